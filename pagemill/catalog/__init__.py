@@ -1,0 +1,1 @@
+"""Tables name -> "module:Class" for every extension point. Strings only, so that any plane may read them."""

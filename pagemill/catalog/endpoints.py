@@ -1,0 +1,16 @@
+"""HTTP endpoints: name -> FastAPI router, in the order in which they are mounted."""
+
+from typing import Any
+
+from pagemill.catalog.registry import Registry
+
+ENDPOINTS: Registry[Any] = Registry(
+    "endpoint",
+    {
+        "chat": "pagemill.serve.http.routes.chat:router",
+        "completions": "pagemill.serve.http.routes.completions:router",
+        "models": "pagemill.serve.http.routes.models:router",
+        "health": "pagemill.serve.http.routes.health:router",
+        "playground": "pagemill.serve.http.routes.playground:router",
+    },
+)

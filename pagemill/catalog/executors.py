@@ -1,0 +1,7 @@
+"""Executors: name -> executor class (`Executor`)."""
+
+from typing import Any
+
+from pagemill.catalog.registry import Registry
+
+EXECUTORS: Registry[Any] = Registry("executor", {"uni": "pagemill.engine.executor.uniproc:UniprocExecutor"})

@@ -1,0 +1,16 @@
+"""Architectures: name in config.json -> model class."""
+
+from typing import Any
+
+from pagemill.catalog.registry import Registry
+
+MODELS: Registry[Any] = Registry(
+    "architecture",
+    {
+        "Gemma3ForCausalLM": "pagemill.model.models.gemma3:Gemma3ForCausalLM",
+        "LlamaForCausalLM": "pagemill.model.models.llama:LlamaForCausalLM",
+        "MistralForCausalLM": "pagemill.model.models.mistral:MistralForCausalLM",
+        "Qwen2ForCausalLM": "pagemill.model.models.qwen2:Qwen2ForCausalLM",
+        "Qwen3ForCausalLM": "pagemill.model.models.qwen3:Qwen3ForCausalLM",
+    },
+)

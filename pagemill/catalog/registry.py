@@ -1,0 +1,45 @@
+"""`Registry`: a named table of lazily imported implementations. Knows nothing about what it holds."""
+
+import importlib
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from pagemill.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """name -> "module:attribute", imported on first use. Names are unique; unknown names list the known ones.
+
+    `kind` is what an entry is called in error messages, such as "attention backend".
+    """
+
+    def __init__(self, kind: str, entries: dict[str, str] | None = None) -> None:
+        self.kind = kind
+        self._paths: dict[str, str] = {}
+        for name, path in (entries or {}).items():
+            self.add(name, path)
+
+    def add(self, name: str, path: str) -> None:
+        """Add a line. Raises ConfigError when the name is taken by another path or the path is malformed."""
+        module, separator, attribute = path.partition(":")
+        if not (separator and module and attribute):
+            raise ConfigError(f"{self.kind} {name!r}: {path!r} is not of the form 'module:attribute'")
+        if self._paths.get(name, path) != path:
+            raise ConfigError(f"{self.kind} {name!r} is already registered as {self._paths[name]!r}")
+        self._paths[name] = path
+
+    def resolve(self, name: str) -> T:
+        """Import and return the entry. Raises ConfigError that lists the known names."""
+        if name not in self._paths:
+            raise ConfigError(f"unknown {self.kind} {name!r}; known: {', '.join(sorted(self._paths))}")
+        module, _, attribute = self._paths[name].partition(":")
+        found: Any = getattr(importlib.import_module(module), attribute)
+        return found  # type: ignore[no-any-return]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)

@@ -1,0 +1,17 @@
+"""`EngineConfig`: every section, resolved. Seen by composition roots only; everything else gets its section."""
+
+from dataclasses import dataclass
+
+from pagemill.config.facts import ModelFacts
+from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, SchedulerConfig
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The result of `resolve`: no field that a section documents as "default: ..." is None any more."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    cpu: CpuConfig
+    facts: ModelFacts

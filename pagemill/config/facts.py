@@ -1,0 +1,42 @@
+"""What `resolve` is told about the model and the device. Found by `artifacts` and `platforms`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the files of a model say about it, in the vocabulary of a Hugging Face config.json."""
+
+    name: str
+    """As the user wrote it."""
+    path: str
+    """Folder (Hugging Face format) or .gguf file on this machine."""
+    weights_format: str
+    """A name in catalog.weights: safetensors or gguf."""
+    architecture: str
+    """A name in catalog.models, such as LlamaForCausalLM."""
+    hf_config: dict[str, Any]
+    """The text model's config.json as a flat dict; made from the metadata for GGUF. Keys as in Hugging Face."""
+    dtype: str
+    """Type in the checkpoint; bfloat16 for quantized files."""
+    max_position: int
+    vocab_size: int
+    """Rows of the output head: the width of the logits."""
+    eos_token_ids: tuple[int, ...] = ()
+    generation_defaults: dict[str, Any] = field(default_factory=dict)
+    """From generation_config.json: temperature, top_p, top_k, min_p, where given."""
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What the platform says about the machine."""
+
+    kind: str
+    """A name in catalog.platforms: cpu."""
+    num_cores: int
+    """Physical cores this process may use."""
+    free_bytes: int
+    """Memory free now."""
+    fast_dtypes: tuple[str, ...]
+    """Types computed at full speed, best first; dtype=auto takes the checkpoint's if it is here, else the first."""

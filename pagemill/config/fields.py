@@ -1,0 +1,12 @@
+"""`setting()`: a dataclass field that carries its help text and its allowed values."""
+
+import dataclasses
+from typing import Any
+
+
+def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None) -> Any:
+    """A field of a section. `help` becomes the flag's help; `choices` and `low` are checked by `resolve`."""
+    metadata = {"help": help, "choices": choices, "low": low}
+    if isinstance(default, (dict, list)):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)

@@ -1,0 +1,80 @@
+"""The sections of the configuration. A field's help text is its documentation; flags and docs come from it.
+
+Fields whose default is None are filled by `resolve`, once, from the model and the machine.
+"""
+
+from dataclasses import dataclass
+
+from pagemill.config.fields import setting
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, and how its weights are held."""
+
+    model: str = setting("smollm2", "alias, folder in Hugging Face format, .gguf file, or hub id")
+    tokenizer: str | None = setting(None, "folder, .gguf file or hub id of the tokenizer (default: the model's)")
+    dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
+    seed: int = setting(0, "seed of everything random that no request seeds (dummy weights, request seeds)")
+    revision: str | None = setting(None, "branch, tag or commit on the hub")
+    max_model_len: int | None = setting(None, "most tokens of prompt and output (default: the model's)", low=1)
+    load_format: str = setting("auto", "where weights come from; dummy makes random ones", choices=LOAD_FORMATS)
+    download_dir: str | None = setting(None, "folder for hub downloads (default: the hub's own cache)")
+    hf_overrides: dict[str, object] = setting({}, "JSON object laid over the model's config.json")
+    generation_config: str = setting(
+        "auto",
+        "'auto': default sampling from the model's generation_config.json; 'vllm': neutral defaults",
+        choices=("auto", "vllm"),
+    )
+    chat_template: str | None = setting(None, "file with a Jinja chat template (default: the model's)")
+    attention_backend: str | None = setting(None, "attention backend by name (default: the platform's first that fits)")
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int | None = setting(None, "tokens per block (default: 16)", low=1)
+    enable_prefix_caching: bool = setting(True, "share the blocks of equal prefixes")
+    prefix_caching_hash_algo: str = setting("sha256", "hash of a block's tokens", choices=HASH_ALGORITHMS)
+    num_gpu_blocks_override: int | None = setting(None, "number of blocks, whatever the memory", low=2)
+    kv_cache_memory_bytes: int | None = setting(
+        None, "bytes for the KV cache (default on a CPU: what the batch can use, at most 40% of free memory)", low=1
+    )
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How much one step does, and for how many."""
+
+    max_num_batched_tokens: int | None = setting(None, "token budget of one step (default: 2048)", low=1)
+    max_num_seqs: int = setting(128, "most requests that run at once", low=1)
+    enable_chunked_prefill: bool = setting(True, "split prompts that exceed the budget of a step")
+    long_prefill_token_threshold: int = setting(0, "most prompt tokens of one request in a step; 0: no limit", low=0)
+    scheduling_policy: str = setting("fcfs", "order of waiting requests", choices=("fcfs", "priority"))
+    max_num_queued_reqs: int = setting(10_000, "requests that may wait before new ones get 429; 0: no limit", low=0)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The HTTP server."""
+
+    host: str = setting("127.0.0.1", "address to listen on; the default is reachable from this machine only")
+    port: int = setting(8000, "port to listen on; 0 takes a free one", low=0)
+    served_model_name: str | None = setting(None, "name in the API (default: the --model value)")
+    api_key: str | None = setting(None, "key that clients must send as a bearer token")
+    uvicorn_log_level: str = setting(
+        "warning", "log level of the HTTP server", choices=("debug", "info", "warning", "error", "critical")
+    )
+    allowed_origins: str | None = setting(None, "comma-separated origins allowed by CORS")
+
+
+@dataclass(frozen=True)
+class CpuConfig:
+    """The CPU device."""
+
+    cpu_threads: int | None = setting(None, "threads that compute (default: physical cores)", low=1)

@@ -1,0 +1,1 @@
+"""How the engine reaches its workers: in this process, in other processes, on other machines."""

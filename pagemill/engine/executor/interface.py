@@ -1,0 +1,32 @@
+"""`Executor`: the engine's whole view of its workers."""
+
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
+
+
+class Executor(Protocol):
+    """Steps come in pairs: execute_model(step), then sample_tokens(). Pairs may overlap up to the pipeline depth."""
+
+    def kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
+        """One dict per worker: layer name -> what it keeps."""
+
+    def available_kv_bytes(self) -> list[int]:
+        """Bytes for the KV cache, per worker."""
+
+    def initialize_kv_cache(self, config: KVCacheConfig) -> None:
+        """Allocate the planned cache on every worker."""
+
+    def execute_model(self, step: SchedulerOutput) -> None:
+        """Start a step. Never returns a result."""
+
+    def sample_tokens(self) -> "Future[ModelRunnerOutput]":
+        """Sample from the oldest executed step not yet sampled."""
+
+    def call_all(self, method: str, *args: Any) -> list[Any]:
+        """Call a WorkerApi method by name on every worker."""
+
+    def shutdown(self) -> None:
+        """Stop the workers. May be called twice."""

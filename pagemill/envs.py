@@ -1,0 +1,41 @@
+"""The only place that reads the environment. Debug and infrastructure switches; features are arguments.
+
+Every variable is a function with a docstring, so that `PAGEMILL_X` is found by searching for `x()`.
+"""
+
+import os
+from pathlib import Path
+
+from pagemill.errors import ConfigError
+
+
+def _read(name: str) -> str | None:
+    """Value of PAGEMILL_<name>; VLLM_<name> is accepted as an alias. Empty counts as unset."""
+    return os.environ.get(f"PAGEMILL_{name}") or os.environ.get(f"VLLM_{name}") or None
+
+
+def cache_home() -> Path:
+    """PAGEMILL_CACHE_ROOT: where downloaded models and compiled kernels are kept (default ~/.cache/pagemill)."""
+    given = _read("CACHE_ROOT")
+    if given:
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "pagemill"
+
+
+def log_level() -> str:
+    """PAGEMILL_LOGGING_LEVEL: DEBUG, INFO (default), WARNING or ERROR."""
+    level = (_read("LOGGING_LEVEL") or "INFO").upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ConfigError(f"PAGEMILL_LOGGING_LEVEL={level!r} is not one of DEBUG, INFO, WARNING, ERROR")
+    return level
+
+
+def api_key() -> str | None:
+    """PAGEMILL_API_KEY: the key that clients must send, when --api-key is not given."""
+    return _read("API_KEY")
+
+
+def native_kernels() -> bool:
+    """PAGEMILL_NATIVE_KERNELS=0 turns the C++ kernels off and uses the torch reference instead."""
+    return _read("NATIVE_KERNELS") != "0"

@@ -1,0 +1,49 @@
+"""The exception tree. Nothing here knows which plane raises it.
+
+PagemillError
+├── ConfigError          a setting, or two settings together, cannot work; names them and the remedy
+├── ModelError           the files of a model are missing, damaged or of an unsupported architecture
+├── RequestError         one request is at fault; names the field, the value and what is allowed
+│   └── ModelNotFoundError   the request names a model that this server does not serve
+├── EngineOverloadedError    the engine refuses new requests for now
+└── EngineDeadError      the engine core is gone; no request can be served
+"""
+
+
+class PagemillError(Exception):
+    """Root of every error raised on purpose by pagemill."""
+
+
+class ConfigError(PagemillError, ValueError):
+    """A setting cannot work. The message names the setting, its value and what is allowed."""
+
+
+class ModelError(PagemillError, ValueError):
+    """The files of a model are missing, damaged, or of an unsupported architecture."""
+
+
+class RequestError(PagemillError, ValueError):
+    """One request is at fault. Raised in `serve` only, before the engine sees the request.
+
+    `field` is the request field at fault (None when the body as a whole is), for the API error object.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class ModelNotFoundError(RequestError):
+    """The request names a model that is not served here."""
+
+
+class EngineOverloadedError(PagemillError):
+    """The engine takes no further request now; `retry_after_s` says when to try again."""
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineDeadError(PagemillError):
+    """The engine core stopped; requests in flight were not completed."""

@@ -1,0 +1,20 @@
+"""Loggers for the whole package: one line per record, to stderr, level from the environment."""
+
+import logging
+import sys
+
+from pagemill import envs
+
+_FORMAT = "%(levelname)-7s %(asctime)s %(name)s: %(message)s"
+
+
+def get_logger(name: str) -> logging.Logger:
+    """A logger below `pagemill`; the first call installs the handler."""
+    root = logging.getLogger("pagemill")
+    if not root.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter(_FORMAT, "%H:%M:%S"))
+        root.addHandler(handler)
+        root.setLevel(envs.log_level())
+        root.propagate = False
+    return logging.getLogger(name)

@@ -1,0 +1,1 @@
+"""Frozen data that crosses a plane. No torch, no behaviour beyond validating its own fields."""

@@ -1,0 +1,84 @@
+"""The seam serve <-> engine: requests down, outputs up. Token ids only; the engine knows no text."""
+
+from enum import Enum
+
+import msgspec
+
+from pagemill.messages.sampling_params import SamplingParams
+from pagemill.messages.stats import SchedulerStats
+
+
+class FinishReason(Enum):
+    """Why a request ended; the values are those of the API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
+    """One admitted request. Everything is validated; the engine never rejects, it only schedules or aborts.
+
+    `params.seed` is set, `params.max_tokens` is set and fits the context, and `params.stop_token_ids` holds all
+    ids that end the output (the model's end-of-sequence ids included unless ignore_eos).
+    """
+
+    request_id: str
+    """Chosen by the front end, never by a client."""
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_time: float
+    """Seconds of time.monotonic() in the front end."""
+    emitted_token_ids: list[int] = []
+    """Already sent to the client: a resumed request. Apart from the prompt, so that min/max tokens stay right."""
+    priority: int = 0
+    """Lower runs first, under the priority policy."""
+    cache_salt: str | None = None
+    """Requests share cached prefixes only with requests of the same salt."""
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """The end of a request."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    """The token that ended it, when the reason is STOP."""
+    message: str | None = None
+    """What went wrong, when the reason is ERROR."""
+
+
+class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
+    """What is new about one request after a step."""
+
+    request_id: str
+    new_token_ids: list[int] = []
+    finish: Finish | None = None
+    """None: still running."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; sent once, with the first output."""
+
+
+class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
+    """What one step produced. A request that merely got one more token is a row of the two parallel lists; only
+    those with more to say (first output, several tokens, finished) have an object of their own. A request appears
+    in one of the two, once."""
+
+    engine_index: int = 0
+    request_ids: list[str] = []
+    token_ids: list[int] = []
+    """token_ids[i] is the one new token of request_ids[i]."""
+    outputs: list[EngineCoreOutput] = []
+    stats: SchedulerStats | None = None
+
+
+class EngineReady(msgspec.Struct, frozen=True, kw_only=True):
+    """What was learnt while the engine started; sent once, before the first request."""
+
+    max_model_len: int
+    """Tokens of prompt and output together."""
+    vocab_size: int
+    """Width of the logits: valid token ids are 0 <= id < vocab_size."""
+    num_blocks: int
+    block_size: int
+    """Tokens per block."""

@@ -1,0 +1,132 @@
+"""`SamplingParams`: how one request is sampled and when it stops. Knows nothing about models or tokenizers."""
+
+import math
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+
+from pagemill.errors import RequestError
+
+MAX_SEED: Final = 2**64 - 1
+MAX_N: Final = 64
+MAX_STOP_STRINGS: Final = 64
+MAX_STOP_CHARS: Final = 1024
+MAX_STOP_TOKEN_IDS: Final = 1024
+GREEDY_TEMPERATURE: Final = 1e-5
+
+
+class RequestOutputKind(IntEnum):
+    """What a streamed output carries: everything so far, the difference, or only the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="sampling"):
+    """Sampling parameters of one request; the names are those of the OpenAI API and its usual extensions.
+
+    Bounds that need no model are checked on construction (RequestError, a ValueError, names the field);
+    those that do (token ids below the logits width, room in the context) are checked on admission.
+    """
+
+    n: int = 1
+    """Completions per prompt, 1 to 64."""
+    temperature: float = 1.0
+    """0 to 2 in the API, any finite value >= 0 here; below 1e-5 means greedy."""
+    top_p: float = 1.0
+    """Smallest set of tokens whose probability reaches top_p, in (0, 1]."""
+    top_k: int = 0
+    """Number of most likely tokens considered; 0 or -1 means all."""
+    min_p: float = 0.0
+    """Least probability relative to the most likely token, in [0, 1]."""
+    seed: int | None = None
+    """Same seed, same noise at each position. None: one is drawn on admission."""
+    stop: tuple[str, ...] | list[str] | str | None = None
+    """Strings that end the output; kept as a tuple."""
+    stop_token_ids: tuple[int, ...] | list[int] | None = None
+    """Token ids that end the output, besides the model's end-of-sequence ids; kept as a tuple."""
+    include_stop_str_in_output: bool = False
+    """Whether the text keeps the stop string that ended it."""
+    ignore_eos: bool = False
+    """Go on after the model's end-of-sequence token."""
+    max_tokens: int | None = 16
+    """Most tokens to generate; None: as many as the context has room for."""
+    min_tokens: int = 0
+    """Before this many tokens, end-of-sequence and stop tokens are not sampled and stop strings do not match."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    detokenize: bool = True
+    """False: outputs carry token ids only."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """What streamed outputs carry."""
+
+    def __post_init__(self) -> None:
+        force = msgspec.structs.force_setattr
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        force(self, "stop", stop)
+        force(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        force(self, "top_k", 0 if self.top_k == -1 else self.top_k)
+        for check in (_check_numbers, _check_lengths, _check_stops):
+            check(self)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken, without noise."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    def replace(self, **changes: Any) -> "SamplingParams":
+        """A copy with some fields changed, checked again."""
+        return msgspec.structs.replace(self, **changes)
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RequestError(f"{name}={value!r} is not allowed: an integer from {low} to {high}", name)
+
+
+def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
+    bracket = "(" if open_low else "["
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or not low <= value <= high or (open_low and value == low):
+        raise RequestError(f"{name}={value!r} is not allowed: a finite number in {bracket}{low:g}, {high:g}]", name)
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    _number("temperature", params.temperature, 0.0, 1e4)
+    _number("top_p", params.top_p, 0.0, 1.0, open_low=True)
+    _number("min_p", params.min_p, 0.0, 1.0)
+    _integer("top_k", params.top_k, 0, 2**31 - 1)
+    _integer("n", params.n, 1, MAX_N)
+    if params.greedy and params.n > 1:
+        raise RequestError(f"n={params.n} is not allowed with temperature=0: greedy completions are all equal", "n")
+    if params.seed is not None:
+        _integer("seed", params.seed, -(2**63), MAX_SEED)
+
+
+def _check_lengths(params: SamplingParams) -> None:
+    if params.max_tokens is not None:
+        _integer("max_tokens", params.max_tokens, 1, 2**31 - 1)
+    _integer("min_tokens", params.min_tokens, 0, 2**31 - 1)
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise RequestError(
+            f"min_tokens={params.min_tokens} is larger than max_tokens={params.max_tokens}", "min_tokens"
+        )
+
+
+def _check_stops(params: SamplingParams) -> None:
+    stops, stop_ids = params.stop or (), params.stop_token_ids or ()
+    if len(stops) > MAX_STOP_STRINGS:
+        raise RequestError(f"stop has {len(stops)} strings; at most {MAX_STOP_STRINGS} are allowed", "stop")
+    for text in stops:
+        if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARS:
+            raise RequestError(f"stop must hold strings of 1 to {MAX_STOP_CHARS} characters", "stop")
+    if stops and not params.detokenize:
+        raise RequestError("stop strings need detokenize=True", "stop")
+    if len(stop_ids) > MAX_STOP_TOKEN_IDS:
+        raise RequestError(
+            f"stop_token_ids has {len(stop_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed", "stop_token_ids"
+        )
+    for token in stop_ids:
+        _integer("stop_token_ids", token, 0, 2**31 - 1)

@@ -1,0 +1,74 @@
+"""The seam engine <-> worker: one step's work down, its sampled tokens up.
+
+The scheduler gives each running request a slot, a small integer that stays the request's until it is released.
+A step names slots in arrays, so a request that merely decodes one more token costs an array element and no object.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pagemill.messages.sampling_params import SamplingParams
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """First time on the workers, or resumed after a preemption: full state of a slot."""
+
+    request_id: str
+    slot: int
+    token_ids: list[int]
+    """Prompt plus every token generated so far."""
+    num_prompt_tokens: int
+    """The client's prompt; generated tokens follow it in token_ids."""
+    num_computed_tokens: int
+    """Tokens whose keys and values are in the blocks already (a prefix-cache hit)."""
+    block_ids: tuple[list[int], ...]
+    """One list per KV group, for all tokens of this step included."""
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SlotBlocks:
+    """Blocks appended to a slot's table this step; one list per KV group, any of them may be empty."""
+
+    slot: int
+    block_ids: tuple[list[int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """Everything the workers need for one step. Valid in full in every mode.
+
+    Order of application: `released`, then `new`, then `grown`, then the batch itself. The workers advance a slot's
+    count of computed tokens by `num_tokens` after the step; the scheduler does the same.
+    """
+
+    step_id: int
+    slots: Int32Array
+    """[R] slots that run this step, in batch order, each once."""
+    num_tokens: Int32Array
+    """[R] tokens to run for each of them, > 0."""
+    new: list[NewRequest] = field(default_factory=list)
+    grown: list[SlotBlocks] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+    """Slots whose request finished, was aborted or was preempted since the last step."""
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of the whole step."""
+        return int(self.num_tokens.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """What one step sampled. Slots whose prompt is not yet complete (a prefill chunk) sample nothing."""
+
+    step_id: int
+    slots: Int32Array
+    """[L] slots that sampled, in batch order."""
+    token_ids: Int32Array
+    """[L] the sampled token of each."""

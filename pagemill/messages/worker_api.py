@@ -1,0 +1,34 @@
+"""The protocol that a worker implements and an executor calls."""
+
+from typing import Protocol
+
+from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
+
+
+class WorkerApi(Protocol):
+    """Start-up calls come once each, in the order of this listing; then steps in pairs of the last two."""
+
+    def load_model(self) -> None:
+        """Build the model and load its weights."""
+
+    def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        """Layer name -> what it keeps, in layer order."""
+
+    def available_kv_bytes(self) -> int:
+        """Bytes this worker can spend on the KV cache."""
+
+    def initialize_kv_cache(self, config: KVCacheConfig) -> None:
+        """Allocate the cache and bind it to the layers."""
+
+    def warm_up(self) -> None:
+        """Run what the first request must not pay for."""
+
+    def execute_model(self, step: SchedulerOutput) -> None:
+        """Run the forward pass of a step and keep its result for `sample_tokens`."""
+
+    def sample_tokens(self) -> ModelRunnerOutput:
+        """Sample from the last executed step."""
+
+    def shutdown(self) -> None:
+        """Give everything back."""

@@ -1,0 +1,110 @@
+"""`AttentionBackend`: three things - capability as data, a metadata builder (plan once per step and KV group), and
+an implementation (run once per layer)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pagemill.messages.kv_spec import FullAttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayerSpec:
+    """What one attention layer computes."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    """Multiplies query x key."""
+    window: int | None = None
+    """A token sees the last `window` tokens, itself included; None: all."""
+    soft_cap: float | None = None
+    """scores = soft_cap * tanh(scores / soft_cap), before the mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommonAttentionMetadata:
+    """One step as every backend of one KV group sees it. CPU copies exist because planning reads them."""
+
+    query_start: Tensor
+    """[R + 1] int32, exclusive prefix sum of the tokens per request."""
+    seq_lens: Tensor
+    """[R] int32, tokens computed before this step plus tokens of this step."""
+    block_table: Tensor
+    """[R, max blocks of the step] int32; unused entries are 0."""
+    slot_mapping: Tensor
+    """[T] int64, block id * block_size + offset: where the key and value of each token go."""
+    num_requests: int
+    num_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    block_size: int
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What a backend can do, as data."""
+
+    devices: frozenset[str]
+    dtypes: frozenset[str]
+    head_sizes: Sequence[int] | None = None
+    """None: any."""
+    sliding_window: bool = False
+    soft_cap: bool = False
+
+    def missing(self, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
+        """Reasons why the backend cannot run this layer; empty when it can."""
+        wants = {
+            f"device {device} not supported": device not in self.devices,
+            f"dtype {dtype} not supported": dtype not in self.dtypes,
+            f"head size {spec.head_size} not supported": self.head_sizes is not None
+            and spec.head_size not in self.head_sizes,
+            "sliding window not supported": spec.window is not None and not self.sliding_window,
+            "soft cap not supported": spec.soft_cap is not None and not self.soft_cap,
+        }
+        return [reason for reason, lacks in wants.items() if lacks]
+
+
+class AttentionImpl(ABC):
+    """Runs attention for one layer."""
+
+    def __init__(self, spec: AttentionLayerSpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any) -> Tensor:
+        """Write key and value to their slots, then attend.
+
+        query [T, H, D]; key, value [T, Hkv, D]; kv_cache as `cache_shape` says. Returns [T, H, D].
+        """
+
+
+class MetadataBuilder(ABC):
+    """Plans one step for one KV group; what it returns is handed to every layer of the group."""
+
+    def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
+        self.spec = spec
+        self.device = device
+
+    @abstractmethod
+    def build(self, common: CommonAttentionMetadata) -> Any:
+        """Metadata for `AttentionImpl.forward`."""
+
+
+class AttentionBackend(ABC):
+    """A named triple. Adding one: this class in a new file of backends/, and a line in catalog/attention.py."""
+
+    name: ClassVar[str]
+    capability: ClassVar[Capability]
+    metadata_builder: ClassVar[type[MetadataBuilder]]
+    impl: ClassVar[type[AttentionImpl]]
+
+    @staticmethod
+    @abstractmethod
+    def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
+        """Shape in which a layer's cache (num_blocks * page_bytes bytes) is viewed, elements of spec.dtype."""

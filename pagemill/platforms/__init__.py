@@ -1,0 +1,1 @@
+"""What differs between devices, behind one interface; null objects where a device lacks a notion."""

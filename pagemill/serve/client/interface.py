@@ -1,0 +1,54 @@
+"""`EngineClient`: the front end's whole view of an engine core; and `CoreApi`, what an in-process core offers."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
+
+
+class CoreApi(Protocol):
+    """What `engine.core.EngineCore` offers; written down here because `serve` never imports `engine`.
+
+    Not thread-safe: one thread calls everything.
+    """
+
+    ready: EngineReady
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Queue a request."""
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests, in whatever state; unknown ids are ignored. No output follows for them."""
+
+    def step(self) -> list[EngineCoreOutputs]:
+        """Do one step's work; what it produced."""
+
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+
+    def call(self, name: str, *args: Any) -> Any:
+        """A rare call by name: reset_prefix_cache."""
+
+    def shutdown(self) -> None:
+        """Stop the workers."""
+
+
+class EngineClient(Protocol):
+    """One engine, or several that look like one. Used from one event loop."""
+
+    ready: EngineReady
+
+    async def add(self, request: EngineCoreRequest) -> None:
+        """Hand a request to the engine. Raises EngineDeadError."""
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests; no further output comes for them."""
+
+    async def outputs(self) -> EngineCoreOutputs:
+        """The next batch of outputs; waits while there is nothing to do. Raises EngineDeadError."""
+
+    async def call(self, name: str, *args: Any) -> Any:
+        """A rare call by name."""
+
+    async def close(self) -> None:
+        """Shut the engine down."""

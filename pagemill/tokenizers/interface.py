@@ -1,0 +1,50 @@
+"""What the front end asks of a tokenizer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+class IncrementalDecoder(Protocol):
+    """Text of one growing token sequence. Concatenated, the pieces equal the decoded whole; no piece ever holds a
+    broken character: bytes of an incomplete character wait for the next token."""
+
+    def step(self, token_ids: Sequence[int]) -> str:
+        """Append tokens; return the text that is now certain (may be empty)."""
+
+    def flush(self) -> str:
+        """The text still held back when the sequence ends; U+FFFD for bytes that never became a character."""
+
+
+class Tokenizer(Protocol):
+    """One model's tokenizer, loaded from its folder or GGUF file."""
+
+    vocab_size: int
+    """Number of ids that decode to something; may be less than the logits width."""
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    chat_template: str | None
+    """Jinja source; None when the model has none."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Control tokens spelled out in `text` are recognised, as for rendered templates."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+
+    def incremental(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> IncrementalDecoder:
+        """A decoder for what follows the prompt; a leading space is kept exactly when decoding prompt + output
+        together would show it."""
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **template_variables: Any,
+    ) -> str:
+        """Messages as one text, special tokens included (encode it with add_special_tokens=False).
+
+        Raises RequestError when the model has no template, or the template refuses the messages.
+        """

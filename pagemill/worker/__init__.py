@@ -1,0 +1,1 @@
+"""Plane 3, device processes: execute one step. Knows slots, batches and tensors; decides nothing."""
