@@ -30,7 +30,9 @@ def test_top_k_top_p_matches_the_definition(monkeypatch, candidates):
     top_p = rng.choice([0.1, 0.5, 0.9, 0.999, 1.0], 40).astype(np.float32)
     filtered = torch.from_numpy(logits.copy())
     top_k_top_p_(filtered, torch.from_numpy(top_k), torch.from_numpy(top_p))
-    wanted = [reference(row.astype(np.float64), int(k), float(p)) for row, k, p in zip(logits, top_k, top_p, strict=True)]
+    wanted = [
+        reference(row.astype(np.float64), int(k), float(p)) for row, k, p in zip(logits, top_k, top_p, strict=True)
+    ]
     assert kept_by(filtered) == wanted
 
 
