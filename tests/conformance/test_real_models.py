@@ -3,7 +3,6 @@
 Five prompts of SmolLM2 run in `make test`; all fifty, and Gemma-3-270M past its sliding window, in `make conformance`.
 """
 
-import os
 import random
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from pagemill import LLM, SamplingParams
+from tests.conformance.fetch_gemma import gemma_path as gemma3_path
 from tests.conformance.prompts import PROMPTS
 from tests.conformance.reference import TIE_GAP, compare_greedy, load_gguf_reference
 from tests.fakes.paged import PagedModel
@@ -72,10 +72,10 @@ def test_smollm2_fifty_prompts(smollm2_path):
 
 @pytest.fixture(scope="module")
 def gemma_path() -> Path:
-    path = Path(os.environ.get("PAGEMILL_TEST_GEMMA", "~/.cache/pagemill-peers/models/gemma3-270m-q4_k_m.gguf"))
-    if not path.expanduser().exists():
-        pytest.skip(f"no Gemma-3-270M at {path}; `make conformance` fetches it")
-    return path.expanduser()
+    path = gemma3_path()
+    if not path.exists():
+        pytest.skip("Gemma-3-270M is not cached; `make conformance` fetches it")
+    return path
 
 
 def long_prompts(path: Path, count: int, num_tokens: int) -> list[list[int]]:
