@@ -57,9 +57,9 @@ def generated() -> dict[Path, str]:
 def flags_page() -> str:
     """One table per section of the configuration."""
     text = (
-        f"# Flags\n\n{NOTE}Every field of the configuration is a flag of `pagemill serve` and a keyword of `EngineArgs` "
-        "and `LLM`\n(except those of the HTTP server, which are flags only). Booleans have a `--no-` form too.\n"
-        "Settings without a default are filled in from the model and the machine; start-up prints which, and why.\n"
+        f"# Flags\n\n{NOTE}Every field of the configuration is a flag of `pagemill serve` and a keyword of\n"
+        "`EngineArgs` and `LLM` (except those of the HTTP server, which are flags only). Booleans have a `--no-` form\n"
+        "too. Settings without a default are filled in from the model and the machine; start-up prints which and why.\n"
     )
     for cls in [*ENGINE_SECTIONS.values(), ServerConfig]:
         text += f"\n## {cls.__name__}\n\n{inspect.getdoc(cls)}\n\n"
