@@ -3,7 +3,6 @@ Knows nothing about what is inside the files."""
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -85,9 +84,7 @@ def fetch(alias: str) -> Path:
             _extract(_download(model, Path(folder)), model, unpacked)
             unpacked.replace(target)
             seen = target.stat()
-            _write_record(
-                target, {"sha256": model.sha256, "num_bytes": seen.st_size, "mtime_ns": seen.st_mtime_ns}
-            )
+            _write_record(target, {"sha256": model.sha256, "num_bytes": seen.st_size, "mtime_ns": seen.st_mtime_ns})
     except OSError as error:
         raise ModelError(f"{model.title} cannot be kept in {target.parent}: {error.strerror or error}") from error
     return target
@@ -155,7 +152,7 @@ def _write_record(target: Path, record: dict[str, object]) -> None:
     try:
         with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=".record-", delete=False) as file:
             json.dump(record, file)
-        os.replace(file.name, _record_path(target))
+        Path(file.name).replace(_record_path(target))
     except OSError as error:
         _log.warning("cannot record the checked sum of %s: %s", target, error)
 

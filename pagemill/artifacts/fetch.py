@@ -10,7 +10,9 @@ from pagemill.errors import PagemillError
 def main(arguments: list[str]) -> int:
     """Print the path of each model. Exit status: 0, 1 when a model cannot be had, 2 for wrong usage."""
     if not arguments:
-        print(f"usage: python -m pagemill.artifacts.fetch ALIAS... (known: {', '.join(sorted(ALIASES))})", file=sys.stderr)
+        print(
+            f"usage: python -m pagemill.artifacts.fetch ALIAS... (known: {', '.join(sorted(ALIASES))})", file=sys.stderr
+        )
         return 2
     try:
         for alias in arguments:

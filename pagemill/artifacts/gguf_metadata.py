@@ -24,6 +24,8 @@ _GEMMA3_FALLBACK_THETA: Final = 1_000_000.0
 _TURN_ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 _EOS_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _CONTROL: Final = 3
+NO_TOKEN: Final = 2**32 - 1
+"""How converters write that there is no such token."""
 _SAMPLING: Final = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
@@ -102,6 +104,7 @@ def eos_token_ids(file: GgufFile) -> tuple[int, ...]:
     """Tokens that end the output: end of sequence, end of turn where a key or the chat template names one."""
     keys = GgufKeys(file)
     found = [keys.integer(key) for key in (f"tokenizer.ggml.{name}" for name in _EOS_KEYS) if key in keys]
+    found = [token for token in found if token != NO_TOKEN]
     template = keys.text("tokenizer.chat_template", "")
     wanted = [text for text in _TURN_ENDS if text in template]
     if wanted and "tokenizer.ggml.token_type" in keys:

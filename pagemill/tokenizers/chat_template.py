@@ -64,9 +64,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        for node in tree.find_all((nodes.For, nodes.Macro)):
-            node.body.insert(0, nodes.ExprStmt(nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)))
-        return tree.set_environment(self)
+        found: list[nodes.For | nodes.Macro] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)]
+        for node in found:
+            call = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(call, lineno=node.lineno))
+        tree.set_environment(self)
+        return tree
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         plain = all(isinstance(value, (int, float)) and abs(value) < 2**31 for value in (left, right))

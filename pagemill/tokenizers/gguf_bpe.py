@@ -15,7 +15,7 @@ def build(file: GgufFile, vocab: GgufVocab) -> tokenizers.Tokenizer:
     """The pipeline. Raises ModelError for an unknown pre-tokenizer or merges that do not fit the vocabulary."""
     keys = GgufKeys(file)
     kind = pre_kind(keys.text("tokenizer.ggml.pre", "default"))
-    merges = [tuple(merge.split(" ", 1)) for merge in keys.strings("tokenizer.ggml.merges")]
+    merges = [(left, right) for left, _, right in (m.partition(" ") for m in keys.strings("tokenizer.ggml.merges"))]
     try:
         model = models.BPE(vocab=vocab.table(), merges=merges, ignore_merges=kind.ignore_merges)
     except Exception as error:  # `tokenizers` raises bare Exception

@@ -46,15 +46,11 @@ def load(path: Path, chat_template: str | None = None) -> HfTokenizer:
 def _special(file: GgufFile, keys: gguf_metadata.GgufKeys, vocab: GgufVocab, kind: str) -> SpecialTokens:
     num_tokens = len(vocab.tokens)
     ids = {name: token_id(file, name, num_tokens) for name in _NAMED}
-    bos, eos = ids["bos"], ids["eos"]
-    spm = kind == "llama"
-    default_bos = spm or pre_kind(keys.text("tokenizer.ggml.pre", "default")).add_bos
-    adds_bos = keys.flag("tokenizer.ggml.add_bos_token", default_bos) and bos is not None
-    adds_eos = keys.flag("tokenizer.ggml.add_eos_token", False) and eos is not None
+    default_bos = kind == "llama" or pre_kind(keys.text("tokenizer.ggml.pre", "default")).add_bos
     return SpecialTokens(
-        bos_token_id=bos,
+        bos_token_id=ids["bos"],
         eos_token_ids=tuple(i for i in gguf_metadata.eos_token_ids(file) if i < num_tokens),
-        prefix_ids=(bos,) if adds_bos and bos is not None else (),
-        suffix_ids=(eos,) if adds_eos and eos is not None else (),
+        adds_bos=keys.flag("tokenizer.ggml.add_bos_token", default_bos),
+        adds_eos=keys.flag("tokenizer.ggml.add_eos_token", False) and ids["eos"] is not None,
         named={_NAMED[name]: vocab.tokens[i] for name, i in ids.items() if i is not None},
     )

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from pagemill.artifacts.gguf_file import GgufFile
-from pagemill.artifacts.gguf_metadata import GgufKeys
+from pagemill.artifacts.gguf_metadata import NO_TOKEN, GgufKeys
 from pagemill.errors import ModelError
 
 NORMAL: Final = 1
@@ -61,8 +61,7 @@ def token_id(file: GgufFile, name: str, num_tokens: int) -> int | None:
     if key not in keys:
         return None
     found = keys.integer(key)
-    # All bits set is how converters write "none".
-    if found == 2**32 - 1:
+    if found == NO_TOKEN:
         return None
     if not 0 <= found < num_tokens:
         raise ModelError(f"{file.path}: {key}={found} is not one of the {num_tokens} tokens")

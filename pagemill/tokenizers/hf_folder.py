@@ -37,15 +37,11 @@ def _special(
     bos, eos = (backend.token_to_id(named[name]) if name in named else None for name in ("bos_token", "eos_token"))
     ends = _eos_ids(read_optional_json_object(folder / "generation_config.json"))
     eos_ids = tuple(dict.fromkeys(([] if eos is None else [eos]) + ends))
-    adds_bos, adds_eos = config.get("add_bos_token"), config.get("add_eos_token")
-    prefix: tuple[int, ...] | None = None
-    if isinstance(adds_bos, bool) or isinstance(adds_eos, bool):
-        prefix = (bos,) if adds_bos and bos is not None else ()
     return SpecialTokens(
         bos_token_id=bos,
         eos_token_ids=eos_ids,
-        prefix_ids=prefix,
-        suffix_ids=(eos,) if adds_eos and eos is not None else (),
+        adds_bos=config.get("add_bos_token") is True,
+        adds_eos=config.get("add_eos_token") is True and eos is not None,
         named=named,
     )
 

@@ -15,13 +15,14 @@ from pagemill.tokenizers.pieces import PieceTable, piece_rule
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """A model's special tokens and which of them frame a text."""
+    """A model's special tokens and which of them frame a text, besides what the pipeline's post-processor adds."""
 
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    prefix_ids: tuple[int, ...] | None = ()
-    """Put before every text; None: as the tokenizer's own post-processor does, suffix included."""
-    suffix_ids: tuple[int, ...] = ()
+    adds_bos: bool = False
+    """Every text begins with BOS; one that does already gets no second."""
+    adds_eos: bool = False
+    """Every text ends with the first EOS; one that does already gets no second."""
     named: dict[str, str] = field(default_factory=dict)
     """bos_token, eos_token, ... -> text, for chat templates."""
 
@@ -46,14 +47,11 @@ class HfTokenizer:
 
         Raises RequestError for text with lone surrogates, which is no valid Unicode.
         """
-        prefix = self._special.prefix_ids
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens and prefix is None).ids
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text is not valid Unicode: {_surrogate(text)}", "prompt") from error
-        if add_special_tokens and prefix is not None:
-            return [*prefix, *ids, *self._special.suffix_ids]
-        return ids
+        return self._framed(ids) if add_special_tokens else ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids without a token show nothing, bytes that are no character show as U+FFFD."""
@@ -96,6 +94,14 @@ class HfTokenizer:
             continue_final_message=continue_final_message,
             variables={**self._special.named, **template_variables},
         )
+
+    def _framed(self, ids: list[int]) -> list[int]:
+        bos, ends = self._special.bos_token_id, self._special.eos_token_ids
+        if self._special.adds_bos and bos is not None and ids[:1] != [bos]:
+            ids = [bos, *ids]
+        if self._special.adds_eos and ends and ids[-1:] != [ends[0]]:
+            ids = [*ids, ends[0]]
+        return ids
 
     def _decode_whole(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))

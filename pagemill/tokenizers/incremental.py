@@ -64,17 +64,19 @@ class WindowDecoder:
     """
 
     _CONTEXT: Final = 8
+    _MAX_HELD: Final = 16
+    """Tokens that may wait for the end of a character; longer waits are for bytes that never become one."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt_token_ids: Sequence[int] = ()) -> None:
         self._decode = decode
         self._window = list(prompt_token_ids[-self._CONTEXT :])
-        self._shown = len(self._complete(self._decode(self._window)))
+        self._shown = len(self._decode(self._window).rstrip(_REPLACEMENT))
 
     def step(self, token_ids: Sequence[int]) -> str:
         """Append tokens; return the text that is now certain (may be empty)."""
         self._window.extend(token_ids)
         text = self._decode(self._window)
-        if text.endswith(_REPLACEMENT):
+        if text.endswith(_REPLACEMENT) and len(self._window) <= self._CONTEXT + self._MAX_HELD:
             return ""
         new = text[self._shown :]
         self._window = self._window[-self._CONTEXT :]
@@ -86,10 +88,6 @@ class WindowDecoder:
         text = self._decode(self._window)
         new, self._shown = text[self._shown :], len(text)
         return new
-
-    @staticmethod
-    def _complete(text: str) -> str:
-        return text.rstrip(_REPLACEMENT)
 
 
 def _from_last_lead(tail: bytes) -> bytes:
