@@ -31,7 +31,11 @@ def test_neutral_sampling(folder):
 
 
 def test_overrides_win(folder):
-    overrides = {"max_position_embeddings": 12, "rope_parameters": {"rope_theta": 7.0}, "architectures": ["Qwen3ForCausalLM"]}
+    overrides = {
+        "max_position_embeddings": 12,
+        "rope_parameters": {"rope_theta": 7.0},
+        "architectures": ["Qwen3ForCausalLM"],
+    }
     facts = describe("mine", folder, hf_overrides=overrides)
     assert (facts.max_position, facts.hf_config["rope_theta"]) == (12, 7.0)
     assert facts.architecture == "Qwen3ForCausalLM"
@@ -57,7 +61,7 @@ def test_load_format_that_does_not_fit(folder):
 
 @pytest.mark.parametrize("value", [None, 0, "many", True])
 def test_sizes_must_be_positive(folder, value):
-    with pytest.raises(ModelError, match="vocab_size=.* is not a positive integer"):
+    with pytest.raises(ModelError, match=r"vocab_size=.* is not a positive integer"):
         describe("mine", folder, hf_overrides={"vocab_size": value})
 
 
@@ -98,7 +102,9 @@ def test_paths_that_are_not_there(model):
 
 @pytest.mark.parametrize("model", ["no-such-model", "a/b/c", "", "org/na me"])
 def test_names_that_are_nothing(model):
-    with pytest.raises(ModelError, match=r"is not an alias \(known: smollm2\), not a file or folder here, and not a hub"):
+    with pytest.raises(
+        ModelError, match=r"is not an alias \(known: smollm2\), not a file or folder here, and not a hub"
+    ):
         locate(model)
 
 

@@ -22,9 +22,11 @@ CORPUS = [
 TEXTS = [
     "", " ", "  ", "a", " a", "a  1", "x   22 y", "a\n\n\n1", "Hello World", "  two leading, two trailing  ",
     "I'm 3 o'clock  9am", "日本語 café 🙂", "👨‍👩‍👧‍👦 family", "tabs\t\tand\nlines\r\n", "Ünïcödé ñ ß", "мир 12 34",
-    "def f(x):\n    return x+1\n", "\x00\x7f\x1b", "𝔹𝕠𝕝𝕕", "a\u0301 e\u0301", "¼½¾ ²³", "<|end|>", "x<|end|>y", "<|ui|>",
+    "def f(x):\n    return x+1\n", "\x00\x7f\x1b", "\U0001d539\U0001d560", "a\u0301 e\u0301", "¼½¾ ²³",
+    "<|end|>", "x<|end|>y", "<|ui|>",
 ]  # fmt: skip
 CONTROL, USER = "<|end|>", "<|ui|>"
+SYMBOLS = (USER, "\n", "\n\n")
 
 
 def byte_level(corpus: Sequence[str] = CORPUS, vocab_size: int = 400) -> tokenizers.Tokenizer:
@@ -61,27 +63,26 @@ def write_bpe_gguf(path: Path, pipeline: tokenizers.Tokenizer, pre: str | None, 
     return write_gguf(path, keys=keys)
 
 
-def sentencepiece_bpe(add_dummy_prefix: bool, **options: object) -> sentencepiece.SentencePieceProcessor:
+def sentencepiece_bpe(add_dummy_prefix: bool, symbols: Sequence[str] = SYMBOLS) -> sentencepiece.SentencePieceProcessor:
     """A trained SentencePiece BPE model with byte fallback and user-defined symbols."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line for text in CORPUS for line in text.split("\n") if line]),
         model_writer=model, model_type="bpe", vocab_size=520, byte_fallback=True, add_dummy_prefix=add_dummy_prefix,
-        normalization_rule_name="identity", remove_extra_whitespaces=False, user_defined_symbols=[USER, "\n", "\n\n"],
-        split_digits=True, allow_whitespace_only_pieces=True, minloglevel=3, character_coverage=0.98, **options,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, user_defined_symbols=list(symbols),
+        split_digits=True, allow_whitespace_only_pieces=True, minloglevel=3, character_coverage=0.98,
     )  # fmt: skip
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
 def write_spm_gguf(path: Path, model: sentencepiece.SentencePieceProcessor, **flags: bool | str) -> Path:
     """A SentencePiece model as a .gguf file."""
-    user = (USER, "\n", "\n\n")
 
     def kind(i: int) -> int:
         for test, value in ((model.is_unknown, 2), (model.is_control, 3), (model.is_unused, 5), (model.is_byte, 6)):
             if test(i):
                 return value
-        return 4 if model.id_to_piece(i) in user else 1
+        return 4 if model.id_to_piece(i) in SYMBOLS else 1
 
     def keys(writer: gguf.GGUFWriter) -> None:
         ids = range(model.get_piece_size())
