@@ -29,7 +29,7 @@ def locate(model: str, revision: str | None = None, download_dir: str | None = N
         raise ModelError(f"{model}: no such file or folder")
     if not hub.is_hub_id(model):
         raise ModelError(
-            f"{model!r} is not an alias (known: {', '.join(sorted(aliases.ALIASES))}), "
+            f"{model or repr(model)} is not an alias (known: {', '.join(sorted(aliases.ALIASES))}), "
             "not a file or folder here, and not a hub id (org/name)"
         )
     return hub.snapshot(model, revision, download_dir)

@@ -246,6 +246,7 @@ def _gemma3(file: GgufFile, keys: GgufKeys, config: dict[str, Any]) -> dict[str,
     return {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
+        "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": scalar,
         "sliding_window": keys.integer("gemma3.attention.sliding_window"),

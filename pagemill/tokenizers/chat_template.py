@@ -29,6 +29,10 @@ RESERVED_VARIABLES: Final = frozenset({"messages", "add_generation_prompt", "con
 _TICK: Final = "pagemill_tick"
 _END_OF_MESSAGE: Final = "<|pagemill:end-of-final-message|>"
 _PROBE: Final = "pagemill-probe"
+_PROBE_VARIABLES: Final = {
+    "bos_token": "", "eos_token": "", "unk_token": "", "pad_token": "",
+    "tools": None, "documents": None, "add_generation_prompt": False,
+}  # fmt: skip
 
 
 def render(
@@ -164,11 +168,11 @@ def _content_form(source: str) -> ContentForm:
 def _shows(source: str, content: Any) -> bool:
     chat = [{"role": "user", "content": content}]
     try:
-        text = _run(_compile(source), {"messages": chat, "add_generation_prompt": False})
+        text = _run(_compile(source), {**_PROBE_VARIABLES, "messages": chat})
     except RequestError:
         return False
-    # A list that was merely turned into text shows its keys.
-    return _PROBE in text and "'type'" not in text and '"type"' not in text
+    # A list that was merely printed shows the text in quotes.
+    return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
 
 
 def _with_end_mark(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -178,6 +178,11 @@ def test_text_becomes_a_part_for_templates_that_take_parts_only():
     assert render(MISTRAL, PARTS, variables=SPECIAL) == "<s>[INST] onetwo[/INST]"
 
 
+def test_templates_that_need_special_tokens_or_talk_of_types_take_parts():
+    source = '{{ bos_token + \'{"type": "object"}\' }}' + MISTRAL
+    assert render(source, PARTS, variables=SPECIAL) == '<s>{"type": "object"}<s>[INST] onetwo[/INST]'
+
+
 def test_a_template_that_prints_the_list_takes_text():
     assert render("{% for m in messages %}{{ m.content }};{% endfor %}", PARTS) == "one\ntwo;"
 
