@@ -3,8 +3,11 @@
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
+
+from pagemill.artifacts import aliases
 
 NEEDS = {"browser": "Chromium", "model": "the embedded default model", "gpu": "a CUDA device"}
 NEVER_SKIPPED_IN_CI = ("browser", "model")
@@ -34,3 +37,12 @@ def pytest_runtest_makereport(
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for need, count in config.stash[_skipped].items():
         terminalreporter.write_line(f"NOTE: {count} tests did not run, they need {NEEDS[need]}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The embedded default model; skips when it is not in the cache (python -m pagemill.artifacts.fetch smollm2)."""
+    found = aliases.cached("smollm2")
+    if found is None:
+        pytest.skip("smollm2 is not in the cache")
+    return found
