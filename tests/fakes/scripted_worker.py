@@ -67,8 +67,8 @@ class ScriptedWorker:
         self.vocab_size = vocab_size
         self.calls = []
         self.slots = {}
-        self.pending = []
         self.steps = []
+        self.results = []
 
     def load_model(self):
         self.calls.append("load_model")
@@ -115,43 +115,42 @@ class ScriptedWorker:
         assert min(counts.values()) > 0
         for slot, count in counts.items():
             self._write(self.slots[slot], count)
-        self.pending.append((step, [slot for slot in counts if self._advance(self.slots[slot], counts[slot])]))
-        self._sample_now()
+        samples = [slot for slot in counts if self._advance(self.slots[slot], counts[slot])]
+        tokens = [self._sample(self.slots[slot]) for slot in samples]
+        self.results.append(ModelRunnerOutput(step.step_id, np.array(samples, np.int32), np.array(tokens, np.int32)))
 
     def sample_tokens(self):
         return self.results.pop(0)
 
     def _write(self, state, count):
-        """Cache the step's tokens, each from what is cached for the one before it."""
-        assert state["computed"] + count <= len(state["tokens"]), "a token is computed before it is known"
-        for position in range(state["computed"], state["computed"] + count):
-            number = history(state["tokens"][: position + 1])[-1]
+        """Cache the step's tokens; each of them finds those it reads where the tables say, or the step fails."""
+        start = state["computed"]
+        assert start + count <= len(state["tokens"]), "a token is computed before it is known"
+        numbers = history(state["tokens"][: start + count])
+        for position in range(start, start + count):
             for spec, table in zip(self.group_specs, state["tables"], strict=True):
+                first = first_read(spec, position)
+                found = [self._cell(spec, table, earlier) for earlier in range(first, position)]
+                assert found == numbers[first:position], f"token {position} reads what is not its history"
                 block = table[position // spec.block_size]
                 assert block != 0, "a token is written to the null block"
-                self.cells[block][position % spec.block_size] = number
+                self.cells[block][position % spec.block_size] = numbers[position]
+
+    def _cell(self, spec, table, position):
+        return self.cells[table[position // spec.block_size]][position % spec.block_size]
 
     def _advance(self, state, count):
         """Whether the request samples."""
         state["computed"] += count
         return state["computed"] == len(state["tokens"])
 
-    def _sample_now(self):
-        step, slots = self.pending.pop()
-        tokens = []
-        for slot in slots:
-            state = self.slots[slot]
-            token = sampled(self._reads(state), state["seed"], self.vocab_size)
-            state["tokens"].append(token)
-            tokens.append(token)
-        result = ModelRunnerOutput(step.step_id, np.array(slots, np.int32), np.array(tokens, np.int32))
-        self.results = [*getattr(self, "results", []), result]
+    def _sample(self, state):
+        token = sampled(self._reads(state), state["seed"], self.vocab_size)
+        state["tokens"].append(token)
+        return token
 
     def _reads(self, state):
         """What each group's attention reads for the last computed token, through the block table."""
         last = state["computed"] - 1
         for spec, table in zip(self.group_specs, state["tables"], strict=True):
-            yield [
-                self.cells[table[position // spec.block_size]][position % spec.block_size] or 0
-                for position in range(first_read(spec, last), last + 1)
-            ]
+            yield [self._cell(spec, table, position) for position in range(first_read(spec, last), last + 1)]
