@@ -40,7 +40,9 @@ class FakeOpenAIServer:
         self.num_aborted = 0
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(self._app(), log_level="warning", ws="none", lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            self._app(), log_level="warning", ws="none", lifespan="off", timeout_graceful_shutdown=1
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
 
@@ -95,7 +97,11 @@ class FakeOpenAIServer:
                 await asyncio.sleep(script.delay_s)
                 yield event({"choices": [{"index": 0, **choice(text), "finish_reason": None}]})
             yield event({"choices": [{"index": 0, **choice(""), "finish_reason": "stop"}]})
-            usage = {"prompt_tokens": 7, "completion_tokens": len(script.pieces), "total_tokens": 7 + len(script.pieces)}
+            usage = {
+                "prompt_tokens": 7,
+                "completion_tokens": len(script.pieces),
+                "total_tokens": 7 + len(script.pieces),
+            }
             yield event({"choices": [], "usage": usage})
             yield "data: [DONE]\n\n"
         except asyncio.CancelledError:
