@@ -98,4 +98,4 @@ def _open_inproc(args: argparse.Namespace) -> Session:
     from pagemill.launch import build_inproc  # deferred: torch
 
     settings = engine_args(args, skip=SAMPLING_NOT_ENGINE)
-    return InprocSession(build_inproc(settings), args.model)
+    return InprocSession(build_inproc(settings, inline=True).llm, args.model)

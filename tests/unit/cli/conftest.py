@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.fakes.launched_engine import FakeLaunched
+from tests.fakes.async_llm import FakeLLM
 from tests.fakes.openai_server import FakeOpenAIServer
 
 
@@ -16,7 +16,7 @@ class FakeLaunch(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("pagemill.launch")
-        self.launched = FakeLaunched()
+        self.llm = FakeLLM()
         self.engine_args: list[Any] = []
         self.server: Any = None
         self.code = 0
@@ -26,9 +26,9 @@ class FakeLaunch(ModuleType):
         self.server = server
         return self.code
 
-    def build_inproc(self, engine_args: Any) -> FakeLaunched:
+    def build_inproc(self, engine_args: Any, inline: bool) -> SimpleNamespace:
         self.engine_args.append(engine_args)
-        return self.launched
+        return SimpleNamespace(llm=self.llm)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from tests.unit.cli.conftest import FakeLaunch
 def test_one_question(launch: FakeLaunch, capsys: pytest.CaptureFixture[str]):
     assert main(["chat", "--model", "m", "-q", "Hi", "--system", "S", "--temperature", "0"]) == 0
     assert capsys.readouterr() == ("one two three\n", "")
-    prompt, params = launch.launched.llm.requests[0]
+    prompt, params = launch.llm.requests[0]
     assert "".join(map(chr, prompt["prompt_token_ids"])) == "<system>S<user>Hi"
     assert params.temperature == 0.0 and params.max_tokens is None
 

@@ -44,12 +44,12 @@ def test_in_process_prints_the_text_alone(launch: FakeLaunch, capsys: pytest.Cap
     ]
     assert main([*argv, "--max-num-seqs", "2", "--seed", "3"]) == 0
     assert capsys.readouterr() == ("one two three\n", "")
-    prompt, params = launch.launched.llm.requests[0]
+    prompt, params = launch.llm.requests[0]
     assert prompt == {"prompt": "Hello"}
     assert (params.max_tokens, params.temperature, params.stop, params.seed) == (24, 0.0, ("a", "b"), 3)
     assert launch.engine_args[0].draft.scheduler.max_num_seqs == 2
     assert launch.engine_args[0].draft.model.seed == 0, "--seed is the request's"
-    assert launch.launched.closed
+    assert launch.llm.is_shut_down
 
 
 def test_against_a_server(server: FakeOpenAIServer, capsys: pytest.CaptureFixture[str]):
@@ -70,7 +70,7 @@ def test_the_prompt_may_come_from_standard_input(
 ):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("Grüße\n\n".encode())))
     assert main(["complete", "--model", "m", "-"]) == 0
-    assert launch.launched.llm.requests[0][0] == {"prompt": "Grüße\n"}
+    assert launch.llm.requests[0][0] == {"prompt": "Grüße\n"}
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff")))
     assert main(["complete", "--model", "m", "-"]) == 1
     assert "standard input is not valid UTF-8: byte 2" in capsys.readouterr().err

@@ -13,7 +13,7 @@ const SUGGESTIONS = [
 const NEAR_BOTTOM_PX = 80;
 
 export class Chat {
-  // `app` offers settings, model(), failed(error) and changed(). A turn is { role, content, stats?, error?, stopped? }.
+  // `app` offers settings, model(), ready(), failed(error) and changed(). A turn is { role, content, stats?, error?, stopped? }.
   constructor(app, turns) {
     this.app = app;
     this.turns = turns;

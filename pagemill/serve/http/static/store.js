@@ -15,13 +15,11 @@ export function load() {
   }
 }
 
-// False when the browser keeps nothing: storage is full, or turned off.
 export function save(state) {
   try {
     localStorage.setItem(STATE, JSON.stringify(state));
-    return true;
   } catch {
-    return false;
+    // Storage is full, or turned off: the conversation then lasts until the page is left.
   }
 }
 

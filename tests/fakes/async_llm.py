@@ -1,25 +1,38 @@
-"""A launched engine whose model says what it was told to. Computes nothing."""
+"""An AsyncLLM that says what it was told to. Computes nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from types import SimpleNamespace
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
 
 
+class FakeTokenizer:
+    """One token per character."""
+
+    def render_chat(self, messages: Any, **_: Any) -> str:
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens, "a rendered template has its special tokens"
+        return [ord(char) for char in text]
+
+
 class FakeLLM:
     """Streams `pieces`, one token each. Requests are noted; `num_closed` counts generators that were ended."""
 
-    def __init__(self, pieces: tuple[str, ...] = ("one ", "two ", "three")) -> None:
+    def __init__(self, pieces: tuple[str, ...] = ("one ", "two ", "three"), **default_params: Any) -> None:
         self.pieces = pieces
+        self.tokenizer = FakeTokenizer()
+        self.default_params = SamplingParams(**default_params)
+        self.is_shut_down = False
         self.requests: list[tuple[Any, SamplingParams]] = []
         self.num_closed = 0
         self.before_piece: Any = None
         """Called with the number of each piece."""
 
-    async def generate(self, prompt: Any, sampling_params: SamplingParams) -> AsyncIterator[RequestOutput]:
+    async def generate(self, prompt: Any, sampling_params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
         assert sampling_params.output_kind is RequestOutputKind.DELTA
         self.requests.append((prompt, sampling_params))
         prompt_token_ids = prompt.get("prompt_token_ids", [1, 2, 3])
@@ -34,24 +47,5 @@ class FakeLLM:
         finally:
             self.num_closed += 1
 
-
-class FakeTokenizer:
-    """One token per character."""
-
-    def render_chat(self, messages: Any, **_: Any) -> str:
-        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        assert not add_special_tokens, "a rendered template has its special tokens"
-        return [ord(char) for char in text]
-
-
-class FakeLaunched(SimpleNamespace):
-    """What pagemill.launch.build_inproc returns."""
-
-    def __init__(self, llm: FakeLLM | None = None, **generation_defaults: Any) -> None:
-        super().__init__(llm=llm or FakeLLM(), tokenizer=FakeTokenizer(), generation_defaults=generation_defaults)
-        self.closed = False
-
-    def close(self) -> None:
-        self.closed = True
+    async def shutdown(self) -> None:
+        self.is_shut_down = True
