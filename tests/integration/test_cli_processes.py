@@ -16,6 +16,12 @@ from tests.fakes.openai_server import FakeOpenAIServer
 
 TIMEOUT_S = 30.0
 CTRL_C, CTRL_D = b"\x03", b"\x04"
+# The new session takes the terminal as its controlling one, so that Ctrl-C becomes SIGINT.
+LAUNCH = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "pagemill", *sys.argv[1:]])
+"""
 
 
 @pytest.fixture
@@ -30,10 +36,9 @@ class Terminal:
     def __init__(self, home: Path, *argv: str) -> None:
         self._master, slave = pty.openpty()
         env = os.environ | {"PAGEMILL_CACHE_ROOT": str(home), "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
-        command = [sys.executable, "-m", "pagemill", *argv]
-        # A session of its own makes the terminal its controlling one, so that Ctrl-C becomes SIGINT.
+        command = [sys.executable, "-c", LAUNCH, *argv]
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True, preexec_fn=_take_terminal
+            command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True
         )
         os.close(slave)
         self.output = ""
@@ -57,13 +62,6 @@ class Terminal:
         code = self.process.wait(TIMEOUT_S)
         os.close(self._master)
         return code
-
-
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def test_a_chat_on_a_terminal(server: FakeOpenAIServer, tmp_path: Path):
