@@ -15,9 +15,7 @@ def choose(
         backend: type[AttentionBackend] = ATTENTION.resolve(requested)
         reasons = backend.missing(spec, device, dtype)
         if reasons:
-            raise ConfigError(
-                f"Selected backend {requested} is not valid for this configuration. Reason: {reasons}"
-            )
+            raise ConfigError(f"Selected backend {requested} is not valid for this configuration. Reason: {reasons}")
         return backend
     refused = {}
     for name in order:
