@@ -3,6 +3,7 @@ A synchronous face of `AsyncLLM`; it adds batches and a progress bar and knows n
 
 import asyncio
 import contextlib
+import itertools
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,28 +30,47 @@ class PrivateLoop:
     """An event loop of our own, run while a call lasts. Ctrl-C cancels the call, whose clean-up then runs."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._task: asyncio.Task[Any] | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run to completion, also when the calling thread runs another loop (a notebook): then in a helper thread."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._runner.run(work)
-        with ThreadPoolExecutor(1, "pagemill-llm") as helper:
-            return helper.submit(self._runner.run, work).result()
+        if _in_running_loop():
+            return self._run_aside(self._tracked(work))
+        return self._runner.run(work)
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         """Run `last`, then close the loop."""
-
-        async def nothing() -> None:
-            """The loop exists from here on, so that it can be closed."""
-
         try:
             self.run(last)
         finally:
-            self.run(nothing())
-            self._runner.close()
+            if _in_running_loop():
+                with ThreadPoolExecutor(1) as helper:
+                    helper.submit(self._runner.close).result()
+            else:
+                self._runner.close()
+
+    def _run_aside(self, work: Coroutine[Any, Any, T]) -> T:
+        with ThreadPoolExecutor(1, "pagemill-llm") as helper:
+            future = helper.submit(self._runner.run, work)
+            try:
+                return future.result()
+            except KeyboardInterrupt:
+                if self._task is not None:
+                    self._runner.get_loop().call_soon_threadsafe(self._task.cancel)
+                raise
+
+    async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
+        self._task = asyncio.current_task()
+        return await work
+
+
+def _in_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _shut_down(loop: PrivateLoop, engine: AsyncLLM) -> None:
@@ -69,6 +89,7 @@ class LLM:
         self.config = launched.config
         self._engine: AsyncLLM = launched.llm
         self._loop = PrivateLoop()
+        self._request_ids = itertools.count()
         self._close = weakref.finalize(self, _shut_down, self._loop, self._engine)
 
     def generate(
@@ -143,31 +164,27 @@ class LLM:
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], add_special_tokens: bool, use_tqdm: bool
     ) -> list[RequestOutput]:
         options = RequestOptions(add_special_tokens=add_special_tokens, clamp_max_tokens=True)
-        return self._loop.run(_run_batch(self._engine, prompts, params, options, use_tqdm))
+        batch = list(zip((str(next(self._request_ids)) for _ in prompts), prompts, params, strict=True))
+        return self._loop.run(_run_batch(self._engine, batch, options, use_tqdm))
 
 
 async def _run_batch(
-    engine: AsyncLLM,
-    prompts: Sequence[Prompt],
-    params: Sequence[SamplingParams],
-    options: RequestOptions,
-    use_tqdm: bool,
+    engine: AsyncLLM, batch: Sequence[tuple[str, Prompt, SamplingParams]], options: RequestOptions, use_tqdm: bool
 ) -> list[RequestOutput]:
-    """Prepare all, then run all; the final outputs in the order of the prompts."""
-    requests = [await engine.prepare(prompt, each, options) for prompt, each in zip(prompts, params, strict=True)]
+    """Prepare all of (id, prompt, params), then run all; the final outputs in the order of the batch."""
+    requests = [await engine.prepare(prompt, params, options) for _, prompt, params in batch]
+    request_ids = [request_id for request_id, _, _ in batch]
     finished: dict[str, RequestOutput] = {}
     num_tokens = 0
     with tqdm(total=len(requests), desc="Generating", disable=not use_tqdm, unit="prompt") as bar:
-        async with contextlib.aclosing(engine.stream(requests, "llm")) as outputs:
+        async with contextlib.aclosing(engine.stream(requests, request_ids)) as outputs:
             async for output in outputs:
                 finished[output.request_id] = output
                 num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
                 elapsed_s = bar.format_dict["elapsed"] or 1e-9
                 bar.set_postfix_str(f"{num_tokens / elapsed_s:.1f} tokens/s", refresh=False)
                 bar.update()
-    if len(requests) == 1:
-        return list(finished.values())
-    return [finished[f"llm-{index}"] for index in range(len(requests))]
+    return [finished[request_id] for request_id in request_ids]
 
 
 def _as_batch(prompts: Prompts) -> list[Prompt]:

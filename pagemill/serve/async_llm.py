@@ -3,6 +3,7 @@ Does not know HTTP, and reaches the engine through an `EngineClient` only."""
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,7 @@ class AsyncLLM:
         self._max_in_flight = (
             scheduler.max_num_seqs + scheduler.max_num_queued_reqs if scheduler.max_num_queued_reqs else None
         )
+        self._count = itertools.count()
         self._reader: asyncio.Task[None] | None = None
         self._error: EngineDeadError | None = None
 
@@ -98,7 +100,7 @@ class AsyncLLM:
         options = RequestOptions(priority=priority, cache_salt=cache_salt)
         prepared = await self.prepare(prompt, sampling_params or self.default_params, options)
         self.check_load()
-        async with contextlib.aclosing(self.stream([prepared], request_id)) as outputs:
+        async with contextlib.aclosing(self.stream([prepared], [request_id] if request_id else None)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -112,16 +114,18 @@ class AsyncLLM:
         return self._inputs.prepare(prompt, params, options)
 
     async def stream(
-        self, requests: Sequence[PreparedRequest], request_id: str | None = None
+        self, requests: Sequence[PreparedRequest], request_ids: Sequence[str] | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of several requests as they come, until all are finished. Closing the generator aborts the rest.
 
-        With a `request_id`, the i-th of several is called `{request_id}-{i}`. Raises EngineDeadError.
+        `request_ids` are what the outputs are called, one per request. Raises EngineDeadError.
         """
+        if self._error is not None:
+            raise self._error
+        external_ids = request_ids or [f"request-{next(self._count)}" for _ in requests]
         queue, streams = OutputQueue(), []
         try:
-            for index, prepared in enumerate(requests):
-                external_id = _external_id(prepared, request_id, index if len(requests) > 1 else None)
+            for external_id, prepared in zip(external_ids, requests, strict=True):
                 stream = RequestStream(external_id, prepared.prompt, fan_out(prepared.request), self.tokenizer, queue)
                 streams.append(stream)
                 self._outputs.add(stream)
@@ -222,16 +226,11 @@ class AsyncLLM:
         self._outputs.fail_all(self._error)
 
 
-def _external_id(prepared: PreparedRequest, request_id: str | None, index: int | None) -> str:
-    """The id that a user sees: never the engine's."""
-    if request_id is None:
-        return f"request-{prepared.request.request_id.rpartition('-')[2]}"
-    return request_id if index is None else f"{request_id}-{index}"
-
-
 def _default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:
     """SamplingParams() with what the model recommends. Raises ConfigError for values that are not allowed."""
-    given = {name: generation_defaults[name] for name in _GENERATION_FIELDS if generation_defaults.get(name) is not None}
+    given = {
+        name: generation_defaults[name] for name in _GENERATION_FIELDS if generation_defaults.get(name) is not None
+    }
     try:
         return SamplingParams(**given)
     except RequestError as error:

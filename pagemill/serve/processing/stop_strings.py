@@ -80,7 +80,7 @@ def _compiled(stops: tuple[str, ...]) -> StopAutomaton:
 
 
 class StopMatcher:
-    """The state of one text. The first stop string to be complete ends it; of several that end together, the longest."""
+    """The state of one text. The stop string that is complete first ends it; of those ending together, the longest."""
 
     __slots__ = ("_automaton", "_held", "_include", "_state")
 
