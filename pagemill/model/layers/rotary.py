@@ -49,7 +49,7 @@ def rope_settings(config: Mapping[str, Any], layer_type: str | None = None) -> d
 def make_rotary(settings: Mapping[str, Any], head_size: int, max_position: int, dtype: torch.dtype) -> Rotary:
     """The tables for one setting. Raises ModelError for a scaling that is not supported."""
     kind = settings["rope_type"]
-    inv_freq = 1.0 / settings["rope_theta"] ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+    inv_freq: Tensor = 1.0 / settings["rope_theta"] ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
     if kind == "default":
         return Rotary(inv_freq, max_position, dtype)
     if kind == "linear":
@@ -67,7 +67,7 @@ def _llama3(inv_freq: Tensor, settings: Mapping[str, Any]) -> Tensor:
     low, high = settings["low_freq_factor"], settings["high_freq_factor"]
     original, factor = settings["original_max_position_embeddings"], settings["factor"]
     turns = original * inv_freq / (2 * math.pi)
-    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    smooth: Tensor = ((turns - low) / (high - low)).clamp(0, 1)
     return inv_freq * (smooth + (1 - smooth) / factor)
 
 
@@ -83,5 +83,5 @@ def _yarn(inv_freq: Tensor, settings: Mapping[str, Any], head_size: int) -> Tens
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_size - 1)
-    ramp = ((torch.arange(head_size // 2) - low) / max(high - low, 0.001)).clamp(0, 1)
+    ramp: Tensor = ((torch.arange(head_size // 2) - low) / max(high - low, 0.001)).clamp(0, 1)
     return inv_freq * (1 - ramp) + inv_freq / settings["factor"] * ramp

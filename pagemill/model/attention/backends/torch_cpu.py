@@ -31,6 +31,8 @@ class Rows:
     """[R * B] block ids, row after row; S = B * block_size."""
     hidden: Tensor
     """[R, 1, Q, S] bool: what a query must not see."""
+    stale: Tensor
+    """[R, 1, S, 1] bool: what no query sees. Its values are zeroed, since 0 * NaN of a recycled block is NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class TorchCpuBuilder(MetadataBuilder):
         if self.spec.window is not None:
             hidden |= keys <= queries.unsqueeze(2) - self.spec.window
         tokens = (starts.unsqueeze(1) + torch.arange(query_len)).reshape(-1)
-        return Rows(tokens, len(requests), query_len, blocks.reshape(-1), hidden.unsqueeze(1))
+        stale = hidden.all(1)[:, None, :, None]
+        return Rows(tokens, len(requests), query_len, blocks.reshape(-1), hidden.unsqueeze(1), stale)
 
     def _block_range(self, seq_lens: Tensor, query_len: int, block_size: int) -> tuple[int, int]:
         """Blocks that any of the requests may look at: [first, last)."""
@@ -100,6 +103,7 @@ class TorchCpuImpl(AttentionImpl):
         if spec.soft_cap is not None:
             scores = torch.tanh(scores.div_(spec.soft_cap)).mul_(spec.soft_cap)
         scores.masked_fill_(rows.hidden.repeat(1, 1, group, 1), -torch.inf)
+        values = values.masked_fill(rows.stale, 0)
         attended = torch.matmul(scores.softmax(-1).to(query.dtype), values)
         attended = attended.view(num_requests, spec.num_kv_heads, group, query_len, spec.head_size)
         return attended.permute(0, 3, 1, 2, 4).reshape(-1, spec.num_heads, spec.head_size)
