@@ -3,22 +3,9 @@
 from collections.abc import Callable
 
 from torch import Tensor
-from torch.nn import functional
 
 from pagemill.errors import ModelError
-
-
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """[T, 2 * I] -> [T, I]: silu(gate) * up."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
-
-
-def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
-    """[T, 2 * I] -> [T, I]: gelu(gate), in its tanh form, * up."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.gelu(gate, approximate="tanh").mul_(up)
-
+from pagemill.model.kernels.ops import gelu_tanh_mul, silu_mul
 
 _BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu_mul,

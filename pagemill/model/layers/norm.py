@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from pagemill.errors import ModelError
+from pagemill.model.kernels.ops import rms_norm
 from pagemill.model.layers.context import LayerContext
 
 
@@ -21,7 +22,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.offset = offset
         self.dtype = ctx.dtype
-        self.weight: Tensor | None = None
+        self.weight = torch.empty(0)
 
     def load(self, kind: str, shard: int, tensor: Tensor) -> None:
         """Take the checkpoint tensor."""
@@ -37,13 +38,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., size]."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        if self.offset:
-            return (wide * self.weight).to(x.dtype)
-        return wide.to(x.dtype) * self.weight
+        return rms_norm(x, self.weight, self.eps)
 
     def add_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm(x + residual), x + residual)."""
-        residual = x + residual
-        return self(residual), residual
+        """(norm(x + residual), x + residual); the sum takes the residual's place."""
+        return rms_norm(x, self.weight, self.eps, residual), residual

@@ -21,14 +21,8 @@ class Rotary:
         self.sin = (table.sin() * attention_factor).to(dtype)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[T] positions -> cos, sin, each [T, 1, D], for all heads. Looked up once per step and setting."""
-        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[T, H, D] -> [T, H, D]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+        """[T] positions -> cos, sin, each [T, D], for all heads. Looked up once per step and setting."""
+        return self.cos[positions], self.sin[positions]
 
 
 def rope_settings(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pagemill.model.layers.rotary import Rotary, make_rotary, rope_settings
 from pagemill.model.loading.weight_map import WeightMap
 
 Rope = Mapping[str, tuple[Tensor, Tensor]]
-"""Rotary setting -> (cos, sin) of this step's positions, each [T, 1, D]."""
+"""Rotary setting -> (cos, sin) of this step's positions, each [T, D]."""
 
 DECODER_WEIGHTS = WeightMap(
     stack={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from pagemill.model.attention.interface import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
+from pagemill.model.kernels.ops import rotate_
 from pagemill.model.layers.activation import gated
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.norm import RMSNorm
-from pagemill.model.layers.rotary import rotate
 from pagemill.model.models.causal_lm import Rope
 
 
@@ -70,7 +70,9 @@ class DecoderAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         cos, sin = rope[self.traits.rope]
-        attended = self.attn(rotate(query, cos, sin), rotate(key, cos, sin), value)
+        rotate_(query, cos, sin)
+        rotate_(key, cos, sin)
+        attended = self.attn(query, key, value)
         projected: Tensor = self.o_proj(attended.reshape(num_tokens, -1))
         return projected
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ def bind_kv_cache(plan: KVCacheConfig, layers: Mapping[str, Attention], device: 
         raise ConfigError(f"KV groups have unequal page sizes {sorted(page_bytes)} bytes; they must be equal")
     width = max(len(group.layers) for group in plan.groups)
     size = plan.num_blocks * page_bytes.pop()
-    tensors = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(width)]
+    tensors = [_zeros(size, device) for _ in range(width)]
     for group in plan.groups:
         spec = cast(FullAttentionSpec, group.spec)
         dtype: torch.dtype = getattr(torch, spec.dtype)
@@ -29,3 +30,11 @@ def bind_kv_cache(plan: KVCacheConfig, layers: Mapping[str, Attention], device: 
             layer = layers[name]
             layer.bind(tensor.view(dtype).view(layer.backend.cache_shape(plan.num_blocks, spec)))
     return tensors
+
+
+def _zeros(num_bytes: int, device: str) -> Tensor:
+    """Zeroed bytes. On a CPU the operating system gives the pages when they are first written, so that a cache costs
+    what is used of it; torch.zeros would touch them all."""
+    if device == "cpu":
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8))
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)

@@ -73,7 +73,7 @@ def dequantized(raw: np.ndarray, tensor: GgufTensor) -> Tensor:
         return _q4_1(raw)
     rows = raw.reshape(int(np.prod(tensor.shape[:-1])), -1)
     try:
-        return torch.from_numpy(dequantize(rows, kind).reshape(-1))
+        return torch.from_numpy(np.require(dequantize(rows, kind).reshape(-1), requirements="W"))
     except NotImplementedError as error:
         raise ModelError(f"tensor {tensor.name} is of type {tensor.type_name}, which is not supported") from error
 
