@@ -13,7 +13,7 @@ using namespace pagemill;
 namespace {
 
 constexpr int64_t CHUNK = 64;
-constexpr int64_t MAX_ROWS = 8;
+constexpr int MAX_ROWS = 6;
 
 struct Problem {
   void* out;
@@ -72,68 +72,118 @@ inline float soften(float* scores, int64_t chunk_start, Row& row, const Problem&
   return factor;
 }
 
-// NV: vectors per head, 0 for a number known only at run time.
-template <class T, int NV>
-void attend(const Problem& p, const Task& task, int num_rows, Row* rows, const T* const* queries, T* const* outs) {
-  const int64_t nv = NV ? NV : (p.head_size + LANES - 1) / LANES, dim = p.head_size;
-  constexpr int ROOM = NV ? NV : 64;
-  vf query[MAX_ROWS][ROOM], acc[MAX_ROWS][ROOM];
-  float scores[MAX_ROWS][CHUNK];
-  auto part = [&](const T* at, int64_t v) {
-    return NV ? load(at + v * LANES) : load_part(at + v * LANES, dim - v * LANES);
-  };
-  for (int m = 0; m < num_rows; ++m)
-    for (int64_t v = 0; v < nv; ++v) query[m][v] = part(queries[m], v), acc[m][v] = vf{};
+// What a tile works on: its rows, and where the keys of its request and head lie.
+template <class T>
+struct Keys {
+  const T* cache;
+  const int32_t* table;
+  int64_t block_size, stride, offset, dim, half;  // stride: between blocks; half: from a key to its value
 
-  const int32_t* table = p.block_table + task.request * p.table_stride;
-  const int64_t page = p.block_size * dim, half = p.num_blocks * p.num_kv_heads * page;
-  const T* cache = (const T*)p.cache;
-  auto key_at = [&](int64_t key) {
-    int64_t block = table[key / p.block_size];
-    return cache + (block * p.num_kv_heads + task.kv_head) * page + (key % p.block_size) * dim;
-  };
-  const int64_t begin = rows[0].first_key, end = rows[num_rows - 1].last_key;
-  for (int64_t start = begin / CHUNK * CHUNK; start < end; start += CHUNK) {
-    const int64_t from = start > begin ? start : begin, to = start + CHUNK < end ? start + CHUNK : end;
-    for (int m = 0; m < num_rows; ++m) memset(scores[m], 0, sizeof scores[m]);
+  Keys(const Problem& p, const Task& task)
+      : cache((const T*)p.cache), table(p.block_table + task.request * p.table_stride), block_size(p.block_size),
+        stride(p.num_kv_heads * p.block_size * p.head_size), offset(task.kv_head * p.block_size * p.head_size),
+        dim(p.head_size), half(p.num_blocks * stride) {}
+
+  const T* at(int64_t key) const {
+    return cache + table[key / block_size] * stride + offset + key % block_size * dim;
+  }
+};
+
+// ROWS and NV (vectors per head) are known when compiling, so that sums stay in registers; NV 0 takes any head size.
+template <class T, int NV, int ROWS>
+struct Tile {
+  static constexpr int ROOM = NV ? NV : 64;
+  const int64_t dim, nv;
+  vf query[ROWS][ROOM], acc[ROWS][ROOM] = {};
+  float scores[ROWS][CHUNK];
+
+  Tile(int64_t head_size, const T* const* queries) : dim(head_size), nv(NV ? NV : (head_size + LANES - 1) / LANES) {
+    for (int m = 0; m < ROWS; ++m)
+      for (int64_t v = 0; v < nv; ++v) query[m][v] = part(queries[m], v);
+  }
+
+  vf part(const T* at, int64_t v) const {
+    return NV ? load(at + v * LANES) : load_part(at + v * LANES, dim - v * LANES);
+  }
+
+  // scores[m][i] = query m . key (from + i)
+  void score(const Keys<T>& keys, int64_t start, int64_t from, int64_t to) {
+    memset(scores, 0, sizeof scores);
     for (int64_t key = from; key < to; ++key) {
-      const T* k = key_at(key);
-      vf dot[MAX_ROWS] = {};
-      for (int64_t v = 0; v < nv; ++v) {
-        vf keys = part(k, v);
-        for (int m = 0; m < num_rows; ++m) dot[m] += query[m][v] * keys;
+      const T* k = keys.at(key);
+      vf dot[ROWS] = {};
+      for (int64_t v = 0; v < (NV ? NV : nv); ++v) {
+        const vf lanes = part(k, v);
+#pragma GCC unroll 8
+        for (int m = 0; m < ROWS; ++m) dot[m] += query[m][v] * lanes;
       }
-      for (int m = 0; m < num_rows; ++m) scores[m][key - start] = sum_lanes(dot[m]);
+#pragma GCC unroll 8
+      for (int m = 0; m < ROWS; ++m) scores[m][key - start] = sum_lanes(dot[m]);
     }
-    for (int m = 0; m < num_rows; ++m) {
-      float factor = soften(scores[m], start, rows[m], p);
-      if (factor != 1.0f)
-        for (int64_t v = 0; v < nv; ++v) acc[m][v] *= factor;
-    }
+  }
+
+  // acc[m] += scores[m][key] * value. A weight of 0 must not meet the NaN of a value that the row does not see.
+  void gather(const Keys<T>& keys, const Row* rows, int64_t start, int64_t from, int64_t to) {
     for (int64_t key = from; key < to; ++key) {
-      const T* at = key_at(key) + half;
-      vf values[ROOM];
-      for (int64_t v = 0; v < nv; ++v) values[v] = part(at, v);
-      for (int m = 0; m < num_rows; ++m) {
-        // A weight of 0 must not meet the NaN of a value that the row does not see.
-        if (key < rows[m].first_key || key >= rows[m].last_key) continue;
-        for (int64_t v = 0; v < nv; ++v) acc[m][v] += scores[m][key - start] * values[v];
+      const T* at = keys.at(key) + keys.half;
+      for (int64_t v = 0; v < (NV ? NV : nv); ++v) {
+        const vf value = part(at, v);
+        for (int m = 0; m < ROWS; ++m)
+          if (key >= rows[m].first_key && key < rows[m].last_key) acc[m][v] += scores[m][key - start] * value;
       }
     }
   }
-  for (int m = 0; m < num_rows; ++m)
-    for (int64_t v = 0; v < nv; ++v) store_part(outs[m] + v * LANES, acc[m][v] / rows[m].mass, dim - v * LANES);
+
+  // The same where every row sees every key.
+  void gather_all(const Keys<T>& keys, int64_t start, int64_t from, int64_t to) {
+    vf sum[ROWS][ROOM];
+    memcpy(sum, acc, sizeof sum);
+    for (int64_t key = from; key < to; ++key) {
+      const T* at = keys.at(key) + keys.half;
+#pragma GCC unroll 4
+      for (int64_t v = 0; v < (NV ? NV : nv); ++v) {
+        const vf value = part(at, v);
+#pragma GCC unroll 8
+        for (int m = 0; m < ROWS; ++m) sum[m][v] += scores[m][key - start] * value;
+      }
+    }
+    memcpy(acc, sum, sizeof sum);
+  }
+
+  void run(const Problem& p, const Keys<T>& keys, Row* rows, T* const* outs) {
+    const int64_t begin = rows[0].first_key, end = rows[ROWS - 1].last_key;
+    for (int64_t start = begin / CHUNK * CHUNK; start < end; start += CHUNK) {
+      const int64_t from = start > begin ? start : begin, to = start + CHUNK < end ? start + CHUNK : end;
+      score(keys, start, from, to);
+      for (int m = 0; m < ROWS; ++m) {
+        const float factor = soften(scores[m], start, rows[m], p);
+        if (factor != 1.0f)
+          for (int64_t v = 0; v < nv; ++v) acc[m][v] *= factor;
+      }
+      // Rows are in order of position, so the last one's window and the first one's end bound what all of them see.
+      if (from >= rows[ROWS - 1].first_key && to <= rows[0].last_key) gather_all(keys, start, from, to);
+      else gather(keys, rows, start, from, to);
+    }
+    for (int m = 0; m < ROWS; ++m)
+      for (int64_t v = 0; v < nv; ++v) store_part(outs[m] + v * LANES, acc[m][v] / rows[m].mass, dim - v * LANES);
+  }
+};
+
+template <class T, int NV, int ROWS>
+void attend(const Problem& p, const Keys<T>& keys, int count, Row* rows, const T* const* queries, T* const* outs) {
+  if constexpr (ROWS > 1) {
+    if (count < ROWS) return attend<T, NV, ROWS - 1>(p, keys, count, rows, queries, outs);
+  }
+  Tile<T, NV, ROWS>(p.head_size, queries).run(p, keys, rows, outs);
 }
 
 template <class T>
-void attend_any(const Problem& p, const Task& task, int num_rows, Row* rows, const T* const* queries, T* const* outs) {
+void attend_any(const Problem& p, const Keys<T>& keys, int count, Row* rows, const T* const* queries, T* const* outs) {
   switch (p.head_size) {
-    case 64: return attend<T, 4>(p, task, num_rows, rows, queries, outs);
-    case 80: return attend<T, 5>(p, task, num_rows, rows, queries, outs);
-    case 96: return attend<T, 6>(p, task, num_rows, rows, queries, outs);
-    case 128: return attend<T, 8>(p, task, num_rows, rows, queries, outs);
-    case 256: return attend<T, 16>(p, task, num_rows, rows, queries, outs);
-    default: return attend<T, 0>(p, task, num_rows, rows, queries, outs);
+    case 64: return attend<T, 4, MAX_ROWS>(p, keys, count, rows, queries, outs);
+    case 128: return attend<T, 8, MAX_ROWS>(p, keys, count, rows, queries, outs);
+    case 256: return attend<T, 16, MAX_ROWS>(p, keys, count, rows, queries, outs);
+    default: return attend<T, 0, MAX_ROWS>(p, keys, count, rows, queries, outs);
   }
 }
 
@@ -142,6 +192,7 @@ void run(const Problem& p, const Task& task) {
   const int64_t group = p.num_heads / p.num_kv_heads;
   const int64_t first = p.query_start[task.request], length = p.query_start[task.request + 1] - first;
   const int64_t computed = p.seq_lens[task.request] - length;
+  const Keys<T> keys(p, task);
   Row rows[MAX_ROWS];
   const T* queries[MAX_ROWS];
   T* outs[MAX_ROWS];
@@ -153,7 +204,7 @@ void run(const Problem& p, const Task& task) {
     queries[count] = (const T*)p.query + (first + token) * p.query_stride + head * p.head_size;
     outs[count] = (T*)p.out + ((first + token) * p.num_heads + head) * p.head_size;
     if (++count == MAX_ROWS || r + 1 == task.num_tokens * group) {
-      attend_any(p, task, count, rows, queries, outs);
+      attend_any(p, keys, count, rows, queries, outs);
       count = 0;
     }
   }
