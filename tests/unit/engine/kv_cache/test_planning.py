@@ -74,7 +74,7 @@ def test_a_context_that_does_not_fit_names_the_largest_that_does():
     ):
         plan({"a": full()}, length=100, override=17)
     assert plan({"a": full()}, length=64, override=17).num_blocks == 17
-    with pytest.raises(ConfigError, match="there are 1 .* bytes\\); give more memory with --kv-cache-memory-bytes"):
+    with pytest.raises(ConfigError, match=r"there are 1 .* bytes\); give more memory with --kv-cache-memory-bytes"):
         plan({"a": full()}, length=100, available_bytes=40)
 
 
