@@ -165,16 +165,17 @@ def test_the_latest_request_gives_way_and_resumes_with_all_its_tokens():
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted():
-    client, worker = tight(6, caching=False)
-    client.add(core_request("old", [9] * 11, max_tokens=12), core_request("new", [8] * 11, max_tokens=6))
+    client, worker = tight(6, caching=False, scheduling_policy="priority")
+    client.add(core_request("old", [9] * 11, max_tokens=12, priority=1), core_request("new", [8] * 11, priority=2))
     client.step()
+    client.add(core_request("tiny", [7], max_tokens=2, priority=0))
     client.step()
-    client.add(core_request("tiny", [7], max_tokens=2))
-    while client.stats.num_preemptions == 0:
-        client.step()
-    assert worker.steps[-1].released == [1]
-    assert not worker.steps[-1].new
-    assert client.stats.num_waiting == 2
+    assert (client.stats.num_preemptions, client.stats.num_waiting) == (0, 1)
+    client.step()  # new makes room for a block of old; what is left is enough for tiny
+    assert (client.stats.num_preemptions, client.stats.num_waiting) == (1, 2)
+    assert (worker.steps[-1].released, worker.steps[-1].new) == ([1], [])
+    client.step()
+    assert [item.request_id for item in worker.steps[-1].new] == ["tiny"]
     client.run()
     assert client.finish.keys() == {"old", "new", "tiny"}
 
@@ -311,6 +312,14 @@ def test_a_request_without_room_ends_with_an_error_and_others_go_on():
     }
     assert "the prompt has 64 tokens; 1 to 63 are allowed" in client.finish["long"].message
     assert client.tokens["good"] == expected(worker, good)
+
+
+def test_no_output_follows_an_abort_of_a_request_that_failed():
+    client, _ = engine()
+    client.add(core_request("long", 64))
+    client.core.abort(["long"])
+    client.run()
+    assert not client.finish
 
 
 def test_a_request_that_fails_on_admission_ends_alone(monkeypatch):
