@@ -32,7 +32,6 @@ SPECIFIC: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
         "query_pre_attn_scalar": 16,
         "final_logit_softcapping": 30.0,
-        "attn_logit_softcapping": 50.0,
     },
 }
 

@@ -1,0 +1,197 @@
+"""`LLM`: offline inference in this process, for scripts and notebooks.
+A synchronous face of `AsyncLLM`; it adds batches and a progress bar and knows nothing about how text is made."""
+
+import asyncio
+import contextlib
+import itertools
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+from tqdm import tqdm
+
+from pagemill.config.arguments import EngineArgs
+from pagemill.launch import build_inproc
+from pagemill.messages.outputs import RequestOutput
+from pagemill.messages.prompts import Prompt, Prompts
+from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
+from pagemill.serve.async_llm import AsyncLLM, ChatOptions
+from pagemill.serve.processing.input_processor import RequestOptions
+from pagemill.tokenizers.interface import Tokenizer
+
+T = TypeVar("T")
+
+Conversation = Sequence[Mapping[str, Any]]
+
+
+class PrivateLoop:
+    """An event loop of our own, run while a call lasts. Ctrl-C cancels the call, whose clean-up then runs."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._task: asyncio.Task[Any] | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to completion, also when the calling thread runs another loop (a notebook): then in a helper thread."""
+        if _in_running_loop():
+            return self._run_aside(self._tracked(work))
+        return self._runner.run(work)
+
+    def close(self, last: Coroutine[Any, Any, None]) -> None:
+        """Run `last`, then close the loop."""
+        try:
+            self.run(last)
+        finally:
+            if _in_running_loop():
+                with ThreadPoolExecutor(1) as helper:
+                    helper.submit(self._runner.close).result()
+            else:
+                self._runner.close()
+
+    def _run_aside(self, work: Coroutine[Any, Any, T]) -> T:
+        with ThreadPoolExecutor(1, "pagemill-llm") as helper:
+            future = helper.submit(self._runner.run, work)
+            try:
+                return future.result()
+            except KeyboardInterrupt:
+                if self._task is not None:
+                    self._runner.get_loop().call_soon_threadsafe(self._task.cancel)
+                raise
+
+    async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
+        self._task = asyncio.current_task()
+        return await work
+
+
+def _in_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _shut_down(loop: PrivateLoop, engine: AsyncLLM) -> None:
+    loop.close(engine.shutdown())
+
+
+class LLM:
+    """A model ready to generate.
+
+    Keyword arguments are the settings of the engine (`EngineArgs`): dtype, max_model_len, max_num_seqs, ...
+    Raises TypeError for an unknown one, ConfigError or ModelError when the model cannot be loaded.
+    """
+
+    def __init__(self, model: str = "smollm2", **engine_args: Any) -> None:
+        launched = build_inproc(EngineArgs(model, **engine_args), inline=True)
+        self.config = launched.config
+        self._engine: AsyncLLM = launched.llm
+        self._loop = PrivateLoop()
+        self._request_ids = itertools.count()
+        self._close = weakref.finalize(self, _shut_down, self._loop, self._engine)
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts: a text, token ids, a dict naming either, or a list of those; results in their order.
+
+        `sampling_params` is one for all, or one per prompt; None means `get_default_sampling_params()`. A max_tokens
+        beyond the room in the context means the room. Raises RequestError (a ValueError) before anything runs when
+        one prompt is at fault.
+        """
+        batch = _as_batch(prompts)
+        return self._complete(batch, self._params_for(len(batch), sampling_params), True, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue one conversation, or a list of them: the model's chat template makes the prompts.
+
+        The outputs are those of `generate`; `prompt` is the rendered text.
+        """
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = cast(Sequence[Conversation], [messages] if single else messages)
+        options = ChatOptions(add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs)
+        rendered: list[Prompt] = [self._engine.render_chat(conversation, options) for conversation in conversations]
+        return self._complete(rendered, self._params_for(len(rendered), sampling_params), False, use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """SamplingParams() with the values that the model recommends."""
+        return self._engine.default_params
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False when blocks are in use and nothing was done."""
+        return self._loop.run(self._engine.reset_prefix_cache())
+
+    def shutdown(self) -> None:
+        """Give the model's memory back. Called by itself at the end of a `with` block and of the program."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _params_for(
+        self, num_prompts: int, params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        """One SamplingParams per prompt, that reports only the end."""
+        given = params if isinstance(params, Sequence) else [params or self.get_default_sampling_params()] * num_prompts
+        if len(given) != num_prompts:
+            raise ValueError(f"sampling_params has {len(given)} entries for {num_prompts} prompts")
+        return [item.replace(output_kind=RequestOutputKind.FINAL_ONLY) for item in given]
+
+    def _complete(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], add_special_tokens: bool, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        options = RequestOptions(add_special_tokens=add_special_tokens, clamp_max_tokens=True)
+        batch = list(zip((str(next(self._request_ids)) for _ in prompts), prompts, params, strict=True))
+        return self._loop.run(_run_batch(self._engine, batch, options, use_tqdm))
+
+
+async def _run_batch(
+    engine: AsyncLLM, batch: Sequence[tuple[str, Prompt, SamplingParams]], options: RequestOptions, use_tqdm: bool
+) -> list[RequestOutput]:
+    """Prepare all of (id, prompt, params), then run all; the final outputs in the order of the batch."""
+    requests = [await engine.prepare(prompt, params, options) for _, prompt, params in batch]
+    request_ids = [request_id for request_id, _, _ in batch]
+    finished: dict[str, RequestOutput] = {}
+    num_tokens = 0
+    with tqdm(total=len(requests), desc="Generating", disable=not use_tqdm, unit="prompt") as bar:
+        async with contextlib.aclosing(engine.stream(requests, request_ids)) as outputs:
+            async for output in outputs:
+                finished[output.request_id] = output
+                num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+                elapsed_s = bar.format_dict["elapsed"] or 1e-9
+                bar.set_postfix_str(f"{num_tokens / elapsed_s:.1f} tokens/s", refresh=False)
+                bar.update()
+    return [finished[request_id] for request_id in request_ids]
+
+
+def _as_batch(prompts: Prompts) -> list[Prompt]:
+    """A single prompt as a batch of one; a list of integers is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [cast(Prompt, prompts)]
+    batch = list(prompts)
+    if batch and all(isinstance(item, int) for item in batch):
+        return [cast(Prompt, batch)]
+    return cast(list[Prompt], batch)

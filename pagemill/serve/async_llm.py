@@ -1,0 +1,239 @@
+"""`AsyncLLM`: prompts in, streams of `RequestOutput` out, for any number of callers on one event loop.
+Does not know HTTP, and reaches the engine through an `EngineClient` only."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagemill.config.facts import ModelFacts
+from pagemill.config.sections import SchedulerConfig
+from pagemill.errors import ConfigError, EngineDeadError, EngineOverloadedError, RequestError
+from pagemill.log import get_logger
+from pagemill.messages.outputs import RequestOutput
+from pagemill.messages.prompts import Prompt
+from pagemill.messages.sampling_params import SamplingParams
+from pagemill.messages.stats import SchedulerStats
+from pagemill.serve.client.interface import EngineClient
+from pagemill.serve.processing.conversation import parse_conversation
+from pagemill.serve.processing.input_processor import InputProcessor, PreparedRequest, RequestOptions
+from pagemill.serve.processing.output_processor import OutputProcessor
+from pagemill.serve.processing.parallel_sampling import fan_out
+from pagemill.serve.processing.request_stream import OutputQueue, RequestStream
+from pagemill.tokenizers.interface import Tokenizer
+
+logger = get_logger(__name__)
+
+LONG_TEXT_CHARS = 16_384
+"""Texts from this length on are tokenized off the event loop's thread."""
+_GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p")
+DEFAULT_OPTIONS = RequestOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a conversation becomes a prompt."""
+
+    add_generation_prompt: bool = True
+    """End with the header of an assistant's turn."""
+    continue_final_message: bool = False
+    """Leave the last message open, to be continued."""
+    chat_template: str | None = None
+    """Jinja source; None: the model's own."""
+    template_variables: Mapping[str, Any] | None = None
+
+
+class AsyncLLM:
+    """The front end of one engine. Used from one event loop.
+
+    `scheduler` is the section the engine runs with (its policy and queue limits); `generation_defaults` are the
+    model's recommended sampling values (default: those of `facts`; pass {} for neutral ones).
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        facts: ModelFacts,
+        scheduler: SchedulerConfig | None = None,
+        *,
+        generation_defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        scheduler = scheduler or SchedulerConfig()
+        self.tokenizer = tokenizer
+        self.facts = facts
+        self.max_model_len = client.ready.max_model_len
+        self.default_params = _default_params(facts.generation_defaults if generation_defaults is None
+                                              else generation_defaults)  # fmt: skip
+        self.stats = SchedulerStats()
+        """The engine's latest figures."""
+        self._client = client
+        self._inputs = InputProcessor(
+            tokenizer,
+            client.ready,
+            (*facts.eos_token_ids, *tokenizer.eos_token_ids),
+            has_priorities=scheduler.scheduling_policy == "priority",
+        )
+        self._outputs = OutputProcessor(self._inputs.is_end_of_sequence)
+        self._max_in_flight = (
+            scheduler.max_num_seqs + scheduler.max_num_queued_reqs if scheduler.max_num_queued_reqs else None
+        )
+        self._count = itertools.count()
+        self._reader: asyncio.Task[None] | None = None
+        self._error: EngineDeadError | None = None
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request, until it is finished. Closing the generator, or cancelling its task, aborts it.
+
+        Raises RequestError, EngineOverloadedError, EngineDeadError, all at the first iteration or later.
+        """
+        options = RequestOptions(priority=priority, cache_salt=cache_salt)
+        prepared = await self.prepare(prompt, sampling_params or self.default_params, options)
+        self.check_load()
+        async with contextlib.aclosing(self.stream([prepared], [request_id] if request_id else None)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def prepare(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions = DEFAULT_OPTIONS
+    ) -> PreparedRequest:
+        """Tokenize and check a request without starting it. Raises RequestError."""
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        if isinstance(text, str) and len(text) > LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self._inputs.prepare, prompt, params, options)
+        return self._inputs.prepare(prompt, params, options)
+
+    async def stream(
+        self, requests: Sequence[PreparedRequest], request_ids: Sequence[str] | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of several requests as they come, until all are finished. Closing the generator aborts the rest.
+
+        `request_ids` are what the outputs are called, one per request. Raises EngineDeadError.
+        """
+        if self._error is not None:
+            raise self._error
+        external_ids = request_ids or [f"request-{next(self._count)}" for _ in requests]
+        queue, streams = OutputQueue(), []
+        try:
+            for external_id, prepared in zip(external_ids, requests, strict=True):
+                stream = RequestStream(external_id, prepared.prompt, fan_out(prepared.request), self.tokenizer, queue)
+                streams.append(stream)
+                self._outputs.add(stream)
+                for child in stream.children:
+                    await self._client.add(child)
+            self._start_reading()
+            num_open = len(streams)
+            while num_open:
+                output = await queue.get()
+                num_open -= output.finished
+                yield output
+        finally:
+            unfinished = self._outputs.discard(streams)
+            if unfinished:
+                await self._client.abort(unfinished)
+
+    def check_load(self) -> None:
+        """Raises EngineOverloadedError when as many requests run and wait as the configuration allows,
+        EngineDeadError when the engine is gone."""
+        if self._error is not None:
+            raise self._error
+        if self._max_in_flight is not None and self._outputs.num_in_flight >= self._max_in_flight:
+            raise EngineOverloadedError(
+                f"{self._outputs.num_in_flight} requests run and wait already, which is the limit "
+                "(--max-num-seqs plus --max-num-queued-reqs); try again later"
+            )
+
+    def render_chat(self, messages: Any, options: ChatOptions) -> str:
+        """A conversation as the text of a prompt, special tokens included. Raises RequestError."""
+        if options.add_generation_prompt and options.continue_final_message:
+            raise RequestError(
+                "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"
+            )
+        return self.tokenizer.render_chat(
+            parse_conversation(messages),
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            chat_template=options.chat_template,
+            **(options.template_variables or {}),
+        )
+
+    async def abort(self, request_id: str) -> None:
+        """End the requests that were given this id; their consumers get what there is, with the reason abort."""
+        aborted = self._outputs.abort(request_id)
+        if aborted:
+            await self._client.abort(aborted)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False when blocks are in use and nothing was done."""
+        return bool(await self._client.call("reset_prefix_cache"))
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine is gone."""
+        return self._error is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        """Why the engine is gone."""
+        return self._error or EngineDeadError("the engine is alive")
+
+    @property
+    def num_in_flight(self) -> int:
+        """Completions that run or wait."""
+        return self._outputs.num_in_flight
+
+    async def shutdown(self) -> None:
+        """End all requests with EngineDeadError and stop the engine. A second call does nothing."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+            self._reader = None
+        self._fail(EngineDeadError("the engine was shut down"))
+        await self._client.close()
+
+    def _start_reading(self) -> None:
+        if self._reader is None and self._error is None:
+            self._reader = asyncio.get_running_loop().create_task(self._read_outputs(), name="pagemill-outputs")
+
+    async def _read_outputs(self) -> None:
+        """The one task that takes outputs from the client. It ends only with the engine."""
+        try:
+            while True:
+                outputs = await self._client.outputs()
+                if outputs.stats is not None:
+                    self.stats = outputs.stats
+                aborts = self._outputs.process(outputs)
+                if aborts:
+                    await self._client.abort(aborts)
+        except EngineDeadError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("reading the engine's outputs failed")
+            self._fail(EngineDeadError(f"reading the engine's outputs failed: {type(error).__name__}"))
+
+    def _fail(self, error: EngineDeadError) -> None:
+        self._error = self._error or error
+        self._outputs.fail_all(self._error)
+
+
+def _default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:
+    """SamplingParams() with what the model recommends. Raises ConfigError for values that are not allowed."""
+    given = {
+        name: generation_defaults[name] for name in _GENERATION_FIELDS if generation_defaults.get(name) is not None
+    }
+    try:
+        return SamplingParams(**given)
+    except RequestError as error:
+        raise ConfigError(
+            f"the model's generation defaults are not usable: {error}; start with --generation-config vllm"
+        ) from error

@@ -1,0 +1,72 @@
+"""`build_app`: the ASGI application, from the catalogue's routers and a list of middleware.
+Does not know how the engine was started or who serves the application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from pagemill import envs
+from pagemill.catalog.endpoints import ENDPOINTS
+from pagemill.catalog.registry import Registry
+from pagemill.config.sections import ServerConfig
+from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.http.auth import AuthMiddleware
+from pagemill.serve.http.errors import ErrorMiddleware, answer_http_exception
+from pagemill.serve.http.handlers.generation import ServedModel, now
+from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from pagemill.serve.http.state import make_services
+
+
+def build_app(engine: AsyncLLM, config: ServerConfig, endpoints: Registry[Any] = ENDPOINTS) -> FastAPI:
+    """The application around an engine, which is shut down with it.
+
+    Requests need `config.api_key` (or PAGEMILL_API_KEY) when one is set, except for `auth.PUBLIC_PATHS`.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await engine.shutdown()
+
+    app = FastAPI(
+        title="pagemill",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+        middleware=_middleware(config),
+        exception_handlers={HTTPException: answer_http_exception},
+    )
+    for name in endpoints:
+        # The routes themselves, not the router around them: the API-key check asks each which request it takes.
+        app.router.routes.extend(endpoints.resolve(name).routes)
+    app.state.services = make_services(engine, ServedModel(config.served_model_name or engine.facts.name, now()))
+    return app
+
+
+def _middleware(config: ServerConfig) -> list[Middleware]:
+    """Outermost first. Errors are answered inside CORS, so that browsers may read them."""
+    stack = [Middleware(RequestIdMiddleware)]
+    if config.allowed_origins:
+        origins = [origin.strip() for origin in config.allowed_origins.split(",")]
+        headers = ["X-Request-Id"]
+        stack.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=headers,
+            )
+        )
+    stack.append(Middleware(ErrorMiddleware))
+    api_key = config.api_key or envs.api_key()
+    if api_key:
+        stack.append(Middleware(AuthMiddleware, api_key=api_key))
+    stack.append(Middleware(BodyLimitMiddleware))
+    return stack

@@ -1,0 +1,86 @@
+"""What handlers need of the connection: the parsed body, news that the client is gone, and event streams.
+Does not know what is sent."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagemill.serve.http.errors import request_error
+
+Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+async def read_body(request: Request, kind: type[Body]) -> Body:
+    """The JSON body, parsed and validated in one pass. Raises RequestError."""
+    raw = await request.body()
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise request_error(error) from None
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`; None when the client went away first. `work` is then cancelled and its clean-up awaited.
+
+    The body must have been read: what `receive` returns next is the disconnect.
+    """
+    worker, watcher = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
+        return worker.result() if worker.done() else None
+    finally:
+        worker.cancel()
+        watcher.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def respond_unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The response that `work` makes, or an empty one that nobody reads."""
+    return await until_disconnect(request.receive, work) or Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+class EventStream(Response):
+    """Server-sent events. The response starts with the first event: what goes wrong before becomes an ordinary
+    error response. When the client goes away, the generator is closed."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the generator ends or the client is gone."""
+        await until_disconnect(receive, self._send_all(send))
+
+    def init_headers(self, headers: Any = None) -> None:
+        """No content length: the end of the stream is the end of the body."""
+        super().init_headers(headers)
+        self.raw_headers = [item for item in self.raw_headers if item[0] != b"content-length"]
+
+    async def _send_all(self, send: Send) -> None:
+        started = False
+        async with contextlib.aclosing(self._events) as events:
+            async for event in events:
+                if not started:
+                    started = True
+                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,147 @@
+"""Every error as the OpenAI error object, in one place, for all routes.
+Messages written for clients go out; anything unexpected is logged here and goes out without details."""
+
+import re
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagemill.errors import (
+    EngineDeadError,
+    EngineOverloadedError,
+    ModelNotFoundError,
+    PagemillError,
+    RequestError,
+)
+from pagemill.log import get_logger
+
+logger = get_logger(__name__)
+
+MAX_MESSAGE_CHARS = 1000
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
+_FILE_PATH = re.compile(r"(?<![\w./:])/(?:[\w.@+-]+/)+[\w.@+-]+")
+
+
+class BodyTooLargeError(PagemillError):
+    """The body of a request exceeds the limit."""
+
+
+class GenerationFailedError(PagemillError):
+    """The engine gave up one request through no fault of the client's."""
+
+
+class UnauthorizedError(PagemillError):
+    """The API key is missing or wrong."""
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """An error as clients see it."""
+
+    status: int
+    message: str
+    kind: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = {}
+
+    def body(self) -> bytes:
+        """The JSON object."""
+        message = self.message[:MAX_MESSAGE_CHARS]
+        error = {"message": message, "type": self.kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        """As the answer to a request."""
+        return Response(self.body(), self.status, self.headers, "application/json")
+
+
+def api_error(error: Exception) -> ApiError:
+    """What a client is told about an exception."""
+    match error:
+        case ModelNotFoundError():
+            return ApiError(404, str(error), "invalid_request_error", error.field, "model_not_found")
+        case RequestError():
+            return ApiError(400, _without_internals(str(error)), "invalid_request_error", error.field)
+        case UnauthorizedError():
+            headers = {"WWW-Authenticate": "Bearer"}
+            return ApiError(401, str(error), "authentication_error", None, "invalid_api_key", headers)
+        case BodyTooLargeError():
+            return ApiError(413, str(error), "invalid_request_error", None, "body_too_large")
+        case EngineOverloadedError():
+            headers = {"Retry-After": str(error.retry_after_s)}
+            return ApiError(429, str(error), "rate_limit_error", None, "engine_overloaded", headers)
+        case EngineDeadError():
+            return ApiError(503, "the engine is not running", "server_error", None, "engine_dead")
+        case GenerationFailedError():
+            return ApiError(500, str(error), "server_error", None, "generation_failed")
+        case HTTPException():
+            return _http_error(error)
+    logger.error("an unexpected error ended a request", exc_info=error)
+    return ApiError(500, "the server failed on this request", "server_error", None, "internal_error")
+
+
+def request_error(error: ValidationError) -> RequestError:
+    """The first thing that is wrong with a body, as one line that names the field."""
+    problems = error.errors(include_url=False, include_input=False)
+    first = problems[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, RequestError):
+        return cause
+    if not first["loc"]:
+        return RequestError(f"the body is not valid: {first['msg']}")
+    field = str(first["loc"][0])
+    # A field of several types fails once per type; all of them belong to the message.
+    messages = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first["loc"][:1])
+    return RequestError(f"{field} is not valid: {'; '.join(list(messages)[:3])}", field)
+
+
+class ErrorMiddleware:
+    """Turns exceptions of everything inside it into responses, so that no route has to."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on; answer when an exception comes back and nothing was sent yet."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watch)
+        except ClientDisconnect:
+            logger.debug("a client went away while it sent its request")
+        except Exception as error:
+            if started:
+                logger.exception("a response broke off")
+                raise
+            await api_error(error).response()(scope, receive, send)
+
+
+async def answer_http_exception(request: Any, error: Exception) -> Response:
+    """For exceptions of the router itself: unknown route, wrong method."""
+    return api_error(error).response()
+
+
+def _http_error(error: HTTPException) -> ApiError:
+    kind = "invalid_request_error" if error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    known = {404: "there is no such route", 405: "this route does not take that method"}
+    message = known.get(error.status_code) or HTTPStatus(error.status_code).phrase
+    return ApiError(error.status_code, message, kind, None, None, dict(error.headers or {}))
+
+
+def _without_internals(message: str) -> str:
+    """Messages may quote what a template or a library said: no memory addresses, no file paths."""
+    return _FILE_PATH.sub("<path>", _ADDRESS.sub("<address>", message))

@@ -1,0 +1,1 @@
+"""What an endpoint does: prompt in, built response out. Knows no routing and no sockets."""

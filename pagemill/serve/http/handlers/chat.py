@@ -1,0 +1,85 @@
+"""POST /v1/chat/completions: conversation in, assistant message out."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagemill.messages.outputs import CompletionOutput
+from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.http.connection import EventStream, respond_unless_gone
+from pagemill.serve.http.handlers.generation import Generation, ResponseHead, ServedModel, now
+from pagemill.serve.http.schemas.chat import ChatBody
+from pagemill.serve.processing.input_processor import RequestOptions
+
+_encode = msgspec.json.encode
+
+
+class ChatDeltas:
+    """Deltas of assistant messages. The constant bytes of a choice's events are made once."""
+
+    chunk_kind = "chat.completion.chunk"
+    body_kind = "chat.completion"
+
+    def __init__(self, head: ResponseHead, with_usage: bool) -> None:
+        self.head = head
+        self._prefix, self._suffix = head.around_choices(self.chunk_kind, with_usage)
+        self._before_content: dict[int, bytes] = {}
+        self._after_content = b'},"logprobs":null,"finish_reason":null}' + self._suffix
+
+    def events(self, prompt_index: int, completion: CompletionOutput) -> bytes:
+        """The role first, once per choice; then text; then the reason of the end."""
+        events = b""
+        before = self._before_content.get(completion.index)
+        if before is None:
+            events = self._event(completion.index, {"role": "assistant", "content": ""})
+            before = self._before_content[completion.index] = (
+                self._prefix + b'{"index":%d,"delta":{"content":' % completion.index
+            )
+        if completion.text:
+            events += before + _encode(completion.text) + self._after_content
+        if completion.finish_reason is not None:
+            events += self._event(completion.index, {}, completion)
+        return events
+
+    def choice(self, prompt_index: int, completion: CompletionOutput) -> dict[str, Any]:
+        """The message as a whole."""
+        return {
+            "index": completion.index,
+            "message": {"role": "assistant", "content": completion.text},
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+
+    def _event(self, index: int, delta: dict[str, str], finished: CompletionOutput | None = None) -> bytes:
+        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        if finished is not None:
+            choice |= {"finish_reason": finished.finish_reason, "stop_reason": finished.stop_reason}
+        return self._prefix + _encode(choice) + self._suffix
+
+
+class ChatHandler:
+    """Answers conversations with one engine."""
+
+    def __init__(self, engine: AsyncLLM, model: ServedModel) -> None:
+        self._engine = engine
+        self._model = model
+
+    async def respond(self, body: ChatBody, request: Request) -> Response:
+        """Check everything, then generate. Raises RequestError, EngineOverloadedError, EngineDeadError."""
+        self._model.check(body.model)
+        params = body.to_sampling_params(self._engine.default_params)
+        prompt = self._engine.render_chat(body.messages, body.to_chat_options())
+        options = RequestOptions(priority=body.priority or 0, cache_salt=body.cache_salt, add_special_tokens=False)
+        prepared = await self._engine.prepare(prompt, params, options)
+        head = ResponseHead(f"chatcmpl-{request.scope['request_id']}", self._model.name, now())
+        deltas = ChatDeltas(head, body.wants_usage)
+        generation = Generation(self._engine, [prepared], deltas, body.wants_usage)
+        if body.stream:
+            return EventStream(generation.stream())
+        return await respond_unless_gone(request, self._collect(generation))
+
+    async def _collect(self, generation: Generation) -> Response:
+        return Response(await generation.collect(), media_type="application/json")

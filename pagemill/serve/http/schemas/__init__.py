@@ -1,0 +1,1 @@
+"""Request and response bodies of the OpenAI API. The only place that uses pydantic."""

@@ -1,0 +1,63 @@
+"""Body of POST /v1/completions: one prompt or several, as text or as token ids."""
+
+from typing import Any
+
+from pydantic import field_validator, model_validator
+
+from pagemill.errors import RequestError
+from pagemill.messages.prompts import Prompt
+from pagemill.messages.sampling_params import SamplingParams
+from pagemill.serve.http.schemas.generation import GenerationBody
+from pagemill.serve.processing.checks import shown
+
+MAX_PROMPTS = 1024
+MAX_COMPLETIONS = 4096
+"""Prompts times n, of one HTTP request."""
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionBody(GenerationBody):
+    """Texts to be continued."""
+
+    prompt: Any
+    """After validation a list of prompts, each a text or token ids."""
+    echo: bool | None = None
+    """Begin each text with its prompt."""
+
+    @field_validator("prompt", mode="plain")
+    @classmethod
+    def _prompts(cls, value: Any) -> list[Prompt]:
+        return parse_prompts(value)
+
+    @model_validator(mode="after")
+    def _few_enough(self) -> "CompletionBody":
+        total = len(self.prompt) * (self.n or 1)
+        if total > MAX_COMPLETIONS:
+            raise RequestError(
+                f"{len(self.prompt)} prompts with n={shown(self.n or 1)} are too many: "
+                f"at most {MAX_COMPLETIONS} completions per request",
+                "n",
+            )
+        return self
+
+    def to_sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        """Sampling parameters; max_tokens is 16 unless given. Raises RequestError."""
+        return self.sampling_params(defaults, DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens)
+
+
+def parse_prompts(value: Any) -> list[Prompt]:
+    """The four forms of a prompt as a list. Raises RequestError. Ids are checked on admission."""
+    if isinstance(value, str):
+        return [value]
+    kinds = set(map(type, value)) if isinstance(value, list) else set()
+    if kinds == {int}:
+        return [value]
+    if kinds not in ({str}, {list}):
+        raise RequestError(
+            f"prompt={shown(value)} is not allowed: a text, a list of texts, a list of token ids, or a list of those; "
+            "not empty and not mixed",
+            "prompt",
+        )
+    if len(value) > MAX_PROMPTS:
+        raise RequestError(f"prompt holds {len(value)} prompts; at most {MAX_PROMPTS} per request", "prompt")
+    return list(value)

@@ -1,0 +1,87 @@
+"""The HTTP server: a socket bound by us, uvicorn on it, and a line that says when it is ready.
+Does not know what the application does."""
+
+import asyncio
+import contextlib
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from pagemill.errors import ConfigError
+from pagemill.log import get_logger
+
+logger = get_logger(__name__)
+
+SHUTDOWN_GRACE_S = 5
+"""How long responses in flight may go on after SIGINT or SIGTERM."""
+_BACKLOG = 2048
+_MAX_PORT = 65535
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, so that a port in use is known before a model is loaded. Port 0 takes a free one.
+
+    Raises ConfigError.
+    """
+    if not 0 <= port <= _MAX_PORT:
+        raise ConfigError(f"--port {port} is not allowed: 0 to {_MAX_PORT}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--host {host!r} is not an address of this machine: {error}") from None
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+        sock.listen(_BACKLOG)  # two sockets may be bound to a port with SO_REUSEADDR, but only one may listen
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port, or 0 for a free one"
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn on a bound socket. `should_exit = True` stops it from anywhere."""
+
+    def __init__(self, app: ASGIApp, sock: socket.socket, log_level: str = "warning") -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level=log_level,
+                access_log=False,
+                timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+                server_header=False,
+                lifespan="on",
+                ws="none",
+            )
+        )
+        self.sock = sock
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        host, port = self.sock.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say so when it is done."""
+        await super().startup(sockets)
+        if not self.should_exit:
+            logger.info("ready: %s", self.url)
+
+    def run_until_stopped(self) -> None:
+        """Serve until SIGINT, SIGTERM or `should_exit`, then let responses finish and shut the application down."""
+        with contextlib.closing(self.sock):
+            asyncio.run(self.serve([self.sock]))
+
+
+def serve(app: ASGIApp, sock: socket.socket, log_level: str = "warning") -> None:
+    """Serve an application on a bound socket until the process is told to stop."""
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal once more when all is shut down
+        HttpServer(app, sock, log_level).run_until_stopped()

@@ -1,0 +1,31 @@
+"""What the routes of one app share, and how they get at it. Does not know which routes there are."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.http.handlers.chat import ChatHandler
+from pagemill.serve.http.handlers.completions import CompletionHandler
+from pagemill.serve.http.handlers.generation import ServedModel
+
+
+@dataclass(frozen=True)
+class Services:
+    """One engine and the handlers that use it; `app.state.services`."""
+
+    engine: AsyncLLM
+    model: ServedModel
+    chat: ChatHandler
+    completions: CompletionHandler
+
+
+def make_services(engine: AsyncLLM, model: ServedModel) -> Services:
+    """The handlers around an engine."""
+    return Services(engine, model, ChatHandler(engine, model), CompletionHandler(engine, model))
+
+
+def services(request: Request) -> Services:
+    """The services of the app that got the request."""
+    found: Services = request.app.state.services
+    return found

@@ -1,0 +1,1 @@
+"""Prompts to engine requests, engine outputs to text. Knows no HTTP and no engine."""

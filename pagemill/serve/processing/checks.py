@@ -1,0 +1,124 @@
+"""What a request must satisfy before the engine sees it: one function per rule, run as a list.
+Does not know where the prompt came from; it is token ids by now."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagemill.errors import RequestError
+from pagemill.messages.sampling_params import SamplingParams
+
+_SALT = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_MAX_SHOWN = 60
+_MAX_PRIORITY = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the running engine allows."""
+
+    max_model_len: int
+    """Tokens of prompt and output together."""
+    vocab_size: int
+    """Valid token ids are 0 <= id < vocab_size."""
+    has_priorities: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request on its way in: prompt as token ids, parameters as given."""
+
+    token_ids: Sequence[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+def shown(value: Any) -> str:
+    """A value for an error message: its repr, shortened."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value[:_MAX_SHOWN] if isinstance(value, (str, bytes, list, tuple)) else value)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def _prompt_is_not_empty(admission: Admission, bounds: Bounds) -> None:
+    if not admission.token_ids:
+        raise RequestError("the prompt is empty; it must hold at least one token", "prompt")
+
+
+def _prompt_fits(admission: Admission, bounds: Bounds) -> None:
+    num_tokens, most = len(admission.token_ids), bounds.max_model_len - 1
+    if num_tokens > most:
+        raise RequestError(
+            f"the prompt has {num_tokens} tokens, at most {most} fit: this model's context is "
+            f"{bounds.max_model_len} tokens, prompt and output together",
+            "prompt",
+        )
+
+
+def _token_ids_are_known(admission: Admission, bounds: Bounds) -> None:
+    ids = admission.token_ids
+    if any(kind is not int for kind in set(map(type, ids))):
+        wrong = next(item for item in ids if type(item) is not int)
+        raise RequestError(f"token id {shown(wrong)} in the prompt is not an integer", "prompt")
+    if min(ids) < 0 or max(ids) >= bounds.vocab_size:
+        wrong = next(item for item in ids if not 0 <= item < bounds.vocab_size)
+        raise RequestError(
+            f"token id {shown(wrong)} in the prompt is not allowed: 0 to {bounds.vocab_size - 1}", "prompt"
+        )
+
+
+def _stop_token_ids_are_known(admission: Admission, bounds: Bounds) -> None:
+    for token in admission.params.stop_token_ids or ():
+        if token >= bounds.vocab_size:
+            raise RequestError(
+                f"stop_token_ids holds {shown(token)}; token ids are 0 to {bounds.vocab_size - 1}", "stop_token_ids"
+            )
+
+
+def _stop_strings_are_unicode(admission: Admission, bounds: Bounds) -> None:
+    for stop in admission.params.stop or ():
+        check_unicode(stop, "stop")
+
+
+def _priority_is_in_use(admission: Admission, bounds: Bounds) -> None:
+    priority = admission.priority
+    if type(priority) is not int or abs(priority) > _MAX_PRIORITY:
+        raise RequestError(
+            f"priority={shown(priority)} is not allowed: an integer from {-_MAX_PRIORITY} to {_MAX_PRIORITY}",
+            "priority",
+        )
+    if priority and not bounds.has_priorities:
+        raise RequestError(
+            f"priority={priority} has no effect under the fcfs policy; start with --scheduling-policy priority",
+            "priority",
+        )
+
+
+def _salt_is_well_formed(admission: Admission, bounds: Bounds) -> None:
+    salt = admission.cache_salt
+    if salt is not None and not (isinstance(salt, str) and _SALT.fullmatch(salt)):
+        raise RequestError(
+            f"cache_salt={shown(salt)} is not allowed: 1 to 128 characters out of A-Z a-z 0-9 _ . : -", "cache_salt"
+        )
+
+
+CHECKS: tuple[Callable[[Admission, Bounds], None], ...] = (
+    _prompt_is_not_empty,
+    _prompt_fits,
+    _token_ids_are_known,
+    _stop_token_ids_are_known,
+    _stop_strings_are_unicode,
+    _priority_is_in_use,
+    _salt_is_well_formed,
+)
+
+
+def check_unicode(text: str, field: str) -> None:
+    """Raises RequestError when a text cannot be written as UTF-8 (a lone surrogate)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{field} is not valid Unicode at character {error.start}", field) from None

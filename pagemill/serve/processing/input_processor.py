@@ -1,0 +1,133 @@
+"""`InputProcessor`: a prompt and sampling parameters become a validated engine request.
+Does not know where requests come from or go to."""
+
+import itertools
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pagemill.errors import RequestError
+from pagemill.messages.engine_io import EngineCoreRequest, EngineReady
+from pagemill.messages.prompts import Prompt
+from pagemill.messages.sampling_params import MAX_SEED, SamplingParams
+from pagemill.serve.processing.checks import CHECKS, Admission, Bounds, check_unicode, shown
+from pagemill.tokenizers.interface import Tokenizer
+
+MAX_CHARS_PER_TOKEN = 64
+"""No text of more characters per token than this can fit; it is refused before it costs any tokenizing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """How a prompt is to be taken, besides its sampling parameters."""
+
+    priority: int = 0
+    cache_salt: str | None = None
+    add_special_tokens: bool = True
+    """Whether a text gets the tokenizer's own begin-of-sequence token; rendered chats have theirs already."""
+    clamp_max_tokens: bool = False
+    """True: max_tokens beyond the room in the context means the room. False: it is an error."""
+
+
+class PreparedRequest(NamedTuple):
+    """A request that passed every check."""
+
+    prompt: str | None
+    """None when the prompt was given as token ids."""
+    request: EngineCoreRequest
+
+
+class InputProcessor:
+    """Checks and completes requests for one running engine."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, ready: EngineReady, eos_token_ids: tuple[int, ...], has_priorities: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._bounds = Bounds(ready.max_model_len, ready.vocab_size, has_priorities)
+        self._eos_token_ids = tuple(sorted(token for token in set(eos_token_ids) if 0 <= token < ready.vocab_size))
+        self._prefix = secrets.token_hex(8)
+        self._count = itertools.count()
+
+    def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> PreparedRequest:
+        """The engine request for a prompt; params.n is kept (see `parallel_sampling`). Raises RequestError.
+
+        The seed, max_tokens and stop_token_ids of the result are complete, as `EngineCoreRequest` promises. Its id
+        is made here and unknown to clients.
+        """
+        text, token_ids = self._tokens_of(prompt, options.add_special_tokens)
+        admission = Admission(token_ids, params, options.priority, options.cache_salt)
+        for check in CHECKS:
+            check(admission, self._bounds)
+        request = EngineCoreRequest(
+            request_id=f"{self._prefix}-{next(self._count)}",
+            prompt_token_ids=token_ids,
+            params=self._complete(params, len(token_ids), options.clamp_max_tokens),
+            arrival_time=time.monotonic(),
+            priority=options.priority,
+            cache_salt=options.cache_salt,
+        )
+        return PreparedRequest(text, request)
+
+    def is_end_of_sequence(self, token_id: int | None) -> bool:
+        """Whether a token ends the output by itself, without a request naming it."""
+        return token_id in self._eos_token_ids
+
+    def _tokens_of(self, prompt: Any, add_special_tokens: bool) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            prompt = _only_value(prompt)
+        if isinstance(prompt, str):
+            return prompt, self._tokenize(prompt, add_special_tokens)
+        if isinstance(prompt, (list, tuple)):
+            return None, list(prompt)
+        raise RequestError(f"the prompt is {shown(prompt)}; it must be a text or a list of token ids", "prompt")
+
+    def _tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
+        if not text:
+            raise RequestError("the prompt is empty; it must hold at least one character", "prompt")
+        most = self._bounds.max_model_len * MAX_CHARS_PER_TOKEN
+        if len(text) > most:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, which cannot fit the context of "
+                f"{self._bounds.max_model_len} tokens (at most {most} characters are tried)",
+                "prompt",
+            )
+        check_unicode(text, "prompt")
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _complete(self, params: SamplingParams, num_prompt_tokens: int, clamp: bool) -> SamplingParams:
+        room = self._bounds.max_model_len - num_prompt_tokens
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        if max_tokens > room and not clamp:
+            raise RequestError(
+                f"max_tokens={max_tokens} is too large: the prompt has {num_prompt_tokens} tokens, so at most {room} "
+                f"are left of this model's context of {self._bounds.max_model_len} tokens",
+                "max_tokens",
+            )
+        max_tokens = min(max_tokens, room)
+        if params.min_tokens > max_tokens:
+            raise RequestError(
+                f"min_tokens={params.min_tokens} is not allowed: at most {max_tokens} tokens can be generated",
+                "min_tokens",
+            )
+        stop_ids = tuple(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            stop_ids = tuple(dict.fromkeys(stop_ids + self._eos_token_ids))
+        seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed & MAX_SEED
+        return params.replace(max_tokens=max_tokens, stop_token_ids=stop_ids, seed=seed)
+
+
+def _only_value(prompt: Mapping[str, Any]) -> Any:
+    """The text or the ids of a dict prompt."""
+    if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
+        return prompt["prompt"]
+    if set(prompt) == {"prompt_token_ids"} and isinstance(prompt["prompt_token_ids"], (list, tuple)):
+        return prompt["prompt_token_ids"]
+    raise RequestError(
+        "a prompt given as a dict must be {'prompt': text} or {'prompt_token_ids': [ids]}; "
+        f"this one has the keys {shown(sorted(map(str, prompt)))}",
+        "prompt",
+    )

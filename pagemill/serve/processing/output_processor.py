@@ -1,0 +1,109 @@
+"""`OutputProcessor`: what the engine produced becomes news on the streams of the requests.
+Does not know how outputs travel; it only says which requests the engine need not go on with."""
+
+from collections.abc import Callable, Iterable
+
+from pagemill.log import get_logger
+from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason
+from pagemill.serve.processing.request_stream import CompletionState, RequestStream
+
+logger = get_logger(__name__)
+
+
+class OutputProcessor:
+    """All completions in flight, by the id that the engine knows them under."""
+
+    def __init__(self, is_end_of_sequence: Callable[[int | None], bool]) -> None:
+        self._completions: dict[str, CompletionState] = {}
+        self._is_end_of_sequence = is_end_of_sequence
+
+    @property
+    def num_in_flight(self) -> int:
+        """Completions that have not ended."""
+        return len(self._completions)
+
+    def add(self, stream: RequestStream) -> None:
+        """Expect outputs for the children of a stream."""
+        for child, completion in zip(stream.children, stream.completions, strict=True):
+            self._completions[child.request_id] = completion
+
+    def process(self, outputs: EngineCoreOutputs) -> list[str]:
+        """Distribute what came. Returns the ids of requests that ended here (a stop string, an error in their own
+        text) while the engine still runs them. Ids that are not in flight are ignored: their tokens come late."""
+        aborts: list[str] = []
+        completions = self._completions
+        for request_id, token_id in zip(outputs.request_ids, outputs.token_ids, strict=True):
+            completion = completions.get(request_id)
+            if completion is not None:
+                try:
+                    stopped = completion.append((token_id,))
+                except Exception as error:
+                    stopped = self._give_up(request_id, completion, error)
+                if stopped:
+                    aborts.append(request_id)
+                    self._close(request_id, completion)
+                completion.stream.notify()
+        for output in outputs.outputs:
+            if output.request_id in completions:
+                self._process_one(output, aborts)
+        return aborts
+
+    def discard(self, streams: Iterable[RequestStream]) -> list[str]:
+        """Forget streams whose consumer is gone. Returns the ids that the engine still runs."""
+        return [
+            child.request_id
+            for stream in streams
+            for child in stream.children
+            if self._completions.pop(child.request_id, None) is not None
+        ]
+
+    def abort(self, external_id: str) -> list[str]:
+        """End the requests of a user's id with the reason abort; their consumers get what there is.
+
+        Returns the ids that the engine still runs.
+        """
+        found = [(key, item) for key, item in self._completions.items() if item.stream.external_id == external_id]
+        for request_id, completion in found:
+            completion.finish(FinishReason.ABORT)
+            self._close(request_id, completion)
+            completion.stream.notify()
+        return [request_id for request_id, _ in found]
+
+    def fail_all(self, error: Exception) -> None:
+        """Raise in every consumer; nothing is in flight afterwards."""
+        for completion in self._completions.values():
+            completion.stream.fail(error)
+        self._completions.clear()
+
+    def _process_one(self, output: EngineCoreOutput, aborts: list[str]) -> None:
+        completion, finish = self._completions[output.request_id], output.finish
+        stream = completion.stream
+        if output.num_cached_tokens is not None and stream.num_cached_tokens is None:
+            stream.num_cached_tokens = output.num_cached_tokens
+        try:
+            stopped = completion.append(output.new_token_ids, finish.stop_token_id if finish else None)
+            if finish is not None and not stopped:
+                completion.finish(finish.reason, self._stop_reason(finish))
+        except Exception as error:
+            stopped = self._give_up(output.request_id, completion, error)
+        if finish is not None and finish.reason is FinishReason.ERROR:
+            logger.warning("request %s failed in the engine: %s", stream.external_id, finish.message)
+        if finish is None and stopped:
+            aborts.append(output.request_id)
+        if finish is not None or stopped:
+            self._close(output.request_id, completion)
+        stream.notify()
+
+    def _stop_reason(self, finish: Finish) -> int | None:
+        """The stop token, unless it is the model's own end of sequence."""
+        return None if self._is_end_of_sequence(finish.stop_token_id) else finish.stop_token_id
+
+    def _give_up(self, request_id: str, completion: CompletionState, error: Exception) -> bool:
+        """An exception while text was made belongs to this request alone. Always True: the completion has ended."""
+        logger.error("request %s: its output could not be decoded", completion.stream.external_id, exc_info=error)
+        completion.finish_reason = FinishReason.ERROR
+        return True
+
+    def _close(self, request_id: str, completion: CompletionState) -> None:
+        del self._completions[request_id]
+        completion.stream.num_open -= 1

@@ -1,0 +1,26 @@
+"""One request for n completions as n engine requests that differ in their seeds.
+Does not know how their outputs are put together again."""
+
+from pagemill.messages.engine_io import EngineCoreRequest
+from pagemill.messages.sampling_params import MAX_SEED
+
+
+def fan_out(request: EngineCoreRequest) -> list[EngineCoreRequest]:
+    """The children of a request, one per completion; child i samples with the request's seed + i (mod 2**64).
+
+    They share the prompt's list. Child 0 equals the request asked for one completion.
+    """
+    seed, num_children = request.params.seed or 0, request.params.n
+    if num_children == 1:
+        return [request]
+    return [
+        EngineCoreRequest(
+            request_id=f"{request.request_id}.{index}",
+            prompt_token_ids=request.prompt_token_ids,
+            params=request.params.replace(n=1, seed=(seed + index) & MAX_SEED),
+            arrival_time=request.arrival_time,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+        )
+        for index in range(num_children)
+    ]

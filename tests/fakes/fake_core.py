@@ -1,0 +1,124 @@
+"""A `CoreApi` that answers every prompt with a script: no scheduler, no model, one token per request and step."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pagemill.messages.engine_io import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+    Finish,
+    FinishReason,
+)
+from pagemill.messages.stats import SchedulerStats
+from tests.fakes.fake_tokenizer import BOS, VOCAB_SIZE
+
+Script = Callable[[EngineCoreRequest], Sequence[int]]
+
+
+def echo(request: EngineCoreRequest) -> Sequence[int]:
+    """The prompt once more, over and over."""
+    ids = [token for token in request.prompt_token_ids if token != BOS]
+    return ids * (1 + (request.params.max_tokens or 0) // len(ids))
+
+
+def say(text: str, *more: int) -> Script:
+    """Always the same answer; `more` are token ids after it."""
+    return lambda request: [*text.encode(), *more]
+
+
+class FakeCore:
+    """Gives each request its script's tokens, one a step, until a stop token, max_tokens or the script's end.
+
+    `step_s` makes each step last; `fail_after` steps, the core raises.
+    """
+
+    def __init__(
+        self, script: Script = echo, *, max_model_len: int = 256, step_s: float = 0.0, fail_after: int | None = None
+    ) -> None:
+        self.ready = EngineReady(max_model_len=max_model_len, vocab_size=VOCAB_SIZE, num_blocks=64, block_size=16)
+        self.script = script
+        self.step_s = step_s
+        self.fail_after = fail_after
+        self.refuse = False
+        self.seen: list[EngineCoreRequest] = []
+        self.aborted: list[str] = []
+        self.num_steps = 0
+        self.is_shut_down = False
+        self.threads: set[int] = set()
+        self._running: dict[str, tuple[EngineCoreRequest, list[int], int]] = {}
+
+    def add(self, request: EngineCoreRequest) -> None:
+        self._note_thread()
+        if self.refuse:
+            raise RuntimeError("refused at 0x7f00deadbeef")
+        self.seen.append(request)
+        self._running[request.request_id] = (request, list(self.script(request)), 0)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._note_thread()
+        for request_id in request_ids:
+            if self._running.pop(request_id, None) is not None:
+                self.aborted.append(request_id)
+
+    def has_work(self) -> bool:
+        return bool(self._running)
+
+    def step(self) -> list[EngineCoreOutputs]:
+        self._note_thread()
+        self.num_steps += 1
+        if self.step_s:
+            time.sleep(self.step_s)
+        if self.fail_after is not None and self.num_steps > self.fail_after:
+            raise RuntimeError("the device fell off the bus at 0x7f00deadbeef")
+        plain_ids: list[str] = []
+        plain_tokens: list[int] = []
+        outputs = []
+        for request_id, (request, answer, position) in list(self._running.items()):
+            finish = self._finish(request, answer, position)
+            if finish is None and position:
+                plain_ids.append(request_id)
+                plain_tokens.append(answer[position])
+            else:
+                cached = 2 if position == 0 else None
+                outputs.append(
+                    EngineCoreOutput(
+                        request_id=request_id,
+                        new_token_ids=[answer[position]],
+                        finish=finish,
+                        num_cached_tokens=cached,
+                    )
+                )
+            if finish is None:
+                self._running[request_id] = (request, answer, position + 1)
+            else:
+                del self._running[request_id]
+        stats = SchedulerStats(num_running=len(self._running))
+        return [EngineCoreOutputs(request_ids=plain_ids, token_ids=plain_tokens, outputs=outputs, stats=stats)]
+
+    def call(self, name: str, *args: Any) -> Any:
+        self._note_thread()
+        if name != "reset_prefix_cache":
+            raise ValueError(f"unknown call {name}")
+        return True
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def _finish(self, request: EngineCoreRequest, answer: list[int], position: int) -> Finish | None:
+        token = answer[position]
+        if token in (request.params.stop_token_ids or ()) and position >= request.params.min_tokens:
+            return Finish(FinishReason.STOP, stop_token_id=token)
+        if position + 1 in (request.params.max_tokens, len(answer)):
+            return Finish(FinishReason.LENGTH)
+        return None
+
+    def _note_thread(self) -> None:
+        self.threads.add(threading.get_ident())

@@ -1,0 +1,66 @@
+"""A tokenizer whose tokens are bytes, so that characters and stop strings split over tokens in every way."""
+
+import codecs
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagemill.errors import RequestError
+
+BOS, EOS, IM_END = 256, 257, 258
+VOCAB_SIZE = 300
+"""Width of the logits; 259 to 299 decode to nothing."""
+
+
+class ByteDecoder:
+    """Incremental UTF-8."""
+
+    def __init__(self, skip_special_tokens: bool) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._skip = skip_special_tokens
+
+    def step(self, token_ids: Sequence[int]) -> str:
+        return "".join(self._one(token) for token in token_ids)
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+    def _one(self, token: int) -> str:
+        if token < 256:
+            return self._decoder.decode(bytes([token]))
+        name = {BOS: "<s>", EOS: "</s>", IM_END: "<|im_end|>"}.get(token, "")
+        return "" if self._skip else name
+
+
+class ByteTokenizer:
+    """Token id = byte; 256 begins a text, 257 and 258 end it."""
+
+    vocab_size = 259
+    bos_token_id: int | None = BOS
+    eos_token_ids: tuple[int, ...] = (EOS,)
+    chat_template: str | None = "fake"
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * add_special_tokens + list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        decoder = ByteDecoder(skip_special_tokens)
+        return decoder.step(token_ids) + decoder.flush()
+
+    def incremental(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> ByteDecoder:
+        return ByteDecoder(skip_special_tokens)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **template_variables: Any,
+    ) -> str:
+        if chat_template == "broken":
+            raise RequestError("the template failed at /opt/app/template.py, <object at 0x7f00deadbeef>", "messages")
+        text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
+        return (
+            text + "".join(f"({k}={v})" for k, v in template_variables.items()) + "[assistant]" * add_generation_prompt
+        )
