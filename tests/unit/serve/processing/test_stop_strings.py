@@ -58,7 +58,9 @@ def test_held_back_is_exactly_what_may_still_become_a_stop_string(text: str, sto
     (("END",), ["some E", "NO"], ["some ", "ENO", ""]),
     (("\n\n",), ["a\n", "b\n", "\n"], ["a", "\nb", ""]),
 ])  # fmt: skip
-def test_pieces_come_as_soon_as_they_are_certain(stops: tuple[str, ...], pieces: list[str], expected: list[str]) -> None:
+def test_pieces_come_as_soon_as_they_are_certain(
+    stops: tuple[str, ...], pieces: list[str], expected: list[str]
+) -> None:
     released, _ = feed_all(StopMatcher(stops, False), pieces)
     assert released == expected
 
