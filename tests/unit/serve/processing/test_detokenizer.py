@@ -1,5 +1,7 @@
 """Text of one completion: whole characters, stop strings over token borders, min_tokens."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ def test_every_split_into_tokens_gives_the_same_text(text: str, stop: str, inclu
     ids = list(text.encode())
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)))))
     borders = [0, *cuts, len(ids)]
-    pieces = [ids[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    pieces = [ids[a:b] for a, b in itertools.pairwise(borders)]
     found, match = text_of(pieces, SamplingParams(stop=stop, include_stop_str_in_output=include))
     before, separator, _ = text.partition(stop)
     assert found == before + (separator if include else "")

@@ -1,5 +1,7 @@
 """Stop strings: the cut of the text into pieces never matters."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ def feed_all(matcher: StopMatcher, pieces: list[str]) -> tuple[list[str], str | 
 @given(TEXTS, STOPS, st.booleans(), st.lists(st.integers(0, 24)))
 def test_every_split_gives_the_same_text(text: str, stops: list[str], include: bool, cuts: list[int]) -> None:
     borders = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
-    pieces = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(borders)]
     released, stop = feed_all(StopMatcher(tuple(stops), include), pieces)
     assert ("".join(released), stop) == reference(text, stops, include)
 
