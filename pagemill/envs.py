@@ -36,6 +36,11 @@ def api_key() -> str | None:
     return _read("API_KEY")
 
 
+def compiler() -> str:
+    """CXX: the C++ compiler that builds the CPU kernels (default g++)."""
+    return os.environ.get("CXX") or "g++"
+
+
 def native_kernels() -> bool:
     """PAGEMILL_NATIVE_KERNELS=0 turns the C++ kernels off and uses the torch reference instead."""
     return _read("NATIVE_KERNELS") != "0"

@@ -6,5 +6,8 @@ from pagemill.catalog.registry import Registry
 
 ATTENTION: Registry[Any] = Registry(
     "attention backend",
-    {"TORCH_CPU": "pagemill.model.attention.backends.torch_cpu:TorchCpuBackend"},
+    {
+        "CPU_ATTN": "pagemill.model.attention.backends.cpu:CpuBackend",
+        "TORCH_CPU": "pagemill.model.attention.backends.torch_cpu:TorchCpuBackend",
+    },
 )

@@ -67,7 +67,8 @@ def add_flags(parser: argparse.ArgumentParser, sections: Iterable[type], skip: I
 
 def _flag_options(field: "dataclasses.Field[Any]", kind: type) -> dict[str, Any]:
     shown = "" if field.default in (None, dataclasses.MISSING) else f" (default: {field.default})"
-    options: dict[str, Any] = {"dest": field.name, "default": None, "help": field.metadata["help"] + shown}
+    help_text = (field.metadata["help"] + shown).replace("%", "%%")
+    options: dict[str, Any] = {"dest": field.name, "default": None, "help": help_text}
     if kind is bool:
         return options | {"action": argparse.BooleanOptionalAction}
     if kind is dict:

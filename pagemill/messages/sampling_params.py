@@ -1,6 +1,7 @@
 """`SamplingParams`: how one request is sampled and when it stops. Knows nothing about models or tokenizers."""
 
 import math
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -43,9 +44,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Least probability relative to the most likely token, in [0, 1]."""
     seed: int | None = None
     """Same seed, same noise at each position. None: one is drawn on admission."""
-    stop: tuple[str, ...] | list[str] | str | None = None
+    stop: Sequence[str] | str | None = None
     """Strings that end the output; kept as a tuple."""
-    stop_token_ids: tuple[int, ...] | list[int] | None = None
+    stop_token_ids: Sequence[int] | None = None
     """Token ids that end the output, besides the model's end-of-sequence ids; kept as a tuple."""
     include_stop_str_in_output: bool = False
     """Whether the text keeps the stop string that ended it."""

@@ -21,7 +21,7 @@ class CpuPlatform(Platform):
         torch.set_num_threads(num_threads)
 
     def attention_order(self) -> tuple[str, ...]:
-        return ("TORCH_CPU",)
+        return ("CPU_ATTN", "TORCH_CPU")
 
     def torch_device(self) -> str:
         return "cpu"

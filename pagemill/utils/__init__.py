@@ -1,0 +1,1 @@
+"""Pure helpers used in every plane, one topic per file."""

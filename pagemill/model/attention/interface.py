@@ -104,6 +104,12 @@ class AttentionBackend(ABC):
     metadata_builder: ClassVar[type[MetadataBuilder]]
     impl: ClassVar[type[AttentionImpl]]
 
+    @classmethod
+    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
+        """Reasons why the backend cannot run this layer here; empty when it can. A backend that needs more than its
+        capability says (a compiled library, a package) adds its reason."""
+        return cls.capability.missing(spec, device, dtype)
+
     @staticmethod
     @abstractmethod
     def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:

@@ -1,0 +1,82 @@
+# Everything that people and CI run. `make` alone lists the targets.
+# The environment in .venv is made once and again when pyproject.toml or constraints.txt change; the package is
+# installed editable, so edits need no reinstall. PYTHON= picks the interpreter, ARGS= adds flags.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+DEFAULT_MODEL := smollm2
+BROWSERS := chromium chromium-browser google-chrome chrome
+
+.PHONY: help run test check lint unit conformance test-gpu bench-smoke docs format clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
+	  printf '  make %-13s %s\n' "$$name" "$$text"; done
+
+run: $(VENV)/.stamp-run ## serve the default model on http://127.0.0.1:8000 (ARGS="--port 9000 ...")
+	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
+	exec $(BIN)/pagemill serve $(ARGS)
+
+test: $(VENV)/.stamp-dev ## every test but the GPU's and the long conformance run
+	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
+	@for name in $(BROWSERS); do if command -v $$name >/dev/null; then exit 0; fi; done; \
+	  echo "NOTE: no Chromium on this machine: the browser tests of the playground are skipped (Debian: apt-get install chromium)"
+	$(BIN)/pytest -m "not gpu and not conformance" $(ARGS)
+
+check: lint unit ## the inner loop, under a minute: lint, types, contracts, budgets, fast unit tests
+
+lint: $(VENV)/.stamp-dev ## format, lint, types, import contracts, size budgets, generated docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_budgets.py
+	$(BIN)/python tools/gen_docs.py --check
+
+unit: $(VENV)/.stamp-dev
+	$(BIN)/pytest tests/unit -m "not (slow or model or browser or gpu or conformance)" $(ARGS)
+
+conformance: $(VENV)/.stamp-dev ## the long comparison with transformers (many minutes)
+	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
+	$(BIN)/pytest tests/conformance -m "not gpu" -v -s $(ARGS)
+
+test-gpu: $(VENV)/.stamp-dev ## the tests that need a CUDA device
+	$(BIN)/pytest -m gpu $(ARGS)
+
+bench-smoke: $(VENV)/.stamp-run ## a short throughput run: shows that the benchmark works, not how fast we are
+	$(BIN)/pagemill bench throughput --model $(DEFAULT_MODEL) --num-prompts 8 --input-len 32 --output-len 16 $(ARGS)
+
+docs: $(VENV)/.stamp-dev ## write the generated docs (docs/reference, the tree in ARCHITECTURE.md)
+	$(BIN)/python tools/gen_docs.py
+
+format: $(VENV)/.stamp-dev ## format the code and apply safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove the environment, caches and build output; downloaded models stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find pagemill tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.stamp-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is not Python 3.11 or newer: set PYTHON=, as in 'make run PYTHON=python3.12'" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# setuptools comes first, pinned, so that building the package needs no environment (and no download) of its own.
+$(VENV)/.stamp-run: pyproject.toml constraints.txt $(VENV)/.stamp-venv
+	$(PIP) setuptools
+	$(PIP) --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.stamp-dev: pyproject.toml constraints.txt $(VENV)/.stamp-venv
+	$(PIP) setuptools
+	$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $(VENV)/.stamp-run $@

@@ -1,0 +1,124 @@
+"""From what the user typed to files on this machine, and from the files to `ModelFacts`.
+Knows nothing about the device or about how a model is computed."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pagemill.artifacts import aliases, gguf_metadata, hf_config, hub
+from pagemill.artifacts.gguf_file import read_gguf
+from pagemill.catalog.models import MODELS
+from pagemill.config.facts import ModelFacts
+from pagemill.errors import ModelError
+
+
+def locate(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
+    """Folder or .gguf file of an alias, a path or a hub id, fetched when it is not on this machine.
+
+    An alias wins over a folder of the same name (write ./name for that). Raises ModelError.
+    """
+    if model in aliases.ALIASES:
+        return aliases.fetch(model)
+    path = Path(model).expanduser()
+    if model and path.is_dir():
+        return _gguf_inside(path)
+    if model and path.is_file():
+        return path
+    if model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf"):
+        raise ModelError(f"{model}: no such file or folder")
+    if not hub.is_hub_id(model):
+        raise ModelError(
+            f"{model or repr(model)} is not an alias (known: {', '.join(sorted(aliases.ALIASES))}), "
+            "not a file or folder here, and not a hub id (org/name)"
+        )
+    return hub.snapshot(model, revision, download_dir)
+
+
+def describe(
+    name: str,
+    path: Path,
+    hf_overrides: Mapping[str, object] | None = None,
+    generation_config: str = "auto",
+    load_format: str = "auto",
+) -> ModelFacts:
+    """Facts of the model at `path`; `name` is what the user called it.
+
+    hf_overrides is laid over the config; generation_config other than "auto" means neutral sampling defaults;
+    load_format "dummy" needs no weights. Raises ModelError for damaged, missing or unsupported files.
+    """
+    facts = _from_gguf(name, path) if path.is_file() else _from_folder(name, path, load_format)
+    config = hf_config.with_classic_rope(facts.hf_config | dict(hf_overrides or {}))
+    architecture = _first(config.get("architectures")) or facts.architecture
+    if architecture not in MODELS:
+        raise ModelError(
+            f"{name}: architecture {architecture!r} is not supported; supported: {', '.join(sorted(MODELS))}"
+        )
+    if load_format not in ("auto", "dummy", facts.weights_format):
+        raise ModelError(f"{name}: load_format={load_format!r}, but the weights are {facts.weights_format}")
+    return dataclasses.replace(
+        facts,
+        weights_format="dummy" if load_format == "dummy" else facts.weights_format,
+        architecture=architecture,
+        hf_config=config,
+        max_position=_positive(name, config, "max_position_embeddings"),
+        vocab_size=_positive(name, config, "vocab_size"),
+        generation_defaults=facts.generation_defaults if generation_config == "auto" else {},
+    )
+
+
+def _gguf_inside(folder: Path) -> Path:
+    """The folder itself, or the one .gguf file in it when it has no config.json."""
+    if (folder / "config.json").exists():
+        return folder
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) > 1:
+        raise ModelError(f"{folder} has several .gguf files; name one: {', '.join(file.name for file in files)}")
+    return files[0] if files else folder
+
+
+def _from_gguf(name: str, path: Path) -> ModelFacts:
+    file = read_gguf(path)
+    config = gguf_metadata.hf_config(file)
+    return ModelFacts(
+        name=name,
+        path=str(path),
+        weights_format="gguf",
+        architecture=config["architectures"][0],
+        hf_config=config,
+        dtype=gguf_metadata.checkpoint_dtype(file),
+        max_position=config["max_position_embeddings"],
+        vocab_size=config["vocab_size"],
+        eos_token_ids=gguf_metadata.eos_token_ids(file),
+        generation_defaults=gguf_metadata.sampling_defaults(file),
+    )
+
+
+def _from_folder(name: str, path: Path, load_format: str) -> ModelFacts:
+    """Facts whose sizes are still 0: overrides may change what config.json says about them."""
+    folder = hf_config.read_folder(path)
+    if load_format != "dummy":
+        hf_config.require_safetensors(path)
+    return ModelFacts(
+        name=name,
+        path=str(path),
+        weights_format="safetensors",
+        architecture=folder.architecture,
+        hf_config=folder.config,
+        dtype=folder.dtype,
+        max_position=0,
+        vocab_size=0,
+        eos_token_ids=folder.eos_token_ids,
+        generation_defaults=dict(folder.generation_defaults),
+    )
+
+
+def _first(names: object) -> str | None:
+    return str(names[0]) if isinstance(names, list) and names else None
+
+
+def _positive(name: str, config: dict[str, Any], key: str) -> int:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"{name}: {key}={value!r} in its config is not a positive integer")
+    return value

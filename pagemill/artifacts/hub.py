@@ -1,0 +1,48 @@
+"""Snapshots from the Hugging Face hub: json, safetensors and tokenizer files, never code and never pickles.
+Knows nothing about what the files say."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from pagemill.errors import ModelError
+
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_PATTERNS: Final = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja")
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether the name has the form `org/name`."""
+    return _HUB_ID.fullmatch(model) is not None
+
+
+def snapshot(hub_id: str, revision: str | None = None, download_dir: str | None = None) -> Path:
+    """Folder with the files of a hub repository, downloaded when they are not cached.
+
+    Raises ModelError when it does not exist, needs a login, or the hub cannot be reached.
+    """
+    # huggingface_hub (and httpx) take 0.3 s to import; local models do not need them.
+    import httpx
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    at = f"{hub_id} (revision {revision})" if revision else hub_id
+    try:
+        folder = huggingface_hub.snapshot_download(
+            hub_id, revision=revision, cache_dir=download_dir, allow_patterns=list(_PATTERNS)
+        )
+    except errors.GatedRepoError as error:
+        raise ModelError(f"{at} is gated: accept its terms on the hub, and set HF_TOKEN") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelError(f"{at} does not exist on the hub, or is private (set HF_TOKEN)") from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelError(f"{hub_id} has no revision {revision!r}") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise ModelError(f"{at} is not cached and the hub cannot be reached") from error
+    except (errors.HfHubHTTPError, errors.HFValidationError, httpx.HTTPError, OSError) as error:
+        raise ModelError(f"{at} cannot be fetched from the hub: {_first_line(error)}") from error
+    return Path(folder)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,152 @@
+"""`pagemill bench throughput|latency|serve`: flags of the measurements. What is measured is in pagemill.bench."""
+
+import argparse
+import asyncio
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pagemill import envs
+from pagemill.cli.engine_flags import add_engine_flags, given_settings
+from pagemill.cli.errors import ServerError, UsageError
+from pagemill.cli.session import DEFAULT_URL
+
+if TYPE_CHECKING:
+    from pagemill.bench.workload import WorkItem
+    from pagemill.llm import LLM
+
+WORKLOAD_NOT_ENGINE = ("seed",)
+"""Engine settings whose flag means the workload's here; the engine needs none, as benchmarks decode greedily."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command, its own commands and their flags."""
+    parser = subparsers.add_parser("bench", description="Measure.", allow_abbrev=False)
+    parser.set_defaults(measure=None, print_help=parser.print_help)
+    kinds = parser.add_subparsers(title="measurements", metavar="MEASUREMENT")
+    for add in (_add_throughput, _add_latency, _add_serve):
+        add(kinds)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print the figures; 0, or 1 when a request failed."""
+    if args.measure is None:
+        args.print_help()
+        return 0
+    code: int = args.measure(args)
+    return code
+
+
+def _add_throughput(kinds: Any) -> None:
+    parser = kinds.add_parser("throughput", help="output tokens/s of many requests, offline", allow_abbrev=False)
+    parser.set_defaults(measure=_throughput)
+    parser.add_argument("--num-prompts", type=int, help="requests (default: 64, or all of --workload)")
+    _add_workload_flags(parser, input_len=128, output_len=128)
+    add_engine_flags(parser, skip=WORKLOAD_NOT_ENGINE)
+
+
+def _add_latency(kinds: Any) -> None:
+    parser = kinds.add_parser("latency", help="time that one batch takes, offline", allow_abbrev=False)
+    parser.set_defaults(measure=_latency)
+    parser.add_argument("--batch-size", type=int, default=1, help="requests in the batch (default: 1)")
+    parser.add_argument("--num-iterations", type=int, default=5, help="measured runs (default: 5)")
+    parser.add_argument("--num-warmups", type=int, default=1, help="runs before those (default: 1)")
+    _add_workload_flags(parser, input_len=32, output_len=128, file=False)
+    add_engine_flags(parser, skip=WORKLOAD_NOT_ENGINE)
+
+
+def _add_serve(kinds: Any) -> None:
+    parser = kinds.add_parser("serve", help="load on a running server", allow_abbrev=False)
+    parser.set_defaults(measure=_serve)
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    parser.add_argument("--model", help="name of the model there (default: the server's)")
+    parser.add_argument("--api-key", help="key that the server asks for (default: PAGEMILL_API_KEY)")
+    parser.add_argument("--num-prompts", type=int, help="requests (default: 64, or all of --workload)")
+    parser.add_argument("--request-rate", type=float, default=math.inf, help="requests/s (default: inf, all at once)")
+    parser.add_argument("--burstiness", type=float, default=1.0, help="1: Poisson arrivals; less: bursts (default: 1)")
+    parser.add_argument("--max-concurrency", type=int, help="most requests at a time (default: no limit)")
+    parser.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help="goals, as in ttft:500 tpot:50")
+    _add_workload_flags(parser, input_len=128, output_len=128)
+
+
+def _add_workload_flags(parser: argparse.ArgumentParser, input_len: int, output_len: int, file: bool = True) -> None:
+    group = parser.add_argument_group("workload", "Random token ids; decoding is greedy and ignores end-of-sequence.")
+    if file:
+        group.add_argument("--workload", type=Path, metavar="FILE", help="JSON Lines instead: prompt_token_ids, ...")
+    group.add_argument("--input-len", type=int, default=input_len, help=f"prompt tokens (default: {input_len})")
+    group.add_argument("--output-len", type=int, default=output_len, help=f"tokens to generate (default: {output_len})")
+    group.add_argument("--range-ratio", type=float, default=0.0, help="lengths vary by +- this share (default: 0)")
+    group.add_argument("--prefix-len", type=int, default=0, help="tokens that all prompts share, in front (default: 0)")
+    group.add_argument("--vocab-size", type=int, default=10_000, help="ids are drawn below this (default: 10000)")
+    group.add_argument("--seed", type=int, default=0, help="of the workload and of the arrivals (default: 0)")
+    group.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there too")
+
+
+def _throughput(args: argparse.Namespace) -> int:
+    from pagemill.bench.offline import measure_throughput  # deferred: numpy
+
+    workload = _workload(args, args.num_prompts)
+    return _show(args, measure_throughput(_load_llm(args), workload))
+
+
+def _latency(args: argparse.Namespace) -> int:
+    from pagemill.bench.offline import measure_latency  # deferred: numpy
+
+    if args.num_iterations < 1 or args.num_warmups < 0:
+        raise UsageError("--num-iterations must be at least 1, and --num-warmups not negative")
+    size, num_batches = args.batch_size, args.num_iterations + args.num_warmups
+    items = _workload(args, size * num_batches)
+    batches = [items[start : start + size] for start in range(0, len(items), size)]
+    return _show(args, measure_latency(_load_llm(args), batches, args.num_warmups))
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from pagemill.bench.arrivals import arrival_times_s  # deferred, with the next two: httpx and numpy
+    from pagemill.bench.load import Target, run_load
+    from pagemill.bench.serving_report import make_report, parse_goals
+
+    if args.max_concurrency is not None and args.max_concurrency < 1:
+        raise UsageError(f"--max-concurrency {args.max_concurrency} must be at least 1")
+    goals_ms = parse_goals(args.goodput)
+    workload = _workload(args, args.num_prompts)
+    arrivals_s = arrival_times_s(len(workload), args.request_rate, args.burstiness, args.seed)
+    target = Target(args.url.rstrip("/").removesuffix("/v1"), args.model, args.api_key or envs.api_key())
+    report = make_report(asyncio.run(run_load(target, workload, arrivals_s, args.max_concurrency)), goals_ms)
+    if report.num_completed == 0:
+        raise ServerError(f"no request to {target.url} was answered; the first error: {report.first_error}")
+    _show(args, report)
+    return 1 if report.num_failed else 0
+
+
+def _workload(args: argparse.Namespace, num_prompts: int | None) -> "list[WorkItem]":
+    from pagemill.bench.workload import RandomShape, random_workload, read_workload  # deferred: numpy
+
+    if getattr(args, "workload", None) is not None:
+        return read_workload(args.workload, num_prompts)
+    shape = RandomShape(args.input_len, args.output_len, args.range_ratio, args.prefix_len, args.vocab_size)
+    return random_workload(64 if num_prompts is None else num_prompts, shape, args.seed)
+
+
+def _load_llm(args: argparse.Namespace) -> "LLM":
+    from pagemill.llm import LLM  # deferred: torch
+
+    return LLM(**given_settings(args, skip=WORKLOAD_NOT_ENGINE))
+
+
+def _show(args: argparse.Namespace, result: Any) -> int:
+    from pagemill.bench.result import table, write_json  # deferred: with the measurement's own modules
+
+    print(table(result))
+    if args.output_json is not None:
+        write_json(args.output_json, result, arguments=_shown_arguments(args))
+    return 0
+
+
+def _shown_arguments(args: argparse.Namespace) -> dict[str, str | int | float]:
+    """What was asked for, for the record: no secret, and no infinity, which JSON has not."""
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    return {
+        name: value
+        for name, value in given.items()
+        if name != "api_key" and isinstance(value, (str, int, float)) and value != math.inf
+    }

@@ -1,0 +1,24 @@
+"""From parsed flags to `EngineArgs` and `ServerConfig`. The settings themselves are listed in config.sections."""
+
+import argparse
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from pagemill.config.arguments import ENGINE_SECTIONS, EngineArgs, add_flags
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, skip: Iterable[str] = ()) -> None:
+    """One flag per setting of the engine, except the fields in `skip`."""
+    add_flags(parser, ENGINE_SECTIONS.values(), skip)
+
+
+def given_settings(args: argparse.Namespace, skip: Iterable[str] = ()) -> dict[str, Any]:
+    """Engine settings that were given on the command line: field -> value."""
+    names = {field.name for cls in ENGINE_SECTIONS.values() for field in dataclasses.fields(cls)} - set(skip)
+    return {name: value for name, value in vars(args).items() if name in names and value is not None}
+
+
+def engine_args(args: argparse.Namespace, skip: Iterable[str] = ()) -> EngineArgs:
+    """The engine's settings. Raises ConfigError for a value of the wrong type or range."""
+    return EngineArgs(**given_settings(args, skip))

@@ -1,0 +1,108 @@
+"""Entry of the `pagemill` command: finds the subcommand, runs it, turns errors into one line and an exit code.
+
+Knows the subcommands by name only; a module is imported when its command is called.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from pagemill import __version__, envs
+from pagemill.cli.errors import UsageError
+from pagemill.errors import ConfigError, PagemillError
+
+COMMANDS = {
+    "serve": "serve a model over HTTP, with a playground page",
+    "chat": "talk with a model in the terminal",
+    "complete": "continue a text",
+    "bench": "measure throughput, latency or a running server",
+    "info": "print versions, the machine and the known models",
+}
+"""Subcommand -> help; its module is pagemill.cli.<subcommand>, with `add_parser(subparsers)` and `run(args) -> int`."""
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that answers wrong usage with one line instead of every flag there is."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see '{self.prog} --help'")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C.
+
+    `argv` is the command line without the program's name; None means that of this process.
+    """
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except SystemExit as done:  # --help and --version
+        return done.code if isinstance(done.code, int) else 0
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return _reader_gone()
+    except Exception as error:
+        if _debugging():
+            raise
+        print(f"pagemill: error: {_one_line(error)}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR
+
+
+def _run(argv: list[str]) -> int:
+    parser, module = _build_parser(argv[0] if argv else "")
+    args = parser.parse_args(argv)
+    if module is None:
+        parser.print_help()
+        return 0
+    code: int = module.run(args)
+    sys.stdout.flush()
+    return code
+
+
+def _build_parser(chosen: str) -> tuple[Parser, ModuleType | None]:
+    """The parser with all commands by name and help, but only the chosen one's flags; and its module."""
+    parser = Parser(prog="pagemill", description="An LLM inference and serving engine.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"pagemill {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    module = None
+    for name, summary in COMMANDS.items():
+        if name == chosen:
+            module = importlib.import_module(f"pagemill.cli.{name}")
+            module.add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
+    return parser, module
+
+
+def _one_line(error: Exception) -> str:
+    """The message of an expected error; for any other, what it was and how to learn more."""
+    text = " ".join(str(error).split())
+    if isinstance(error, PagemillError):
+        return text
+    return f"{type(error).__name__}: {text} (unexpected; PAGEMILL_LOGGING_LEVEL=DEBUG shows where)"
+
+
+def _debugging() -> bool:
+    try:
+        return envs.log_level() == "DEBUG"
+    except ConfigError:
+        return False
+
+
+def _reader_gone() -> int:
+    """`pagemill ... | head` is no error; what is still buffered goes nowhere, or the interpreter would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_BROKEN_PIPE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""`pagemill serve`: an OpenAI-compatible server. Starts it; knows nothing about how it serves."""
+
+import argparse
+from typing import Any
+
+from pagemill.cli.engine_flags import add_engine_flags, engine_args
+from pagemill.cli.errors import UsageError
+from pagemill.config.arguments import add_flags, make_section
+from pagemill.config.sections import ServerConfig
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command and its flags."""
+    parser = subparsers.add_parser(
+        "serve",
+        description="Serve a model over an OpenAI-compatible HTTP API, with a playground page at /.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="the same as --model")
+    add_flags(parser, [ServerConfig])
+    add_engine_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop; the server's exit code."""
+    if args.model_argument is not None:
+        if args.model not in (None, args.model_argument):
+            raise UsageError(f"two models: MODEL is {args.model_argument!r}, --model is {args.model!r}; give one")
+        args.model = args.model_argument
+    server = make_section(ServerConfig, vars(args))
+    engine = engine_args(args)
+    from pagemill.launch import serve  # deferred: torch and fastapi
+
+    return serve(engine, server)

@@ -1,0 +1,134 @@
+"""`EngineCore`: the loop of schedule, execute, sample and update, around one scheduler and one executor.
+
+Knows nothing about sockets, text, or how many devices there are.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from pagemill.config.engine_config import EngineConfig
+from pagemill.engine.executor.interface import Executor
+from pagemill.engine.kv_cache.manager import KVCacheManager
+from pagemill.engine.kv_cache.planning import merge_specs, plan_kv_cache
+from pagemill.engine.scheduler.limits import SchedulerLimits
+from pagemill.engine.scheduler.scheduler import Scheduler
+from pagemill.errors import ConfigError, EngineDeadError
+from pagemill.log import get_logger
+from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
+from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.messages.step import ModelRunnerOutput
+
+logger = get_logger(__name__)
+
+
+class EngineCore:
+    """Implements `CoreApi` (serve/client/interface.py). Not thread-safe.
+
+    `depth` is how many steps may be in flight at once: 1 waits for each step's tokens before the next is scheduled.
+    Construction brings the engine up, and raises ConfigError when its settings cannot work.
+    """
+
+    def __init__(self, config: EngineConfig, executor: Executor, *, depth: int = 1) -> None:
+        self._executor = executor
+        self._depth = depth
+        self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
+        self._death: str | None = None
+        limits = scheduler_limits(config)
+        plan = _plan(config, limits, executor)
+        executor.initialize_kv_cache(plan)
+        executor.call_all("warm_up")
+        cache = config.cache
+        self._kv = KVCacheManager(plan, cache.prefix_caching_hash_algo if cache.enable_prefix_caching else None)
+        self._scheduler = Scheduler(limits, self._kv, depth=depth)
+        self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
+        self.ready = EngineReady(
+            max_model_len=limits.max_model_len,
+            vocab_size=config.facts.vocab_size,
+            num_blocks=plan.num_blocks,
+            block_size=plan.groups[0].spec.block_size,
+        )
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Queue a request. One that cannot run is reported by the next step. Raises EngineDeadError."""
+        self._check_alive()
+        self._scheduler.add(request)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests, in whatever state; unknown ids are ignored. No output follows for them."""
+        self._scheduler.abort(request_ids)
+
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self._scheduler.has_work()
+
+    def step(self) -> list[EngineCoreOutputs]:
+        """Keep up to `depth` steps in flight; what the oldest one produced. Raises EngineDeadError, from then on
+        always, when anything fails that does not belong to one request."""
+        self._check_alive()
+        try:
+            return self._step()
+        except Exception as error:
+            self._death = f"{type(error).__name__}: {error}"
+            raise EngineDeadError(f"the engine stopped: {self._death}") from error
+
+    def call(self, name: str, *args: Any) -> Any:
+        """A rare call by name: reset_prefix_cache, which returns whether the cache was emptied (it is not while a
+        request runs). Raises ValueError for another name."""
+        if name not in self._calls:
+            raise ValueError(f"unknown call {name!r}; known: {', '.join(self._calls)}")
+        return self._calls[name](*args)
+
+    def check_integrity(self) -> None:
+        """Raise when the engine's bookkeeping contradicts itself. Costs O(blocks): for tests and idle time."""
+        self._scheduler.check_integrity()
+
+    def shutdown(self) -> None:
+        """Stop the workers."""
+        self._executor.shutdown()
+
+    def _step(self) -> list[EngineCoreOutputs]:
+        step = self._scheduler.schedule() if len(self._in_flight) < self._depth else None
+        if step is not None:
+            self._executor.execute_model(step)
+            self._in_flight.append(self._executor.sample_tokens())
+        outputs = []
+        if self._in_flight and (step is None or len(self._in_flight) == self._depth):
+            outputs.append(self._scheduler.update(self._in_flight.popleft().result()))
+        unreported = self._scheduler.take_unreported()
+        if unreported:
+            outputs.append(EngineCoreOutputs(outputs=unreported, stats=self._scheduler.stats()))
+        return outputs
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineDeadError(f"the engine stopped: {self._death}")
+
+
+def scheduler_limits(config: EngineConfig) -> SchedulerLimits:
+    """The scheduler's settings. Raises ConfigError for a configuration that was not resolved."""
+    length, budget = config.model.max_model_len, config.scheduler.max_num_batched_tokens
+    if length is None or budget is None:
+        raise ConfigError(f"max_model_len={length} and max_num_batched_tokens={budget} must be resolved before use")
+    return SchedulerLimits(
+        max_num_batched_tokens=budget,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=length,
+        enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
+        long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
+        policy=config.scheduler.scheduling_policy,
+    )
+
+
+def _plan(config: EngineConfig, limits: SchedulerLimits, executor: Executor) -> KVCacheConfig:
+    plan = plan_kv_cache(
+        merge_specs(executor.kv_cache_specs()),
+        min(executor.available_kv_bytes()),
+        max_model_len=limits.max_model_len,
+        max_step_tokens=limits.max_step_tokens,
+        num_blocks_override=config.cache.num_gpu_blocks_override,
+    )
+    shapes = ", ".join(f"{len(group.layers)} x {type(group.spec).__name__}" for group in plan.groups)
+    logger.debug("KV cache: %d blocks, groups: %s", plan.num_blocks, shapes)
+    return plan

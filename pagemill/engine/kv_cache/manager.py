@@ -1,0 +1,118 @@
+"""`KVCacheManager`: the scheduler's whole view of the KV cache. Knows nothing about budgets or order."""
+
+from dataclasses import dataclass
+
+from pagemill.engine.kv_cache.block_pool import BlockPool
+from pagemill.engine.kv_cache.coordinator import BlockIds, KVCacheCoordinator
+from pagemill.engine.kv_cache.prefix_hash import PrefixHasher
+from pagemill.engine.request import Request
+from pagemill.messages.kv_spec import KVCacheConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """Leading tokens of a request that are in the cache already. Valid until the next call that allocates."""
+
+    num_tokens: int
+    block_ids: BlockIds
+
+
+class KVCacheManager:
+    """Blocks of all requests. `None` only ever means "does not fit".
+
+    Without `hash_algorithm`, prefixes are not shared. `seed` pins the hashes (prefix_hash.py).
+    """
+
+    def __init__(self, config: KVCacheConfig, hash_algorithm: str | None, seed: str | None = None) -> None:
+        self.pool = BlockPool(config.num_blocks)
+        self.coordinator = KVCacheCoordinator(self.pool, config)
+        self.managers = self.coordinator.managers
+        self.granularity = self.coordinator.hash_block_size
+        """Tokens of the smallest block, in which full blocks are counted."""
+        self._hasher = None if hash_algorithm is None else PrefixHasher(hash_algorithm, self.granularity, seed)
+        self._nothing = CachedPrefix(0, tuple([] for _ in self.managers))
+
+    def cached_prefix(self, request: Request) -> CachedPrefix:
+        """The longest cached prefix. The last token is never in it: somebody must compute it, to sample the next."""
+        if self._hasher is None:
+            return self._nothing
+        self._hasher.extend(request)
+        num_tokens, block_ids = self.coordinator.cached_prefix(request.block_hashes, request.num_tokens - 1)
+        return CachedPrefix(num_tokens, block_ids)
+
+    def blocks_to_finish(self, request: Request, prefix: CachedPrefix, step_tokens: int) -> int:
+        """Free blocks that a waiting request takes until all its tokens are computed, at most `step_tokens` in a
+        step. Cached blocks that are free leave the free list too; those that others hold cost nothing, unless they
+        will leave the window and make room for others."""
+        shared = 0
+        for manager, block_ids in zip(self.managers, prefix.block_ids, strict=True):
+            if manager.prefix_closed:
+                shared += sum(1 for block in block_ids if not self.pool.is_free(block))
+        return self.coordinator.peak_blocks(request.num_tokens, step_tokens) - shared
+
+    def blocks_left(self, request: Request, num_tokens: int, step_tokens: int) -> int:
+        """Free blocks that a running request may still take until its `num_tokens` tokens are computed."""
+        peak = self.coordinator.peak_blocks(num_tokens, step_tokens)
+        return max(0, peak - self.coordinator.num_held(request.request_id))
+
+    def begin(self, request: Request, prefix: CachedPrefix, num_tokens: int) -> BlockIds | None:
+        """Blocks of a waiting request for its first `num_tokens` tokens, `prefix` included."""
+        missing = sum(
+            manager.num_missing(request.request_id, num_tokens) - len(block_ids)
+            for manager, block_ids in zip(self.managers, prefix.block_ids, strict=True)
+        )
+        revived = sum(1 for block_ids in prefix.block_ids for block in block_ids if block and self.pool.is_free(block))
+        if missing + revived > self.pool.num_free:
+            return None
+        for block_ids in prefix.block_ids:
+            self.pool.touch(block_ids)
+        for manager, block_ids in zip(self.managers, prefix.block_ids, strict=True):
+            manager.adopt(request.request_id, block_ids, prefix.num_tokens)
+            manager.allocate(request.request_id, num_tokens)
+        return tuple(list(manager.table(request.request_id).block_ids) for manager in self.managers)
+
+    def grow(self, request: Request, num_computed: int, num_tokens: int) -> BlockIds | None:
+        """New blocks of a running request, so that `num_tokens` tokens fit; `num_computed` of them are computed."""
+        request_id = request.request_id
+        self.drop_out_of_window(request, num_computed)
+        if self.coordinator.num_missing(request_id, num_tokens) > self.pool.num_free:
+            return None
+        return tuple([manager.allocate(request_id, num_tokens) for manager in self.managers])
+
+    def drop_out_of_window(self, request: Request, num_computed: int) -> None:
+        """Free what no token at position `num_computed` or later will read."""
+        for manager in self.managers:
+            manager.drop_out_of_window(request.request_id, num_computed)
+
+    def commit(self, request: Request, num_tokens: int) -> None:
+        """Share the full blocks among the first `num_tokens` tokens, which are computed by the end of this step."""
+        if self._hasher is None:
+            return
+        self._hasher.extend(request)
+        for manager in self.managers:
+            manager.commit(request.request_id, request.block_hashes, num_tokens)
+
+    def capacity(self, num_tokens: int) -> int:
+        """Tokens that the blocks of a request of `num_tokens` tokens hold, in the group that holds the fewest."""
+        return min(-(-num_tokens // manager.block_size) * manager.block_size for manager in self.managers)
+
+    def free(self, request: Request) -> None:
+        """Let go of all blocks of a request."""
+        for manager in self.managers:
+            manager.free(request.request_id)
+
+    def reset(self) -> bool:
+        """Empty the prefix cache. False, and nothing happens, while any request holds blocks: those would be shared
+        again although they were computed before."""
+        if self.pool.num_used:
+            return False
+        self.pool.forget_all()
+        return True
+
+    def usage(self) -> float:
+        """Blocks held / all blocks, 0 to 1."""
+        return self.pool.num_used / (self.pool.num_blocks - 1)
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError when the bookkeeping contradicts itself."""
+        self.coordinator.check_integrity()

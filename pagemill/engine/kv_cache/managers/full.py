@@ -1,0 +1,27 @@
+"""`FullAttentionManager`: every token is kept until the request ends. Knows nothing about windows."""
+
+from collections.abc import Sequence
+
+from pagemill.engine.kv_cache.managers.interface import GroupManager
+from pagemill.utils.math import ceil_div
+
+
+class FullAttentionManager(GroupManager):
+    """A prefix is cached when all its blocks are."""
+
+    prefix_closed = True
+
+    def cached_prefix(self, hashes: Sequence[bytes], num_blocks: int) -> list[int]:
+        """Left to right, up to the first block that is not cached."""
+        find, stride, suffix = self._pool.find, self._stride, self._suffix
+        found: list[int] = []
+        for last in range(stride - 1, num_blocks * stride, stride):
+            block = find(hashes[last] + suffix)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def peak_blocks(self, num_tokens: int, step_tokens: int) -> int:
+        """All of them."""
+        return ceil_div(num_tokens, self.block_size)

@@ -1,0 +1,90 @@
+"""Chained hashes of full blocks: equal hash, equal tokens from the first to the block's last, and equal extra keys.
+
+Knows nothing about where blocks are, or whether anybody caches them.
+"""
+
+import hashlib
+import importlib
+import os
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from pagemill.engine.request import Request
+from pagemill.errors import ConfigError
+
+HashFunction = Callable[[bytes], bytes]
+BlockHashFunction = Callable[[bytes, "array[int]", bytes], bytes]
+"""(hash of the block before, tokens of the block, extra keys) -> hash of the block."""
+
+ROOT_BYTES = 32
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data, usedforsecurity=False).digest()
+
+
+def _optional(package: str, algorithm: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(
+            f"prefix_caching_hash_algo={algorithm!r} needs the package {package!r}, which is not installed; "
+            f"install it, or use --prefix-caching-hash-algo sha256"
+        ) from error
+
+
+def _packed(hash_bytes: HashFunction) -> BlockHashFunction:
+    """Parent and tokens have a fixed size each, so that their plain concatenation is unambiguous."""
+
+    def hash_block(parent: bytes, token_ids: "array[int]", extra: bytes) -> bytes:
+        return hash_bytes(parent + token_ids.tobytes() + extra)
+
+    return hash_block
+
+
+def _cbor(hash_bytes: HashFunction, dumps: Callable[..., bytes]) -> BlockHashFunction:
+    """Canonical CBOR of [parent, tokens, extra keys]: the same on every machine and in every language."""
+
+    def hash_block(parent: bytes, token_ids: "array[int]", extra: bytes) -> bytes:
+        return hash_bytes(dumps([parent, token_ids.tolist(), extra or None], canonical=True))
+
+    return hash_block
+
+
+def block_hash_function(algorithm: str) -> BlockHashFunction:
+    """One of sha256, sha256_cbor, xxhash, xxhash_cbor. Raises ConfigError for a name that is none of them, or that
+    names the package that is missing."""
+    name, _, encoding = algorithm.partition("_")
+    if name not in ("sha256", "xxhash") or encoding not in ("", "cbor"):
+        raise ConfigError(
+            f"prefix_caching_hash_algo={algorithm!r} is not one of sha256, sha256_cbor, xxhash, xxhash_cbor"
+        )
+    hash_bytes: HashFunction = _sha256 if name == "sha256" else _optional("xxhash", algorithm).xxh3_128_digest
+    return _cbor(hash_bytes, _optional("cbor2", algorithm).dumps) if encoding else _packed(hash_bytes)
+
+
+class PrefixHasher:
+    """Hashes blocks of `block_size` tokens. The first block's parent is random, so that nobody outside can find
+    colliding prompts, unless `seed` pins it: the same seed gives the same hashes in every process."""
+
+    def __init__(self, algorithm: str, block_size: int, seed: str | None = None) -> None:
+        self.block_size = block_size
+        self._hash_block = block_hash_function(algorithm)
+        self._root = os.urandom(ROOT_BYTES) if seed is None else _sha256(b"pagemill prefix root " + seed.encode())
+
+    def extend(self, request: Request) -> None:
+        """Hash those full blocks of `request.token_ids` that have no hash yet."""
+        hashes, tokens, size = request.block_hashes, request.token_ids, self.block_size
+        parent = hashes[-1] if hashes else self._root
+        for index in range(len(hashes), len(tokens) // size):
+            parent = self._hash_block(parent, tokens[index * size : (index + 1) * size], extra_keys(request, index))
+            hashes.append(parent)
+
+
+def extra_keys(request: Request, block_index: int) -> bytes:
+    """What besides its tokens makes a block's contents unique: the salt, in the first block (later ones inherit it
+    through their parent)."""
+    if block_index or request.cache_salt is None:
+        return b""
+    return b"salt:" + request.cache_salt.encode("utf-8", "surrogatepass")

@@ -1,0 +1,1 @@
+"""What runs in the next step, and what became of the last one."""

@@ -1,0 +1,370 @@
+"""`Scheduler`: decides what runs in each step, and follows what became of it.
+
+Knows nothing about tensors, text, processes or how a step is executed.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagemill.engine.kv_cache.manager import CachedPrefix, KVCacheManager
+from pagemill.engine.request import Request, RequestStatus
+from pagemill.engine.scheduler.limits import IntArray, SchedulerLimits, share_budget, token_limits
+from pagemill.engine.scheduler.queues import make_queue
+from pagemill.engine.scheduler.slots import SlotStates
+from pagemill.engine.scheduler.step_builder import StepBuilder
+from pagemill.engine.scheduler.update import FINISHED_STATUS, apply_tokens, report
+from pagemill.log import get_logger
+from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
+from pagemill.messages.stats import SchedulerStats
+from pagemill.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput, SlotBlocks
+
+logger = get_logger(__name__)
+
+WATERMARK = 0.01
+"""Share of all blocks that admission leaves free while others run, so that these can grow for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A scheduled step whose tokens are not known yet."""
+
+    step_id: int
+    slots: IntArray
+    """[L] slots that sample."""
+    epochs: IntArray
+    """[L] their epochs; a slot whose epoch changed meanwhile lost its request."""
+
+
+class Scheduler:
+    """There is no prefill or decode phase: a request has known and computed tokens, and a step closes the gap.
+
+    Running requests come first, then waiting ones, within one budget of tokens. The count of computed tokens grows
+    when a step is scheduled, the tokens arrive with `update`; up to `depth` steps may be in flight in between.
+    """
+
+    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, *, depth: int = 1) -> None:
+        self._limits = limits
+        self._kv = kv
+        self._depth = depth
+        self._token_limits = token_limits(limits)
+        self._watermark = int(WATERMARK * kv.pool.num_blocks)
+        # A slot's tokens are moved to its request whenever a block is full.
+        self._states = SlotStates(limits.max_num_seqs, kv.granularity + depth)
+        self._waiting = make_queue(limits.policy)
+        self._requests: dict[str, Request] = {}
+        self._in_flight: deque[StepInFlight] = deque()
+        self._released: list[int] = []
+        self._unreported: list[EngineCoreOutput] = []
+        self._next_step_id = 0
+        self._num_added = 0
+        self._blocked: tuple[Request, int] | None = None
+        self._num_preemptions = 0
+        self._num_prefix_queries = 0
+        self._num_prefix_hits = 0
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def add(self, core_request: EngineCoreRequest) -> None:
+        """Queue a request. One that cannot run ends at once, with an output that says why.
+
+        Raises ValueError for an id that is in use: there would be no telling whose output is whose.
+        """
+        request_id = core_request.request_id
+        if request_id in self._requests:
+            raise ValueError(f"request_id={request_id!r} is in use")
+        try:
+            request = Request(core_request, sequence=self._num_added, max_model_len=self._limits.max_model_len)
+        except (OverflowError, TypeError, ValueError) as error:
+            self._unreported.append(_failure(request_id, error))
+            return
+        if request.num_tokens >= request.length_limit:
+            self._unreported.append(EngineCoreOutput(request_id=request_id, finish=Finish(FinishReason.LENGTH)))
+            return
+        self._num_added += 1
+        self._requests[request_id] = request
+        self._waiting.push(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Forget requests; their blocks and slots are free when this returns. Unknown ids are ignored."""
+        for request_id in request_ids:
+            request = self._requests.pop(request_id, None)
+            if request is None:
+                continue
+            if request.slot is None:
+                self._waiting.remove(request)
+            else:
+                self._release([request.slot])
+            request.status = RequestStatus.FINISHED_ABORTED
+
+    def has_work(self) -> bool:
+        """Whether any request is unfinished, any step in flight, or any end unreported."""
+        return bool(self._requests or self._in_flight or self._unreported)
+
+    def take_unreported(self) -> list[EngineCoreOutput]:
+        """Ends of requests that no step produced."""
+        taken, self._unreported = self._unreported, []
+        return taken
+
+    def stats(self) -> SchedulerStats:
+        """State now."""
+        return SchedulerStats(
+            num_running=len(self._states.running),
+            num_waiting=len(self._waiting),
+            kv_cache_usage=self._kv.usage(),
+            num_preemptions=self._num_preemptions,
+            prefix_cache_queries=self._num_prefix_queries,
+            prefix_cache_hits=self._num_prefix_hits,
+        )
+
+    # --- one step -------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput | None:
+        """The next step; None when nothing can run. Raises RuntimeError when `depth` steps are in flight already."""
+        if len(self._in_flight) >= self._depth:
+            raise RuntimeError(f"{self._depth} steps are in flight already")
+        step = StepBuilder(self._next_step_id, self._limits.max_num_batched_tokens)
+        preempted = self._continue_running(step)
+        if not preempted and len(self._waiting):
+            self._admit_waiting(step)
+        return self._dispatch(step)
+
+    def update(self, output: ModelRunnerOutput) -> EngineCoreOutputs:
+        """Apply the sampled tokens of the oldest step in flight. Raises RuntimeError when they are another's."""
+        slots, token_ids = self._match(output)
+        finished = apply_tokens(self._states, slots, token_ids)
+        rows = report(self._states, slots, token_ids, finished)
+        if finished:
+            self._finish(slots, finished)
+        return EngineCoreOutputs(
+            request_ids=rows.request_ids, token_ids=rows.token_ids, outputs=rows.outputs, stats=self.stats()
+        )
+
+    def check_integrity(self) -> None:
+        """Raise when blocks, slots and requests contradict each other."""
+        self._kv.check_integrity()
+        running = [self._states.occupant(slot) for slot in self._states.running.tolist()]
+        holders = {request_id for manager in self._kv.managers for request_id in manager.tables()}
+        ids = [request.request_id for request in running]
+        if (
+            len(set(ids)) != len(ids)
+            or set(ids) != holders
+            or len(ids) + self._states.num_free != len(self._states.requests)
+        ):
+            raise RuntimeError(f"running {ids}, holding blocks {sorted(holders)}, {self._states.num_free} slots free")
+        if len(running) + len(self._waiting) != len(self._requests):
+            raise RuntimeError(f"{len(running)} run, {len(self._waiting)} wait, of {len(self._requests)}")
+
+    # --- running requests -----------------------------------------------------------------------------------------
+
+    def _continue_running(self, step: StepBuilder) -> bool:
+        """Give running requests their tokens and blocks. Returns whether any of them had to give way."""
+        states = self._states
+        slots = states.running
+        if not slots.size:
+            return False
+        computed = states.num_computed[slots]
+        wanted = states.num_expected[slots] - computed
+        granted = share_budget(self._limited(wanted, computed, states.length_limit[slots]), step.budget_left)
+        if not granted.all():
+            runs = granted > 0
+            slots, computed, granted = slots[runs], computed[runs], granted[runs]
+        target = computed + granted
+        short = target > states.capacity[slots]
+        grown: list[SlotBlocks] = []
+        preempted = False
+        if short.any():
+            num_preemptions = self._num_preemptions
+            grown = self._grow(slots[short].tolist(), computed[short].tolist(), target[short].tolist())
+            preempted = self._num_preemptions > num_preemptions
+        if preempted:
+            kept = states.in_use[slots]
+            slots, computed, granted, target = slots[kept], computed[kept], granted[kept], target[kept]
+        states.num_computed[slots] = target
+        self._commit_full_blocks(slots, computed, target)
+        step.run(slots, granted, grown)
+        return preempted
+
+    def _limited(self, wanted: IntArray, computed: IntArray, length_limits: IntArray) -> IntArray:
+        for limit in self._token_limits:
+            wanted = limit(wanted, computed, length_limits)
+        return wanted
+
+    def _grow(self, slots: list[int], computed: list[int], targets: list[int]) -> list[SlotBlocks]:
+        """Blocks for slots that need them; when there are none left, the last in order give way, one by one."""
+        states, kv = self._states, self._kv
+        grown = []
+        victims: list[Request] | None = None
+        for slot, num_computed, target in zip(slots, computed, targets, strict=True):
+            request = states.requests[slot]
+            if request is None:
+                continue
+            block_ids = kv.grow(request, num_computed, target)
+            while block_ids is None:
+                if victims is None:
+                    victims = self._waiting.victims(states.occupant(other) for other in states.running.tolist())
+                victim = victims.pop()
+                self._preempt(victim)
+                if victim is request:
+                    break
+                block_ids = kv.grow(request, num_computed, target)
+            else:
+                grown.append(SlotBlocks(slot, block_ids))
+                states.capacity[slot] = kv.capacity(target)
+        return grown if victims is None else [blocks for blocks in grown if states.in_use[blocks.slot]]
+
+    def _preempt(self, request: Request) -> None:
+        """Take a request's blocks and slot; it waits in front of all others, and will be computed anew."""
+        if request.slot is None:
+            raise RuntimeError(f"{request} is to be preempted, but does not run")
+        self._release([request.slot])
+        request.status = RequestStatus.PREEMPTED
+        self._waiting.push_back(request)
+        self._num_preemptions += 1
+
+    def _commit_full_blocks(self, slots: IntArray, computed: IntArray, target: IntArray) -> None:
+        """Share the blocks that this step fills, as far as all their tokens are known."""
+        states, kv = self._states, self._kv
+        ready = np.minimum(target, states.num_known[slots])
+        due = ready >= states.next_commit[slots]
+        if not due.any():
+            return
+        slots, ready = slots[due], ready[due]
+        states.next_commit[slots] = (ready // kv.granularity + 1) * kv.granularity
+        for slot, before, tokens in zip(slots.tolist(), computed[due].tolist(), ready.tolist(), strict=True):
+            request = states.flush(slot)
+            kv.drop_out_of_window(request, before)
+            kv.commit(request, tokens)
+
+    # --- waiting requests -----------------------------------------------------------------------------------------
+
+    def _admit_waiting(self, step: StepBuilder) -> None:
+        """Start waiting requests in order, until one does not fit. One whose own data fails ends alone."""
+        while len(self._waiting) and self._states.num_free and step.budget_left > 0:
+            request = self._waiting.peek()
+            if self._blocked == (request, self._kv.pool.num_frees):
+                return
+            try:
+                admitted = self._try_admit(request, step)
+            except Exception as error:
+                logger.exception("request %s failed on admission", request.request_id)
+                self._fail_waiting(request, error)
+                continue
+            if not admitted:
+                return
+
+    def _try_admit(self, request: Request, step: StepBuilder) -> bool:
+        prefix = self._kv.cached_prefix(request)
+        remaining = request.num_tokens - prefix.num_tokens
+        count = self._first_tokens(request, prefix.num_tokens, remaining)
+        if count > step.budget_left and not self._limits.enable_chunked_prefill:
+            return False
+        count = min(count, step.budget_left)
+        target = prefix.num_tokens + count
+        block_ids = self._kv.begin(request, prefix, target) if self._fits(request, prefix) else None
+        if block_ids is None:
+            self._blocked = (request, self._kv.pool.num_frees)
+            return False
+        self._kv.commit(request, target)
+        self._waiting.remove(request)
+        self._count_prefix(request, prefix)
+        states, granularity = self._states, self._kv.granularity
+        slot = states.assign(request, target)
+        states.capacity[slot] = self._kv.capacity(target)
+        states.next_commit[slot] = (target // granularity + 1) * granularity
+        new = NewRequest(
+            request_id=request.request_id,
+            slot=slot,
+            token_ids=request.token_ids.tolist(),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=prefix.num_tokens,
+            block_ids=block_ids,
+            params=request.params,
+        )
+        step.admit(new, count)
+        return True
+
+    def _first_tokens(self, request: Request, num_computed: int, remaining: int) -> int:
+        """Tokens that a waiting request may run at once, the budget aside."""
+        wanted, computed, limit = np.array([[remaining], [num_computed], [request.length_limit]])
+        return int(self._limited(wanted, computed, limit)[0])
+
+    def _fits(self, request: Request, prefix: CachedPrefix) -> bool:
+        """Whether all of the request's tokens fit, beside what the running prompts will still take. While others
+        run, some blocks are left for them to grow, so that nobody is admitted just to be preempted."""
+        states, kv, step_tokens = self._states, self._kv, self._limits.max_step_tokens
+        running = states.running
+        behind = running[states.num_computed[running] < states.num_known[running]]
+        reserved = sum(
+            kv.blocks_left(states.occupant(slot), int(states.num_known[slot]), step_tokens) for slot in behind.tolist()
+        )
+        headroom = self._watermark if running.size else 0
+        return kv.blocks_to_finish(request, prefix, step_tokens) + reserved + headroom <= kv.pool.num_free
+
+    def _count_prefix(self, request: Request, prefix: CachedPrefix) -> None:
+        if request.num_cached_tokens is not None:
+            return
+        request.num_cached_tokens = min(prefix.num_tokens, request.num_prompt_tokens)
+        self._num_prefix_queries += request.num_prompt_tokens
+        self._num_prefix_hits += request.num_cached_tokens
+
+    def _fail_waiting(self, request: Request, error: Exception) -> None:
+        self._kv.free(request)
+        self._waiting.remove(request)
+        del self._requests[request.request_id]
+        request.status = RequestStatus.FINISHED_ERROR
+        self._unreported.append(_failure(request.request_id, error))
+
+    # --- steps in flight ------------------------------------------------------------------------------------------
+
+    def _dispatch(self, step: StepBuilder) -> SchedulerOutput | None:
+        """Close a step: whoever reaches its last known token in it will sample another."""
+        slots, num_tokens = step.arrays()
+        if not slots.size:
+            return None
+        states = self._states
+        expected = states.num_expected[slots]
+        samples = states.num_computed[slots] == expected
+        states.num_expected[slots] = expected + samples
+        sampled = slots[samples]
+        self._in_flight.append(StepInFlight(self._next_step_id, sampled, states.epoch[sampled]))
+        self._next_step_id += 1
+        released, self._released = self._released, []
+        return step.finish(slots, num_tokens, released)
+
+    def _match(self, output: ModelRunnerOutput) -> tuple[IntArray, IntArray]:
+        """Slots and tokens of a step's output, without those whose request is gone."""
+        if not self._in_flight:
+            raise RuntimeError(f"tokens of step {output.step_id} arrived, and no step is in flight")
+        flight = self._in_flight.popleft()
+        slots = flight.slots
+        if output.step_id != flight.step_id or not np.array_equal(output.slots, slots):
+            raise RuntimeError(
+                f"step {flight.step_id} samples slots {slots.tolist()}; the workers returned step {output.step_id}, "
+                f"slots {output.slots.tolist()}"
+            )
+        token_ids = output.token_ids.astype(np.int64)
+        live = self._states.epoch[slots] == flight.epochs
+        return (slots, token_ids) if live.all() else (slots[live], token_ids[live])
+
+    def _finish(self, slots: IntArray, finished: dict[int, Finish]) -> None:
+        ended = [int(slots[row]) for row in finished]
+        for slot, finish in zip(ended, finished.values(), strict=True):
+            request = self._states.occupant(slot)
+            request.status = FINISHED_STATUS[finish.reason]
+            del self._requests[request.request_id]
+        self._release(ended)
+
+    def _release(self, slots: Sequence[int]) -> None:
+        """Free the blocks and the slots of running requests; the workers hear of it with the next step."""
+        for slot in slots:
+            self._kv.free(self._states.occupant(slot))
+        self._states.release(list(slots))
+        self._released += slots
+
+
+def _failure(request_id: str, error: Exception) -> EngineCoreOutput:
+    message = f"{type(error).__name__}: {error}"
+    return EngineCoreOutput(request_id=request_id, finish=Finish(FinishReason.ERROR, message=message))

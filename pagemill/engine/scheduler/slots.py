@@ -1,0 +1,123 @@
+"""`SlotStates`: the running requests as arrays, one element per slot, so that a step handles all of them at once.
+
+Knows nothing about blocks beyond how many tokens they hold, and nothing about budgets.
+"""
+
+import numpy as np
+
+from pagemill.engine.request import Request, RequestStatus
+from pagemill.engine.scheduler.limits import IntArray
+
+NUM_STOP_IDS = 8
+"""Stop ids kept in an array; requests with more of them keep all in a set."""
+NO_TOKEN = -1
+"""Pads the array of stop ids; equal to no token."""
+
+
+class SlotStates:
+    """Arrays are [S] and int64 unless said otherwise; S slots, of which `running` lists those in use.
+
+    A slot's `epoch` grows whenever its request leaves it, so that what is still in flight for that request can be
+    told from what belongs to the next one.
+    """
+
+    def __init__(self, num_slots: int, max_recent: int) -> None:
+        """`max_recent`: most generated tokens of a slot that are kept here before `flush` moves them."""
+        self.requests: list[Request | None] = [None] * num_slots
+        self.request_ids = np.full(num_slots, None, dtype=object)
+        self.running: IntArray = np.zeros(0, np.int64)
+        """[R] slots in use, in order of admission."""
+        self.num_known = np.zeros(num_slots, np.int64)
+        """Tokens of prompt and output."""
+        self.num_expected = np.zeros(num_slots, np.int64)
+        """num_known plus the tokens that steps in flight will sample."""
+        self.num_computed = np.zeros(num_slots, np.int64)
+        """Tokens computed by the end of the last scheduled step."""
+        self.capacity = np.zeros(num_slots, np.int64)
+        """Tokens that the allocated blocks hold."""
+        self.next_commit = np.zeros(num_slots, np.int64)
+        """Known and computed tokens at which another block is full."""
+        self.length_limit = np.zeros(num_slots, np.int64)
+        self.stop_from = np.zeros(num_slots, np.int64)
+        """Known tokens from which on a stop id counts (min_tokens)."""
+        self.stop_ids = np.full((num_slots, NUM_STOP_IDS), NO_TOKEN, np.int64)
+        self.many_stop_ids: dict[int, frozenset[int]] = {}
+        """Slot -> all stop ids, for requests that have more than NUM_STOP_IDS."""
+        self.unannounced = np.zeros(num_slots, bool)
+        """Whether no output of the request was reported yet."""
+        self.epoch = np.zeros(num_slots, np.int64)
+        self._recent = np.zeros((num_slots, max_recent), np.int32)
+        self._num_recent = np.zeros(num_slots, np.int64)
+        self.in_use = np.zeros(num_slots, bool)
+        self._free = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Slots not in use."""
+        return len(self._free)
+
+    def assign(self, request: Request, num_computed: int) -> int:
+        """Give a request a slot, with the state of a request of which `num_computed` tokens are computed."""
+        slot = self._free.pop()
+        known = request.num_tokens
+        request.slot = slot
+        request.status = RequestStatus.RUNNING
+        self.requests[slot] = request
+        self.request_ids[slot] = request.request_id
+        self.in_use[slot] = True
+        self.running = np.append(self.running, slot)
+        self.num_known[slot] = self.num_expected[slot] = known
+        self.num_computed[slot] = num_computed
+        self.capacity[slot] = self.next_commit[slot] = 0
+        self.length_limit[slot] = request.length_limit
+        self.stop_from[slot] = request.num_prompt_tokens + request.params.min_tokens
+        self.unannounced[slot] = not request.announced
+        self._num_recent[slot] = 0
+        self._set_stop_ids(slot, request)
+        return slot
+
+    def release(self, slots: list[int]) -> None:
+        """Take slots from their requests, whose newest tokens are moved to them first."""
+        for slot in slots:
+            request = self.occupant(slot)
+            self.flush(slot)
+            request.slot = None
+            request.announced = not self.unannounced[slot]
+            self.requests[slot] = None
+            self.request_ids[slot] = None
+            self.many_stop_ids.pop(slot, None)
+            self.in_use[slot] = False
+            self.epoch[slot] += 1
+        self._free += reversed(slots)
+        self.running = self.running[self.in_use[self.running]]
+
+    def occupant(self, slot: int) -> Request:
+        """The request of a slot in use. Raises RuntimeError for any other."""
+        request = self.requests[slot]
+        if request is None:
+            raise RuntimeError(f"slot {slot} is not in use")
+        return request
+
+    def append(self, slots: IntArray, token_ids: IntArray) -> None:
+        """One sampled token for each of [L] slots."""
+        recent = self._num_recent[slots]
+        self._recent[slots, recent] = token_ids
+        self._num_recent[slots] = recent + 1
+        self.num_known[slots] += 1
+
+    def flush(self, slot: int) -> Request:
+        """Move a slot's newest tokens to its request; the request."""
+        request = self.occupant(slot)
+        count = int(self._num_recent[slot])
+        if count:
+            request.token_ids.frombytes(self._recent[slot, :count].tobytes())
+            self._num_recent[slot] = 0
+        return request
+
+    def _set_stop_ids(self, slot: int, request: Request) -> None:
+        stop_ids = request.params.stop_token_ids or ()
+        self.stop_ids[slot] = NO_TOKEN
+        if len(stop_ids) <= NUM_STOP_IDS:
+            self.stop_ids[slot, : len(stop_ids)] = stop_ids
+        else:
+            self.many_stop_ids[slot] = frozenset(stop_ids)

@@ -1,0 +1,135 @@
+"""TORCH_CPU: paged attention in plain torch, for every head size, GQA, sliding window and soft cap. The reference.
+
+Requests that decode one token run together, padded and masked; longer queries run one request at a time.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagemill.messages.kv_spec import FullAttentionSpec
+from pagemill.model.attention.interface import (
+    AttentionBackend,
+    AttentionImpl,
+    Capability,
+    CommonAttentionMetadata,
+    MetadataBuilder,
+)
+from pagemill.utils.math import ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Requests of one step whose queries are equally long, with the keys that they may see (S of them, padded)."""
+
+    tokens: Tensor
+    """[R * Q] rows of the batch."""
+    num_requests: int
+    query_len: int
+    blocks: Tensor
+    """[R * B] block ids, row after row; S = B * block_size."""
+    hidden: Tensor
+    """[R, 1, Q, S] bool: what a query must not see."""
+    stale: Tensor
+    """[R, 1, S, 1] bool: what no query sees. Its values are zeroed, since 0 * NaN of a recycled block is NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchCpuMetadata:
+    """The plan of one step."""
+
+    slot_mapping: Tensor
+    rows: tuple[Rows, ...]
+
+
+class TorchCpuBuilder(MetadataBuilder):
+    """Gathers decoding requests into one group of rows; every other request is a group of its own."""
+
+    def build(self, common: CommonAttentionMetadata) -> TorchCpuMetadata:
+        query_lens = common.query_start[1:] - common.query_start[:-1]
+        decoding = (query_lens == 1).nonzero().squeeze(1)
+        groups = [decoding] if len(decoding) else []
+        groups += [row.unsqueeze(0) for row in (query_lens != 1).nonzero().squeeze(1)]
+        return TorchCpuMetadata(common.slot_mapping, tuple(self._rows(common, group) for group in groups))
+
+    def _rows(self, common: CommonAttentionMetadata, requests: Tensor) -> Rows:
+        starts = common.query_start[requests].long()
+        query_len = int(common.query_start[requests[0] + 1] - starts[0])
+        seq_lens = common.seq_lens[requests].long()
+        first, last = self._block_range(seq_lens, query_len, common.block_size)
+        blocks = common.block_table[requests, first:last].long()
+        keys = torch.arange(first * common.block_size, last * common.block_size)
+        queries = (seq_lens - query_len).unsqueeze(1) + torch.arange(query_len)
+        hidden = keys > queries.unsqueeze(2)
+        if self.spec.window is not None:
+            hidden |= keys <= queries.unsqueeze(2) - self.spec.window
+        tokens = (starts.unsqueeze(1) + torch.arange(query_len)).reshape(-1)
+        stale = hidden.all(1)[:, None, :, None]
+        return Rows(tokens, len(requests), query_len, blocks.reshape(-1), hidden.unsqueeze(1), stale)
+
+    def _block_range(self, seq_lens: Tensor, query_len: int, block_size: int) -> tuple[int, int]:
+        """Blocks that any of the requests may look at: [first, last)."""
+        last = ceil_div(int(seq_lens.max()), block_size)
+        if self.spec.window is None:
+            return 0, last
+        oldest = int(seq_lens.min()) - query_len - self.spec.window + 1
+        return max(0, oldest // block_size), last
+
+
+class TorchCpuImpl(AttentionImpl):
+    """Writes keys and values to the cache, gathers the blocks of each group of rows, and attends."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: TorchCpuMetadata
+    ) -> Tensor:
+        block_size = kv_cache.shape[3]
+        blocks, offsets = metadata.slot_mapping // block_size, metadata.slot_mapping % block_size
+        kv_cache[0][blocks, :, offsets] = key
+        kv_cache[1][blocks, :, offsets] = value
+        output = torch.empty_like(query)
+        for rows in metadata.rows:
+            output[rows.tokens] = self._attend(query[rows.tokens], kv_cache, rows)
+        return output
+
+    def _attend(self, query: Tensor, kv_cache: Tensor, rows: Rows) -> Tensor:
+        """[R * Q, H, D] -> [R * Q, H, D]; the query heads of one key head are folded into the query length."""
+        spec, (num_requests, query_len) = self.spec, (rows.num_requests, rows.query_len)
+        group = spec.num_heads // spec.num_kv_heads
+        keys, values = (_gather(half, rows.blocks, num_requests) for half in kv_cache)
+        folded = query.view(num_requests, query_len, spec.num_kv_heads, group, spec.head_size)
+        folded = folded.permute(0, 2, 3, 1, 4).reshape(num_requests, spec.num_kv_heads, -1, spec.head_size)
+        scores = torch.matmul(folded, keys.transpose(2, 3)).float().mul_(spec.scale)
+        if spec.soft_cap is not None:
+            scores = torch.tanh(scores.div_(spec.soft_cap)).mul_(spec.soft_cap)
+        scores.masked_fill_(rows.hidden.repeat(1, 1, group, 1), -torch.inf)
+        values = values.masked_fill(rows.stale, 0)
+        attended = torch.matmul(scores.softmax(-1).to(query.dtype), values)
+        attended = attended.view(num_requests, spec.num_kv_heads, group, query_len, spec.head_size)
+        return attended.permute(0, 3, 1, 2, 4).reshape(-1, spec.num_heads, spec.head_size)
+
+
+def _gather(cache: Tensor, blocks: Tensor, num_requests: int) -> Tensor:
+    """[num_blocks, Hkv, block_size, D] and [R * B] -> [R, Hkv, S, D]."""
+    _, num_kv_heads, block_size, head_size = cache.shape
+    picked = cache.index_select(0, blocks).view(num_requests, -1, num_kv_heads, block_size, head_size)
+    return picked.transpose(1, 2).reshape(num_requests, num_kv_heads, -1, head_size)
+
+
+class TorchCpuBackend(AttentionBackend):
+    """Plain torch on a CPU."""
+
+    name = "TORCH_CPU"
+    capability = Capability(
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        sliding_window=True,
+        soft_cap=True,
+    )
+    metadata_builder = TorchCpuBuilder
+    impl = TorchCpuImpl
+
+    @staticmethod
+    def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
+        """[2, num_blocks, Hkv, block_size, D]: keys, then values; a head's part of a block is contiguous."""
+        return (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size)

@@ -1,0 +1,1 @@
+"""Building blocks of models. Each knows its sizes and nothing of the model around it."""

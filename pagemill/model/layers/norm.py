@@ -1,0 +1,45 @@
+"""RMSNorm, with and without the residual sum before it."""
+
+import torch
+from torch import Tensor, nn
+
+from pagemill.errors import ModelError
+from pagemill.model.kernels.ops import rms_norm
+from pagemill.model.layers.context import LayerContext
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, computed in float32 (Zhang and Sennrich, 2019).
+
+    `offset` is added to the stored weight: Gemma's checkpoints store weight - 1, and multiply before rounding to
+    the model's type; the others round first.
+    """
+
+    def __init__(self, size: int, eps: float, *, ctx: LayerContext, offset: float = 0.0) -> None:
+        super().__init__()
+        self.name = ctx.name
+        self.size = size
+        self.eps = eps
+        self.offset = offset
+        self.dtype = ctx.dtype
+        self.weight = torch.empty(0)
+
+    def load(self, kind: str, shard: int, tensor: Tensor) -> None:
+        """Take the checkpoint tensor."""
+        if kind != "weight" or tuple(tensor.shape) != (self.size,):
+            raise ModelError(f"{self.name}.{kind} has shape {tuple(tensor.shape)}, expected ({self.size},)")
+        self.weight = (tensor.float() + self.offset) if self.offset else tensor.to(self.dtype)
+
+    def expected(self) -> tuple[str, ...]:
+        """Kinds of tensors that the layer has."""
+        return ("weight",)
+
+    shards = (0,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]."""
+        return rms_norm(x, self.weight, self.eps)
+
+    def add_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual); the sum takes the residual's place."""
+        return rms_norm(x, self.weight, self.eps, residual), residual

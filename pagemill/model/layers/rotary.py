@@ -1,0 +1,81 @@
+"""Rotary position embedding (Su et al., 2021), in its half-split form, with the usual scalings of frequencies."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagemill.errors import ModelError
+
+
+class Rotary:
+    """cos and sin for every position, in the model's type, made once per distinct setting."""
+
+    def __init__(self, inv_freq: Tensor, max_position: int, dtype: torch.dtype, attention_factor: float = 1.0) -> None:
+        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inv_freq)
+        table = torch.cat([angles, angles], dim=-1)
+        self.cos = (table.cos() * attention_factor).to(dtype)
+        """[N, D] the second half repeats the first."""
+        self.sin = (table.sin() * attention_factor).to(dtype)
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[T] positions -> cos, sin, each [T, D], for all heads. Looked up once per step and setting."""
+        return self.cos[positions], self.sin[positions]
+
+
+def rope_settings(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
+    """Rotary settings from a config, in the old form (rope_theta, rope_scaling) or the new (rope_parameters, which
+    may be per layer type)."""
+    found = config.get("rope_parameters")
+    if found is None:
+        found = dict(config.get("rope_scaling") or {})
+        found.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
+    elif layer_type is not None and layer_type in found:
+        found = found[layer_type]
+    settings = dict(found)
+    settings.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
+    settings["rope_type"] = settings.get("rope_type") or settings.pop("type", None) or "default"
+    return settings
+
+
+def make_rotary(settings: Mapping[str, Any], head_size: int, max_position: int, dtype: torch.dtype) -> Rotary:
+    """The tables for one setting. Raises ModelError for a scaling that is not supported."""
+    kind = settings["rope_type"]
+    inv_freq: Tensor = 1.0 / settings["rope_theta"] ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+    if kind == "default":
+        return Rotary(inv_freq, max_position, dtype)
+    if kind == "linear":
+        return Rotary(inv_freq / settings["factor"], max_position, dtype)
+    if kind == "llama3":
+        return Rotary(_llama3(inv_freq, settings), max_position, dtype)
+    if kind == "yarn":
+        factor = settings.get("attention_factor") or 0.1 * math.log(settings["factor"]) + 1.0
+        return Rotary(_yarn(inv_freq, settings, head_size), max_position, dtype, factor)
+    raise ModelError(f"rope type {kind!r} is not supported; known: default, linear, llama3, yarn")
+
+
+def _llama3(inv_freq: Tensor, settings: Mapping[str, Any]) -> Tensor:
+    """Llama 3.1's scaling: long waves are stretched by factor, short ones kept, those between interpolated."""
+    low, high = settings["low_freq_factor"], settings["high_freq_factor"]
+    original, factor = settings["original_max_position_embeddings"], settings["factor"]
+    turns = original * inv_freq / (2 * math.pi)
+    smooth: Tensor = ((turns - low) / (high - low)).clamp(0, 1)
+    return inv_freq * (smooth + (1 - smooth) / factor)
+
+
+def _yarn(inv_freq: Tensor, settings: Mapping[str, Any], head_size: int) -> Tensor:
+    """YaRN (Peng et al., 2023): interpolate dimensions that turn less than beta_slow times over the original
+    length, keep those that turn more than beta_fast times, ramp between."""
+    theta, original = settings["rope_theta"], settings["original_max_position_embeddings"]
+
+    def dimension(turns: float) -> float:
+        return head_size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(settings.get("beta_fast") or 32), dimension(settings.get("beta_slow") or 1)
+    if settings.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
+    ramp: Tensor = ((torch.arange(head_size // 2) - low) / max(high - low, 0.001)).clamp(0, 1)
+    return inv_freq * (1 - ramp) + inv_freq / settings["factor"] * ramp

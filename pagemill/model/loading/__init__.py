@@ -1,0 +1,1 @@
+"""From files to a loaded model: where tensors come from, where they go, and that none is missing."""

@@ -1,0 +1,58 @@
+"""Random weights without files, for measuring: small normal numbers, the same for the same seed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagemill.config.facts import ModelFacts
+
+_SCALE = 0.02
+
+
+def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) as a checkpoint of the architecture would have them."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, shape in shapes(facts):
+        if name.endswith("norm.weight"):
+            yield name, torch.ones(shape, dtype=dtype)
+        else:
+            yield name, torch.empty(shape, dtype=dtype).normal_(0, _SCALE, generator=generator)
+
+
+def shapes(facts: ModelFacts) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor that the decoders here have."""
+    config, size = facts.hf_config, facts.hf_config["hidden_size"]
+    yield "model.embed_tokens.weight", (facts.vocab_size, size)
+    yield "model.norm.weight", (size,)
+    yield "lm_head.weight", (facts.vocab_size, size)
+    for index in range(config["num_hidden_layers"]):
+        for name, shape in _layer_shapes(facts.architecture, config):
+            yield f"model.layers.{index}.{name}", shape
+
+
+def _layer_shapes(architecture: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    size, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    head_size = config.get("head_dim") or size // heads
+    outs = {"q_proj": heads * head_size}
+    outs["k_proj"] = outs["v_proj"] = (config.get("num_key_value_heads") or heads) * head_size
+    for name, out in outs.items():
+        yield f"self_attn.{name}.weight", (out, size)
+        if architecture.startswith("Qwen2") or config.get("attention_bias"):
+            yield f"self_attn.{name}.bias", (out,)
+    yield "self_attn.o_proj.weight", (size, outs["q_proj"])
+    if config.get("attention_bias") and not architecture.startswith("Qwen2"):
+        yield "self_attn.o_proj.bias", (size,)
+    for name, shape in (("gate_proj", (inner, size)), ("up_proj", (inner, size)), ("down_proj", (size, inner))):
+        yield f"mlp.{name}.weight", shape
+        if config.get("mlp_bias"):
+            yield f"mlp.{name}.bias", shape[:1]
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if architecture.startswith("Gemma3"):
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    for name in norms:
+        yield f"{name}.weight", (size,)
+    if architecture.startswith(("Qwen3", "Gemma3")):
+        yield "self_attn.q_norm.weight", (head_size,)
+        yield "self_attn.k_norm.weight", (head_size,)

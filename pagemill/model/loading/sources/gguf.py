@@ -1,0 +1,119 @@
+"""Weights of a GGUF file, dequantized, under their Hugging Face names. Tensors are decoded a few ahead, on threads."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from pagemill.artifacts.gguf_file import GgufTensor, read_gguf
+from pagemill.config.facts import ModelFacts
+from pagemill.errors import ModelError
+
+_AHEAD = 8
+
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA3_LAYER = _LAYER | {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_UNUSED = ("rope_freqs.weight",)
+
+
+def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor in dtype) of every tensor. Raises ModelError for types and names that are not known."""
+    path = Path(facts.path)
+    file = read_gguf(path)
+    data = np.memmap(path, dtype=np.uint8, mode="r")
+    tensors = deque(tensor for name, tensor in file.tensors.items() if name not in _UNUSED)
+    with ThreadPoolExecutor(torch.get_num_threads(), "dequantize") as pool:
+        pending = deque(pool.submit(_decode, data, tensor, facts, dtype) for tensor in _take(tensors, _AHEAD))
+        while pending:
+            yield pending.popleft().result()
+            pending.extend(pool.submit(_decode, data, tensor, facts, dtype) for tensor in _take(tensors, 1))
+
+
+def _take(tensors: deque[GgufTensor], count: int) -> list[GgufTensor]:
+    return [tensors.popleft() for _ in range(min(count, len(tensors)))]
+
+
+def _decode(data: np.ndarray, tensor: GgufTensor, facts: ModelFacts, dtype: torch.dtype) -> tuple[str, Tensor]:
+    name = hf_name(tensor.name, facts.architecture)
+    raw = data[tensor.offset : tensor.offset + tensor.num_bytes]
+    values = dequantized(raw, tensor).reshape(tensor.shape)
+    values = _undo_conversion(name, values, facts)
+    return name, values.to(dtype)
+
+
+def dequantized(raw: np.ndarray, tensor: GgufTensor) -> Tensor:
+    """The bytes of one tensor as float values, flat."""
+    kind = GGMLQuantizationType(tensor.type_id)
+    if kind == GGMLQuantizationType.BF16:
+        return torch.from_numpy(raw.view(np.int16).copy()).view(torch.bfloat16)
+    if kind == GGMLQuantizationType.Q4_1:
+        return _q4_1(raw)
+    rows = raw.reshape(int(np.prod(tensor.shape[:-1])), -1)
+    try:
+        return torch.from_numpy(np.require(dequantize(rows, kind).reshape(-1), requirements="W"))
+    except NotImplementedError as error:
+        raise ModelError(f"tensor {tensor.name} is of type {tensor.type_name}, which is not supported") from error
+
+
+def _q4_1(raw: np.ndarray) -> Tensor:
+    """Blocks of 32: float16 scale, float16 minimum, 16 bytes whose low halves come first. Torch does it in parallel,
+    several times faster than numpy; the embedded default model is of this type."""
+    blocks = torch.from_numpy(raw.reshape(-1, 20).copy())
+    limits = blocks[:, :4].contiguous().view(torch.float16).float()
+    packed = blocks[:, 4:]
+    quants = torch.cat([packed & 15, packed >> 4], dim=1).float()
+    return quants.mul_(limits[:, :1]).add_(limits[:, 1:]).reshape(-1)
+
+
+def hf_name(name: str, architecture: str) -> str:
+    """The Hugging Face name of a GGUF tensor. Raises ModelError for one that is not known."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _TOP:
+        return f"{_TOP[stem]}.{kind}"
+    prefix, _, rest = stem.partition(".")
+    index, _, part = rest.partition(".")
+    parts = _GEMMA3_LAYER if architecture.startswith("Gemma3") else _LAYER
+    if prefix != "blk" or part not in parts:
+        raise ModelError(f"GGUF tensor {name!r} is not known for {architecture}")
+    return f"model.layers.{index}.{parts[part]}.{kind}"
+
+
+def _undo_conversion(name: str, values: Tensor, facts: ModelFacts) -> Tensor:
+    """What conversion to GGUF did to the values: Llama's query and key rows are interleaved for rotary in pairs,
+    Gemma's norms have their 1 added."""
+    if facts.architecture.startswith("Gemma3"):
+        return values - 1 if name.endswith("norm.weight") else values
+    if facts.architecture in ("LlamaForCausalLM", "MistralForCausalLM") and ".q_proj." in name:
+        return _halves(values, facts.hf_config["num_attention_heads"])
+    if facts.architecture in ("LlamaForCausalLM", "MistralForCausalLM") and ".k_proj." in name:
+        return _halves(values, facts.hf_config["num_key_value_heads"])
+    return values
+
+
+def _halves(values: Tensor, num_heads: int) -> Tensor:
+    """Rows of each head from (pair, half) to (half, pair) order. [out, in] or [out]."""
+    rest = values.shape[1:]
+    return values.reshape(num_heads, -1, 2, *rest).transpose(1, 2).reshape(-1, *rest)

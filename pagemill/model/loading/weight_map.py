@@ -1,0 +1,45 @@
+"""`WeightMap`: checkpoint tensor name -> (layer, kind, shard), declared by the model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a checkpoint tensor goes."""
+
+    layer: str
+    kind: str
+    """weight or bias."""
+    shard: int
+    """Index within the layer's stack; 0 for layers that are not stacked."""
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """Names of a checkpoint, as the model's modules see them."""
+
+    stack: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Module -> the checkpoint modules that it is stacked from, in order."""
+    strip_prefix: str = ""
+    ignore: tuple[str, ...] = ()
+    """Name endings of tensors that the model does not use."""
+
+    def target(self, name: str) -> Target | None:
+        """Where a tensor goes; None for one that is ignored."""
+        if name.endswith(self.ignore):
+            return None
+        layer, _, kind = name.removeprefix(self.strip_prefix).rpartition(".")
+        parent, _, leaf = layer.rpartition(".")
+        for stacked, parts in self.stack.items():
+            if leaf in parts:
+                return Target(f"{parent}.{stacked}", kind, parts.index(leaf))
+        return Target(layer, kind, 0)
+
+    def source_name(self, target: Target) -> str:
+        """The checkpoint's name of a target, for error messages."""
+        parent, _, leaf = target.layer.rpartition(".")
+        parts = self.stack.get(leaf)
+        layer = f"{parent}.{parts[target.shard]}" if parts else target.layer
+        prefix = "" if target.layer.startswith("lm_head") else self.strip_prefix
+        return f"{prefix}{layer}.{target.kind}"

@@ -1,0 +1,115 @@
+"""The usual decoder layer: attention and a gated MLP, each behind a norm. Knows no architecture by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from pagemill.model.attention.interface import AttentionLayerSpec
+from pagemill.model.attention.layer import Attention
+from pagemill.model.kernels.ops import rotate_
+from pagemill.model.layers.activation import gated
+from pagemill.model.layers.context import LayerContext
+from pagemill.model.layers.linear import Linear
+from pagemill.model.layers.norm import RMSNorm
+from pagemill.model.models.causal_lm import Rope
+
+
+@dataclass(frozen=True)
+class AttentionTraits:
+    """What differs between the attention of one layer and another's."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    norm_offset: float = 0.0
+    window: int | None = None
+    soft_cap: float | None = None
+    rope: str = "default"
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], **traits: Any) -> "AttentionTraits":
+        """Sizes from config.json, everything else by keyword."""
+        heads = config["num_attention_heads"]
+        head_size = config.get("head_dim") or config["hidden_size"] // heads
+        traits.setdefault("scale", head_size**-0.5)
+        return cls(heads, config.get("num_key_value_heads") or heads, head_size, **traits)
+
+
+class DecoderAttention(nn.Module):
+    """qkv projection, optional norms of query and key, rotary, attention, output projection."""
+
+    def __init__(self, config: Mapping[str, Any], traits: AttentionTraits, *, ctx: LayerContext) -> None:
+        super().__init__()
+        size, dim = config["hidden_size"], traits.head_size
+        query_size, kv_size = traits.num_heads * dim, traits.num_kv_heads * dim
+        self.traits = traits
+        self.sizes = (query_size, kv_size, kv_size)
+        self.qkv_proj = Linear(size, self.sizes, bias=traits.qkv_bias, ctx=ctx.child("qkv_proj"))
+        self.o_proj = Linear(query_size, (size,), bias=traits.out_bias, ctx=ctx.child("o_proj"))
+        self.q_norm = self.k_norm = None
+        if traits.qk_norm:
+            eps, offset = config["rms_norm_eps"], traits.norm_offset
+            self.q_norm = RMSNorm(dim, eps, ctx=ctx.child("q_norm"), offset=offset)
+            self.k_norm = RMSNorm(dim, eps, ctx=ctx.child("k_norm"), offset=offset)
+        spec = AttentionLayerSpec(
+            traits.num_heads, traits.num_kv_heads, dim, traits.scale, traits.window, traits.soft_cap
+        )
+        self.attn = Attention(spec, ctx=ctx.child("attn"))
+
+    def forward(self, hidden: Tensor, rope: Rope) -> Tensor:
+        """[T, E] -> [T, E]."""
+        num_tokens, dim = len(hidden), self.traits.head_size
+        parts = self.qkv_proj(hidden).split(self.sizes, dim=-1)
+        query, key, value = (part.view(num_tokens, -1, dim) for part in parts)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        cos, sin = rope[self.traits.rope]
+        rotate_(query, cos, sin)
+        rotate_(key, cos, sin)
+        attended = self.attn(query, key, value)
+        projected: Tensor = self.o_proj(attended.reshape(num_tokens, -1))
+        return projected
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(self, config: Mapping[str, Any], *, ctx: LayerContext) -> None:
+        super().__init__()
+        size, inner, bias = config["hidden_size"], config["intermediate_size"], bool(config.get("mlp_bias"))
+        self.gate_up_proj = Linear(size, (inner, inner), bias=bias, ctx=ctx.child("gate_up_proj"))
+        self.down_proj = Linear(inner, (size,), bias=bias, ctx=ctx.child("down_proj"))
+        self.activation = gated(config.get("hidden_act") or config.get("hidden_activation") or "silu")
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[T, E] -> [T, E]."""
+        projected: Tensor = self.down_proj(self.activation(self.gate_up_proj(hidden)))
+        return projected
+
+
+class DecoderLayer(nn.Module):
+    """norm, attention, norm, MLP; the residual sums are folded into the norms that follow them."""
+
+    def __init__(self, config: Mapping[str, Any], traits: AttentionTraits, *, ctx: LayerContext) -> None:
+        super().__init__()
+        size, eps = config["hidden_size"], config["rms_norm_eps"]
+        self.input_layernorm = RMSNorm(size, eps, ctx=ctx.child("input_layernorm"))
+        self.self_attn = DecoderAttention(config, traits, ctx=ctx.child("self_attn"))
+        self.post_attention_layernorm = RMSNorm(size, eps, ctx=ctx.child("post_attention_layernorm"))
+        self.mlp = GatedMLP(config, ctx=ctx.child("mlp"))
+
+    def forward(self, hidden: Tensor, residual: Tensor | None, rope: Rope) -> tuple[Tensor, Tensor]:
+        """[T, E] twice; `residual` None before the first layer."""
+        if residual is None:
+            hidden, residual = self.input_layernorm(hidden), hidden
+        else:
+            hidden, residual = self.input_layernorm.add_forward(hidden, residual)
+        hidden = self.self_attn(hidden, rope)
+        hidden, residual = self.post_attention_layernorm.add_forward(hidden, residual)
+        return self.mlp(hidden), residual

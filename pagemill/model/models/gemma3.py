@@ -1,0 +1,78 @@
+"""Gemma 3, text: sliding-window and full layers with rotary settings of their own, four norms a layer, scaled
+embeddings, and soft caps where the checkpoint has them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pagemill.model.layers.context import LayerContext
+from pagemill.model.layers.norm import RMSNorm
+from pagemill.model.layers.rotary import rope_settings
+from pagemill.model.models.causal_lm import CausalLM, Rope
+from pagemill.model.models.decoder import AttentionTraits, DecoderAttention, GatedMLP
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+class Gemma3Layer(nn.Module):
+    """A norm before and after attention, and before and after the MLP; sums are kept apart from the norms."""
+
+    def __init__(self, config: Mapping[str, Any], traits: AttentionTraits, *, ctx: LayerContext) -> None:
+        super().__init__()
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(config["hidden_size"], config["rms_norm_eps"], ctx=ctx.child(name), offset=1.0)
+
+        self.input_layernorm = norm("input_layernorm")
+        self.self_attn = DecoderAttention(config, traits, ctx=ctx.child("self_attn"))
+        self.post_attention_layernorm = norm("post_attention_layernorm")
+        self.pre_feedforward_layernorm = norm("pre_feedforward_layernorm")
+        self.mlp = GatedMLP(config, ctx=ctx.child("mlp"))
+        self.post_feedforward_layernorm = norm("post_feedforward_layernorm")
+
+    def forward(self, hidden: Tensor, residual: Tensor | None, rope: Rope) -> tuple[Tensor, None]:
+        """[T, E] -> [T, E]; nothing is left for the next layer to add."""
+        attended = self.self_attn(self.input_layernorm(hidden), rope)
+        hidden = hidden + self.post_attention_layernorm(attended)
+        inner = self.mlp(self.pre_feedforward_layernorm(hidden))
+        return hidden + self.post_feedforward_layernorm(inner), None
+
+
+class Gemma3ForCausalLM(CausalLM):
+    """The text model of Gemma 3."""
+
+    norm_offset = 1.0
+    ties_by_default = True
+
+    def embedding_scale(self, size: int) -> float | None:
+        return float(size) ** 0.5
+
+    def rope_kinds(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        if config.get("rope_parameters"):
+            return {kind: rope_settings(config, kind) for kind in (SLIDING, FULL)}
+        local = {"rope_type": "default", "rope_theta": config.get("rope_local_base_freq", 10_000.0)}
+        return {SLIDING: local, FULL: rope_settings({"rope_theta": 1_000_000.0} | dict(config))}
+
+    def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
+        config = self.config
+        kinds = config.get("layer_types")
+        pattern = config.get("sliding_window_pattern", 6)
+        kind = kinds[index] if kinds else (SLIDING if (index + 1) % pattern else FULL)
+        traits = AttentionTraits.of(
+            config,
+            scale=config["query_pre_attn_scalar"] ** -0.5,
+            qkv_bias=bool(config.get("attention_bias")),
+            out_bias=bool(config.get("attention_bias")),
+            qk_norm=True,
+            norm_offset=1.0,
+            window=config["sliding_window"] if kind == SLIDING else None,
+            soft_cap=config.get("attn_logit_softcapping"),
+            rope=kind,
+        )
+        return Gemma3Layer(config, traits, ctx=ctx)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        logits, cap = super().compute_logits(hidden), self.config.get("final_logit_softcapping")
+        return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -1,0 +1,1 @@
+"""How a linear layer's weight is held and multiplied: one method per file."""

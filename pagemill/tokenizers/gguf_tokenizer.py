@@ -1,0 +1,56 @@
+"""A tokenizer from the metadata of a .gguf file: the pipeline of its kind, special tokens, chat template.
+Knows nothing about architectures or weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import tokenizers
+from tokenizers import AddedToken
+
+from pagemill.artifacts import gguf_metadata
+from pagemill.artifacts.gguf_file import GgufFile, read_gguf
+from pagemill.errors import ModelError
+from pagemill.tokenizers import gguf_bpe, gguf_spm
+from pagemill.tokenizers.gguf_vocab import CONTROL, USER_DEFINED, GgufVocab, read_vocab, token_id
+from pagemill.tokenizers.hf_tokenizer import HfTokenizer, SpecialTokens
+from pagemill.tokenizers.pre_tokenizers import pre_kind
+
+_BUILDERS: Final[dict[str, Callable[[GgufFile, GgufVocab], tokenizers.Tokenizer]]] = {
+    "gpt2": gguf_bpe.build,
+    "llama": gguf_spm.build,
+}
+# Name in the file -> variable of chat templates.
+_NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+
+
+def load(path: Path, chat_template: str | None = None) -> HfTokenizer:
+    """Build it; `chat_template` replaces the file's. Raises ModelError for a damaged file or an unknown kind."""
+    file = read_gguf(path)
+    keys = gguf_metadata.GgufKeys(file)
+    kind = keys.text("tokenizer.ggml.model")
+    if kind not in _BUILDERS:
+        raise ModelError(
+            f"{path}: tokenizer.ggml.model={kind!r} is not supported; supported: {', '.join(sorted(_BUILDERS))}"
+        )
+    vocab = read_vocab(file)
+    pipeline = _BUILDERS[kind](file, vocab)
+    # Longer added tokens win over shorter ones; control tokens are never shown.
+    tokens = vocab.tokens
+    pipeline.add_special_tokens([AddedToken(tokens[i], normalized=False) for i in vocab.ids_of(CONTROL)])
+    pipeline.add_tokens([AddedToken(tokens[i], normalized=False) for i in vocab.ids_of(USER_DEFINED)])
+    template = chat_template if chat_template is not None else keys.text("tokenizer.chat_template", "")
+    return HfTokenizer(pipeline, _special(file, keys, vocab, kind), template or None)
+
+
+def _special(file: GgufFile, keys: gguf_metadata.GgufKeys, vocab: GgufVocab, kind: str) -> SpecialTokens:
+    num_tokens = len(vocab.tokens)
+    ids = {name: token_id(file, name, num_tokens) for name in _NAMED}
+    default_bos = kind == "llama" or pre_kind(keys.text("tokenizer.ggml.pre", "default")).add_bos
+    return SpecialTokens(
+        bos_token_id=ids["bos"],
+        eos_token_ids=tuple(i for i in gguf_metadata.eos_token_ids(file) if i < num_tokens),
+        adds_bos=keys.flag("tokenizer.ggml.add_bos_token", default_bos),
+        adds_eos=keys.flag("tokenizer.ggml.add_eos_token", False) and ids["eos"] is not None,
+        named={_NAMED[name]: vocab.tokens[i] for name, i in ids.items() if i is not None},
+    )

@@ -1,0 +1,114 @@
+"""`HfTokenizer`: the Tokenizer of every model, on top of the `tokenizers` package.
+Knows nothing about where it was loaded from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tokenizers
+
+from pagemill.errors import RequestError
+from pagemill.tokenizers.incremental import PieceDecoder, WindowDecoder
+from pagemill.tokenizers.interface import IncrementalDecoder
+from pagemill.tokenizers.pieces import PieceTable, piece_rule
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """A model's special tokens and which of them frame a text, besides what the pipeline's post-processor adds."""
+
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    adds_bos: bool = False
+    """Every text begins with BOS; one that does already gets no second."""
+    adds_eos: bool = False
+    """Every text ends with the first EOS; one that does already gets no second."""
+    named: dict[str, str] = field(default_factory=dict)
+    """bos_token, eos_token, ... -> text, for chat templates."""
+
+
+class HfTokenizer:
+    """Implements `pagemill.tokenizers.interface.Tokenizer`."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens, chat_template: str | None) -> None:
+        self._backend = backend
+        self._special = special
+        self.chat_template = chat_template
+        self.bos_token_id = special.bos_token_id
+        self.eos_token_ids = special.eos_token_ids
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        added = backend.get_added_tokens_decoder()
+        self._hidden = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._rule = piece_rule(backend)
+        self._pieces = PieceTable(backend.id_to_token, self._rule.to_bytes) if self._rule else None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Control tokens spelled out in `text` are recognised.
+
+        Raises RequestError for text with lone surrogates, which is no valid Unicode.
+        """
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(f"the text is not valid Unicode: {_surrogate(text)}", "prompt") from error
+        return self._framed(ids) if add_special_tokens else ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids without a token show nothing, bytes that are no character show as U+FFFD."""
+        if self._pieces is None:
+            return self._decode_whole(token_ids, skip_special_tokens)
+        decoder = self.incremental((), skip_special_tokens)
+        return decoder.step(token_ids) + decoder.flush()
+
+    def incremental(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> IncrementalDecoder:
+        """A decoder for what follows the prompt; see `incremental` for exactly what its pieces add up to."""
+        if self._rule is None or self._pieces is None:
+            return WindowDecoder(lambda ids: self._decode_whole(ids, skip_special_tokens), prompt_token_ids)
+        skipped = self._hidden if skip_special_tokens else frozenset[int]()
+        return PieceDecoder(self._pieces, skipped, self._rule.strips_first_space, prompt_token_ids)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **template_variables: Any,
+    ) -> str:
+        """Messages as one text, special tokens included (encode it with add_special_tokens=False).
+
+        `content` may be a string or a list of {"type": "text", "text": ...}; it is given to the template in the form
+        that the template handles. Raises RequestError when the model has no template, or the template refuses.
+        """
+        # jinja2 takes 30 ms to import; completions do not need it.
+        from pagemill.tokenizers.chat_template import render
+
+        source = chat_template if chat_template is not None else self.chat_template
+        if source is None:
+            raise RequestError("this model has no chat template; give one with --chat-template, or use completions")
+        return render(
+            source,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables={**self._special.named, **template_variables},
+        )
+
+    def _framed(self, ids: list[int]) -> list[int]:
+        bos, ends = self._special.bos_token_id, self._special.eos_token_ids
+        if self._special.adds_bos and bos is not None and ids[:1] != [bos]:
+            ids = [bos, *ids]
+        if self._special.adds_eos and ends and ids[-1:] != [ends[0]]:
+            ids = [*ids, ends[0]]
+        return ids
+
+    def _decode_whole(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+
+def _surrogate(text: object) -> str:
+    if not isinstance(text, str):
+        return f"it is a {type(text).__name__}"
+    where = next((i for i, char in enumerate(text) if 0xD800 <= ord(char) <= 0xDFFF), None)
+    return "it cannot be encoded" if where is None else f"lone surrogate U+{ord(text[where]):04X} at character {where}"

@@ -1,0 +1,98 @@
+"""Text of a growing token sequence, piece by piece, without ever showing part of a character.
+Knows nothing about requests or stop strings.
+
+Definition: with P the text of the prompt up to its last complete character, the pieces of `step` and `flush` together
+are the text of prompt + output with P taken off the front.
+"""
+
+import codecs
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from pagemill.tokenizers.pieces import PieceTable
+
+_MAX_CHAR_BYTES: Final = 4
+_REPLACEMENT: Final = "\ufffd"
+_UTF8: Final = codecs.getincrementaldecoder("utf-8")
+
+
+class PieceDecoder:
+    """For decoders that work token by token: constant time per token, however long the sequence."""
+
+    def __init__(
+        self,
+        pieces: PieceTable,
+        skipped: Collection[int],
+        strips_first_space: bool,
+        prompt_token_ids: Sequence[int] = (),
+    ) -> None:
+        self._pieces = pieces
+        self._skipped = skipped
+        self._utf8 = _UTF8("replace")
+        tail = self._last_bytes(prompt_token_ids)
+        self._at_start = strips_first_space and not tail
+        self._utf8.decode(_from_last_lead(tail))
+
+    def step(self, token_ids: Sequence[int]) -> str:
+        """Append tokens; return the text that is now certain (may be empty)."""
+        pieces, skipped = self._pieces, self._skipped
+        data = b"".join([pieces[token] for token in token_ids if token not in skipped])
+        if self._at_start and data:
+            self._at_start = False
+            data = data.removeprefix(b" ")
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        """U+FFFD for bytes that never became a character; the decoder then starts a new sequence."""
+        return self._utf8.decode(b"", True)
+
+    def _last_bytes(self, token_ids: Sequence[int]) -> bytes:
+        """The prompt's last bytes: enough to hold an unfinished character, empty only if the prompt shows nothing."""
+        data = b""
+        for token in reversed(token_ids):
+            if token not in self._skipped:
+                data = self._pieces[token] + data
+            if len(data) >= _MAX_CHAR_BYTES:
+                break
+        return data[-_MAX_CHAR_BYTES:]
+
+
+class WindowDecoder:
+    """For every other decoder: decodes a short window of tokens before and after each step and returns the difference.
+
+    Exact for decoders whose text of a token depends on its few predecessors only.
+    """
+
+    _CONTEXT: Final = 8
+    _MAX_HELD: Final = 16
+    """Tokens that may wait for the end of a character; longer waits are for bytes that never become one."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], prompt_token_ids: Sequence[int] = ()) -> None:
+        self._decode = decode
+        self._window = list(prompt_token_ids[-self._CONTEXT :])
+        self._shown = len(self._decode(self._window).rstrip(_REPLACEMENT))
+
+    def step(self, token_ids: Sequence[int]) -> str:
+        """Append tokens; return the text that is now certain (may be empty)."""
+        self._window.extend(token_ids)
+        text = self._decode(self._window)
+        if text.endswith(_REPLACEMENT) and len(self._window) <= self._CONTEXT + self._MAX_HELD:
+            return ""
+        new = text[self._shown :]
+        self._window = self._window[-self._CONTEXT :]
+        self._shown = len(self._decode(self._window))
+        return new
+
+    def flush(self) -> str:
+        """The text still held back when the sequence ends."""
+        text = self._decode(self._window)
+        new, self._shown = text[self._shown :], len(text)
+        return new
+
+
+def _from_last_lead(tail: bytes) -> bytes:
+    """The bytes from the last one that can begin a character, where a decoder is in step again; else none."""
+    for start in range(len(tail) - 1, -1, -1):
+        if tail[start] & 0xC0 != 0x80:
+            return tail[start:]
+    return b""

@@ -1,0 +1,20 @@
+"""`load_tokenizer`: the tokenizer of a folder or a .gguf file. Knows nothing about aliases and hub ids."""
+
+from pathlib import Path
+
+from pagemill.errors import ModelError
+from pagemill.tokenizers import gguf_tokenizer, hf_folder
+from pagemill.tokenizers.hf_tokenizer import HfTokenizer
+
+
+def load_tokenizer(path: Path, chat_template_file: str | None = None) -> HfTokenizer:
+    """Load it; a chat template from `chat_template_file` replaces the model's.
+
+    Raises ModelError when something is missing, damaged, or of a kind that is not supported.
+    """
+    template = None if chat_template_file is None else hf_folder.read_template(Path(chat_template_file).expanduser())
+    if path.is_dir():
+        return hf_folder.load(path, template)
+    if path.is_file():
+        return gguf_tokenizer.load(path, template)
+    raise ModelError(f"{path}: no such file or folder")

@@ -1,0 +1,66 @@
+"""`InputBatch`: one step as arrays, gathered from the slots; the only argument that features share."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pagemill.messages.step import Int32Array, SchedulerOutput
+from pagemill.worker.batch.request_states import RequestStates
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """A flat batch: the tokens of all requests one after another (T tokens, R requests, L rows sampled)."""
+
+    step_id: int
+    slots: Int32Array
+    """[R] request slots in batch order."""
+    token_slots: Int32Array
+    """[T] the request slot of each token."""
+    token_ids: Int64Array
+    """[T]."""
+    positions: Int64Array
+    """[T] position of each token in its request."""
+    query_start: Int32Array
+    """[R + 1] exclusive prefix sum of tokens per request."""
+    seq_lens: Int32Array
+    """[R] tokens computed before plus tokens of this step."""
+    logits_index: Int64Array
+    """[L] rows of the hidden states from which a token is sampled."""
+    sampled_slots: Int32Array
+    """[L] the request slots that they belong to."""
+    sampled_positions: Int64Array
+    """[L] position in its request of the token to be sampled."""
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.token_ids)
+
+
+def build_batch(step: SchedulerOutput, states: RequestStates) -> InputBatch:
+    """Gather a step. A request samples when the step reaches its last known token; a prefill chunk does not."""
+    slots, counts = step.slots, step.num_tokens
+    computed = states.num_computed[slots]
+    seq_lens = computed + counts
+    query_start = np.zeros(len(slots) + 1, np.int32)
+    np.cumsum(counts, out=query_start[1:])
+    token_slots = np.repeat(slots, counts)
+    starts = np.repeat(computed - query_start[:-1], counts)
+    positions = starts.astype(np.int64) + np.arange(len(token_slots))
+    samples = seq_lens == states.num_tokens[slots]
+    return InputBatch(
+        step_id=step.step_id,
+        slots=slots,
+        token_slots=token_slots,
+        token_ids=states.token_ids[token_slots, positions].astype(np.int64),
+        positions=positions,
+        query_start=query_start,
+        seq_lens=seq_lens,
+        logits_index=(query_start[1:][samples] - 1).astype(np.int64),
+        sampled_slots=slots[samples],
+        sampled_positions=seq_lens[samples].astype(np.int64),
+    )

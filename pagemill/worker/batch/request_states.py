@@ -1,0 +1,60 @@
+"""Per-slot state that lives as long as a request. Slots never move; a step gathers from them by index.
+
+Knows nothing about blocks (block_tables.py) and nothing about why a slot was given or taken.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from pagemill.messages.sampling_params import SamplingParams
+from pagemill.messages.step import Int32Array, NewRequest
+
+
+class RequestStates:
+    """Arrays indexed by slot. Every array that `add` writes is written in full for its slot, so that nothing of a
+    slot's former request can be seen by the next.
+
+    Shapes: S slots (max_num_seqs), N tokens (max_model_len).
+    """
+
+    def __init__(self, num_slots: int, max_model_len: int) -> None:
+        self.token_ids = np.zeros((num_slots, max_model_len + 1), np.int32)
+        """[S, N + 1]; the last token that is sampled needs no room to be computed, but is kept."""
+        self.num_tokens = np.zeros(num_slots, np.int32)
+        """[S] tokens known: prompt and generated."""
+        self.num_prompt_tokens = np.zeros(num_slots, np.int32)
+        self.num_computed = np.zeros(num_slots, np.int32)
+        """[S] tokens whose keys and values are in the cache."""
+        self.temperature = np.zeros(num_slots, np.float32)
+        self.top_k = np.zeros(num_slots, np.int32)
+        """[S] 0: no limit."""
+        self.top_p = np.ones(num_slots, np.float32)
+        self.min_p = np.zeros(num_slots, np.float32)
+        self.seed = np.zeros(num_slots, np.uint64)
+        self.greedy = np.ones(num_slots, bool)
+
+    def add(self, new: NewRequest) -> None:
+        """Fill a slot with a request's full state."""
+        slot, count = new.slot, len(new.token_ids)
+        self.token_ids[slot, :count] = new.token_ids
+        self.num_tokens[slot] = count
+        self.num_prompt_tokens[slot] = new.num_prompt_tokens
+        self.num_computed[slot] = new.num_computed_tokens
+        self._set_sampling(slot, new.params)
+
+    def _set_sampling(self, slot: int, params: SamplingParams) -> None:
+        self.greedy[slot] = params.greedy
+        self.temperature[slot] = 1.0 if params.greedy else params.temperature
+        self.top_k[slot] = params.top_k
+        self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
+        self.seed[slot] = (params.seed or 0) & 0xFFFF_FFFF_FFFF_FFFF
+
+    def advance(self, slots: Int32Array, num_tokens: Int32Array) -> None:
+        """Count the step's tokens as computed."""
+        self.num_computed[slots] += num_tokens
+
+    def append(self, slots: Int32Array, token_ids: npt.NDArray[np.int32]) -> None:
+        """Append one sampled token to each slot."""
+        self.token_ids[slots, self.num_tokens[slots]] = token_ids
+        self.num_tokens[slots] += 1

@@ -1,0 +1,40 @@
+"""Allocate the tensors of a planned KV cache and bind them to attention layers."""
+
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagemill.errors import ConfigError
+from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheConfig
+from pagemill.model.attention.layer import Attention
+
+
+def bind_kv_cache(plan: KVCacheConfig, layers: Mapping[str, Attention], device: str) -> list[Tensor]:
+    """Bind every layer to its view; the i-th layers of all groups share the i-th tensor. Returns the tensors.
+
+    Memory is zeroed, so that nothing is ever read that was not written here.
+    """
+    page_bytes = {group.spec.page_bytes() for group in plan.groups}
+    if len(page_bytes) != 1:
+        raise ConfigError(f"KV groups have unequal page sizes {sorted(page_bytes)} bytes; they must be equal")
+    width = max(len(group.layers) for group in plan.groups)
+    size = plan.num_blocks * page_bytes.pop()
+    tensors = [_zeros(size, device) for _ in range(width)]
+    for group in plan.groups:
+        spec = cast(FullAttentionSpec, group.spec)
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        for name, tensor in zip(group.layers, tensors, strict=False):
+            layer = layers[name]
+            layer.bind(tensor.view(dtype).view(layer.backend.cache_shape(plan.num_blocks, spec)))
+    return tensors
+
+
+def _zeros(num_bytes: int, device: str) -> Tensor:
+    """Zeroed bytes. On a CPU the operating system gives the pages when they are first written, so that a cache costs
+    what is used of it; torch.zeros would touch them all."""
+    if device == "cpu":
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8))
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)

@@ -1,0 +1,1 @@
+"""Logits processors: one file each, in the order of catalog/logits.py."""

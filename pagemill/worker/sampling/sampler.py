@@ -1,0 +1,80 @@
+"""Logits to tokens: processors in order, temperature, min-p, top-k and top-p, then one draw per row.
+
+Knows no requests, only slots. The draw is by inverse distribution: one uniform number per (seed, position).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pagemill.catalog.logits import LOGITS
+from pagemill.messages.step import NewRequest
+from pagemill.worker.batch.input_batch import InputBatch
+from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.sampling.filters import min_p_, top_k_top_p_
+from pagemill.worker.sampling.philox import uniform
+from pagemill.worker.sampling.processors.interface import LogitsProcessor
+
+
+class Sampler:
+    """Samples one token for each row of logits."""
+
+    def __init__(self, states: RequestStates, processors: Sequence[LogitsProcessor] | None = None) -> None:
+        self._states = states
+        self._processors = [LOGITS.resolve(name)() for name in LOGITS] if processors is None else list(processors)
+        self._processed: set[int] = set()
+        """Slots for which at least one processor has something to do."""
+
+    def add(self, new: NewRequest) -> None:
+        """A request takes a slot."""
+        wanted = [processor.add(new) for processor in self._processors]
+        if any(wanted):
+            self._processed.add(new.slot)
+        else:
+            self._processed.discard(new.slot)
+
+    def remove(self, slot: int) -> None:
+        """A slot is released."""
+        if slot in self._processed:
+            self._processed.discard(slot)
+            for processor in self._processors:
+                processor.remove(slot)
+
+    def sample(self, logits: Tensor, batch: InputBatch) -> npt.NDArray[np.int32]:
+        """[L, V] float32 logits (changed in place) to [L] token ids."""
+        if self._processed:
+            for processor in self._processors:
+                processor.apply(logits, batch)
+        greedy = self._states.greedy[batch.sampled_slots]
+        if greedy.all():
+            return logits.argmax(-1).to(torch.int32).numpy()
+        tokens = np.empty(len(greedy), np.int32)
+        if greedy.any():
+            tokens[greedy] = logits[torch.from_numpy(greedy)].argmax(-1).numpy()
+        drawn = ~greedy
+        rows = logits[torch.from_numpy(drawn)] if greedy.any() else logits
+        tokens[drawn] = self._draw(rows, batch.sampled_slots[drawn], batch.sampled_positions[drawn])
+        return tokens
+
+    def _draw(
+        self, logits: Tensor, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int32]:
+        states = self._states
+        logits.div_(torch.from_numpy(states.temperature[slots]).unsqueeze(1))
+        min_p, top_k, top_p = states.min_p[slots], states.top_k[slots], states.top_p[slots]
+        if min_p.any():
+            min_p_(logits, torch.from_numpy(min_p))
+        if top_k.any() or (top_p < 1).any():
+            top_k_top_p_(logits, torch.from_numpy(top_k.astype(np.int64)), torch.from_numpy(top_p))
+        return _invert(logits, torch.from_numpy(uniform(states.seed[slots], positions)))
+
+
+def _invert(logits: Tensor, uniforms: Tensor) -> npt.NDArray[np.int32]:
+    """The token at which the cumulative probability passes each uniform number. [L, V], [L] float64 -> [L]."""
+    cumulative = logits.softmax(-1).to(torch.float64).cumsum(-1)
+    targets = (uniforms * cumulative[:, -1]).unsqueeze(1)
+    tokens = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
+    return tokens.clamp_(max=logits.shape[1] - 1).to(torch.int32).numpy()

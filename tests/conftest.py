@@ -1,0 +1,48 @@
+"""Rules for every test run: says which tests were skipped for want of a browser, a model or a GPU, and in CI
+(CI=true) counts a test that skips for want of a browser or a model as failed."""
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from pagemill.artifacts import aliases
+
+NEEDS = {"browser": "Chromium", "model": "the embedded default model", "gpu": "a CUDA device"}
+NEVER_SKIPPED_IN_CI = ("browser", "model")
+_skipped = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_skipped] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return report
+    for need in (marker for marker in NEEDS if item.get_closest_marker(marker)):
+        counts = item.config.stash[_skipped]
+        counts[need] = counts.get(need, 0) + 1
+        if need in NEVER_SKIPPED_IN_CI and os.environ.get("CI") == "true":
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} was skipped, and CI must have {NEEDS[need]}: {report.longrepr}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for need, count in config.stash[_skipped].items():
+        terminalreporter.write_line(f"NOTE: {count} tests did not run, they need {NEEDS[need]}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The embedded default model; skips when it is not in the cache (python -m pagemill.artifacts.fetch smollm2)."""
+    found = aliases.cached("smollm2")
+    if found is None:
+        pytest.skip("smollm2 is not in the cache")
+    return found

@@ -1,0 +1,102 @@
+"""Engines with a scripted worker, and requests for them, in a line each."""
+
+from pagemill.config.engine_config import EngineConfig
+from pagemill.config.facts import ModelFacts
+from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, SchedulerConfig
+from pagemill.engine.core import EngineCore
+from pagemill.engine.executor.uniproc import UniprocExecutor
+from pagemill.messages.engine_io import EngineCoreRequest
+from pagemill.messages.kv_spec import FullAttentionSpec, SlidingWindowSpec
+from pagemill.messages.sampling_params import SamplingParams
+from tests.fakes.scripted_worker import ScriptedWorker
+
+BLOCK_SIZE = 4
+
+
+def full(block_size=BLOCK_SIZE, head_size=1):
+    return FullAttentionSpec(block_size, 1, head_size, "float32")
+
+
+def sliding(window, block_size=BLOCK_SIZE, head_size=1):
+    return SlidingWindowSpec(block_size, 1, head_size, "float32", window)
+
+
+def engine_config(*, max_model_len=64, budget=64, num_blocks=64, caching=True, algorithm="sha256", **scheduler):
+    facts = ModelFacts("fake", "", "gguf", "Fake", {}, "float32", max_model_len, 13)
+    limits = {"max_num_seqs": 8} | scheduler
+    return EngineConfig(
+        ModelConfig(max_model_len=max_model_len),
+        CacheConfig(
+            block_size=BLOCK_SIZE,
+            num_gpu_blocks_override=num_blocks,
+            enable_prefix_caching=caching,
+            prefix_caching_hash_algo=algorithm,
+        ),
+        SchedulerConfig(max_num_batched_tokens=budget, **limits),
+        CpuConfig(cpu_threads=1),
+        facts,
+    )
+
+
+def make_core(specs=None, *, depth=1, worker=None, **settings):
+    """A core, and the worker behind it."""
+    worker = worker or ScriptedWorker(specs)
+    return EngineCore(engine_config(**settings), UniprocExecutor(worker), depth=depth), worker
+
+
+def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None, **params):
+    """`prompt`: token ids, or how many."""
+    prompt = list(range(1, prompt + 1)) if isinstance(prompt, int) else list(prompt)
+    return EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=prompt,
+        emitted_token_ids=list(emitted),
+        params=SamplingParams(**({"max_tokens": 4, "seed": 0} | params)),
+        arrival_time=arrival,
+        priority=priority,
+        cache_salt=salt,
+    )
+
+
+class Client:
+    """Collects what a core reports, per request."""
+
+    def __init__(self, core):
+        self.core = core
+        self.tokens = {}
+        self.finish = {}
+        self.cached = {}
+        self.stats = None
+
+    def add(self, *requests):
+        for request in requests:
+            self.core.add(request)
+
+    def step(self):
+        """One step, and the checks that hold after every step."""
+        for outputs in self.core.step():
+            named = [*outputs.request_ids, *(output.request_id for output in outputs.outputs)]
+            assert len(set(named)) == len(named), "a request appears twice in one step"
+            for name, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
+                self._receive(name, [token])
+            for output in outputs.outputs:
+                self._receive(output.request_id, output.new_token_ids)
+                if output.num_cached_tokens is not None:
+                    assert output.request_id not in self.cached, "cached tokens are reported twice"
+                    self.cached[output.request_id] = output.num_cached_tokens
+                if output.finish is not None:
+                    self.finish[output.request_id] = output.finish
+            self.stats = outputs.stats
+        self.core.check_integrity()
+
+    def run(self, max_steps=1000):
+        """Step until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.core.has_work():
+                return
+            self.step()
+        raise AssertionError(f"still busy after {max_steps} steps: {self.stats}")
+
+    def _receive(self, name, token_ids):
+        assert name not in self.finish, f"{name} goes on after its end"
+        self.tokens.setdefault(name, []).extend(token_ids)

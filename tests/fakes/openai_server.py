@@ -1,0 +1,114 @@
+"""An OpenAI-like server with scripted answers and the playground, on a port of its own. Runs no model."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from pagemill.serve.http.routes.playground import router
+
+ANSWER = "The **ocean** is wide."
+
+
+@dataclass
+class Script:
+    """What the server does; tests change it between requests."""
+
+    pieces: list[str] = field(default_factory=lambda: ["The ", "**ocean** ", "is ", "wide."])
+    delay_s: float = 0.01
+    """Before each piece."""
+    error: tuple[int, str] | None = None
+    """Status and message of every answer but /v1/models."""
+    break_after: int | None = None
+    """Pieces after which the stream fails with an error event."""
+    api_key: str | None = None
+
+
+class FakeOpenAIServer:
+    """`with FakeOpenAIServer() as server:` serves at `server.url`; requests and aborts are noted."""
+
+    def __init__(self) -> None:
+        self.script = Script()
+        self.bodies: list[dict[str, Any]] = []
+        self.num_aborted = 0
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(
+            self._app(), log_level="warning", ws="none", lifespan="off", timeout_graceful_shutdown=1
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=10)
+        self._socket.close()
+
+    def _app(self) -> FastAPI:
+        app = FastAPI()
+        app.include_router(router)
+
+        @app.get("/v1/models")
+        async def models(request: Request) -> Response:
+            return self._locked(request) or JSONResponse({"object": "list", "data": [{"id": "fake-135m"}]})
+
+        @app.post("/v1/chat/completions")
+        async def chat(request: Request) -> Response:
+            return await self._answer(request, lambda text: {"delta": {"content": text}})
+
+        @app.post("/v1/completions")
+        async def completions(request: Request) -> Response:
+            return await self._answer(request, lambda text: {"text": text})
+
+        return app
+
+    def _locked(self, request: Request) -> Response | None:
+        if self.script.api_key and request.headers.get("authorization") != f"Bearer {self.script.api_key}":
+            return JSONResponse({"error": {"message": "wrong key", "code": 401}}, 401)
+        return None
+
+    async def _answer(self, request: Request, choice: Any) -> Response:
+        self.bodies.append(await request.json())
+        if locked := self._locked(request):
+            return locked
+        if self.script.error:
+            status, message = self.script.error
+            return JSONResponse({"error": {"message": message, "type": "BadRequestError", "code": status}}, status)
+        return StreamingResponse(self._events(choice), media_type="text/event-stream")
+
+    async def _events(self, choice: Any) -> AsyncIterator[str]:
+        script = self.script
+        try:
+            for number, text in enumerate(script.pieces):
+                if number == script.break_after:
+                    yield event({"error": {"message": "the engine died"}})
+                    return
+                await asyncio.sleep(script.delay_s)
+                yield event({"choices": [{"index": 0, **choice(text), "finish_reason": None}]})
+            yield event({"choices": [{"index": 0, **choice(""), "finish_reason": "stop"}]})
+            usage = {
+                "prompt_tokens": 7,
+                "completion_tokens": len(script.pieces),
+                "total_tokens": 7 + len(script.pieces),
+            }
+            yield event({"choices": [], "usage": usage})
+            yield "data: [DONE]\n\n"
+        except asyncio.CancelledError:
+            self.num_aborted += 1
+            raise
+
+
+def event(data: dict[str, Any]) -> str:
+    """One server-sent event."""
+    return f"data: {json.dumps(data)}\n\n"

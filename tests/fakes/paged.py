@@ -1,0 +1,69 @@
+"""A model over a paged cache without engine or worker: for comparing logits, whole or in chunks."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pagemill.artifacts.describe import describe
+from pagemill.config.sections import ModelConfig
+from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
+from pagemill.messages.sampling_params import SamplingParams
+from pagemill.messages.step import NewRequest, SchedulerOutput
+from pagemill.model.forward_context import ForwardContext, forward_context
+from pagemill.model.loading.loader import load_model
+from pagemill.model.models.causal_lm import CausalLM
+from pagemill.platforms.cpu import CpuPlatform
+from pagemill.utils.timing import PhaseTimer
+from pagemill.worker.batch.block_tables import BlockTable, BlockTables
+from pagemill.worker.batch.input_batch import build_batch
+from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.kv_tensors.allocate import bind_kv_cache
+from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
+
+BLOCK_SIZE = 16
+
+
+class PagedModel:
+    """One group per layer kind, blocks handed out in a shuffled order, unused blocks poisoned with NaN."""
+
+    def __init__(self, model: CausalLM, dtype: str, max_len: int = 2048) -> None:
+        self.model, self.max_len = model, max_len
+        layers = model.attention_layers()
+        specs = {name: layer.kv_spec(BLOCK_SIZE, dtype) for name, layer in layers.items()}
+        groups = tuple(
+            KVCacheGroup(tuple(name for name in specs if specs[name] == spec), spec) for spec in set(specs.values())
+        )
+        blocks_each = max_len // BLOCK_SIZE
+        plan = KVCacheConfig(1 + blocks_each * len(groups), groups)
+        for tensor in bind_kv_cache(plan, layers, "cpu"):
+            tensor.view(getattr(torch, dtype)).fill_(torch.nan)
+        self.tables = BlockTables(tuple(BlockTable(1, max_len, BLOCK_SIZE) for _ in groups))
+        self.groups = AttentionGroups(plan, layers, self.tables, "cpu")
+        order = np.random.default_rng(0).permutation(np.arange(1, plan.num_blocks))
+        self.block_ids = tuple(order[i * blocks_each : (i + 1) * blocks_each].tolist() for i in range(len(groups)))
+
+    @classmethod
+    def load(cls, path: Path, dtype: str = "float32", backend: str | None = None, **settings: Any) -> "PagedModel":
+        facts = describe(str(path), path)
+        config = ModelConfig(str(path), dtype=dtype, attention_backend=backend, max_model_len=2048)
+        return cls(load_model(facts, config, CpuPlatform(), PhaseTimer()), dtype, **settings)
+
+    @torch.inference_mode()
+    def logits(self, token_ids: list[int], chunk: int | None = None) -> torch.Tensor:
+        """[T, V] logits after every token, computed `chunk` tokens at a time."""
+        states = RequestStates(1, self.max_len)
+        request = NewRequest("r", 0, token_ids, len(token_ids), 0, self.block_ids, SamplingParams())
+        states.add(request)
+        self.tables.reset(0, self.block_ids)
+        rows = []
+        for start in range(0, len(token_ids), chunk or len(token_ids)):
+            count = min(chunk or len(token_ids), len(token_ids) - start)
+            step = SchedulerOutput(0, np.zeros(1, np.int32), np.full(1, count, np.int32))
+            batch = build_batch(step, states)
+            with forward_context(ForwardContext(self.groups.plan(batch))):
+                hidden = self.model(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions))
+            rows.append(self.model.compute_logits(hidden))
+            states.advance(step.slots, step.num_tokens)
+        return torch.cat(rows)

@@ -1,0 +1,156 @@
+"""`ScriptedWorker`: a worker without a network, whose every sampled token depends on all that was cached.
+
+A block holds, per token, a number that depends on that token and all before it, as keys and values do. A sampled
+token is a function of the numbers read through the block tables. A wrong or stale block, a token that was never
+computed, or a count that is off therefore changes the tokens; `alone` says what they must be.
+"""
+
+import numpy as np
+
+from pagemill.messages.kv_spec import FullAttentionSpec, SlidingWindowSpec
+from pagemill.messages.step import ModelRunnerOutput
+
+MASK = (1 << 64) - 1
+
+
+def mixed(state, token):
+    """The number cached for `token` after a prefix with number `state`."""
+    state = (state ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9 & MASK
+    return state ^ (state >> 29)
+
+
+def history(token_ids):
+    """The numbers cached for a sequence of tokens."""
+    numbers, state = [], 1
+    for token in token_ids:
+        state = mixed(state, token)
+        numbers.append(state)
+    return numbers
+
+
+def first_read(spec, position):
+    """The first position that the token at `position` reads."""
+    return max(0, position - spec.window + 1) if isinstance(spec, SlidingWindowSpec) else 0
+
+
+def sampled(reads, seed, vocab_size):
+    """The token sampled from the numbers that each group read."""
+    state = seed & MASK
+    for numbers in reads:
+        for number in numbers:
+            state = mixed(state, number)
+    return state % vocab_size
+
+
+def alone(request, specs, vocab_size, max_model_len):
+    """The tokens that a request must get, computed without batches, blocks or steps."""
+    params, tokens = request.params, [*request.prompt_token_ids, *request.emitted_token_ids]
+    limit = min(len(request.prompt_token_ids) + params.max_tokens, max_model_len)
+    generated = []
+    while len(tokens) < limit:
+        numbers, last = history(tokens), len(tokens) - 1
+        token = sampled([numbers[first_read(spec, last) :] for spec in specs], params.seed or 0, vocab_size)
+        may_stop = len(tokens) >= len(request.prompt_token_ids) + params.min_tokens
+        tokens.append(token)
+        generated.append(token)
+        if may_stop and token in params.stop_token_ids:
+            break
+    return generated
+
+
+class ScriptedWorker:
+    """A WorkerApi. Blocks keep what former requests left in them, so that reading it by mistake shows."""
+
+    def __init__(self, specs=None, *, kv_bytes=1 << 30, vocab_size=13):
+        self.specs = specs or {"layer": FullAttentionSpec(4, 1, 1, "float32")}
+        self.kv_bytes = kv_bytes
+        self.vocab_size = vocab_size
+        self.calls = []
+        self.slots = {}
+        self.steps = []
+        self.results = []
+
+    def load_model(self):
+        self.calls.append("load_model")
+
+    def kv_cache_specs(self):
+        self.calls.append("kv_cache_specs")
+        return self.specs
+
+    def available_kv_bytes(self):
+        self.calls.append("available_kv_bytes")
+        return self.kv_bytes
+
+    def initialize_kv_cache(self, config):
+        self.calls.append("initialize_kv_cache")
+        self.config = config
+        self.group_specs = [group.spec for group in config.groups]
+        # One cell per token; groups share the blocks, as they share the memory.
+        size = max(spec.block_size for spec in self.group_specs)
+        self.cells = [[None] * size for _ in range(config.num_blocks)]
+
+    def warm_up(self):
+        self.calls.append("warm_up")
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+    def execute_model(self, step):
+        self.steps.append(step)
+        for slot in step.released:
+            del self.slots[slot]
+        for new in step.new:
+            assert new.slot not in self.slots, f"slot {new.slot} is given twice"
+            self.slots[new.slot] = {
+                "tokens": list(new.token_ids),
+                "computed": new.num_computed_tokens,
+                "tables": [list(ids) for ids in new.block_ids],
+                "seed": new.params.seed or 0,
+            }
+        for grown in step.grown:
+            for table, ids in zip(self.slots[grown.slot]["tables"], grown.block_ids, strict=True):
+                table.extend(ids)
+        counts = dict(zip(step.slots.tolist(), step.num_tokens.tolist(), strict=True))
+        assert len(counts) == len(step.slots), "a slot is in the batch twice"
+        assert min(counts.values()) > 0
+        for slot, count in counts.items():
+            self._write(self.slots[slot], count)
+        samples = [slot for slot in counts if self._advance(self.slots[slot], counts[slot])]
+        tokens = [self._sample(self.slots[slot]) for slot in samples]
+        self.results.append(ModelRunnerOutput(step.step_id, np.array(samples, np.int32), np.array(tokens, np.int32)))
+
+    def sample_tokens(self):
+        return self.results.pop(0)
+
+    def _write(self, state, count):
+        """Cache the step's tokens; each of them finds those it reads where the tables say, or the step fails."""
+        start = state["computed"]
+        assert start + count <= len(state["tokens"]), "a token is computed before it is known"
+        numbers = history(state["tokens"][: start + count])
+        for position in range(start, start + count):
+            for spec, table in zip(self.group_specs, state["tables"], strict=True):
+                first = first_read(spec, position)
+                found = [self._cell(spec, table, earlier) for earlier in range(first, position)]
+                assert found == numbers[first:position], f"token {position} reads what is not its history"
+                block = table[position // spec.block_size]
+                assert block != 0, "a token is written to the null block"
+                self.cells[block][position % spec.block_size] = numbers[position]
+
+    def _cell(self, spec, table, position):
+        return self.cells[table[position // spec.block_size]][position % spec.block_size]
+
+    def _advance(self, state, count):
+        """Whether the request samples."""
+        state["computed"] += count
+        return state["computed"] == len(state["tokens"])
+
+    def _sample(self, state):
+        token = sampled(self._reads(state), state["seed"], self.vocab_size)
+        state["tokens"].append(token)
+        return token
+
+    def _reads(self, state):
+        """What each group's attention reads for the last computed token, through the block table."""
+        last = state["computed"] - 1
+        for spec, table in zip(self.group_specs, state["tables"], strict=True):
+            yield [self._cell(spec, table, position) for position in range(first_read(spec, last), last + 1)]

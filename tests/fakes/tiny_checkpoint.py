@@ -1,0 +1,72 @@
+"""Tiny random checkpoints in Hugging Face format, made with transformers: one per architecture, with a tokenizer."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+VOCAB_SIZE = 320
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+SPECIFIC: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"tie_word_embeddings": True},
+    "MistralForCausalLM": {"sliding_window": 24},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {},
+    "Gemma3ForCausalLM": {
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 16,
+        "final_logit_softcapping": 30.0,
+    },
+}
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A byte-level tokenizer without merges: every byte is a token, after the special tokens 0, 1, 2."""
+    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2}
+    for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocab[symbol] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
+    return tokenizer
+
+
+def make_checkpoint(folder: Path, architecture: str, seed: int = 0, **changes: Any) -> Path:
+    """Save a random model of the architecture, in float32, and a tokenizer; returns the folder."""
+    import transformers  # heavy, and only the reference of tests
+
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(**(COMMON | SPECIFIC[architecture] | changes))
+    torch.manual_seed(seed)
+    model = model_class(config).eval().float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0, 0.12)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        '{"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": false, "chat_template": '
+        "\"{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\\n{% endfor %}"
+        '{% if add_generation_prompt %}assistant:{% endif %}"}'
+    )
+    return folder

@@ -1,0 +1,90 @@
+"""One request gives one answer, whatever happens around it: batch, chunks, preemption, cache. In float32.
+
+Models are tiny random checkpoints, one with full attention and one with sliding windows.
+"""
+
+import random
+
+import pytest
+
+from pagemill import LLM, SamplingParams
+from tests.fakes.tiny_checkpoint import make_checkpoint
+
+ARCHITECTURES = ["LlamaForCausalLM", "Gemma3ForCausalLM"]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def checkpoint(request, tmp_path_factory):
+    return str(make_checkpoint(tmp_path_factory.mktemp("tiny"), request.param))
+
+
+def prompts(count: int, longest: int = 120, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 259) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+def params(count: int) -> list[SamplingParams]:
+    """Greedy and seeded requests, mixed."""
+    return [
+        SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+        if index % 2
+        else SamplingParams(temperature=0.9, top_p=0.95, seed=index, max_tokens=24, ignore_eos=True)
+        for index in range(count)
+    ]
+
+
+def run(checkpoint: str, batch: list[list[int]], sampling: list[SamplingParams], one_by_one=False, **settings):
+    with LLM(checkpoint, dtype="float32", **({"max_num_seqs": 32} | settings)) as llm:
+        if one_by_one:
+            outputs = [llm.generate(p, s, use_tqdm=False)[0] for p, s in zip(batch, sampling, strict=True)]
+        else:
+            outputs = llm.generate(batch, sampling, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == batch
+    return [output.outputs[0].token_ids for output in outputs], outputs
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint):
+    """Each of 32 requests by itself, without a prefix cache."""
+    batch = prompts(32)
+    tokens, _ = run(checkpoint, batch, params(32), one_by_one=True, enable_prefix_caching=False)
+    assert all(len(row) == 24 for row in tokens)
+    return tokens
+
+
+def test_a_batch_of_32_mixed_lengths_equals_each_alone(checkpoint, alone):
+    assert run(checkpoint, prompts(32), params(32))[0] == alone
+
+
+def test_chunked_prefill_equals_whole(checkpoint, alone):
+    tokens, _ = run(checkpoint, prompts(32), params(32), max_num_batched_tokens=16, max_num_seqs=12)
+    assert tokens == alone
+
+
+def test_preempted_requests_equal_undisturbed_ones(checkpoint, alone):
+    with LLM(checkpoint, dtype="float32", max_num_seqs=32, max_model_len=160, num_gpu_blocks_override=64) as llm:
+        outputs = llm.generate(prompts(32), params(32), use_tqdm=False)
+        assert llm._engine.stats.num_preemptions > 0
+    assert [output.outputs[0].token_ids for output in outputs] == alone
+
+
+def test_a_cache_hit_equals_a_miss(checkpoint, alone):
+    batch = prompts(32)
+    with LLM(checkpoint, dtype="float32", max_num_seqs=32) as llm:
+        first = llm.generate(batch, params(32), use_tqdm=False)
+        second = llm.generate(batch, params(32), use_tqdm=False)
+        assert llm.reset_prefix_cache()
+        third = llm.generate(batch[:1], params(1), use_tqdm=False)
+    for outputs in (first, second):
+        assert [output.outputs[0].token_ids for output in outputs] == alone
+    long = [output for output in second if len(output.prompt_token_ids) > 40]
+    assert all(output.num_cached_tokens > 0 for output in long)
+    assert all(output.num_cached_tokens < len(output.prompt_token_ids) for output in second)
+    assert third[0].num_cached_tokens == 0
+
+
+def test_shared_prefixes_within_one_batch_equal_unshared(checkpoint):
+    head = prompts(1, seed=5)[0] * 3
+    batch = [head[:100] + tail for tail in prompts(8, longest=20, seed=6)]
+    apart, _ = run(checkpoint, batch, params(8), one_by_one=True, enable_prefix_caching=False)
+    assert run(checkpoint, batch, params(8))[0] == apart

@@ -1,0 +1,102 @@
+import json
+
+import pytest
+
+from pagemill.artifacts.hf_config import read_folder, require_safetensors, with_classic_rope
+from pagemill.errors import ModelError
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "eos_token_id": 2, "torch_dtype": "float16"}
+
+
+def folder_with(tmp_path, config=CONFIG, generation=None):
+    (tmp_path / "config.json").write_text(json.dumps(config) if not isinstance(config, str) else config)
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    return tmp_path
+
+
+def test_facts_of_a_folder(tmp_path):
+    generation = {"eos_token_id": [5, 6], "temperature": 0.6, "top_k": 40, "top_p": None, "do_sample": True}
+    found = read_folder(folder_with(tmp_path, generation=generation))
+    assert (found.architecture, found.dtype) == ("LlamaForCausalLM", "float16")
+    assert found.eos_token_ids == (5, 6)
+    assert found.generation_defaults == {"temperature": 0.6, "top_k": 40}
+
+
+def test_end_token_falls_back_to_config(tmp_path):
+    assert read_folder(folder_with(tmp_path, generation={"eos_token_id": None})).eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "torch.float32"}, "float32"),
+        ({}, "float32"),
+        ({"torch_dtype": "float8_e4m3fn"}, "bfloat16"),
+    ],
+)
+def test_dtype(tmp_path, config, dtype):
+    assert read_folder(folder_with(tmp_path, {"architectures": ["X"], **config})).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", r"config.json is damaged"),
+        ("[]", "not a JSON object"),
+        ("[" * 200_000, "damaged"),
+        ({}, "names no architecture"),
+        ({"architectures": []}, "names no architecture"),
+        (CONFIG | {"eos_token_id": "x"}, "eos_token_id='x' is not a token id"),
+    ],
+)
+def test_damage_is_named(tmp_path, config, message):
+    with pytest.raises(ModelError, match=message):
+        read_folder(folder_with(tmp_path, config))
+
+
+def test_no_config(tmp_path):
+    with pytest.raises(ModelError, match=r"has no config.json"):
+        read_folder(tmp_path)
+
+
+def test_sampling_default_that_is_no_number(tmp_path):
+    with pytest.raises(ModelError, match=r"generation_config.json: top_p='high' is not a number"):
+        read_folder(folder_with(tmp_path, generation={"top_p": "high"}))
+
+
+def test_weights(tmp_path):
+    with pytest.raises(ModelError, match=r"neither model.safetensors nor model.safetensors.index.json"):
+        require_safetensors(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ModelError, match="safetensors are needed"):
+        require_safetensors(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "2.safetensors"}}))
+    (tmp_path / "1.safetensors").touch()
+    with pytest.raises(ModelError, match=r"lacks 2.safetensors$"):
+        require_safetensors(tmp_path)
+    (tmp_path / "2.safetensors").touch()
+    require_safetensors(tmp_path)
+    index.write_text("{}")
+    with pytest.raises(ModelError, match="no weight_map"):
+        require_safetensors(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    require_safetensors(tmp_path)
+
+
+def test_newer_rope_parameters_get_their_classic_names():
+    flat = with_classic_rope({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})
+    assert (flat["rope_theta"], flat["rope_scaling"]) == (5e5, None)
+    scaled = with_classic_rope({"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 8.0}})
+    assert scaled["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+    per_layer = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    flat = with_classic_rope({"rope_parameters": per_layer})
+    assert (flat["rope_theta"], flat["rope_local_base_freq"]) == (1e6, 1e4)
+
+
+def test_classic_rope_stays():
+    config = {"rope_theta": 1.0, "rope_parameters": {"rope_theta": 2.0}}
+    assert with_classic_rope(config)["rope_theta"] == 1.0
+    assert "rope_scaling" not in config

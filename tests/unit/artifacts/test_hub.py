@@ -1,0 +1,69 @@
+import httpx
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from pagemill.artifacts import hub
+from pagemill.errors import ModelError
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("org/name", True),
+        ("HuggingFaceTB/SmolLM2-135M_x.1", True),
+        ("name", False),
+        ("a/b/c", False),
+        ("./name", False),
+        ("org/", False),
+        ("/x", False),
+        ("org/na me", False),
+    ],
+)
+def test_hub_ids(name, expected):
+    assert hub.is_hub_id(name) is expected
+
+
+def test_only_data_files_are_asked_for(monkeypatch, tmp_path):
+    seen = {}
+
+    def download(repo, **options):
+        seen.update(options, repo=repo)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert hub.snapshot("org/name", "v1", "/cache") == tmp_path
+    assert (seen["repo"], seen["revision"], seen["cache_dir"]) == ("org/name", "v1", "/cache")
+    kept = huggingface_hub.utils.filter_repo_objects(
+        ["config.json", "model-1-of-2.safetensors", "tokenizer.model", "chat_template.jinja",
+         "pytorch_model.bin", "modeling_x.py", "model.pt", "evil.pkl", "weights.gguf"],
+        allow_patterns=seen["allow_patterns"],
+    )  # fmt: skip
+    assert list(kept) == ["config.json", "model-1-of-2.safetensors", "tokenizer.model", "chat_template.jinja"]
+
+
+def http_error(kind):
+    return kind("long\nstory", response=httpx.Response(404, request=httpx.Request("GET", "https://hub")))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (lambda: http_error(errors.GatedRepoError), "org/name is gated: accept its terms"),
+        (lambda: http_error(errors.RepositoryNotFoundError), "org/name does not exist on the hub"),
+        (lambda: http_error(errors.RevisionNotFoundError), "org/name has no revision None"),
+        (lambda: http_error(errors.HfHubHTTPError), "cannot be fetched from the hub: long"),
+        (lambda: errors.LocalEntryNotFoundError("x"), "is not cached and the hub cannot be reached"),
+        (lambda: errors.OfflineModeIsEnabled("x"), "is not cached and the hub cannot be reached"),
+        (lambda: httpx.ConnectError("refused"), "cannot be fetched from the hub: refused"),
+        (lambda: OSError(28, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_errors_become_one_line(monkeypatch, error, message):
+    def fail(repo, **options):
+        raise error()
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelError, match=message) as raised:
+        hub.snapshot("org/name")
+    assert "\n" not in str(raised.value)

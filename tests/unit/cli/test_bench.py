@@ -1,0 +1,109 @@
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pagemill.cli.main import main
+from pagemill.messages.outputs import CompletionOutput, RequestOutput
+from tests.fakes.openai_server import FakeOpenAIServer
+
+
+class FakeLLM:
+    made: list["FakeLLM"]
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        self.calls: list[list[list[int]]] = []
+        FakeLLM.made.append(self)
+
+    def generate(self, prompts: Any, sampling_params: Any, *, use_tqdm: bool) -> list[RequestOutput]:
+        self.calls.append([prompt["prompt_token_ids"] for prompt in prompts])
+        return [
+            RequestOutput("r", None, [], [CompletionOutput(0, "", [7] * params.max_tokens)], True)
+            for params in sampling_params
+        ]
+
+
+@pytest.fixture
+def llms(monkeypatch: pytest.MonkeyPatch) -> list[FakeLLM]:
+    module = ModuleType("pagemill.llm")
+    module.LLM = FakeLLM
+    FakeLLM.made = []
+    monkeypatch.setitem(sys.modules, "pagemill.llm", module)
+    return FakeLLM.made
+
+
+def figures(out: str) -> dict[str, str]:
+    return dict(line.rsplit(maxsplit=1) for line in out.splitlines())
+
+
+def test_throughput(llms: list[FakeLLM], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    argv = ["bench", "throughput", "--model", "m", "--num-prompts", "8", "--input-len", "32", "--output-len", "16"]
+    assert main([*argv, "--max-num-seqs", "4", "--output-json", str(tmp_path / "r.json")]) == 0
+    assert llms[0].settings == {"model": "m", "max_num_seqs": 4}
+    assert [len(prompt) for prompt in llms[0].calls[0]] == [32] * 8
+    rows = {name.strip(): value for name, value in figures(capsys.readouterr().out).items()}
+    assert (rows["num_requests"], rows["num_prompt_tokens"], rows["num_output_tokens"]) == ("8", "256", "128")
+    saved = json.loads((tmp_path / "r.json").read_text())
+    assert saved["num_output_tokens"] == 128
+    assert saved["arguments"]["model"] == "m" and saved["arguments"]["input_len"] == 32
+
+
+def test_a_given_workload(llms: list[FakeLLM], tmp_path: Path):
+    path = tmp_path / "work.jsonl"
+    path.write_text('{"prompt_token_ids": [1, 2], "num_output_tokens": 3}\n')
+    assert main(["bench", "throughput", "--workload", str(path)]) == 0
+    assert llms[0].calls == [[[1, 2]]]
+
+
+def test_latency_runs_a_new_batch_each_time(llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]):
+    argv = ["bench", "latency", "--batch-size", "2", "--num-iterations", "3", "--num-warmups", "1", "--input-len", "8"]
+    assert main(argv) == 0
+    calls = llms[0].calls
+    assert [len(batch) for batch in calls] == [2, 2, 2, 2]
+    assert len({tuple(prompt) for batch in calls for prompt in batch}) == 8
+    assert "latency median_ms" in capsys.readouterr().out
+
+
+def test_load_on_a_server(server: FakeOpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    argv = ["bench", "serve", "--url", server.url, "--num-prompts", "5", "--input-len", "4", "--request-rate", "500"]
+    argv += ["--max-concurrency", "2", "--goodput", "ttft:60000", "e2el:60000", "--api-key", "secret"]
+    assert main([*argv, "--output-json", str(tmp_path / "r.json")]) == 0
+    saved = json.loads((tmp_path / "r.json").read_text())
+    assert (saved["num_completed"], saved["num_failed"], saved["num_output_tokens"]) == (5, 0, 20)
+    assert saved["good_requests_per_s"] == pytest.approx(saved["requests_per_s"])
+    assert saved["ttft"]["median_ms"] > 0 and saved["itl"]["p99_ms"] > 0
+    assert "secret" not in json.dumps(saved)
+    assert "tpot p99_ms" in capsys.readouterr().out
+
+
+def test_a_server_that_answers_nothing(server: FakeOpenAIServer, capsys: pytest.CaptureFixture[str]):
+    server.script.error = (503, "busy")
+    assert main(["bench", "serve", "--url", server.url, "--num-prompts", "2"]) == 1
+    assert "no request to" in (err := capsys.readouterr().err) and "503" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["bench", "serve", "--request-rate", "0"], 1, "request_rate=0.0 is not allowed"),
+        (["bench", "serve", "--goodput", "speed:1"], 1, "goodput='speed:1' is not allowed"),
+        (["bench", "serve", "--max-concurrency", "0"], 2, "--max-concurrency 0 must be at least 1"),
+        (["bench", "throughput", "--num-prompts", "0"], 1, "num_prompts=0 is too small"),
+        (["bench", "throughput", "--workload", "no-such"], 1, "cannot read the workload no-such"),
+        (["bench", "latency", "--batch-size", "0"], 1, "num_prompts=0 is too small"),
+        (["bench", "latency", "--num-iterations", "0"], 2, "--num-iterations must be at least 1"),
+    ],
+)
+def test_bad_input(argv: list[str], code: int, message: str, llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]):
+    assert main(argv) == code
+    assert message in capsys.readouterr().err
+    assert llms == []
+
+
+def test_bench_alone_shows_its_help(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench"]) == 0
+    assert "throughput" in capsys.readouterr().out

@@ -1,0 +1,75 @@
+"""Defaults that are filled in from the model and the machine, and wishes that cannot be met."""
+
+import dataclasses
+
+import pytest
+
+from pagemill.config.arguments import EngineArgs
+from pagemill.config.facts import DeviceFacts, ModelFacts
+from pagemill.config.resolve import resolve
+from pagemill.errors import ConfigError
+
+FACTS = ModelFacts("m", "/m", "safetensors", "LlamaForCausalLM", {}, "bfloat16", 2048, 100)
+FAST = DeviceFacts("cpu", 6, 2**34, ("bfloat16", "float32"))
+SLOW = DeviceFacts("cpu", 2, 2**34, ("float32",))
+
+
+def settle(device=FAST, **settings):
+    return resolve(EngineArgs("m", **settings).draft, FACTS, device)
+
+
+def test_defaults_come_from_the_model_and_the_machine():
+    config, decisions = settle()
+    assert (config.model.dtype, config.model.max_model_len, config.cpu.cpu_threads) == ("bfloat16", 2048, 6)
+    assert (config.cache.block_size, config.scheduler.max_num_batched_tokens) == (16, 2048)
+    assert {decision.field for decision in decisions} >= {"dtype", "max_model_len", "block_size", "cpu_threads"}
+    assert all(decision.why for decision in decisions)
+
+
+def test_nothing_is_left_open():
+    config, _ = settle()
+    optional = {"tokenizer", "revision", "download_dir", "chat_template", "attention_backend"}
+    optional |= {"num_gpu_blocks_override", "kv_cache_memory_bytes"}
+    for section in (config.model, config.cache, config.scheduler, config.cpu):
+        for field in dataclasses.fields(section):
+            assert field.name in optional or getattr(section, field.name) is not None, field.name
+
+
+def test_a_slow_type_is_replaced_and_said():
+    config, decisions = settle(SLOW)
+    assert config.model.dtype == "float32"
+    assert any("slow" in decision.why for decision in decisions)
+
+
+def test_explicit_settings_win():
+    config, _ = settle(
+        SLOW, dtype="bfloat16", max_model_len=100, block_size=32, cpu_threads=1, max_num_batched_tokens=64
+    )
+    assert (config.model.dtype, config.model.max_model_len, config.cache.block_size) == ("bfloat16", 100, 32)
+    assert (config.cpu.cpu_threads, config.scheduler.max_num_batched_tokens) == (1, 64)
+
+
+def test_more_tokens_than_positions_is_refused_with_the_remedy():
+    with pytest.raises(ConfigError, match=r"max_model_len=4096 .* --max-model-len 2048"):
+        settle(max_model_len=4096)
+
+
+def test_a_budget_below_the_length_needs_chunked_prefill():
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens=64 .* chunked prefill is off"):
+        settle(max_num_batched_tokens=64, enable_chunked_prefill=False)
+    config, _ = settle(enable_chunked_prefill=False)
+    assert config.scheduler.max_num_batched_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dtype": "int3"}, "dtype='int3' is not one of"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0 is too small: at least 1"),
+        ({"max_num_seqs": "many"}, "max_num_seqs='many' is not of type int"),
+        ({"block_size": True}, "block_size=True is not of type int"),
+    ],
+)
+def test_bad_values_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        settle(**settings)

@@ -1,0 +1,83 @@
+"""Documentation is checked: generated pages are current, links lead somewhere, Python blocks compile and run.
+
+A block tagged `python` must compile; one tagged `python run` is executed with the default model.
+"""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import gen_docs
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^```(?P<tag>[^\n]*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(*tags: str) -> list[object]:
+    """Code blocks with one of the tags, as parameters named page:line."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        for match in FENCE.finditer(text):
+            if match["tag"].strip() in tags:
+                line = text[: match.start()].count("\n") + 1
+                found.append(pytest.param(match["code"], id=f"{page_name(page)}:{line}"))
+    return found
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors that the headings of a page get."""
+    prose = FENCE.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", gen_docs.generated(), ids=lambda path: page_name(path))
+def test_generated_pages_are_current(path: Path):
+    assert path.read_text() == gen_docs.generated()[path], "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_lead_somewhere(page: Path):
+    broken = []
+    for match in LINK.finditer(FENCE.sub("", page.read_text())):
+        path, _, anchor = match["target"].partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(match["target"])
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT], ids=page_name)
+def test_every_page_is_reached_from_the_index(page: Path):
+    index = ROOT / "docs" / "index.md"
+    linked = {
+        (index.parent / match["target"].partition("#")[0]).resolve() for match in LINK.finditer(index.read_text())
+    }
+    assert page == index or page in linked
+
+
+@pytest.mark.parametrize("code", blocks("python", "python run"))
+def test_python_blocks_compile(code: str):
+    compile(code, "block", "exec")
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("pagemill.llm") is None, reason="parts of the package are not there")
+@pytest.mark.parametrize("code", blocks("python run"))
+def test_runnable_blocks_run(code: str):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,73 @@
+"""Batches gathered from slots: the worked example of three prompts, and chunks that do not sample."""
+
+import numpy as np
+
+from pagemill.messages.sampling_params import SamplingParams
+from pagemill.messages.step import NewRequest, SchedulerOutput
+from pagemill.worker.batch.block_tables import BlockTable
+from pagemill.worker.batch.input_batch import build_batch
+from pagemill.worker.batch.request_states import RequestStates
+
+
+def new_request(slot, token_ids, computed=0, blocks=()):
+    return NewRequest(str(slot), slot, list(token_ids), len(token_ids), computed, (list(blocks),), SamplingParams())
+
+
+def step_of(slots, counts):
+    return SchedulerOutput(0, np.array(slots, np.int32), np.array(counts, np.int32))
+
+
+def three_prompts():
+    """Prompts of 5, 7 and 3 tokens with blocks of 4: 1,2 | 3,4 | 5."""
+    states, table = RequestStates(4, 32), BlockTable(4, 32, block_size=4)
+    for slot, (length, blocks) in enumerate([(5, [1, 2]), (7, [3, 4]), (3, [5])]):
+        states.add(new_request(slot, range(10 * slot, 10 * slot + length)))
+        table.reset(slot, blocks)
+    return states, table
+
+
+def test_the_worked_example_of_three_prompts():
+    states, table = three_prompts()
+    batch = build_batch(step_of([0, 1, 2], [5, 7, 3]), states)
+    assert batch.query_start.tolist() == [0, 5, 12, 15]
+    assert batch.token_ids.tolist() == [*range(5), *range(10, 17), *range(20, 23)]
+    assert batch.positions.tolist() == [*range(5), *range(7), *range(3)]
+    mapping = table.slot_mapping(batch.token_slots, batch.positions)
+    assert mapping.tolist() == [*range(4, 9), *range(12, 19), *range(20, 23)]
+    assert batch.logits_index.tolist() == [4, 11, 14]
+
+    states.advance(batch.slots, np.array([5, 7, 3], np.int32))
+    states.append(batch.sampled_slots, np.array([100, 101, 102], np.int32))
+    batch = build_batch(step_of([0, 1, 2], [1, 1, 1]), states)
+    assert table.slot_mapping(batch.token_slots, batch.positions).tolist() == [9, 19, 23]
+    assert batch.token_ids.tolist() == [100, 101, 102]
+    assert batch.seq_lens.tolist() == [6, 8, 4]
+    assert batch.sampled_positions.tolist() == [6, 8, 4]
+
+
+def test_a_prefill_chunk_samples_nothing_until_the_prompt_is_complete():
+    states, _ = three_prompts()
+    batch = build_batch(step_of([1, 0], [4, 5]), states)
+    assert batch.sampled_slots.tolist() == [0]
+    assert batch.logits_index.tolist() == [8]
+    states.advance(batch.slots, np.array([4, 5], np.int32))
+    batch = build_batch(step_of([1], [3]), states)
+    assert batch.positions.tolist() == [4, 5, 6]
+    assert batch.sampled_slots.tolist() == [1]
+
+
+def test_a_cache_hit_starts_at_the_first_uncomputed_token():
+    states = RequestStates(2, 32)
+    states.add(new_request(1, range(9), computed=8))
+    batch = build_batch(step_of([1], [1]), states)
+    assert (batch.token_ids.tolist(), batch.positions.tolist(), batch.seq_lens.tolist()) == ([8], [8], [9])
+
+
+def test_a_recycled_row_of_the_block_table_equals_a_fresh_one():
+    table = BlockTable(2, 32, block_size=4)
+    table.reset(0, [1, 2, 3])
+    table.append(0, [4, 5])
+    table.reset(0, [9])
+    assert table.blocks[0].tolist() == [9, 0, 0, 0, 0, 0, 0, 0]
+    table.append(0, [10])
+    assert table.rows(np.array([0], np.int32), 8).tolist() == [[9, 10]]
