@@ -250,7 +250,8 @@ async def test_dead_engine(connect: Connect) -> None:
     assert (await client.get("/health")).status_code == 200
     for stream in (False, True, False):
         answer = await client.post(TEXT, json={"prompt": "hi", "stream": stream, "max_tokens": 9, "stop": "zz"})
-        assert answer.status_code in ((200,) if stream and answer.status_code == 200 else (503,))
+        assert answer.status_code == 503
+        assert check_error(answer.content)["code"] == "engine_dead"
     dead = await client.get("/health")
     assert dead.status_code == 503
     assert check_error(dead.content)["code"] == "engine_dead"
