@@ -1,6 +1,6 @@
 """Time of the native CPU kernels at the sizes of SmolLM2-135M, beside the torch reference. Prints microseconds.
 
-    python benchmarks/cpu_kernels.py
+python benchmarks/cpu_kernels.py
 """
 
 import time

@@ -58,6 +58,8 @@ def _take(tensors: deque[GgufTensor], count: int) -> list[GgufTensor]:
 
 def _decode(data: np.ndarray, tensor: GgufTensor, facts: ModelFacts, dtype: torch.dtype) -> tuple[str, Tensor]:
     name = hf_name(tensor.name, facts.architecture)
+    if tensor.num_bytes is None:
+        raise ModelError(f"tensor {tensor.name} is of type {tensor.type_name}, which is not supported")
     raw = data[tensor.offset : tensor.offset + tensor.num_bytes]
     values = dequantized(raw, tensor).reshape(tensor.shape)
     values = _undo_conversion(name, values, facts)
