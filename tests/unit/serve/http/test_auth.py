@@ -9,7 +9,7 @@ from tests.unit.serve.http.conftest import Connect
 
 KEY = "correct-horse"
 GOOD = {"authorization": f"Bearer {KEY}"}
-EXPECTED_PUBLIC = {"/", "/health", "/ping"}
+EXPECTED_PUBLIC = {"/", "/static/{name}", "/health", "/ping"}
 
 
 def all_routes() -> list[tuple[str, str]]:
