@@ -45,6 +45,7 @@ unit: $(VENV)/.stamp-dev
 
 conformance: $(VENV)/.stamp-dev ## the long comparison with transformers (many minutes)
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
+	$(BIN)/python -m tests.conformance.fetch_gemma
 	$(BIN)/pytest tests/conformance -m "not gpu" -v -s $(ARGS)
 
 test-gpu: $(VENV)/.stamp-dev ## the tests that need a CUDA device
