@@ -1,15 +1,21 @@
-"""Compile the C++ kernels for this machine, once; `python -m pagemill.model.kernels.build` does it ahead.
+"""Compile the C++ kernels, once; `python -m pagemill.model.kernels.build` does it ahead.
 
-Knows nothing about what the kernels do. The library is kept in the cache under a hash of everything it depends on.
+Knows nothing about what the kernels do. One library holds every instruction set and chooses when it is loaded, so a
+cache may be shared between machines; it lies under a hash of all it depends on.
 """
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from torch import __file__ as _torch_file
 
 from pagemill import envs
 from pagemill.log import get_logger
@@ -18,49 +24,110 @@ logger = get_logger(__name__)
 
 SOURCES = Path(__file__).parent / "cpu"
 FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden"),
-    *("-Wno-maybe-uninitialized", "-Wno-uninitialized"),
+    *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fopenmp"),
+    # Contraction off: the same formula gives the same bits wherever it is inlined. See `fma` in vec.h.
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing"),
 )
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
+_X86_FLAGS = {
+    "isa_avx2.cpp": ("-mavx2", "-mfma"),
+    "isa_avx512.cpp": _AVX512,
+    "isa_avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),
+}
 COMPILE_LIMIT_S = 300
-
-
-def library_path() -> Path:
-    """Where this machine's library is, or will be."""
-    digest = hashlib.sha256(" ".join((*FLAGS, platform.machine(), _cpu_flags())).encode())
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.name.encode() + source.read_bytes())
-    return envs.cache_home() / "kernels" / f"{digest.hexdigest()[:20]}.so"
 
 
 def build() -> Path | None:
     """The library's path, compiled first when it is not there; None, with one line in the log, when it cannot be."""
-    target = library_path()
-    if target.exists():
-        return target
+    folder = envs.cache_home() / "kernels" / _sources_hash()
     compiler = shutil.which(envs.compiler())
     if compiler is None:
-        logger.warning("no C++ compiler (%s): kernels run in plain torch, which is slower", envs.compiler())
+        # Made ahead, where there was a compiler.
+        found = next(iter(sorted(folder.glob("*.so"))), None)
+        if found is None:
+            logger.warning("no C++ compiler (%s): kernels run in plain torch, which is slower", envs.compiler())
+        return found
+    target = folder / f"{_compiler_hash(compiler)}.so"
+    if target.exists():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / "lock"):
+            if not target.exists():
+                logger.info("compiling the CPU kernels, once for this machine")
+                _compile(compiler, target)
+    except (subprocess.SubprocessError, OSError) as error:
+        detail = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        logger.warning("the CPU kernels do not compile, plain torch runs instead: %s", detail[0] if detail else "")
         return None
-    logger.info("compiling the CPU kernels, once for this machine")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        scratch = Path(folder) / "kernels.so"
-        command = [compiler, *FLAGS, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(scratch)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
-        except (subprocess.SubprocessError, OSError) as error:
-            detail = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-            logger.warning("the CPU kernels do not compile, plain torch runs instead: %s", detail[0] if detail else "")
-            return None
-        os.replace(scratch, target)  # noqa: PTH105 - atomic: another process may do the same
     return target
 
 
-def _cpu_flags() -> str:
-    """What -march=native depends on: a cache may be shared between machines."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(errors="replace").splitlines() if info.exists() else []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+def _compile(compiler: str, target: Path) -> None:
+    """All units side by side, then the library; it appears in its place complete. Raises SubprocessError."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        objects = {source: Path(scratch) / f"{source.stem}.o" for source in sorted(SOURCES.glob("*.cpp"))}
+        running = [
+            subprocess.Popen(
+                [compiler, *FLAGS, *_isa_flags(source), "-c", str(source), "-o", str(made)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for source, made in objects.items()
+        ]
+        for process in running:
+            _finish(process)
+        library = Path(scratch) / "kernels.so"
+        link = [compiler, "-shared", *map(str, objects.values()), *_openmp(), "-o", str(library)]
+        subprocess.run(link, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
+        os.replace(library, target)  # noqa: PTH105 - atomic: another process may be loading
+
+
+def _finish(process: "subprocess.Popen[str]") -> None:
+    try:
+        _, errors = process.communicate(timeout=COMPILE_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, process.args, stderr=errors)
+
+
+def _isa_flags(source: Path) -> tuple[str, ...]:
+    return _X86_FLAGS.get(source.name, ()) if platform.machine() in ("x86_64", "AMD64") else ()
+
+
+def _openmp() -> tuple[str, ...]:
+    """torch's own OpenMP runtime where it ships one: a second one in the process would mean twice the threads."""
+    torch_folder = Path(_torch_file).parent
+    for folder in (torch_folder / "lib", torch_folder.with_name("torch.libs")):
+        for runtime in sorted(folder.glob("libgomp*.so*")):
+            return (str(runtime),)
+    return ("-fopenmp",)
+
+
+def _sources_hash() -> str:
+    digest = hashlib.sha256(repr((FLAGS, _X86_FLAGS, platform.machine())).encode())
+    digest.update(repr([Path(name).name for name in _openmp()]).encode())
+    for source in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _compiler_hash(compiler: str) -> str:
+    """By path, size and date: asking the compiler for its version would cost every start a process."""
+    facts = Path(compiler).resolve().stat()
+    return hashlib.sha256(repr((compiler, facts.st_size, facts.st_mtime_ns)).encode()).hexdigest()[:20]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Several workers start at once; one compiles, the others wait for it."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@
 
 import ctypes
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,19 +20,52 @@ from pagemill.model.kernels.build import build
 logger = get_logger(__name__)
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-_SIGNATURES = {
-    "pm_paged_attention": [_POINTER] * 6 + [_INT] * 9 + [_FLOAT] * 2 + [_INT] * 2,
-    "pm_write_kv": [_POINTER] * 4 + [_INT] * 8,
-    "pm_rms_norm": [_POINTER] * 4 + [_INT] * 4 + [_FLOAT] + [_INT] * 3,
-    "pm_rotate": [_POINTER] * 3 + [_INT] * 6,
-    "pm_gated": [_POINTER] * 2 + [_INT] * 5,
-}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Types that the kernels compute."""
 
 
+class Batch(ctypes.Structure):
+    """One step of one KV group, as `PmBatch` in kernels.h. Holds addresses: the tensors must outlive it."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table", "slot_mapping")),
+        *((name, _INT) for name in ("num_requests", "num_tokens", "block_table_stride", "block_size")),
+    )
+
+
+class Layer(ctypes.Structure):
+    """One attention layer, as `PmLayer` in kernels.h. 0 stands for no window and no soft cap."""
+
+    _fields_ = (
+        *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_size", "window")),
+        *((name, _FLOAT) for name in ("scale", "soft_cap")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The exported functions, their argument types declared."""
+
+    path: Path
+    init: Callable[[bytes | None], int]
+    """Choose an instruction set by name; None: the best there is. 0: done, 1: not available on this CPU."""
+    isa: Callable[[], bytes]
+    """Name of the instruction set in use."""
+    parallel_runtime: Callable[[], int]
+    """Address of a function of the OpenMP runtime in use."""
+    rms_norm: Callable[..., None]
+    gated_activation: Callable[..., None]
+    rope: Callable[..., None]
+    argmax: Callable[..., None]
+    attention: Callable[..., int]
+
+
+ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
+"""Names for `Library.init`; this CPU may lack some."""
+
+
 @functools.cache
-def library() -> ctypes.CDLL | None:
+def library() -> Library | None:
     """The loaded library. It uses torch's OpenMP runtime, which is in the process already, so there is one pool."""
     if not envs.native_kernels():
         return None
@@ -37,23 +73,45 @@ def library() -> ctypes.CDLL | None:
     if path is None:
         return None
     try:
-        loaded = ctypes.CDLL(str(path))
+        loaded = _load(path)
     except OSError as error:
         logger.warning("the CPU kernels cannot be loaded, plain torch runs instead: %s", error)
         return None
-    for name, arguments in _SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.argtypes = arguments
-        function.restype = None
+    loaded.init(None)
     return loaded
 
 
-def loaded_library() -> ctypes.CDLL:
-    """The library, where it is known to be there."""
+def loaded_library() -> Library:
+    """The library, where it is known to be there. Raises ConfigError where it is not."""
     found = library()
     if found is None:
         raise ConfigError("the CPU kernels are not available here")
     return found
+
+
+def _load(path: Path) -> Library:
+    """Short kernels keep the interpreter's lock: giving it up and waiting for it again costs more than they do, and
+    much more when another thread takes it. Attention and argmax, which may be long, give it up."""
+    holding, releasing = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+
+    def function(dll: ctypes.CDLL, name: str, result: type | None, *arguments: type) -> Callable[..., None]:
+        found = getattr(dll, name)
+        found.argtypes, found.restype = arguments, result
+        return found  # type: ignore[no-any-return]
+
+    return Library(
+        path=path,
+        init=function(holding, "pm_init", ctypes.c_int, ctypes.c_char_p),
+        isa=function(holding, "pm_isa", ctypes.c_char_p),
+        parallel_runtime=function(holding, "pm_parallel_runtime", _POINTER),
+        rms_norm=function(holding, "pm_rms_norm", None, *[_POINTER] * 4, _FLOAT, *[_INT] * 7),
+        gated_activation=function(holding, "pm_gated_activation", None, *[_POINTER] * 2, *[_INT] * 6),
+        rope=function(holding, "pm_rope", None, *[_POINTER] * 3, *[_INT] * 9),
+        argmax=function(releasing, "pm_argmax", None, *[_POINTER] * 2, *[_INT] * 5),
+        attention=function(
+            releasing, "pm_attention", ctypes.c_int, *[_POINTER] * 5, *[_INT] * 5, *[_POINTER] * 2, _INT
+        ),
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -64,27 +122,59 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     """
     out = torch.empty(x.shape, dtype=x.dtype)
     cols = x.shape[-1]
-    inner, stride = (1, x.stride(0)) if x.dim() == 2 else (x.shape[1], x.stride(0))
-    loaded_library().pm_rms_norm(
-        out.data_ptr(), x.data_ptr(), None if residual is None else residual.data_ptr(), weight.data_ptr(),
-        out.numel() // cols, cols, inner, stride, eps, weight.dtype == x.dtype, DTYPES[x.dtype],
-        torch.get_num_threads(),
+    loaded_library().rms_norm(
+        out.data_ptr(), x.data_ptr(), None if residual is None else residual.data_ptr(), weight.data_ptr(), eps,
+        out.numel() // cols, cols, 1 if x.dim() == 2 else x.shape[1], x.stride(0), DTYPES[x.dtype],
+        DTYPES[weight.dtype], torch.get_num_threads(),
     )  # fmt: skip
     return out
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotary embedding of [T, H, D] in place; cos and sin [T, D], contiguous."""
+    """Rotary embedding of [T, H, D] in place, pairs (d, d + n/2); cos and sin [T, n], n <= D: the elements beyond n
+    stay. A float32 table beside another type of x means that the result is rounded once."""
     num_tokens, num_heads, head_size = x.shape
-    loaded_library().pm_rotate(
-        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), num_tokens, num_heads, head_size, x.stride(0),
-        DTYPES[x.dtype], torch.get_num_threads(),
+    loaded_library().rope(
+        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), num_tokens, num_heads, head_size, x.stride(0), DTYPES[x.dtype],
+        cos.shape[-1] // 2, cos.stride(0), DTYPES[cos.dtype], torch.get_num_threads(),
     )  # fmt: skip
 
 
 def gated(x: Tensor, gelu: bool) -> Tensor:
-    """[T, 2 * I] contiguous -> [T, I]."""
+    """[T, 2 * I] -> [T, I]: act(first half) * second half."""
     rows, cols = x.shape[0], x.shape[1] // 2
     out = torch.empty((rows, cols), dtype=x.dtype)
-    loaded_library().pm_gated(out.data_ptr(), x.data_ptr(), rows, cols, gelu, DTYPES[x.dtype], torch.get_num_threads())
+    loaded_library().gated_activation(
+        out.data_ptr(), x.data_ptr(), rows, cols, x.stride(0), DTYPES[x.dtype], gelu, torch.get_num_threads()
+    )
+    return out
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """[L, V] -> [L] int64: the first index of the largest, or of a NaN."""
+    out = torch.empty(logits.shape[0], dtype=torch.int64)
+    loaded_library().argmax(
+        out.data_ptr(), logits.data_ptr(), *logits.shape, logits.stride(0), DTYPES[logits.dtype],
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def attention(
+    query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, batch: int, layer: int
+) -> Tensor:
+    """Write key and value to their slots, when given, then attend: [T, H, D] -> [T, H, D].
+
+    kv_cache [2, num_blocks, Hkv, block_size, D]. `batch` and `layer` are the addresses of a Batch and a Layer. Rows of
+    query, key and value may be slices of a wider tensor. Raises MemoryError.
+    """
+    out = torch.empty(query.shape, dtype=query.dtype)
+    written = key is not None and value is not None
+    failed = loaded_library().attention(
+        out.data_ptr(), query.data_ptr(), key.data_ptr() if written else None, value.data_ptr() if written else None,
+        kv_cache.data_ptr(), query.stride(0), key.stride(0) if written else 0, value.stride(0) if written else 0,
+        kv_cache.shape[1], DTYPES[query.dtype], batch, layer, torch.get_num_threads(),
+    )  # fmt: skip
+    if failed:
+        raise MemoryError("no memory for the working space of attention")
     return out

@@ -1,36 +1,44 @@
-"""The kernels that layers call: native where the library is there and knows the type, else plain torch."""
+"""The kernels that layers call: native where the library is there and knows the type, else plain torch.
+
+Arguments are not checked. Knows nothing about layers; tensors of other devices and types go to plain torch.
+"""
 
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from pagemill.model.kernels import native, reference
 
 
-def _for(dtype: torch.dtype, device: torch.device) -> ModuleType:
-    use_native = device.type == "cpu" and dtype in native.DTYPES and native.library() is not None
+def _for(x: Tensor) -> ModuleType:
+    use_native = x.is_cpu and x.dtype in native.DTYPES and native.library() is not None
     return native if use_native else reference
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """RMSNorm over the last dimension; with `residual`, of x + residual, which residual becomes."""
-    result: Tensor = _for(x.dtype, x.device).rms_norm(x, weight, eps, residual)
+    """RMSNorm over the last dimension of [T, N] or [T, H, N]; with `residual`, of x + residual, which residual becomes."""
+    result: Tensor = _for(x).rms_norm(x, weight, eps, residual)
     return result
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotary embedding of [T, H, D] in place; cos and sin [T, D]."""
-    _for(x.dtype, x.device).rotate_(x, cos, sin)
+    """Rotary embedding of [T, H, D] in place; cos and sin [T, n], n <= D, second half as the first."""
+    _for(x).rotate_(x, cos, sin)
 
 
 def silu_mul(x: Tensor) -> Tensor:
     """[T, 2 * I] -> [T, I]: silu(gate) * up."""
-    result: Tensor = _for(x.dtype, x.device).gated(x, False)
+    result: Tensor = _for(x).gated(x, False)
     return result
 
 
 def gelu_tanh_mul(x: Tensor) -> Tensor:
     """[T, 2 * I] -> [T, I]: gelu(gate), in its tanh form, * up."""
-    result: Tensor = _for(x.dtype, x.device).gated(x, True)
+    result: Tensor = _for(x).gated(x, True)
+    return result
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """[L, V] -> [L] int64: the first index of the largest logit of each row; of the first NaN where there is one."""
+    result: Tensor = _for(logits).argmax(logits)
     return result

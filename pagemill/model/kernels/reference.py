@@ -20,7 +20,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotary embedding of [T, H, D] in place, halves as pairs; cos and sin [T, D]."""
+    """Rotary embedding of [T, H, D] in place, halves as pairs; cos and sin [T, n], n <= D: elements beyond stay."""
+    x = x[..., : cos.shape[-1]]
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1) * sin.unsqueeze(1)
     x.copy_(x * cos.unsqueeze(1) + turned)
@@ -31,3 +32,40 @@ def gated(x: Tensor, gelu: bool) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     activated = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
     return activated.mul_(up)
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """[L, V] -> [L] int64: the first index of the largest, or of a NaN."""
+    return logits.argmax(-1)
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """[T, H, D] -> [T, H, D] float32, one request after the other; kv_cache [2, num_blocks, Hkv, block_size, D].
+
+    query_start [R + 1], seq_lens [R], block_table [R, most blocks]. Only tokens that are seen are gathered.
+    """
+    _, _, num_kv_heads, block_size, _ = kv_cache.shape
+    outputs = []
+    for r, length in enumerate(seq_lens.tolist()):
+        queries = query[int(query_start[r]) : int(query_start[r + 1])].float()
+        positions = torch.arange(length - len(queries), length).unsqueeze(1)
+        first = 0 if window is None else max(0, length - len(queries) - window + 1)
+        tokens = torch.arange(first, length)
+        rows = kv_cache[:, block_table[r, tokens // block_size].long(), :, tokens % block_size].float()
+        keys, values = rows.repeat_interleave(query.shape[1] // num_kv_heads, dim=2).unbind(1)
+        scores = torch.einsum("thd,shd->hts", queries, keys) * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        hidden = (tokens > positions) | (tokens <= positions - (window or length))
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        outputs.append(torch.einsum("hts,shd->thd", weights, values))
+    return torch.cat(outputs)

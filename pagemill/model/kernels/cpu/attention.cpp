@@ -1,265 +1,169 @@
-// Attention straight from the block table, for any mix of decodes and prefill chunks; and the writing of the cache.
+// Plans the attention of one step and layer and shares it between threads. Compiled for the baseline.
 //
-// A task is (request, KV head, tile of query tokens): the query heads of a KV head share every key and value that is
-// read. Keys are taken in chunks at absolute positions with an online softmax (Milakov and Gimelshein, 2018), so a
-// row's result has the same bits alone, in any batch, and however its prompt was cut into steps.
-#include <cmath>
-#include <vector>
+// The plan decides who computes what, never the result: see attention.h.
+#include <cstdlib>
+#include <cstring>
 
-#include "vector.h"
-
-using namespace pagemill;
+#include "parallel.h"
+#include "selected.h"
 
 namespace {
 
-constexpr int64_t CHUNK = 64;
-constexpr int MAX_ROWS = 6;
+// Multiply-adds below which one thread is done before a second one has started.
+constexpr int64_t MIN_PARALLEL_WORK = 1 << 19;
+// Fewer items than this per thread leave threads idle at the end: then the keys are split as well.
+constexpr int64_t MIN_ITEMS_PER_THREAD = 4;
+// Partial results beyond this are not worth their memory traffic.
+constexpr int64_t MAX_PARTIAL_BYTES = 64 << 20;
 
-struct Problem {
-  void* out;
-  const void* query;      // [T, H, D], query_stride elements between tokens
-  const void* cache;      // [2, num_blocks, Hkv, block_size, D]
-  const int32_t* query_start;
-  const int32_t* seq_lens;
-  const int32_t* block_table;
-  int64_t query_stride, num_requests, table_stride, num_blocks, block_size;
-  int64_t num_heads, num_kv_heads, head_size;
-  int64_t window;         // 0: none
-  float scale, soft_cap;  // soft_cap 0: none
+// Memory that grows and is kept by the calling thread: no allocation in the steady state.
+class Buffer {
+ public:
+  ~Buffer() { free(memory_); }
+
+  // Null when there is no memory.
+  void* reserve(int64_t bytes) {
+    if (bytes <= bytes_) return memory_;
+    free(memory_);
+    bytes_ = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+    memory_ = aligned_alloc(4096, (size_t)bytes_);
+    if (!memory_) bytes_ = 0;
+    return memory_;
+  }
+
+ private:
+  void* memory_ = nullptr;
+  int64_t bytes_ = 0;
 };
 
-struct Task {
-  int64_t request, kv_head, token, num_tokens;  // token: index in the request's query
+thread_local Buffer tile_memory, scratch_memory, partial_memory;
+
+int64_t first_segment(const Tile& tile) { return tile.key_begin / SEGMENT_KEYS; }
+int64_t num_segments(const Tile& tile) {
+  return (tile.key_end + SEGMENT_KEYS - 1) / SEGMENT_KEYS - first_segment(tile);
+}
+
+class Plan {
+ public:
+  explicit Plan(const AttentionArgs& args) : args_(args) {
+    group_ = args.layer.num_heads / args.layer.num_kv_heads;
+    tile_tokens_ = group_ < TILE_ROWS ? TILE_ROWS / group_ : 1;
+  }
+
+  // False: out of memory.
+  bool build() {
+    const PmBatch& batch = args_.batch;
+    const int64_t most = batch.num_tokens / tile_tokens_ + batch.num_requests;
+    tiles = (Tile*)tile_memory.reserve(most * (int64_t)sizeof(Tile));
+    if (!tiles) return false;
+    // Prompts first, their last (longest) tiles first: what is handed out last should be short.
+    for (int64_t r = 0; r < batch.num_requests; ++r)
+      if (query_len(r) > 1) add_request(r);
+    for (int64_t r = 0; r < batch.num_requests; ++r)
+      if (query_len(r) == 1) add_request(r);
+    return true;
+  }
+
+  int64_t partial_floats(const Tile& tile) const { return tile.num_tokens * group_ * (2 + args_.layer.head_size); }
+
+  Tile* tiles = nullptr;
+  int64_t count = 0;
+  int64_t segments = 0;  // of all tiles, for one KV head
+  int64_t partials = 0;  // floats of all partial results, for one KV head
+  int64_t work = 0;      // multiply-adds, roughly
+
+ private:
+  int64_t query_len(int64_t r) const { return args_.batch.query_start[r + 1] - args_.batch.query_start[r]; }
+
+  void add_request(int64_t r) {
+    const int64_t tokens = query_len(r), context = args_.batch.seq_lens[r] - tokens;
+    for (int64_t first = (tokens - 1) / tile_tokens_ * tile_tokens_; first >= 0; first -= tile_tokens_) {
+      const int64_t number = tokens - first < tile_tokens_ ? tokens - first : tile_tokens_;
+      const int64_t position = context + first, window = args_.layer.window;
+      const int64_t begin = window && position >= window ? position - window + 1 : 0;
+      Tile& tile = tiles[count++];
+      tile = {r, args_.batch.query_start[r] + first, number, position, begin, position + number, partials};
+      segments += num_segments(tile);
+      partials += num_segments(tile) * partial_floats(tile);
+      // Four rows' worth for packing the keys and values.
+      work += (tile.key_end - begin) * (number * group_ + 4) * args_.layer.head_size * args_.layer.num_kv_heads;
+    }
+  }
+
+  const AttentionArgs& args_;
+  int64_t group_, tile_tokens_;
 };
 
-// One row is one query head of one token.
-struct Row {
-  int64_t first_key, last_key;  // keys it sees: [first_key, last_key)
-  float best, mass;
-};
-
-inline vf scaled(vf scores, const Problem& p) {
-  scores *= p.scale;
-  return p.soft_cap > 0 ? tanh_of(scores / p.soft_cap) * p.soft_cap : scores;
+void write_first(const AttentionArgs& args, int64_t threads) {
+  if (!args.tensors.key) return;
+  const int64_t bytes = args.batch.num_tokens * args.layer.num_kv_heads * args.layer.head_size * 8;
+  share_evenly(args.batch.num_tokens, bytes, threads,
+               [&](int64_t begin, int64_t end) { selected->write_kv(args, begin, end); });
 }
 
-// Turns a chunk's scores into weights, in place, and returns the factor for what was summed before.
-inline float soften(float* scores, int64_t chunk_start, Row& row, const Problem& p) {
-  vf best = splat(-INFINITY);
-  vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  for (int64_t j = 0; j < CHUNK; j += LANES) {
-    vi key = lane + (int32_t)(chunk_start + j);
-    vi seen = (key >= (int32_t)row.first_key) & (key < (int32_t)row.last_key);
-    vf s = select(seen, scaled(load(scores + j), p), splat(-INFINITY));
-    store(scores + j, s);
-    best = larger(s, best);
+int attend_whole_tiles(const AttentionArgs& args, const Plan& plan, int64_t threads) {
+  const int64_t bytes = (selected->attention_scratch_bytes(args) + 4095) / 4096 * 4096;
+  char* scratch = (char*)scratch_memory.reserve(bytes * threads);
+  if (!scratch) return 1;
+  const int64_t heads = args.layer.num_kv_heads;
+  WorkQueue items(plan.count * heads);
+  const auto work = [&](int64_t rank) {
+    items.run([&](int64_t i) { selected->attend(args, plan.tiles[i / heads], i % heads, scratch + rank * bytes); });
+  };
+  if (threads == 1) {
+    work(0);
+    return 0;
   }
-  float highest = max_lanes(best);
-  if (highest == -INFINITY) {
-    memset(scores, 0, CHUNK * sizeof(float));
-    return 1.0f;
-  }
-  float next = highest > row.best ? highest : row.best;
-  float factor = row.best == -INFINITY ? 0.0f : exp_of(splat(row.best - next))[0];
-  vf sum = {};
-  for (int64_t j = 0; j < CHUNK; j += LANES) {
-    vf w = exp_of(load(scores + j) - next);
-    store(scores + j, w);
-    sum += w;
-  }
-  row.mass = row.mass * factor + sum_lanes(sum);
-  row.best = next;
-  return factor;
+#pragma omp parallel num_threads((int)threads)
+  work(omp_get_thread_num());
+  return 0;
 }
 
-// What a tile works on: its rows, and where the keys of its request and head lie.
-template <class T>
-struct Keys {
-  const T* cache;
-  const int32_t* table;
-  int64_t block_size, stride, offset, dim, half;  // stride: between blocks; half: from a key to its value
-
-  Keys(const Problem& p, const Task& task)
-      : cache((const T*)p.cache), table(p.block_table + task.request * p.table_stride), block_size(p.block_size),
-        stride(p.num_kv_heads * p.block_size * p.head_size), offset(task.kv_head * p.block_size * p.head_size),
-        dim(p.head_size), half(p.num_blocks * stride) {}
-
-  const T* at(int64_t key) const {
-    return cache + table[key / block_size] * stride + offset + key % block_size * dim;
+// Item i of plan.segments: the i-th segment, counting through all tiles.
+int attend_split_keys(const AttentionArgs& args, const Plan& plan, int64_t threads) {
+  const int64_t bytes = (selected->attention_scratch_bytes(args) + 4095) / 4096 * 4096;
+  char* scratch = (char*)scratch_memory.reserve(bytes * threads);
+  float* partials = (float*)partial_memory.reserve(plan.partials * args.layer.num_kv_heads * (int64_t)sizeof(float));
+  if (!scratch || !partials) return 1;
+  const int64_t heads = args.layer.num_kv_heads;
+  WorkQueue segments(plan.segments * heads), merges(plan.count * heads);
+#pragma omp parallel num_threads((int)threads)
+  {
+    char* own = scratch + omp_get_thread_num() * bytes;
+    const Tile* tile = plan.tiles;
+    int64_t before = 0;  // segments of the tiles before `tile`; items only grow, so both move forward
+    segments.run([&](int64_t i) {
+      const int64_t item = i / heads, head = i % heads;
+      while (item >= before + num_segments(*tile)) before += num_segments(*tile++);
+      const int64_t segment = item - before, floats = plan.partial_floats(*tile);
+      float* to = partials + tile->partial * heads + (head * num_segments(*tile) + segment) * floats;
+      selected->attend_segment(args, *tile, head, first_segment(*tile) + segment, own, to);
+    });
+#pragma omp barrier
+    merges.run([&](int64_t i) {
+      const Tile& merged = plan.tiles[i / heads];
+      const int64_t head = i % heads, floats = plan.partial_floats(merged);
+      const float* from = partials + merged.partial * heads + head * num_segments(merged) * floats;
+      selected->merge_segments(args, merged, head, from, own);
+    });
   }
-};
-
-// ROWS and NV (vectors per head) are known when compiling, so that sums stay in registers; NV 0 takes any head size.
-template <class T, int NV, int ROWS>
-struct Tile {
-  static constexpr int ROOM = NV ? NV : 64;
-  const int64_t dim, nv;
-  vf query[ROWS][ROOM], acc[ROWS][ROOM] = {};
-  float scores[ROWS][CHUNK];
-
-  Tile(int64_t head_size, const T* const* queries) : dim(head_size), nv(NV ? NV : (head_size + LANES - 1) / LANES) {
-    for (int m = 0; m < ROWS; ++m)
-      for (int64_t v = 0; v < nv; ++v) query[m][v] = part(queries[m], v);
-  }
-
-  vf part(const T* at, int64_t v) const {
-    return NV ? load(at + v * LANES) : load_part(at + v * LANES, dim - v * LANES);
-  }
-
-  // scores[m][i] = query m . key (from + i)
-  void score(const Keys<T>& keys, int64_t start, int64_t from, int64_t to) {
-    memset(scores, 0, sizeof scores);
-    for (int64_t key = from; key < to; ++key) {
-      const T* k = keys.at(key);
-      vf dot[ROWS] = {};
-      for (int64_t v = 0; v < (NV ? NV : nv); ++v) {
-        const vf lanes = part(k, v);
-#pragma GCC unroll 8
-        for (int m = 0; m < ROWS; ++m) dot[m] += query[m][v] * lanes;
-      }
-#pragma GCC unroll 8
-      for (int m = 0; m < ROWS; ++m) scores[m][key - start] = sum_lanes(dot[m]);
-    }
-  }
-
-  // acc[m] += scores[m][key] * value. A weight of 0 must not meet the NaN of a value that the row does not see.
-  void gather(const Keys<T>& keys, const Row* rows, int64_t start, int64_t from, int64_t to) {
-    for (int64_t key = from; key < to; ++key) {
-      const T* at = keys.at(key) + keys.half;
-      for (int64_t v = 0; v < (NV ? NV : nv); ++v) {
-        const vf value = part(at, v);
-        for (int m = 0; m < ROWS; ++m)
-          if (key >= rows[m].first_key && key < rows[m].last_key) acc[m][v] += scores[m][key - start] * value;
-      }
-    }
-  }
-
-  // The same where every row sees every key.
-  void gather_all(const Keys<T>& keys, int64_t start, int64_t from, int64_t to) {
-    vf sum[ROWS][ROOM];
-    memcpy(sum, acc, sizeof sum);
-    for (int64_t key = from; key < to; ++key) {
-      const T* at = keys.at(key) + keys.half;
-#pragma GCC unroll 4
-      for (int64_t v = 0; v < (NV ? NV : nv); ++v) {
-        const vf value = part(at, v);
-#pragma GCC unroll 8
-        for (int m = 0; m < ROWS; ++m) sum[m][v] += scores[m][key - start] * value;
-      }
-    }
-    memcpy(acc, sum, sizeof sum);
-  }
-
-  void run(const Problem& p, const Keys<T>& keys, Row* rows, T* const* outs) {
-    const int64_t begin = rows[0].first_key, end = rows[ROWS - 1].last_key;
-    for (int64_t start = begin / CHUNK * CHUNK; start < end; start += CHUNK) {
-      const int64_t from = start > begin ? start : begin, to = start + CHUNK < end ? start + CHUNK : end;
-      score(keys, start, from, to);
-      for (int m = 0; m < ROWS; ++m) {
-        const float factor = soften(scores[m], start, rows[m], p);
-        if (factor != 1.0f)
-          for (int64_t v = 0; v < nv; ++v) acc[m][v] *= factor;
-      }
-      // Rows are in order of position, so the last one's window and the first one's end bound what all of them see.
-      if (from >= rows[ROWS - 1].first_key && to <= rows[0].last_key) gather_all(keys, start, from, to);
-      else gather(keys, rows, start, from, to);
-    }
-    for (int m = 0; m < ROWS; ++m)
-      for (int64_t v = 0; v < nv; ++v) store_part(outs[m] + v * LANES, acc[m][v] / rows[m].mass, dim - v * LANES);
-  }
-};
-
-template <class T, int NV, int ROWS>
-void attend(const Problem& p, const Keys<T>& keys, int count, Row* rows, const T* const* queries, T* const* outs) {
-  if constexpr (ROWS > 1) {
-    if (count < ROWS) return attend<T, NV, ROWS - 1>(p, keys, count, rows, queries, outs);
-  }
-  Tile<T, NV, ROWS>(p.head_size, queries).run(p, keys, rows, outs);
-}
-
-template <class T>
-void attend_any(const Problem& p, const Keys<T>& keys, int count, Row* rows, const T* const* queries, T* const* outs) {
-  switch (p.head_size) {
-    case 64: return attend<T, 4, MAX_ROWS>(p, keys, count, rows, queries, outs);
-    case 128: return attend<T, 8, MAX_ROWS>(p, keys, count, rows, queries, outs);
-    case 256: return attend<T, 16, MAX_ROWS>(p, keys, count, rows, queries, outs);
-    default: return attend<T, 0, MAX_ROWS>(p, keys, count, rows, queries, outs);
-  }
-}
-
-template <class T>
-void run(const Problem& p, const Task& task) {
-  const int64_t group = p.num_heads / p.num_kv_heads;
-  const int64_t first = p.query_start[task.request], length = p.query_start[task.request + 1] - first;
-  const int64_t computed = p.seq_lens[task.request] - length;
-  const Keys<T> keys(p, task);
-  Row rows[MAX_ROWS];
-  const T* queries[MAX_ROWS];
-  T* outs[MAX_ROWS];
-  int count = 0;
-  for (int64_t r = 0; r < task.num_tokens * group; ++r) {
-    const int64_t token = task.token + r / group, head = task.kv_head * group + r % group;
-    const int64_t seen = computed + token + 1;
-    rows[count] = {p.window && seen > p.window ? seen - p.window : 0, seen, -INFINITY, 0.0f};
-    queries[count] = (const T*)p.query + (first + token) * p.query_stride + head * p.head_size;
-    outs[count] = (T*)p.out + ((first + token) * p.num_heads + head) * p.head_size;
-    if (++count == MAX_ROWS || r + 1 == task.num_tokens * group) {
-      attend_any(p, keys, count, rows, queries, outs);
-      count = 0;
-    }
-  }
-}
-
-std::vector<Task> tasks_of(const Problem& p) {
-  const int64_t group = p.num_heads / p.num_kv_heads;
-  const int64_t tile = group >= MAX_ROWS ? 1 : MAX_ROWS / group;
-  std::vector<Task> tasks;
-  for (int64_t request = 0; request < p.num_requests; ++request) {
-    const int64_t length = p.query_start[request + 1] - p.query_start[request];
-    for (int64_t token = length > 0 ? (length - 1) / tile * tile : -1; token >= 0; token -= tile)
-      for (int64_t head = 0; head < p.num_kv_heads; ++head)
-        tasks.push_back({request, head, token, length - token < tile ? length - token : tile});
-  }
-  return tasks;
-}
-
-template <class T>
-void write_rows(T* cache, const T* key, const T* value, int64_t key_stride, int64_t value_stride, const int64_t* slots,
-                int64_t num_tokens, int64_t num_blocks, int64_t block_size, int64_t heads, int64_t dim) {
-  const int64_t half = num_blocks * heads * block_size * dim;
-  for (int64_t t = 0; t < num_tokens; ++t)
-    for (int64_t head = 0; head < heads; ++head) {
-      T* at = cache + ((slots[t] / block_size * heads + head) * block_size + slots[t] % block_size) * dim;
-      memcpy((void*)at, key + t * key_stride + head * dim, dim * sizeof(T));
-      memcpy((void*)(at + half), value + t * value_stride + head * dim, dim * sizeof(T));
-    }
+  return 0;
 }
 
 }  // namespace
 
-PM_EXPORT void pm_paged_attention(void* out, const void* query, const void* cache, const int32_t* query_start,
-                                  const int32_t* seq_lens, const int32_t* block_table, int64_t query_stride,
-                                  int64_t num_requests, int64_t table_stride, int64_t num_blocks, int64_t block_size,
-                                  int64_t num_heads, int64_t num_kv_heads, int64_t head_size, int64_t window,
-                                  double scale, double soft_cap, int64_t dtype, int64_t threads) {
-  const Problem p = {out,          query,        cache,      query_start, seq_lens,  block_table,
-                     query_stride, num_requests, table_stride, num_blocks, block_size, num_heads,
-                     num_kv_heads, head_size,    window,     (float)scale, (float)soft_cap};
-  const std::vector<Task> tasks = tasks_of(p);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    if (dtype == BFLOAT16) run<bf16>(p, tasks[i]);
-    else run<float>(p, tasks[i]);
-  }
-}
-
-PM_EXPORT void pm_write_kv(void* cache, const void* key, const void* value, const int64_t* slots, int64_t key_stride,
-                           int64_t value_stride, int64_t num_tokens, int64_t num_blocks, int64_t block_size,
-                           int64_t num_kv_heads, int64_t head_size, int64_t dtype) {
-  if (dtype == BFLOAT16)
-    write_rows((bf16*)cache, (const bf16*)key, (const bf16*)value, key_stride, value_stride, slots, num_tokens,
-               num_blocks, block_size, num_kv_heads, head_size);
-  else
-    write_rows((float*)cache, (const float*)key, (const float*)value, key_stride, value_stride, slots, num_tokens,
-               num_blocks, block_size, num_kv_heads, head_size);
+int pm_attention(void* out, const void* query, const void* key, const void* value, void* kv_cache, int64_t query_stride,
+                 int64_t key_stride, int64_t value_stride, int64_t num_blocks, int64_t dtype, const PmBatch* batch,
+                 const PmLayer* layer, int64_t threads) {
+  const PmTensors tensors = {out, query, key, value, kv_cache, query_stride, key_stride, value_stride, num_blocks, dtype};
+  const AttentionArgs args = {tensors, *batch, *layer};
+  write_first(args, threads);
+  Plan plan(args);
+  if (!plan.build()) return 1;
+  if (threads < 1 || plan.work < MIN_PARALLEL_WORK) threads = 1;
+  const int64_t heads = layer->num_kv_heads;
+  const bool few = plan.count * heads < MIN_ITEMS_PER_THREAD * threads && plan.segments > plan.count;
+  if (threads > 1 && few && plan.partials * heads * (int64_t)sizeof(float) <= MAX_PARTIAL_BYTES)
+    return attend_split_keys(args, plan, threads);
+  return attend_whole_tiles(args, plan, threads);
 }

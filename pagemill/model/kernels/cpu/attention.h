@@ -1,0 +1,298 @@
+// Causal attention of one tile of queries over the keys of its request, straight from the block table.
+//
+// The keys are taken in segments of SEGMENT_KEYS at absolute positions. Each segment is attended to by itself (scores,
+// softmax, product with the values) and merged into the running result, in the order of the segments. Whether one thread
+// does all segments or each is done by another thread, the arithmetic is the same, bit for bit; so it is for any
+// chunking of a prompt and any company in the batch. Keys that a row may not see take part with weight zero, exactly.
+#pragma once
+
+#include "pack.h"
+#include "vec_math.h"
+
+namespace {
+
+constexpr float MINUS_INFINITY = -__builtin_inff();
+
+// Memory of one thread, and the running state of the tile that it works on.
+template <class Dot>
+struct Scratch {
+  uint32_t* queries;  // [rows][steps]
+  uint32_t* keys;     // panels
+  uint32_t* values;   // panels
+  float* scores;      // [MAX_ROWS][SEGMENT_KEYS]
+  uint32_t* weights;  // [MAX_ROWS][SEGMENT_KEYS / PACK]
+  float* product;     // [MAX_ROWS][out_stride]
+  float* zeros;       // [head_size]
+  float* maximum;     // [rows]
+  float* sum;         // [rows]
+  float* out;         // [rows][out_stride], not yet divided by sum
+  int64_t steps, out_stride, bytes;
+
+  Scratch(const AttentionArgs& args, void* memory) {
+    const int64_t group = args.layer.num_heads / args.layer.num_kv_heads;
+    const int64_t rows = max_of(TILE_ROWS, group);
+    steps = ceil_div(args.layer.head_size, Dot::PACK);
+    out_stride = round_up(args.layer.head_size, LANES * Dot::PACK);
+    bytes = 0;
+    queries = (uint32_t*)take(memory, rows * steps);
+    keys = (uint32_t*)take(memory, SEGMENT_KEYS * steps);
+    values = (uint32_t*)take(memory, SEGMENT_KEYS / Dot::PACK * round_up(out_stride, PANEL));
+    scores = take(memory, MAX_ROWS * SEGMENT_KEYS);
+    weights = (uint32_t*)take(memory, MAX_ROWS * SEGMENT_KEYS / Dot::PACK);
+    product = take(memory, MAX_ROWS * out_stride);
+    zeros = take(memory, out_stride);
+    maximum = take(memory, rows);
+    sum = take(memory, rows);
+    out = take(memory, rows * out_stride);
+  }
+
+ private:
+  float* take(void* memory, int64_t lanes) {
+    float* begin = (float*)((char*)memory + bytes);
+    bytes += round_up(lanes * 4, 64);
+    return begin;
+  }
+};
+
+// a and b are what the old and the new part are multiplied by so that both refer to the new maximum.
+struct MergeFactors {
+  float a, b;
+};
+
+PM_INLINE MergeFactors merge_row_state(float& maximum, float& sum, float part_maximum, float part_sum) {
+  const float old = maximum;
+  maximum = old > part_maximum ? old : part_maximum;
+  if (maximum == MINUS_INFINITY) return {1.0f, 0.0f};
+  const MergeFactors f = {exp_of(old - maximum), exp_of(part_maximum - maximum)};
+  sum = sum * f.a + part_sum * f.b;
+  return f;
+}
+
+PM_INLINE void merge_row(float* out, const float* part, int64_t size, MergeFactors f) {
+  for (int64_t d = 0; d < size; d += LANES)
+    store(out + d, fma(load(out + d), splat(f.a), load(part + d) * splat(f.b)));
+}
+
+// Half-open range of keys, relative to a segment.
+struct KeyRange {
+  int64_t begin, end;
+};
+
+// Scores of keys [columns) become weights; those outside `visible` weigh nothing. Returns maximum and sum.
+template <class Dot>
+void softmax_row(const PmLayer& layer, float* scores, KeyRange columns, KeyRange visible, typename Dot::Stored* weights,
+                 float& maximum, float& sum) {
+  const vi first = lane_index() - (int32_t)visible.begin;
+  const uint32_t count = (uint32_t)max_of(0, visible.end - visible.begin);
+  const vf scale = splat((float)layer.scale);
+  vf highest = splat(MINUS_INFINITY);
+  for (int64_t n = columns.begin; n < columns.end; n += LANES) {
+    vf s = load(scores + n) * scale;
+    if (layer.soft_cap != 0) s = splat((float)layer.soft_cap) * tanh_of(s / splat((float)layer.soft_cap));
+    s = select((vi)((vu)(first + (int32_t)n) < count), s, splat(MINUS_INFINITY));
+    store(scores + n, s);
+    highest = max_of(s, highest);
+  }
+  maximum = max_lanes(highest);
+  // With nothing visible any finite number will do: the weights come out as zero.
+  const vf base = splat(maximum == MINUS_INFINITY ? 0.0f : maximum);
+  vf total = {};
+  for (int64_t n = columns.begin; n < columns.end; n += LANES) {
+    vf p = exp_of(load(scores + n) - base);
+    total += p;
+    store(weights + n, p);
+  }
+  sum = sum_lanes(total);
+}
+
+template <class Dot, class T>
+class TileRun {
+ public:
+  TileRun(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* memory)
+      : args_(args), layer_(args.layer), tile_(tile), kv_head_(kv_head), s_(args, memory) {
+    group_ = layer_.num_heads / layer_.num_kv_heads;
+    rows_ = tile.num_tokens * group_;
+    for (int64_t r = 0; r < rows_; ++r) {
+      s_.maximum[r] = MINUS_INFINITY;
+      s_.sum[r] = 0.0f;
+    }
+    memset(s_.out, 0, rows_ * s_.out_stride * sizeof(float));
+  }
+
+  void load_queries() {
+    memset(s_.zeros, 0, layer_.head_size * sizeof(float));
+    for (int64_t r = 0; r < rows_; ++r) {
+      const T* query = (const T*)args_.tensors.query + (tile_.token + r / group_) * args_.tensors.query_stride +
+                       (kv_head_ * group_ + r % group_) * layer_.head_size;
+      uint32_t* row = s_.queries + r * s_.steps;
+      for (int64_t k = 0; k < s_.steps; k += LANES) {
+        const vu lanes = load_lanes<Dot>(query, k * Dot::PACK, layer_.head_size);
+        memcpy(row + k, &lanes, min_of(LANES, s_.steps - k) * 4);
+      }
+    }
+  }
+
+  void attend_segment(int64_t segment) {
+    base_ = segment * SEGMENT_KEYS;
+    const int64_t begin = max_of(tile_.key_begin - base_, 0), end = min_of(tile_.key_end - base_, SEGMENT_KEYS);
+    SegmentRows<T> rows;
+    find_rows(args_, tile_, kv_head_, base_, begin, end, (const T*)s_.zeros, rows);
+    const int64_t first = begin / PANEL * PANEL, last = round_up(end, LANES);
+    pack_keys<Dot>(rows, layer_.head_size, first, last, s_.keys);
+    pack_values<Dot>(rows, layer_.head_size, first, last, s_.values);
+    // Blocks of rows of about equal height: 7 rows as 4 + 3, not as 6 + 1.
+    const int64_t blocks = ceil_div(rows_, MAX_ROWS);
+    for (int64_t b = 0, row = 0; b < blocks; ++b) {
+      const int64_t count = ceil_div(rows_ - row, blocks - b);
+      attend_rows(row, count);
+      row += count;
+    }
+  }
+
+  void finish() {
+    for (int64_t r = 0; r < rows_; ++r) {
+      T* out = (T*)args_.tensors.out +
+               ((tile_.token + r / group_) * layer_.num_heads + kv_head_ * group_ + r % group_) * layer_.head_size;
+      const float* row = s_.out + r * s_.out_stride;
+      const vf sum = splat(s_.sum[r]);
+      for_vectors(layer_.head_size, [&](int64_t d, int64_t n) { store(out + d, load(row + d) / sum, n); });
+    }
+  }
+
+  // A partial result: maximum, sum, then the row, for each row.
+  void save(float* partial) const {
+    for (int64_t r = 0; r < rows_; ++r, partial += 2 + layer_.head_size) {
+      partial[0] = s_.maximum[r];
+      partial[1] = s_.sum[r];
+      memcpy(partial + 2, s_.out + r * s_.out_stride, layer_.head_size * sizeof(float));
+    }
+  }
+
+  void merge(const float* partial) {
+    for (int64_t r = 0; r < rows_; ++r, partial += 2 + layer_.head_size) {
+      const MergeFactors f = merge_row_state(s_.maximum[r], s_.sum[r], partial[0], partial[1]);
+      memcpy(s_.product, partial + 2, layer_.head_size * sizeof(float));
+      merge_row(s_.out + r * s_.out_stride, s_.product, round_up(layer_.head_size, LANES), f);
+    }
+  }
+
+ private:
+  // The keys of this segment that the token of row r sees.
+  KeyRange visible_to(int64_t row) const {
+    const int64_t position = tile_.position + row / group_;
+    const int64_t begin = layer_.window ? max_of(0, position - layer_.window + 1) : 0;
+    return {max_of(begin - base_, 0), min_of(position + 1 - base_, SEGMENT_KEYS)};
+  }
+
+  void attend_rows(int64_t row, int64_t count) {
+    const KeyRange any = {visible_to(row).begin, visible_to(row + count - 1).end};
+    if (any.begin >= any.end) return;
+    const KeyRange columns = {any.begin / PANEL * PANEL, round_up(any.end, LANES)};
+    const Operand queries = {s_.queries + row * s_.steps, s_.steps};
+    gemm_rows<Dot>(queries, {s_.keys, s_.steps * PANEL}, count, s_.steps, columns.begin / LANES, columns.end / LANES,
+                   s_.scores, SEGMENT_KEYS);
+    float maximum[MAX_ROWS], sum[MAX_ROWS];
+    constexpr int64_t weight_lanes = SEGMENT_KEYS / Dot::PACK;
+    for (int64_t r = 0; r < count; ++r)
+      softmax_row<Dot>(layer_, s_.scores + r * SEGMENT_KEYS, columns, visible_to(row + r),
+                       (typename Dot::Stored*)(s_.weights + r * weight_lanes), maximum[r], sum[r]);
+    const int64_t first = columns.begin / Dot::PACK, steps = ceil_div(any.end, Dot::PACK) - first;
+    const int64_t out_vectors = ceil_div(layer_.head_size, LANES);
+    gemm_rows<Dot>({s_.weights + first, weight_lanes}, {s_.values + first * PANEL, weight_lanes * PANEL}, count, steps, 0,
+                   out_vectors, s_.product, s_.out_stride);
+    for (int64_t r = 0; r < count; ++r) {
+      const MergeFactors f = merge_row_state(s_.maximum[row + r], s_.sum[row + r], maximum[r], sum[r]);
+      merge_row(s_.out + (row + r) * s_.out_stride, s_.product + r * s_.out_stride, out_vectors * LANES, f);
+    }
+  }
+
+  const AttentionArgs& args_;
+  const PmLayer& layer_;
+  const Tile& tile_;
+  int64_t kv_head_, group_, rows_, base_ = 0;
+  Scratch<Dot> s_;
+};
+
+template <class Dot, class T>
+void attend_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* scratch) {
+  TileRun<Dot, T> run(args, tile, kv_head, scratch);
+  run.load_queries();
+  for (int64_t s = tile.key_begin / SEGMENT_KEYS; s * SEGMENT_KEYS < tile.key_end; ++s) run.attend_segment(s);
+  run.finish();
+}
+
+template <class Dot, class T>
+void attend_segment_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, int64_t segment, void* scratch,
+                       float* partial) {
+  TileRun<Dot, T> run(args, tile, kv_head, scratch);
+  run.load_queries();
+  run.attend_segment(segment);
+  run.save(partial);
+}
+
+template <class Dot, class T>
+void merge_segments_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, const float* partials,
+                       void* scratch) {
+  TileRun<Dot, T> run(args, tile, kv_head, scratch);
+  const int64_t first = tile.key_begin / SEGMENT_KEYS, last = ceil_div(tile.key_end, SEGMENT_KEYS);
+  const int64_t stride = tile.num_tokens * (args.layer.num_heads / args.layer.num_kv_heads) * (2 + args.layer.head_size);
+  for (int64_t s = first; s < last; ++s) run.merge(partials + (s - first) * stride);
+  run.finish();
+}
+
+// bfloat16 is multiplied as such where the CPU can, else widened while packing.
+#if defined(__AVX512BF16__)
+using Bf16Dot = PairDot;
+#else
+using Bf16Dot = FloatDot;
+#endif
+
+void attend(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* scratch) {
+  if (args.tensors.dtype == PM_BFLOAT16) return attend_as<Bf16Dot, bf16>(args, tile, kv_head, scratch);
+  attend_as<FloatDot, float>(args, tile, kv_head, scratch);
+}
+
+void attend_segment(const AttentionArgs& args, const Tile& tile, int64_t kv_head, int64_t segment, void* scratch,
+                    float* partial) {
+  if (args.tensors.dtype == PM_BFLOAT16)
+    return attend_segment_as<Bf16Dot, bf16>(args, tile, kv_head, segment, scratch, partial);
+  attend_segment_as<FloatDot, float>(args, tile, kv_head, segment, scratch, partial);
+}
+
+void merge_segments(const AttentionArgs& args, const Tile& tile, int64_t kv_head, const float* partials,
+                    void* scratch) {
+  if (args.tensors.dtype == PM_BFLOAT16)
+    return merge_segments_as<Bf16Dot, bf16>(args, tile, kv_head, partials, scratch);
+  merge_segments_as<FloatDot, float>(args, tile, kv_head, partials, scratch);
+}
+
+int64_t attention_scratch_bytes(const AttentionArgs& args) {
+  return args.tensors.dtype == PM_BFLOAT16 ? Scratch<Bf16Dot>(args, nullptr).bytes
+                                           : Scratch<FloatDot>(args, nullptr).bytes;
+}
+
+template <class T>
+void write_kv_as(const AttentionArgs& args, int64_t begin, int64_t end) {
+  const PmTensors& t = args.tensors;
+  const int64_t block_size = args.batch.block_size, heads = args.layer.num_kv_heads, size = args.layer.head_size;
+  T* keys = (T*)t.kv_cache;
+  T* values = keys + t.num_blocks * heads * block_size * size;
+  for (int64_t token = begin; token < end; ++token) {
+    const int64_t slot = args.batch.slot_mapping[token];
+    const int64_t row = slot / block_size * heads * block_size + slot % block_size;
+    const T* key = (const T*)t.key + token * t.key_stride;
+    const T* value = (const T*)t.value + token * t.value_stride;
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t at = (row + h * block_size) * size;
+      memcpy((void*)(keys + at), key + h * size, size * sizeof(T));
+      memcpy((void*)(values + at), value + h * size, size * sizeof(T));
+    }
+  }
+}
+
+void write_kv(const AttentionArgs& args, int64_t begin, int64_t end) {
+  if (args.tensors.dtype == PM_BFLOAT16) return write_kv_as<bf16>(args, begin, end);
+  write_kv_as<float>(args, begin, end);
+}
+
+}  // namespace

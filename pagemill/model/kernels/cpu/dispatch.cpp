@@ -1,0 +1,98 @@
+// Chooses the instruction set and exports the row-wise kernels. Compiled for the baseline of the architecture.
+#include <cstring>
+
+#include "kernels.h"
+#include "parallel.h"
+#include "selected.h"
+
+namespace {
+
+struct Candidate {
+  const KernelTable* table;
+  bool (*supported)();
+};
+
+// Best first. __builtin_cpu_supports asks the operating system too whether it saves the wide registers.
+const Candidate CANDIDATES[] = {
+#if defined(__x86_64__)
+    {&kernels_avx512_bf16,
+     [] {
+       return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+     }},
+    {&kernels_avx512,
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+     }},
+    {&kernels_avx2, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+#endif
+    {&kernels_portable, [] { return true; }},
+};
+
+int64_t bytes_of(int64_t dtype) { return dtype == PM_BFLOAT16 ? 2 : 4; }
+
+}  // namespace
+
+const KernelTable* selected = &kernels_portable;
+
+int pm_init(const char* isa) {
+  for (const Candidate& candidate : CANDIDATES) {
+    if (isa && strcmp(isa, candidate.table->name) != 0) continue;
+    if (!candidate.supported()) continue;
+    selected = candidate.table;
+    return 0;
+  }
+  return 1;
+}
+
+const char* pm_isa() { return selected->name; }
+
+const void* pm_parallel_runtime() { return (const void*)&omp_get_thread_num; }
+
+void pm_rms_norm(void* out, const void* x, void* residual, const void* weight, double eps, int64_t rows, int64_t cols,
+                 int64_t inner, int64_t x_stride, int64_t dtype, int64_t weight_dtype, int64_t threads) {
+  const NormArgs args = {out, x, residual, weight, cols, inner, x_stride, dtype, weight_dtype, (float)eps};
+  share_evenly(rows, rows * cols * bytes_of(dtype) * (residual ? 4 : 2), threads,
+               [&](int64_t begin, int64_t end) { selected->norm(args, begin, end); });
+}
+
+void pm_gated_activation(void* out, const void* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t dtype,
+                         int64_t gelu, int64_t threads) {
+  const ActivationArgs args = {out, x, cols, x_stride, dtype, gelu};
+  share_evenly(rows, rows * cols * bytes_of(dtype) * 3, threads,
+               [&](int64_t begin, int64_t end) { selected->activation(args, begin, end); });
+}
+
+void pm_rope(void* x, const void* cos, const void* sin, int64_t tokens, int64_t num_heads, int64_t head_size,
+             int64_t x_stride, int64_t dtype, int64_t half, int64_t table_stride, int64_t table_dtype,
+             int64_t threads) {
+  const RopeArgs args = {x, num_heads, head_size, x_stride, dtype, cos, sin, half, table_stride, table_dtype};
+  share_evenly(tokens, tokens * num_heads * half * bytes_of(dtype) * 4, threads,
+               [&](int64_t begin, int64_t end) { selected->rope(args, begin, end); });
+}
+
+// Work is shared by pieces of rows, so that one long row keeps all threads busy.
+void pm_argmax(int64_t* out, const void* logits, int64_t rows, int64_t cols, int64_t stride, int64_t dtype,
+               int64_t threads) {
+  const ArgmaxArgs args = {logits, cols, stride, dtype};
+  constexpr int64_t MAX_PIECES = 64;
+  const int64_t pieces = threads < 1 ? 1 : threads < MAX_PIECES ? threads : MAX_PIECES;
+  if (rows > 1 || pieces == 1) {
+    return share_evenly(rows, rows * cols * bytes_of(dtype), threads, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) out[r] = selected->argmax(args, r, 0, cols).index;
+    });
+  }
+  if (rows == 0) return;
+  ArgmaxResult found[MAX_PIECES];
+  share_evenly(pieces, cols * bytes_of(dtype), threads, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p)
+      found[p] = selected->argmax(args, 0, cols * p / pieces, cols * (p + 1) / pieces);
+  });
+  ArgmaxResult best = found[0];
+  for (int64_t p = 1; p < pieces; ++p) {
+    const bool best_is_nan = best.value != best.value, is_nan = found[p].value != found[p].value;
+    if (!best_is_nan && (is_nan || found[p].value > best.value)) best = found[p];
+  }
+  out[0] = best.index;
+}

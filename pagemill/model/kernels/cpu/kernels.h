@@ -1,0 +1,158 @@
+// The plain C interface of the library, the arguments of the kernels, and the table that each instruction set fills.
+// Element counts and strides are in elements, int64. Pointers are to memory of the caller, never kept.
+#pragma once
+
+#include <cstdint>
+
+enum PmDtype : int64_t { PM_FLOAT32 = 0, PM_BFLOAT16 = 1 };
+
+// One step of one KV group; `Batch` in native.py mirrors it.
+struct PmBatch {
+  const int32_t* query_start;   // [R + 1]
+  const int32_t* seq_lens;      // [R]
+  const int32_t* block_table;   // [R, block_table_stride]
+  const int64_t* slot_mapping;  // [T]
+  int64_t num_requests;
+  int64_t num_tokens;
+  int64_t block_table_stride;
+  int64_t block_size;
+};
+
+// One attention layer; `Layer` in native.py mirrors it.
+struct PmLayer {
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_size;
+  int64_t window;  // 0: no window
+  double scale;
+  double soft_cap;  // 0: no cap
+};
+
+// query [T, H, D], key and value [T, Hkv, D] with their strides between tokens; key may be null: nothing is written.
+// kv_cache [2, num_blocks, Hkv, block_size, D]; out [T, H, D], contiguous.
+struct PmTensors {
+  void* out;
+  const void* query;
+  const void* key;
+  const void* value;
+  void* kv_cache;
+  int64_t query_stride;
+  int64_t key_stride;
+  int64_t value_stride;
+  int64_t num_blocks;
+  int64_t dtype;
+};
+
+// Consecutive query tokens of one request: what a thread takes at a time, together with one KV head.
+struct Tile {
+  int64_t request;
+  int64_t token;       // index in [0, T) of the first token
+  int64_t num_tokens;
+  int64_t position;    // of the first token in its request
+  int64_t key_begin;   // the keys that any of the tokens sees
+  int64_t key_end;
+  int64_t partial;     // where the partial results of the tile begin, in segments; used when keys are split
+};
+
+struct AttentionArgs {
+  PmTensors tensors;
+  PmBatch batch;
+  PmLayer layer;
+};
+
+// Keys are handled in segments of this many, at absolute positions: the same whatever the chunk, batch or thread count.
+constexpr int64_t SEGMENT_KEYS = 256;
+// Query rows (tokens x heads of a KV head) that a tile aims for: packing a segment is paid once per tile.
+constexpr int64_t TILE_ROWS = 96;
+
+struct NormArgs {
+  void* out;
+  const void* x;
+  void* residual;  // null: plain norm; else x is added to it first and it keeps the sum; rows of `cols`, contiguous
+  const void* weight;
+  int64_t cols;
+  int64_t inner;     // rows per stride: row r begins at (r / inner) * x_stride + (r % inner) * cols
+  int64_t x_stride;
+  int64_t dtype;
+  int64_t weight_dtype;
+  float eps;
+};
+
+struct ActivationArgs {
+  void* out;
+  const void* x;  // [T, 2 * cols]
+  int64_t cols;
+  int64_t x_stride;
+  int64_t dtype;
+  int64_t gelu;  // 0: SiLU
+};
+
+struct RopeArgs {
+  void* x;  // [T, num_heads, head_size], rotated in place
+  int64_t num_heads;
+  int64_t head_size;
+  int64_t x_stride;
+  int64_t dtype;
+  const void* cos;  // one row per token, of which the first `half` elements are read
+  const void* sin;
+  int64_t half;
+  int64_t table_stride;
+  int64_t table_dtype;
+};
+
+struct ArgmaxArgs {
+  const void* logits;  // [L, num_cols]
+  int64_t num_cols;
+  int64_t stride;
+  int64_t dtype;
+};
+
+struct ArgmaxResult {
+  float value;
+  int64_t index;
+};
+
+// What one instruction set offers. Ranges are [begin, end) of rows or tokens; threads are the caller's business.
+struct KernelTable {
+  const char* name;
+  void (*norm)(const NormArgs&, int64_t begin, int64_t end);
+  void (*activation)(const ActivationArgs&, int64_t begin, int64_t end);
+  void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
+  ArgmaxResult (*argmax)(const ArgmaxArgs&, int64_t row, int64_t begin, int64_t end);
+  void (*write_kv)(const AttentionArgs&, int64_t begin, int64_t end);
+  int64_t (*attention_scratch_bytes)(const AttentionArgs&);
+  // All keys of a tile for one KV head, straight to the output.
+  void (*attend)(const AttentionArgs&, const Tile&, int64_t kv_head, void* scratch);
+  // One segment of the keys, to `partial`; then the merge of the partials of a tile and head, to the output.
+  void (*attend_segment)(const AttentionArgs&, const Tile&, int64_t kv_head, int64_t segment, void* scratch,
+                         float* partial);
+  void (*merge_segments)(const AttentionArgs&, const Tile&, int64_t kv_head, const float* partials, void* scratch);
+};
+
+extern const KernelTable kernels_portable;
+#if defined(__x86_64__)
+extern const KernelTable kernels_avx2;
+extern const KernelTable kernels_avx512;
+extern const KernelTable kernels_avx512_bf16;
+#endif
+
+#define PM_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Choose an instruction set by name; null: the best that this CPU has. 0: done, 1: not available here.
+PM_EXPORT int pm_init(const char* isa);
+PM_EXPORT const char* pm_isa();
+PM_EXPORT const void* pm_parallel_runtime();
+PM_EXPORT void pm_rms_norm(void* out, const void* x, void* residual, const void* weight, double eps, int64_t rows,
+                           int64_t cols, int64_t inner, int64_t x_stride, int64_t dtype, int64_t weight_dtype,
+                           int64_t threads);
+PM_EXPORT void pm_gated_activation(void* out, const void* x, int64_t rows, int64_t cols, int64_t x_stride,
+                                   int64_t dtype, int64_t gelu, int64_t threads);
+PM_EXPORT void pm_rope(void* x, const void* cos, const void* sin, int64_t tokens, int64_t num_heads, int64_t head_size,
+                       int64_t x_stride, int64_t dtype, int64_t half, int64_t table_stride, int64_t table_dtype,
+                       int64_t threads);
+PM_EXPORT void pm_argmax(int64_t* out, const void* logits, int64_t rows, int64_t cols, int64_t stride, int64_t dtype,
+                         int64_t threads);
+// Write key and value to their slots unless key is null, then attend. 0: done, 1: out of memory.
+PM_EXPORT int pm_attention(void* out, const void* query, const void* key, const void* value, void* kv_cache,
+                           int64_t query_stride, int64_t key_stride, int64_t value_stride, int64_t num_blocks,
+                           int64_t dtype, const PmBatch* batch, const PmLayer* layer, int64_t threads);

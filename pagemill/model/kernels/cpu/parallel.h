@@ -1,0 +1,37 @@
+// Sharing work between threads. The pool is the OpenMP one that torch uses, so the two never compete for cores.
+#pragma once
+
+#include <omp.h>
+
+#include <atomic>
+#include <cstdint>
+
+// Below this many bytes of traffic a kernel ends sooner than the other threads wake up.
+constexpr int64_t MIN_PARALLEL_BYTES = 128 * 1024;
+
+// body(begin, end) over equal shares of [0, count). One team size besides 1: a changing one makes OpenMP rebuild its pool.
+template <class F>
+void share_evenly(int64_t count, int64_t bytes, int64_t threads, F body) {
+  if (threads <= 1 || count <= 1 || bytes < MIN_PARALLEL_BYTES) return body((int64_t)0, count);
+#pragma omp parallel num_threads((int)threads)
+  {
+    const int64_t rank = omp_get_thread_num(), size = omp_get_num_threads();
+    const int64_t begin = count * rank / size, end = count * (rank + 1) / size;
+    if (begin < end) body(begin, end);
+  }
+}
+
+// Hands out 0, 1, 2, ... to whichever thread asks next.
+class WorkQueue {
+ public:
+  explicit WorkQueue(int64_t count) : count_(count) {}
+
+  template <class F>
+  void run(F body) {
+    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) body(i);
+  }
+
+ private:
+  std::atomic<int64_t> next_{0};
+  int64_t count_;
+};

@@ -1,0 +1,152 @@
+// Row-wise kernels: RMS norm, gated activations, rotary embedding, argmax. Arithmetic is float32; results are rounded to
+// the storage type where torch's composition of single operations rounds them, so that both give the same tokens.
+#pragma once
+
+#include "kernels.h"
+#include "vec_math.h"
+
+namespace {
+
+// x += residual in the storage type, kept in residual. Returns the row to be normalised.
+template <class T>
+const T* add_residual(const T* x, T* residual, int64_t cols) {
+  for_vectors(cols, [&](int64_t d, int64_t n) { store(residual + d, load(x + d, n) + load(residual + d, n), n); });
+  return residual;
+}
+
+template <class T>
+float mean_of_squares(const T* x, int64_t cols) {
+  vf acc[4] = {};
+  int64_t d = 0;
+  for (; d + 4 * LANES <= cols; d += 4 * LANES)
+    for (int i = 0; i < 4; ++i) {
+      const vf v = load(x + d + i * LANES);
+      acc[i] = fma(v, v, acc[i]);
+    }
+  for_vectors(cols - d, [&](int64_t rest, int64_t n) {
+    const vf v = load(x + d + rest, n);
+    acc[0] = fma(v, v, acc[0]);
+  });
+  return sum_lanes((acc[0] + acc[1]) + (acc[2] + acc[3])) / (float)cols;
+}
+
+// A weight of the storage type multiplies the rounded normalised row; a float32 weight multiplies before rounding.
+template <class T, class W>
+void norm_as(const NormArgs& args, int64_t begin, int64_t end) {
+  const W* weight = (const W*)args.weight;
+  for (int64_t r = begin; r < end; ++r) {
+    const T* x = (const T*)args.x + r / args.inner * args.x_stride + r % args.inner * args.cols;
+    if (args.residual) x = add_residual(x, (T*)args.residual + r * args.cols, args.cols);
+    const vf factor = splat(1.0f / __builtin_sqrtf(mean_of_squares(x, args.cols) + args.eps));
+    T* out = (T*)args.out + r * args.cols;
+    for_vectors(args.cols, [&](int64_t d, int64_t n) {
+      store(out + d, rounded_to<W>(load(x + d, n) * factor) * load(weight + d, n), n);
+    });
+  }
+}
+
+void norm(const NormArgs& args, int64_t begin, int64_t end) {
+  if (args.dtype == PM_FLOAT32) return norm_as<float, float>(args, begin, end);
+  if (args.weight_dtype == PM_FLOAT32) return norm_as<bf16, float>(args, begin, end);
+  norm_as<bf16, bf16>(args, begin, end);
+}
+
+template <class T, class Activation>
+void activation_as(const ActivationArgs& args, int64_t begin, int64_t end) {
+  for (int64_t r = begin; r < end; ++r) {
+    const T* gate = (const T*)args.x + r * args.x_stride;
+    const T* up = gate + args.cols;
+    T* out = (T*)args.out + r * args.cols;
+    for_vectors(args.cols, [&](int64_t d, int64_t n) {
+      store(out + d, rounded_to<T>(Activation::apply(load(gate + d, n))) * load(up + d, n), n);
+    });
+  }
+}
+
+void activation(const ActivationArgs& args, int64_t begin, int64_t end) {
+  if (args.dtype == PM_FLOAT32)
+    return args.gelu ? activation_as<float, GeluTanh>(args, begin, end) : activation_as<float, Silu>(args, begin, end);
+  args.gelu ? activation_as<bf16, GeluTanh>(args, begin, end) : activation_as<bf16, Silu>(args, begin, end);
+}
+
+// Rotates pairs (d, d + half). With a table of the storage type each product is rounded, as x * cos + y * sin is in torch;
+// with a float32 table the sum is rounded once.
+template <class T, class C>
+void rope_as(const RopeArgs& args, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    const C* cos = (const C*)args.cos + t * args.table_stride;
+    const C* sin = (const C*)args.sin + t * args.table_stride;
+    for (int64_t h = 0; h < args.num_heads; ++h) {
+      T* x = (T*)args.x + t * args.x_stride + h * args.head_size;
+      T* y = x + args.half;
+      for_vectors(args.half, [&](int64_t d, int64_t n) {
+        const vf a = load(x + d, n), b = load(y + d, n), c = load(cos + d, n), s = load(sin + d, n);
+        store(x + d, rounded_to<C>(a * c) - rounded_to<C>(b * s), n);
+        store(y + d, rounded_to<C>(b * c) + rounded_to<C>(a * s), n);
+      });
+    }
+  }
+}
+
+void rope(const RopeArgs& args, int64_t begin, int64_t end) {
+  if (args.dtype == PM_FLOAT32) return rope_as<float, float>(args, begin, end);
+  if (args.table_dtype == PM_FLOAT32) return rope_as<bf16, float>(args, begin, end);
+  rope_as<bf16, bf16>(args, begin, end);
+}
+
+PM_INLINE float element(const float* p) { return *p; }
+PM_INLINE float element(const bf16* p) {
+  const uint32_t bits = (uint32_t)p->bits << 16;
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+template <class T>
+ArgmaxResult first_nan(const T* row, int64_t at) {
+  while (element(row + at) == element(row + at)) ++at;
+  return {element(row + at), at};
+}
+
+// First index of the largest element in [begin, end) of a row; the first NaN, if there is one, as torch has it.
+// The maximum of each stretch is found with vectors; the element is looked up only in the stretch that won.
+template <class T>
+ArgmaxResult argmax_as(const T* row, int64_t begin, int64_t end) {
+  constexpr int64_t STRETCH = 32 * LANES;
+  float best = -__builtin_inff();
+  int64_t best_begin = begin;
+  for (int64_t at = begin; at < end; at += STRETCH) {
+    const int64_t stop = min_of(end, at + STRETCH);
+    vf highest[2] = {splat(-__builtin_inff()), splat(-__builtin_inff())};
+    vi unordered = {};
+    int64_t d = at;
+    for (; d + 2 * LANES <= stop; d += 2 * LANES)
+      for (int i = 0; i < 2; ++i) {
+        const vf v = load(row + d + i * LANES);
+        unordered |= v != v;
+        highest[i] = max_of(v, highest[i]);
+      }
+    float found = max_lanes(max_of(highest[0], highest[1]));
+    float nan_sum = sum_lanes(select(unordered, splat(1.0f), vf{}));
+    for (; d < stop; ++d) {
+      const float v = element(row + d);
+      nan_sum += v != v ? 1.0f : 0.0f;
+      found = v > found ? v : found;
+    }
+    if (nan_sum > 0) return first_nan(row, at);
+    if (found > best) {
+      best = found;
+      best_begin = at;
+    }
+  }
+  for (int64_t d = best_begin; d < end; ++d)
+    if (element(row + d) == best) return {best, d};
+  return {best, begin};
+}
+
+ArgmaxResult argmax(const ArgmaxArgs& args, int64_t row, int64_t begin, int64_t end) {
+  if (args.dtype == PM_BFLOAT16) return argmax_as((const bf16*)args.logits + row * args.stride, begin, end);
+  return argmax_as((const float*)args.logits + row * args.stride, begin, end);
+}
+
+}  // namespace

@@ -1,0 +1,54 @@
+// exp, tanh and the activations on vectors. Accurate to a few units in the last place of float32.
+#pragma once
+
+#include "vec.h"
+
+namespace {
+
+// exp(x): 0 below -87.3 (also for -inf), infinity above 88.4 and for NaN. exp(0) is exactly 1, which the online softmax
+// relies on.
+PM_INLINE vf exp_of(vf x) {
+  const vf lowest = splat(-87.3f), highest = splat(88.7f);
+  vi underflow = x < lowest;
+  x = x < highest ? x : highest;
+  x = x > lowest ? x : lowest;
+  // Adding 1.5 * 2^23 leaves round(x / ln 2) in the low bits of the sum.
+  const vf magic = splat(12582912.0f);
+  vf shifted = fma(x, splat(1.44269504088896341f), magic);
+  vf n = shifted - magic;
+  vf r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  vf p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r) + 1.0f;
+  vi exponent = ((vi)shifted - (vi)magic + 127) << 23;
+  return select(underflow, vf{}, p * (vf)exponent);
+}
+
+PM_INLINE float exp_of(float x) { return exp_of(splat(x))[0]; }
+
+// From exp(-2|x|), which cannot overflow; the sign is put back at the end.
+PM_INLINE vf tanh_of(vf x) {
+  vi sign = (vi)x & (int32_t)0x80000000;
+  vf t = exp_of(splat(-2.0f) * (vf)((vi)x & 0x7fffffff));
+  vf y = (1.0f - t) / (1.0f + t);
+  return (vf)((vi)y | sign);
+}
+
+struct Silu {
+  static PM_INLINE vf apply(vf x) { return x / (1.0f + exp_of(-x)); }
+};
+
+// The tanh approximation of GELU, as torch has it: the cancellation of 1 + tanh in the tail is part of the result.
+struct GeluTanh {
+  static PM_INLINE vf apply(vf x) {
+    const vf inner = 0.7978845608028654f * (x + 0.044715f * (x * x * x));
+    return 0.5f * x * (1.0f + tanh_of(inner));
+  }
+};
+
+}  // namespace

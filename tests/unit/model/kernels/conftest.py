@@ -1,0 +1,118 @@
+"""The compiled library, once per instruction set that this CPU has; each test leaves the best one chosen."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from pagemill import envs
+from pagemill.model.kernels import native
+
+
+@pytest.fixture(scope="session")
+def library() -> native.Library:
+    found = native.library()
+    if found is None and shutil.which(envs.compiler()) is None:
+        pytest.skip(f"no C++ compiler ({envs.compiler()}) on this machine")
+    assert found is not None, "the kernels do not build here"
+    return found
+
+
+@pytest.fixture(params=native.ISAS)
+def isa(request: pytest.FixtureRequest, library: native.Library) -> Iterator[str]:
+    if library.init(request.param.encode()) != 0:
+        pytest.skip(f"this CPU has no {request.param}")
+    assert library.isa().decode() == request.param
+    yield request.param
+    library.init(None)
+
+
+@dataclass(frozen=True)
+class Paged:
+    """Random requests over a cache with permuted blocks. What must not be read is NaN."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    kv_cache: torch.Tensor
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    scale: float
+    window: int | None
+    soft_cap: float | None
+
+    def run(self, write: bool = True) -> torch.Tensor:
+        """Through the native kernel."""
+        _, _, num_kv_heads, block_size, head_size = self.kv_cache.shape
+        batch = native.Batch(
+            self.query_start.data_ptr(), self.seq_lens.data_ptr(), self.block_table.data_ptr(),
+            self.slot_mapping.data_ptr(), len(self.seq_lens), len(self.query), self.block_table.stride(0), block_size,
+        )  # fmt: skip
+        layer = native.Layer(
+            self.query.shape[1], num_kv_heads, head_size, self.window or 0, self.scale, self.soft_cap or 0.0
+        )
+        key, value = (self.key, self.value) if write else (None, None)
+        return native.attention(
+            self.query, key, value, self.kv_cache, native.ctypes.addressof(batch), native.ctypes.addressof(layer)
+        )
+
+    def last(self, request: int, count: int) -> "Paged":
+        """Only the last `count` tokens of one request."""
+        end = int(self.query_start[request + 1])
+        part = slice(end - count, end)
+        return replace(
+            self,
+            query=self.query[part], key=self.key[part], value=self.value[part], slot_mapping=self.slot_mapping[part],
+            query_start=torch.tensor([0, count], dtype=torch.int32), seq_lens=self.seq_lens[request : request + 1],
+            block_table=self.block_table[request : request + 1],
+        )  # fmt: skip
+
+
+def make_paged(
+    lengths: list[tuple[int, int]],
+    num_heads: int = 6,
+    num_kv_heads: int = 2,
+    head_size: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    seed: int = 0,
+) -> Paged:
+    """lengths: (query tokens, tokens of the sequence) of each request.
+
+    Tokens of the step are not in the cache yet. Out-of-window blocks are the null block, which is NaN, as are unused
+    blocks, unused slots of used blocks and the unused tail of the block table (an id that would be read is NaN).
+    """
+    g = torch.Generator().manual_seed(seed)
+    needed = [-(-length // block_size) for _, length in lengths]
+    num_blocks = 2 + sum(needed)
+    order = (torch.randperm(sum(needed), generator=g) + 1).to(torch.int32)
+    table = torch.full((len(lengths), max(needed) + 3), num_blocks - 1, dtype=torch.int32)
+    cache = torch.full((2, num_blocks, num_kv_heads, block_size, head_size), float("nan"), dtype=dtype)
+    slots, used = [], 0
+    for r, (count, length) in enumerate(lengths):
+        blocks = order[used : used + needed[r]].clone()
+        used += needed[r]
+        positions = torch.arange(length)
+        slot = blocks[positions // block_size].long() * block_size + positions % block_size
+        slots.append(slot[length - count :])
+        first = max(0, length - count - (window or length) + 1)
+        old = slot[first : length - count]
+        cache[:, old // block_size, :, old % block_size] = torch.randn(
+            (len(old), 2, num_kv_heads, head_size), generator=g
+        ).to(dtype)
+        blocks[: first // block_size] = 0
+        table[r, : needed[r]] = blocks
+    total = sum(count for count, _ in lengths)
+    qkv = torch.randn((total, num_heads + 2 * num_kv_heads, head_size), generator=g).to(dtype)
+    query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    start = torch.tensor([0, *(count for count, _ in lengths)]).cumsum(0).to(torch.int32)
+    return Paged(
+        query, key, value, cache, start, torch.tensor([n for _, n in lengths], dtype=torch.int32), table,
+        torch.cat(slots), head_size**-0.5, window, soft_cap,
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+"""The attention kernel against its reference, and what makes results independent of company, chunks and threads."""
+
+import pytest
+import torch
+
+from pagemill.model.kernels import native, reference
+
+from .conftest import Paged, make_paged
+
+DTYPES = [torch.float32, torch.bfloat16]
+MIXED = [(1, 1), (1, 300), (5, 5), (70, 70), (33, 290), (1, 16), (1, 17), (40, 555)]
+
+
+def expected(case: Paged) -> torch.Tensor:
+    """The reference on the cache as the kernel left it."""
+    return reference.paged_attention(
+        case.query, case.kv_cache, case.query_start, case.seq_lens, case.block_table, case.scale, case.window,
+        case.soft_cap,
+    )  # fmt: skip
+
+
+def check(case: Paged) -> None:
+    found = case.run()
+    for cache, new in zip(case.kv_cache, (case.key, case.value), strict=True):
+        block_size = cache.shape[2]
+        torch.testing.assert_close(
+            cache[case.slot_mapping // block_size, :, case.slot_mapping % block_size], new, rtol=0, atol=0
+        )
+    tolerance = 2e-5 if case.query.dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.float(), expected(case), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_size", [16, 64, 80, 96, 128, 256, 8, 20, 33, 1])
+def test_head_sizes(isa: str, dtype: torch.dtype, head_size: int) -> None:
+    check(make_paged(MIXED[:6], head_size=head_size, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [8, 16, 32, 128, 1, 5])
+@pytest.mark.parametrize("window", [None, 1, 7, 64, 300])
+def test_blocks_and_windows(isa: str, dtype: torch.dtype, block_size: int, window: int | None) -> None:
+    check(make_paged(MIXED, block_size=block_size, window=window, dtype=dtype, head_size=32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (9, 3), (7, 1), (32, 8), (14, 2), (100, 1)])
+def test_head_groups(isa: str, dtype: torch.dtype, heads: tuple[int, int]) -> None:
+    check(make_paged([(1, 40), (9, 9), (3, 270)], *heads, head_size=32, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("soft_cap", [0.5, 30.0])
+def test_soft_cap(isa: str, dtype: torch.dtype, soft_cap: float) -> None:
+    check(make_paged(MIXED, soft_cap=soft_cap, dtype=dtype, window=50))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_batches(isa: str, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+
+    def pick(high: int) -> int:
+        return int(torch.randint(1, high, (), generator=g))
+
+    def choose(options: list) -> object:
+        return options[pick(len(options) + 1) - 1]
+
+    lengths = [(count, count + pick(600) - 1) for count in (choose([1, 1, pick(200)]) for _ in range(pick(6)))]
+    groups, kv_heads = pick(9), pick(4)
+    check(
+        make_paged(
+            lengths, groups * kv_heads, kv_heads, choose([16, 64, 72, 128]), choose([8, 16, 32]), choose(DTYPES),
+            choose([None, pick(400)]), choose([None, 20.0]), seed,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [30.0, -30.0])
+def test_scores_of_any_size(isa: str, scale: float) -> None:
+    """The online softmax neither overflows nor forgets when the maximum moves by thousands between segments."""
+    case = make_paged([(1, 900), (3, 600)])
+    case.query.mul_(scale)
+    check(case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 100])
+def test_same_bits_alone_in_company_and_in_chunks(isa: str, dtype: torch.dtype, window: int | None) -> None:
+    whole = make_paged([(1, 400), (700, 700), (20, 321)], dtype=dtype, window=window)
+    together = whole.run()
+    for request, end in enumerate(whole.query_start[1:].tolist()):
+        for count in (1, 2, 19):
+            if count > int(whole.query_start[request + 1] - whole.query_start[request]):
+                continue
+            alone = whole.last(request, count).run(write=False)
+            assert torch.equal(alone, together[end - count : end])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [[(1, 3000)], [(600, 600)], [(1, 2000), (1, 30), (64, 1500)]])
+def test_same_bits_with_any_number_of_threads(isa: str, dtype: torch.dtype, lengths: list[tuple[int, int]]) -> None:
+    case = make_paged(lengths, dtype=dtype, head_size=128)
+    case.run()
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(case.run(write=False))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_block_addresses_beyond_32_bits(isa: str) -> None:
+    """A cache of more than 2^31 elements: pages that are not touched cost nothing."""
+    num_blocks, block_size = 40_000, 128
+    cache = torch.from_numpy(__import__("numpy").zeros(2 * num_blocks * block_size * 256, "uint16"))
+    case = make_paged([(2, 130)], 2, 1, 256, block_size, torch.bfloat16)
+    large = cache.view(torch.bfloat16).view(2, num_blocks, 1, block_size, 256)
+    high = torch.tensor([[num_blocks - 1, num_blocks - 2]], dtype=torch.int32)
+    large[:, high[0].long()] = case.kv_cache[:, case.block_table[0, :2].long()]
+    slots = high[0, 1].long() * block_size + torch.tensor([0, 1])
+    moved = Paged(
+        case.query, case.key, case.value, large, case.query_start, case.seq_lens, high, slots, case.scale, None, None
+    )
+    assert torch.equal(moved.run(), case.run())
+
+
+def test_one_openmp_runtime(library: native.Library) -> None:
+    """The function that the kernels call is torch's: a second runtime would bring a second set of threads."""
+    runtimes = set()
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if "libgomp" in line or "libomp" in line or "libiomp" in line:
+                runtimes.add(line.split()[-1])
+                low, high = (int(end, 16) for end in line.split()[0].split("-"))
+                if low <= library.parallel_runtime() < high:
+                    used = line.split()[-1]
+    torch_folder = str(torch.__path__[0])
+    assert used.startswith(torch_folder) or not any(path.startswith(torch_folder) for path in runtimes)
