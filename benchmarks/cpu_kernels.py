@@ -1,0 +1,130 @@
+"""Time of the native CPU kernels, beside plain torch: `python benchmarks/cpu_kernels.py --filter decode --threads 1`.
+
+Attention: GB/s of keys and values read (decode), GFLOP/s of the two products, causal half only (prefill). Every row is
+the median of several runs over different caches, so that keys and values come from memory, not from the cache of the
+CPU, as they do between the layers of a model.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from pagemill.messages.kv_spec import FullAttentionSpec
+from pagemill.model.attention.backends.cpu import CpuBackend
+from pagemill.model.attention.backends.torch_cpu import TorchCpuBackend
+from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, CommonAttentionMetadata
+from pagemill.model.kernels import native, reference
+
+SECONDS_PER_ROW = 0.25
+BLOCK_SIZE = 16
+CACHES_BYTES = 256 << 20
+DTYPE = torch.bfloat16
+
+
+def median_seconds(run: Callable[[int], object]) -> float:
+    """run(i) is called for i = 0, 1, ... until the time is up."""
+    run(0)
+    times: list[float] = []
+    while sum(times) < SECONDS_PER_ROW or len(times) < 3:
+        start = time.perf_counter()
+        run(len(times))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def attention_row(
+    backend: type[AttentionBackend], heads: tuple[int, int, int], num_requests: int, query_len: int, length: int
+) -> tuple[float, int, int]:
+    """(seconds, bytes of keys and values, floating-point operations)."""
+    num_heads, num_kv_heads, head_size = heads
+    spec = AttentionLayerSpec(num_heads, num_kv_heads, head_size, head_size**-0.5)
+    blocks = -(-length // BLOCK_SIZE)
+    num_blocks = num_requests * blocks + 1
+    table = (torch.randperm(num_blocks - 1) + 1).int().view(num_requests, blocks)
+    positions = torch.arange(length - query_len, length).repeat(num_requests, 1)
+    slots = table.gather(1, positions // BLOCK_SIZE).long() * BLOCK_SIZE + positions % BLOCK_SIZE
+    num_tokens = num_requests * query_len
+    common = CommonAttentionMetadata(
+        torch.arange(0, num_tokens + 1, query_len, dtype=torch.int32),
+        torch.full((num_requests,), length, dtype=torch.int32), table, slots.flatten(), num_requests, num_tokens,
+        query_len, length, BLOCK_SIZE,
+    )  # fmt: skip
+    cache_spec = FullAttentionSpec(BLOCK_SIZE, num_kv_heads, head_size, "bfloat16")
+    shape = backend.cache_shape(num_blocks, cache_spec)
+    size = num_blocks * cache_spec.page_bytes()
+    caches = [torch.randn(shape, dtype=DTYPE) for _ in range(max(1, min(30, CACHES_BYTES // size)))]
+    qkv = torch.randn((num_tokens, num_heads + 2 * num_kv_heads, head_size), dtype=DTYPE)
+    query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    metadata = backend.metadata_builder(spec, torch.device("cpu")).build(common)
+    impl = backend.impl(spec)
+    seconds = median_seconds(lambda i: impl.forward(query, key, value, caches[i % len(caches)], metadata))
+    pairs = num_requests * (query_len * (length - query_len) + query_len * (query_len + 1) // 2)
+    kv_bytes = num_requests * length * 2 * num_kv_heads * head_size * 2
+    return seconds, kv_bytes, 4 * pairs * num_heads * head_size
+
+
+def attention_rows(arguments: argparse.Namespace) -> None:
+    shapes = {"9/3 x 64": (9, 3, 64), "32/8 x 128": (32, 8, 128)}
+    batches = {
+        "decode 1 x 256": (1, 1, 256), "decode 1 x 2048": (1, 1, 2048), "decode 64 x 256": (64, 1, 256),
+        "decode 64 x 2048": (64, 1, 2048), "prefill 512": (1, 512, 512), "prefill 64 x 128": (64, 128, 128),
+        "chunk 256 after 1792": (1, 256, 2048),
+    }  # fmt: skip
+    for heads_name, heads in shapes.items():
+        for name, batch in batches.items():
+            title = f"attention {heads_name:10} {name}"
+            if arguments.filter not in title:
+                continue
+            seconds, kv_bytes, flops = attention_row(CpuBackend, heads, *batch)
+            plain = attention_row(TorchCpuBackend, heads, *batch)[0] if arguments.torch else 0.0
+            rate = f"{flops / seconds / 1e9:7.1f} GFLOP/s" if batch[1] > 1 else f"{kv_bytes / seconds / 1e9:7.1f} GB/s   "
+            show(title, seconds, plain, rate)
+
+
+def row_kernel_rows(arguments: argparse.Namespace) -> None:
+    for tokens in (1, 64):
+        for size, inner in ((576, 1536), (4096, 12288)):
+            x, weight = torch.randn(tokens, size, dtype=DTYPE), torch.randn(size, dtype=DTYPE)
+            gate_up, residual = torch.randn(tokens, 2 * inner, dtype=DTYPE), torch.randn(tokens, size, dtype=DTYPE)
+            qk, table = torch.randn(tokens, size // 64, 64, dtype=DTYPE), torch.randn(tokens, 64, dtype=DTYPE)
+            logits = torch.randn(tokens, 49152, dtype=DTYPE)
+            cases: dict[str, tuple[Callable[..., object], int]] = {
+                f"rms_norm {tokens} x {size}": (lambda m, a=(x, weight): m.rms_norm(*a, 1e-5), 4 * x.numel()),
+                f"add + rms_norm {tokens} x {size}": (
+                    lambda m, a=(x, weight), r=residual: m.rms_norm(*a, 1e-5, r), 8 * x.numel(),
+                ),
+                f"silu_mul {tokens} x {inner}": (lambda m, a=gate_up: m.gated(a, False), 3 * gate_up.numel()),
+                f"gelu_tanh_mul {tokens} x {inner}": (lambda m, a=gate_up: m.gated(a, True), 3 * gate_up.numel()),
+                f"rotate {tokens} x {size // 64} x 64": (lambda m, a=qk, t=table: m.rotate_(a, t, t), 4 * qk.numel()),
+                f"argmax {tokens} x 49152": (lambda m, a=logits: m.argmax(a), 2 * logits.numel()),
+            }  # fmt: skip
+            for name, (run, num_bytes) in cases.items():
+                if arguments.filter not in name:
+                    continue
+                seconds = median_seconds(lambda _, run=run: run(native))
+                plain = median_seconds(lambda _, run=run: run(reference)) if arguments.torch else 0.0
+                show(name, seconds, plain, f"{num_bytes / seconds / 1e9:7.1f} GB/s   ")
+
+
+def show(name: str, seconds: float, plain: float, rate: str) -> None:
+    beside = f"   torch {plain * 1e6:10.1f} us  x{plain / seconds:.1f}" if plain else ""
+    print(f"{name:42} {seconds * 1e6:10.1f} us {rate}{beside}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--filter", default="", help="only rows whose name contains this")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--torch", action="store_true", help="time plain torch too")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(f"{native.loaded_library().isa().decode()}, {arguments.threads} threads, {DTYPE}")
+    attention_rows(arguments)
+    row_kernel_rows(arguments)
+
+
+if __name__ == "__main__":
+    main()
