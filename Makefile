@@ -22,6 +22,7 @@ help: ## list the targets
 
 run: $(VENV)/.stamp-run ## serve the default model on http://127.0.0.1:8000 (ARGS="--port 9000 ...")
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
+	$(BIN)/python -m pagemill.model.kernels.build
 	exec $(BIN)/pagemill serve $(ARGS)
 
 test: $(VENV)/.stamp-dev ## every test but the GPU's and the long conformance run
@@ -45,6 +46,7 @@ unit: $(VENV)/.stamp-dev
 
 conformance: $(VENV)/.stamp-dev ## the long comparison with transformers (many minutes)
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
+	$(BIN)/python -m tests.conformance.fetch_gemma
 	$(BIN)/pytest tests/conformance -m "not gpu" -v -s $(ARGS)
 
 test-gpu: $(VENV)/.stamp-dev ## the tests that need a CUDA device

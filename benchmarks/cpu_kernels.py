@@ -80,7 +80,8 @@ def attention_rows(arguments: argparse.Namespace) -> None:
                 continue
             seconds, kv_bytes, flops = attention_row(CpuBackend, heads, *batch)
             plain = attention_row(TorchCpuBackend, heads, *batch)[0] if arguments.torch else 0.0
-            rate = f"{flops / seconds / 1e9:7.1f} GFLOP/s" if batch[1] > 1 else f"{kv_bytes / seconds / 1e9:7.1f} GB/s   "
+            gflops, gbytes = flops / seconds / 1e9, kv_bytes / seconds / 1e9
+            rate = f"{gflops:7.1f} GFLOP/s" if batch[1] > 1 else f"{gbytes:7.1f} GB/s   "
             show(title, seconds, plain, rate)
 
 

@@ -1,15 +1,19 @@
 """Composition: from settings to a running engine, and to a server in front of it. Start-up order is visible here."""
 
+import contextlib
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
 from pagemill.catalog.platforms import PLATFORMS
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.facts import ModelFacts
 from pagemill.config.resolve import resolve
+from pagemill.config.sections import ServerConfig
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.log import get_logger
@@ -43,7 +47,13 @@ def build_config(args: EngineArgs) -> EngineConfig:
     draft = args.draft
     model = draft.model
     path = locate(model.model, revision=model.revision, download_dir=model.download_dir)
-    facts = describe(model.model, path, hf_overrides=model.hf_overrides, generation_config=model.generation_config)
+    facts = describe(
+        model.model,
+        path,
+        hf_overrides=model.hf_overrides,
+        generation_config=model.generation_config,
+        load_format=model.load_format,
+    )
     config, decisions = resolve(draft, facts, PLATFORMS.resolve("cpu")().facts())
     for decision in decisions:
         logger.debug("%s = %s (%s)", decision.field, decision.value, decision.why)
@@ -74,6 +84,20 @@ def build_inproc(args: EngineArgs, *, inline: bool) -> LaunchedEngine:
         timer.summary(),
     )
     return LaunchedEngine(llm, config, tokenizer)
+
+
+def serve(args: EngineArgs, server: ServerConfig) -> int:
+    """Serve over HTTP until SIGINT or SIGTERM; the exit status. The port is taken before the model is loaded."""
+    from pagemill.serve.http.app import build_app  # deferred: fastapi, which engines without a server do not need
+    from pagemill.serve.http.server import bind  # deferred: uvicorn
+    from pagemill.serve.http.server import serve as serve_http  # deferred: uvicorn
+
+    server = dataclasses.replace(server, api_key=server.api_key or envs.api_key())
+    sock = bind(server.host, server.port)
+    with contextlib.closing(sock):
+        launched = build_inproc(args, inline=False)
+        serve_http(build_app(launched.llm, server), sock, server.uvicorn_log_level)
+    return 0
 
 
 def _load_tokenizer(config: EngineConfig) -> Tokenizer:

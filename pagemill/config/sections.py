@@ -43,7 +43,7 @@ class CacheConfig:
     prefix_caching_hash_algo: str = setting("sha256", "hash of a block's tokens", choices=HASH_ALGORITHMS)
     num_gpu_blocks_override: int | None = setting(None, "number of blocks, whatever the memory", low=2)
     kv_cache_memory_bytes: int | None = setting(
-        None, "bytes for the KV cache (default on a CPU: what the batch can use, at most 40% of free memory)", low=1
+        None, "bytes for the KV cache (default on a CPU: room for 65,536 tokens, at most 40% of free memory)", low=1
     )
 
 

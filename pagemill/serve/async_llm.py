@@ -65,8 +65,8 @@ class AsyncLLM:
         self.tokenizer = tokenizer
         self.facts = facts
         self.max_model_len = client.ready.max_model_len
-        self.default_params = _default_params(facts.generation_defaults if generation_defaults is None
-                                              else generation_defaults)  # fmt: skip
+        defaults = facts.generation_defaults if generation_defaults is None else generation_defaults
+        self.default_params = _default_params(defaults)
         self.stats = SchedulerStats()
         """The engine's latest figures."""
         self._client = client

@@ -6,7 +6,7 @@ from pagemill.errors import PagemillError
 from pagemill.log import get_logger
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
-from pagemill.model.loading.loader import load_model
+from pagemill.model.factory import load_model
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer

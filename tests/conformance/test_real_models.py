@@ -65,7 +65,7 @@ def test_smollm2_logits(smollm2_path):
     check_logits(smollm2_path, encode_all(smollm2_path)[3])
 
 
-@pytest.mark.slow
+@pytest.mark.conformance
 def test_smollm2_fifty_prompts(smollm2_path):
     check_continuations(smollm2_path, encode_all(smollm2_path), allowed=2)
 
@@ -91,16 +91,16 @@ def long_prompts(path: Path, count: int, num_tokens: int) -> list[list[int]]:
     return prompts
 
 
-@pytest.mark.slow
+@pytest.mark.conformance
 def test_gemma3_past_its_window(gemma_path):
     check_continuations(gemma_path, long_prompts(gemma_path, 4, 1600), allowed=0, num_tokens=32)
 
 
-@pytest.mark.slow
+@pytest.mark.conformance
 def test_gemma3_fifty_prompts(gemma_path):
     check_continuations(gemma_path, encode_all(gemma_path), allowed=2)
 
 
-@pytest.mark.slow
+@pytest.mark.conformance
 def test_gemma3_logits_past_its_window(gemma_path):
     check_logits(gemma_path, long_prompts(gemma_path, 1, 1500)[0])

@@ -59,7 +59,7 @@ class ByteTokenizer:
         **template_variables: Any,
     ) -> str:
         if chat_template == "broken":
-            raise RequestError("the template failed at /opt/app/template.py, <object at 0x7f00deadbeef>", "messages")
+            raise RequestError("the template failed at /nowhere/template.py, <object at 0x7f00deadbeef>", "messages")
         text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
         return (
             text + "".join(f"({k}={v})" for k, v in template_variables.items()) + "[assistant]" * add_generation_prompt

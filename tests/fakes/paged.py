@@ -11,8 +11,8 @@ from pagemill.config.sections import ModelConfig
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest, SchedulerOutput
+from pagemill.model.factory import load_model
 from pagemill.model.forward_context import ForwardContext, forward_context
-from pagemill.model.loading.loader import load_model
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.utils.timing import PhaseTimer

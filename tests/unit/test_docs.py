@@ -3,7 +3,6 @@
 A block tagged `python` must compile; one tagged `python run` is executed with the default model.
 """
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -76,7 +75,6 @@ def test_python_blocks_compile(code: str):
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("pagemill.llm") is None, reason="parts of the package are not there")
 @pytest.mark.parametrize("code", blocks("python run"))
 def test_runnable_blocks_run(code: str):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=ROOT)

@@ -1,6 +1,5 @@
 """What `import pagemill` offers, and what it costs."""
 
-import importlib.util
 import subprocess
 import sys
 
@@ -10,10 +9,6 @@ import pagemill
 from pagemill.catalog import attention, endpoints, executors, logits, models, platforms, weights
 from pagemill.catalog.registry import Registry
 from pagemill.errors import ConfigError
-
-whole_package = pytest.mark.skipif(
-    importlib.util.find_spec("pagemill.llm") is None, reason="parts of the package are not there"
-)
 
 REGISTRIES = [
     value
@@ -38,7 +33,6 @@ def test_all_names_are_listed_once_and_lazily():
     assert set(pagemill.__all__) == {*pagemill._PUBLIC, "__version__"}
 
 
-@whole_package
 @pytest.mark.parametrize("name", pagemill.__all__)
 def test_every_public_name_is_there(name: str):
     assert getattr(pagemill, name) is not None
@@ -53,7 +47,6 @@ def test_importing_the_package_is_cheap():
     assert not modules_loaded_by("import pagemill; pagemill.SamplingParams") & {"torch", "transformers", "fastapi"}
 
 
-@whole_package
 def test_help_is_cheap():
     code = (
         "import contextlib, io\n"
@@ -64,7 +57,6 @@ def test_help_is_cheap():
     assert not modules_loaded_by(code) & {"torch", "transformers"}
 
 
-@whole_package
 @pytest.mark.parametrize(("registry", "name"), LINES)
 def test_every_line_of_the_catalogue_resolves(registry: Registry[object], name: str):
     try:

@@ -4,7 +4,7 @@ Knows nothing about tensors, text, processes or how a step is executed.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,7 +87,7 @@ class Scheduler:
         self._requests[request_id] = request
         self._waiting.push(request)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; their blocks and slots are free when this returns. Unknown ids are ignored."""
         for request_id in request_ids:
             request = self._requests.pop(request_id, None)
@@ -98,6 +98,8 @@ class Scheduler:
             else:
                 self._release([request.slot])
             request.status = RequestStatus.FINISHED_ABORTED
+        if self._unreported:
+            self._unreported = [output for output in self._unreported if output.request_id not in request_ids]
 
     def has_work(self) -> bool:
         """Whether any request is unfinished, any step in flight, or any end unreported."""

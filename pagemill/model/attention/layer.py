@@ -4,19 +4,18 @@ from torch import Tensor, nn
 
 from pagemill.errors import PagemillError
 from pagemill.messages.kv_spec import FullAttentionSpec, SlidingWindowSpec
-from pagemill.model.attention.interface import AttentionLayerSpec
+from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec
 from pagemill.model.forward_context import current_forward
-from pagemill.model.layers.context import LayerContext
 
 
 class Attention(nn.Module):
     """Attention over the paged cache. Its name is the key of its metadata in the forward context."""
 
-    def __init__(self, spec: AttentionLayerSpec, *, ctx: LayerContext) -> None:
+    def __init__(self, spec: AttentionLayerSpec, *, name: str, backend: type[AttentionBackend]) -> None:
         super().__init__()
-        self.name = ctx.name
+        self.name = name
         self.spec = spec
-        self.backend = ctx.attention(spec)
+        self.backend = backend
         self._impl = self.backend.impl(spec)
         self._cache: Tensor | None = None
 

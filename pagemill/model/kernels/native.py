@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,10 +95,10 @@ def _load(path: Path) -> Library:
     much more when another thread takes it. Attention and argmax, which may be long, give it up."""
     holding, releasing = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
 
-    def function(dll: ctypes.CDLL, name: str, result: type | None, *arguments: type) -> Callable[..., None]:
-        found = getattr(dll, name)
-        found.argtypes, found.restype = arguments, result
-        return found  # type: ignore[no-any-return]
+    def function(dll: ctypes.CDLL, name: str, result: type | None, *arguments: type) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(dll, name)
+        found.argtypes, found.restype = arguments, result  # type: ignore[attr-defined]
+        return found
 
     return Library(
         path=path,
@@ -169,10 +170,13 @@ def attention(
     query, key and value may be slices of a wider tensor. Raises MemoryError.
     """
     out = torch.empty_like(query)
-    written = key is not None and value is not None
+    if key is None or value is None:
+        addresses: tuple[int | None, ...] = (None, None)
+        strides: tuple[int, ...] = (0, 0)
+    else:
+        addresses, strides = (key.data_ptr(), value.data_ptr()), (key.stride(0), value.stride(0))
     failed = loaded_library().attention(
-        out.data_ptr(), query.data_ptr(), key.data_ptr() if written else None, value.data_ptr() if written else None,
-        kv_cache.data_ptr(), query.stride(0), key.stride(0) if written else 0, value.stride(0) if written else 0,
+        out.data_ptr(), query.data_ptr(), *addresses, kv_cache.data_ptr(), query.stride(0), *strides,
         kv_cache.shape[1], DTYPES[query.dtype], batch, layer, torch.get_num_threads(),
     )  # fmt: skip
     if failed:

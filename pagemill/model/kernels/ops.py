@@ -16,7 +16,7 @@ def _for(x: Tensor) -> ModuleType:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """RMSNorm over the last dimension of [T, N] or [T, H, N]; with `residual`, of x + residual, which residual becomes."""
+    """RMSNorm over the last dimension of [T, N] or [T, H, N]; with `residual`, of the sum, which it becomes."""
     result: Tensor = _for(x).rms_norm(x, weight, eps, residual)
     return result
 

@@ -61,8 +61,9 @@ def _llama3(inv_freq: Tensor, settings: Mapping[str, Any]) -> Tensor:
     low, high = settings["low_freq_factor"], settings["high_freq_factor"]
     original, factor = settings["original_max_position_embeddings"], settings["factor"]
     turns = original * inv_freq / (2 * math.pi)
-    smooth: Tensor = ((turns - low) / (high - low)).clamp(0, 1)
-    return inv_freq * (smooth + (1 - smooth) / factor)
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    scaled: Tensor = inv_freq * (smooth + (1 - smooth) / factor)
+    return scaled
 
 
 def _yarn(inv_freq: Tensor, settings: Mapping[str, Any], head_size: int) -> Tensor:
@@ -77,5 +78,6 @@ def _yarn(inv_freq: Tensor, settings: Mapping[str, Any], head_size: int) -> Tens
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_size - 1)
-    ramp: Tensor = ((torch.arange(head_size // 2) - low) / max(high - low, 0.001)).clamp(0, 1)
-    return inv_freq * (1 - ramp) + inv_freq / settings["factor"] * ramp
+    ramp = ((torch.arange(head_size // 2) - low) / max(high - low, 0.001)).clamp(0, 1)
+    scaled: Tensor = inv_freq * (1 - ramp) + inv_freq / settings["factor"] * ramp
+    return scaled

@@ -89,7 +89,7 @@ class CausalLM(nn.Module):
 
     def last_norm(self, hidden: Tensor, residual: Tensor | None) -> Tensor:
         """The final norm, of hidden plus what the last layer left for it to add."""
-        return self.norm(hidden) if residual is None else self.norm.add_forward(hidden, residual)[0]  # type: ignore[no-any-return]
+        return self.norm(hidden) if residual is None else self.norm.add_forward(hidden, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[L, E] -> [L, V] float32."""

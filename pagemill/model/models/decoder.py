@@ -60,7 +60,7 @@ class DecoderAttention(nn.Module):
         spec = AttentionLayerSpec(
             traits.num_heads, traits.num_kv_heads, dim, traits.scale, traits.window, traits.soft_cap
         )
-        self.attn = Attention(spec, ctx=ctx.child("attn"))
+        self.attn = Attention(spec, name=ctx.child("attn").name, backend=ctx.attention(spec))
 
     def forward(self, hidden: Tensor, rope: Rope) -> Tensor:
         """[T, E] -> [T, E]."""

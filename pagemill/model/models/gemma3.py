@@ -1,6 +1,7 @@
 """Gemma 3, text: sliding-window and full layers with rotary settings of their own, four norms a layer, scaled
 embeddings, and soft caps where the checkpoint has them."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ class Gemma3ForCausalLM(CausalLM):
     ties_by_default = True
 
     def embedding_scale(self, size: int) -> float | None:
-        return float(size) ** 0.5
+        return math.sqrt(size)
 
     def rope_kinds(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if config.get("rope_parameters"):

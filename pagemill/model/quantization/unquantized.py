@@ -32,6 +32,7 @@ class Unquantized(QuantMethod):
     """No quantization."""
 
     def prepare(self, weight: Tensor) -> LinearWeight:
-        if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
+        packs = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+        if packs and weight.device.type == "cpu" and weight.dtype == torch.bfloat16:
             return PackedWeight(weight)
         return PlainWeight(weight)

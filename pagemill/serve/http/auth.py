@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagemill.serve.http.errors import UnauthorizedError
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/ping"})
+PUBLIC_PATHS = frozenset({"/", "/static/{name}", "/health", "/ping"})
 """Route paths (not URLs) that need no key, for GET and HEAD: liveness probes and the playground's page."""
 _POLICY_VIOLATION = 1008
 

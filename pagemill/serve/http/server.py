@@ -3,7 +3,9 @@ Does not know what the application does."""
 
 import asyncio
 import contextlib
+import signal
 import socket
+import threading
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -36,12 +38,9 @@ def bind(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(address)
-        sock.listen(_BACKLOG)  # two sockets may be bound to a port with SO_REUSEADDR, but only one may listen
     except OSError as error:
         sock.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port, or 0 for a free one"
-        ) from None
+        raise _port_error(f"{host}:{port}", error) from None
     sock.setblocking(False)
     return sock
 
@@ -78,10 +77,30 @@ class HttpServer(uvicorn.Server):
     def run_until_stopped(self) -> None:
         """Serve until SIGINT, SIGTERM or `should_exit`, then let responses finish and shut the application down."""
         with contextlib.closing(self.sock):
+            try:
+                self.sock.listen(_BACKLOG)
+            except OSError as error:  # another process bound the port as well, and was first to listen
+                raise _port_error(self.url, error) from None
             asyncio.run(self.serve([self.sock]))
 
 
 def serve(app: ASGIApp, sock: socket.socket, log_level: str = "warning") -> None:
-    """Serve an application on a bound socket until the process is told to stop."""
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal once more when all is shut down
-        HttpServer(app, sock, log_level).run_until_stopped()
+    """Serve an application on a bound socket until SIGINT or SIGTERM; returns when all is shut down.
+
+    Raises ConfigError when the port is taken after all.
+    """
+    server = HttpServer(app, sock, log_level)
+    if threading.current_thread() is not threading.main_thread():
+        server.run_until_stopped()
+        return
+    # uvicorn raises the signal that stopped it once more at the end; by then there is nothing left to end.
+    previous = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run_until_stopped()
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _port_error(address: str, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot listen on {address}: {error.strerror}; choose another --port, or 0 for a free one")

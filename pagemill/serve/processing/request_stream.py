@@ -119,7 +119,7 @@ class CompletionState:
 class RequestStream:
     """One request of a user: its prompt and its completions, one per child request of the engine."""
 
-    def __init__(  # what a user's request consists of
+    def __init__(
         self,
         external_id: str,
         prompt: str | None,

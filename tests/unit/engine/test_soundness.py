@@ -56,7 +56,7 @@ class Engine(RuleBasedStateMachine):
 
     @rule(
         shared=st.integers(0, len(PREFIX)),
-        own=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8),
+        own=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8),
         max_tokens=st.integers(1, 26),
         min_tokens=st.integers(0, 3),
         stop=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=2),
@@ -72,7 +72,7 @@ class Engine(RuleBasedStateMachine):
             "stop_token_ids": stop,
             "seed": self.count % 3,
         }
-        fresh = core_request(f"r{self.count}", PREFIX[:shared] + own, priority=priority, salt=salt, **options)
+        fresh = core_request(f"r{self.count}", (PREFIX[:shared] + own or [0]), priority=priority, salt=salt, **options)
         whole = alone(fresh, self.specs(), VOCAB_SIZE, MAX_MODEL_LEN)
         emitted = whole[: min(num_emitted, len(whole) - 1)]
         self.client.add(
@@ -133,5 +133,5 @@ class Engine(RuleBasedStateMachine):
 
 TestEngine = Engine.TestCase
 TestEngine.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

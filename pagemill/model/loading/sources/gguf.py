@@ -36,6 +36,9 @@ _GEMMA3_LAYER = _LAYER | {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+SUPPORTED_TYPES = frozenset(
+    ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+)  # fmt: skip
 _UNUSED = ("rope_freqs.weight",)
 
 
@@ -58,6 +61,8 @@ def _take(tensors: deque[GgufTensor], count: int) -> list[GgufTensor]:
 
 def _decode(data: np.ndarray, tensor: GgufTensor, facts: ModelFacts, dtype: torch.dtype) -> tuple[str, Tensor]:
     name = hf_name(tensor.name, facts.architecture)
+    if tensor.num_bytes is None or tensor.type_name not in SUPPORTED_TYPES:
+        raise ModelError(f"tensor {tensor.name} is of type {tensor.type_name}, which is not supported")
     raw = data[tensor.offset : tensor.offset + tensor.num_bytes]
     values = dequantized(raw, tensor).reshape(tensor.shape)
     values = _undo_conversion(name, values, facts)
@@ -72,10 +77,7 @@ def dequantized(raw: np.ndarray, tensor: GgufTensor) -> Tensor:
     if kind == GGMLQuantizationType.Q4_1:
         return _q4_1(raw)
     rows = raw.reshape(int(np.prod(tensor.shape[:-1])), -1)
-    try:
-        return torch.from_numpy(np.require(dequantize(rows, kind).reshape(-1), requirements="W"))
-    except NotImplementedError as error:
-        raise ModelError(f"tensor {tensor.name} is of type {tensor.type_name}, which is not supported") from error
+    return torch.from_numpy(np.require(dequantize(rows, kind).reshape(-1), requirements="W"))
 
 
 def _q4_1(raw: np.ndarray) -> Tensor:

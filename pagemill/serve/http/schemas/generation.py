@@ -1,9 +1,9 @@
 """The fields that every generating endpoint shares, and what none of them supports yet.
 Does not know how prompts are given."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from pagemill.errors import RequestError
 from pagemill.log import get_logger
@@ -83,8 +83,8 @@ class GenerationBody(BaseModel):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], FailFast()] | None = None
-    stop_token_ids: Annotated[list[int], FailFast()] | None = None
+    stop: Any = None
+    stop_token_ids: Any = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
@@ -94,6 +94,20 @@ class GenerationBody(BaseModel):
     cache_salt: str | None = None
     priority: int | None = None
     user: str | None = None
+
+    @field_validator("stop", mode="plain")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        if value is None or isinstance(value, str) or _is_list_of(str, value):
+            return value
+        raise RequestError(f"stop={shown(value)} is not allowed: a text or a list of texts", "stop")
+
+    @field_validator("stop_token_ids", mode="plain")
+    @classmethod
+    def _ids(cls, value: Any) -> Any:
+        if value is None or _is_list_of(int, value):
+            return value
+        raise RequestError(f"stop_token_ids={shown(value)} is not allowed: a list of token ids", "stop_token_ids")
 
     @model_validator(mode="after")
     def _extras_are_harmless(self) -> "GenerationBody":
@@ -128,3 +142,8 @@ class GenerationBody(BaseModel):
 def _is_neutral(name: str, value: Any) -> bool:
     """Equal to a neutral value; 0 is not false here (`logprobs: 0` asks for something)."""
     return any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in NEUTRAL[name])
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    """One look at the types, and no report per item: a list may have millions."""
+    return isinstance(value, list) and set(map(type, value)) <= {kind}

@@ -1,5 +1,7 @@
 """The attention kernel against its reference, and what makes results independent of company, chunks and threads."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -130,7 +132,7 @@ def test_block_addresses_beyond_32_bits(isa: str) -> None:
 def test_one_openmp_runtime(library: native.Library) -> None:
     """The function that the kernels call is torch's: a second runtime would bring a second set of threads."""
     runtimes = set()
-    with open("/proc/self/maps") as maps:
+    with Path("/proc/self/maps").open() as maps:
         for line in maps:
             if "libgomp" in line or "libomp" in line or "libiomp" in line:
                 runtimes.add(line.split()[-1])

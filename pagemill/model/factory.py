@@ -1,0 +1,47 @@
+"""`load_model`: from facts and settings to a model ready to run. Chooses the parts; each does its own work."""
+
+from functools import partial
+
+import torch
+
+from pagemill.catalog.models import MODELS
+from pagemill.catalog.weights import WEIGHTS
+from pagemill.config.facts import ModelFacts
+from pagemill.config.sections import ModelConfig
+from pagemill.errors import ModelError
+from pagemill.model.attention.selector import choose
+from pagemill.model.layers.context import LayerContext
+from pagemill.model.loading.load_weights import load_weights
+from pagemill.model.models.causal_lm import CausalLM
+from pagemill.model.quantization.unquantized import Unquantized
+from pagemill.platforms.interface import Platform
+from pagemill.utils.timing import PhaseTimer
+
+
+def load_model(facts: ModelFacts, config: ModelConfig, platform: Platform, timer: PhaseTimer) -> CausalLM:
+    """A model ready to run, in config.dtype. Raises ModelError for files that do not fit the architecture."""
+    with timer.phase("build"):
+        model = build_model(facts, config, platform)
+    with timer.phase("weights"):
+        name = "dummy" if config.load_format == "dummy" else facts.weights_format
+        source = WEIGHTS.resolve(name)
+        load_weights(model, source(facts, getattr(torch, config.dtype), config.seed))
+    return model.eval()
+
+
+def build_model(facts: ModelFacts, config: ModelConfig, platform: Platform) -> CausalLM:
+    """The architecture without weights."""
+    if facts.architecture not in MODELS:
+        raise ModelError(
+            f"architecture {facts.architecture!r} is not supported; supported: {', '.join(sorted(MODELS))}"
+        )
+    attention = partial(
+        choose,
+        device=platform.torch_device(),
+        dtype=config.dtype,
+        requested=config.attention_backend,
+        order=platform.attention_order(),
+    )
+    ctx = LayerContext(getattr(torch, config.dtype), Unquantized(), attention)
+    model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
+    return model

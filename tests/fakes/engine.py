@@ -1,0 +1,77 @@
+"""An `AsyncLLM` on a fake core, an app around it, and a real server on a free port."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import FastAPI
+
+from pagemill.catalog.endpoints import ENDPOINTS
+from pagemill.catalog.registry import Registry
+from pagemill.config.facts import ModelFacts
+from pagemill.config.sections import SchedulerConfig, ServerConfig
+from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.client.inproc import InprocClient
+from pagemill.serve.http.app import build_app
+from pagemill.serve.http.server import HttpServer, bind
+from tests.fakes.fake_core import FakeCore
+from tests.fakes.fake_tokenizer import IM_END, VOCAB_SIZE, ByteTokenizer
+
+FACTS = ModelFacts(
+    name="fake",
+    path="/nowhere/fake",
+    weights_format="safetensors",
+    architecture="FakeForCausalLM",
+    hf_config={},
+    dtype="float32",
+    max_position=256,
+    vocab_size=VOCAB_SIZE,
+    eos_token_ids=(IM_END,),
+)
+
+
+def make_engine(core: FakeCore | None = None, inline: bool = True, **scheduler: Any) -> AsyncLLM:
+    """An engine on a fake core; keywords are fields of SchedulerConfig."""
+    section = dataclasses.replace(SchedulerConfig(), **scheduler)
+    return AsyncLLM(InprocClient(core or FakeCore(), inline), ByteTokenizer(), FACTS, section)
+
+
+def endpoints() -> Registry[Any]:
+    """The catalogue, as far as its modules exist."""
+    known = {name: ENDPOINTS._paths[name] for name in ENDPOINTS}
+    return Registry(
+        "endpoint", {name: path for name, path in known.items() if importlib.util.find_spec(path.partition(":")[0])}
+    )
+
+
+def make_app(engine: AsyncLLM, **server: Any) -> FastAPI:
+    """The app around an engine; keywords are fields of ServerConfig."""
+    return build_app(engine, ServerConfig(**server), endpoints())
+
+
+@contextlib.contextmanager
+def running_server(core: FakeCore, scheduler: dict[str, Any] | None = None, **server: Any) -> Iterator[str]:
+    """A real HTTP server in a thread; yields its URL."""
+    engine = make_engine(core, inline=False, **(scheduler or {}))
+    http = HttpServer(make_app(engine, **server), bind("127.0.0.1", 0))
+    thread = threading.Thread(target=http.run_until_stopped)
+    thread.start()
+    try:
+        wait_until(lambda: http.started)
+        yield http.url
+    finally:
+        http.should_exit = True
+        thread.join(10)
+
+
+def wait_until(condition: Any, timeout_s: float = 5.0) -> None:
+    """Poll until a condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the condition did not come true")
+        time.sleep(0.005)

@@ -1,0 +1,68 @@
+"""Order of waiting requests, and of those that give way."""
+
+import pytest
+
+from pagemill.engine.request import Request
+from pagemill.engine.scheduler.queues import make_queue
+from pagemill.errors import ConfigError
+from tests.fakes.engine_setup import core_request
+
+
+def request(name, sequence, **options):
+    return Request(core_request(name, 3, **options), sequence=sequence, max_model_len=100)
+
+
+def drain(queue):
+    names = []
+    while len(queue):
+        names.append(queue.peek().request_id)
+        queue.remove(queue.peek())
+    return names
+
+
+def test_fcfs_ignores_priority_and_puts_returned_requests_first():
+    queue = make_queue("fcfs")
+    a, b, c = request("a", 0, priority=9), request("b", 1), request("c", 2, priority=-1)
+    for item in (a, b, c):
+        queue.push(item)
+    queue.remove(b)
+    queue.push_back(b)
+    assert drain(queue) == ["b", "a", "c"]
+
+
+def test_priority_goes_by_value_then_arrival_then_sequence():
+    queue = make_queue("priority")
+    for item in (
+        request("late", 0, priority=1, arrival=2.0),
+        request("low", 1, priority=5),
+        request("early", 2, priority=1, arrival=1.0),
+        request("high", 3, priority=-1, arrival=9.0),
+        request("next", 4, priority=1, arrival=1.0),
+    ):
+        queue.push(item)
+    assert drain(queue) == ["high", "early", "next", "late", "low"]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_requests_leave_from_anywhere_and_their_ids_may_return(policy):
+    queue = make_queue(policy)
+    items = [request(str(index), index) for index in range(5)]
+    for item in items:
+        queue.push(item)
+    queue.remove(items[3])
+    queue.remove(items[0])
+    again = request("3", 7)
+    queue.push(again)
+    assert len(queue) == 4
+    assert drain(queue) == ["1", "2", "4", "3"]
+
+
+def test_the_latest_or_the_lowest_gives_way_first():
+    old, new = request("old", 0, priority=3, arrival=1.0), request("new", 1, priority=1, arrival=2.0)
+    assert make_queue("fcfs").victims([new, old])[-1] is new
+    assert make_queue("priority").victims([new, old])[-1] is old
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(ConfigError, match="scheduling_policy='lifo' is not one of fcfs, priority"):
+        make_queue("lifo")

@@ -1,0 +1,90 @@
+"""Why requests end, and what is reported."""
+
+import numpy as np
+import pytest
+
+from pagemill.engine.request import Request
+from pagemill.engine.scheduler.slots import SlotStates
+from pagemill.engine.scheduler.update import apply_tokens, report
+from pagemill.messages.engine_io import FinishReason
+from tests.fakes.engine_setup import core_request
+
+
+def running(*requests, max_model_len=100):
+    states = SlotStates(8, 32)
+    for sequence, item in enumerate(requests):
+        states.assign(Request(item, sequence=sequence, max_model_len=max_model_len), item.prompt_token_ids[-1])
+    return states
+
+
+def sample(states, *token_ids):
+    """One token for each running slot: {slot: (reason, stop token)} of those that end."""
+    slots = states.running
+    ended = apply_tokens(states, slots, np.array(token_ids))
+    return {int(slots[row]): (finish.reason, finish.stop_token_id) for row, finish in ended.items()}
+
+
+def test_stop_ids_end_only_the_request_that_has_them():
+    states = running(core_request("a", 3, stop_token_ids=[7, 8]), core_request("b", 3, stop_token_ids=[9]))
+    assert sample(states, 9, 8) == {}
+    assert sample(states, 8, 9) == {0: (FinishReason.STOP, 8), 1: (FinishReason.STOP, 9)}
+
+
+@pytest.mark.parametrize("num_stop_ids", [8, 9, 1024])
+def test_any_number_of_stop_ids(num_stop_ids):
+    stop_ids = range(100, 100 + num_stop_ids)
+    states = running(core_request("a", 3, stop_token_ids=stop_ids), core_request("b", 3))
+    assert sample(states, 99, stop_ids[-1]) == {}
+    assert sample(states, stop_ids[-1], 1) == {0: (FinishReason.STOP, stop_ids[-1])}
+
+
+def test_max_tokens_counts_generated_tokens():
+    states = running(core_request("a", 3, max_tokens=2))
+    assert sample(states, 5) == {}
+    assert sample(states, 5) == {0: (FinishReason.LENGTH, None)}
+
+
+def test_emitted_tokens_count_as_generated():
+    states = running(core_request("a", 3, emitted=[4, 4, 4], max_tokens=5, min_tokens=4, stop_token_ids=[7]))
+    assert sample(states, 7) == {}
+    assert sample(states, 7) == {0: (FinishReason.STOP, 7)}
+
+
+def test_the_context_ends_requests_too():
+    states = running(core_request("a", 3, max_tokens=50), max_model_len=5)
+    assert sample(states, 5) == {}
+    assert sample(states, 5) == {0: (FinishReason.LENGTH, None)}
+
+
+def test_a_stop_id_as_the_last_token_is_a_stop():
+    states = running(core_request("a", 3, max_tokens=1, stop_token_ids=[7]))
+    assert sample(states, 7) == {0: (FinishReason.STOP, 7)}
+
+
+def test_stop_ids_count_once_min_tokens_are_generated():
+    states = running(core_request("a", 3, max_tokens=9, min_tokens=2, stop_token_ids=[7]))
+    assert sample(states, 7) == {}
+    assert sample(states, 7) == {}
+    assert sample(states, 7) == {0: (FinishReason.STOP, 7)}
+
+
+def test_a_steady_request_is_a_row_and_others_are_objects():
+    states = running(*(core_request(name, 3, max_tokens=9, stop_token_ids=[7]) for name in "abc"))
+    for slot in range(3):
+        states.occupant(slot).num_cached_tokens = slot
+    first = report(states, states.running, np.array([1, 2, 3]), {})
+    assert (first.request_ids, first.token_ids) == ([], [])
+    assert [(output.request_id, output.new_token_ids, output.num_cached_tokens) for output in first.outputs] == [
+        ("a", [1], 0),
+        ("b", [2], 1),
+        ("c", [3], 2),
+    ]
+    second = report(states, states.running, np.array([4, 5, 6]), {})
+    assert second == (["a", "b", "c"], [4, 5, 6], [])
+    third = report(
+        states, states.running, np.array([8, 7, 9]), apply_tokens(states, states.running, np.array([8, 7, 9]))
+    )
+    assert (third.request_ids, third.token_ids) == (["a", "c"], [8, 9])
+    assert [(output.request_id, output.new_token_ids, output.finish.stop_token_id) for output in third.outputs] == [
+        ("b", [7], 7)
+    ]

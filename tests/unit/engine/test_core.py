@@ -1,0 +1,103 @@
+"""Starting, stepping, dying."""
+
+import pytest
+
+from pagemill.errors import ConfigError, EngineDeadError
+from tests.fakes.engine_setup import Client, core_request, engine_config, full, make_core, sliding
+from tests.fakes.scripted_worker import ScriptedWorker, alone
+
+
+def test_the_engine_starts_in_order_and_says_what_it_learnt():
+    core, worker = make_core(num_blocks=None, worker=ScriptedWorker(kv_bytes=32 * 50))
+    assert worker.calls == ["load_model", "kv_cache_specs", "available_kv_bytes", "initialize_kv_cache", "warm_up"]
+    assert (core.ready.max_model_len, core.ready.vocab_size) == (64, 13)
+    assert (core.ready.num_blocks, core.ready.block_size) == (50, 4)
+    assert worker.config.num_blocks == 50
+    core.shutdown()
+    assert worker.calls[-1] == "shutdown"
+
+
+def test_too_little_memory_is_said_before_any_is_allocated():
+    worker = ScriptedWorker(kv_bytes=32 * 5)
+    with pytest.raises(ConfigError, match="--max-model-len 16 or less"):
+        make_core(num_blocks=None, worker=worker)
+    assert "initialize_kv_cache" not in worker.calls
+
+
+def test_settings_must_be_resolved():
+    with pytest.raises(ConfigError, match="must be resolved"):
+        make_core(budget=None)
+    assert engine_config(budget=None).scheduler.max_num_batched_tokens is None
+
+
+def test_an_idle_engine_has_no_work_and_a_step_does_nothing():
+    core, worker = make_core()
+    assert not core.has_work()
+    assert core.step() == []
+    assert not worker.steps
+
+
+@pytest.mark.parametrize("method", ["execute_model", "sample_tokens"])
+def test_a_failing_worker_is_the_end_of_the_engine(monkeypatch, method):
+    core, worker = make_core()
+    core.add(core_request("a", 5))
+
+    def fail(*args):
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(worker, method, fail)
+    with pytest.raises(EngineDeadError, match="the engine stopped: MemoryError: no memory left") as caught:
+        core.step()
+    assert isinstance(caught.value.__cause__, MemoryError)
+    for call in (core.step, lambda: core.add(core_request("b", 5))):
+        with pytest.raises(EngineDeadError, match="no memory left"):
+            call()
+    core.abort(["a"])
+    core.shutdown()
+
+
+def test_calls_by_name():
+    core, _ = make_core()
+    client = Client(core)
+    client.add(core_request("a", 9))
+    client.step()
+    assert core.call("reset_prefix_cache") is False
+    client.run()
+    assert core.call("reset_prefix_cache") is True
+    client.add(core_request("b", 9))
+    client.run()
+    assert client.cached == {"a": 0, "b": 0}
+    with pytest.raises(ValueError, match="unknown call 'explode'; known: reset_prefix_cache"):
+        core.call("explode")
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])
+def test_the_hash_algorithm_is_the_configured_one(algorithm):
+    core, _ = make_core(algorithm=algorithm)
+    client = Client(core)
+    client.add(core_request("a", 9))
+    client.run()
+    client.add(core_request("b", 9))
+    client.run()
+    assert client.cached == {"a": 0, "b": 8}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_any_pipeline_depth_gives_the_same_tokens(depth):
+    core, worker = make_core({"full": full(), "sliding": sliding(6)}, depth=depth, num_blocks=40)
+    client = Client(core)
+    requests = [core_request(str(seed), 5 + seed, max_tokens=20, seed=seed, stop_token_ids=[3]) for seed in range(5)]
+    client.add(*requests)
+    client.run()
+    for request in requests:
+        assert client.tokens[request.request_id] == alone(request, worker.group_specs, worker.vocab_size, 64)
+
+
+def test_steps_overlap_up_to_the_depth():
+    core, worker = make_core(depth=2)
+    core.add(core_request("a", 5))
+    assert core.step() == []
+    assert len(worker.steps) == 1
+    (outputs,) = core.step()
+    assert len(worker.steps) == 2
+    assert len(outputs.outputs) == 1

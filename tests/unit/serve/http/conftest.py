@@ -1,0 +1,29 @@
+"""An HTTP client on an app in this process, and one on a real server."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.engine import make_app, make_engine
+from tests.fakes.fake_core import FakeCore
+
+Connect = Callable[..., Any]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """`await connect(core, scheduler={...}, **server)` -> a client of an app around that core."""
+    async with AsyncExitStack() as stack:
+
+        async def make(
+            core: FakeCore | None = None, scheduler: dict[str, Any] | None = None, **server: Any
+        ) -> httpx.AsyncClient:
+            engine = make_engine(core, inline=True, **(scheduler or {}))
+            stack.push_async_callback(engine.shutdown)
+            transport = httpx.ASGITransport(make_app(engine, **server), raise_app_exceptions=True)
+            return await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://test"))
+
+        yield make

@@ -1,0 +1,102 @@
+"""Admission: what is refused, with which words, and what is filled in."""
+
+from typing import Any
+
+import pytest
+
+from pagemill.errors import RequestError
+from pagemill.messages.engine_io import EngineReady
+from pagemill.messages.sampling_params import SamplingParams
+from pagemill.serve.processing.input_processor import InputProcessor, PreparedRequest, RequestOptions
+from tests.fakes.fake_tokenizer import BOS, EOS, IM_END, ByteTokenizer
+
+READY = EngineReady(max_model_len=32, vocab_size=300, num_blocks=8, block_size=16)
+
+
+def prepare(prompt: Any = "hi", has_priorities: bool = False, **given: Any) -> PreparedRequest:
+    option_names = ("priority", "cache_salt", "add_special_tokens", "clamp_max_tokens")
+    options = RequestOptions(**{name: given.pop(name) for name in option_names if name in given})
+    processor = InputProcessor(ByteTokenizer(), READY, (EOS, IM_END), has_priorities)
+    return processor.prepare(prompt, SamplingParams(**given), options)
+
+
+@pytest.mark.parametrize(("given", "field", "words"), [
+    ({"prompt": ""}, "prompt", "empty"),
+    ({"prompt": []}, "prompt", "empty"),
+    ({"prompt": "x" * 31}, "prompt", "has 32 tokens, at most 31 fit"),
+    ({"prompt": [1] * 32}, "prompt", "has 32 tokens, at most 31 fit"),
+    ({"prompt": "x" * 3000}, "prompt", "has 3000 characters"),
+    ({"prompt": [1, -1]}, "prompt", "token id -1 "),
+    ({"prompt": [1, 300]}, "prompt", "token id 300 in the prompt is not allowed: 0 to 299"),
+    ({"prompt": [1, 10**5000]}, "prompt", "a number of"),
+    ({"prompt": [1, 2.0]}, "prompt", "2.0 in the prompt is not an integer"),
+    ({"prompt": [1, True]}, "prompt", "True in the prompt is not an integer"),
+    ({"prompt": [1, "2"]}, "prompt", "'2' in the prompt is not an integer"),
+    ({"prompt": 5}, "prompt", "5; it must be a text or a list"),
+    ({"prompt": {"prompt": "a", "prompt_token_ids": [1]}}, "prompt", "dict"),
+    ({"prompt": {"promt": "a"}}, "prompt", "promt"),
+    ({"prompt": "\ud800"}, "prompt", "Unicode"),
+    ({"stop_token_ids": [300]}, "stop_token_ids", "300; token ids are 0 to 299"),
+    ({"stop": "\ud800"}, "stop", "Unicode"),
+    ({"max_tokens": 30}, "max_tokens", "max_tokens=30 is too large: the prompt has 3 tokens, so at most 29"),
+    ({"max_tokens": None, "min_tokens": 30}, "min_tokens", "at most 29 tokens"),
+    ({"cache_salt": ""}, "cache_salt", "1 to 128 characters"),
+    ({"cache_salt": "a/b"}, "cache_salt", "'a/b'"),
+    ({"cache_salt": "x" * 129}, "cache_salt", "1 to 128 characters"),
+    ({"cache_salt": "abc\n"}, "cache_salt", "1 to 128 characters"),
+    ({"priority": 1}, "priority", "--scheduling-policy priority"),
+    ({"priority": True}, "priority", "an integer"),
+    ({"priority": 2**40, "has_priorities": True}, "priority", "an integer"),
+])  # fmt: skip
+def test_refused(given: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        prepare(**given)
+    assert raised.value.field == field
+    assert words in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+def test_a_text_far_too_long_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda *_, **__: pytest.fail("tokenized"))
+    with pytest.raises(RequestError, match="cannot fit"):
+        prepare("x" * 100_000)
+
+
+@pytest.mark.parametrize("prompt", ["hi", [BOS, 104, 105], {"prompt": "hi"}, {"prompt_token_ids": [BOS, 104, 105]}])
+def test_forms_of_a_prompt(prompt: Any) -> None:
+    prepared = prepare(prompt)
+    assert prepared.request.prompt_token_ids == [BOS, 104, 105]
+    assert prepared.prompt == ("hi" if "hi" in str(prompt) else None)
+
+
+def test_rendered_chats_have_their_special_tokens_already() -> None:
+    assert prepare("hi", add_special_tokens=False).request.prompt_token_ids == [104, 105]
+
+
+def test_longest_prompt_leaves_room_for_one_token() -> None:
+    assert prepare([1] * 31, max_tokens=None).request.params.max_tokens == 1
+
+
+def test_room_is_filled_in_or_clamped_to() -> None:
+    assert prepare(max_tokens=None).request.params.max_tokens == 29
+    assert prepare(max_tokens=500, clamp_max_tokens=True).request.params.max_tokens == 29
+
+
+def test_end_of_sequence_is_a_stop_token_unless_ignored() -> None:
+    assert prepare(stop_token_ids=[7]).request.params.stop_token_ids == (7, EOS, IM_END)
+    assert prepare(stop_token_ids=[7], ignore_eos=True).request.params.stop_token_ids == (7,)
+
+
+def test_seeds_are_kept_or_drawn() -> None:
+    assert prepare(seed=5).request.params.seed == 5
+    assert prepare(seed=-1).request.params.seed == 2**64 - 1
+    assert len({prepare().request.params.seed for _ in range(8)}) == 8
+
+
+def test_ids_are_unique() -> None:
+    assert prepare().request.request_id != prepare().request.request_id
+
+
+def test_priority_and_salt_travel() -> None:
+    request = prepare(priority=-3, has_priorities=True, cache_salt="team-a:1").request
+    assert (request.priority, request.cache_salt) == (-3, "team-a:1")

@@ -1,0 +1,191 @@
+"""Engine outputs become outputs of requests: kinds, ends, merging, late tokens."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pagemill.errors import EngineDeadError
+from pagemill.messages.engine_io import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Finish,
+    FinishReason,
+)
+from pagemill.messages.outputs import CompletionOutput, RequestOutput
+from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
+from pagemill.serve.processing.output_processor import OutputProcessor
+from pagemill.serve.processing.parallel_sampling import fan_out
+from pagemill.serve.processing.request_stream import OutputQueue, RequestStream
+from tests.fakes.fake_tokenizer import EOS, ByteTokenizer
+
+CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
+
+
+class Setup:
+    """One request "r" of a user, known to the engine as "e"."""
+
+    def __init__(self, tokenizer: Any = None, **params: Any) -> None:
+        self.processor = OutputProcessor(lambda token: token == EOS)
+        self.queue = OutputQueue()
+        request = EngineCoreRequest(
+            request_id="e", prompt_token_ids=[1], params=SamplingParams(seed=1, **params), arrival_time=0.0
+        )
+        self.stream = RequestStream("r", "p", fan_out(request), tokenizer or ByteTokenizer(), self.queue)
+        self.processor.add(self.stream)
+
+    def tokens(self, text: str, request_id: str = "e") -> list[str]:
+        """One step per character, in the short form."""
+        aborts = []
+        for token in text.encode():
+            aborts += self.processor.process(EngineCoreOutputs(request_ids=[request_id], token_ids=[token]))
+        return aborts
+
+    def output(self, ids: list[int], finish: Finish | None = None, request_id: str = "e", **more: Any) -> list[str]:
+        output = EngineCoreOutput(request_id=request_id, new_token_ids=ids, finish=finish, **more)
+        return self.processor.process(EngineCoreOutputs(outputs=[output]))
+
+    async def get(self) -> RequestOutput:
+        return await asyncio.wait_for(self.queue.get(), 1)
+
+
+async def test_deltas_merge_while_nobody_takes_them() -> None:
+    setup = Setup(output_kind=DELTA)
+    setup.output([104], num_cached_tokens=7)
+    setup.tokens("el")
+    first = await setup.get()
+    assert (first.request_id, first.prompt, first.prompt_token_ids, first.num_cached_tokens) == ("r", "p", [1], 7)
+    assert first.outputs == [CompletionOutput(0, "hel", [104, 101, 108])]
+    setup.output(list(b"lo"), Finish(FinishReason.LENGTH))
+    last = await setup.get()
+    assert last.outputs == [CompletionOutput(0, "lo", [108, 111], "length")]
+    assert last.finished
+
+
+async def test_cumulative_outputs_hold_everything() -> None:
+    setup = Setup()
+    setup.tokens("he")
+    first = await setup.get()
+    setup.output([121], Finish(FinishReason.LENGTH))
+    last = await setup.get()
+    assert [item.outputs[0].text for item in (first, last)] == ["he", "hey"]
+    assert first.outputs[0].token_ids == [104, 101]
+
+
+async def test_final_only_waits_for_all_completions() -> None:
+    setup = Setup(output_kind=FINAL_ONLY, n=2)
+    setup.tokens("a", "e.0")
+    setup.output([98], Finish(FinishReason.LENGTH), "e.1")
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(setup.queue.get(), 0.01)
+    setup.output([99], Finish(FinishReason.LENGTH), "e.0")
+    assert [item.text for item in (await setup.get()).outputs] == ["ac", "b"]
+
+
+async def test_a_delta_lists_only_completions_with_news() -> None:
+    setup = Setup(output_kind=DELTA, n=2)
+    setup.output([97], Finish(FinishReason.LENGTH), "e.1")
+    first = await setup.get()
+    assert [(item.index, item.finish_reason) for item in first.outputs] == [(1, "length")]
+    assert not first.finished
+    setup.output([98], Finish(FinishReason.LENGTH), "e.0")
+    last = await setup.get()
+    assert [item.index for item in last.outputs] == [0]
+    assert last.finished
+
+
+async def test_a_stop_string_ends_here_and_late_tokens_are_ignored() -> None:
+    setup = Setup(output_kind=DELTA, stop=["lo"])
+    assert setup.tokens("hello!") == ["e"]
+    output = await setup.get()
+    assert output.outputs == [CompletionOutput(0, "hel", list(b"hello"), "stop", "lo")]
+    assert output.finished
+    assert setup.processor.num_in_flight == 0
+    assert setup.output([1], Finish(FinishReason.ABORT)) == []
+
+
+async def test_no_abort_when_the_engine_ended_with_the_same_token() -> None:
+    setup = Setup(stop=["o"])
+    assert setup.output(list(b"hello"), Finish(FinishReason.LENGTH)) == []
+    assert (await setup.get()).outputs[0].finish_reason == "stop"
+
+
+async def test_tokens_after_a_stop_string_in_one_output_do_not_count() -> None:
+    setup = Setup(stop=["l"])
+    assert setup.output(list(b"hello")) == ["e"]
+    assert (await setup.get()).outputs[0].token_ids == list(b"hel")
+
+
+@pytest.mark.parametrize(("token", "include", "text", "stop_reason"), [
+    (EOS, False, "hi", None), (33, False, "hi", 33), (33, True, "hi!", 33),
+])  # fmt: skip
+async def test_stop_tokens(token: int, include: bool, text: str, stop_reason: int | None) -> None:
+    setup = Setup(stop_token_ids=[33], include_stop_str_in_output=include)
+    setup.tokens("hi")
+    setup.output([token], Finish(FinishReason.STOP, stop_token_id=token))
+    completion = (await setup.get()).outputs[0]
+    assert completion == CompletionOutput(0, text, [*b"hi", token], "stop", stop_reason)
+
+
+async def test_held_back_text_comes_with_the_end() -> None:
+    setup = Setup(output_kind=DELTA, stop=["xyz"])
+    setup.tokens("axy")
+    assert (await setup.get()).outputs[0].text == "a"
+    setup.output([121], Finish(FinishReason.LENGTH))
+    assert (await setup.get()).outputs[0].text == "xyy"
+
+
+async def test_abort_by_the_users_id() -> None:
+    setup = Setup(n=2)
+    setup.tokens("a", "e.0")
+    assert setup.processor.abort("e") == []
+    assert setup.processor.abort("r") == ["e.0", "e.1"]
+    output = await setup.get()
+    assert [(item.text, item.finish_reason) for item in output.outputs] == [("a", "abort"), ("", "abort")]
+    assert output.finished
+
+
+async def test_discard_returns_what_the_engine_still_runs() -> None:
+    setup = Setup(n=2)
+    setup.output([97], Finish(FinishReason.LENGTH), "e.0")
+    assert setup.processor.discard([setup.stream]) == ["e.1"]
+    assert setup.tokens("b", "e.1") == []
+    assert setup.processor.discard([setup.stream]) == []
+
+
+async def test_an_error_of_the_engine_ends_the_request_alone() -> None:
+    setup = Setup()
+    setup.output([], Finish(FinishReason.ERROR, message="no grammar"))
+    assert (await setup.get()).outputs[0].finish_reason == "error"
+
+
+async def test_an_exception_while_decoding_ends_the_request_alone() -> None:
+    class Broken(ByteTokenizer):
+        def incremental(self, prompt_token_ids: Any, skip_special_tokens: bool = True) -> Any:
+            class Decoder:
+                def step(self, token_ids: Any) -> str:
+                    raise KeyError(token_ids)
+
+            return Decoder()
+
+    setup = Setup(Broken(), stop=["x"])
+    assert setup.tokens("a") == ["e"]
+    assert (await setup.get()).outputs[0].finish_reason == "error"
+
+
+async def test_death_reaches_everybody() -> None:
+    setup = Setup()
+    waiting = asyncio.create_task(setup.get())
+    await asyncio.sleep(0)
+    setup.processor.fail_all(EngineDeadError("gone"))
+    with pytest.raises(EngineDeadError):
+        await waiting
+    with pytest.raises(EngineDeadError):
+        await setup.get()
+
+
+async def test_without_detokenizing_there_are_only_ids() -> None:
+    setup = Setup(detokenize=False)
+    setup.output(list(b"hi"), Finish(FinishReason.LENGTH))
+    assert (await setup.get()).outputs[0] == CompletionOutput(0, "", [104, 105], "length")

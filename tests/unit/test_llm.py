@@ -1,0 +1,171 @@
+"""The LLM class on a fake engine, as scripts and notebooks use it."""
+
+import asyncio
+import importlib
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pagemill.errors import RequestError
+from pagemill.messages.sampling_params import SamplingParams
+from tests.fakes.engine import FACTS, make_engine
+from tests.fakes.fake_core import FakeCore, say
+from tests.fakes.fake_tokenizer import BOS, EOS
+
+MakeLLM = Callable[..., Any]
+
+
+@pytest.fixture
+def make_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLLM]:
+    """LLM objects whose engine has the given core."""
+    made: list[Any] = []
+    launch = types.ModuleType("pagemill.launch")
+    monkeypatch.setitem(sys.modules, "pagemill.launch", launch)
+    monkeypatch.delitem(sys.modules, "pagemill.llm", raising=False)
+
+    def make(core: FakeCore | None = None, **settings: Any) -> Any:
+        def build_inproc(args: Any, inline: bool) -> Any:
+            engine = make_engine(core, inline)
+            return types.SimpleNamespace(llm=engine, config=args, tokenizer=engine.tokenizer, facts=FACTS)
+
+        launch.build_inproc = build_inproc  # type: ignore[attr-defined]
+        module = importlib.import_module("pagemill.llm")
+        monkeypatch.setattr(module, "build_inproc", build_inproc)
+        made.append(module.LLM("fake", **settings))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.shutdown()
+    monkeypatch.delitem(sys.modules, "pagemill.llm", raising=False)
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+def texts(outputs: list[Any]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+@pytest.mark.parametrize(("prompts", "expected"), [
+    ("hello", ["hell"]),
+    (["hello", "world"], ["hell", "worl"]),
+    ([BOS, *b"hello"], ["hell"]),
+    ([[*b"hello"], "world"], ["hell", "worl"]),
+    ({"prompt": "hello"}, ["hell"]),
+    ([{"prompt_token_ids": [*b"hello"]}, {"prompt": "world"}], ["hell", "worl"]),
+    ([], []),
+])  # fmt: skip
+def test_forms_of_prompts(make_llm: MakeLLM, prompts: Any, expected: list[str]) -> None:
+    assert texts(make_llm().generate(prompts, GREEDY, use_tqdm=False)) == expected
+
+
+def test_fields_users_know(make_llm: MakeLLM) -> None:
+    output = make_llm(FakeCore(say("hi", EOS))).generate("ab", GREEDY)[0]
+    assert (output.prompt, output.prompt_token_ids, output.num_cached_tokens) == ("ab", [BOS, 97, 98], 2)
+    completion = output.outputs[0]
+    assert (completion.text, completion.token_ids) == ("hi", [104, 105, EOS])
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+
+
+def test_params_per_prompt(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    params = [SamplingParams(max_tokens=length) for length in (3, 1, 2)]
+    assert texts(llm.generate(["abcd", "efgh", "ijkl"], params, use_tqdm=False)) == ["abc", "e", "ij"]
+    with pytest.raises(ValueError, match="2 entries for 1 prompts"):
+        llm.generate("a", params[:2])
+
+
+def test_calls_follow_each_other_and_ids_do_not_repeat(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    outputs = [*llm.generate(["a", "b"], GREEDY), *llm.generate("c", GREEDY)]
+    assert [output.request_id for output in outputs] == ["0", "1", "2"]
+    assert llm.reset_prefix_cache() is True
+
+
+def test_default_params_are_the_models(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    assert llm.get_default_sampling_params() == SamplingParams()
+    assert len(llm.generate("ab", use_tqdm=False)[0].outputs[0].token_ids) == 16
+
+
+def test_max_tokens_beyond_the_room_means_the_room(make_llm: MakeLLM) -> None:
+    completion = make_llm().generate("ab", SamplingParams(max_tokens=10_000), use_tqdm=False)[0].outputs[0]
+    assert (len(completion.token_ids), completion.finish_reason) == (253, "length")
+
+
+def test_a_bad_prompt_raises_before_anything_runs(make_llm: MakeLLM) -> None:
+    core = FakeCore()
+    llm = make_llm(core)
+    for bad in ("", [-1], [10**6], "x" * 300, {"nonsense": 1}, 5):
+        with pytest.raises(RequestError):
+            llm.generate(["good", bad], GREEDY, use_tqdm=False)
+    assert core.seen == []
+    assert texts(llm.generate("good", GREEDY)) == ["good"]
+
+
+def test_chat(make_llm: MakeLLM) -> None:
+    llm = make_llm(FakeCore(say("hey", EOS)))
+    conversation = [{"role": "user", "content": "hi"}]
+    one = llm.chat(conversation, GREEDY, use_tqdm=False)
+    assert (texts(one), one[0].prompt) == (["hey"], "[user]hi[assistant]")
+    assert BOS not in one[0].prompt_token_ids
+    two = llm.chat([conversation, conversation], [GREEDY, GREEDY], use_tqdm=False, add_generation_prompt=False)
+    assert [output.prompt for output in two] == ["[user]hi"] * 2
+    assert llm.chat([], GREEDY, use_tqdm=False) == []
+    for bad in ([{"role": "user"}], [[]]):
+        with pytest.raises(RequestError):
+            llm.chat(bad, GREEDY)
+
+
+def test_unknown_setting(make_llm: MakeLLM) -> None:
+    with pytest.raises(TypeError, match="max_modell_len"):
+        make_llm(max_modell_len=5)
+
+
+async def test_inside_a_running_loop(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    assert texts(llm.generate("hello", GREEDY, use_tqdm=False)) == ["hell"]
+    llm.shutdown()
+
+
+def test_context_manager_and_shutdown(make_llm: MakeLLM) -> None:
+    core = FakeCore()
+    with make_llm(core) as llm:
+        llm.generate("a", GREEDY)
+    assert core.is_shut_down
+    llm.shutdown()
+
+
+def test_progress_is_shown(make_llm: MakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    make_llm().generate(["a", "b"], GREEDY)
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_interrupt_aborts_what_runs(make_llm: MakeLLM) -> None:
+    core = FakeCore(step_s=0.005)
+    llm = make_llm(core)
+    timer = threading.Timer(0.1, lambda: signal.raise_signal(signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["abc", "def"], SamplingParams(max_tokens=250), use_tqdm=False)
+    timer.join()
+    assert len(core.aborted) == 2
+    assert core.num_running == 0
+    assert texts(llm.generate("good", GREEDY)) == ["good"]
+
+
+def test_an_engine_that_dies_raises(make_llm: MakeLLM) -> None:
+    llm = make_llm(FakeCore(fail_after=2))
+    with pytest.raises(Exception, match="died"):
+        llm.generate("abc", GREEDY)
+
+
+def test_its_loop_is_not_the_programs(make_llm: MakeLLM) -> None:
+    make_llm().generate("abc", GREEDY)
+    assert asyncio.run(asyncio.sleep(0, "fine")) == "fine"
