@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 DEFAULT_MODEL := smollm2
 BROWSERS := chromium chromium-browser google-chrome chrome
 
-.PHONY: help run test check lint unit conformance test-gpu bench-smoke docs format clean
+.PHONY: help run test check lint unit conformance bench-smoke docs format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -48,9 +48,6 @@ conformance: $(VENV)/.stamp-dev ## the long comparison with transformers (many m
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
 	$(BIN)/python -m tests.conformance.fetch_gemma
 	$(BIN)/pytest tests/conformance -m "not gpu" -v -s $(ARGS)
-
-test-gpu: $(VENV)/.stamp-dev ## the tests that need a CUDA device
-	$(BIN)/pytest -m gpu $(ARGS)
 
 bench-smoke: $(VENV)/.stamp-run ## a short throughput run: shows that the benchmark works, not how fast we are
 	$(BIN)/pagemill bench throughput --model $(DEFAULT_MODEL) --num-prompts 8 --input-len 32 --output-len 16 $(ARGS)

@@ -61,13 +61,13 @@ def build_config(args: EngineArgs) -> EngineConfig:
 
 
 def build_inproc(args: EngineArgs, *, inline: bool) -> LaunchedEngine:
-    """An engine in this process. `inline` runs its steps on the caller's event loop, otherwise on a thread.
+    """An engine in this process. `inline` runs its steps on the caller's event loop, otherwise on a thread."""
+    return start_inproc(build_config(args), inline=inline)
 
-    The tokenizer loads on a thread of its own while the weights do.
-    """
+
+def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
+    """`build_inproc` from a complete configuration. The tokenizer loads on a thread while the weights do."""
     timer = PhaseTimer()
-    with timer.phase("config"):
-        config = build_config(args)
     with ThreadPoolExecutor(1, "tokenizer") as pool:
         tokenizer_soon = pool.submit(_load_tokenizer, config)
         with timer.phase("engine"):
@@ -87,15 +87,17 @@ def build_inproc(args: EngineArgs, *, inline: bool) -> LaunchedEngine:
 
 
 def serve(args: EngineArgs, server: ServerConfig) -> int:
-    """Serve over HTTP until SIGINT or SIGTERM; the exit status. The port is taken before the model is loaded."""
+    """Serve over HTTP until SIGINT or SIGTERM; the exit status. Wrong settings, a model that is not there and a port
+    in use are found, in this order, before the weights are loaded."""
     from pagemill.serve.http.app import build_app  # deferred: fastapi, which engines without a server do not need
     from pagemill.serve.http.server import bind  # deferred: uvicorn
     from pagemill.serve.http.server import serve as serve_http  # deferred: uvicorn
 
     server = dataclasses.replace(server, api_key=server.api_key or envs.api_key())
+    config = build_config(args)
     sock = bind(server.host, server.port)
     with contextlib.closing(sock):
-        launched = build_inproc(args, inline=False)
+        launched = start_inproc(config, inline=False)
         serve_http(build_app(launched.llm, server), sock, server.uvicorn_log_level)
     return 0
 

@@ -1,6 +1,6 @@
 """The loop of one engine's process: read a job from stdin, run it, answer with one JSON line on stdout.
 
-Knows no engine: each file beside this one builds a `generate(prompts, num_tokens)` and hands it to `serve_jobs`.
+Knows no engine: each file beside this one hands `serve_jobs` a function that builds its `Generate`.
 """
 
 import json
@@ -49,13 +49,14 @@ def shared_prefix(generate: Generate, repetition: int) -> float:
 WORKS = {work.__name__: work for work in (single_decode, prefill, throughput, shared_prefix)}
 
 
-def serve_jobs(generate: Generate) -> None:
-    """Warm up, say "ready", then answer `{"work": name, "repetition": n}` lines until stdin ends.
+def serve_jobs(build: Callable[[], Generate]) -> None:
+    """Build the engine, warm up, say "ready", then answer `{"work": name, "repetition": n}` lines until stdin ends.
 
     Answers go to the process's original stdout; whatever the engine prints goes to stderr.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    generate = build()
     generate([workload.tokens(1, 16)], 8)
     print(json.dumps("ready"), file=answers)
     for line in sys.stdin:

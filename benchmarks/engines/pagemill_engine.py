@@ -3,12 +3,12 @@
 import json
 import sys
 
-from harness import serve_jobs
+from harness import Generate, serve_jobs
 
 from pagemill import LLM, SamplingParams
 
 
-def main() -> None:
+def build() -> Generate:
     settings = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     llm = LLM(sys.argv[1], **({"max_model_len": 2048, "max_num_seqs": 64} | settings))
 
@@ -18,8 +18,8 @@ def main() -> None:
         if any(len(output.outputs[0].token_ids) != num_tokens for output in outputs):
             raise RuntimeError("a request got another number of tokens than it asked for")
 
-    serve_jobs(generate)
+    return generate
 
 
 if __name__ == "__main__":
-    main()
+    serve_jobs(build)

@@ -3,11 +3,11 @@
 import sys
 
 import torch
-from harness import serve_jobs
+from harness import Generate, serve_jobs
 from transformers import AutoModelForCausalLM
 
 
-def main() -> None:
+def build() -> Generate:
     torch.set_num_threads(2)
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).eval()
     model.generation_config.pad_token_id = 2
@@ -23,8 +23,8 @@ def main() -> None:
                 do_sample=False,
             )
 
-    serve_jobs(generate)
+    return generate
 
 
 if __name__ == "__main__":
-    main()
+    serve_jobs(build)

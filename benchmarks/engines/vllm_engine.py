@@ -2,10 +2,10 @@
 
 import sys
 
-from harness import serve_jobs
+from harness import Generate, serve_jobs
 
 
-def main() -> None:
+def build() -> Generate:
     from vllm import LLM, SamplingParams
 
     llm = LLM(sys.argv[1], max_model_len=2048, dtype="bfloat16", max_num_seqs=64, enable_prefix_caching=True)
@@ -14,8 +14,8 @@ def main() -> None:
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
         llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
 
-    serve_jobs(generate)
+    return generate
 
 
 if __name__ == "__main__":
-    main()
+    serve_jobs(build)
