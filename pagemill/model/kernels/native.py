@@ -121,7 +121,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     x may be a slice of a wider tensor, as long as its last dimensions are contiguous within a row. A float32 weight
     beside another type of x means that the product is rounded once (Gemma).
     """
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = torch.empty_like(x)
     cols = x.shape[-1]
     loaded_library().rms_norm(
         out.data_ptr(), x.data_ptr(), None if residual is None else residual.data_ptr(), weight.data_ptr(), eps,
@@ -144,7 +144,7 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 def gated(x: Tensor, gelu: bool) -> Tensor:
     """[T, 2 * I] -> [T, I]: act(first half) * second half."""
     rows, cols = x.shape[0], x.shape[1] // 2
-    out = torch.empty((rows, cols), dtype=x.dtype)
+    out = torch.empty(rows, cols, dtype=x.dtype)
     loaded_library().gated_activation(
         out.data_ptr(), x.data_ptr(), rows, cols, x.stride(0), DTYPES[x.dtype], gelu, torch.get_num_threads()
     )
@@ -169,7 +169,7 @@ def attention(
     kv_cache [2, num_blocks, Hkv, block_size, D]. `batch` and `layer` are the addresses of a Batch and a Layer. Rows of
     query, key and value may be slices of a wider tensor. Raises MemoryError.
     """
-    out = torch.empty(query.shape, dtype=query.dtype)
+    out = torch.empty_like(query)
     if key is None or value is None:
         addresses: tuple[int | None, ...] = (None, None)
         strides: tuple[int, ...] = (0, 0)

@@ -111,17 +111,17 @@ class TileRun {
   TileRun(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* memory)
       : args_(args), layer_(args.layer), tile_(tile), kv_head_(kv_head), s_(args, memory) {
     group_ = layer_.num_heads / layer_.num_kv_heads;
-    rows_ = tile.num_tokens * group_;
-    for (int64_t r = 0; r < rows_; ++r) {
+    num_rows_ = tile.num_tokens * group_;
+    for (int64_t r = 0; r < num_rows_; ++r) {
       s_.maximum[r] = MINUS_INFINITY;
       s_.sum[r] = 0.0f;
     }
-    memset(s_.out, 0, rows_ * s_.out_stride * sizeof(float));
+    memset(s_.out, 0, num_rows_ * s_.out_stride * sizeof(float));
   }
 
   void load_queries() {
     memset(s_.zeros, 0, layer_.head_size * sizeof(float));
-    for (int64_t r = 0; r < rows_; ++r) {
+    for (int64_t r = 0; r < num_rows_; ++r) {
       const T* query = (const T*)args_.tensors.query + (tile_.token + r / group_) * args_.tensors.query_stride +
                        (kv_head_ * group_ + r % group_) * layer_.head_size;
       uint32_t* row = s_.queries + r * s_.steps;
@@ -132,25 +132,17 @@ class TileRun {
     }
   }
 
-  void attend_segment(int64_t segment) {
-    base_ = segment * SEGMENT_KEYS;
-    const int64_t begin = max_of(tile_.key_begin - base_, 0), end = min_of(tile_.key_end - base_, SEGMENT_KEYS);
-    SegmentRows<T> rows;
-    find_rows(args_, tile_, kv_head_, base_, begin, end, (const T*)s_.zeros, rows);
-    const int64_t first = begin / PANEL * PANEL, last = round_up(end, LANES);
-    pack_keys<Dot>(rows, layer_.head_size, first, last, s_.keys);
-    pack_values<Dot>(rows, layer_.head_size, first, last, s_.values);
-    // Blocks of rows of about equal height: 7 rows as 4 + 3, not as 6 + 1.
-    const int64_t blocks = ceil_div(rows_, MAX_ROWS);
-    for (int64_t b = 0, row = 0; b < blocks; ++b) {
-      const int64_t count = ceil_div(rows_ - row, blocks - b);
-      attend_rows(row, count);
-      row += count;
+  void attend_segments(int64_t first, int64_t last) {
+    find_segment(first, rows_[first % 2]);
+    for (int64_t segment = first; segment < last; ++segment) {
+      // Beyond the last segment all rows are zeros, and fetching those again costs nothing.
+      find_segment(segment + 1, rows_[(segment + 1) % 2]);
+      attend_segment(segment, rows_[segment % 2], rows_[(segment + 1) % 2]);
     }
   }
 
   void finish() {
-    for (int64_t r = 0; r < rows_; ++r) {
+    for (int64_t r = 0; r < num_rows_; ++r) {
       T* out = (T*)args_.tensors.out +
                ((tile_.token + r / group_) * layer_.num_heads + kv_head_ * group_ + r % group_) * layer_.head_size;
       const float* row = s_.out + r * s_.out_stride;
@@ -161,7 +153,7 @@ class TileRun {
 
   // A partial result: maximum, sum, then the row, for each row.
   void save(float* partial) const {
-    for (int64_t r = 0; r < rows_; ++r, partial += 2 + layer_.head_size) {
+    for (int64_t r = 0; r < num_rows_; ++r, partial += 2 + layer_.head_size) {
       partial[0] = s_.maximum[r];
       partial[1] = s_.sum[r];
       memcpy(partial + 2, s_.out + r * s_.out_stride, layer_.head_size * sizeof(float));
@@ -169,7 +161,7 @@ class TileRun {
   }
 
   void merge(const float* partial) {
-    for (int64_t r = 0; r < rows_; ++r, partial += 2 + layer_.head_size) {
+    for (int64_t r = 0; r < num_rows_; ++r, partial += 2 + layer_.head_size) {
       const MergeFactors f = merge_row_state(s_.maximum[r], s_.sum[r], partial[0], partial[1]);
       memcpy(s_.product, partial + 2, layer_.head_size * sizeof(float));
       merge_row(s_.out + r * s_.out_stride, s_.product, round_up(layer_.head_size, LANES), f);
@@ -177,7 +169,33 @@ class TileRun {
   }
 
  private:
-  // The keys of this segment that the token of row r sees.
+  void find_segment(int64_t segment, SegmentRows<T>& rows) {
+    const KeyRange keys = packed_keys(segment);
+    find_rows(args_, tile_, kv_head_, segment * SEGMENT_KEYS, keys.begin, keys.end, (const T*)s_.zeros, rows);
+  }
+
+  // The keys of a segment that any row of the tile sees, relative to the segment.
+  KeyRange packed_keys(int64_t segment) const {
+    const int64_t base = segment * SEGMENT_KEYS;
+    return {max_of(tile_.key_begin - base, 0), min_of(tile_.key_end - base, SEGMENT_KEYS)};
+  }
+
+  void attend_segment(int64_t segment, const SegmentRows<T>& rows, const SegmentRows<T>& upcoming) {
+    base_ = segment * SEGMENT_KEYS;
+    const KeyRange keys = packed_keys(segment);
+    const int64_t first = keys.begin / PANEL * PANEL, last = round_up(keys.end, LANES);
+    pack_keys<Dot>(rows, layer_.head_size, first, last, s_.keys);
+    pack_values<Dot>(rows, layer_.head_size, first, last, upcoming.keys, s_.values);
+    // Blocks of rows of about equal height: 7 rows as 4 + 3, not as 6 + 1.
+    const int64_t blocks = ceil_div(num_rows_, MAX_ROWS);
+    for (int64_t b = 0, row = 0; b < blocks; ++b) {
+      const int64_t count = ceil_div(num_rows_ - row, blocks - b);
+      attend_rows(row, count);
+      row += count;
+    }
+  }
+
+  // The keys of this segment that the token of a row sees.
   KeyRange visible_to(int64_t row) const {
     const int64_t position = tile_.position + row / group_;
     const int64_t begin = layer_.window ? max_of(0, position - layer_.window + 1) : 0;
@@ -209,15 +227,16 @@ class TileRun {
   const AttentionArgs& args_;
   const PmLayer& layer_;
   const Tile& tile_;
-  int64_t kv_head_, group_, rows_, base_ = 0;
+  int64_t kv_head_, group_, num_rows_, base_ = 0;
   Scratch<Dot> s_;
+  SegmentRows<T> rows_[2];  // of this segment and of the next, by turns
 };
 
 template <class Dot, class T>
 void attend_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* scratch) {
   TileRun<Dot, T> run(args, tile, kv_head, scratch);
   run.load_queries();
-  for (int64_t s = tile.key_begin / SEGMENT_KEYS; s * SEGMENT_KEYS < tile.key_end; ++s) run.attend_segment(s);
+  run.attend_segments(tile.key_begin / SEGMENT_KEYS, ceil_div(tile.key_end, SEGMENT_KEYS));
   run.finish();
 }
 
@@ -226,7 +245,7 @@ void attend_segment_as(const AttentionArgs& args, const Tile& tile, int64_t kv_h
                        float* partial) {
   TileRun<Dot, T> run(args, tile, kv_head, scratch);
   run.load_queries();
-  run.attend_segment(segment);
+  run.attend_segments(segment, segment + 1);
   run.save(partial);
 }
 

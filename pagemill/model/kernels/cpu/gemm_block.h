@@ -12,12 +12,14 @@ constexpr int MAX_VECTORS = PM_VEC_BYTES == 64 ? 4 : 2;
 constexpr int64_t PANEL = MAX_VECTORS * LANES;
 
 // B is packed in panels of PANEL lanes: panel p holds B[k][p * PANEL ...] for all k, one after the other.
-// A `Dot` says what a lane holds and how a step of k is added; `PACK` elements of the sum go into one lane.
+// A `Dot` says what a lane holds and how a step of k is added. `PACK` elements of the sum go into one lane; to make B of
+// rows, `store_values` brings the elements of PACK rows side by side.
 
 struct FloatDot {
   using Stored = float;
   static constexpr int PACK = 1;
   static PM_INLINE vf add(vf acc, uint32_t a, vu b) { return fma((vf)(vu{} + a), (vf)b, acc); }
+  static PM_INLINE void store_values(vu row, vu, uint32_t* to) { memcpy(to, &row, sizeof row); }
 };
 
 #if defined(__AVX512BF16__)
@@ -26,6 +28,11 @@ struct PairDot {
   static constexpr int PACK = 2;
   static PM_INLINE vf add(vf acc, uint32_t a, vu b) {
     return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
+  }
+  static PM_INLINE void store_values(vu even, vu odd, uint32_t* to) {
+    const vu low = zip16_low(even, odd), high = zip16_high(even, odd);
+    memcpy(to, &low, sizeof low);
+    memcpy(to + LANES, &high, sizeof high);
   }
 };
 #endif

@@ -40,6 +40,20 @@ void find_rows(const AttentionArgs& args, const Tile& tile, int64_t kv_head, int
   for (; i < SEGMENT_KEYS; ++i) rows.keys[i] = rows.values[i] = zeros;
 }
 
+// Blocks lie anywhere, so the CPU does not guess which comes next; it is told this many bytes early, to bring them to the
+// second-level cache: on the way to the first they would take up the few slots for loads that miss.
+constexpr int64_t PREFETCH_BYTES = 8192;
+
+template <class T>
+int64_t keys_ahead(int64_t head_size) {
+  return round_up(ceil_div(PREFETCH_BYTES, head_size * (int64_t)sizeof(T)), LANES);
+}
+
+template <class T>
+PM_INLINE void prefetch_row(const T* row, int64_t head_size) {
+  for (int64_t d = 0; d < head_size; d += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + d, 0, 2);
+}
+
 // LANES lanes of a row from element d on, zero beyond the row: float32 each, or pairs of bfloat16.
 template <class Dot, class T>
 PM_INLINE vu load_lanes(const T* row, int64_t d, int64_t size) {
@@ -55,7 +69,12 @@ PM_INLINE vu load_lanes(const T* row, int64_t d, int64_t size) {
 template <class Dot, class T>
 void pack_keys(const SegmentRows<T>& rows, int64_t head_size, int64_t begin, int64_t end, uint32_t* out) {
   const int64_t steps = ceil_div(head_size, Dot::PACK);
+  const int64_t ahead = keys_ahead<T>(head_size);
   for (int64_t first = begin; first < end; first += LANES) {
+    // Behind the last key come the first values.
+    const int64_t next = first + ahead;
+    const T* const* upcoming = next < end ? rows.keys + next : rows.values + min_of(begin + next - end, end - LANES);
+    for (int i = 0; i < LANES; ++i) prefetch_row(upcoming[i], head_size);
     uint32_t* column = out + first / PANEL * steps * PANEL + first % PANEL;
     for (int64_t k = 0; k < steps; k += LANES) {
       vu square[LANES];
@@ -68,36 +87,21 @@ void pack_keys(const SegmentRows<T>& rows, int64_t head_size, int64_t begin, int
   }
 }
 
-// Pair up the 16-bit elements of two rows: lane n of `low` and then of `high` becomes (even[n], odd[n]).
-PM_INLINE void zip_elements(vu even, vu odd, uint32_t* low, uint32_t* high) {
-  struct Halves {
-    vh low, high;
-  };
-  const Halves e = load_raw<Halves>(&even), o = load_raw<Halves>(&odd);
-  const vu first = __builtin_convertvector(e.low, vu) | (__builtin_convertvector(o.low, vu) << 16);
-  const vu second = __builtin_convertvector(e.high, vu) | (__builtin_convertvector(o.high, vu) << 16);
-  memcpy(low, &first, sizeof first);
-  memcpy(high, &second, sizeof second);
-}
-
 // Values as B of the output product: lane n of step k holds element n of key k (of keys 2k and 2k + 1 when paired).
+// `upcoming`: the keys that are packed next, as many as values here.
 template <class Dot, class T>
-void pack_values(const SegmentRows<T>& rows, int64_t head_size, int64_t begin, int64_t end, uint32_t* out) {
+void pack_values(const SegmentRows<T>& rows, int64_t head_size, int64_t begin, int64_t end, const T* const* upcoming,
+                 uint32_t* out) {
   constexpr int64_t panel_stride = SEGMENT_KEYS / Dot::PACK * PANEL;
-  for (int64_t key = begin / Dot::PACK; key < ceil_div(end, Dot::PACK); ++key) {
-    uint32_t* row = out + key * PANEL;
-    if constexpr (Dot::PACK == 1) {
-      for (int64_t d = 0; d < head_size; d += LANES) {
-        vu lanes = load_lanes<Dot>(rows.values[key], d, head_size);
-        memcpy(row + d / PANEL * panel_stride + d % PANEL, &lanes, sizeof lanes);
-      }
-    } else {
-      for (int64_t d = 0; d < head_size; d += 2 * LANES) {
-        vu even = load_lanes<Dot>(rows.values[2 * key], d, head_size);
-        vu odd = load_lanes<Dot>(rows.values[2 * key + 1], d, head_size);
-        uint32_t* low = row + d / PANEL * panel_stride + d % PANEL;
-        zip_elements(even, odd, low, low + LANES);
-      }
+  const int64_t ahead = keys_ahead<T>(head_size);
+  for (int64_t key = begin; key < end; key += Dot::PACK) {
+    for (int64_t i = key + ahead; i < key + ahead + Dot::PACK; ++i)
+      prefetch_row(i < end ? rows.values[i] : upcoming[min_of(i - end, SEGMENT_KEYS - 1)], head_size);
+    uint32_t* row = out + key / Dot::PACK * PANEL;
+    for (int64_t d = 0; d < head_size; d += LANES * Dot::PACK) {
+      uint32_t* to = row + d / PANEL * panel_stride + d % PANEL;
+      Dot::store_values(load_lanes<Dot>(rows.values[key], d, head_size),
+                        load_lanes<Dot>(rows.values[key + Dot::PACK - 1], d, head_size), to);
     }
   }
 }

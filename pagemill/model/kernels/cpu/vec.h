@@ -176,6 +176,19 @@ PM_INLINE vu zip_low(vu a, vu b) { return PM_SHUFFLE(vu, a, b, 0, 4, 1, 5); }
 PM_INLINE vu zip_high(vu a, vu b) { return PM_SHUFFLE(vu, a, b, 2, 6, 3, 7); }
 #endif
 
+// The same for 16-bit elements; only instruction sets with products of pairs need it.
+#if PM_VEC_BYTES == 64
+typedef uint16_t vs __attribute__((vector_size(PM_VEC_BYTES)));
+PM_INLINE vu zip16_low(vu a, vu b) {
+  return (vu)PM_SHUFFLE(vs, (vs)a, (vs)b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42,
+                        11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
+}
+PM_INLINE vu zip16_high(vu a, vu b) {
+  return (vu)PM_SHUFFLE(vs, (vs)a, (vs)b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25,
+                        57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
+}
+#endif
+
 // Transpose LANES x LANES lanes. Interleaving row i with row i + LANES/2 moves one bit of the row number into the lane
 // number and one back; after log2(LANES) rounds all bits have changed places.
 PM_INLINE void transpose(vu (&rows)[LANES]) {
