@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from pagemill import envs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.engine.executor.interface import Executor
 from pagemill.engine.kv_cache.manager import KVCacheManager
@@ -40,7 +41,8 @@ class EngineCore:
         executor.initialize_kv_cache(plan)
         executor.call_all("warm_up")
         cache = config.cache
-        self._kv = KVCacheManager(plan, cache.prefix_caching_hash_algo if cache.enable_prefix_caching else None)
+        algorithm = cache.prefix_caching_hash_algo if cache.enable_prefix_caching else None
+        self._kv = KVCacheManager(plan, algorithm, envs.prefix_hash_seed())
         self._scheduler = Scheduler(limits, self._kv, depth=depth)
         self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
         self.ready = EngineReady(

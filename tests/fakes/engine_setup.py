@@ -44,7 +44,7 @@ def make_core(specs=None, *, depth=1, worker=None, **settings):
     return EngineCore(engine_config(**settings), UniprocExecutor(worker), depth=depth), worker
 
 
-def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None, **params):
+def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None, mm_items=(), lora=None, **params):
     """`prompt`: token ids, or how many."""
     prompt = list(range(1, prompt + 1)) if isinstance(prompt, int) else list(prompt)
     return EngineCoreRequest(
@@ -55,6 +55,8 @@ def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None
         arrival_time=arrival,
         priority=priority,
         cache_salt=salt,
+        mm_items=tuple(mm_items),
+        lora=lora,
     )
 
 
