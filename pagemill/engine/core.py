@@ -27,13 +27,15 @@ logger = get_logger(__name__)
 class EngineCore:
     """Implements `CoreApi` (serve/client/interface.py). Not thread-safe.
 
-    `depth` is how many steps may be in flight at once: 1 waits for each step's tokens before the next is scheduled.
+    As many steps are in flight at once as the executor has use for, or `depth` of them. With one, each step's tokens
+    are awaited before the next is scheduled; with more, steps are scheduled ahead of tokens that are still being
+    sampled (asynchronous scheduling). The tokens are the same.
     Construction brings the engine up, and raises ConfigError when its settings cannot work.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor, *, depth: int = 1) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor, *, depth: int | None = None) -> None:
         self._executor = executor
-        self._depth = depth
+        self._depth = depth = depth or executor.max_concurrent_steps
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
         self._death: str | None = None
         limits = scheduler_limits(config)
