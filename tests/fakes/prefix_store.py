@@ -1,0 +1,150 @@
+"""What a paged cache holds, and what is sampled from it: a worker without a network, for proofs about the engine.
+
+Every sequence of tokens has a number, found in a tree and not by hashing: equal numbers mean equal sequences. A token
+that is computed writes the number of the sequence that ends in it where the block tables say; before anything is
+sampled, everything that attention reads is compared with the numbers that must be there. A block that is lost, shared
+wrongly, evicted too early or filled too late is a number that differs.
+"""
+
+import numpy as np
+
+from pagemill.messages.kv_spec import SlidingWindowSpec
+from pagemill.messages.step import ModelRunnerOutput
+from pagemill.worker.batch.block_tables import BlockTable, BlockTables
+from pagemill.worker.batch.input_batch import build_batch
+from pagemill.worker.batch.request_states import RequestStates
+
+MASK = (1 << 64) - 1
+
+
+def first_read(spec, position):
+    """The first position that the token at `position` reads. A new kind of group is a case here."""
+    match spec:
+        case SlidingWindowSpec(window=window):
+            return max(0, position - window + 1)
+    return 0
+
+
+class Prefixes:
+    """A tree of token sequences. Those of different owners (salts) have different roots, and so different numbers,
+    but go on with the same tokens."""
+
+    def __init__(self):
+        self._children = {}
+        self._digests = [0]
+
+    def after(self, number, token):
+        """The number of a sequence and one token more; a root is the token of an owner after the number 0."""
+        child = self._children.get((number, token))
+        if child is None:
+            child = self._children[number, token] = len(self._digests)
+            digest = 0 if number == 0 else (self._digests[number] ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9
+            self._digests.append((digest ^ digest >> 29) & MASK)
+        return child
+
+    def numbers(self, owner, token_ids):
+        """[len(token_ids)] the number of each leading part."""
+        number, found = self.after(0, owner), []
+        for token in token_ids:
+            number = self.after(number, token)
+            found.append(number)
+        return found
+
+    def next_token(self, number, seed, vocab_size):
+        """The token that follows a sequence: depends on its tokens and the seed alone."""
+        digest = (self._digests[number] + seed * 0x94D049BB133111EB) * 0xD6E8FEB86659FD93 & MASK
+        return (digest >> 32) % vocab_size
+
+
+class PrefixStore:
+    """Executes steps on slots, block tables and batches as the workers have them, with numbers for keys and values.
+
+    `owners`: request id -> what parts its prefixes from those of others.
+    """
+
+    def __init__(self, config, limits, prefixes, owners, vocab_size):
+        self.specs = [group.spec for group in config.groups]
+        self.live = {}
+        """Slot -> request id."""
+        self._prefixes, self._owners, self._vocab_size = prefixes, owners, vocab_size
+        slots, length = limits.max_num_seqs, limits.max_model_len
+        self.states = RequestStates(slots, length)
+        self.num_computed = self.states.num_computed
+        self.tables = BlockTables(tuple(BlockTable(slots, length, spec.block_size) for spec in self.specs))
+        self.numbers = np.zeros((slots, length + 1), np.int64)
+        """[slots, length + 1] the number of each leading part of a slot's tokens."""
+        # Groups share the memory, and equal tokens in different groups are different contents.
+        self._cells = np.zeros((config.num_blocks, max(spec.block_size for spec in self.specs)), np.int64)
+
+    def execute(self, step):
+        """Run a step; what it samples. Raises AssertionError when it would read or overwrite what it must not."""
+        self._apply(step)
+        batch = build_batch(step, self.states)
+        assert len(set(batch.slots.tolist())) == len(batch.slots), "a slot is in the batch twice"
+        assert (step.num_tokens > 0).all()
+        assert (batch.seq_lens <= self.states.num_tokens[batch.slots]).all(), "a token is computed before it is known"
+        for group in range(len(self.specs)):
+            self._write(group, batch)
+        ends = self.num_computed.copy()
+        ends[batch.slots] = batch.seq_lens
+        for slot in self.live:
+            for group in range(len(self.specs)):
+                self._check_reads(group, slot, int(ends[slot]))
+        self.states.advance(step.slots, step.num_tokens)
+        return ModelRunnerOutput(step.step_id, batch.sampled_slots, self._sample(batch.sampled_slots))
+
+    def held(self, group, slot):
+        """{index: block} of the blocks that a slot's next token and those after it read or write."""
+        spec, table = self.specs[group], self.tables.groups[group]
+        first = first_read(spec, int(self.num_computed[slot])) // spec.block_size
+        return dict(enumerate(table.blocks[slot, first : table.num_blocks[slot]].tolist(), first))
+
+    def _apply(self, step):
+        for slot in step.released:
+            del self.live[slot]
+        for new in step.new:
+            assert new.slot not in self.live, f"slot {new.slot} is given twice"
+            self.live[new.slot] = new.request_id
+            self.states.add(new)
+            self.tables.reset(new.slot, new.block_ids)
+            numbers = self._prefixes.numbers(self._owners[new.request_id], new.token_ids)
+            self.numbers[new.slot, : len(numbers)] = numbers
+        for grown in step.grown:
+            self.tables.append(grown.slot, grown.block_ids)
+        assert set(step.slots.tolist()) <= self.live.keys(), "a slot runs that has no request"
+
+    def _write(self, group, batch):
+        table = self.tables.groups[group]
+        places = table.slot_mapping(batch.token_slots, batch.positions)
+        assert len(set(places.tolist())) == len(places), "two tokens are written to one place"
+        blocks, offsets = np.divmod(places, table.block_size)
+        assert blocks.all(), "a token is written to the null block"
+        self._cells[blocks, offsets] = self._contents(group, batch.token_slots, batch.positions)
+
+    def _check_reads(self, group, slot, end):
+        """What the step's tokens of a slot read; of a slot that is not in the step, what its next token will."""
+        spec, table, start = self.specs[group], self.tables.groups[group], int(self.num_computed[slot])
+        positions = np.arange(first_read(spec, start), end)
+        found = self._cells[table.blocks[slot, positions // spec.block_size], positions % spec.block_size]
+        wrong = positions[found != self._contents(group, slot, positions)]
+        assert not wrong.size, (
+            f"{self.live[slot]} computes {start} to {end - 1} and reads what is not its history in group {group} at "
+            f"positions {wrong.tolist()}"
+        )
+
+    def _contents(self, group, slots, positions):
+        return self.numbers[slots, positions] * len(self.specs) + group
+
+    def _sample(self, slots):
+        lengths = self.states.num_tokens[slots]
+        last = self.numbers[slots, lengths - 1].tolist()
+        seeds = self.states.seed[slots].tolist()
+        tokens = [
+            self._prefixes.next_token(number, seed, self._vocab_size) for number, seed in zip(last, seeds, strict=True)
+        ]
+        self.numbers[slots, lengths] = [
+            self._prefixes.after(number, token) for number, token in zip(last, tokens, strict=True)
+        ]
+        token_ids = np.array(tokens, np.int32)
+        self.states.append(slots, token_ids)
+        return token_ids
