@@ -76,9 +76,23 @@ class PrefixStore:
         # Groups share the memory, and equal tokens in different groups are different contents.
         self._cells = np.zeros((config.num_blocks, max(spec.block_size for spec in self.specs)), np.int64)
 
-    def execute(self, step):
-        """Run a step; what it samples. Raises AssertionError when it would read or overwrite what it must not."""
-        self._apply(step)
+    def begin(self, step):
+        """Take a step's slots and blocks: the first half of executing it."""
+        for slot in step.released:
+            del self.live[slot]
+        for new in step.new:
+            assert new.slot not in self.live, f"slot {new.slot} is given twice"
+            self.live[new.slot] = new.request_id
+            self.states.add(new)
+            self.tables.reset(new.slot, new.block_ids)
+            numbers = self._prefixes.numbers(self._owners[new.request_id], new.token_ids)
+            self.numbers[new.slot, : len(numbers)] = numbers
+        for grown in step.grown:
+            self.tables.append(grown.slot, grown.block_ids)
+        assert set(step.slots.tolist()) <= self.live.keys(), "a slot runs that has no request"
+
+    def finish(self, step):
+        """Compute a step; what it samples. Raises AssertionError when it would read or write what it must not."""
         batch = build_batch(step, self.states)
         assert len(set(batch.slots.tolist())) == len(batch.slots), "a slot is in the batch twice"
         assert (step.num_tokens > 0).all()
@@ -98,20 +112,6 @@ class PrefixStore:
         spec, table = self.specs[group], self.tables.groups[group]
         first = first_read(spec, int(self.num_computed[slot])) // spec.block_size
         return dict(enumerate(table.blocks[slot, first : table.num_blocks[slot]].tolist(), first))
-
-    def _apply(self, step):
-        for slot in step.released:
-            del self.live[slot]
-        for new in step.new:
-            assert new.slot not in self.live, f"slot {new.slot} is given twice"
-            self.live[new.slot] = new.request_id
-            self.states.add(new)
-            self.tables.reset(new.slot, new.block_ids)
-            numbers = self._prefixes.numbers(self._owners[new.request_id], new.token_ids)
-            self.numbers[new.slot, : len(numbers)] = numbers
-        for grown in step.grown:
-            self.tables.append(grown.slot, grown.block_ids)
-        assert set(step.slots.tolist()) <= self.live.keys(), "a slot runs that has no request"
 
     def _write(self, group, batch):
         table = self.tables.groups[group]

@@ -19,9 +19,14 @@ SPECS = (
 )
 """KV groups of the models that are tried. A new kind of group is a line here, and a case in prefix_store.py."""
 ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor", None)
-PREFIXES = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3], [3, 1, 4, 1, 5, 9, 2, 7] * 3)
+PREFIXES = (
+    [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3],
+    [3, 1, 4, 1, 5, 9, 2, 7] * 3,
+)
 """What prompts begin with; the two have six tokens in common."""
-STEPS_PER_EPISODE = 100
+MAX_WAITING = 8
+"""Arrivals pause meanwhile, so that most steps have something to decide."""
+STEPS_PER_EPISODE = 60
 
 
 def setup_from(specs, spare_blocks, depth, algorithm, budget, slots, chunked, threshold, policy):
@@ -41,11 +46,11 @@ def random_setup(rng, number):
     """The kinds of groups, the algorithms and the depths take turns, so that a short run has seen them all."""
     return setup_from(
         specs=SPECS[number % len(SPECS)],
-        spare_blocks=rng.randint(0, 8),
+        spare_blocks=rng.choice([0, 0, 1, 2, 4, 8]),
         depth=(1, 2, 1, 3)[number % 4],
         algorithm=ALGORITHMS[number % 7 % len(ALGORITHMS)],
         budget=rng.choice([2, 5, 8, 16, 64]),
-        slots=rng.randint(1, 6),
+        slots=rng.choice([1, 2, 3, 4, 5, 6, 6, 6]),
         chunked=rng.random() < 0.75,
         threshold=rng.choice([0, 0, 3, 6]),
         policy=("fcfs", "priority")[number // 2 % 2],
@@ -54,7 +59,7 @@ def random_setup(rng, number):
 
 def random_request(rng, name):
     """A request that may share a prefix, a salt or a whole prompt with others."""
-    max_tokens = rng.randint(1, 26)
+    max_tokens = rng.choice([rng.randint(1, 6), rng.randint(1, 26), 40])
     return core_request(
         name,
         rng.choice(PREFIXES)[: rng.choice([0, 4, 8, 9, 12, 16, 23, 24, 26])]
@@ -66,7 +71,8 @@ def random_request(rng, name):
         salt=rng.choice([None, None, None, "a", "b"]),
         max_tokens=max_tokens,
         min_tokens=min(max_tokens, rng.choice([0, 0, 2, 5])),
-        stop_token_ids=rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 1, 2])) + rng.choice([[], [], list(range(20, 30))]),
+        stop_token_ids=rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 1, 2]))
+        + rng.choice([[], [], list(range(20, 30))]),
         seed=rng.randint(0, 2),
     )
 
@@ -76,14 +82,14 @@ def random_episode(rng, driver, num_steps):
     count, pressure = 0, rng.choice([0.1, 0.3, 0.6])
     while driver.num_steps < num_steps:
         action = rng.random()
-        if action < pressure:
+        if action < pressure and len(driver.waiting) < MAX_WAITING:
             request = random_request(rng, f"r{count}")
             for sibling in range(rng.choice([1, 1, 1, 3])):
                 count += 1
                 driver.arrive(_sibling(request, f"r{count}", sibling))
-        elif action < pressure + 0.06 and driver.lives:
+        elif pressure < action < pressure + 0.06 and driver.lives:
             abort_one(rng, driver)
-        elif action < pressure + 0.07:
+        elif pressure < action < pressure + 0.07:
             driver.reset()
         elif rng.random() < 0.1:
             driver.drain() if rng.random() < 0.3 else deliver_one(driver)
@@ -100,7 +106,8 @@ def abort_one(rng, driver):
     by_state = {}
     for name in driver.lives:
         by_state.setdefault(driver.state(name), []).append(name)
-    driver.abort(rng.choice(by_state[rng.choice(sorted(by_state))]))
+    state = "preempted" if "preempted" in by_state else rng.choice(sorted(by_state))
+    driver.abort(rng.choice(by_state[state]))
 
 
 def deliver_one(driver):

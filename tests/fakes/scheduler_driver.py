@@ -128,6 +128,7 @@ class SchedulerDriver:
     def step(self):
         """Keep `depth` steps in flight, as the engine does."""
         scheduled = len(self.in_flight) < self.setup.depth and self.schedule()
+        assert scheduled or self.in_flight or not self.scheduler.has_work(), "there is work, and nothing runs"
         if self.in_flight and (not scheduled or len(self.in_flight) == self.setup.depth):
             self.deliver()
 
@@ -137,12 +138,17 @@ class SchedulerDriver:
         wanted = {name: self._wanted(name) for name in before}
         reusable = self._reusable() if self.setup.depth == 1 and self.setup.algorithm else None
         num_preemptions = self.scheduler.stats().num_preemptions
+        cached = self.kv.pool.cached_blocks()
         step = self.scheduler.schedule()
+        cached_after = self.kv.pool.cached_blocks()
+        self.seen["evicted"] += sum(cached_after.get(block) != key for block, key in cached.items())
         self._follow_preemptions(self.scheduler.stats().num_preemptions - num_preemptions, step)
         if step is not None:
             self.num_steps += 1
             self._follow_admissions(step, reusable)
-            self.in_flight.append(self.store.execute(step))
+            self.store.begin(step)
+            self._check_blocks()
+            self.in_flight.append(self.store.finish(step))
         self._check_limits(step)
         if before.keys() <= self.running.keys():  # what a preempted one was to run is lost to the step
             self._check_shares(step, wanted)
@@ -162,12 +168,11 @@ class SchedulerDriver:
 
     def drain(self):
         """Step until nothing is left, within a bound that follows from the work; then check the books."""
-        lives = [life for life in self.lives.values() if life.finish is None]
-        work = sum(len(life.core_request.prompt_token_ids) + len(life.expected) + self.setup.depth for life in lives)
-        deadline = self.num_steps + 4 * work + 10
+        work = self.work_left()
+        deadline = self.num_steps + work
         while self.scheduler.has_work():
             self.step()
-            assert self.num_steps < deadline, f"still busy after {4 * work + 10} steps: {self.scheduler.stats()}"
+            assert self.num_steps <= deadline, f"still busy after {work} steps: {self.scheduler.stats()}"
         for name, life in self.lives.items():
             assert life.finish is not None, f"{name} never ended"
             assert life.tokens == life.expected
@@ -176,6 +181,19 @@ class SchedulerDriver:
         assert self.kv.pool.num_free == self.kv.pool.num_blocks - 1
         assert self.kv.reset()
         self.check()
+
+    def work_left(self, names=None):
+        """Steps in which these requests end even if each step does no more than one token of the first of them that
+        is unfinished: their tokens, and once per request the way through the pipeline."""
+        lives = [self.lives[name] for name in names or self.lives]
+        return sum(
+            len(life.core_request.prompt_token_ids)
+            + len(life.core_request.emitted_token_ids)
+            + len(life.expected)
+            + self.setup.depth
+            for life in lives
+            if life.finish is None
+        )
 
     # --- what must hold -------------------------------------------------------------------------------------------
 
@@ -186,8 +204,14 @@ class SchedulerDriver:
         assert (stats.num_running, stats.num_waiting) == (len(self.running), len(self.waiting))
         assert len(self.running) <= self.limits.max_num_seqs
         assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (self.num_queries, self.num_hits)
-        counts = np.zeros(self.kv.pool.num_blocks, np.int64)
-        step_tokens = self.limits.max_step_tokens
+        self._check_blocks()
+        if self.kv.pool.num_free == 0:
+            self.seen["pool full"] += 1
+
+    def _check_blocks(self):
+        """Who reads which blocks, according to the workers' tables and to the pool. Holds while a step runs too."""
+        pool, step_tokens = self.kv.pool, self.limits.max_step_tokens
+        counts = Counter()
         for group, manager in enumerate(self.kv.managers):
             tables = manager.tables()
             assert tables.keys() == self.running.keys()
@@ -195,13 +219,10 @@ class SchedulerDriver:
                 held, table = self.store.held(group, slot), tables[name].block_ids
                 assert len(table) == self.store.tables.groups[group].num_blocks[slot], "the workers' table is another"
                 assert all(table[index] == block != 0 for index, block in held.items()), "a block that is read is gone"
-                counts[list(held.values())] += 1
+                counts.update(held.values())
                 length = int(self.store.states.num_tokens[slot])
                 assert tables[name].num_held <= manager.peak_blocks(length, step_tokens), "more than planned for"
-        refs = np.array([self.kv.pool.ref_count(block) for block in range(self.kv.pool.num_blocks)])
-        assert (refs >= counts).all(), "a block is read that counts as free"
-        if self.kv.pool.num_free == 0:
-            self.seen["pool full"] += 1
+        assert all(pool.ref_count(block) >= count for block, count in counts.items()), "a free block is read"
 
     def _check_limits(self, step):
         """The limits of a step."""
@@ -231,10 +252,11 @@ class SchedulerDriver:
         holders = self.kv.managers[0].tables().keys()
         gone = [name for name in self.running if name not in holders]
         assert len(gone) == count
+        sampling = {slot for output in self.in_flight for slot in output.slots.tolist()}
         for name in gone:
-            del self.running[name]
+            slot = self.running.pop(name)
             self.waiting.add(name)
-            self.seen["preempted"] += 1
+            self.seen["preempted with a token in flight" if slot in sampling else "preempted"] += 1
         if gone:
             assert step is None or not step.new, "a step that preempts admits nobody"
             ranks = [self.lives[name].rank for name in self.running]
@@ -324,7 +346,9 @@ class SchedulerDriver:
             if all(
                 (group, numbers[end - 1]) in reusable
                 for group, spec in enumerate(self.setup.specs)
-                for end in range(length, first_read(spec, length) // spec.block_size * spec.block_size, -spec.block_size)
+                for end in range(
+                    length, first_read(spec, length) // spec.block_size * spec.block_size, -spec.block_size
+                )
             ):
                 return length
         return 0

@@ -48,9 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, "a", "b"]),
         siblings=st.sampled_from([1, 1, 2, 3]),
     )
-    def arrive(
-        self, prefix, shared, own, max_tokens, min_tokens, stop, emitted, priority, arrival, salt, siblings
-    ):
+    def arrive(self, prefix, shared, own, max_tokens, min_tokens, stop, emitted, priority, arrival, salt, siblings):
         for seed in range(siblings):
             self.count += 1
             request = core_request(

@@ -4,9 +4,7 @@ SOUNDNESS_STEPS and SOUNDNESS_SEED make the long run longer and another one (`ma
 """
 
 import os
-from contextlib import suppress
 
-import numpy as np
 import pytest
 
 from pagemill.engine.kv_cache import prefix_hash
@@ -14,8 +12,10 @@ from pagemill.engine.kv_cache.block_pool import BlockPool
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.managers.interface import GroupManager
 from pagemill.engine.kv_cache.managers.sliding_window import SlidingWindowManager
+from pagemill.engine.scheduler import admission as admission_module
 from pagemill.engine.scheduler import scheduler as scheduler_module
 from pagemill.engine.scheduler.admission import Admission
+from pagemill.engine.scheduler.limits import room_to_limit
 from pagemill.engine.scheduler.queues import FcfsQueue, PriorityQueue
 from pagemill.engine.scheduler.scheduler import Scheduler
 from tests.fakes.random_traffic import random_run
@@ -24,7 +24,9 @@ NUM_STEPS = int(os.environ.get("SOUNDNESS_STEPS", "5000"))
 SEED = int(os.environ.get("SOUNDNESS_SEED", "0"))
 
 HAPPENS = (
+    "evicted",
     "preempted",
+    "preempted with a token in flight",
     "cached",
     "cached after preemption",
     "pool full",
@@ -57,11 +59,15 @@ def test_random_steps():
 # --- what the driver is worth: each of these defects fails it -------------------------------------------------------
 
 
+DEFECTS = {}
+
+
 def patched(owner, name):
-    """A defect: replaces a method by what the decorated function makes of it."""
+    """Add a defect: a method, replaced by what the decorated function makes of it."""
 
     def decorate(make):
-        return lambda monkeypatch: monkeypatch.setattr(owner, name, make(getattr(owner, name)))
+        DEFECTS[make.__name__] = (owner, name, make)
+        return make
 
     return decorate
 
@@ -73,7 +79,9 @@ def salts_are_ignored(real):
 
 @patched(KVCacheManager, "commit")
 def blocks_are_shared_before_they_are_full(real):
-    return lambda kv, request, num_tokens: real(kv, request, -(-num_tokens // 4) * 4 if num_tokens % 4 == 3 else num_tokens)
+    return lambda kv, request, num_tokens: real(
+        kv, request, -(-num_tokens // 4) * 4 if num_tokens % 4 == 3 else num_tokens
+    )
 
 
 @patched(BlockPool, "touch")
@@ -155,13 +163,20 @@ def whoever_does_not_fit_is_passed_over(real):
     return admit
 
 
-@patched(scheduler_module, "share_budget")
-def long_prompts_go_before_single_tokens(real):
-    def share(wanted, budget):
-        left = np.maximum(budget - (np.cumsum(wanted) - wanted), 0)
-        return np.minimum(wanted, left)
-
-    return share
+@patched(admission_module, "token_limits")
+def new_prompts_may_take_the_whole_budget(real):
+    return lambda limits: (room_to_limit,)
 
 
-DEFECTS = [value for value in list(globals().values()) if getattr(value, "__qualname__", "").startswith("patched.")]
+@patched(scheduler_module, "token_limits")
+def the_last_token_is_computed_too(real):
+    return lambda limits: real(limits)[1:]
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_is_noticed(monkeypatch, defect):
+    owner, name, make = DEFECTS[defect]
+    monkeypatch.setattr(owner, name, make(getattr(owner, name)))
+    with pytest.raises((AssertionError, RuntimeError, KeyError)) as caught:
+        random_run(seed=0, num_steps=3000)
+    assert "run_episode(0, " in caught.value.__notes__[0]
