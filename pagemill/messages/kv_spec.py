@@ -175,3 +175,7 @@ class KVCacheConfig:
     groups: tuple[KVCacheGroup, ...]
     shared: dict[str, str] = field(default_factory=dict)
     """Layer that keeps nothing -> the layer of a group whose blocks it reads."""
+
+    def readers(self, owner: str) -> tuple[str, ...]:
+        """The layers that read what `owner` keeps."""
+        return tuple(name for name, other in self.shared.items() if other == owner)
