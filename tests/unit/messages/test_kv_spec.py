@@ -46,7 +46,7 @@ def test_states_are_counted_in_bytes_each_aligned():
 def test_a_request_holds_one_state_or_the_two_at_a_boundary():
     spec = MambaSpec(16, ((4,),), ("float32",))
     assert [spec.max_blocks(length) for length in (1, 16, 17, 1000)] == [1, 1, 2, 2]
-    assert spec.default_blocks(65_536, num_requests=8) == 16
+    assert spec.default_blocks(65_536, num_requests=8) == 8 + 128
 
 
 def test_a_layer_that_reads_another_keeps_nothing():

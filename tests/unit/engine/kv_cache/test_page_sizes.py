@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from pagemill.engine.kv_cache.page_sizes import TOKENS_PER_STATE, equal_pages
+from pagemill.engine.kv_cache.page_sizes import equal_pages
 from pagemill.errors import ConfigError
-from pagemill.messages.kv_spec import FullAttentionSpec, MambaSpec
+from pagemill.messages.kv_spec import TOKENS_PER_STATE, FullAttentionSpec, MambaSpec
 from tests.fakes.engine_setup import chunked, full, mamba, sliding
 
 
