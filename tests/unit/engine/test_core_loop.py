@@ -42,7 +42,7 @@ class Post:
             self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
             self.owners.setdefault(output.request_id, set()).add(front_end)
             if output.finish is not None:
-                self.finish[output.request_id] = output.finish
+                self.finish.setdefault(output.request_id, output.finish)
         if len(self.finish) == self.expected:
             self.all_finished.set()
 
