@@ -1,4 +1,4 @@
-"""`pagemill bench throughput|latency|serve|scheduler`: flags of the measurements. What is measured is in pagemill.bench."""
+"""`pagemill bench KIND`: flags of the measurements. What is measured is in pagemill.bench."""
 
 import argparse
 import asyncio

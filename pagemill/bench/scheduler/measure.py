@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
@@ -19,13 +19,13 @@ Values = dict[str, list[float]]
 """Figure -> its value in each repetition."""
 
 
-@dataclass(slots=True)
 class Side:
     """One scheduler, what it was told, and its figures so far."""
 
-    call: Call
-    settings: dict[str, Any] = field(default_factory=dict)
-    values: Values = field(default_factory=dict)
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.told: dict[str, Any] = call("told")
+        self.values: Values = {}
 
     def note(self, name: str, value: float) -> None:
         """One repetition's value of a figure."""
@@ -45,13 +45,14 @@ class Measured:
 def measure(work: SchedulerWork, peer_call: Call | None = None) -> Measured:
     """Do the work on our scheduler, and on the peer's in turn with it. Raises ConfigError for work that cannot be."""
     work.check()
-    scheduler = OwnScheduler()
-    own = Side(lambda method, *args: getattr(scheduler, method)(*args))
-    peer = None if peer_call is None else Side(peer_call)
+    begin = (work.settings(), SAMPLED_TOKEN, list(STOP_TOKEN_IDS))
+    scheduler = OwnScheduler(*begin)
+    own, peer = Side(lambda method, *args: getattr(scheduler, method)(*args)), None
+    if peer_call is not None:
+        peer_call("__init__", *begin)
+        peer = Side(peer_call)
     sides = [own] if peer is None else [own, peer]
     with _own_garbage_only():
-        for side in sides:
-            side.settings = side.call("open", work.settings(), SAMPLED_TOKEN, list(STOP_TOKEN_IDS))
         _fill(work, sides)
         _admissions(work, sides)
         for first, end in work.groups():
@@ -90,7 +91,7 @@ def _admissions(work: SchedulerWork, sides: list[Side]) -> None:
             for side in sides:
                 got = side.call("admit", prompt)
                 if got["cached_tokens"] != expected:
-                    raise RuntimeError(f"{side.settings['engine']} found {got['cached_tokens']} tokens, not {expected}")
+                    raise RuntimeError(f"{side.told['engine']} found {got['cached_tokens']} tokens, not {expected}")
                 if repetition:
                     suffix = "_new" if kind == "new" else ""
                     side.note(f"{name}{suffix}_ms", got["seconds"] * 1e3)

@@ -45,30 +45,32 @@ class NullWorkers:
 class OwnScheduler:
     """One scheduler with one group of full attention; workers are a token id for whoever samples."""
 
-    def open(self, settings: dict[str, int], sampled_token: int, stop_token_ids: list[int]) -> dict[str, Any]:
-        """Make the scheduler; what it was told, for the record."""
+    def __init__(self, settings: dict[str, int], sampled_token: int, stop_token_ids: list[int]) -> None:
+        """`settings` are those of `SchedulerWork.settings`."""
         spec = FullAttentionSpec(settings["block_size"], 8, 128, "bfloat16")
         config = KVCacheConfig(settings["num_blocks"], (KVCacheGroup(("layer",), spec),))
-        limits = SchedulerLimits(
+        self._limits = SchedulerLimits(
             settings["max_num_batched_tokens"], settings["max_num_seqs"], settings["max_model_len"]
         )
         self._kv = KVCacheManager(config, HASH_ALGORITHM)
-        self._scheduler = Scheduler(limits, self._kv)
-        self._workers = NullWorkers(limits.max_num_seqs, sampled_token)
+        self._scheduler = Scheduler(self._limits, self._kv)
+        self._workers = NullWorkers(self._limits.max_num_seqs, sampled_token)
         self._encode = msgspec.msgpack.Encoder(enc_hook=_array_bytes).encode
-        self._block_size, self._max_model_len = spec.block_size, limits.max_model_len
+        self._block_size = spec.block_size
         self._stop_token_ids = tuple(stop_token_ids)
         self._num_requests = 0
+
+    def told(self) -> dict[str, Any]:
+        """What the scheduler was told; all else is the engine's default."""
         return {
             "engine": f"pagemill {__version__}",
             "async_scheduling": False,
             "enable_prefix_caching": True,
             "prefix_caching_hash_algo": HASH_ALGORITHM,
-            "max_num_seqs": limits.max_num_seqs,
-            "max_num_batched_tokens": limits.max_num_batched_tokens,
-            "max_model_len": limits.max_model_len,
-            "log_stats": True,
-            "other settings": "the engine's defaults",
+            "max_num_seqs": self._limits.max_num_seqs,
+            "max_num_batched_tokens": self._limits.max_num_batched_tokens,
+            "max_model_len": self._limits.max_model_len,
+            "statistics": True,
         }
 
     def run(self, prompt: list[int]) -> None:
@@ -112,7 +114,7 @@ class OwnScheduler:
     def hash_seconds(self, algorithm: str, prompt: list[int]) -> float:
         """Time to hash the full blocks of a prompt. Raises ConfigError when the algorithm's package is missing."""
         hasher = PrefixHasher(algorithm, self._block_size)
-        request = Request(self._request(prompt, 1), sequence=0, max_model_len=self._max_model_len)
+        request = Request(self._request(prompt, 1), sequence=0, max_model_len=self._limits.max_model_len)
         start = time.perf_counter()
         hasher.extend(request)
         return time.perf_counter() - start

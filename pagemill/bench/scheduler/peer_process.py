@@ -34,7 +34,9 @@ class PeerProcess:
             )
         except OSError as error:
             self._log.close()
-            raise ConfigError(f"peer_python={str(python)!r} cannot be run ({error.strerror}): {HOW_TO_GET_IT}") from None
+            raise ConfigError(
+                f"peer_python={str(python)!r} cannot be run ({error.strerror}): {HOW_TO_GET_IT}"
+            ) from None
 
     def __enter__(self) -> "PeerProcess":
         return self

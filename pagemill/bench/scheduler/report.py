@@ -17,10 +17,10 @@ def figures(measured: Measured) -> dict[str, Any]:
     result: dict[str, Any] = {name: median(values) for name, values in (own.values | ratios).items()}
     result["num_cached_blocks"] = measured.num_cached_blocks
     result["spread"] = _spread(own.values | ratios)
-    result["settings"] = own.settings
+    result["settings"] = own.told
     if peer is not None:
         medians = {name: median(values) for name, values in peer.values.items()}
-        result["peer"] = medians | {"spread": _spread(peer.values), "settings": peer.settings}
+        result["peer"] = medians | {"spread": _spread(peer.values), "settings": peer.told}
     return result
 
 
@@ -43,7 +43,7 @@ def table(measured: Measured) -> str:
     own, peer = measured.own, measured.peer
     sides = [own] if peer is None else [own, peer]
     ratios = {} if peer is None else ratio_values(own.values, peer.values)
-    rows = [["", *(side.settings["engine"] for side in sides), *(["ratio"] if ratios else [])]]
+    rows = [["", *(side.told["engine"] for side in sides), *(["ratio"] if ratios else [])]]
     for name in own.values:
         row = [name, *(_cell(side, name) for side in sides)]
         rows.append([*row, _range(ratios[ratio_name(name)])] if ratio_name(name) in ratios else row)
@@ -79,5 +79,5 @@ def _three(values: list[float]) -> tuple[float, float, float]:
 
 
 def _told(side: Side) -> str:
-    facts = ", ".join(f"{name}={value}" for name, value in side.settings.items() if name != "engine")
-    return f"{side.settings['engine']}: {facts}"
+    facts = ", ".join(f"{name}={value}" for name, value in side.told.items() if name != "engine")
+    return f"{side.told['engine']}: {facts}"

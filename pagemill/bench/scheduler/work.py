@@ -29,8 +29,9 @@ class SchedulerWork:
 
     @property
     def num_blocks(self) -> int:
-        """Of the pool: besides full blocks, each request holds at most one that is not full; and the null block."""
-        return self.num_cached_blocks + self.decodes[-1] + 1
+        """Of the pool. Without known content are: at most one block of each request, one that each long prompt computes
+        a second time, and the null block."""
+        return self.num_cached_blocks + self.decodes[-1] + self.num_repetitions + 2
 
     def settings(self) -> dict[str, int]:
         """Of either scheduler."""

@@ -18,9 +18,8 @@ from pagemill.errors import ConfigError
 HashFunction = Callable[[bytes], bytes]
 ExtraKeys = list[tuple[str, bytes, int]]
 """(kind, name, number): what besides its tokens makes a block's contents unique."""
-HashChain = Callable[[bytes, "array[int]", int, dict[int, ExtraKeys]], list[bytes]]
-"""(hash of the block before, tokens of whole blocks, tokens per block, extra keys by index of block) -> the hash of
-each block. Whole chains at once, because a prompt of 32k tokens has 2,000 blocks."""
+BlockHashFunction = Callable[[bytes, bytes, ExtraKeys], bytes]
+"""(hash of the block before, tokens of the block as 32-bit integers, extra keys) -> hash of the block."""
 
 ROOT_BYTES = 32
 
@@ -39,38 +38,28 @@ def _optional(package: str, algorithm: str) -> Any:
         ) from error
 
 
-def _packed(hash_bytes: HashFunction) -> HashChain:
+def _packed(hash_bytes: HashFunction) -> BlockHashFunction:
     """Parent and tokens have a fixed size each, so that their plain concatenation is unambiguous; extra keys follow
     as msgpack."""
 
-    def hash_chain(parent: bytes, token_ids: "array[int]", size: int, extra: dict[int, ExtraKeys]) -> list[bytes]:
-        data, num_bytes = token_ids.tobytes(), size * token_ids.itemsize
-        blocks = [data[start : start + num_bytes] for start in range(0, len(data), num_bytes)]
-        for index, keys in extra.items():
-            blocks[index] += msgspec.msgpack.encode(keys)
-        hashes = []
-        for block in blocks:
-            parent = hash_bytes(parent + block)
-            hashes.append(parent)
-        return hashes
+    def hash_block(parent: bytes, token_bytes: bytes, extra: ExtraKeys) -> bytes:
+        packed = parent + token_bytes
+        return hash_bytes(packed + msgspec.msgpack.encode(extra) if extra else packed)
 
-    return hash_chain
+    return hash_block
 
 
-def _cbor(hash_bytes: HashFunction, dumps: Callable[..., bytes]) -> HashChain:
+def _cbor(hash_bytes: HashFunction, dumps: Callable[..., bytes]) -> BlockHashFunction:
     """Canonical CBOR of [parent, tokens, extra keys]: the same on every machine and in every language."""
 
-    def hash_chain(parent: bytes, token_ids: "array[int]", size: int, extra: dict[int, ExtraKeys]) -> list[bytes]:
-        ids, hashes = token_ids.tolist(), []
-        for index, start in enumerate(range(0, len(ids), size)):
-            parent = hash_bytes(dumps([parent, ids[start : start + size], extra.get(index)], canonical=True))
-            hashes.append(parent)
-        return hashes
+    def hash_block(parent: bytes, token_bytes: bytes, extra: ExtraKeys) -> bytes:
+        token_ids = array("i", token_bytes).tolist()
+        return hash_bytes(dumps([parent, token_ids, extra or None], canonical=True))
 
-    return hash_chain
+    return hash_block
 
 
-def hash_chain_function(algorithm: str) -> HashChain:
+def block_hash_function(algorithm: str) -> BlockHashFunction:
     """One of sha256, sha256_cbor, xxhash, xxhash_cbor. Raises ConfigError for a name that is none of them, or that
     names the package that is missing."""
     name, _, encoding = algorithm.partition("_")
@@ -88,7 +77,7 @@ class PrefixHasher:
 
     def __init__(self, algorithm: str, block_size: int, seed: str | None = None) -> None:
         self.block_size = block_size
-        self._hash_chain = hash_chain_function(algorithm)
+        self._hash_block = block_hash_function(algorithm)
         self.root = os.urandom(ROOT_BYTES) if seed is None else _sha256(b"pagemill prefix root " + seed.encode())
 
     def extend(self, request: Request) -> None:
@@ -97,14 +86,18 @@ class PrefixHasher:
         first, end = len(hashes), len(tokens) // size
         if first == end:
             return
+        hash_block = self._hash_block
         parent = hashes[-1] if hashes else self.root
-        hashes += self._hash_chain(parent, tokens[first * size : end * size], size, _extra_keys(request, first, end, size))
-
-
-def _extra_keys(request: Request, first: int, end: int, block_size: int) -> dict[int, ExtraKeys]:
-    """Those of the blocks first to end - 1 that have any, by index from `first` on."""
-    indexes = range(first, end) if request.mm_items else range(first, min(end, 1))
-    return {index - first: keys for index in indexes if (keys := extra_keys(request, index, block_size))}
+        # Whether none of the blocks has extra keys, as in nearly all requests.
+        plain = not request.mm_items and (first or (request.cache_salt is None and request.lora is None))
+        extra: ExtraKeys = []
+        # All bytes at once: a prompt of 32k tokens has 2,000 blocks.
+        data, num_bytes = tokens[first * size : end * size].tobytes(), size * tokens.itemsize
+        for start in range(0, len(data), num_bytes):
+            if not plain:
+                extra = extra_keys(request, first + start // num_bytes, size)
+            parent = hash_block(parent, data[start : start + num_bytes], extra)
+            hashes.append(parent)
 
 
 def extra_keys(request: Request, block_index: int, block_size: int) -> ExtraKeys:
