@@ -1,0 +1,124 @@
+"""`Child`: a process of ours, started from nothing: a fresh interpreter that calls "module:function" with bytes.
+
+Knows nothing about what the child does. A fresh interpreter instead of `multiprocessing`: nothing is pickled, the
+user's script is not imported again (it needs no __main__ guard), and no lock, thread or CUDA context is inherited by
+a fork.
+"""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from typing import Self
+
+import msgspec
+
+LENGTH = struct.Struct("!I")
+STACKS_SIGNAL = signal.SIGUSR1
+"""A child writes the stacks of its threads to stderr when it gets this."""
+ASK_S, TERMINATE_S = 5.0, 3.0
+
+
+class Birth(msgspec.Struct, frozen=True):
+    """What a child is told first, over a pipe: nothing of it can be seen in a list of processes."""
+
+    entry: str
+    """"module:function", called with `payload`."""
+    title: str
+    payload: bytes
+    paths: list[str]
+    """The parent's sys.path, so that the child finds the same modules."""
+
+
+class Child:
+    """A running child. It dies with its parent, however that dies: the pipe between them then closes, and the kernel
+    kills it too where that exists (Linux; for which the thread that starts it must live as long as the parent).
+
+    Ctrl-C in a terminal does not reach it: its parent decides.
+    """
+
+    def __init__(self, entry: str, title: str, payload: bytes) -> None:
+        self.title = title
+        reader, self._lifeline = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pagemill.utils.child", str(reader), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[reader],
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(reader)
+        birth = msgspec.msgpack.encode(Birth(entry, title, payload, sys.path))
+        # A payload may exceed the pipe's buffer, and a child that dies early never reads it: not on this thread.
+        threading.Thread(target=self._tell, args=(birth,), name="pagemill-birth", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; negative: minus the signal that killed it."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Its exit status; None when it still runs after `timeout_s`."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing when it is gone."""
+        self._process.send_signal(number)
+
+    def stop(self, ask_s: float = ASK_S, terminate_s: float = TERMINATE_S) -> int:
+        """Wait `ask_s` for it to end by itself (it was asked to by other means), then SIGTERM, then SIGKILL."""
+        for timeout_s, number in ((ask_s, signal.SIGTERM), (terminate_s, signal.SIGKILL)):
+            status = self.wait(timeout_s)
+            if status is not None:
+                self._close()
+                return status
+            self.signal(signal.SIGCONT)  # a stopped process gets no SIGTERM before it goes on
+            self.signal(number)
+        status = self._process.wait()
+        self._close()
+        return status
+
+    def kill(self) -> int:
+        """SIGKILL, now."""
+        return self.stop(0, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _tell(self, birth: bytes) -> None:
+        try:
+            with os.fdopen(os.dup(self._lifeline), "wb") as pipe:
+                pipe.write(LENGTH.pack(len(birth)) + birth)
+        except OSError:  # it died before it listened; its exit status tells
+            return
+
+    def _close(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+
+def describe_exit(status: int) -> str:
+    """An exit status in words: `exit status 1`, or `killed by SIGKILL`."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
