@@ -1,4 +1,6 @@
-"""Puts schedulers through the same work, in turn within every repetition. Knows no engine and no output format."""
+"""Puts schedulers through the same work, in turn within every repetition.
+
+Knows what they are called with, not how they work, and no output format."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -52,7 +54,7 @@ def measure(work: SchedulerWork, peer_call: Call | None = None) -> Measured:
         peer_call("__init__", *begin)
         peer = Side(peer_call)
     sides = [own] if peer is None else [own, peer]
-    with _own_garbage_only():
+    with _unfrozen_afterwards():
         _fill(work, sides)
         _admissions(work, sides)
         for first, end in work.groups():
@@ -63,7 +65,7 @@ def measure(work: SchedulerWork, peer_call: Call | None = None) -> Measured:
 
 
 @contextmanager
-def _own_garbage_only() -> Iterator[None]:
+def _unfrozen_afterwards() -> Iterator[None]:
     """Undo `gc.freeze`, by which a scheduler keeps what stays out of the collector's way, as a server does."""
     try:
         yield
