@@ -8,7 +8,7 @@ wrongly, evicted too early or filled too late is a number that differs.
 
 import numpy as np
 
-from pagemill.messages.kv_spec import SlidingWindowSpec
+from pagemill.messages.kv_spec import ChunkedLocalSpec, MambaSpec, SlidingWindowSpec
 from pagemill.messages.step import ModelRunnerOutput
 from pagemill.worker.batch.block_tables import BlockTable, BlockTables
 from pagemill.worker.batch.input_batch import build_batch
@@ -22,6 +22,10 @@ def first_read(spec, position):
     match spec:
         case SlidingWindowSpec(window=window):
             return max(0, position - window + 1)
+        case ChunkedLocalSpec(chunk_size=size):
+            return position // size * size
+        case MambaSpec():  # the state after the token before
+            return max(0, position - 1)
     return 0
 
 
@@ -97,12 +101,21 @@ class PrefixStore:
         assert len(set(batch.slots.tolist())) == len(batch.slots), "a slot is in the batch twice"
         assert (step.num_tokens > 0).all()
         assert (batch.seq_lens <= self.states.num_tokens[batch.slots]).all(), "a token is computed before it is known"
-        for group in range(len(self.specs)):
-            self._write(group, batch)
+        groups = range(len(self.specs))
+        # Copies and states are read as the steps before left them; keys and values are written before they are read.
+        copies = getattr(step, "copies", ())
+        self._cells[[copy.destination for copy in copies]] = self._cells[[copy.source for copy in copies]]
+        for group in groups:
+            if isinstance(self.specs[group], MambaSpec):
+                for slot in batch.slots.tolist():
+                    self._check_reads(group, slot, int(self.num_computed[slot]))
+                self._write_states(group, batch)
+            else:
+                self._write(group, batch)
         ends = self.num_computed.copy()
         ends[batch.slots] = batch.seq_lens
         for slot in self.live:
-            for group in range(len(self.specs)):
+            for group in groups:
                 self._check_reads(group, slot, int(ends[slot]))
         self.states.advance(step.slots, step.num_tokens)
         return ModelRunnerOutput(step.step_id, batch.sampled_slots, self._sample(batch.sampled_slots))
@@ -121,11 +134,26 @@ class PrefixStore:
         assert blocks.all(), "a token is written to the null block"
         self._cells[blocks, offsets] = self._contents(group, batch.token_slots, batch.positions)
 
+    def _write_states(self, group, batch):
+        """In each block that a slot's tokens touch, the state after its last token there."""
+        spec, table = self.specs[group], self.tables.groups[group]
+        written = []
+        for slot, start, end in zip(batch.slots, self.num_computed[batch.slots], batch.seq_lens, strict=True):
+            indices = np.arange(start // spec.block_size, (end - 1) // spec.block_size + 1)
+            blocks = table.blocks[slot, indices]
+            assert blocks.all(), "a state is written to the null block"
+            last = np.minimum((indices + 1) * spec.block_size, end) - 1
+            self._cells[blocks, 0] = self._contents(group, slot, last)
+            written += blocks.tolist()
+        assert len(set(written)) == len(written), "two states are written to one place"
+
     def _check_reads(self, group, slot, end):
-        """What the step's tokens of a slot read; of a slot that is not in the step, what its next token will."""
+        """What a slot's tokens before `end` that are not computed yet read; if there are none, what the next will."""
         spec, table, start = self.specs[group], self.tables.groups[group], int(self.num_computed[slot])
-        positions = np.arange(first_read(spec, start), end)
-        found = self._cells[table.blocks[slot, positions // spec.block_size], positions % spec.block_size]
+        first = end - 1 if isinstance(spec, MambaSpec) else first_read(spec, start)
+        positions = np.arange(max(0, first), end)
+        offsets = 0 if isinstance(spec, MambaSpec) else positions % spec.block_size
+        found = self._cells[table.blocks[slot, positions // spec.block_size], offsets]
         wrong = positions[found != self._contents(group, slot, positions)]
         assert not wrong.size, (
             f"{self.live[slot]} computes {start} to {end - 1} and reads what is not its history in group {group} at "

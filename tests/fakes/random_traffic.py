@@ -6,7 +6,7 @@ from collections import Counter
 import msgspec
 
 from pagemill.engine.scheduler.limits import SchedulerLimits
-from tests.fakes.engine_setup import core_request, full, sliding
+from tests.fakes.engine_setup import chunked, core_request, full, mamba, sliding
 from tests.fakes.scheduler_driver import VOCAB_SIZE, SchedulerDriver, Setup
 
 MAX_MODEL_LEN = 40
@@ -16,6 +16,12 @@ SPECS = (
     (full(), sliding(7)),
     (full(), sliding(9), sliding(2)),
     (full(8), sliding(6, 4)),
+    (chunked(8),),
+    (full(), chunked(6), sliding(5)),
+    (full(), mamba()),
+    (mamba(),),
+    (full(), sliding(9), chunked(12), mamba()),
+    (full(), mamba(block_size=8)),
 )
 """KV groups of the models that are tried. A new kind of group is a line here, and a case in prefix_store.py."""
 ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor", None)

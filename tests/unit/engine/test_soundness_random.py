@@ -10,7 +10,10 @@ import pytest
 from pagemill.engine.kv_cache import prefix_hash
 from pagemill.engine.kv_cache.block_pool import BlockPool
 from pagemill.engine.kv_cache.manager import KVCacheManager
+from pagemill.engine.kv_cache.managers.chunked_local import ChunkedLocalManager
 from pagemill.engine.kv_cache.managers.interface import GroupManager
+from pagemill.engine.kv_cache.managers.mamba import MambaManager
+from pagemill.engine.kv_cache.managers.recent import RecentBlocksManager
 from pagemill.engine.kv_cache.managers.sliding_window import SlidingWindowManager
 from pagemill.engine.scheduler import admission as admission_module
 from pagemill.engine.scheduler import scheduler as scheduler_module
@@ -103,6 +106,21 @@ def the_window_is_dropped_a_token_early(real):
 @patched(SlidingWindowManager, "drop_out_of_window")
 def the_window_is_never_dropped(real):
     return lambda manager, request_id, num_computed: None
+
+
+@patched(ChunkedLocalManager, "first_read")
+def a_chunk_is_dropped_before_its_end(real):
+    return lambda manager, position: real(manager, position + 1)
+
+
+@patched(MambaManager, "_find")
+def states_are_shared_in_the_step_that_writes_them(real):
+    return RecentBlocksManager._find
+
+
+@patched(MambaManager, "first_read")
+def the_state_before_is_dropped_with_the_step_that_reads_it(real):
+    return lambda manager, position: position // manager.block_size
 
 
 @patched(GroupManager, "free")
