@@ -6,6 +6,8 @@ sampled, everything that attention reads is compared with the numbers that must 
 wrongly, evicted too early or filled too late is a number that differs.
 """
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from pagemill.messages.kv_spec import ChunkedLocalSpec, MambaSpec, SlidingWindowSpec
@@ -29,28 +31,46 @@ def first_read(spec, position):
     return 0
 
 
+@dataclass(frozen=True)
+class Owner:
+    """What makes contents unique besides their tokens: who asks (salt, adapter), and what placeholders stand for."""
+
+    root: tuple = ()
+    items: dict[int, tuple] = field(default_factory=dict)
+    """Position -> the item there, and which of its placeholders."""
+
+    @classmethod
+    def of(cls, request):
+        items = {
+            item.offset + index: (item.content_hash, index)
+            for item in request.mm_items
+            for index in range(item.num_tokens)
+        }
+        return cls((request.cache_salt, request.lora and request.lora.lora_id), items)
+
+
 class Prefixes:
-    """A tree of token sequences. Those of different owners (salts) have different roots, and so different numbers,
-    but go on with the same tokens."""
+    """A tree of token sequences. Those that differ in more than their tokens have different numbers, but go on with
+    the same tokens."""
 
     def __init__(self):
         self._children = {}
         self._digests = [0]
 
-    def after(self, number, token):
-        """The number of a sequence and one token more; a root is the token of an owner after the number 0."""
-        child = self._children.get((number, token))
+    def after(self, number, token, more=None):
+        """The number of a sequence and one token more; number 0 is no sequence."""
+        child = self._children.get((number, token, more))
         if child is None:
-            child = self._children[number, token] = len(self._digests)
+            child = self._children[number, token, more] = len(self._digests)
             digest = 0 if number == 0 else (self._digests[number] ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9
             self._digests.append((digest ^ digest >> 29) & MASK)
         return child
 
     def numbers(self, owner, token_ids):
         """[len(token_ids)] the number of each leading part."""
-        number, found = self.after(0, owner), []
-        for token in token_ids:
-            number = self.after(number, token)
+        number, found = self.after(0, None, owner.root), []
+        for position, token in enumerate(token_ids):
+            number = self.after(number, token, owner.items.get(position))
             found.append(number)
         return found
 
@@ -63,7 +83,7 @@ class Prefixes:
 class PrefixStore:
     """Executes steps on slots, block tables and batches as the workers have them, with numbers for keys and values.
 
-    `owners`: request id -> what parts its prefixes from those of others.
+    `owners`: request id -> `Owner`.
     """
 
     def __init__(self, config, limits, prefixes, owners, vocab_size):

@@ -6,6 +6,7 @@ from collections import Counter
 import msgspec
 
 from pagemill.engine.scheduler.limits import SchedulerLimits
+from pagemill.messages.engine_io import LoRARequest, MultimodalItem
 from tests.fakes.engine_setup import chunked, core_request, full, mamba, sliding
 from tests.fakes.scheduler_driver import VOCAB_SIZE, SchedulerDriver, Setup
 
@@ -29,7 +30,8 @@ PREFIXES = (
     [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3],
     [3, 1, 4, 1, 5, 9, 2, 7] * 3,
 )
-"""What prompts begin with; the two have six tokens in common."""
+"""What prompts begin with; the two have seven tokens in common."""
+ADAPTERS = (LoRARequest("a", 1, "/a"), LoRARequest("a", 2, "/a"))
 MAX_WAITING = 8
 """Arrivals pause meanwhile, so that most steps have something to decide."""
 STEPS_PER_EPISODE = 60
@@ -64,23 +66,32 @@ def random_setup(rng, number):
 
 
 def random_request(rng, name):
-    """A request that may share a prefix, a salt or a whole prompt with others."""
+    """A request that may share a prefix with others, or a whole prompt, with the same salt, adapter and images or
+    with other ones."""
+    prompt = rng.choice(PREFIXES)[: rng.choice([0, 4, 8, 9, 12, 16, 23, 24, 26])]
+    prompt = prompt + rng.choices(range(VOCAB_SIZE), k=rng.choice([0, 1, 1, 2, 5])) or [0]
     max_tokens = rng.choice([rng.randint(1, 6), rng.randint(1, 26), 40])
+    stop_ids = rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 1, 2]))
     return core_request(
         name,
-        rng.choice(PREFIXES)[: rng.choice([0, 4, 8, 9, 12, 16, 23, 24, 26])]
-        + rng.choices(range(VOCAB_SIZE), k=rng.choice([0, 1, 1, 2, 5]))
-        or [0],
+        prompt,
         emitted=rng.choices(range(VOCAB_SIZE), k=rng.choice([0, 0, 0, 1, 3])),
         priority=rng.randint(0, 2),
         arrival=rng.choice([0.0, 1.0, 2.0]),
         salt=rng.choice([None, None, None, "a", "b"]),
+        lora=rng.choice([None, None, None, *ADAPTERS]),
+        mm_items=random_items(rng, len(prompt)),
         max_tokens=max_tokens,
         min_tokens=min(max_tokens, rng.choice([0, 0, 2, 5])),
-        stop_token_ids=rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 1, 2]))
-        + rng.choice([[], [], list(range(20, 30))]),
+        stop_token_ids=stop_ids + rng.choice([[], [], list(range(20, 30))]),
         seed=rng.randint(0, 2),
     )
+
+
+def random_items(rng, length):
+    """None, mostly; or one of two images at one of two places in a prompt of that length."""
+    offset, name = rng.choice([2, 8]), rng.choice(["cat", "dog"])
+    return [MultimodalItem(offset, 6, name)] if rng.random() < 0.2 and offset + 6 <= length else []
 
 
 def random_episode(rng, driver, num_steps):

@@ -14,7 +14,7 @@ from pagemill.engine.kv_cache.planning import blocks_for_request
 from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.engine.scheduler.scheduler import Scheduler
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec
-from tests.fakes.prefix_store import Prefixes, PrefixStore, first_read
+from tests.fakes.prefix_store import Owner, Prefixes, PrefixStore, first_read
 
 VOCAB_SIZE = 11
 
@@ -81,7 +81,7 @@ class SchedulerDriver:
     def arrive(self, request):
         """Add a request, and foresee its whole output."""
         name = request.request_id
-        self.owners[name] = ("owner", request.cache_salt)
+        self.owners[name] = Owner.of(request)
         by_policy = (request.priority, request.arrival_time) if self.limits.policy == "priority" else ()
         self.num_added += 1
         life = self._alone(request, (*by_policy, self.num_added))

@@ -3,12 +3,14 @@
 What must hold after every step is in `SchedulerDriver`; this file only says what may happen.
 """
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from pagemill.messages.engine_io import MultimodalItem
 from tests.fakes.engine_setup import core_request
-from tests.fakes.random_traffic import ALGORITHMS, PREFIXES, SPECS, setup_from
+from tests.fakes.random_traffic import ADAPTERS, ALGORITHMS, PREFIXES, SPECS, setup_from
 from tests.fakes.scheduler_driver import VOCAB_SIZE, SchedulerDriver
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
@@ -46,22 +48,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         arrival=st.sampled_from([0.0, 1.0]),
         salt=st.sampled_from([None, None, "a", "b"]),
+        lora=st.sampled_from([None, None, *ADAPTERS]),
+        image=st.sampled_from([None, None, "cat", "dog"]),
         siblings=st.sampled_from([1, 1, 2, 3]),
     )
-    def arrive(self, prefix, shared, own, max_tokens, min_tokens, stop, emitted, priority, arrival, salt, siblings):
+    def arrive(self, prefix, shared, own, image, siblings, min_tokens, max_tokens, stop, **options):
+        prompt = prefix[:shared] + own or [0]
         for seed in range(siblings):
             self.count += 1
             request = core_request(
                 f"r{self.count}",
-                prefix[:shared] + own or [0],
-                emitted=emitted,
-                priority=priority,
-                arrival=arrival,
-                salt=salt,
+                prompt,
+                mm_items=[MultimodalItem(2, 6, image)] if image and len(prompt) >= 8 else [],
                 max_tokens=max_tokens,
                 min_tokens=min(min_tokens, max_tokens),
                 stop_token_ids=stop,
                 seed=seed,
+                **options,
             )
             self.driver.arrive(request)
 
@@ -96,7 +99,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.driver.drain()
 
 
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+def machine(max_examples):
+    """The machine as a test, with that many runs."""
+
+    class TestCase(SchedulerMachine.TestCase):
+        settings = settings(
+            max_examples=max_examples,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
+
+    return TestCase
+
+
+TestScheduler = machine(30)
+TestSchedulerLonger = pytest.mark.slow(machine(300))

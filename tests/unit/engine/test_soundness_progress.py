@@ -15,7 +15,7 @@ LENGTH = 120
 """max_model_len of these engines."""
 DEPTHS = st.sampled_from([1, 2, 3])
 POLICIES = st.sampled_from(["fcfs", "priority"])
-FEW = settings(max_examples=12, deadline=None)
+FEW = settings(max_examples=8, deadline=None)
 ONE_GROUP = (full(),)
 
 
@@ -162,7 +162,7 @@ def test_the_least_important_request_ends_once_the_others_stop_to_come(depth, sp
     engine.drain()  # within a bound that follows from the work
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     depth=DEPTHS,
     policy=POLICIES,
