@@ -44,3 +44,14 @@ def compiler() -> str:
 def native_kernels() -> bool:
     """PAGEMILL_NATIVE_KERNELS=0 turns the C++ kernels off and uses the torch reference instead."""
     return _read("NATIVE_KERNELS") != "0"
+
+
+def ipc_base() -> Path | None:
+    """PAGEMILL_RPC_BASE_PATH: where the private folders of ipc sockets are made (default the temporary folder)."""
+    given = _read("RPC_BASE_PATH")
+    return Path(given) if given else None
+
+
+def ipc_secret() -> str | None:
+    """PAGEMILL_IPC_SECRET: the secret that processes of one deployment share; set by the process that starts them."""
+    return _read("IPC_SECRET")
