@@ -55,3 +55,9 @@ def ipc_base() -> Path | None:
 def ipc_secret() -> str | None:
     """PAGEMILL_IPC_SECRET: the secret that processes of one deployment share; set by the process that starts them."""
     return _read("IPC_SECRET")
+
+
+def prefix_hash_seed() -> str | None:
+    """PYTHONHASHSEED: pins the hashes of cached prefixes, so that several processes agree on them (default: random)."""
+    seed = os.environ.get("PYTHONHASHSEED")
+    return None if seed in (None, "", "random") else seed

@@ -6,7 +6,7 @@ from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, Schedu
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.messages.engine_io import EngineCoreRequest
-from pagemill.messages.kv_spec import FullAttentionSpec, SlidingWindowSpec
+from pagemill.messages.kv_spec import ChunkedLocalSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from pagemill.messages.sampling_params import SamplingParams
 from tests.fakes.scripted_worker import ScriptedWorker
 
@@ -19,6 +19,14 @@ def full(block_size=BLOCK_SIZE, head_size=1):
 
 def sliding(window, block_size=BLOCK_SIZE, head_size=1):
     return SlidingWindowSpec(block_size, 1, head_size, "float32", window)
+
+
+def chunked(chunk_size, block_size=BLOCK_SIZE, head_size=1):
+    return ChunkedLocalSpec(block_size, 1, head_size, "float32", chunk_size)
+
+
+def mamba(num_floats=8, block_size=BLOCK_SIZE):
+    return MambaSpec(block_size, ((num_floats,),), ("float32",))
 
 
 def engine_config(*, max_model_len=64, budget=64, num_blocks=64, caching=True, algorithm="sha256", **scheduler):
@@ -38,13 +46,14 @@ def engine_config(*, max_model_len=64, budget=64, num_blocks=64, caching=True, a
     )
 
 
-def make_core(specs=None, *, depth=1, worker=None, **settings):
+def make_core(specs=None, *, depth=1, overlap=False, worker=None, **settings):
     """A core, and the worker behind it."""
     worker = worker or ScriptedWorker(specs)
-    return EngineCore(engine_config(**settings), UniprocExecutor(worker), depth=depth), worker
+    executor = UniprocExecutor(worker, overlap=overlap)
+    return EngineCore(engine_config(**settings), executor, depth=None if overlap else depth), worker
 
 
-def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None, **params):
+def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None, mm_items=(), lora=None, **params):
     """`prompt`: token ids, or how many."""
     prompt = list(range(1, prompt + 1)) if isinstance(prompt, int) else list(prompt)
     return EngineCoreRequest(
@@ -55,6 +64,8 @@ def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None
         arrival_time=arrival,
         priority=priority,
         cache_salt=salt,
+        mm_items=tuple(mm_items),
+        lora=lora,
     )
 
 

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from pagemill import LLM, SamplingParams
+from pagemill.errors import ConfigError
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
 ARCHITECTURES = ["LlamaForCausalLM", "Gemma3ForCausalLM"]
@@ -65,11 +66,32 @@ def test_chunked_prefill_equals_whole(checkpoint, alone):
     assert tokens == alone
 
 
+def test_scheduling_ahead_of_the_tokens_equals_waiting_for_them(checkpoint, alone):
+    assert run(checkpoint, prompts(32), params(32), async_scheduling=True)[0] == alone
+    assert run(checkpoint, prompts(32), params(32), async_scheduling=True, max_num_batched_tokens=16)[0] == alone
+
+
 def test_preempted_requests_equal_undisturbed_ones(checkpoint, alone):
-    with LLM(checkpoint, dtype="float32", max_num_seqs=32, max_model_len=160, num_gpu_blocks_override=64) as llm:
-        outputs = llm.generate(prompts(32), params(32), use_tqdm=False)
-        assert llm._engine.stats.num_preemptions > 0
-    assert [output.outputs[0].token_ids for output in outputs] == alone
+    few_blocks = {"max_num_seqs": 32, "max_model_len": 160, "num_gpu_blocks_override": 64}
+    for ahead in (False, True):
+        with LLM(checkpoint, dtype="float32", async_scheduling=ahead, **few_blocks) as llm:
+            outputs = llm.generate(prompts(32), params(32), use_tqdm=False)
+            assert llm._engine.stats.num_preemptions > 0
+        assert [output.outputs[0].token_ids for output in outputs] == alone
+
+
+def test_window_layers_kept_like_full_ones_equal_windows(checkpoint, alone):
+    """Every layer keeps every token; attention looks no further back than before."""
+    assert run(checkpoint, prompts(32), params(32), disable_hybrid_kv_cache_manager=True)[0] == alone
+
+
+def test_windows_fit_where_all_tokens_do_not(tmp_path):
+    """Gemma 3, three layers of four with a window of 24: 200 kB hold 512 tokens, or do not."""
+    path = str(make_checkpoint(tmp_path, "Gemma3ForCausalLM"))
+    memory = {"kv_cache_memory_bytes": 200_000, "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    assert len(run(path, prompts(2), params(2), **memory)[0]) == 2
+    with pytest.raises(ConfigError, match=r"max_model_len=512 needs 33 KV cache blocks .*; use --max-model-len 176"):
+        run(path, prompts(2), params(2), disable_hybrid_kv_cache_manager=True, **memory)
 
 
 def test_a_cache_hit_equals_a_miss(checkpoint, alone):
