@@ -61,7 +61,7 @@ def random_setup(rng, number):
         slots=rng.choice([1, 2, 3, 4, 5, 6, 6, 6]),
         chunked=rng.random() < 0.75,
         threshold=rng.choice([0, 0, 3, 6]),
-        policy=("fcfs", "priority")[number // 2 % 2],
+        policy=rng.choice(["fcfs", "priority"]),
     )
 
 
