@@ -76,7 +76,22 @@ class ServerConfig:
     uvicorn_log_level: str = setting(
         "warning", "log level of the HTTP server", choices=("debug", "info", "warning", "error", "critical")
     )
+    shutdown_timeout: float = setting(
+        30.0, "seconds that running requests get to finish after SIGTERM, while new ones get 503", low=0
+    )
     allowed_origins: str | None = setting(None, "comma-separated origins allowed by CORS")
+
+
+@dataclass(frozen=True)
+class SupervisionConfig:
+    """Engines that show no sign of life."""
+
+    engine_stall_timeout: float = setting(
+        60.0, "seconds without a finished step, with work waiting, after which /health answers 503", low=0
+    )
+    engine_hang_timeout: float = setting(
+        300.0, "seconds without a finished step, with work waiting, after which the engine is restarted", low=0
+    )
 
 
 @dataclass(frozen=True)
