@@ -50,6 +50,26 @@ def merge_specs(per_worker: Sequence[Mapping[str, KVCacheSpec]]) -> dict[str, KV
     return merged
 
 
+def usable_bytes(per_worker: Sequence[Mapping[str, KVCacheSpec]], available_bytes: Sequence[int]) -> int:
+    """Bytes that the cache of all layers may take so that each worker's part of it fits in what that worker has.
+
+    A pipeline stage keeps its own layers only, so that it has room for more blocks than its bytes would suggest.
+    Raises ConfigError as `merge_specs` and `equal_pages` do.
+    """
+    merged = merge_specs(per_worker)
+    if not merged:
+        return min(available_bytes)
+    groups = group_layers(equal_pages(merged))
+    page_bytes = groups[0].spec.page_bytes()
+    layers_each = [max(sum(name in specs for name in group.layers) for group in groups) for specs in per_worker]
+    num_blocks = min(
+        num_bytes // (page_bytes * num_layers)
+        for num_bytes, num_layers in zip(available_bytes, layers_each, strict=True)
+        if num_layers
+    )
+    return num_blocks * page_bytes * max(len(group.layers) for group in groups)
+
+
 def equal_pages(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
     """The specs with larger blocks where pages are smaller, so that all pages have the same size.
 

@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 from urllib.parse import urlsplit
 
-from torch.distributed import FileStore, Store, TCPStore
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from pagemill.errors import ConfigError, DistributedError
 
@@ -27,7 +27,8 @@ def meet(rank: int, world_size: int, address: str, timeout_s: float) -> tuple[St
     parts = urlsplit(address)
     deadline = time.monotonic() + timeout_s
     if parts.scheme == "file" and parts.path:
-        store, host = FileStore(parts.path, world_size), LOOPBACK
+        store: Store = FileStore(parts.path, world_size)
+        host = LOOPBACK
     elif parts.scheme == "tcp" and parts.hostname and parts.port:
         store, host = _tcp_store(rank, world_size, parts.hostname, parts.port, timeout_s)
     else:

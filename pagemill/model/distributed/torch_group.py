@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, Store
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from pagemill.errors import DistributedError
 from pagemill.model.distributed.group import Group, Transfer
@@ -88,7 +88,7 @@ class TorchGroup(Group):
 def _gloo(store: Store, rank: int, size: int, meeting: Meeting) -> Any:
     from torch.distributed import ProcessGroupGloo  # deferred: torch builds without gloo have no such name
 
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = meeting.timeout
     options._devices = [ProcessGroupGloo.create_device(hostname=meeting.address)]
     return ProcessGroupGloo(store, rank, size, options)

@@ -1,6 +1,7 @@
 """`load_weights`: stream tensors into the layers of a model, and check that every one arrived exactly once.
 
-Knows layers only by what they offer: `expected()`, `shards`, `part(kind, shard, shape)` and `load(kind, shard, tensor)`.
+Knows layers only by what they offer: `expected()`, `shards`, `part(kind, shard, shape)` and
+`load(kind, shard, tensor)`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -49,10 +50,11 @@ class _Loading:
 
     def __init__(self, model: LoadableModel) -> None:
         self._model = model
-        self._layers: Mapping[str, Any] = model.loadable()
+        layers: Mapping[str, Any] = model.loadable()
+        self._layers = layers
         self._wanted = {
             Target(name, kind, shard)
-            for name, layer in self._layers.items()
+            for name, layer in layers.items()
             for kind in layer.expected()
             for shard in range(len(layer.shards))
         }

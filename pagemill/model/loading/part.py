@@ -20,7 +20,9 @@ class Part:
 
     def of(self, tensor: Tensor) -> Tensor:
         """A view of the part."""
-        return tensor if self.covers(tuple(tensor.shape)) else tensor.narrow(self.dim, self.start, self.stop - self.start)
+        return (
+            tensor if self.covers(tuple(tensor.shape)) else tensor.narrow(self.dim, self.start, self.stop - self.start)
+        )
 
 
 Select = Callable[[str, tuple[int, ...]], Part | None]

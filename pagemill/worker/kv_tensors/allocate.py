@@ -15,18 +15,21 @@ from pagemill.model.attention.layer import Attention
 def bind_kv_cache(plan: KVCacheConfig, layers: Mapping[str, Attention], device: str) -> list[Tensor]:
     """Bind every layer to its view; the i-th layers of all groups share the i-th tensor. Returns the tensors.
 
+    Layers of the plan that are not in `layers` are another pipeline stage's, and take no memory here.
+
     Memory is zeroed, so that nothing is ever read that was not written here.
     """
     page_bytes = {group.spec.page_bytes() for group in plan.groups}
     if len(page_bytes) != 1:
         raise ConfigError(f"KV groups have unequal page sizes {sorted(page_bytes)} bytes; they must be equal")
-    width = max(len(group.layers) for group in plan.groups)
+    groups = [(group.spec, [name for name in group.layers if name in layers]) for group in plan.groups]
+    width = max(len(names) for _, names in groups)
     size = plan.num_blocks * page_bytes.pop()
     tensors = [_zeros(size, device) for _ in range(width)]
-    for group in plan.groups:
-        spec = cast(FullAttentionSpec, group.spec)
+    for group_spec, names in groups:
+        spec = cast(FullAttentionSpec, group_spec)
         dtype: torch.dtype = getattr(torch, spec.dtype)
-        for name, tensor in zip(group.layers, tensors, strict=False):
+        for name, tensor in zip(names, tensors, strict=False):
             layer = layers[name]
             layer.bind(tensor.view(dtype).view(layer.backend.cache_shape(plan.num_blocks, spec)))
     return tensors

@@ -1,6 +1,6 @@
 """One metadata builder per KV group and backend: a step is planned once per group, not once per layer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +13,14 @@ from pagemill.worker.batch.input_batch import InputBatch
 
 
 class AttentionGroups:
-    """Plans attention for a batch: layer name -> metadata."""
+    """Plans attention for a batch: layer name -> metadata, for the layers that this pipeline stage has."""
 
     def __init__(self, plan: KVCacheConfig, layers: Mapping[str, Attention], tables: BlockTables, device: str) -> None:
-        self._groups = [
-            (table, _builders(group.layers, layers, device))
+        groups = [
+            (table, _builders([name for name in group.layers if name in layers], layers, device))
             for group, table in zip(plan.groups, tables.groups, strict=True)
         ]
+        self._groups = [(table, builders) for table, builders in groups if builders]
 
     def plan(self, batch: InputBatch) -> dict[str, Any]:
         """Metadata for every attention layer."""
@@ -46,7 +47,7 @@ class AttentionGroups:
 
 
 def _builders(
-    names: tuple[str, ...], layers: Mapping[str, Attention], device: str
+    names: Sequence[str], layers: Mapping[str, Attention], device: str
 ) -> list[tuple[MetadataBuilder, list[str]]]:
     """Layers of a group that are planned alike share a builder."""
     shared: dict[Any, list[str]] = {}

@@ -14,9 +14,7 @@ from pagemill.model.loading.part import Select, whole
 _SCALE = 0.02
 
 
-def iterate(
-    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole
-) -> Iterator[tuple[str, Tensor]]:
+def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole) -> Iterator[tuple[str, Tensor]]:
     """(name, selected part) as a checkpoint of the architecture would have them."""
     generator = torch.Generator()
     for name, shape in shapes(facts):

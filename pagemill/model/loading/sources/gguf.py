@@ -56,9 +56,7 @@ class Wanted:
     part: Part
 
 
-def iterate(
-    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole
-) -> Iterator[tuple[str, Tensor]]:
+def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole) -> Iterator[tuple[str, Tensor]]:
     """(name, selected part in dtype). Raises ModelError for types and names that are not known."""
     path = Path(facts.path)
     file = read_gguf(path)
@@ -109,7 +107,9 @@ def read_part(data: np.ndarray, tensor: GgufTensor, part: Part) -> Tensor:
         per_index = len(rows) // tensor.shape[0]
         rows = range(part.start * per_index, part.stop * per_index)
     first, last = columns.start // block, ceil_div(columns.stop, block)
-    grid = raw.reshape(-1, width // block * block_bytes)[rows.start : rows.stop, first * block_bytes : last * block_bytes]
+    grid = raw.reshape(-1, width // block * block_bytes)[
+        rows.start : rows.stop, first * block_bytes : last * block_bytes
+    ]
     shape = (len(rows), (last - first) * block)
     decoded = dequantized(np.ascontiguousarray(grid).reshape(-1), dataclasses.replace(tensor, shape=shape))
     values = decoded.reshape(shape)[:, columns.start - first * block : columns.stop - first * block]

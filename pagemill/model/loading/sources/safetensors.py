@@ -16,9 +16,7 @@ from pagemill.model.loading.part import Part, Select, whole
 INDEX = "model.safetensors.index.json"
 
 
-def iterate(
-    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole
-) -> Iterator[tuple[str, Tensor]]:
+def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole) -> Iterator[tuple[str, Tensor]]:
     """(name, selected part) of every file, as stored. Raises ModelError for a missing or damaged file."""
     for path in weight_files(Path(facts.path)):
         try:
