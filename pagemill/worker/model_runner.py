@@ -65,6 +65,10 @@ class ModelRunner:
         self._stage.sampled(tokens)
         return ModelRunnerOutput(batch.step_id, batch.sampled_slots, tokens)
 
+    def close(self) -> None:
+        """Finish the exchange with other stages. The last call."""
+        self._stage.close()
+
     def _apply(self, step: SchedulerOutput) -> None:
         for slot in step.released:
             self._sampler.remove(slot)

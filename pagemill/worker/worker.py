@@ -126,6 +126,8 @@ class Worker:
 
     def shutdown(self) -> None:
         """Give the model and the cache back."""
+        if self._runner is not None:
+            self._runner.close()
         self._runner = None
         self._loaded = None
         if self._groups is not None:

@@ -12,11 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagemill.errors import DistributedError
+from pagemill.log import get_logger
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.distributed.group import Group, Transfer
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.pipeline.stage import Stage
+
+logger = get_logger(__name__)
 
 MAX_EXPECTED = 64
 """Steps whose tokens may be on their way unread; more than any engine keeps in flight."""
@@ -97,6 +101,17 @@ class LinkedStage(Stage):
         self._num_expected[slots] += 1
         if len(self._expected) > MAX_EXPECTED:
             self._take_oldest()
+
+    def close(self) -> None:
+        """A connection that is closed takes with it what was sent but not yet received: the other stages would wait."""
+        sent = [transfer for transfer in (self._hidden_sent, self._tokens_sent) if transfer is not None]
+        self._hidden_sent = self._tokens_sent = None
+        try:
+            for transfer in (*sent, *(expected.transfer for expected in self._expected)):
+                transfer.wait()
+        except DistributedError as error:
+            logger.debug("closing stage %d: %s", self._group.rank, error)
+        self._expected.clear()
 
     def _take_oldest(self) -> None:
         oldest = self._expected.popleft()

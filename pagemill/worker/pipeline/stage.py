@@ -39,6 +39,10 @@ class Stage(ABC):
     def expect(self, batch: InputBatch) -> None:
         """The last batch is sampled by another stage; each of its slots has one more token from now on."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Return when nothing is on its way any more; connections may be closed then."""
+
 
 class SoloStage(Stage):
     """The whole model: token ids in, rows to sample out, nothing to exchange."""
@@ -62,3 +66,6 @@ class SoloStage(Stage):
 
     def expect(self, batch: InputBatch) -> None:
         raise RuntimeError("the only stage samples every batch itself")
+
+    def close(self) -> None:
+        return
