@@ -44,3 +44,9 @@ def compiler() -> str:
 def native_kernels() -> bool:
     """PAGEMILL_NATIVE_KERNELS=0 turns the C++ kernels off and uses the torch reference instead."""
     return _read("NATIVE_KERNELS") != "0"
+
+
+def prefix_hash_seed() -> str | None:
+    """PYTHONHASHSEED: pins the hashes of cached prefixes, so that several processes agree on them (default: random)."""
+    seed = os.environ.get("PYTHONHASHSEED")
+    return None if seed in (None, "", "random") else seed

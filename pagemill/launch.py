@@ -71,7 +71,8 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
     with ThreadPoolExecutor(1, "tokenizer") as pool:
         tokenizer_soon = pool.submit(_load_tokenizer, config)
         with timer.phase("engine"):
-            core = EngineCore(config, UniprocExecutor(WORKER, config))
+            overlap = config.scheduler.async_scheduling is True
+            core = EngineCore(config, UniprocExecutor(WORKER, config, overlap=overlap))
         with timer.phase("tokenizer"):
             tokenizer = tokenizer_soon.result()
     client = InprocClient(core, inline=inline)

@@ -56,6 +56,9 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = setting(True, "split prompts that exceed the budget of a step")
     long_prefill_token_threshold: int = setting(0, "most prompt tokens of one request in a step; 0: no limit", low=0)
     scheduling_policy: str = setting("fcfs", "order of waiting requests", choices=("fcfs", "priority"))
+    async_scheduling: bool | None = setting(
+        None, "schedule the next step while one runs (default: where the workers run in processes of their own)"
+    )
     max_num_queued_reqs: int = setting(10_000, "requests that may wait before new ones get 429; 0: no limit", low=0)
 
 

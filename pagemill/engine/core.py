@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from pagemill import envs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.engine.executor.interface import Executor
 from pagemill.engine.kv_cache.manager import KVCacheManager
@@ -26,13 +27,15 @@ logger = get_logger(__name__)
 class EngineCore:
     """Implements `CoreApi` (serve/client/interface.py). Not thread-safe.
 
-    `depth` is how many steps may be in flight at once: 1 waits for each step's tokens before the next is scheduled.
+    As many steps are in flight at once as the executor has use for, or `depth` of them. With one, each step's tokens
+    are awaited before the next is scheduled; with more, steps are scheduled ahead of tokens that are still being
+    sampled (asynchronous scheduling). The tokens are the same.
     Construction brings the engine up, and raises ConfigError when its settings cannot work.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor, *, depth: int = 1) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor, *, depth: int | None = None) -> None:
         self._executor = executor
-        self._depth = depth
+        self._depth = depth = depth or executor.max_concurrent_steps
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
         self._death: str | None = None
         limits = scheduler_limits(config)
@@ -40,7 +43,8 @@ class EngineCore:
         executor.initialize_kv_cache(plan)
         executor.call_all("warm_up")
         cache = config.cache
-        self._kv = KVCacheManager(plan, cache.prefix_caching_hash_algo if cache.enable_prefix_caching else None)
+        algorithm = cache.prefix_caching_hash_algo if cache.enable_prefix_caching else None
+        self._kv = KVCacheManager(plan, algorithm, envs.prefix_hash_seed())
         self._scheduler = Scheduler(limits, self._kv, depth=depth)
         self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
         self.ready = EngineReady(

@@ -37,6 +37,8 @@ class Request:
         "block_hashes",
         "cache_salt",
         "length_limit",
+        "lora",
+        "mm_items",
         "num_cached_tokens",
         "num_prompt_tokens",
         "params",
@@ -57,6 +59,8 @@ class Request:
         self.priority = core_request.priority
         self.arrival_time = core_request.arrival_time
         self.cache_salt = core_request.cache_salt
+        self.lora = core_request.lora
+        self.mm_items = core_request.mm_items
         self.sequence = sequence
         self.token_ids = array("i", prompt)
         """Prompt and generated tokens, those that the client was sent before included."""

@@ -17,6 +17,26 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
+class MultimodalItem(msgspec.Struct, frozen=True, array_like=True):
+    """Something in the prompt that is no text: the placeholder tokens that stand for it, and what it is."""
+
+    offset: int
+    """Position of its first placeholder in the prompt."""
+    num_tokens: int
+    """Placeholders that it takes."""
+    content_hash: str
+    """Equal hashes mean equal embeddings."""
+
+
+class LoRARequest(msgspec.Struct, frozen=True, array_like=True):
+    """The adapter that a request runs with."""
+
+    name: str
+    lora_id: int
+    """Another one for every loading, so that an adapter loaded again under its old name shares nothing with it."""
+    path: str
+
+
 class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
     """One admitted request. Everything is validated; the engine never rejects, it only schedules or aborts.
 
@@ -36,6 +56,9 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
     """Lower runs first, under the priority policy."""
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
+    mm_items: tuple[MultimodalItem, ...] = ()
+    """In order of their offsets; they do not overlap."""
+    lora: LoRARequest | None = None
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

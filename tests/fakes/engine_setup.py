@@ -38,13 +38,14 @@ def engine_config(*, max_model_len=64, budget=64, num_blocks=64, caching=True, a
     )
 
 
-def make_core(specs=None, *, depth=1, worker=None, **settings):
+def make_core(specs=None, *, depth=1, overlap=False, worker=None, **settings):
     """A core, and the worker behind it."""
     worker = worker or ScriptedWorker(specs)
-    return EngineCore(engine_config(**settings), UniprocExecutor(worker), depth=depth), worker
+    executor = UniprocExecutor(worker, overlap=overlap)
+    return EngineCore(engine_config(**settings), executor, depth=None if overlap else depth), worker
 
 
-def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None, **params):
+def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None, mm_items=(), lora=None, **params):
     """`prompt`: token ids, or how many."""
     prompt = list(range(1, prompt + 1)) if isinstance(prompt, int) else list(prompt)
     return EngineCoreRequest(
@@ -55,6 +56,8 @@ def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None
         arrival_time=arrival,
         priority=priority,
         cache_salt=salt,
+        mm_items=tuple(mm_items),
+        lora=lora,
     )
 
 

@@ -65,11 +65,18 @@ def test_chunked_prefill_equals_whole(checkpoint, alone):
     assert tokens == alone
 
 
+def test_scheduling_ahead_of_the_tokens_equals_waiting_for_them(checkpoint, alone):
+    assert run(checkpoint, prompts(32), params(32), async_scheduling=True)[0] == alone
+    assert run(checkpoint, prompts(32), params(32), async_scheduling=True, max_num_batched_tokens=16)[0] == alone
+
+
 def test_preempted_requests_equal_undisturbed_ones(checkpoint, alone):
-    with LLM(checkpoint, dtype="float32", max_num_seqs=32, max_model_len=160, num_gpu_blocks_override=64) as llm:
-        outputs = llm.generate(prompts(32), params(32), use_tqdm=False)
-        assert llm._engine.stats.num_preemptions > 0
-    assert [output.outputs[0].token_ids for output in outputs] == alone
+    few_blocks = {"max_num_seqs": 32, "max_model_len": 160, "num_gpu_blocks_override": 64}
+    for ahead in (False, True):
+        with LLM(checkpoint, dtype="float32", async_scheduling=ahead, **few_blocks) as llm:
+            outputs = llm.generate(prompts(32), params(32), use_tqdm=False)
+            assert llm._engine.stats.num_preemptions > 0
+        assert [output.outputs[0].token_ids for output in outputs] == alone
 
 
 def test_a_cache_hit_equals_a_miss(checkpoint, alone):

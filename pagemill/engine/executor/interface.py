@@ -10,6 +10,10 @@ from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 class Executor(Protocol):
     """Steps come in pairs: execute_model(step), then sample_tokens(). Pairs may overlap up to the pipeline depth."""
 
+    max_concurrent_steps: int
+    """Steps that it makes sense to have in flight: 1 when `execute_model` returns with the work done, 2 when the next
+    step can be scheduled meanwhile, and the number of stages when there are more."""
+
     def kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         """One dict per worker: layer name -> what it keeps."""
 

@@ -1,10 +1,10 @@
-"""`UniprocExecutor`: one worker in this process. A step is done when the call returns.
+"""`UniprocExecutor`: one worker in this process, on the caller's thread or on a thread of its own.
 
 Knows nothing about what a worker is made of: it is given one, or the name of what builds one.
 """
 
 import importlib
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from pagemill.errors import ConfigError
@@ -15,9 +15,16 @@ from pagemill.messages.worker_api import WorkerApi
 
 class UniprocExecutor:
     """`worker` is a WorkerApi, or "module:callable" which is called with `args` and returns one. Its model is
-    loaded on construction. Raises ConfigError for a name that cannot be resolved."""
+    loaded on construction. Raises ConfigError for a name that cannot be resolved.
 
-    def __init__(self, worker: WorkerApi | str, *args: Any) -> None:
+    overlap=False: a step is done when the call returns. overlap=True: steps run on a thread, in order, so that the
+    next one can be scheduled meanwhile.
+    """
+
+    def __init__(self, worker: WorkerApi | str, *args: Any, overlap: bool = False) -> None:
+        self.max_concurrent_steps = 2 if overlap else 1
+        self._thread = ThreadPoolExecutor(1, "pagemill-worker") if overlap else None
+        self._executed: Future[None] | None = None
         self._worker: WorkerApi = _build(worker, args) if isinstance(worker, str) else worker
         self._closed = False
         self._worker.load_model()
@@ -35,24 +42,36 @@ class UniprocExecutor:
         self._worker.initialize_kv_cache(config)
 
     def execute_model(self, step: SchedulerOutput) -> None:
-        """Run a step's forward pass."""
-        self._worker.execute_model(step)
+        """Run a step's forward pass, or start it."""
+        if self._thread is None:
+            self._worker.execute_model(step)
+        else:
+            self._executed = self._thread.submit(self._worker.execute_model, step)
 
     def sample_tokens(self) -> "Future[ModelRunnerOutput]":
-        """Sample from the last step; the future is done."""
+        """Sample from the last step. The future raises what either call of the worker raised."""
+        if self._thread is not None and self._executed is not None:
+            return self._thread.submit(self._sample_after, self._executed)
         future: Future[ModelRunnerOutput] = Future()
         future.set_result(self._worker.sample_tokens())
         return future
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of the worker by name."""
-        return [getattr(self._worker, method)(*args)]
+        """Call a method of the worker by name, after the steps that are in flight."""
+        call = getattr(self._worker, method)
+        return [call(*args) if self._thread is None else self._thread.submit(call, *args).result()]
 
     def shutdown(self) -> None:
         """Stop the worker, once."""
         if not self._closed:
             self._closed = True
+            if self._thread is not None:
+                self._thread.shutdown()
             self._worker.shutdown()
+
+    def _sample_after(self, executed: "Future[None]") -> ModelRunnerOutput:
+        executed.result()  # done, as the thread runs one after the other; raises what the forward pass raised
+        return self._worker.sample_tokens()
 
 
 def _build(path: str, args: tuple[Any, ...]) -> WorkerApi:

@@ -10,11 +10,15 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from pagemill.engine.request import Request
 from pagemill.errors import ConfigError
 
 HashFunction = Callable[[bytes], bytes]
-BlockHashFunction = Callable[[bytes, "array[int]", bytes], bytes]
+ExtraKeys = list[tuple[str, bytes, int]]
+"""(kind, name, number): what besides its tokens makes a block's contents unique."""
+BlockHashFunction = Callable[[bytes, "array[int]", ExtraKeys], bytes]
 """(hash of the block before, tokens of the block, extra keys) -> hash of the block."""
 
 ROOT_BYTES = 32
@@ -35,10 +39,12 @@ def _optional(package: str, algorithm: str) -> Any:
 
 
 def _packed(hash_bytes: HashFunction) -> BlockHashFunction:
-    """Parent and tokens have a fixed size each, so that their plain concatenation is unambiguous."""
+    """Parent and tokens have a fixed size each, so that their plain concatenation is unambiguous; extra keys follow
+    as msgpack."""
 
-    def hash_block(parent: bytes, token_ids: "array[int]", extra: bytes) -> bytes:
-        return hash_bytes(parent + token_ids.tobytes() + extra)
+    def hash_block(parent: bytes, token_ids: "array[int]", extra: ExtraKeys) -> bytes:
+        packed = parent + token_ids.tobytes()
+        return hash_bytes(packed + msgspec.msgpack.encode(extra) if extra else packed)
 
     return hash_block
 
@@ -46,7 +52,7 @@ def _packed(hash_bytes: HashFunction) -> BlockHashFunction:
 def _cbor(hash_bytes: HashFunction, dumps: Callable[..., bytes]) -> BlockHashFunction:
     """Canonical CBOR of [parent, tokens, extra keys]: the same on every machine and in every language."""
 
-    def hash_block(parent: bytes, token_ids: "array[int]", extra: bytes) -> bytes:
+    def hash_block(parent: bytes, token_ids: "array[int]", extra: ExtraKeys) -> bytes:
         return hash_bytes(dumps([parent, token_ids.tolist(), extra or None], canonical=True))
 
     return hash_block
@@ -71,20 +77,33 @@ class PrefixHasher:
     def __init__(self, algorithm: str, block_size: int, seed: str | None = None) -> None:
         self.block_size = block_size
         self._hash_block = block_hash_function(algorithm)
-        self._root = os.urandom(ROOT_BYTES) if seed is None else _sha256(b"pagemill prefix root " + seed.encode())
+        self.root = os.urandom(ROOT_BYTES) if seed is None else _sha256(b"pagemill prefix root " + seed.encode())
 
     def extend(self, request: Request) -> None:
         """Hash those full blocks of `request.token_ids` that have no hash yet."""
         hashes, tokens, size = request.block_hashes, request.token_ids, self.block_size
-        parent = hashes[-1] if hashes else self._root
+        parent = hashes[-1] if hashes else self.root
         for index in range(len(hashes), len(tokens) // size):
-            parent = self._hash_block(parent, tokens[index * size : (index + 1) * size], extra_keys(request, index))
+            extra = extra_keys(request, index, size)
+            parent = self._hash_block(parent, tokens[index * size : (index + 1) * size], extra)
             hashes.append(parent)
 
 
-def extra_keys(request: Request, block_index: int) -> bytes:
-    """What besides its tokens makes a block's contents unique: the salt, in the first block (later ones inherit it
-    through their parent)."""
-    if block_index or request.cache_salt is None:
-        return b""
-    return b"salt:" + request.cache_salt.encode("utf-8", "surrogatepass")
+def extra_keys(request: Request, block_index: int, block_size: int) -> ExtraKeys:
+    """The keys of one block; none for most.
+
+    Salt and adapter are named in the first block only, because later ones inherit them through their parent. A
+    multimodal item is named in every block that holds some of its placeholders, with the place in it where the block
+    begins: placeholders are equal tokens whatever they stand for.
+    """
+    keys: ExtraKeys = []
+    if not block_index:
+        if request.cache_salt is not None:
+            keys.append(("salt", request.cache_salt.encode("utf-8", "surrogatepass"), 0))
+        if request.lora is not None:
+            keys.append(("lora", request.lora.name.encode("utf-8", "surrogatepass"), request.lora.lora_id))
+    start = block_index * block_size
+    for item in request.mm_items:
+        if item.offset < start + block_size and item.offset + item.num_tokens > start:
+            keys.append(("item", item.content_hash.encode("utf-8", "surrogatepass"), start - item.offset))
+    return keys

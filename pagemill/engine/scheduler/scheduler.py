@@ -9,22 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagemill.engine.kv_cache.manager import CachedPrefix, KVCacheManager
+from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.request import Request, RequestStatus
+from pagemill.engine.scheduler.admission import Admission
 from pagemill.engine.scheduler.limits import IntArray, SchedulerLimits, share_budget, token_limits
 from pagemill.engine.scheduler.queues import make_queue
 from pagemill.engine.scheduler.slots import SlotStates
 from pagemill.engine.scheduler.step_builder import StepBuilder
 from pagemill.engine.scheduler.update import FINISHED_STATUS, apply_tokens, report
-from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
 from pagemill.messages.stats import SchedulerStats
-from pagemill.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput, SlotBlocks
-
-logger = get_logger(__name__)
-
-WATERMARK = 0.01
-"""Share of all blocks that admission leaves free while others run, so that these can grow for a while."""
+from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput, SlotBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +45,17 @@ class Scheduler:
         self._kv = kv
         self._depth = depth
         self._token_limits = token_limits(limits)
-        self._watermark = int(WATERMARK * kv.pool.num_blocks)
         # A slot's tokens are moved to its request whenever a block is full.
         self._states = SlotStates(limits.max_num_seqs, kv.granularity + depth)
         self._waiting = make_queue(limits.policy)
+        self._admission = Admission(limits, kv, self._states, self._waiting)
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[StepInFlight] = deque()
         self._released: list[int] = []
         self._unreported: list[EngineCoreOutput] = []
         self._next_step_id = 0
         self._num_added = 0
-        self._blocked: tuple[Request, int] | None = None
         self._num_preemptions = 0
-        self._num_prefix_queries = 0
-        self._num_prefix_hits = 0
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -117,8 +109,8 @@ class Scheduler:
             num_waiting=len(self._waiting),
             kv_cache_usage=self._kv.usage(),
             num_preemptions=self._num_preemptions,
-            prefix_cache_queries=self._num_prefix_queries,
-            prefix_cache_hits=self._num_prefix_hits,
+            prefix_cache_queries=self._admission.num_prefix_queries,
+            prefix_cache_hits=self._admission.num_prefix_hits,
         )
 
     # --- one step -------------------------------------------------------------------------------------------------
@@ -130,7 +122,8 @@ class Scheduler:
         step = StepBuilder(self._next_step_id, self._limits.max_num_batched_tokens)
         preempted = self._continue_running(step)
         if not preempted and len(self._waiting):
-            self._admit_waiting(step)
+            for request, error in self._admission.admit(step):
+                self._fail_waiting(request, error)
         return self._dispatch(step)
 
     def update(self, output: ModelRunnerOutput) -> EngineCoreOutputs:
@@ -169,7 +162,9 @@ class Scheduler:
             return False
         computed = states.num_computed[slots]
         wanted = states.num_expected[slots] - computed
-        granted = share_budget(self._limited(wanted, computed, states.length_limit[slots]), step.budget_left)
+        for limit in self._token_limits:
+            wanted = limit(wanted, computed, states.length_limit[slots])
+        granted = share_budget(wanted, step.budget_left)
         if not granted.all():
             runs = granted > 0
             slots, computed, granted = slots[runs], computed[runs], granted[runs]
@@ -188,11 +183,6 @@ class Scheduler:
         self._commit_full_blocks(slots, computed, target)
         step.run(slots, granted, grown)
         return preempted
-
-    def _limited(self, wanted: IntArray, computed: IntArray, length_limits: IntArray) -> IntArray:
-        for limit in self._token_limits:
-            wanted = limit(wanted, computed, length_limits)
-        return wanted
 
     def _grow(self, slots: list[int], computed: list[int], targets: list[int]) -> list[SlotBlocks]:
         """Blocks for slots that need them; when there are none left, the last in order give way, one by one."""
@@ -240,81 +230,7 @@ class Scheduler:
             kv.drop_out_of_window(request, before)
             kv.commit(request, tokens)
 
-    # --- waiting requests -----------------------------------------------------------------------------------------
-
-    def _admit_waiting(self, step: StepBuilder) -> None:
-        """Start waiting requests in order, until one does not fit. One whose own data fails ends alone."""
-        while len(self._waiting) and self._states.num_free and step.budget_left > 0:
-            request = self._waiting.peek()
-            if self._blocked == (request, self._kv.pool.num_frees):
-                return
-            try:
-                admitted = self._try_admit(request, step)
-            except Exception as error:
-                logger.exception("request %s failed on admission", request.request_id)
-                self._fail_waiting(request, error)
-                continue
-            if not admitted:
-                return
-
-    def _try_admit(self, request: Request, step: StepBuilder) -> bool:
-        prefix = self._kv.cached_prefix(request)
-        remaining = request.num_tokens - prefix.num_tokens
-        count = self._first_tokens(request, prefix.num_tokens, remaining)
-        if count > step.budget_left and not self._limits.enable_chunked_prefill:
-            return False
-        count = min(count, step.budget_left)
-        target = prefix.num_tokens + count
-        block_ids = self._kv.begin(request, prefix, target) if self._fits(request, prefix) else None
-        if block_ids is None:
-            self._blocked = (request, self._kv.pool.num_frees)
-            return False
-        self._kv.commit(request, target)
-        self._waiting.remove(request)
-        self._count_prefix(request, prefix)
-        states, granularity = self._states, self._kv.granularity
-        slot = states.assign(request, target)
-        states.capacity[slot] = self._kv.capacity(target)
-        states.next_commit[slot] = (target // granularity + 1) * granularity
-        new = NewRequest(
-            request_id=request.request_id,
-            slot=slot,
-            token_ids=request.token_ids.tolist(),
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_computed_tokens=prefix.num_tokens,
-            block_ids=block_ids,
-            params=request.params,
-        )
-        step.admit(new, count)
-        return True
-
-    def _first_tokens(self, request: Request, num_computed: int, remaining: int) -> int:
-        """Tokens that a waiting request may run at once, the budget aside."""
-        wanted, computed, limit = np.array([[remaining], [num_computed], [request.length_limit]])
-        return int(self._limited(wanted, computed, limit)[0])
-
-    def _fits(self, request: Request, prefix: CachedPrefix) -> bool:
-        """Whether all of the request's tokens fit, beside what the running prompts will still take. While others
-        run, some blocks are left for them to grow, so that nobody is admitted just to be preempted."""
-        states, kv, step_tokens = self._states, self._kv, self._limits.max_step_tokens
-        running = states.running
-        behind = running[states.num_computed[running] < states.num_known[running]]
-        reserved = sum(
-            kv.blocks_left(states.occupant(slot), int(states.num_known[slot]), step_tokens) for slot in behind.tolist()
-        )
-        headroom = self._watermark if running.size else 0
-        return kv.blocks_to_finish(request, prefix, step_tokens) + reserved + headroom <= kv.pool.num_free
-
-    def _count_prefix(self, request: Request, prefix: CachedPrefix) -> None:
-        if request.num_cached_tokens is not None:
-            return
-        request.num_cached_tokens = min(prefix.num_tokens, request.num_prompt_tokens)
-        self._num_prefix_queries += request.num_prompt_tokens
-        self._num_prefix_hits += request.num_cached_tokens
-
     def _fail_waiting(self, request: Request, error: Exception) -> None:
-        self._kv.free(request)
-        self._waiting.remove(request)
         del self._requests[request.request_id]
         request.status = RequestStatus.FINISHED_ERROR
         self._unreported.append(_failure(request.request_id, error))

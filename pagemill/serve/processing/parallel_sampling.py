@@ -1,6 +1,8 @@
 """One request for n completions as n engine requests that differ in their seeds.
 Does not know how their outputs are put together again."""
 
+import msgspec
+
 from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.sampling_params import MAX_SEED
 
@@ -14,13 +16,10 @@ def fan_out(request: EngineCoreRequest) -> list[EngineCoreRequest]:
     if num_children == 1:
         return [request]
     return [
-        EngineCoreRequest(
+        msgspec.structs.replace(
+            request,
             request_id=f"{request.request_id}.{index}",
-            prompt_token_ids=request.prompt_token_ids,
             params=request.params.replace(n=1, seed=(seed + index) & MAX_SEED),
-            arrival_time=request.arrival_time,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
         )
         for index in range(num_children)
     ]

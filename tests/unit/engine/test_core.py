@@ -101,3 +101,17 @@ def test_steps_overlap_up_to_the_depth():
     (outputs,) = core.step()
     assert len(worker.steps) == 2
     assert len(outputs.outputs) == 1
+
+
+def test_pythonhashseed_pins_the_hashes_of_prefixes(monkeypatch):
+    def first_hash():
+        core, _ = make_core()
+        client = Client(core)
+        client.add(core_request("a", 9))
+        client.run()
+        return next(iter(core._kv.pool.cached_blocks().values()))
+
+    monkeypatch.setenv("PYTHONHASHSEED", "random")
+    assert first_hash() != first_hash()
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert first_hash() == first_hash()

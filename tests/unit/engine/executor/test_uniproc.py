@@ -1,11 +1,14 @@
 """An executor of one worker in this process."""
 
+import threading
+
 import pytest
 
 from pagemill.catalog.executors import EXECUTORS
 from pagemill.engine.executor.uniproc import UniprocExecutor
-from pagemill.errors import ConfigError
-from tests.fakes.scripted_worker import ScriptedWorker
+from pagemill.errors import ConfigError, EngineDeadError
+from tests.fakes.engine_setup import Client, core_request, make_core
+from tests.fakes.scripted_worker import ScriptedWorker, alone
 
 
 def test_the_catalogue_knows_it():
@@ -31,3 +34,57 @@ def test_calls_reach_the_worker_and_shutdown_does_once():
 def test_a_name_that_leads_nowhere_is_refused(path):
     with pytest.raises(ConfigError, match="'module:callable' is expected"):
         UniprocExecutor(path)
+
+
+class SlowWorker(ScriptedWorker):
+    """Its forward pass waits until it may go on."""
+
+    def __init__(self):
+        super().__init__()
+        self.started, self.may_go_on = threading.Event(), threading.Event()
+
+    def execute_model(self, step):
+        self.started.set()
+        if not self.may_go_on.wait(10):
+            raise TimeoutError("nobody let the step go on")
+        super().execute_model(step)
+
+
+def test_with_overlap_the_next_step_is_scheduled_while_one_runs():
+    worker = SlowWorker()
+    core, _ = make_core(overlap=True, worker=worker)
+    core.add(core_request("a", 5))
+    assert core.step() == []
+    assert worker.started.wait(10)
+    assert core.has_work()
+    worker.may_go_on.set()
+    client = Client(core)
+    client.run()
+    assert client.tokens["a"] == alone(core_request("a", 5), worker.group_specs, worker.vocab_size, 64)
+    core.shutdown()
+
+
+@pytest.mark.parametrize("method", ["execute_model", "sample_tokens"])
+def test_what_a_worker_raises_on_its_thread_arrives(monkeypatch, method):
+    core, worker = make_core(overlap=True)
+    core.add(core_request("a", 5))
+
+    def fail(*args):
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(worker, method, fail)
+    with pytest.raises(EngineDeadError, match="MemoryError: no memory left"):
+        for _ in range(3):
+            core.step()
+    core.shutdown()
+
+
+def test_a_call_waits_for_the_steps_before_it():
+    worker = SlowWorker()
+    core, _ = make_core(overlap=True, worker=worker)
+    core.add(core_request("a", 5))
+    core.step()
+    threading.Timer(0.05, worker.may_go_on.set).start()
+    core._executor.call_all("warm_up")
+    assert len(worker.steps) == 1
+    core.shutdown()
