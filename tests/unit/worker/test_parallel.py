@@ -12,10 +12,13 @@ import psutil
 import pytest
 import torch
 
+from pagemill.config.arguments import EngineArgs
 from pagemill.errors import ConfigError, DistributedError
+from pagemill.launch import build_config
 from pagemill.messages.worker_rank import WorkerRank
 from pagemill.model.distributed.init import init_distributed
 from pagemill.model.distributed.parallel_groups import ParallelSizes
+from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import core_request
 from tests.fakes.ranks import record, replay, run_ranks
 from tests.fakes.tiny_checkpoint import SPECIFIC, make_checkpoint
@@ -232,3 +235,9 @@ def test_rank_0_that_does_not_come_is_named():
 def test_bad_arguments_are_named(world_size, address, backend, message):
     with pytest.raises(ConfigError, match=message):
         init_distributed(0, world_size, 0, address, backend, ParallelSizes(tp=2))
+
+
+def test_a_worker_alone_does_not_play_two(recordings):
+    config = build_config(EngineArgs(recordings["LlamaForCausalLM"].path, tensor_parallel_size=2))
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=2 .* does not fit the 1 x 1 workers"):
+        Worker(config)

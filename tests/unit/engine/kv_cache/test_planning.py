@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagemill.engine.kv_cache.planning import group_size, merge_specs, plan_kv_cache
+from pagemill.engine.kv_cache.planning import group_size, merge_specs, plan_kv_cache, usable_bytes
 from pagemill.errors import ConfigError
 from tests.fakes.engine_setup import full, sliding
 
@@ -89,3 +89,17 @@ def test_workers_must_agree_about_a_layer():
     assert merge_specs([{"a": full()}, {"a": full(), "b": full()}]) == {"a": full(), "b": full()}
     with pytest.raises(ConfigError, match="disagree about what layer 'a' keeps"):
         merge_specs([{"a": full()}, {"a": full(8)}])
+
+
+def test_stages_keep_their_own_layers_only():
+    first, last = {"a": full(), "b": full(), "c": full()}, {"d": full()}
+    page = full().page_bytes()
+    assert usable_bytes([first], [100 * page]) == 99 * page
+    assert usable_bytes([first, last], [30 * page, 100 * page]) == 10 * 4 * page, "ten blocks fit on both"
+    assert usable_bytes([first, last], [3000 * page, 7 * page]) == 7 * 4 * page
+
+
+def test_tensor_parallel_workers_share_the_least():
+    specs, page = {"a": full(), "b": full()}, full().page_bytes()
+    assert usable_bytes([specs, specs], [100 * page, 60 * page]) == 60 * page
+    assert usable_bytes([{}], [5]) == 5
