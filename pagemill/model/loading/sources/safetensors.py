@@ -20,13 +20,17 @@ def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = w
     """(name, selected part) of every file, as stored. Raises ModelError for a missing or damaged file."""
     for path in weight_files(Path(facts.path)):
         try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - not a mapping
-                    part = select(name, tuple(file.get_slice(name).get_shape()))
-                    if part is not None:
-                        yield name, _read(file, name, part)
+            yield from _read_file(path, select)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path.name} cannot be read: {error}") from error
+
+
+def _read_file(path: Path, select: Select) -> Iterator[tuple[str, Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            part = select(name, tuple(file.get_slice(name).get_shape()))
+            if part is not None:
+                yield name, _read(file, name, part)
 
 
 def _read(file: Any, name: str, part: Part) -> Tensor:
