@@ -7,7 +7,10 @@ PagemillError
 │   └── ModelNotFoundError   the request names a model that this server does not serve
 ├── DistributedError     the ranks of an engine did not meet, or one of them is gone
 ├── EngineOverloadedError    the engine refuses new requests for now
-└── EngineDeadError      the engine core is gone; no request can be served
+├── EngineDeadError      the engine core is gone; no request can be served
+├── PeerGoneError        the process at the other end of a queue or socket is gone
+└── TransportError       bytes from another process are not a message; receivers log and drop them
+    └── HandshakeError       a connecting process is of another version, secret or role
 """
 
 
@@ -52,3 +55,15 @@ class EngineOverloadedError(PagemillError):
 
 class EngineDeadError(PagemillError):
     """The engine core stopped; requests in flight were not completed."""
+
+
+class PeerGoneError(PagemillError):
+    """The process at the other end of a queue or socket is gone, or takes nothing any more."""
+
+
+class TransportError(PagemillError, ValueError):
+    """Bytes from another process are not a message: malformed, truncated or oversized. Receivers log and drop them."""
+
+
+class HandshakeError(TransportError):
+    """Two processes do not belong together: another protocol version, another secret, or a role not accepted."""

@@ -132,7 +132,7 @@ def replay(recording: Recording, rank: WorkerRank) -> Replay:
     sizes = ParallelConfig(rank.tensor_parallel_size, rank.pipeline_parallel_size)
     worker = Worker(dataclasses.replace(config, parallel=sizes), rank)
     worker.load_model()
-    layers = worker.model.attention_layers()
+    layers = worker.model.cache_layers()
     specs, num_bytes = worker.kv_cache_specs(), weight_bytes(worker.model)
     num_kv_heads = {layer.spec.num_kv_heads for layer in layers.values()}.pop()
     worker.initialize_kv_cache(split_plan(recording.plan, num_kv_heads))
