@@ -5,6 +5,7 @@ PagemillError
 ├── ModelError           the files of a model are missing, damaged or of an unsupported architecture
 ├── RequestError         one request is at fault; names the field, the value and what is allowed
 │   └── ModelNotFoundError   the request names a model that this server does not serve
+├── DistributedError     the ranks of an engine did not meet, or one of them is gone
 ├── EngineOverloadedError    the engine refuses new requests for now
 ├── UnavailableError     no new request is served: the server is shutting down
 ├── EngineDeadError      the engine core is gone; no request can be served
@@ -39,6 +40,10 @@ class RequestError(PagemillError, ValueError):
 
 class ModelNotFoundError(RequestError):
     """The request names a model that is not served here."""
+
+
+class DistributedError(PagemillError):
+    """Ranks that compute together did not meet, or one of them is gone."""
 
 
 class EngineOverloadedError(PagemillError):

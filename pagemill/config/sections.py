@@ -66,6 +66,19 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """How one model is spread over workers."""
+
+    tensor_parallel_size: int = setting(1, "workers that share every layer's weights and heads", low=1, short="-tp")
+    pipeline_parallel_size: int = setting(1, "stages of consecutive layers, one after another", low=1, short="-pp")
+
+    @property
+    def workers_per_replica(self) -> int:
+        """Workers that compute one model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """The HTTP server."""
 
@@ -98,4 +111,6 @@ class SupervisionConfig:
 class CpuConfig:
     """The CPU device."""
 
-    cpu_threads: int | None = setting(None, "threads that compute (default: physical cores)", low=1)
+    cpu_threads: int | None = setting(
+        None, "threads that compute, per worker (default: physical cores, shared out)", low=1
+    )
