@@ -113,6 +113,13 @@ def _parallel(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     return draft
 
 
+def _async_scheduling(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    if draft.scheduler.async_scheduling is not None:
+        return draft
+    apart = draft.parallel.workers_per_replica > 1
+    return draft.decide("scheduler", "async_scheduling", apart, "workers run apart" if apart else "one process")
+
+
 def splits_over(model: ModelFacts, tensor_parallel_size: int) -> bool:
     """Whether every rank can have equally many heads and rows; fewer key and value heads than ranks are replicated."""
     heads, kv_heads, inner = _split_sizes(model)
@@ -126,7 +133,7 @@ def _split_sizes(model: ModelFacts) -> tuple[int, int, int]:
     return heads, int(config.get("num_key_value_heads") or heads), int(config["intermediate_size"])
 
 
-RULES: tuple[Rule, ...] = (_dtype, _max_model_len, _block_size, _token_budget, _parallel, _threads)
+RULES: tuple[Rule, ...] = (_dtype, _max_model_len, _block_size, _token_budget, _parallel, _threads, _async_scheduling)
 
 
 def resolve(draft: Draft, model: ModelFacts, device: DeviceFacts) -> tuple[EngineConfig, tuple[Decision, ...]]:

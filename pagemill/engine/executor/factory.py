@@ -8,4 +8,4 @@ from pagemill.engine.executor.uniproc import UniprocExecutor
 def make_executor(config: EngineConfig, worker: str) -> Executor:
     """An executor with its workers up and their models loaded; `worker` is "module:callable", called with the
     configuration."""
-    return UniprocExecutor(worker, config, overlap=config.scheduler.async_scheduling is True)
+    return UniprocExecutor(worker, config, overlap=bool(config.scheduler.async_scheduling))
