@@ -113,9 +113,9 @@ def _serve_in_this_process(
     config: EngineConfig, server: ServerConfig, fleet: FleetConfig, engines: "Deployment", sock: socket.socket
 ) -> None:
     """One front end: it is this process, which supervises the engines too."""
-    import setproctitle  # deferred, with the next: only servers have titles, fastapi and uvicorn
+    import setproctitle  # deferred: only servers have titles
 
-    from pagemill.front_end import FrontEndBirth, make_fleet, serve_fleet
+    from pagemill.front_end import FrontEndBirth, make_fleet, serve_fleet  # deferred: fastapi and uvicorn
 
     setproctitle.setproctitle("pagemill: api server 0")
     timer = PhaseTimer()
@@ -135,9 +135,9 @@ def _serve_in_others(
     config: EngineConfig, server: ServerConfig, fleet: FleetConfig, engines: "Deployment", sock: socket.socket
 ) -> None:
     """Several front ends, in processes of their own on one socket; this process supervises them and the engines."""
-    import setproctitle  # deferred, with the next: only servers have titles, zmq
+    import setproctitle  # deferred: only servers have titles
 
-    from pagemill.api_servers import ApiServers
+    from pagemill.api_servers import ApiServers  # deferred, with the next three: zmq, fastapi and uvicorn
     from pagemill.event_feed import EventFeed
     from pagemill.front_end import FrontEndBirth
     from pagemill.serve.http.server import say_ready, url_of
