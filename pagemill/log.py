@@ -4,6 +4,7 @@ import logging
 import sys
 
 from pagemill import envs
+from pagemill.utils.prefixed_output import PrefixedOutput
 
 _FORMAT = "%(levelname)-7s %(asctime)s %(name)s: %(message)s"
 
@@ -18,3 +19,11 @@ def get_logger(name: str) -> logging.Logger:
         root.setLevel(envs.log_level())
         root.propagate = False
     return logging.getLogger(name)
+
+
+def name_process(name: str) -> None:
+    """Begin every line that this process writes to stdout and stderr, logged or printed, with "(name) "."""
+    sys.stdout, sys.stderr = (PrefixedOutput(stream, f"({name}) ") for stream in (sys.stdout, sys.stderr))
+    for handler in logging.getLogger("pagemill").handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)

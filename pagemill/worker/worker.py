@@ -2,10 +2,11 @@
 
 from pagemill.catalog.platforms import PLATFORMS
 from pagemill.config.engine_config import EngineConfig
-from pagemill.errors import PagemillError
+from pagemill.errors import ConfigError, PagemillError
 from pagemill.log import get_logger
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
+from pagemill.messages.worker_rank import SOLO_RANK, WorkerRank
 from pagemill.model.factory import load_model
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Platform
@@ -27,7 +28,10 @@ MAX_KV_SHARE = 0.4
 class Worker:
     """One device of one model replica."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, rank: WorkerRank = SOLO_RANK) -> None:
+        """Raises ConfigError when the worker is one of several."""
+        if rank.world_size != 1:
+            raise ConfigError(f"world_size={rank.world_size} is not supported: a worker computes the whole model")
         self._config = config
         self._platform: Platform = PLATFORMS.resolve("cpu")()
         self._loaded: CausalLM | None = None
