@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
@@ -13,14 +12,15 @@ from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.facts import ModelFacts
 from pagemill.config.resolve import resolve
-from pagemill.config.sections import ServerConfig
+from pagemill.config.sections import ServerConfig, SupervisionConfig
 from pagemill.engine.core import EngineCore
-from pagemill.engine.executor.uniproc import UniprocExecutor
+from pagemill.engine.executor.factory import make_executor
 from pagemill.log import get_logger
+from pagemill.messages.engine_io import EngineReady
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
 from pagemill.tokenizers.interface import Tokenizer
-from pagemill.tokenizers.load import load_tokenizer
+from pagemill.tokenizers.load import tokenizer_of
 from pagemill.utils.timing import PhaseTimer
 
 logger = get_logger(__name__)
@@ -69,41 +69,51 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
     """`build_inproc` from a complete configuration. The tokenizer loads on a thread while the weights do."""
     timer = PhaseTimer()
     with ThreadPoolExecutor(1, "tokenizer") as pool:
-        tokenizer_soon = pool.submit(_load_tokenizer, config)
+        tokenizer_soon = pool.submit(tokenizer_of, config.model, config.facts)
         with timer.phase("engine"):
-            overlap = config.scheduler.async_scheduling is True
-            core = EngineCore(config, UniprocExecutor(WORKER, config, overlap=overlap))
+            core = EngineCore(config, make_executor(config, WORKER))
         with timer.phase("tokenizer"):
             tokenizer = tokenizer_soon.result()
     client = InprocClient(core, inline=inline)
     llm = AsyncLLM(client, tokenizer, config.facts, config.scheduler)
+    _say_ready(config, core.ready, timer)
+    return LaunchedEngine(llm, config, tokenizer)
+
+
+def serve(args: EngineArgs, server: ServerConfig, supervision: SupervisionConfig) -> int:
+    """Serve over HTTP until SIGINT or SIGTERM; the exit status. Wrong settings, a model that is not there and a port
+    in use are found, in this order, before the weights are loaded. The engine runs in a process of its own."""
+    import setproctitle  # deferred: only servers have titles
+
+    from pagemill.deployment import Deployment  # deferred, with the next three: zmq, fastapi and uvicorn
+    from pagemill.front_end import FrontEndPlace, make_fleet, serve_fleet
+    from pagemill.serve.http.server import bind
+    from pagemill.supervisor import Patience
+
+    server = dataclasses.replace(server, api_key=server.api_key or envs.api_key())
+    config = build_config(args)
+    patience = Patience(supervision.engine_stall_timeout, supervision.engine_hang_timeout)
+    setproctitle.setproctitle("pagemill: api server 0")
+    with contextlib.closing(bind(server.host, server.port)) as sock, Deployment(config, WORKER, 1, patience) as engines:
+        timer = PhaseTimer()
+        engines.start()
+        with timer.phase("tokenizer"):
+            tokenizer = tokenizer_of(config.model, config.facts)
+        with timer.phase("engine"):
+            ups = engines.wait_ready()
+        fleet = make_fleet(ups, FrontEndPlace(0, engines.secret))
+        engines.subscribe(fleet.notify)
+        _say_ready(config, ups[0].ready, timer)
+        serve_fleet(fleet, tokenizer, config, server, sock)
+        engines.unsubscribe(fleet.notify)
+    return 0
+
+
+def _say_ready(config: EngineConfig, ready: EngineReady, timer: PhaseTimer) -> None:
     logger.info(
         "%s, %s, %d tokens of KV cache, ready: %s",
         config.facts.name,
         config.model.dtype,
-        core.ready.num_blocks * core.ready.block_size,
+        ready.num_blocks * ready.block_size,
         timer.summary(),
     )
-    return LaunchedEngine(llm, config, tokenizer)
-
-
-def serve(args: EngineArgs, server: ServerConfig) -> int:
-    """Serve over HTTP until SIGINT or SIGTERM; the exit status. Wrong settings, a model that is not there and a port
-    in use are found, in this order, before the weights are loaded."""
-    from pagemill.serve.http.app import build_app  # deferred: fastapi, which engines without a server do not need
-    from pagemill.serve.http.server import bind  # deferred: uvicorn
-    from pagemill.serve.http.server import serve as serve_http  # deferred: uvicorn
-
-    server = dataclasses.replace(server, api_key=server.api_key or envs.api_key())
-    config = build_config(args)
-    sock = bind(server.host, server.port)
-    with contextlib.closing(sock):
-        launched = start_inproc(config, inline=False)
-        serve_http(build_app(launched.llm, server), sock, server.uvicorn_log_level)
-    return 0
-
-
-def _load_tokenizer(config: EngineConfig) -> Tokenizer:
-    model = config.model
-    path = Path(config.facts.path) if model.tokenizer is None else locate(model.tokenizer, revision=model.revision)
-    return load_tokenizer(path, chat_template_file=model.chat_template)

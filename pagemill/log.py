@@ -6,7 +6,8 @@ import sys
 from pagemill import envs
 from pagemill.utils.prefixed_output import PrefixedOutput
 
-_FORMAT = "%(levelname)-7s %(asctime)s %(name)s: %(message)s"
+_FORMAT = "%(levelname)-7s %(asctime)s {process}%(name)s: %(message)s"
+_TIME = "%H:%M:%S"
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -14,7 +15,7 @@ def get_logger(name: str) -> logging.Logger:
     root = logging.getLogger("pagemill")
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(_FORMAT, "%H:%M:%S"))
+        handler.setFormatter(logging.Formatter(_FORMAT.format(process=""), _TIME))
         root.addHandler(handler)
         root.setLevel(envs.log_level())
         root.propagate = False
@@ -22,8 +23,8 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def name_process(name: str) -> None:
-    """Begin every line that this process writes to stdout and stderr, logged or printed, with "(name) "."""
-    sys.stdout, sys.stderr = (PrefixedOutput(stream, f"({name}) ") for stream in (sys.stdout, sys.stderr))
+    """Put the name of this process into every line from now on, logged or printed. Called once."""
+    get_logger(__name__)
     for handler in logging.getLogger("pagemill").handlers:
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(sys.stderr)
+        handler.setFormatter(logging.Formatter(_FORMAT.format(process=f"[{name}] "), _TIME))
+    sys.stdout, sys.stderr = (PrefixedOutput(stream, f"[{name}] ") for stream in (sys.stdout, sys.stderr))

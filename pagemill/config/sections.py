@@ -66,6 +66,19 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """How one model is spread over workers."""
+
+    tensor_parallel_size: int = setting(1, "workers that share every layer's weights and heads", low=1, short="-tp")
+    pipeline_parallel_size: int = setting(1, "stages of consecutive layers, one after another", low=1, short="-pp")
+
+    @property
+    def workers_per_replica(self) -> int:
+        """Workers that compute one model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """The HTTP server."""
 
@@ -76,11 +89,28 @@ class ServerConfig:
     uvicorn_log_level: str = setting(
         "warning", "log level of the HTTP server", choices=("debug", "info", "warning", "error", "critical")
     )
+    shutdown_timeout: float = setting(
+        30.0, "seconds that running requests get to finish after SIGTERM, while new ones get 503", low=0
+    )
     allowed_origins: str | None = setting(None, "comma-separated origins allowed by CORS")
+
+
+@dataclass(frozen=True)
+class SupervisionConfig:
+    """Engines that show no sign of life."""
+
+    engine_stall_timeout: float = setting(
+        60.0, "seconds without a finished step, with work waiting, after which /health answers 503", low=0
+    )
+    engine_hang_timeout: float = setting(
+        300.0, "seconds without a finished step, with work waiting, after which the engine is restarted", low=0
+    )
 
 
 @dataclass(frozen=True)
 class CpuConfig:
     """The CPU device."""
 
-    cpu_threads: int | None = setting(None, "threads that compute (default: physical cores)", low=1)
+    cpu_threads: int | None = setting(
+        None, "threads that compute, per worker (default: physical cores, shared out)", low=1
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import SchedulerConfig
-from pagemill.errors import ConfigError, EngineDeadError, EngineOverloadedError, RequestError
+from pagemill.errors import ConfigError, EngineDeadError, EngineOverloadedError, RequestError, UnavailableError
 from pagemill.log import get_logger
 from pagemill.messages.outputs import RequestOutput
 from pagemill.messages.prompts import Prompt
@@ -83,6 +83,7 @@ class AsyncLLM:
         self._count = itertools.count()
         self._reader: asyncio.Task[None] | None = None
         self._error: EngineDeadError | None = None
+        self._draining = False
 
     async def generate(
         self,
@@ -144,9 +145,11 @@ class AsyncLLM:
 
     def check_load(self) -> None:
         """Raises EngineOverloadedError when as many requests run and wait as the configuration allows,
-        EngineDeadError when the engine is gone."""
+        UnavailableError after `drain`, EngineDeadError when the engine is gone."""
         if self._error is not None:
             raise self._error
+        if self._draining:
+            raise UnavailableError("the server is shutting down and takes no new requests")
         if self._max_in_flight is not None and self._outputs.num_in_flight >= self._max_in_flight:
             raise EngineOverloadedError(
                 f"{self._outputs.num_in_flight} requests run and wait already, which is the limit "
@@ -191,6 +194,20 @@ class AsyncLLM:
     def num_in_flight(self) -> int:
         """Completions that run or wait."""
         return self._outputs.num_in_flight
+
+    def drain(self) -> None:
+        """From now on, `check_load` refuses new requests; those in flight go on."""
+        self._draining = True
+
+    def problem(self) -> str | None:
+        """What keeps requests from being worked on as they should; None when nothing does. Never waits."""
+        if self._error is not None:
+            return str(self._error)
+        return self._client.problem()
+
+    def accepts(self) -> bool:
+        """Whether a new request would be taken and worked on now."""
+        return self._error is None and not self._draining and self._client.accepts()
 
     async def shutdown(self) -> None:
         """End all requests with EngineDeadError and stop the engine. A second call does nothing."""

@@ -117,8 +117,8 @@ def test_what_workers_print_says_who_did(capfd):
     with executor(tensor_parallel_size=2) as multiproc:
         multiproc.call_all("warm_up")
     out, err = capfd.readouterr()
-    assert sorted(out.splitlines()) == [f"(worker {n}) {text}" for n in (0, 1) for text in ("warm", f"worker {n}")]
-    assert sorted(err.splitlines()) == ["(worker 0) to stderr", "(worker 1) to stderr"]
+    assert sorted(out.splitlines()) == [f"[worker {n}] {text}" for n in (0, 1) for text in ("warm", f"worker {n}")]
+    assert sorted(err.splitlines()) == ["[worker 0] to stderr", "[worker 1] to stderr"]
 
 
 def test_processes_are_called_what_they_are():
