@@ -113,10 +113,23 @@ def _parallel(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     return draft
 
 
+def _executor(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    wanted, workers = draft.parallel.distributed_executor_backend, draft.parallel.workers_per_replica
+    if wanted is None:
+        name = "uni" if workers == 1 else "mp"
+        return draft.decide("parallel", "distributed_executor_backend", name, f"{workers} workers")
+    if wanted == "uni" and workers > 1:
+        raise ConfigError(
+            f"distributed_executor_backend='uni' runs one worker, and tensor_parallel_size x pipeline_parallel_size "
+            f"is {workers}; use --distributed-executor-backend mp"
+        )
+    return draft
+
+
 def _async_scheduling(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     if draft.scheduler.async_scheduling is not None:
         return draft
-    apart = draft.parallel.workers_per_replica > 1
+    apart = draft.parallel.distributed_executor_backend != "uni"
     return draft.decide("scheduler", "async_scheduling", apart, "workers run apart" if apart else "one process")
 
 
@@ -133,7 +146,16 @@ def _split_sizes(model: ModelFacts) -> tuple[int, int, int]:
     return heads, int(config.get("num_key_value_heads") or heads), int(config["intermediate_size"])
 
 
-RULES: tuple[Rule, ...] = (_dtype, _max_model_len, _block_size, _token_budget, _parallel, _threads, _async_scheduling)
+RULES: tuple[Rule, ...] = (
+    _dtype,
+    _max_model_len,
+    _block_size,
+    _token_budget,
+    _parallel,
+    _threads,
+    _executor,
+    _async_scheduling,
+)
 
 
 def resolve(draft: Draft, model: ModelFacts, device: DeviceFacts) -> tuple[EngineConfig, tuple[Decision, ...]]:
@@ -150,7 +172,7 @@ def check_values(section: Any) -> None:
     """Check each field of a section against its own choices and lower bound. Raises ConfigError."""
     for field in dataclasses.fields(section):
         value, meta = getattr(section, field.name), field.metadata
-        if meta["choices"] and value not in meta["choices"]:
+        if meta["choices"] and value is not None and value not in meta["choices"]:
             raise ConfigError(f"{field.name}={value!r} is not one of {', '.join(meta['choices'])}")
         if meta["low"] is not None and value is not None and value < meta["low"]:
             raise ConfigError(f"{field.name}={value!r} is too small: at least {meta['low']}")

@@ -72,6 +72,12 @@ class ParallelConfig:
     tensor_parallel_size: int = setting(1, "workers that share every layer's weights and heads", low=1, short="-tp")
     pipeline_parallel_size: int = setting(1, "stages of consecutive layers, one after another", low=1, short="-pp")
 
+    distributed_executor_backend: str | None = setting(
+        None,
+        "where workers run: uni in the engine's process, mp in processes of their own (default: uni for one worker)",
+        choices=("uni", "mp"),
+    )
+
     @property
     def workers_per_replica(self) -> int:
         """Workers that compute one model together."""

@@ -10,7 +10,7 @@ def make_executor(config: EngineConfig, worker: str, *, replica: int = 0) -> Exe
     """An executor with its workers up and their models loaded; `worker` is "module:callable", called with the
     configuration, and with the rank where there are several. `replica` counts engines with workers of their own."""
     overlap, parallel = bool(config.scheduler.async_scheduling), config.parallel
-    if parallel.workers_per_replica == 1:
+    if parallel.distributed_executor_backend == "uni":
         return UniprocExecutor(worker, config, overlap=overlap)
     return MultiprocExecutor(
         worker,
