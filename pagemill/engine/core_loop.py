@@ -82,7 +82,7 @@ class CoreLoop:
         self.inbox.put(None)
 
     def run(self) -> None:
-        """Until `stop`. Sleeps while there is nothing to do. Raises EngineDeadError when a step fails, or from `fail`."""
+        """Until `stop`. Sleeps while there is nothing to do. Raises EngineDeadError when a step fails, or `fail`."""
         core = self._core
         while not self._stopping:
             self._read_inbox(wait=not core.has_work())
