@@ -95,16 +95,34 @@ class ServerConfig:
     allowed_origins: str | None = setting(None, "comma-separated origins allowed by CORS")
 
 
-@dataclass(frozen=True)
-class SupervisionConfig:
-    """Engines that show no sign of life."""
+BALANCERS = ("prefix", "queue", "round_robin")
 
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """The processes of a server: how many, and what is done when one shows no sign of life."""
+
+    data_parallel_size: int = setting(1, "engines that each hold the whole model", low=1, short="-dp")
+    data_parallel_balancer: str = setting(
+        "prefix",
+        "which engine gets a request: the one that has its prefix unless it is busy, the one with the shortest queue, "
+        "or the next",
+        choices=BALANCERS,
+    )
+    api_server_count: int | None = setting(
+        None, "processes that take HTTP requests (default: as many as engines)", low=1, short="-asc"
+    )
     engine_stall_timeout: float = setting(
         60.0, "seconds without a finished step, with work waiting, after which /health answers 503", low=0
     )
     engine_hang_timeout: float = setting(
         300.0, "seconds without a finished step, with work waiting, after which the engine is restarted", low=0
     )
+
+    @property
+    def num_api_servers(self) -> int:
+        """`api_server_count`, or its default."""
+        return self.api_server_count or self.data_parallel_size
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def random_setup(rng, number):
 def random_request(rng, name):
     """A request that may share a prefix with others, or a whole prompt, with the same salt, adapter and images or
     with other ones."""
-    prompt = rng.choice(PREFIXES)[: rng.choice([0, 4, 8, 9, 12, 16, 23, 24, 26])]
+    prompt = rng.choice(PREFIXES)[: rng.choice([0, 4, 6, 8, 9, 12, 15, 16, 23, 24, 26])]
     prompt = prompt + rng.choices(range(VOCAB_SIZE), k=rng.choice([0, 1, 1, 2, 5])) or [0]
     max_tokens = rng.choice([rng.randint(1, 6), rng.randint(1, 26), 40])
     stop_ids = rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 1, 2]))

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
@@ -48,6 +49,19 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+def say_ready(url: str) -> None:
+    """Log the line that says where the server is."""
+    logger.info("ready: %s", url)
+
+
+def listen(sock: socket.socket) -> None:
+    """Begin to take connections; those that nobody accepts yet wait. Raises ConfigError."""
+    try:
+        sock.listen(_BACKLOG)
+    except OSError as error:  # another process bound the port as well, and was first to listen
+        raise _port_error(url_of(sock), error) from None
+
+
 class Drainable(Protocol):
     """What is asked to take no new requests before the server closes."""
 
@@ -57,6 +71,12 @@ class Drainable(Protocol):
 
     def drain(self) -> None:
         """Refuse new ones from now on."""
+
+
+def url_of(sock: socket.socket) -> str:
+    """Where clients find what listens on a socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class HttpServer(uvicorn.Server):
@@ -73,6 +93,7 @@ class HttpServer(uvicorn.Server):
         log_level: str = "warning",
         engine: Drainable | None = None,
         drain_s: float = 0.0,
+        announce: Callable[[str], None] = say_ready,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -89,6 +110,7 @@ class HttpServer(uvicorn.Server):
         self._engine = engine
         self._drain_s = drain_s
         self._drain_until: float | None = None
+        self._announce = announce
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal arrived."""
@@ -112,22 +134,18 @@ class HttpServer(uvicorn.Server):
     @property
     def url(self) -> str:
         """Where clients find it."""
-        host, port = self.sock.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return url_of(self.sock)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Say so when it is done."""
         await super().startup(sockets)
         if not self.should_exit:
-            logger.info("ready: %s", self.url)
+            self._announce(self.url)
 
     def run_until_stopped(self) -> None:
         """Serve until SIGINT, SIGTERM or `should_exit`, then let responses finish and shut the application down."""
         with contextlib.closing(self.sock):
-            try:
-                self.sock.listen(_BACKLOG)
-            except OSError as error:  # another process bound the port as well, and was first to listen
-                raise _port_error(self.url, error) from None
+            listen(self.sock)
             asyncio.run(self.serve([self.sock]))
 
 
@@ -137,12 +155,13 @@ def serve(
     log_level: str = "warning",
     engine: Drainable | None = None,
     drain_s: float = 0.0,
+    announce: Callable[[str], None] = say_ready,
 ) -> None:
     """Serve an application on a bound socket until SIGINT or SIGTERM (see HttpServer); returns when all is shut down.
 
     Raises ConfigError when the port is taken after all.
     """
-    server = HttpServer(app, sock, log_level, engine, drain_s)
+    server = HttpServer(app, sock, log_level, engine, drain_s, announce)
     if threading.current_thread() is not threading.main_thread():
         server.run_until_stopped()
         return

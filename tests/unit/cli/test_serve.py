@@ -24,7 +24,7 @@ def test_flags_reach_their_sections(launch: FakeLaunch):
     assert draft.model.seed == 5
     assert draft.scheduler.max_num_seqs == 4
     assert draft.cache.enable_prefix_caching is False
-    assert launch.supervision.engine_hang_timeout == 9.0
+    assert launch.fleet.engine_hang_timeout == 9.0
     assert (launch.server.host, launch.server.port) == ("::1", 9000)
 
 
