@@ -88,6 +88,10 @@ class EngineCore:
         """Raise when the engine's bookkeeping contradicts itself. Costs O(blocks): for tests and idle time."""
         self._scheduler.check_integrity()
 
+    def check_health(self) -> None:
+        """Raise EngineDeadError when a worker is gone or gives no sign of life. From any thread."""
+        self._executor.check_health()
+
     def shutdown(self) -> None:
         """Stop the workers."""
         self._executor.shutdown()

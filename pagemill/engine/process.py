@@ -129,7 +129,7 @@ def run(payload: bytes, report: Report) -> None:
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     mail.open(loop)
     tell(Started(socket.address, core.ready))
-    threading.Thread(target=_pulse, args=(loop, tell), name="pagemill-pulse", daemon=True).start()
+    threading.Thread(target=_pulse, args=(core, loop, tell), name="pagemill-pulse", daemon=True).start()
     try:
         loop.run()
     except EngineDeadError:
@@ -140,7 +140,12 @@ def run(payload: bytes, report: Report) -> None:
         core.shutdown()
 
 
-def _pulse(loop: CoreLoop, tell: Callable[[ProcessReport], None]) -> None:
+def _pulse(core: EngineCore, loop: CoreLoop, tell: Callable[[ProcessReport], None]) -> None:
     stop = threading.Event()
     while not stop.wait(PULSE_S):
         tell(Pulse(loop.num_steps, loop.idle, loop.num_running, loop.num_waiting))
+        try:
+            core.check_health()
+        except EngineDeadError as error:
+            loop.fail(error)
+            return

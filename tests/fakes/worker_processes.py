@@ -111,3 +111,13 @@ def config(**settings):
 def solo():
     """A worker for an executor that gives none of its arguments."""
     return ScriptedWorker()
+
+
+class Null(ProcessWorker):
+    """Does nothing, quickly."""
+
+    def execute_model(self, step):
+        self.step = step
+
+    def sample_tokens(self):
+        return ModelRunnerOutput(self.step.step_id, self.step.slots, self.step.num_tokens)
