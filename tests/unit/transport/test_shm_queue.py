@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import os
 import random
 import resource
@@ -69,6 +70,7 @@ def nothing_is_left():
     def state():
         return set(Path("/dev/shm").iterdir()), len(list(Path("/proc/self/fd").iterdir()))
 
+    gc.collect()  # what other tests left to it
     before = state()
     yield
     assert state() == before

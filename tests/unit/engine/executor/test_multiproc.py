@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import os
 import resource
 import signal
@@ -38,6 +39,7 @@ def nothing_is_left():
         folders = set(Path(tempfile.gettempdir()).glob("pagemill-*"))
         return set(Path("/dev/shm").iterdir()), folders, len(list(Path("/proc/self/fd").iterdir()))
 
+    gc.collect()  # what other tests left to it
     before = state()
     yield
     assert psutil.Process().children(recursive=True) == []
