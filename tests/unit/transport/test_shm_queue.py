@@ -1,5 +1,4 @@
 import contextlib
-import gc
 import os
 import random
 import resource
@@ -70,10 +69,11 @@ def nothing_is_left():
     def state():
         return set(Path("/dev/shm").iterdir()), len(list(Path("/proc/self/fd").iterdir()))
 
-    gc.collect()  # what other tests left to it
     before = state()
     yield
-    assert state() == before
+    names, num_open = state()
+    assert names == before[0]
+    assert num_open <= before[1]  # fewer, when ZMQ has just closed what other tests left to it
 
 
 def plain(frames):

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import gc
 import os
 import resource
 import signal
@@ -39,11 +38,12 @@ def nothing_is_left():
         folders = set(Path(tempfile.gettempdir()).glob("pagemill-*"))
         return set(Path("/dev/shm").iterdir()), folders, len(list(Path("/proc/self/fd").iterdir()))
 
-    gc.collect()  # what other tests left to it
     before = state()
     yield
     assert psutil.Process().children(recursive=True) == []
-    assert state() == before
+    *names, num_open = state()
+    assert names == list(before[:2])
+    assert num_open <= before[2]  # fewer, when ZMQ has just closed what other tests left to it
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("pagemill-watch")]
 
 
