@@ -19,7 +19,7 @@ from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.client.interface import EngineClient
 from pagemill.serve.processing.conversation import parse_conversation
 from pagemill.serve.processing.input_processor import InputProcessor, PreparedRequest, RequestOptions
-from pagemill.serve.processing.output_processor import OutputProcessor
+from pagemill.serve.processing.output_processor import OutputProcessor, in_chunks
 from pagemill.serve.processing.parallel_sampling import fan_out
 from pagemill.serve.processing.request_stream import OutputQueue, RequestStream
 from pagemill.tokenizers.interface import Tokenizer
@@ -229,9 +229,11 @@ class AsyncLLM:
                 outputs = await self._client.outputs()
                 if outputs.stats is not None:
                     self.stats = outputs.stats
-                aborts = self._outputs.process(outputs)
-                if aborts:
-                    await self._client.abort(aborts)
+                for part in in_chunks(outputs):
+                    aborts = self._outputs.process(part)
+                    if aborts:
+                        await self._client.abort(aborts)
+                    await asyncio.sleep(0)  # others have their turn between the chunks of a large step
         except EngineDeadError as error:
             self._fail(error)
         except Exception as error:
