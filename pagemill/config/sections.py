@@ -41,6 +41,9 @@ class CacheConfig:
     block_size: int | None = setting(None, "tokens per block (default: 16)", low=1)
     enable_prefix_caching: bool = setting(True, "share the blocks of equal prefixes")
     prefix_caching_hash_algo: str = setting("sha256", "hash of a block's tokens", choices=HASH_ALGORITHMS)
+    disable_hybrid_kv_cache_manager: bool = setting(
+        False, "keep every token of every layer, also where only a window or a chunk is read; more memory"
+    )
     num_gpu_blocks_override: int | None = setting(None, "number of blocks, whatever the memory", low=2)
     kv_cache_memory_bytes: int | None = setting(
         None, "bytes for the KV cache (default on a CPU: room for 65,536 tokens, at most 40% of free memory)", low=1

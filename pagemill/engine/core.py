@@ -132,6 +132,8 @@ def _plan(config: EngineConfig, limits: SchedulerLimits, executor: Executor) -> 
         max_model_len=limits.max_model_len,
         max_step_tokens=limits.max_step_tokens,
         num_blocks_override=config.cache.num_gpu_blocks_override,
+        prefix_caching=config.cache.enable_prefix_caching,
+        hybrid=not config.cache.disable_hybrid_kv_cache_manager,
     )
     shapes = ", ".join(f"{len(group.layers)} x {type(group.spec).__name__}" for group in plan.groups)
     logger.debug("KV cache: %d blocks, groups: %s", plan.num_blocks, shapes)

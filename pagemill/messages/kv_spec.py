@@ -1,11 +1,14 @@
 """What layers keep per token, and the plan for where they keep it. The model declares, the engine plans."""
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from pagemill.utils.math import ceil_div
+from pagemill.utils.math import ceil_div, round_up
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+STATE_ALIGNMENT = 16
+"""Bytes to whose multiple each of a layer's states is padded, so that it can be viewed as any type."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,17 @@ class KVCacheSpec(ABC):
     @abstractmethod
     def max_blocks(self, max_len: int) -> int:
         """Most blocks that one request of max_len tokens holds at once (prefill chunks aside)."""
+
+    def peak_blocks(self, num_tokens: int, step_tokens: int) -> int:
+        """Most blocks that one request holds at once until num_tokens tokens are computed, at most step_tokens of
+        them in a step. Both may begin anywhere in a block."""
+        steady = self.max_blocks(num_tokens) + ceil_div(step_tokens, self.block_size)
+        return min(ceil_div(num_tokens, self.block_size), steady)
+
+    def default_blocks(self, num_tokens: int, num_requests: int) -> int:
+        """Blocks that one layer shall have when nobody says how much memory there is: room for num_tokens tokens, of
+        num_requests requests together."""
+        return num_tokens // self.block_size + 1
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,95 @@ class SlidingWindowSpec(FullAttentionSpec):
 
 
 @dataclass(frozen=True)
+class ChunkedLocalSpec(FullAttentionSpec):
+    """Keys and values of the current chunk: a token sees itself and those before it whose position // chunk_size is
+    its own."""
+
+    chunk_size: int
+
+    def max_blocks(self, max_len: int) -> int:
+        return min(ceil_div(max_len, self.block_size), self._blocks_spanned(self.chunk_size))
+
+    def peak_blocks(self, num_tokens: int, step_tokens: int) -> int:
+        """A step begins with at most all but one token of a chunk."""
+        most = self._blocks_spanned(self.chunk_size - 1 + step_tokens)
+        return min(ceil_div(num_tokens, self.block_size), most)
+
+    def _blocks_spanned(self, num_tokens: int) -> int:
+        """Most blocks that hold some of num_tokens tokens from the beginning of a chunk on; where in a block that is,
+        is a multiple of what chunks and blocks have in common."""
+        last_begin = self.block_size - math.gcd(self.chunk_size, self.block_size)
+        return ceil_div(last_begin + num_tokens, self.block_size)
+
+
+@dataclass(frozen=True)
+class MambaSpec(KVCacheSpec):
+    """States of a constant size per request, whatever its length.
+
+    Entry i of a request's block table is the state after the last computed token of block i. A step begins with the
+    state after the last token that was computed before it (zeros where there is none), and leaves in the entry of
+    each block it touches the state after its last token there. So a state changes place at every block boundary, and
+    the one that was reached there stays as it is: a cached prefix.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    """Of each state of the layer, for one request."""
+    dtypes: tuple[str, ...]
+    """Of each state; names of torch dtypes."""
+    padded_bytes: int = 0
+    """Size of a page where it must be larger than the states: set in planning."""
+
+    def page_bytes(self) -> int:
+        return max(self.state_bytes(), self.padded_bytes)
+
+    def state_bytes(self) -> int:
+        """Bytes of all states of one layer and request."""
+        return sum(self._sizes())
+
+    def offsets(self) -> tuple[int, ...]:
+        """Byte in a page at which each state begins."""
+        sizes = self._sizes()
+        return tuple(sum(sizes[:index]) for index in range(len(sizes)))
+
+    def max_blocks(self, max_len: int) -> int:
+        """The state that is read, and the one that is written, where they lie in different blocks."""
+        return min(ceil_div(max_len, self.block_size), 2)
+
+    def peak_blocks(self, num_tokens: int, step_tokens: int) -> int:
+        """The state that is read, and one for each block that the step touches."""
+        return min(ceil_div(num_tokens, self.block_size), 1 + ceil_div(step_tokens, self.block_size))
+
+    def default_blocks(self, num_tokens: int, num_requests: int) -> int:
+        """Room for every request, however long, and as much again for cached states."""
+        return 2 * num_requests
+
+    def _sizes(self) -> list[int]:
+        return [
+            round_up(math.prod(shape) * DTYPE_BYTES[dtype], STATE_ALIGNMENT)
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class SharedKVSpec(KVCacheSpec):
+    """Nothing of its own: the layer reads what another one keeps."""
+
+    owner: str
+    """Name of the layer that keeps it."""
+    kept: KVCacheSpec
+    """What the layer reads; equal to what the owner declares."""
+
+    def page_bytes(self) -> int:
+        return 0
+
+    def max_blocks(self, max_len: int) -> int:
+        return 0
+
+    def peak_blocks(self, num_tokens: int, step_tokens: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
 class KVCacheGroup:
     """Layers that share one block table: a block id means the same block for all of them."""
 
@@ -64,8 +167,15 @@ class KVCacheConfig:
     """Result of planning. Block 0 is the null block: never allocated, stands for tokens out of window.
 
     All groups have the same page size. With n groups of at most m layers, m tensors of
-    num_blocks x page_bytes are allocated, and the i-th layers of all groups share the i-th tensor.
+    num_blocks x page_bytes are allocated, and the i-th layers of all groups share the i-th tensor. Block b is bytes
+    b * page_bytes to (b + 1) * page_bytes of it, for whichever layer it belongs to at the time.
     """
 
     num_blocks: int
     groups: tuple[KVCacheGroup, ...]
+    shared: dict[str, str] = field(default_factory=dict)
+    """Layer that keeps nothing -> the layer of a group whose blocks it reads."""
+
+    def readers(self, owner: str) -> tuple[str, ...]:
+        """The layers that read what `owner` keeps."""
+        return tuple(name for name, other in self.shared.items() if other == owner)

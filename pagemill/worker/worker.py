@@ -60,7 +60,7 @@ class Worker:
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Layer name -> what it keeps, in layer order."""
         block_size, dtype = self._config.cache.block_size or 16, self._config.model.dtype
-        return {name: layer.kv_spec(block_size, dtype) for name, layer in self.model.attention_layers().items()}
+        return {name: layer.kv_spec(block_size, dtype) for name, layer in self.model.cache_layers().items()}
 
     def available_kv_bytes(self) -> int:
         """What was asked for, or room for DEFAULT_KV_TOKENS tokens (at least one request of full length), but no
@@ -71,12 +71,13 @@ class Worker:
         specs = self.kv_cache_specs().values()
         length = self._config.model.max_model_len or 0
         num_tokens = max(DEFAULT_KV_TOKENS, length + 2 * max(spec.block_size for spec in specs))
-        wanted = sum(spec.page_bytes() * (num_tokens // spec.block_size + 1) for spec in specs)
+        requests = self._config.scheduler.max_num_seqs
+        wanted = sum(spec.page_bytes() * spec.default_blocks(num_tokens, requests) for spec in specs)
         return min(wanted, int(self._platform.facts().free_bytes * MAX_KV_SHARE))
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocate the cache, bind it to the layers, and build the runner."""
-        device, layers = self._platform.torch_device(), self.model.attention_layers()
+        device, layers = self._platform.torch_device(), self.model.cache_layers()
         num_slots, length = self._config.scheduler.max_num_seqs, self._config.model.max_model_len or 0
         bind_kv_cache(config, layers, device)
         self._num_groups = len(config.groups)

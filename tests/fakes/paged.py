@@ -30,7 +30,7 @@ class PagedModel:
 
     def __init__(self, model: CausalLM, dtype: str, max_len: int = 2048) -> None:
         self.model, self.max_len = model, max_len
-        layers = model.attention_layers()
+        layers = model.cache_layers()
         specs = {name: layer.kv_spec(BLOCK_SIZE, dtype) for name, layer in layers.items()}
         groups = tuple(
             KVCacheGroup(tuple(name for name in specs if specs[name] == spec), spec) for spec in set(specs.values())

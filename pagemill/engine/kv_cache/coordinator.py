@@ -8,15 +8,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagemill.engine.kv_cache.block_pool import BlockPool, IntegrityError
+from pagemill.engine.kv_cache.managers.chunked_local import ChunkedLocalManager
 from pagemill.engine.kv_cache.managers.full import FullAttentionManager
 from pagemill.engine.kv_cache.managers.interface import GroupManager
+from pagemill.engine.kv_cache.managers.mamba import MambaManager
 from pagemill.engine.kv_cache.managers.sliding_window import SlidingWindowManager
 from pagemill.errors import ConfigError
-from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheSpec, SlidingWindowSpec
+from pagemill.messages.kv_spec import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 
 MANAGERS: dict[type[KVCacheSpec], Any] = {
     FullAttentionSpec: FullAttentionManager,
     SlidingWindowSpec: SlidingWindowManager,
+    ChunkedLocalSpec: ChunkedLocalManager,
+    MambaSpec: MambaManager,
 }
 
 BlockIds = tuple[list[int], ...]
@@ -37,6 +48,11 @@ class KVCacheCoordinator:
         self._alignment = math.lcm(*sizes)
         # Full attention first: its left-to-right scan bounds the others' right-to-left ones.
         self._scan_order = sorted(range(len(sizes)), key=lambda index: not self.managers[index].prefix_closed)
+
+    def begin_step(self) -> None:
+        """A step is going to be scheduled."""
+        for manager in self.managers:
+            manager.begin_step()
 
     def cached_prefix(self, hashes: Sequence[bytes], max_tokens: int) -> tuple[int, BlockIds]:
         """The longest prefix of at most `max_tokens` tokens that every group has cached: its length and tables.

@@ -32,6 +32,10 @@ class KVCacheManager:
         self._hasher = None if hash_algorithm is None else PrefixHasher(hash_algorithm, self.granularity, seed)
         self._nothing = CachedPrefix(0, tuple([] for _ in self.managers))
 
+    def begin_step(self) -> None:
+        """A step is going to be scheduled: what the steps before it compute will be there when it runs."""
+        self.coordinator.begin_step()
+
     def cached_prefix(self, request: Request) -> CachedPrefix:
         """The longest cached prefix. The last token is never in it: somebody must compute it, to sample the next."""
         if self._hasher is None:

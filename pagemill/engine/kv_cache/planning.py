@@ -3,13 +3,18 @@
 Knows nothing about requests in flight or about tensors.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from pagemill.engine.kv_cache.page_sizes import equal_pages
 from pagemill.errors import ConfigError
-from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroup, KVCacheSpec
-from pagemill.utils.math import ceil_div
+from pagemill.messages.kv_spec import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroup,
+    KVCacheSpec,
+    SharedKVSpec,
+)
 
 MAX_REGULAR_GROUPS = 8
 NEARLY_EQUAL = 1.25
@@ -22,20 +27,28 @@ def plan_kv_cache(
     max_model_len: int,
     max_step_tokens: int,
     num_blocks_override: int | None = None,
+    prefix_caching: bool = True,
+    hybrid: bool = True,
 ) -> KVCacheConfig:
     """Layer name -> spec, and bytes -> the plan.
 
-    Raises ConfigError when there are no layers, when their pages cannot be made equally large, and when one request
-    of `max_model_len` tokens, at most `max_step_tokens` of them in a step, does not fit; the latter names the
-    largest --max-model-len that does.
+    Without `prefix_caching`, a request needs one state of each layer that keeps states, and none at the boundaries of
+    blocks. Without `hybrid`, every layer keeps every token.
+
+    Raises ConfigError when there are no layers, when their pages cannot be made equally large, when a layer reads
+    what no other keeps, and when one request of `max_model_len` tokens, at most `max_step_tokens` of them in a step,
+    does not fit; the latter names the largest --max-model-len that does.
     """
-    if not specs:
+    kept, shared = split_shared(specs)
+    if not kept:
         raise ConfigError("the model declares no layer that keeps keys and values; nothing can be cached")
-    groups = group_layers(equal_pages(specs))
+    if not hybrid:
+        kept = all_as_full(kept)
+    groups = group_layers(equal_pages(kept, None if prefix_caching else max_model_len))
     page_bytes = groups[0].spec.page_bytes()
     block_bytes = page_bytes * max(len(group.layers) for group in groups)
     num_blocks = num_blocks_override if num_blocks_override is not None else available_bytes // block_bytes
-    config = KVCacheConfig(num_blocks, groups)
+    config = KVCacheConfig(num_blocks, groups, shared)
     _check_one_request_fits(config, max_model_len, max_step_tokens, block_bytes)
     return config
 
@@ -50,22 +63,35 @@ def merge_specs(per_worker: Sequence[Mapping[str, KVCacheSpec]]) -> dict[str, KV
     return merged
 
 
-def equal_pages(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
-    """The specs with larger blocks where pages are smaller, so that all pages have the same size.
+def split_shared(specs: Mapping[str, KVCacheSpec]) -> tuple[dict[str, KVCacheSpec], dict[str, str]]:
+    """The layers that keep something, and of the others: layer -> the layer whose blocks it reads.
 
-    Raises ConfigError when the largest page is no multiple of another.
+    Raises ConfigError when an owner keeps nothing, or not what the layer reads.
     """
-    page_bytes = max(spec.page_bytes() for spec in specs.values())
-    equal = {}
-    for name, spec in specs.items():
-        factor, rest = divmod(page_bytes, spec.page_bytes())
-        if rest:
+    kept = {name: spec for name, spec in specs.items() if not isinstance(spec, SharedKVSpec)}
+    shared = {name: spec for name, spec in specs.items() if isinstance(spec, SharedKVSpec)}
+    for name, spec in shared.items():
+        if spec.owner not in kept:
+            raise ConfigError(f"layer {name!r} reads the KV cache of {spec.owner!r}, which is no layer that keeps one")
+        if kept[spec.owner] != spec.kept:
             raise ConfigError(
-                f"layer {name!r} keeps {spec.page_bytes()} bytes per block, which does not divide the {page_bytes} "
-                "bytes of the largest; such a model is not supported"
+                f"layer {name!r} reads {spec.kept} from the KV cache of {spec.owner!r}, which keeps {kept[spec.owner]}"
             )
-        equal[name] = spec if factor == 1 else dataclasses.replace(spec, block_size=spec.block_size * factor)
-    return equal
+    return kept, {name: spec.owner for name, spec in shared.items()}
+
+
+def all_as_full(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
+    """Every layer keeps every token; attention still looks only as far back as it does. Raises ConfigError for a
+    layer that keeps no tokens."""
+    full: dict[str, KVCacheSpec] = {}
+    for name, spec in specs.items():
+        if not isinstance(spec, FullAttentionSpec):
+            raise ConfigError(
+                f"disable_hybrid_kv_cache_manager=True keeps all tokens of every layer, and layer {name!r} keeps a "
+                f"state instead ({type(spec).__name__}); leave out --disable-hybrid-kv-cache-manager"
+            )
+        full[name] = FullAttentionSpec(spec.block_size, spec.num_kv_heads, spec.head_size, spec.dtype)
+    return full
 
 
 def group_layers(specs: Mapping[str, KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
@@ -97,16 +123,9 @@ def group_size(counts: Sequence[int]) -> int:
     return min(counts)
 
 
-def peak_blocks(spec: KVCacheSpec, num_tokens: int, step_tokens: int) -> int:
-    """Most blocks of one group that a request holds at once until `num_tokens` tokens are computed, at most
-    `step_tokens` in a step."""
-    steady = spec.max_blocks(num_tokens) + ceil_div(step_tokens, spec.block_size)
-    return min(ceil_div(num_tokens, spec.block_size), steady)
-
-
 def blocks_for_request(groups: Iterable[KVCacheGroup], num_tokens: int, step_tokens: int) -> int:
     """Most blocks of all groups together that one request holds at once."""
-    return sum(peak_blocks(group.spec, num_tokens, step_tokens) for group in groups)
+    return sum(group.spec.peak_blocks(num_tokens, step_tokens) for group in groups)
 
 
 def _check_one_request_fits(config: KVCacheConfig, max_len: int, step_tokens: int, block_bytes: int) -> None:

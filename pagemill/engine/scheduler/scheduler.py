@@ -119,6 +119,7 @@ class Scheduler:
         """The next step; None when nothing can run. Raises RuntimeError when `depth` steps are in flight already."""
         if len(self._in_flight) >= self._depth:
             raise RuntimeError(f"{self._depth} steps are in flight already")
+        self._kv.begin_step()
         step = StepBuilder(self._next_step_id, self._limits.max_num_batched_tokens)
         preempted = self._continue_running(step)
         if not preempted and len(self._waiting):

@@ -2,14 +2,14 @@
 an implementation (run once per layer)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from pagemill.messages.kv_spec import FullAttentionSpec
+from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,13 @@ class AttentionLayerSpec:
     """A token sees the last `window` tokens, itself included; None: all."""
     soft_cap: float | None = None
     """scores = soft_cap * tanh(scores / soft_cap), before the mask."""
+    chunk_size: int | None = None
+    """A token sees those with the same position // chunk_size, up to itself; None: all."""
+
+    def first_seen(self, position: int) -> int:
+        """The first position that the token at `position` sees."""
+        first = 0 if self.window is None else max(0, position - self.window + 1)
+        return first if self.chunk_size is None else max(first, position // self.chunk_size * self.chunk_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,7 @@ class Capability:
     head_sizes: Sequence[int] | None = None
     """None: any."""
     sliding_window: bool = False
+    chunked_local: bool = False
     soft_cap: bool = False
 
     def missing(self, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
@@ -65,9 +73,35 @@ class Capability:
             f"head size {spec.head_size} not supported": self.head_sizes is not None
             and spec.head_size not in self.head_sizes,
             "sliding window not supported": spec.window is not None and not self.sliding_window,
+            "chunked local attention not supported": spec.chunk_size is not None and not self.chunked_local,
             "soft cap not supported": spec.soft_cap is not None and not self.soft_cap,
         }
         return [reason for reason, lacks in wants.items() if lacks]
+
+
+class StepPlanner(Protocol):
+    """Plans one step for one KV group: what a layer finds in the forward context under its name."""
+
+    def build(self, common: CommonAttentionMetadata) -> Any:
+        """The plan of a step."""
+
+
+class CacheLayer(Protocol):
+    """A layer that keeps something of each request, or reads what another keeps."""
+
+    name: str
+
+    def kv_spec(self, block_size: int, dtype: str) -> KVCacheSpec:
+        """What the layer keeps, in blocks of `block_size` tokens and elements of `dtype`."""
+
+    def bind(self, memory: Tensor, num_blocks: int, spec: KVCacheSpec) -> None:
+        """Take the layer's memory: [num_blocks * page_bytes] uint8, block after block."""
+
+    def planning(self) -> Hashable:
+        """Equal for layers of a group for which one plan of a step will do."""
+
+    def planner(self, device: torch.device) -> StepPlanner:
+        """Makes that plan."""
 
 
 class AttentionImpl(ABC):
@@ -77,8 +111,10 @@ class AttentionImpl(ABC):
         self.spec = spec
 
     @abstractmethod
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any) -> Tensor:
-        """Write key and value to their slots, then attend.
+    def forward(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: Any
+    ) -> Tensor:
+        """Write key and value to their slots, then attend; both are None where another layer wrote them already.
 
         query [T, H, D]; key, value [T, Hkv, D]; kv_cache as `cache_shape` says. Returns [T, H, D].
         """
@@ -103,6 +139,7 @@ class AttentionBackend(ABC):
     capability: ClassVar[Capability]
     metadata_builder: ClassVar[type[MetadataBuilder]]
     impl: ClassVar[type[AttentionImpl]]
+    block_dim: ClassVar[int] = 1
 
     @classmethod
     def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
@@ -113,4 +150,6 @@ class AttentionBackend(ABC):
     @staticmethod
     @abstractmethod
     def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """Shape in which a layer's cache (num_blocks * page_bytes bytes) is viewed, elements of spec.dtype."""
+        """Shape in which a layer's cache (num_blocks * page_bytes bytes) is viewed, elements of spec.dtype. Dimension
+        `block_dim` counts blocks. In memory it comes first, whatever its place in the shape: a block is one piece, so
+        that it can be another layer's later."""

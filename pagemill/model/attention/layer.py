@@ -1,37 +1,84 @@
 """`Attention`: the layer that models use. Owns its view of the KV cache; the backend does the work."""
 
+from collections.abc import Hashable
+from typing import cast
+
+import torch
 from torch import Tensor, nn
 
-from pagemill.errors import PagemillError
-from pagemill.messages.kv_spec import FullAttentionSpec, SlidingWindowSpec
-from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec
+from pagemill.errors import ModelError, PagemillError
+from pagemill.messages.kv_spec import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    SharedKVSpec,
+    SlidingWindowSpec,
+)
+from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, StepPlanner
 from pagemill.model.forward_context import current_forward
 
 
 class Attention(nn.Module):
-    """Attention over the paged cache. Its name is the key of its metadata in the forward context."""
+    """Attention over the paged cache. Its name is the key of its metadata in the forward context.
 
-    def __init__(self, spec: AttentionLayerSpec, *, name: str, backend: type[AttentionBackend]) -> None:
+    With `kv_owner`, the name of another layer, it keeps nothing and reads that layer's keys and values, which must
+    run before it. Raises ModelError for a layer that has a window and chunks.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionLayerSpec,
+        *,
+        name: str,
+        backend: type[AttentionBackend],
+        kv_owner: str | None = None,
+    ) -> None:
         super().__init__()
+        if spec.window is not None and spec.chunk_size is not None:
+            raise ModelError(
+                f"{name} has window={spec.window} and chunk_size={spec.chunk_size}; at most one may be set"
+            )
         self.name = name
         self.spec = spec
         self.backend = backend
+        self.kv_owner = kv_owner
         self._impl = self.backend.impl(spec)
         self._cache: Tensor | None = None
 
-    def kv_spec(self, block_size: int, dtype: str) -> FullAttentionSpec:
-        """What the layer keeps per token."""
-        spec = self.spec
-        if spec.window is None:
-            return FullAttentionSpec(block_size, spec.num_kv_heads, spec.head_size, dtype)
-        return SlidingWindowSpec(block_size, spec.num_kv_heads, spec.head_size, dtype, spec.window)
-
-    def bind(self, cache: Tensor) -> None:
-        """Take the view of the cache, of the backend's shape."""
-        self._cache = cache
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [T, H, D]; key, value [T, Hkv, D] -> [T, H, D]."""
+    @property
+    def cache(self) -> Tensor:
+        """The layer's view, of the backend's shape. Raises PagemillError before there is one."""
         if self._cache is None:
             raise PagemillError(f"{self.name} has no KV cache yet")
-        return self._impl.forward(query, key, value, self._cache, current_forward().attention[self.name])
+        return self._cache
+
+    def kv_spec(self, block_size: int, dtype: str) -> KVCacheSpec:
+        """What the layer keeps per token."""
+        spec, sizes = self.spec, (block_size, self.spec.num_kv_heads, self.spec.head_size, dtype)
+        kept = FullAttentionSpec(*sizes)
+        if spec.window is not None:
+            kept = SlidingWindowSpec(*sizes, spec.window)
+        elif spec.chunk_size is not None:
+            kept = ChunkedLocalSpec(*sizes, spec.chunk_size)
+        return kept if self.kv_owner is None else SharedKVSpec(block_size, self.kv_owner, kept)
+
+    def bind(self, memory: Tensor, num_blocks: int, spec: KVCacheSpec) -> None:
+        """Take the layer's memory, or its owner's: [num_blocks * page_bytes] uint8, block after block."""
+        kept = cast(FullAttentionSpec, spec)
+        shape, dim = list(self.backend.cache_shape(num_blocks, kept)), self.backend.block_dim
+        blocks_first = [shape[dim], *shape[:dim], *shape[dim + 1 :]]
+        self._cache = memory.view(getattr(torch, kept.dtype)).view(blocks_first).movedim(0, dim)
+
+    def planning(self) -> Hashable:
+        """Layers with the same backend and spec are planned alike."""
+        return self.backend, self.spec
+
+    def planner(self, device: torch.device) -> StepPlanner:
+        """The backend's metadata builder."""
+        return self.backend.metadata_builder(self.spec, device)
+
+    def forward(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
+        """query [T, H, D]; key, value [T, Hkv, D], None with a `kv_owner` -> [T, H, D]."""
+        if (key is None) != (self.kv_owner is not None):
+            raise PagemillError(f"{self.name} has kv_owner={self.kv_owner}, and key and value are for layers without")
+        return self._impl.forward(query, key, value, self.cache, current_forward().attention[self.name])

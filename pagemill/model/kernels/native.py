@@ -35,10 +35,10 @@ class Batch(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """One attention layer, as `PmLayer` in kernels.h. 0 stands for no window and no soft cap."""
+    """One attention layer, as `PmLayer` in kernels.h. 0 stands for no window, no chunks and no soft cap."""
 
     _fields_ = (
-        *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_size", "window")),
+        *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_size", "window", "chunk")),
         *((name, _FLOAT) for name in ("scale", "soft_cap")),
     )
 
@@ -110,7 +110,7 @@ def _load(path: Path) -> Library:
         rope=function(holding, "pm_rope", None, *[_POINTER] * 3, *[_INT] * 9),
         argmax=function(releasing, "pm_argmax", None, *[_POINTER] * 2, *[_INT] * 5),
         attention=function(
-            releasing, "pm_attention", ctypes.c_int, *[_POINTER] * 5, *[_INT] * 5, *[_POINTER] * 2, _INT
+            releasing, "pm_attention", ctypes.c_int, *[_POINTER] * 5, *[_INT] * 6, *[_POINTER] * 2, _INT
         ),
     )
 
@@ -166,8 +166,8 @@ def attention(
 ) -> Tensor:
     """Write key and value to their slots, when given, then attend: [T, H, D] -> [T, H, D].
 
-    kv_cache [2, num_blocks, Hkv, block_size, D]. `batch` and `layer` are the addresses of a Batch and a Layer. Rows of
-    query, key and value may be slices of a wider tensor. Raises MemoryError.
+    kv_cache [2, num_blocks, Hkv, block_size, D], contiguous from Hkv on. `batch` and `layer` are the addresses of a
+    Batch and a Layer. Rows of query, key and value may be slices of a wider tensor. Raises MemoryError.
     """
     out = torch.empty_like(query)
     if key is None or value is None:
@@ -177,7 +177,7 @@ def attention(
         addresses, strides = (key.data_ptr(), value.data_ptr()), (key.stride(0), value.stride(0))
     failed = loaded_library().attention(
         out.data_ptr(), query.data_ptr(), *addresses, kv_cache.data_ptr(), query.stride(0), *strides,
-        kv_cache.shape[1], DTYPES[query.dtype], batch, layer, torch.get_num_threads(),
+        kv_cache.stride(0), kv_cache.stride(1), DTYPES[query.dtype], batch, layer, torch.get_num_threads(),
     )  # fmt: skip
     if failed:
         raise MemoryError("no memory for the working space of attention")

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from pagemill.config.facts import ModelFacts
+from pagemill.model.attention.interface import CacheLayer
 from pagemill.model.attention.layer import Attention
+from pagemill.model.attention.state_layer import StateLayer
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.embedding import Embedding
 from pagemill.model.layers.linear import Linear
@@ -70,9 +72,9 @@ class CausalLM(nn.Module):
         """A decoder layer: forward(hidden, residual, rope) -> (hidden, residual)."""
         raise TypeError(f"{type(self).__name__} does not say how its layers are made")
 
-    def attention_layers(self) -> dict[str, Attention]:
-        """Every attention layer by name, in layer order."""
-        return {module.name: module for module in self.modules() if isinstance(module, Attention)}
+    def cache_layers(self) -> dict[str, CacheLayer]:
+        """Every layer that keeps something of a request, by name, in layer order."""
+        return {module.name: module for module in self.modules() if isinstance(module, (Attention, StateLayer))}
 
     def finish_loading(self) -> None:
         """Called once, after the last weight: the head takes the embedding's weight when they are tied."""

@@ -1,19 +1,19 @@
-"""Allocate the tensors of a planned KV cache and bind them to attention layers."""
+"""Allocate the tensors of a planned KV cache and bind them to the layers."""
 
 from collections.abc import Mapping
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pagemill.errors import ConfigError
-from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheConfig
-from pagemill.model.attention.layer import Attention
+from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.model.attention.interface import CacheLayer
 
 
-def bind_kv_cache(plan: KVCacheConfig, layers: Mapping[str, Attention], device: str) -> list[Tensor]:
-    """Bind every layer to its view; the i-th layers of all groups share the i-th tensor. Returns the tensors.
+def bind_kv_cache(plan: KVCacheConfig, layers: Mapping[str, CacheLayer], device: str) -> list[Tensor]:
+    """Bind every layer to its view; the i-th layers of all groups share the i-th tensor, and a layer that reads
+    another's cache has that one's. Returns the tensors.
 
     Memory is zeroed, so that nothing is ever read that was not written here.
     """
@@ -24,11 +24,9 @@ def bind_kv_cache(plan: KVCacheConfig, layers: Mapping[str, Attention], device: 
     size = plan.num_blocks * page_bytes.pop()
     tensors = [_zeros(size, device) for _ in range(width)]
     for group in plan.groups:
-        spec = cast(FullAttentionSpec, group.spec)
-        dtype: torch.dtype = getattr(torch, spec.dtype)
-        for name, tensor in zip(group.layers, tensors, strict=False):
-            layer = layers[name]
-            layer.bind(tensor.view(dtype).view(layer.backend.cache_shape(plan.num_blocks, spec)))
+        for owner, tensor in zip(group.layers, tensors, strict=False):
+            for name in (owner, *plan.readers(owner)):
+                layers[name].bind(tensor, plan.num_blocks, group.spec)
     return tensors
 
 

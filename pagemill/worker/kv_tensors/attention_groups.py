@@ -1,34 +1,36 @@
-"""One metadata builder per KV group and backend: a step is planned once per group, not once per layer."""
+"""One planner per KV group and kind of layer: a step is planned once per group, not once per layer."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pagemill.messages.kv_spec import KVCacheConfig
-from pagemill.model.attention.interface import CommonAttentionMetadata, MetadataBuilder
-from pagemill.model.attention.layer import Attention
+from pagemill.model.attention.interface import CacheLayer, CommonAttentionMetadata, StepPlanner
 from pagemill.worker.batch.block_tables import BlockTables
 from pagemill.worker.batch.input_batch import InputBatch
 
 
 class AttentionGroups:
-    """Plans attention for a batch: layer name -> metadata."""
+    """Plans a batch: layer name -> metadata. A layer that reads another's cache is in that one's group."""
 
-    def __init__(self, plan: KVCacheConfig, layers: Mapping[str, Attention], tables: BlockTables, device: str) -> None:
+    def __init__(self, plan: KVCacheConfig, layers: Mapping[str, CacheLayer], tables: BlockTables, device: str) -> None:
         self._groups = [
-            (table, _builders(group.layers, layers, device))
+            (
+                table,
+                _planners([name for owner in group.layers for name in (owner, *plan.readers(owner))], layers, device),
+            )
             for group, table in zip(plan.groups, tables.groups, strict=True)
         ]
 
     def plan(self, batch: InputBatch) -> dict[str, Any]:
-        """Metadata for every attention layer."""
+        """Metadata for every layer."""
         query_start = torch.from_numpy(batch.query_start)
         seq_lens = torch.from_numpy(batch.seq_lens)
         max_query_len = int((batch.query_start[1:] - batch.query_start[:-1]).max())
         max_seq_len = int(batch.seq_lens.max())
         planned: dict[str, Any] = {}
-        for table, builders in self._groups:
+        for table, planners in self._groups:
             common = CommonAttentionMetadata(
                 query_start=query_start,
                 seq_lens=seq_lens,
@@ -40,19 +42,16 @@ class AttentionGroups:
                 max_seq_len=max_seq_len,
                 block_size=table.block_size,
             )
-            for builder, names in builders:
-                planned.update(dict.fromkeys(names, builder.build(common)))
+            for planner, names in planners:
+                planned.update(dict.fromkeys(names, planner.build(common)))
         return planned
 
 
-def _builders(
-    names: tuple[str, ...], layers: Mapping[str, Attention], device: str
-) -> list[tuple[MetadataBuilder, list[str]]]:
-    """Layers of a group that are planned alike share a builder."""
-    shared: dict[Any, list[str]] = {}
+def _planners(
+    names: Sequence[str], layers: Mapping[str, CacheLayer], device: str
+) -> list[tuple[StepPlanner, list[str]]]:
+    """Layers of a group that are planned alike share a planner."""
+    alike: dict[Hashable, list[str]] = {}
     for name in names:
-        layer = layers[name]
-        shared.setdefault((layer.backend, layer.spec), []).append(name)
-    return [
-        (backend.metadata_builder(spec, torch.device(device)), members) for (backend, spec), members in shared.items()
-    ]
+        alike.setdefault(layers[name].planning(), []).append(name)
+    return [(layers[members[0]].planner(torch.device(device)), members) for members in alike.values()]

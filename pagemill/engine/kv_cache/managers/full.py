@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from pagemill.engine.kv_cache.managers.interface import GroupManager
-from pagemill.utils.math import ceil_div
 
 
 class FullAttentionManager(GroupManager):
@@ -21,7 +20,3 @@ class FullAttentionManager(GroupManager):
                 break
             found.append(block)
         return found
-
-    def peak_blocks(self, num_tokens: int, step_tokens: int) -> int:
-        """All of them."""
-        return ceil_div(num_tokens, self.block_size)

@@ -49,9 +49,13 @@ class GroupManager(ABC):
     def cached_prefix(self, hashes: Sequence[bytes], num_blocks: int) -> list[int]:
         """The table of the longest cached prefix of at most `num_blocks` blocks of this group."""
 
-    @abstractmethod
     def peak_blocks(self, num_tokens: int, step_tokens: int) -> int:
         """Most blocks that a request holds until `num_tokens` are computed, at most `step_tokens` in a step."""
+        return self._spec.peak_blocks(num_tokens, step_tokens)
+
+    def begin_step(self) -> None:
+        """A step is going to be scheduled; those before it will be executed before it."""
+        return
 
     def drop_out_of_window(self, request_id: str, num_computed: int) -> None:
         """Free blocks that no token at position `num_computed` or later will read."""

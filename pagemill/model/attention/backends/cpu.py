@@ -53,11 +53,19 @@ class CpuImpl(AttentionImpl):
     def __init__(self, spec: AttentionLayerSpec) -> None:
         super().__init__(spec)
         self._layer = native.Layer(
-            spec.num_heads, spec.num_kv_heads, spec.head_size, spec.window or 0, spec.scale, spec.soft_cap or 0.0
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_size,
+            spec.window or 0,
+            spec.chunk_size or 0,
+            spec.scale,
+            spec.soft_cap or 0.0,
         )
         self._address = ctypes.addressof(self._layer)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: CpuMetadata) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: CpuMetadata
+    ) -> Tensor:
         return native.attention(query, key, value, kv_cache, metadata.address, self._address)
 
 
@@ -66,7 +74,11 @@ class CpuBackend(AttentionBackend):
 
     name = "CPU_ATTN"
     capability = Capability(
-        devices=frozenset({"cpu"}), dtypes=frozenset({"float32", "bfloat16"}), sliding_window=True, soft_cap=True
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset({"float32", "bfloat16"}),
+        sliding_window=True,
+        chunked_local=True,
+        soft_cap=True,
     )
     metadata_builder = CpuBuilder
     impl = CpuImpl

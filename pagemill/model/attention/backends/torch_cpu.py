@@ -1,4 +1,4 @@
-"""TORCH_CPU: paged attention in plain torch, for every head size, GQA, sliding window and soft cap. The reference.
+"""TORCH_CPU: paged attention in plain torch, for every head size, GQA, window, chunk and soft cap. The reference.
 
 Requests that decode one token run together, padded and masked; longer queries run one request at a time.
 """
@@ -64,6 +64,8 @@ class TorchCpuBuilder(MetadataBuilder):
         hidden = keys > queries.unsqueeze(2)
         if self.spec.window is not None:
             hidden |= keys <= queries.unsqueeze(2) - self.spec.window
+        if self.spec.chunk_size is not None:
+            hidden |= keys < (queries // self.spec.chunk_size * self.spec.chunk_size).unsqueeze(2)
         tokens = (starts.unsqueeze(1) + torch.arange(query_len)).reshape(-1)
         stale = hidden.all(1)[:, None, :, None]
         return Rows(tokens, len(requests), query_len, blocks.reshape(-1), hidden.unsqueeze(1), stale)
@@ -71,22 +73,20 @@ class TorchCpuBuilder(MetadataBuilder):
     def _block_range(self, seq_lens: Tensor, query_len: int, block_size: int) -> tuple[int, int]:
         """Blocks that any of the requests may look at: [first, last)."""
         last = ceil_div(int(seq_lens.max()), block_size)
-        if self.spec.window is None:
-            return 0, last
-        oldest = int(seq_lens.min()) - query_len - self.spec.window + 1
-        return max(0, oldest // block_size), last
+        return self.spec.first_seen(int(seq_lens.min()) - query_len) // block_size, last
 
 
 class TorchCpuImpl(AttentionImpl):
     """Writes keys and values to the cache, gathers the blocks of each group of rows, and attends."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: TorchCpuMetadata
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: TorchCpuMetadata
     ) -> Tensor:
-        block_size = kv_cache.shape[3]
-        blocks, offsets = metadata.slot_mapping // block_size, metadata.slot_mapping % block_size
-        kv_cache[0][blocks, :, offsets] = key
-        kv_cache[1][blocks, :, offsets] = value
+        if key is not None and value is not None:
+            block_size = kv_cache.shape[3]
+            blocks, offsets = metadata.slot_mapping // block_size, metadata.slot_mapping % block_size
+            kv_cache[0][blocks, :, offsets] = key
+            kv_cache[1][blocks, :, offsets] = value
         output = torch.empty_like(query)
         for rows in metadata.rows:
             output[rows.tokens] = self._attend(query[rows.tokens], kv_cache, rows)
@@ -124,6 +124,7 @@ class TorchCpuBackend(AttentionBackend):
         devices=frozenset({"cpu"}),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         sliding_window=True,
+        chunked_local=True,
         soft_cap=True,
     )
     metadata_builder = TorchCpuBuilder

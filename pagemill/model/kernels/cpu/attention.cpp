@@ -79,8 +79,7 @@ class Plan {
     const int64_t tokens = query_len(r), context = args_.batch.seq_lens[r] - tokens;
     for (int64_t first = (tokens - 1) / tile_tokens_ * tile_tokens_; first >= 0; first -= tile_tokens_) {
       const int64_t number = tokens - first < tile_tokens_ ? tokens - first : tile_tokens_;
-      const int64_t position = context + first, window = args_.layer.window;
-      const int64_t begin = window && position >= window ? position - window + 1 : 0;
+      const int64_t position = context + first, begin = first_seen(args_.layer, position);
       Tile& tile = tiles[count++];
       tile = {r, args_.batch.query_start[r] + first, number, position, begin, position + number, partials};
       segments += num_segments(tile);
@@ -153,9 +152,10 @@ int attend_split_keys(const AttentionArgs& args, const Plan& plan, int64_t threa
 }  // namespace
 
 int pm_attention(void* out, const void* query, const void* key, const void* value, void* kv_cache, int64_t query_stride,
-                 int64_t key_stride, int64_t value_stride, int64_t num_blocks, int64_t dtype, const PmBatch* batch,
-                 const PmLayer* layer, int64_t threads) {
-  const PmTensors tensors = {out, query, key, value, kv_cache, query_stride, key_stride, value_stride, num_blocks, dtype};
+                 int64_t key_stride, int64_t value_stride, int64_t values_offset, int64_t block_stride, int64_t dtype,
+                 const PmBatch* batch, const PmLayer* layer, int64_t threads) {
+  const PmTensors tensors = {out,        query,        key,           value,        kv_cache, query_stride,
+                             key_stride, value_stride, values_offset, block_stride, dtype};
   const AttentionArgs args = {tensors, *batch, *layer};
   write_first(args, threads);
   Plan plan(args);

@@ -198,8 +198,7 @@ class TileRun {
   // The keys of this segment that the token of a row sees.
   KeyRange visible_to(int64_t row) const {
     const int64_t position = tile_.position + row / group_;
-    const int64_t begin = layer_.window ? max_of(0, position - layer_.window + 1) : 0;
-    return {max_of(begin - base_, 0), min_of(position + 1 - base_, SEGMENT_KEYS)};
+    return {max_of(first_seen(layer_, position) - base_, 0), min_of(position + 1 - base_, SEGMENT_KEYS)};
   }
 
   void attend_rows(int64_t row, int64_t count) {
@@ -295,14 +294,14 @@ void write_kv_as(const AttentionArgs& args, int64_t begin, int64_t end) {
   const PmTensors& t = args.tensors;
   const int64_t block_size = args.batch.block_size, heads = args.layer.num_kv_heads, size = args.layer.head_size;
   T* keys = (T*)t.kv_cache;
-  T* values = keys + t.num_blocks * heads * block_size * size;
+  T* values = keys + t.values_offset;
   for (int64_t token = begin; token < end; ++token) {
     const int64_t slot = args.batch.slot_mapping[token];
-    const int64_t row = slot / block_size * heads * block_size + slot % block_size;
+    const int64_t first = slot / block_size * t.block_stride + slot % block_size * size;
     const T* key = (const T*)t.key + token * t.key_stride;
     const T* value = (const T*)t.value + token * t.value_stride;
     for (int64_t h = 0; h < heads; ++h) {
-      const int64_t at = (row + h * block_size) * size;
+      const int64_t at = first + h * block_size * size;
       memcpy((void*)(keys + at), key + h * size, size * sizeof(T));
       memcpy((void*)(values + at), value + h * size, size * sizeof(T));
     }

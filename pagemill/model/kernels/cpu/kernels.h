@@ -24,12 +24,13 @@ struct PmLayer {
   int64_t num_kv_heads;
   int64_t head_size;
   int64_t window;  // 0: no window
+  int64_t chunk;   // a token sees those with the same position / chunk; 0: no chunks
   double scale;
   double soft_cap;  // 0: no cap
 };
 
 // query [T, H, D], key and value [T, Hkv, D] with their strides between tokens; key may be null: nothing is written.
-// kv_cache [2, num_blocks, Hkv, block_size, D]; out [T, H, D], contiguous.
+// kv_cache [2, num_blocks, Hkv, block_size, D], contiguous from Hkv on; out [T, H, D], contiguous.
 struct PmTensors {
   void* out;
   const void* query;
@@ -39,7 +40,8 @@ struct PmTensors {
   int64_t query_stride;
   int64_t key_stride;
   int64_t value_stride;
-  int64_t num_blocks;
+  int64_t values_offset;  // from a key to its value
+  int64_t block_stride;
   int64_t dtype;
 };
 
@@ -53,6 +55,13 @@ struct Tile {
   int64_t key_end;
   int64_t partial;     // where the partial results of the tile begin, in segments; used when keys are split
 };
+
+// First position that the token at `position` sees. Never less for a later position.
+inline int64_t first_seen(const PmLayer& layer, int64_t position) {
+  const int64_t window = layer.window && position >= layer.window ? position - layer.window + 1 : 0;
+  const int64_t chunk = layer.chunk ? position / layer.chunk * layer.chunk : 0;
+  return window > chunk ? window : chunk;
+}
 
 struct AttentionArgs {
   PmTensors tensors;
@@ -154,5 +163,6 @@ PM_EXPORT void pm_argmax(int64_t* out, const void* logits, int64_t rows, int64_t
                          int64_t threads);
 // Write key and value to their slots unless key is null, then attend. 0: done, 1: out of memory.
 PM_EXPORT int pm_attention(void* out, const void* query, const void* key, const void* value, void* kv_cache,
-                           int64_t query_stride, int64_t key_stride, int64_t value_stride, int64_t num_blocks,
-                           int64_t dtype, const PmBatch* batch, const PmLayer* layer, int64_t threads);
+                           int64_t query_stride, int64_t key_stride, int64_t value_stride, int64_t values_offset,
+                           int64_t block_stride, int64_t dtype, const PmBatch* batch, const PmLayer* layer,
+                           int64_t threads);

@@ -22,9 +22,8 @@ void find_rows(const AttentionArgs& args, const Tile& tile, int64_t kv_head, int
   const PmLayer& layer = args.layer;
   const int64_t block_size = args.batch.block_size;
   const int64_t head_stride = block_size * layer.head_size;
-  const int64_t block_stride = layer.num_kv_heads * head_stride;
+  const int64_t block_stride = args.tensors.block_stride, values_offset = args.tensors.values_offset;
   const T* cache = (const T*)args.tensors.kv_cache;
-  const int64_t values_offset = args.tensors.num_blocks * block_stride;
   const int32_t* table = args.batch.block_table + tile.request * args.batch.block_table_stride;
   for (int64_t i = 0; i < begin; ++i) rows.keys[i] = rows.values[i] = zeros;
   int64_t i = begin;

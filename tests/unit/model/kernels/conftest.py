@@ -44,6 +44,7 @@ class Paged:
     scale: float
     window: int | None
     soft_cap: float | None
+    chunk_size: int | None = None
 
     def run(self, write: bool = True) -> torch.Tensor:
         """Through the native kernel."""
@@ -53,7 +54,13 @@ class Paged:
             self.slot_mapping.data_ptr(), len(self.seq_lens), len(self.query), self.block_table.stride(0), block_size,
         )  # fmt: skip
         layer = native.Layer(
-            self.query.shape[1], num_kv_heads, head_size, self.window or 0, self.scale, self.soft_cap or 0.0
+            self.query.shape[1],
+            num_kv_heads,
+            head_size,
+            self.window or 0,
+            self.chunk_size or 0,
+            self.scale,
+            self.soft_cap or 0.0,
         )
         key, value = (self.key, self.value) if write else (None, None)
         return native.attention(

@@ -20,7 +20,7 @@ def test_every_architecture_loads_without_weights(tmp_path, architecture):
     (folder / "model.safetensors").unlink()
     facts = describe("m", folder, load_format="dummy")
     config = ModelConfig("m", dtype="float32", load_format="dummy", max_model_len=64)
-    assert load_model(facts, config, CpuPlatform(), PhaseTimer()).attention_layers()
+    assert load_model(facts, config, CpuPlatform(), PhaseTimer()).cache_layers()
 
 
 def test_the_seed_decides(tmp_path):

@@ -1,0 +1,62 @@
+"""Make all pages equally large: larger blocks of tokens, and padded states. Pure functions.
+
+Knows nothing about groups, or about how much memory there is.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from pagemill.errors import ConfigError
+from pagemill.messages.kv_spec import KVCacheSpec, MambaSpec
+from pagemill.utils.math import ceil_div, round_up
+
+TOKENS_PER_STATE = 512
+"""At least so many tokens lie between two cached states of a model that keeps nothing but states."""
+
+
+def equal_pages(specs: Mapping[str, KVCacheSpec], state_tokens: int | None = None) -> dict[str, KVCacheSpec]:
+    """The specs with larger blocks where pages are smaller, so that all pages have the same size.
+
+    Blocks of attention layers grow until a page holds the largest state, and states are padded to it. A state stands
+    for as many tokens as a block then has, or for `state_tokens` (one state is enough for a request that long), if
+    that is given. Raises ConfigError when the page of an attention layer does not divide the largest of them.
+    """
+    states = {name: spec for name, spec in specs.items() if isinstance(spec, MambaSpec)}
+    attention = equal_attention_pages({name: spec for name, spec in specs.items() if name not in states})
+    if not states:
+        return attention
+    page_bytes = max(spec.state_bytes() for spec in states.values())
+    if attention:
+        small = next(iter(attention.values())).page_bytes()
+        factor = ceil_div(page_bytes, small)
+        page_bytes = small * factor
+        attention = {name: _enlarged(spec, factor) for name, spec in attention.items()}
+        block_size = math.lcm(*(spec.block_size for spec in attention.values()))
+        least = block_size
+    else:
+        block_size = math.lcm(*(spec.block_size for spec in states.values()))
+        least = TOKENS_PER_STATE
+    tokens = round_up(state_tokens or least, block_size)
+    return attention | {
+        name: dataclasses.replace(spec, block_size=tokens, padded_bytes=page_bytes) for name, spec in states.items()
+    }
+
+
+def equal_attention_pages(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
+    """`equal_pages` for specs whose pages grow with their blocks."""
+    page_bytes = max((spec.page_bytes() for spec in specs.values()), default=0)
+    equal = {}
+    for name, spec in specs.items():
+        factor, rest = divmod(page_bytes, spec.page_bytes())
+        if rest:
+            raise ConfigError(
+                f"layer {name!r} keeps {spec.page_bytes()} bytes per block, which does not divide the {page_bytes} "
+                "bytes of the largest; such a model is not supported"
+            )
+        equal[name] = _enlarged(spec, factor)
+    return equal
+
+
+def _enlarged(spec: KVCacheSpec, factor: int) -> KVCacheSpec:
+    return dataclasses.replace(spec, block_size=spec.block_size * factor)

@@ -1,0 +1,103 @@
+"""`StateLayer`: what layers share that keep a state per request (Mamba, linear attention), and how a step is cut.
+
+Knows nothing about what the state means; a subclass computes with it.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from pagemill.errors import PagemillError
+from pagemill.messages.kv_spec import KVCacheSpec, MambaSpec
+from pagemill.model.attention.interface import CommonAttentionMetadata, StepPlanner
+from pagemill.model.forward_context import current_forward
+
+
+@dataclass(frozen=True, slots=True)
+class StateMetadata:
+    """A step as a layer with states sees it: the tokens of each request, cut where a block ends. S segments.
+
+    The state of `source` is read (zeros where `fresh`), the segment's tokens are applied, and the result is written
+    to `target`. A request's segments follow each other, the next one's source being the target before. What another
+    request reads is never written in the same step.
+    """
+
+    start: Tensor
+    """[S + 1] int64, exclusive prefix sum of the tokens per segment."""
+    source: Tensor
+    """[S] int64, block with the state before the segment."""
+    fresh: Tensor
+    """[S] bool, whether the segment begins its request: there is no state before it."""
+    target: Tensor
+    """[S] int64, block for the state after the segment."""
+
+
+class StatePlanner:
+    """Cuts a step, once for all layers of a group."""
+
+    def build(self, common: CommonAttentionMetadata) -> StateMetadata:
+        """Segments in the order of the batch."""
+        size = common.block_size
+        counts = (common.query_start[1:] - common.query_start[:-1]).long()
+        ends = common.seq_lens.long()
+        begins = ends - counts
+        first_block, last_block = begins // size, (ends - 1) // size
+        num_segments = last_block - first_block + 1
+        requests = torch.repeat_interleave(torch.arange(len(counts)), num_segments)
+        before = num_segments.cumsum(0) - num_segments
+        block = first_block[requests] + torch.arange(len(requests)) - before[requests]
+        segment_begin = torch.maximum(block * size, begins[requests])
+        segment_end = torch.minimum((block + 1) * size, ends[requests])
+        start = torch.zeros(len(requests) + 1, dtype=torch.int64)
+        torch.cumsum(segment_end - segment_begin, 0, out=start[1:])
+        table = common.block_table.long()
+        source = table[requests, (segment_begin - 1).clamp(min=0) // size]
+        return StateMetadata(start, source, segment_begin == 0, table[requests, block])
+
+
+class StateLayer(nn.Module):
+    """`shapes` and `dtypes` (names of torch dtypes) of the states that the layer keeps of one request."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], *, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.shapes, self.dtypes = tuple(shapes), tuple(dtypes)
+        self._states: tuple[Tensor, ...] = ()
+
+    @property
+    def states(self) -> tuple[Tensor, ...]:
+        """[num_blocks, *shape] of each state, by block. Raises PagemillError before there is memory."""
+        if not self._states:
+            raise PagemillError(f"{self.name} has no memory for its states yet")
+        return self._states
+
+    def kv_spec(self, block_size: int, dtype: str) -> KVCacheSpec:
+        """The layer's states; their types are its own."""
+        return MambaSpec(block_size, self.shapes, self.dtypes)
+
+    def bind(self, memory: Tensor, num_blocks: int, spec: KVCacheSpec) -> None:
+        """Take the layer's memory: [num_blocks * page_bytes] uint8, block after block."""
+        pages, offsets = memory.view(num_blocks, -1), cast(MambaSpec, spec).offsets()
+        states = []
+        for offset, shape, dtype in zip(offsets, self.shapes, self.dtypes, strict=True):
+            kind: torch.dtype = getattr(torch, dtype)
+            num_bytes = math.prod(shape) * kind.itemsize
+            states.append(pages[:, offset : offset + num_bytes].view(kind).view(num_blocks, *shape))
+        self._states = tuple(states)
+
+    def planning(self) -> Hashable:
+        """All layers with states are planned alike."""
+        return StatePlanner
+
+    def planner(self, device: torch.device) -> StepPlanner:
+        """Cuts the step at the ends of blocks."""
+        return StatePlanner()
+
+    def metadata(self) -> StateMetadata:
+        """The running step."""
+        found: StateMetadata = current_forward().attention[self.name]
+        return found
