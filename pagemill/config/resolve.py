@@ -92,7 +92,16 @@ def _threads(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     return draft.decide("cpu", "cpu_threads", device.num_cores, "physical cores")
 
 
-RULES: tuple[Rule, ...] = (_dtype, _max_model_len, _block_size, _token_budget, _threads)
+def _partial_block_reuse(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    if draft.cache.enable_partial_block_reuse and not draft.cache.enable_prefix_caching:
+        raise ConfigError(
+            "enable_partial_block_reuse=True needs enable_prefix_caching=True; leave out --no-enable-prefix-caching, "
+            "or --enable-partial-block-reuse"
+        )
+    return draft
+
+
+RULES: tuple[Rule, ...] = (_dtype, _max_model_len, _block_size, _partial_block_reuse, _token_budget, _threads)
 
 
 def resolve(draft: Draft, model: ModelFacts, device: DeviceFacts) -> tuple[EngineConfig, tuple[Decision, ...]]:

@@ -97,6 +97,10 @@ class ScriptedWorker:
 
     def execute_model(self, step):
         self.steps.append(step)
+        found = [list(self.cells[copy.source]) for copy in step.copies]
+        for copy, cells in zip(step.copies, found, strict=True):
+            assert copy.source and copy.destination, "the null block is copied"
+            self.cells[copy.destination] = cells
         for slot in step.released:
             del self.slots[slot]
         for new in step.new:

@@ -3,7 +3,7 @@
 Knows nothing about requests, groups or tokens: a block is an integer, a prefix is a key of bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 NULL_BLOCK = 0
@@ -30,6 +30,8 @@ class BlockPool:
         self.num_free = num_blocks - 1
         self.num_frees = 0
         """Blocks that ever became free; whoever waits for memory need not look again before this changes."""
+        self.on_taken: Callable[[list[int]], None] | None = None
+        """Called with blocks that are allocated: what they hold will be overwritten."""
         self._next = [*range(1, num_blocks), NULL_BLOCK]
         self._prev = [num_blocks - 1, *range(num_blocks - 1)]
         self._ref_counts = [0] * num_blocks
@@ -58,6 +60,8 @@ class BlockPool:
         following[NULL_BLOCK] = block
         self._prev[block] = NULL_BLOCK
         self.num_free -= count
+        if self.on_taken is not None:
+            self.on_taken(taken)
         return taken
 
     def touch(self, blocks: Iterable[int]) -> None:
