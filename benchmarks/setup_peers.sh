@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Set up the peers of benchmarks/side_by_side.py under $PEERS_HOME (default ~/.cache/pagemill-peers): a virtual
-# environment each, and the default model's weights as a bfloat16 folder that all of them read. Needs about 5 GB.
+# Set up the peers of benchmarks/side_by_side.py and `pagemill bench scheduler` under $PEERS_HOME (default
+# ~/.cache/pagemill-peers): a virtual environment each, and the default model's weights as a bfloat16 folder that all of
+# them read. Needs about 5 GB.
 set -euo pipefail
 home=${PEERS_HOME:-$HOME/.cache/pagemill-peers}
 python=${PYTHON:-python3}

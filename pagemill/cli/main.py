@@ -19,7 +19,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP, with a playground page",
     "chat": "talk with a model in the terminal",
     "complete": "continue a text",
-    "bench": "measure throughput, latency or a running server",
+    "bench": "measure throughput, latency, a running server or the scheduler",
     "info": "print versions, the machine and the known models",
 }
 """Subcommand -> help; its module is pagemill.cli.<subcommand>, with `add_parser(subparsers)` and `run(args) -> int`."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pagemill.utils.math import ceil_div, round_up
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+TOKENS_PER_STATE = 512
+"""At least so many tokens lie between two cached states of a model that keeps nothing but states."""
 STATE_ALIGNMENT = 16
 """Bytes to whose multiple each of a layer's states is padded, so that it can be viewed as any type."""
 
@@ -125,8 +127,8 @@ class MambaSpec(KVCacheSpec):
         return min(ceil_div(num_tokens, self.block_size), 1 + ceil_div(step_tokens, self.block_size))
 
     def default_blocks(self, num_tokens: int, num_requests: int) -> int:
-        """Room for every request, however long, and as much again for cached states."""
-        return 2 * num_requests
+        """One for every request, however long, and the cached ones."""
+        return num_requests + num_tokens // TOKENS_PER_STATE
 
     def _sizes(self) -> list[int]:
         return [

@@ -1,4 +1,4 @@
-"""The inside of a `Child` (processes.py): `python -m pagemill.utils.child PIPE PARENT`.
+"""The inside of a `Child` (processes.py): `python -m pagemill.utils.child PIPE REPORTS PARENT`.
 
 Knows nothing about what it will run until it has read it from the pipe.
 """
@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 import setproctitle
 
-from pagemill.utils.processes import LENGTH, STACKS_SIGNAL, Birth
+from pagemill.utils.processes import LENGTH, STACKS_SIGNAL, Birth, Report
 
 PR_SET_PDEATHSIG = 1
 
@@ -35,7 +35,7 @@ def _watch(pipe: BinaryIO) -> None:
     os._exit(1)
 
 
-def main(pipe_fd: int, parent: int) -> None:
+def main(pipe_fd: int, reports_fd: int, parent: int) -> None:
     """Become what the parent says."""
     _die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -50,7 +50,19 @@ def main(pipe_fd: int, parent: int) -> None:
     setproctitle.setproctitle(birth.title)
     sys.path[:] = birth.paths
     module, _, function = birth.entry.partition(":")
-    getattr(importlib.import_module(module), function)(birth.payload)
+    getattr(importlib.import_module(module), function)(birth.payload, _reporter(reports_fd))
+
+
+def _reporter(reports_fd: int) -> Report:
+    lock = threading.Lock()
+
+    def report(content: bytes) -> None:
+        left = memoryview(LENGTH.pack(len(content)) + content)
+        with lock, contextlib.suppress(BrokenPipeError):  # the parent is gone, and this process soon
+            while left:
+                left = left[os.write(reports_fd, left) :]
+
+    return report
 
 
 def _read(pipe: BinaryIO, num_bytes: int) -> bytes:
@@ -65,4 +77,4 @@ def _read(pipe: BinaryIO, num_bytes: int) -> bytes:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:4]))

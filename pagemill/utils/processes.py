@@ -6,11 +6,14 @@ a fork.
 """
 
 import os
+import select
 import signal
 import struct
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import msgspec
@@ -21,11 +24,15 @@ STACKS_SIGNAL = signal.SIGUSR1
 ASK_S, TERMINATE_S = 5.0, 3.0
 
 
+Report = Callable[[bytes], None]
+"""Sends bytes to the parent; they arrive whole and in order."""
+
+
 class Birth(msgspec.Struct, frozen=True):
     """What a child is told first, over a pipe: nothing of it can be seen in a list of processes."""
 
     entry: str
-    """"module:function", called with `payload`."""
+    """"module:function", called with `payload` and a function that sends reports to the parent."""
     title: str
     payload: bytes
     paths: list[str]
@@ -36,23 +43,26 @@ class Child:
     """A running child. It dies with its parent, however that dies: the pipe between them then closes, and the kernel
     kills it too where that exists (Linux; for which the thread that starts it must live as long as the parent).
 
-    Ctrl-C in a terminal does not reach it: its parent decides.
+    Ctrl-C in a terminal does not reach it: its parent decides. `pass_fds` are open in it under the same numbers.
     """
 
-    def __init__(self, entry: str, title: str, payload: bytes) -> None:
+    def __init__(self, entry: str, title: str, payload: bytes, pass_fds: Sequence[int] = ()) -> None:
         self.title = title
         reader, self._lifeline = os.pipe()
+        self._reports, writer = os.pipe()
+        self._unread = b""
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pagemill.utils.child", str(reader), str(os.getpid())],
+                [sys.executable, "-m", "pagemill.utils.child", str(reader), str(writer), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[reader],
+                pass_fds=[reader, writer, *pass_fds],
             )
         except BaseException:
-            os.close(self._lifeline)
+            self._close()
             raise
         finally:
             os.close(reader)
+            os.close(writer)
         birth = msgspec.msgpack.encode(Birth(entry, title, payload, sys.path))
         # A payload may exceed the pipe's buffer, and a child that dies early never reads it: not on this thread.
         threading.Thread(target=self._tell, args=(birth,), name="pagemill-birth", daemon=True).start()
@@ -73,6 +83,26 @@ class Child:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def report(self, timeout_s: float) -> bytes | None:
+        """The next report; None when none came in time. Raises EOFError when the child is gone."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if len(self._unread) >= LENGTH.size:
+                end = LENGTH.size + LENGTH.unpack_from(self._unread)[0]
+                if len(self._unread) >= end:
+                    report, self._unread = self._unread[LENGTH.size : end], self._unread[end:]
+                    return report
+            if self._reports < 0:
+                raise EOFError(f"{self.title} was stopped")
+            poll = select.poll()  # and not select, which takes no descriptors above 1,023
+            poll.register(self._reports, select.POLLIN)
+            if not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
+                return None
+            part = os.read(self._reports, 1 << 16)
+            if not part:
+                raise EOFError(f"{self.title} is gone")
+            self._unread += part
 
     def signal(self, number: int) -> None:
         """Send a signal; nothing when it is gone."""
@@ -109,9 +139,10 @@ class Child:
             return
 
     def _close(self) -> None:
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        for end in (self._lifeline, self._reports):
+            if end >= 0:
+                os.close(end)
+        self._lifeline = self._reports = -1
 
 
 def describe_exit(status: int) -> str:

@@ -6,7 +6,7 @@ from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, Schedu
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.messages.engine_io import EngineCoreRequest
-from pagemill.messages.kv_spec import FullAttentionSpec, SlidingWindowSpec
+from pagemill.messages.kv_spec import ChunkedLocalSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from pagemill.messages.sampling_params import SamplingParams
 from tests.fakes.scripted_worker import ScriptedWorker
 
@@ -19,6 +19,14 @@ def full(block_size=BLOCK_SIZE, head_size=1):
 
 def sliding(window, block_size=BLOCK_SIZE, head_size=1):
     return SlidingWindowSpec(block_size, 1, head_size, "float32", window)
+
+
+def chunked(chunk_size, block_size=BLOCK_SIZE, head_size=1):
+    return ChunkedLocalSpec(block_size, 1, head_size, "float32", chunk_size)
+
+
+def mamba(num_floats=8, block_size=BLOCK_SIZE):
+    return MambaSpec(block_size, ((num_floats,),), ("float32",))
 
 
 def engine_config(

@@ -7,7 +7,7 @@ computed, or a count that is off therefore changes the tokens; `alone` says what
 
 import numpy as np
 
-from pagemill.messages.kv_spec import FullAttentionSpec, SlidingWindowSpec
+from pagemill.messages.kv_spec import ChunkedLocalSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from pagemill.messages.step import ModelRunnerOutput
 
 MASK = (1 << 64) - 1
@@ -29,8 +29,15 @@ def history(token_ids):
 
 
 def first_read(spec, position):
-    """The first position that the token at `position` reads."""
-    return max(0, position - spec.window + 1) if isinstance(spec, SlidingWindowSpec) else 0
+    """The first position that the token at `position` reads. What a state holds of a sequence is its last number."""
+    match spec:
+        case SlidingWindowSpec(window=window):
+            return max(0, position - window + 1)
+        case ChunkedLocalSpec(chunk_size=size):
+            return position // size * size
+        case MambaSpec():
+            return position
+    return 0
 
 
 def sampled(reads, seed, vocab_size):
@@ -117,7 +124,9 @@ class ScriptedWorker:
         counts = dict(zip(step.slots.tolist(), step.num_tokens.tolist(), strict=True))
         assert len(counts) == len(step.slots), "a slot is in the batch twice"
         assert min(counts.values()) > 0
+        states = {slot: self._read_states(self.slots[slot]) for slot in counts}
         for slot, count in counts.items():
+            self._write_states(self.slots[slot], count, states[slot])
             self._write(self.slots[slot], count)
         samples = [slot for slot in counts if self._advance(self.slots[slot], counts[slot])]
         tokens = [self._sample(self.slots[slot]) for slot in samples]
@@ -133,6 +142,8 @@ class ScriptedWorker:
         numbers = history(state["tokens"][: start + count])
         for position in range(start, start + count):
             for spec, table in zip(self.group_specs, state["tables"], strict=True):
+                if isinstance(spec, MambaSpec):
+                    continue
                 first = first_read(spec, position)
                 found = [self._cell(spec, table, earlier) for earlier in range(first, position)]
                 assert found == numbers[first:position], f"token {position} reads what is not its history"
@@ -140,7 +151,31 @@ class ScriptedWorker:
                 assert block != 0, "a token is written to the null block"
                 self.cells[block][position % spec.block_size] = numbers[position]
 
+    def _read_states(self, state):
+        """The states with which the step begins, of each group that keeps states: read before any is written."""
+        start = state["computed"]
+        return [
+            self._cell(spec, table, start - 1) if start else 1
+            for spec, table in zip(self.group_specs, state["tables"], strict=True)
+            if isinstance(spec, MambaSpec)
+        ]
+
+    def _write_states(self, state, count, begins):
+        """Leave in each block that the step touches the state after its last token there."""
+        start, end = state["computed"], state["computed"] + count
+        numbers = history(state["tokens"][:end])
+        groups = [
+            pair for pair in zip(self.group_specs, state["tables"], strict=True) if isinstance(pair[0], MambaSpec)
+        ]
+        for (spec, table), begin in zip(groups, begins, strict=True):
+            assert begin == (numbers[start - 1] if start else 1), f"token {start} continues what is not its history"
+            for index in range(start // spec.block_size, (end - 1) // spec.block_size + 1):
+                assert table[index] != 0, "a state is written to the null block"
+                self.cells[table[index]][0] = numbers[min(end, (index + 1) * spec.block_size) - 1]
+
     def _cell(self, spec, table, position):
+        if isinstance(spec, MambaSpec):
+            return self.cells[table[position // spec.block_size]][0]
         return self.cells[table[position // spec.block_size]][position % spec.block_size]
 
     def _advance(self, state, count):

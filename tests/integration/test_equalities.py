@@ -8,6 +8,7 @@ import random
 import pytest
 
 from pagemill import LLM, SamplingParams
+from pagemill.errors import ConfigError
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
 ARCHITECTURES = ["LlamaForCausalLM", "Gemma3ForCausalLM"]
@@ -77,6 +78,20 @@ def test_preempted_requests_equal_undisturbed_ones(checkpoint, alone):
             outputs = llm.generate(prompts(32), params(32), use_tqdm=False)
             assert llm._engine.stats.num_preemptions > 0
         assert [output.outputs[0].token_ids for output in outputs] == alone
+
+
+def test_window_layers_kept_like_full_ones_equal_windows(checkpoint, alone):
+    """Every layer keeps every token; attention looks no further back than before."""
+    assert run(checkpoint, prompts(32), params(32), disable_hybrid_kv_cache_manager=True)[0] == alone
+
+
+def test_windows_fit_where_all_tokens_do_not(tmp_path):
+    """Gemma 3, three layers of four with a window of 24: 200 kB hold 512 tokens, or do not."""
+    path = str(make_checkpoint(tmp_path, "Gemma3ForCausalLM"))
+    memory = {"kv_cache_memory_bytes": 200_000, "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    assert len(run(path, prompts(2), params(2), **memory)[0]) == 2
+    with pytest.raises(ConfigError, match=r"max_model_len=512 needs 33 KV cache blocks .*; use --max-model-len 176"):
+        run(path, prompts(2), params(2), disable_hybrid_kv_cache_manager=True, **memory)
 
 
 def test_a_cache_hit_equals_a_miss(checkpoint, alone):

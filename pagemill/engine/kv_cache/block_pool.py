@@ -37,6 +37,8 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
+        self.find: Callable[[bytes], int | None] = self._cached.get
+        """A block that caches a key. Not a method, because a long prompt asks for thousands."""
         self._duplicates: dict[bytes, list[int]] = {}
 
     @property
@@ -80,23 +82,22 @@ class BlockPool:
     def free(self, blocks: Sequence[int]) -> None:
         """Let go of blocks, given in order of position. They join the free list last one first: the end of a long
         prefix is less likely to be asked for again than its beginning."""
+        refs = self._ref_counts
+        freed = []
         for block in reversed(blocks):
             if block == NULL_BLOCK:
                 continue
-            refs = self._ref_counts[block] - 1
-            if refs < 0:
+            refs[block] -= 1
+            if refs[block] == 0:
+                freed.append(block)
+            elif refs[block] < 0:
                 raise IntegrityError(f"block {block} was freed twice")
-            self._ref_counts[block] = refs
-            if refs == 0:
-                self._append_free(block)
+        self._append_free(freed)
 
-    def find(self, key: bytes) -> int | None:
-        """A block that caches `key`."""
-        return self._cached.get(key)
-
-    def is_free(self, block: int) -> bool:
-        """Whether nobody holds the block."""
-        return self._ref_counts[block] == 0
+    def count_held(self, blocks: Sequence[int]) -> int:
+        """Those of `blocks` that somebody holds; nobody holds the null block."""
+        refs = self._ref_counts
+        return len(blocks) - [refs[block] for block in blocks].count(0)
 
     def commit(self, block: int, key: bytes) -> None:
         """From now on the block can be found by `key`."""
@@ -150,17 +151,21 @@ class BlockPool:
         if found != self.cached_blocks():
             raise IntegrityError("keys of blocks and the map of cached blocks differ")
 
-    def _append_free(self, block: int) -> None:
-        key = self._keys[block]
-        if key is not None and key in self._duplicates:
-            self._forget(block)
-        last = self._prev[NULL_BLOCK]
-        self._next[last] = block
-        self._prev[block] = last
-        self._next[block] = NULL_BLOCK
-        self._prev[NULL_BLOCK] = block
-        self.num_free += 1
-        self.num_frees += 1
+    def _append_free(self, blocks: list[int]) -> None:
+        following, prev, duplicates = self._next, self._prev, self._duplicates
+        if duplicates:
+            for block in blocks:
+                if self._keys[block] in duplicates:
+                    self._forget(block)
+        last = prev[NULL_BLOCK]
+        for block in blocks:
+            following[last] = block
+            prev[block] = last
+            last = block
+        following[last] = NULL_BLOCK
+        prev[NULL_BLOCK] = last
+        self.num_free += len(blocks)
+        self.num_frees += len(blocks)
 
     def _forget(self, block: int) -> None:
         """Take the block's key away; a duplicate takes its place, if there is one."""

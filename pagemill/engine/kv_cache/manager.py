@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagemill.engine.kv_cache.block_pool import BlockPool
+from pagemill.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from pagemill.engine.kv_cache.coordinator import BlockIds, KVCacheCoordinator
 from pagemill.engine.kv_cache.partial_reuse import PartialReuse
 from pagemill.engine.kv_cache.prefix_hash import PrefixHasher
@@ -75,7 +75,7 @@ class KVCacheManager:
         shared = 0
         for manager, block_ids in zip(self.managers, prefix.block_ids, strict=True):
             if manager.prefix_closed:
-                shared += sum(1 for block in block_ids if not self.pool.is_free(block))
+                shared += self.pool.count_held(block_ids)
         return self.coordinator.peak_blocks(request.num_tokens, step_tokens) - shared
 
     def blocks_left(self, request: Request, num_tokens: int, step_tokens: int) -> int:
@@ -89,7 +89,10 @@ class KVCacheManager:
             manager.num_missing(request.request_id, num_tokens) - len(block_ids)
             for manager, block_ids in zip(self.managers, prefix.block_ids, strict=True)
         )
-        revived = sum(1 for block_ids in prefix.block_ids for block in block_ids if block and self.pool.is_free(block))
+        revived = sum(
+            len(block_ids) - block_ids.count(NULL_BLOCK) - self.pool.count_held(block_ids)
+            for block_ids in prefix.block_ids
+        )
         if missing + revived > self.pool.num_free:
             return None
         for block_ids in prefix.block_ids:

@@ -8,11 +8,8 @@ import math
 from collections.abc import Mapping
 
 from pagemill.errors import ConfigError
-from pagemill.messages.kv_spec import KVCacheSpec, MambaSpec
+from pagemill.messages.kv_spec import TOKENS_PER_STATE, KVCacheSpec, MambaSpec
 from pagemill.utils.math import ceil_div, round_up
-
-TOKENS_PER_STATE = 512
-"""At least so many tokens lie between two cached states of a model that keeps nothing but states."""
 
 
 def equal_pages(specs: Mapping[str, KVCacheSpec], state_tokens: int | None = None) -> dict[str, KVCacheSpec]:

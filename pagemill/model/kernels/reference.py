@@ -48,6 +48,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """[T, H, D] -> [T, H, D] float32, one request after the other; kv_cache [2, num_blocks, Hkv, block_size, D].
 
@@ -59,6 +60,8 @@ def paged_attention(
         queries = query[int(query_start[r]) : int(query_start[r + 1])].float()
         positions = torch.arange(length - len(queries), length).unsqueeze(1)
         first = 0 if window is None else max(0, length - len(queries) - window + 1)
+        if chunk_size is not None:
+            first = max(first, (length - len(queries)) // chunk_size * chunk_size)
         tokens = torch.arange(first, length)
         rows = kv_cache[:, block_table[r, tokens // block_size].long(), :, tokens % block_size].float()
         keys, values = rows.repeat_interleave(query.shape[1] // num_kv_heads, dim=2).unbind(1)
@@ -66,6 +69,7 @@ def paged_attention(
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         hidden = (tokens > positions) | (tokens <= positions - (window or length))
+        hidden |= tokens < positions // (chunk_size or length) * (chunk_size or length)
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         outputs.append(torch.einsum("hts,shd->thd", weights, values))
     return torch.cat(outputs)

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.fakes.engine_setup import Client, core_request, full, make_core, sliding
+from tests.fakes.engine_setup import Client, chunked, core_request, full, make_core, mamba, sliding
 from tests.fakes.scripted_worker import alone
 
 VOCAB_SIZE = 13
@@ -16,6 +16,10 @@ LAYERS = (
     {"full": full(), "sliding": sliding(7)},
     {"full": full(), "wide": sliding(9), "narrow": sliding(2)},
     {"full": full(), "half": sliding(6, head_size=2)},
+    {"chunked": chunked(8)},
+    {"full": full(), "chunked": chunked(6), "sliding": sliding(5)},
+    {"full": full(), "mamba": mamba()},
+    {"full": full(), "wide": sliding(9), "chunked": chunked(12), "mamba": mamba(14)},
 )
 PREFIX = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4]
 

@@ -1,6 +1,15 @@
 """Sizes of KV cache specs."""
 
-from pagemill.messages.kv_spec import FullAttentionSpec, SlidingWindowSpec
+import pytest
+
+from pagemill.messages.kv_spec import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    MambaSpec,
+    SharedKVSpec,
+    SlidingWindowSpec,
+)
 
 
 def test_page_bytes_count_keys_and_values():
@@ -16,3 +25,32 @@ def test_a_full_layer_holds_every_block():
 def test_a_window_holds_one_block_more_than_it_fills():
     spec = SlidingWindowSpec(16, 1, 64, "bfloat16", window=32)
     assert [spec.max_blocks(length) for length in (1, 16, 17, 33, 1000)] == [1, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("chunk_size", "most"), [(32, 2), (16, 1), (8, 1), (24, 2), (10, 2), (40, 3), (34, 3), (35, 4)]
+)
+def test_a_chunk_may_begin_where_its_size_and_the_block_size_allow(chunk_size, most):
+    spec = ChunkedLocalSpec(16, 1, 64, "bfloat16", chunk_size)
+    assert spec.max_blocks(1000) == most
+    assert spec.max_blocks(16) == 1
+
+
+def test_states_are_counted_in_bytes_each_aligned():
+    spec = MambaSpec(16, ((3, 5), (2, 2, 4)), ("bfloat16", "float32"))
+    assert spec.offsets() == (0, 32)
+    assert spec.state_bytes() == spec.page_bytes() == 32 + 64
+    assert MambaSpec(16, ((4,),), ("float32",), padded_bytes=4096).page_bytes() == 4096
+
+
+def test_a_request_holds_one_state_or_the_two_at_a_boundary():
+    spec = MambaSpec(16, ((4,),), ("float32",))
+    assert [spec.max_blocks(length) for length in (1, 16, 17, 1000)] == [1, 1, 2, 2]
+    assert spec.default_blocks(65_536, num_requests=8) == 8 + 128
+
+
+def test_a_layer_that_reads_another_keeps_nothing():
+    kept = FullAttentionSpec(16, 1, 64, "bfloat16")
+    spec = SharedKVSpec(16, "owner", kept)
+    assert (spec.page_bytes(), spec.max_blocks(1000), spec.peak_blocks(1000, 64)) == (0, 0, 0)
+    assert KVCacheConfig(1, (), {"a": "owner", "b": "other", "c": "owner"}).readers("owner") == ("a", "c")

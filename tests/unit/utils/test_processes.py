@@ -16,18 +16,26 @@ from pagemill.utils.processes import STACKS_SIGNAL, Child, describe_exit
 HERE = "tests.unit.utils.test_processes"
 
 
-def write_payload(payload):
+def write_payload(payload, report):
     """Entry of a child: what it got, and what it is called."""
     path, _, rest = payload.partition(b"\n")
     title = " ".join(psutil.Process().cmdline())
     Path(os.fsdecode(path)).write_bytes(title.strip().encode() + b"\n" + rest)
 
 
-def sleep(payload):
+def sleep(payload, report):
     """Entry of a child that does nothing, for long."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL if payload == b"obedient" else signal.SIG_IGN)
     Path(os.environ["READY_FILE"]).write_text(str(os.getpid()))
     time.sleep(60)
+
+
+def tell(payload, report):
+    """Entry of a child that reports each line of its payload, then what it reads from a descriptor."""
+    *lines, descriptor = payload.split(b"\n")
+    for line in lines:
+        report(line * 100_000)
+    report(os.read(int(descriptor), 100))
 
 
 def wait_for(path, timeout_s=20):
@@ -51,6 +59,23 @@ def test_a_child_gets_its_payload_whole_and_its_title(tmp_path):
     title, _, rest = (tmp_path / "out").read_bytes().partition(b"\n")
     assert title == b"pagemill: test 0"
     assert rest == payload
+
+
+def test_reports_arrive_whole_and_in_order_and_then_the_end():
+    reader, writer = os.pipe()
+    with Child(f"{HERE}:tell", "teller", b"ab\nc\n%d" % reader, pass_fds=[reader]) as child:
+        os.close(reader)
+        assert child.report(20) == b"ab" * 100_000
+        assert child.report(20) == b"c" * 100_000
+        assert child.report(0.05) is None
+        os.write(writer, b"inherited")
+        assert child.report(20) == b"inherited"
+        with pytest.raises(EOFError, match="teller is gone"):
+            child.report(20)
+        assert child.wait(20) == 0
+    with pytest.raises(EOFError, match="teller was stopped"):
+        child.report(0)
+    os.close(writer)
 
 
 def test_stopping_asks_then_terminates_then_kills(ready_file):

@@ -32,6 +32,14 @@ def test_shared_blocks_are_free_when_the_last_holder_lets_go():
     assert pool.free_blocks() == [3, 2, 1]
 
 
+def test_held_blocks_are_counted_and_the_null_block_is_not_one():
+    pool = BlockPool(6)
+    held = pool.allocate(2)
+    assert pool.count_held([0, *held, 3, 4, 0]) == 2
+    pool.free(held)
+    assert pool.count_held(held) == 0
+
+
 def test_touching_takes_blocks_out_of_the_middle_of_the_free_list():
     pool = BlockPool(6)
     pool.free(pool.allocate(3))

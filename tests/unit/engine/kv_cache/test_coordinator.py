@@ -8,7 +8,7 @@ from pagemill.engine.kv_cache.block_pool import BlockPool, IntegrityError
 from pagemill.engine.kv_cache.coordinator import KVCacheCoordinator
 from pagemill.errors import ConfigError
 from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroup
-from tests.fakes.engine_setup import full, sliding
+from tests.fakes.engine_setup import chunked, full, mamba, sliding
 
 HASHES = [b"%02d" % index for index in range(20)]
 
@@ -41,6 +41,37 @@ def test_three_kinds_shorten_each_other_until_nothing_changes():
     length, tables = coordinator.cached_prefix(HASHES, 14)
     assert length == 9
     assert [len(table) for table in tables] == [9, 9, 9]
+
+
+def test_a_state_is_a_prefix_within_what_full_attention_has():
+    coordinator = with_cached((full(1), range(12)), (mamba(block_size=1), [3, 7, 13]))
+    length, tables = coordinator.cached_prefix(HASHES, 14)
+    assert length == 8
+    assert tables == ([1, 2, 3, 4, 5, 6, 7, 8], [0] * 7 + [28])
+
+
+def test_five_kinds_agree():
+    """States after 7, 9 and 11 tokens; chunks of 4 have gaps at 5 and 8; windows allow 4 and 7, or 9 to 11."""
+    coordinator = with_cached(
+        (mamba(block_size=1), [6, 8, 10]),
+        (chunked(4, 1), [4, 6, 9, 10]),
+        (sliding(3, 1), [2, 3, 5, 6, 7, 8, 9, 10]),
+        (sliding(2, 1), [3, 6, 10]),
+        (full(1), range(11)),
+    )
+    assert coordinator.cached_prefix(HASHES, 14)[0] == 0
+    coordinator = with_cached(
+        (mamba(block_size=1), [6, 8, 10]),
+        (chunked(4, 1), [4, 5, 6, 9, 10]),
+        (sliding(3, 1), [2, 3, 5, 6, 7, 8, 9, 10]),
+        (sliding(2, 1), [3, 6, 10]),
+        (full(1), range(11)),
+    )
+    length, tables = coordinator.cached_prefix(HASHES, 14)
+    assert length == 7
+    assert [[index for index, block in enumerate(table) if block] for table in tables] == [
+        [6], [4, 5, 6], [5, 6], [6], [0, 1, 2, 3, 4, 5, 6],
+    ]  # fmt: skip
 
 
 def test_no_common_prefix_is_a_prefix_of_nothing():

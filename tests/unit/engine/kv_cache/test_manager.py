@@ -4,7 +4,7 @@ are ours minus one."""
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.request import Request
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
-from tests.fakes.engine_setup import core_request, full, sliding
+from tests.fakes.engine_setup import chunked, core_request, full, mamba, sliding
 
 
 def manager(num_blocks=10, specs=None, caching="sha256"):
@@ -125,6 +125,49 @@ def test_hybrid_allocation_holds_eleven_blocks():
     assert documented(held[0]) == [0, 1, 2, 3, 4, 5, 6]
     assert kv.pool.num_used == 11
     kv.check_integrity()
+
+
+def test_the_eleven_blocks_of_the_worked_example():
+    """The same tables as drawn: 0-6, then / / / / / 7 8 and / / / / / 9 10, for a request whose sliding layers begin
+    with the window."""
+    kv = manager(40, [full(16), sliding(32, 16), sliding(32, 16)])
+    kv.managers[0].adopt("r", [], 0)
+    for group in kv.managers[1:]:
+        group.adopt("r", [0] * 5, 80)
+    allocated = [documented(group.allocate("r", 112)) for group in kv.managers]
+    assert allocated == [[0, 1, 2, 3, 4, 5, 6], [7, 8], [9, 10]]
+    assert [group.table("r").block_ids[:5] for group in kv.managers[1:]] == [[0] * 5] * 2
+    assert kv.pool.num_used == 11
+    kv.check_integrity()
+
+
+def test_chunks_and_states_free_what_is_not_read_again():
+    """Chunks of 32: token 112 reads 96 to 111. States: it reads the one after token 111."""
+    kv = manager(40, [full(16), chunked(32, 16), mamba(block_size=16)])
+    request = new_request("r", 112)
+    kv.begin_step()
+    begin(kv, request)
+    kv.drop_out_of_window(request, 112)
+    held = [[index for index, block in enumerate(group.table("r").block_ids) if block] for group in kv.managers]
+    assert held == [[0, 1, 2, 3, 4, 5, 6], [6], [6]]
+    assert kv.pool.num_used == 9
+    assert kv.coordinator.num_held("r") == 9
+    assert kv.capacity(112) == 112
+    kv.begin_step()
+    prefix = kv.cached_prefix(new_request("other", 112))
+    assert prefix.num_tokens == 96
+    assert [sum(1 for block in ids if block) for ids in prefix.block_ids] == [6, 0, 1]
+    kv.check_integrity()
+
+
+def test_states_make_no_prefix_without_prefix_caching():
+    """A block of states then lasts as long as a request, so that there is no boundary and one state each."""
+    kv = manager(10, [full(4), mamba(block_size=64)], caching=None)
+    first = new_request("1", 9)
+    assert begin(kv, first) == (0, [0, 1, 2])
+    assert generate(kv, first, *range(4)) == [4]
+    assert kv.coordinator.num_held("1") == 5
+    assert begin(kv, new_request("2", 9))[0] == 0
 
 
 def test_the_last_token_is_never_cached():

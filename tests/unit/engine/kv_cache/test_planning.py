@@ -4,7 +4,8 @@ import pytest
 
 from pagemill.engine.kv_cache.planning import group_size, merge_specs, plan_kv_cache
 from pagemill.errors import ConfigError
-from tests.fakes.engine_setup import full, sliding
+from pagemill.messages.kv_spec import FullAttentionSpec, SharedKVSpec
+from tests.fakes.engine_setup import chunked, full, mamba, sliding
 
 
 def layers(num_sliding, num_full, window=32):
@@ -13,9 +14,9 @@ def layers(num_sliding, num_full, window=32):
     return specs | {f"full.{index}": full(16) for index in range(num_full)}
 
 
-def plan(specs, available_bytes=1 << 20, length=64, step=64, override=None):
+def plan(specs, available_bytes=1 << 20, length=64, step=64, override=None, **settings):
     return plan_kv_cache(
-        specs, available_bytes, max_model_len=length, max_step_tokens=step, num_blocks_override=override
+        specs, available_bytes, max_model_len=length, max_step_tokens=step, num_blocks_override=override, **settings
     )
 
 
@@ -40,9 +41,39 @@ def test_a_regular_pattern_has_three_groups():
     assert {len(group.layers) for group in config.groups} == {10}
 
 
+def test_the_toy_model_has_a_group_per_layer():
+    config = plan(layers(3, 1))
+    assert [group.layers for group in config.groups] == [("full.0",), ("sw.0",), ("sw.1",), ("sw.2",)]
+    assert config.num_blocks == (1 << 20) // full(16).page_bytes()
+
+
+def test_five_kinds_of_layers_are_grouped_too():
+    """Full attention, two windows, chunks and states; the rarest kind makes the groups, the last ones are padded."""
+    kinds = {"full": full(16), "wide": sliding(64, 16), "narrow": sliding(8, 16), "chunk": chunked(32, 16)}
+    counts = {"full": 3, "wide": 9, "narrow": 4, "chunk": 5, "state": 7}
+    specs = {f"{kind}.{index}": (kinds | {"state": mamba()})[kind] for kind in counts for index in range(counts[kind])}
+    config = plan(specs)
+    sizes = {}
+    for group in config.groups:
+        sizes.setdefault(group.layers[0].split(".")[0], []).append(len(group.layers))
+        assert {specs[name] for name in group.layers} == {specs[group.layers[0]]}
+    assert sizes == {"full": [3], "wide": [3, 3, 3], "narrow": [3, 1], "chunk": [3, 2], "state": [3, 3, 1]}
+    assert {group.spec.page_bytes() for group in config.groups} == {128}
+    assert config.num_blocks == (1 << 20) // (128 * 3)
+
+
 @pytest.mark.parametrize(
     ("counts", "size"),
-    [([52, 10], 10), ([20, 10], 10), ([30, 20], 10), ([15, 3], 3), ([22, 4], 4), ([24, 25], 25), ([7], 7)],
+    [
+        ([52, 10], 10),
+        ([20, 10], 10),
+        ([30, 20], 10),
+        ([15, 3], 3),
+        ([22, 4], 4),
+        ([24, 25], 25),
+        ([7], 7),
+        ([3, 9, 4, 5], 3),
+    ],
 )
 def test_group_sizes(counts, size):
     assert group_size(counts) == size
@@ -89,3 +120,56 @@ def test_workers_must_agree_about_a_layer():
     assert merge_specs([{"a": full()}, {"a": full(), "b": full()}]) == {"a": full(), "b": full()}
     with pytest.raises(ConfigError, match="disagree about what layer 'a' keeps"):
         merge_specs([{"a": full()}, {"a": full(8)}])
+
+
+def test_a_model_with_states_needs_memory_for_them_beside_its_tokens():
+    """Ten blocks for 160 tokens, and two for states: a step of 16 tokens reads one and writes up to two, the first of
+    which may be in place of what it read."""
+    specs = {"full": full(16), "state": mamba(32, block_size=16)}
+    assert plan(specs, length=160, step=16, override=13).num_blocks == 13
+    with pytest.raises(ConfigError, match=r"max_model_len=160 needs 13 KV cache blocks .* --max-model-len 144 or less"):
+        plan(specs, length=160, step=16, override=12)
+    assert plan(specs, length=160, step=16, override=12, prefix_caching=False).num_blocks == 12
+    with pytest.raises(ConfigError, match="--max-model-len 144 or less"):
+        plan(specs, length=160, step=16, override=11, prefix_caching=False)
+
+
+def test_a_chunk_and_a_step_must_fit():
+    specs = {"a": chunked(8, 4)}
+    assert plan(specs, length=1000, step=1, override=3).num_blocks == 3
+    with pytest.raises(ConfigError, match="--max-model-len 4 or less"):
+        plan(specs, length=1000, step=1, override=2)
+
+
+def test_layers_that_read_anothers_cache_take_no_memory():
+    specs = {"a": full(), "b": sliding(8), "c": SharedKVSpec(4, "b", sliding(8)), "d": SharedKVSpec(4, "a", full())}
+    config = plan(specs)
+    assert [group.layers for group in config.groups] == [("a",), ("b",)]
+    assert config.shared == {"c": "b", "d": "a"}
+    assert config.num_blocks == plan({"a": full(), "b": sliding(8)}).num_blocks
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (SharedKVSpec(4, "gone", full()), "layer 'b' reads the KV cache of 'gone', which is no layer that keeps one"),
+        (SharedKVSpec(4, "b", full()), "layer 'b' reads the KV cache of 'b', which is no layer that keeps one"),
+        (SharedKVSpec(4, "a", sliding(8)), "layer 'b' reads SlidingWindowSpec.* of 'a', which keeps FullAttentionSpec"),
+    ],
+)
+def test_what_is_read_must_be_kept(spec, message):
+    with pytest.raises(ConfigError, match=message):
+        plan({"a": full(), "b": spec})
+
+
+def test_without_the_hybrid_manager_every_layer_keeps_every_token():
+    specs = {**layers(5, 1), "chunk": chunked(8, 16), "reader": SharedKVSpec(16, "sw.0", sliding(32, 16))}
+    config = plan(specs, hybrid=False)
+    assert [type(group.spec) for group in config.groups] == [FullAttentionSpec]
+    assert len(config.groups[0].layers) == 7
+    assert config.shared == {"reader": "sw.0"}
+
+
+def test_states_need_the_hybrid_manager():
+    with pytest.raises(ConfigError, match=r"disable_hybrid_kv_cache_manager=True .* layer 's' keeps a state instead"):
+        plan({"a": full(), "s": mamba()}, hybrid=False)

@@ -29,6 +29,8 @@ def naive(query, keys, values, spec, seq_len):
     hidden = columns > rows
     if spec.window:
         hidden |= columns <= rows - spec.window
+    if spec.chunk_size:
+        hidden |= columns < rows // spec.chunk_size * spec.chunk_size
     return torch.einsum("hqs,shd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
 
 
@@ -55,8 +57,7 @@ class Case:
             for position in range(seq_len - query_len):
                 block, offset = self.table[row, position // block_size], position % block_size
                 self.cache[:, block, :, offset] = self.full[row][:, position]
-            if spec.window:
-                self.table[row, : max(0, seq_len - query_len - spec.window + 1) // block_size] = 0
+            self.table[row, : spec.first_seen(seq_len - query_len) // block_size] = 0
 
     def run(self, name: str) -> torch.Tensor:
         backend = ATTENTION.resolve(name)
@@ -118,6 +119,16 @@ def test_backends_equal_the_definition(name, shape, traits, batch):
 def test_any_block_size(name, block_size):
     skip_unless_available(name)
     case = make((6, 2, 64), (40, None), BATCHES["chunks"] + BATCHES["decodes"], block_size)
+    torch.testing.assert_close(case.run(name).double(), case.expected(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(ATTENTION))
+@pytest.mark.parametrize("chunk_size", [1, 16, 24, 64, 100])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_chunks(name, chunk_size, batch):
+    skip_unless_available(name)
+    spec = AttentionLayerSpec(6, 2, 32, 32**-0.5, chunk_size=chunk_size)
+    case = Case(spec, BATCHES[batch], 16, torch.float32, 0)
     torch.testing.assert_close(case.run(name).double(), case.expected(), rtol=1e-4, atol=1e-4)
 
 

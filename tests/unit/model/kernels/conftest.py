@@ -89,6 +89,7 @@ def make_paged(
     window: int | None = None,
     soft_cap: float | None = None,
     seed: int = 0,
+    chunk_size: int | None = None,
 ) -> Paged:
     """lengths: (query tokens, tokens of the sequence) of each request.
 
@@ -109,6 +110,8 @@ def make_paged(
         slot = blocks[positions // block_size].long() * block_size + positions % block_size
         slots.append(slot[length - count :])
         first = max(0, length - count - (window or length) + 1)
+        if chunk_size is not None:
+            first = max(first, (length - count) // chunk_size * chunk_size)
         old = slot[first : length - count]
         cache[:, old // block_size, :, old % block_size] = torch.randn(
             (len(old), 2, num_kv_heads, head_size), generator=g
@@ -121,5 +124,5 @@ def make_paged(
     start = torch.tensor([0, *(count for count, _ in lengths)]).cumsum(0).to(torch.int32)
     return Paged(
         query, key, value, cache, start, torch.tensor([n for _, n in lengths], dtype=torch.int32), table,
-        torch.cat(slots), head_size**-0.5, window, soft_cap,
+        torch.cat(slots), head_size**-0.5, window, soft_cap, chunk_size,
     )  # fmt: skip

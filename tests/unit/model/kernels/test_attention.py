@@ -1,5 +1,6 @@
 """The attention kernel against its reference, and what makes results independent of company, chunks and threads."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ def expected(case: Paged) -> torch.Tensor:
     """The reference on the cache as the kernel left it."""
     return reference.paged_attention(
         case.query, case.kv_cache, case.query_start, case.seq_lens, case.block_table, case.scale, case.window,
-        case.soft_cap,
+        case.soft_cap, case.chunk_size,
     )  # fmt: skip
 
 
@@ -43,6 +44,21 @@ def test_head_sizes(isa: str, dtype: torch.dtype, head_size: int) -> None:
 @pytest.mark.parametrize("window", [None, 1, 7, 64, 300])
 def test_blocks_and_windows(isa: str, dtype: torch.dtype, block_size: int, window: int | None) -> None:
     check(make_paged(MIXED, block_size=block_size, window=window, dtype=dtype, head_size=32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chunk_size", [1, 7, 64, 256, 300])
+def test_chunks(isa: str, dtype: torch.dtype, chunk_size: int) -> None:
+    check(make_paged(MIXED, chunk_size=chunk_size, dtype=dtype, head_size=32))
+
+
+def test_a_block_may_be_one_piece_of_memory(isa: str) -> None:
+    """Keys and values of a block side by side, as the cache is laid out, give the same bits as far apart."""
+    case = make_paged(MIXED, block_size=8)
+    together = torch.empty(case.kv_cache.transpose(0, 1).shape).transpose(0, 1).copy_(case.kv_cache)
+    assert together.stride(1) == 2 * together.stride(0)
+    assert torch.equal(replace(case, kv_cache=together).run(), case.run())
+    assert torch.equal(torch.nan_to_num(together), torch.nan_to_num(case.kv_cache))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

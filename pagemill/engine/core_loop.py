@@ -1,0 +1,172 @@
+"""`CoreLoop`: steps a core, applies what front ends ask between steps, and addresses what comes out.
+
+Does not know how mail travels: it is given a queue to read and a function to post with.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+import msgspec
+
+from pagemill.log import get_logger
+from pagemill.messages.core_calls import (
+    AbortRequests,
+    AddRequests,
+    CallResult,
+    CoreCall,
+    EngineCall,
+    EngineReport,
+    FrontEndGone,
+    StepOutputs,
+)
+from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
+
+logger = get_logger(__name__)
+
+
+class SteppedCore(Protocol):
+    """What the loop needs of `EngineCore`."""
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Queue a request."""
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests."""
+
+    def step(self) -> list[EngineCoreOutputs]:
+        """One step."""
+
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+
+    def call(self, name: str, *args: Any) -> Any:
+        """A rare call by name."""
+
+
+Letter = tuple[int, EngineCall]
+"""Index of the front end that wrote it, and what it asks."""
+Post = Callable[[int, EngineReport], None]
+"""Sends a report to a front end. Never blocks."""
+
+
+class CoreLoop:
+    """One thread runs `run`; any thread may put letters into `inbox` and call `stop`.
+
+    `num_steps`, `idle`, `num_running` and `num_waiting` may be read by any thread.
+    """
+
+    def __init__(self, core: SteppedCore, post: Post) -> None:
+        self.inbox: SimpleQueue[Letter | None] = SimpleQueue()
+        self.num_steps = 0
+        self.idle = True
+        self.num_running = self.num_waiting = 0
+        self._core = core
+        self._post = post
+        self._owners: dict[str, int] = {}
+        """Front end of every request in flight."""
+        self._num_owned: Counter[int] = Counter()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End `run` after the present step."""
+        self._stopping = True
+        self.inbox.put(None)
+
+    def run(self) -> None:
+        """Until `stop`. Sleeps while there is nothing to do. Raises EngineDeadError when a step fails."""
+        core = self._core
+        while not self._stopping:
+            self._read_inbox(wait=not core.has_work())
+            if core.has_work() and not self._stopping:
+                self.idle = False
+                for outputs in core.step():
+                    self._deliver(outputs)
+                self.num_steps += 1
+
+    def _read_inbox(self, wait: bool) -> None:
+        if wait:
+            self.idle = True
+            letter = self.inbox.get()
+            self.idle = False
+            self._apply(letter)
+        while True:
+            try:
+                letter = self.inbox.get_nowait()
+            except Empty:
+                return
+            self._apply(letter)
+
+    def _apply(self, letter: Letter | None) -> None:
+        if letter is None:
+            return
+        sender, call = letter
+        match call:
+            case AddRequests(requests):
+                for request in requests:
+                    self._add(sender, request)
+            case AbortRequests(request_ids):
+                self._abort(request_ids)
+            case FrontEndGone(index):
+                self._abort([request_id for request_id, owner in self._owners.items() if owner == index])
+            case CoreCall(call_id, method, args):
+                self._post(sender, self._call(call_id, method, args))
+
+    def _add(self, sender: int, request: EngineCoreRequest) -> None:
+        """An exception here ends this request alone."""
+        try:
+            self._core.add(request)
+            self._owners[request.request_id] = sender
+            self._num_owned[sender] += 1
+        except Exception as error:
+            logger.exception("the engine core refused request %s", request.request_id)
+            finish = Finish(FinishReason.ERROR, message=str(error))
+            output = EngineCoreOutput(request_id=request.request_id, finish=finish)
+            self._post(sender, StepOutputs(EngineCoreOutputs(outputs=[output])))
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        self._core.abort(request_ids)
+        for request_id in request_ids:
+            self._disown(request_id)
+
+    def _disown(self, request_id: str) -> None:
+        owner = self._owners.pop(request_id, None)
+        if owner is not None:
+            self._num_owned[owner] -= 1
+            if not self._num_owned[owner]:
+                del self._num_owned[owner]
+
+    def _call(self, call_id: int, method: str, args: Sequence[Any]) -> CallResult:
+        try:
+            return CallResult(call_id, self._core.call(method, *args))
+        except Exception as error:
+            return CallResult(call_id, error=f"{type(error).__name__}: {error}")
+
+    def _deliver(self, outputs: EngineCoreOutputs) -> None:
+        if outputs.stats is not None:
+            self.num_running, self.num_waiting = outputs.stats.num_running, outputs.stats.num_waiting
+        for owner, part in self._parts(outputs):
+            self._post(owner, StepOutputs(part))
+        for output in outputs.outputs:
+            if output.finish is not None:
+                self._disown(output.request_id)
+
+    def _parts(self, outputs: EngineCoreOutputs) -> list[tuple[int, EngineCoreOutputs]]:
+        """The share of each front end. With one front end, all of it as it is."""
+        if len(self._num_owned) <= 1:
+            return [(owner, outputs) for owner in self._num_owned]
+        parts: dict[int | None, EngineCoreOutputs] = {
+            owner: msgspec.structs.replace(outputs, request_ids=[], token_ids=[], outputs=[])
+            for owner in (*self._num_owned, None)  # None: of requests that nobody waits for
+        }
+        owner_of = self._owners.get
+        for request_id, token_id in zip(outputs.request_ids, outputs.token_ids, strict=True):
+            part = parts[owner_of(request_id)]
+            part.request_ids.append(request_id)
+            part.token_ids.append(token_id)
+        for output in outputs.outputs:
+            parts[owner_of(output.request_id)].outputs.append(output)
+        return [
+            (owner, part) for owner, part in parts.items() if owner is not None and (part.request_ids or part.outputs)
+        ]

@@ -1,0 +1,54 @@
+"""What travels on the socket between a front end and an engine core."""
+
+import msgspec
+
+from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
+
+Plain = str | int | float | bool | None
+
+
+class AddRequests(msgspec.Struct, frozen=True, tag="add"):
+    """Queue requests."""
+
+    requests: list[EngineCoreRequest]
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
+    """Forget requests; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class CoreCall(msgspec.Struct, frozen=True, tag="call"):
+    """Call a method of the core by name; a CallResult answers."""
+
+    call_id: int
+    method: str
+    args: list[Plain] = []
+
+
+class FrontEndGone(msgspec.Struct, frozen=True, tag="gone"):
+    """A front end died: abort what it had asked for. Only the supervisor may say so."""
+
+    index: int
+
+
+EngineCall = AddRequests | AbortRequests | CoreCall | FrontEndGone
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
+    """What a step produced for one front end."""
+
+    outputs: EngineCoreOutputs
+
+
+class CallResult(msgspec.Struct, frozen=True, tag="result"):
+    """The answer to a CoreCall."""
+
+    call_id: int
+    value: Plain = None
+    error: str | None = None
+    """What the call raised, as text; then there is no value."""
+
+
+EngineReport = StepOutputs | CallResult

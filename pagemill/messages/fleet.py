@@ -1,0 +1,46 @@
+"""What front ends are told about the engines, by whoever starts and restarts them."""
+
+import msgspec
+
+from pagemill.messages.engine_io import EngineReady
+
+
+class EngineUp(msgspec.Struct, frozen=True, tag="up"):
+    """An engine takes requests."""
+
+    index: int
+    """Which of the engines: 0 to data_parallel_size - 1."""
+    incarnation: int
+    """0, then one more for every restart."""
+    address: str
+    """Where its socket is."""
+    ready: EngineReady
+
+
+class EngineDown(msgspec.Struct, frozen=True, tag="down"):
+    """An engine is gone, with everything it had."""
+
+    index: int
+    incarnation: int
+    reason: str
+    final: bool = False
+    """True: it will not be started again."""
+
+
+class EngineStalled(msgspec.Struct, frozen=True, tag="stalled"):
+    """An engine has work and finishes no step, or goes on again."""
+
+    index: int
+    incarnation: int
+    stalled: bool
+
+
+class EngineLoadReport(msgspec.Struct, frozen=True, tag="load"):
+    """How busy an engine is, from all front ends together."""
+
+    index: int
+    num_running: int
+    num_waiting: int
+
+
+FleetEvent = EngineUp | EngineDown | EngineStalled | EngineLoadReport

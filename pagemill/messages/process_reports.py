@@ -1,0 +1,34 @@
+"""What a child process tells the one that started it, over their pipe."""
+
+import msgspec
+
+from pagemill.messages.engine_io import EngineReady
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """An engine core takes requests."""
+
+    address: str
+    ready: EngineReady
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """It cannot start; it ends after this."""
+
+    kind: str
+    """Name of the exception's class: ConfigError and ModelError are the user's to mend."""
+    message: str
+
+
+class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
+    """Sent several times a second, by a thread that does nothing else."""
+
+    num_steps: int
+    """Steps finished so far."""
+    idle: bool
+    """Whether there is nothing to do."""
+    num_running: int
+    num_waiting: int
+
+
+ProcessReport = Started | Failed | Pulse

@@ -1,0 +1,248 @@
+"""`FleetClient`: several engines that may die and come back, as one that does not.
+
+Does not know how an engine is reached (it is given a function that connects) or who starts one (it is told events).
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pagemill.errors import EngineDeadError
+from pagemill.log import get_logger
+from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
+from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp, FleetEvent
+from pagemill.serve.client.balancer import Balancer, EngineLoad, PrefixAffinity
+from pagemill.serve.client.in_flight import InFlight, Ledger
+from pagemill.serve.client.interface import EngineClient
+
+logger = get_logger(__name__)
+
+Connect = Callable[[EngineUp], EngineClient]
+
+
+class Link:
+    """The connection to one incarnation of one engine."""
+
+    def __init__(self, event: EngineUp, client: EngineClient) -> None:
+        self.index = event.index
+        self.incarnation = event.incarnation
+        self.client = client
+        self.load = EngineLoad()
+        """As last reported."""
+        self.num_sent = 0
+        """Requests sent since that report."""
+        self.stalled = False
+        self.reader: asyncio.Task[None] | None = None
+
+
+class FleetClient:
+    """Implements `EngineClient`. A request whose engine died is sent to another, or to the next incarnation, with
+    the tokens that were emitted already; whoever reads the outputs sees no seam.
+
+    Everything happens on one event loop; `on_event` is called there. Raises EngineDeadError from everything once
+    the last engine is gone for good.
+    """
+
+    def __init__(self, connect: Connect, ups: Iterable[EngineUp], balancer: Balancer | None = None) -> None:
+        """`ups` are the engines that run at the start, one event for each index."""
+        first = list(ups)
+        if not first:
+            raise ValueError("there is no engine to connect to")
+        self.ready: EngineReady = first[0].ready
+        self.num_engines = len(first)
+        self._connect = connect
+        self._balancer = balancer or PrefixAffinity()
+        self._links: dict[int, Link] = {}
+        self._early = deque(first)
+        """Events of before the event loop ran."""
+        self._gone: dict[int, str] = {}
+        """Engines that will not come back, and why."""
+        self._ledger = Ledger()
+        self._ready_outputs: deque[EngineCoreOutputs] = deque()
+        self._news = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def add(self, request: EngineCoreRequest) -> None:
+        """Send a request to an engine, or keep it until one is there."""
+        self._check_alive()
+        self._start_early()
+        await self._send(self._ledger.add(request))
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests, wherever they are."""
+        by_engine: dict[int, list[str]] = {}
+        for entry in self._ledger.remove(request_ids):
+            if entry.engine is not None:
+                by_engine.setdefault(entry.engine, []).append(entry.request.request_id)
+        for index, ids in by_engine.items():
+            link = self._links.get(index)
+            if link is not None:
+                with contextlib.suppress(EngineDeadError):  # then it has none of them any more
+                    await link.client.abort(ids)
+        await self._send_waiting()
+
+    async def outputs(self) -> EngineCoreOutputs:
+        """The next batch of any engine."""
+        self._start_early()
+        while not self._ready_outputs:
+            self._check_alive()
+            self._news.clear()
+            await self._news.wait()
+        return self._ready_outputs.popleft()
+
+    async def call(self, name: str, *args: Any) -> Any:
+        """Call every engine that is up; the result of the first, or False when any says False."""
+        self._check_alive()
+        self._start_early()
+        links = list(self._links.values())
+        if not links:
+            raise EngineDeadError("no engine is up at the moment")
+        results = await asyncio.gather(*(link.client.call(name, *args) for link in links))
+        return False if any(result is False for result in results) else results[0]
+
+    async def close(self) -> None:
+        """Give up all connections. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._news.set()
+        for link in self._links.values():
+            await self._hang_up(link)
+        self._links.clear()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def problem(self) -> str | None:
+        """What is wrong with the engines now; None when all of them work. Never waits."""
+        self._start_early()
+        down = [index for index in range(self.num_engines) if index not in self._links]
+        if down:
+            causes = [self._gone.get(index, "it is being restarted") for index in down]
+            return "; ".join(f"engine {index} is down: {cause}" for index, cause in zip(down, causes, strict=True))
+        stalled = [link.index for link in self._links.values() if link.stalled]
+        return f"engine {stalled[0]} has work and finishes no step" if stalled else None
+
+    def accepts(self) -> bool:
+        """Whether a request would be worked on now."""
+        self._start_early()
+        return any(not link.stalled for link in self._links.values())
+
+    def on_event(self, event: FleetEvent) -> None:
+        """Something about the engines changed. Called on the event loop."""
+        if self._closed:
+            return
+        self._start_early()
+        match event:
+            case EngineUp():
+                self._start(event)
+            case EngineDown():
+                if event.final:
+                    self._gone[event.index] = event.reason
+                    self._news.set()
+                link = self._links.get(event.index)
+                if link is not None and link.incarnation == event.incarnation:
+                    self._bury(link, event.reason)
+            case EngineStalled():
+                link = self._links.get(event.index)
+                if link is not None and link.incarnation == event.incarnation:
+                    link.stalled = event.stalled
+            case EngineLoadReport():
+                link = self._links.get(event.index)
+                if link is not None:
+                    link.load = EngineLoad(event.num_running, event.num_waiting)
+                    link.num_sent = 0
+
+    # --- engines --------------------------------------------------------------------------------------------------
+
+    def _start_early(self) -> None:
+        while self._early:
+            self._start(self._early.popleft())
+
+    def _start(self, event: EngineUp) -> None:
+        old = self._links.get(event.index)
+        if old is not None and old.incarnation >= event.incarnation:
+            return
+        link = Link(event, self._connect(event))
+        if old is not None:  # the news of its death was overtaken
+            self._bury(old, "it was replaced")
+        self._links[event.index] = link
+        link.reader = asyncio.get_running_loop().create_task(self._read(link), name=f"engine-{event.index}")
+        self._spawn(self._send_waiting())
+
+    async def _read(self, link: Link) -> None:
+        try:
+            while True:
+                outputs = await link.client.outputs()
+                if outputs.stats is not None:
+                    link.load = EngineLoad(outputs.stats.num_running, outputs.stats.num_waiting)
+                    link.num_sent = 0
+                self._ledger.note(outputs)
+                self._publish(outputs)
+                if self._ledger.trial_is_over():
+                    await self._send_waiting()
+        except EngineDeadError as error:
+            self._bury(link, str(error))
+
+    def _bury(self, link: Link, reason: str) -> None:
+        """Take from an engine what it had, and find others for it."""
+        if self._links.get(link.index) is not link or self._closed:
+            return
+        del self._links[link.index]
+        self._balancer.forget(link.index)
+        num_lost = self._ledger.num_on(link.index)
+        logger.warning("engine %d is gone (%s); %d requests go on elsewhere", link.index, reason, num_lost)
+        failed = self._ledger.bury(link.index, reason)
+        if failed:
+            self._publish(EngineCoreOutputs(engine_index=link.index, outputs=failed))
+        self._spawn(self._hang_up(link))
+        self._spawn(self._send_waiting())
+
+    async def _hang_up(self, link: Link) -> None:
+        if link.reader is not None:
+            link.reader.cancel()
+            await asyncio.gather(link.reader, return_exceptions=True)
+        await link.client.close()
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    async def _send_waiting(self) -> None:
+        for entry in self._ledger.to_send():
+            await self._send(entry)
+
+    async def _send(self, entry: InFlight) -> None:
+        """Send one request, if it may be sent and there is an engine; a death meanwhile is noticed by the reader."""
+        if entry.engine is not None or entry.request.request_id not in self._ledger or not self._links:
+            return
+        loads = {index: self._load_of(link) for index, link in self._links.items() if not link.stalled}
+        if not loads:
+            loads = {index: self._load_of(link) for index, link in self._links.items()}
+        index = self._balancer.choose(entry.request, loads)
+        self._links[index].num_sent += 1
+        with contextlib.suppress(EngineDeadError):
+            await self._links[index].client.add(self._ledger.place(entry, index))
+
+    def _load_of(self, link: Link) -> EngineLoad:
+        """What is known of an engine; its own figures lag behind what was sent to it just now."""
+        known = link.load
+        running = known.num_running + link.num_sent
+        own = self._ledger.num_on(link.index) - known.num_waiting
+        return EngineLoad(max(running, own), known.num_waiting)
+
+    def _publish(self, outputs: EngineCoreOutputs) -> None:
+        self._ready_outputs.append(outputs)
+        self._news.set()
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise EngineDeadError("the engine was shut down")
+        if len(self._gone) == self.num_engines:
+            raise EngineDeadError("; ".join(self._gone[index] for index in sorted(self._gone)))

@@ -1,0 +1,150 @@
+"""The loop around a core: letters in, reports out, each to whom it belongs."""
+
+import threading
+import time
+
+import pytest
+
+from pagemill.engine.core_loop import CoreLoop
+from pagemill.errors import EngineDeadError
+from pagemill.messages.core_calls import (
+    AbortRequests,
+    AddRequests,
+    CallResult,
+    CoreCall,
+    FrontEndGone,
+    StepOutputs,
+)
+from pagemill.messages.engine_io import FinishReason
+from tests.fakes.engine_setup import core_request, make_core
+from tests.fakes.scripted_worker import alone
+
+
+class Post:
+    """What was posted, per front end, with tokens put together."""
+
+    def __init__(self):
+        self.tokens, self.finish, self.results, self.owners = {}, {}, [], {}
+        self.letters = 0
+        self.all_finished = threading.Event()
+        self.expected = None
+
+    def __call__(self, front_end, report):
+        self.letters += 1
+        if isinstance(report, CallResult):
+            self.results.append((front_end, report))
+            return
+        outputs = report.outputs
+        for name, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
+            self.tokens.setdefault(name, []).append(token)
+            self.owners.setdefault(name, set()).add(front_end)
+        for output in outputs.outputs:
+            self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            self.owners.setdefault(output.request_id, set()).add(front_end)
+            if output.finish is not None:
+                self.finish.setdefault(output.request_id, output.finish)
+        if len(self.finish) == self.expected:
+            self.all_finished.set()
+
+
+@pytest.fixture
+def running():
+    """A loop on a thread, its core, its worker and its post."""
+    core, worker = make_core()
+    post = Post()
+    loop = CoreLoop(core, post)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    yield loop, core, worker, post
+    loop.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def wait_until(condition, timeout_s=10):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_each_front_end_gets_its_own_requests_outputs(running):
+    loop, _, worker, post = running
+    requests = [core_request(f"r{index}", 4 + index, max_tokens=9, seed=index) for index in range(6)]
+    post.expected = len(requests)
+    for index, request in enumerate(requests):
+        loop.inbox.put((index % 3, AddRequests([request])))
+    assert post.all_finished.wait(10)
+    assert post.owners == {request.request_id: {index % 3} for index, request in enumerate(requests)}
+    for request in requests:
+        assert post.tokens[request.request_id] == alone(request, worker.group_specs, worker.vocab_size, 64)
+    wait_until(lambda: loop.idle)
+    assert loop.num_steps > 0
+    assert (loop.num_running, loop.num_waiting) == (0, 0)
+    assert not loop._owners
+    assert not loop._num_owned
+
+
+def test_an_abort_and_a_dead_front_end_free_everything(running):
+    loop, core, _, post = running
+    loop.inbox.put((0, AddRequests([core_request("a", 4, max_tokens=50)])))
+    loop.inbox.put((1, AddRequests([core_request("b", 4, max_tokens=50), core_request("c", 5, max_tokens=50)])))
+    loop.inbox.put((0, AbortRequests(["a", "unknown"])))
+    loop.inbox.put((2, FrontEndGone(1)))
+    wait_until(lambda: loop.idle and not core.has_work())
+    assert core._kv.pool.num_used == 0
+    assert not loop._owners
+    assert not loop._num_owned
+    assert not post.finish
+
+
+def test_calls_are_answered_and_their_errors_too(running):
+    loop, _, _, post = running
+    loop.inbox.put((3, CoreCall(7, "reset_prefix_cache")))
+    loop.inbox.put((3, CoreCall(8, "explode", [1])))
+    wait_until(lambda: len(post.results) == 2)
+    assert post.results[0] == (3, CallResult(7, True))
+    assert "unknown call 'explode'" in post.results[1][1].error
+
+
+def test_a_refused_request_ends_alone(running):
+    loop, _, _, post = running
+    post.expected = 2
+    request = core_request("a", 4, max_tokens=30)
+    loop.inbox.put((0, AddRequests([request, request, core_request("b", 4)])))
+    assert post.all_finished.wait(10)
+    assert post.finish["b"].reason is FinishReason.LENGTH
+    assert post.finish["a"].reason is FinishReason.ERROR
+    assert "in use" in post.finish["a"].message
+
+
+def test_an_idle_loop_sleeps(running):
+    loop, *_ = running
+    wait_until(lambda: loop.idle)
+    before = time.process_time()
+    time.sleep(0.2)
+    assert time.process_time() - before < 0.05
+
+
+def test_a_failing_step_ends_the_loop(monkeypatch):
+    core, worker = make_core()
+    loop = CoreLoop(core, lambda *_: None)
+
+    def fail(*args):
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(worker, "execute_model", fail)
+    loop.inbox.put((0, AddRequests([core_request("a", 4)])))
+    with pytest.raises(EngineDeadError, match="no memory left"):
+        loop.run()
+
+
+def test_one_front_end_gets_the_outputs_as_they_are():
+    core, _ = make_core()
+    posted = []
+    loop = CoreLoop(core, lambda owner, report: posted.append((owner, report)))
+    loop._add(0, core_request("a", 4))
+    (outputs,) = core.step()
+    loop._deliver(outputs)
+    assert posted == [(0, StepOutputs(outputs))]
+    assert posted[0][1].outputs is outputs

@@ -1,0 +1,295 @@
+"""Engines die and come back; whoever reads the outputs sees no seam."""
+
+import asyncio
+
+import pytest
+
+from pagemill.errors import EngineDeadError
+from pagemill.messages.engine_io import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineReady,
+    Finish,
+    FinishReason,
+)
+from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp
+from pagemill.messages.stats import SchedulerStats
+from pagemill.serve.client.balancer import LeastLoaded, RoundRobin
+from pagemill.serve.client.fleet import FleetClient
+from tests.fakes.engine_setup import core_request
+
+READY = EngineReady(max_model_len=64, vocab_size=100, num_blocks=10, block_size=4)
+
+
+def next_token(request, index):
+    """What a request's token `index` is, whoever computes it."""
+    return (sum(request.prompt_token_ids) + 7 * index) % 97
+
+
+class FakeEngine:
+    """One incarnation of an engine: a token for every request and `outputs`, until it is told to die."""
+
+    def __init__(self, index):
+        self.index = index
+        self.ready = READY
+        self.seen, self.aborted, self.calls = [], [], []
+        self.running = {}
+        self.work = asyncio.Event()
+        self.error = None
+        self.closed = False
+        self.paused = False
+
+    async def add(self, request):
+        if self.error:
+            raise self.error
+        self.seen.append(request)
+        self.running[request.request_id] = [request, len(request.emitted_token_ids)]
+        self.work.set()
+
+    async def abort(self, request_ids):
+        self.aborted += request_ids
+        for request_id in request_ids:
+            self.running.pop(request_id, None)
+
+    def die(self):
+        self.error = EngineDeadError("boom")
+        self.work.set()
+
+    async def outputs(self):
+        while not self.running or self.paused:
+            if self.error:
+                raise self.error
+            self.work.clear()
+            await self.work.wait()
+        if self.error:
+            raise self.error
+        await asyncio.sleep(0.002)
+        if self.error:
+            raise self.error
+        rows, ended = EngineCoreOutputs(engine_index=self.index), []
+        for request_id, entry in list(self.running.items()):
+            request, index = entry
+            entry[1] += 1
+            token = next_token(request, index)
+            if entry[1] == request.params.max_tokens:
+                finish = Finish(FinishReason.LENGTH)
+                ended.append(EngineCoreOutput(request_id=request_id, new_token_ids=[token], finish=finish))
+                del self.running[request_id]
+            else:
+                rows.request_ids.append(request_id)
+                rows.token_ids.append(token)
+        stats = SchedulerStats(num_running=len(self.running))
+        return EngineCoreOutputs(
+            engine_index=self.index, request_ids=rows.request_ids, token_ids=rows.token_ids, outputs=ended, stats=stats
+        )
+
+    async def call(self, name, *args):
+        self.calls.append((name, args))
+        return name != "refuse" or self.index != 1
+
+    async def close(self):
+        self.closed = True
+
+
+class Fleet:
+    """A client, its engines by (index, incarnation), and what came out of it."""
+
+    def __init__(self, num_engines=1, balancer=None):
+        self.engines = {}
+        ups = [self.up(index) for index in range(num_engines)]
+        self.client = FleetClient(self.connect, ups, balancer)
+        self.tokens, self.finish = {}, {}
+
+    @staticmethod
+    def up(index, incarnation=0):
+        return EngineUp(index, incarnation, f"address-{index}-{incarnation}", READY)
+
+    def connect(self, event):
+        engine = self.engines[event.index, event.incarnation] = FakeEngine(event.index)
+        return engine
+
+    def __getitem__(self, key):
+        return self.engines[key]
+
+    async def read(self, steps=None):
+        """Take outputs: so many, or until all that was asked for is finished."""
+        while steps is None or steps:
+            if steps is None and len(self.finish) == len(self.tokens):
+                return
+            outputs = await asyncio.wait_for(self.client.outputs(), 5)
+            for name, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
+                self.tokens[name].append(token)
+            for output in outputs.outputs:
+                self.tokens[output.request_id] += output.new_token_ids
+                if output.finish is not None:
+                    assert output.request_id not in self.finish
+                    self.finish[output.request_id] = output.finish
+            if steps is not None:
+                steps -= 1
+
+    async def add(self, *requests):
+        for request in requests:
+            self.tokens[request.request_id] = []
+            await self.client.add(request)
+
+    def check(self, *requests):
+        for request in requests:
+            expected = [next_token(request, index) for index in range(request.params.max_tokens)]
+            assert self.tokens[request.request_id] == expected
+
+
+def requests(count, max_tokens=12):
+    return [core_request(f"r{index}", range(index, index + 5), max_tokens=max_tokens) for index in range(count)]
+
+
+async def test_streams_go_on_on_the_next_incarnation_with_the_same_tokens():
+    fleet, batch = Fleet(), requests(5)
+    await fleet.add(*batch)
+    await fleet.read(steps=4)
+    fleet[0, 0].die()
+    await asyncio.sleep(0.01)
+    assert fleet[0, 0].closed
+    assert fleet.client.problem() == "engine 0 is down: it is being restarted"
+    assert not fleet.client.accepts()
+    late = core_request("late", 9, max_tokens=3)
+    await fleet.add(late)
+    fleet.client.on_event(fleet.up(0, 1))
+    assert fleet.client.problem() is None
+    await fleet.read()
+    fleet.check(*batch, late)
+    assert all(len(request.emitted_token_ids) >= 4 for request in fleet[0, 1].seen if request.request_id != "late")
+    await fleet.client.close()
+    assert fleet[0, 1].closed
+
+
+async def test_another_engine_takes_over_at_once():
+    fleet, batch = Fleet(2, RoundRobin()), requests(6)
+    await fleet.add(*batch)
+    await fleet.read(steps=6)
+    fleet[1, 0].die()
+    await fleet.read()
+    fleet.check(*batch)
+    assert {request.request_id for request in fleet[0, 0].seen} == {request.request_id for request in batch}
+    assert fleet.client.problem() == "engine 1 is down: it is being restarted"
+    assert fleet.client.accepts()
+    await fleet.client.close()
+
+
+async def test_news_of_a_death_before_the_connection_breaks_and_of_an_older_incarnation():
+    fleet, batch = Fleet(), requests(3)
+    await fleet.add(*batch)
+    await fleet.read(steps=2)
+    fleet[0, 0].paused = True
+    fleet.client.on_event(EngineDown(0, 0, "killed by SIGKILL"))
+    fleet.client.on_event(fleet.up(0, 1))
+    fleet.client.on_event(EngineDown(0, 0, "killed by SIGKILL"))
+    fleet.client.on_event(fleet.up(0, 0))
+    assert fleet.client.problem() is None
+    await fleet.read()
+    fleet.check(*batch)
+    await fleet.client.close()
+
+
+async def test_a_restart_that_overtakes_the_news_of_the_death():
+    fleet, batch = Fleet(), requests(3)
+    await fleet.add(*batch)
+    await fleet.read(steps=2)
+    fleet[0, 0].paused = True
+    fleet.client.on_event(fleet.up(0, 1))
+    await fleet.add(*(more := [core_request("more", 4, max_tokens=5)]))
+    await fleet.read()
+    fleet.check(*batch, *more)
+    assert len(fleet[0, 1].seen) == 4
+    await fleet.client.close()
+
+
+async def test_a_poison_request_ends_alone():
+    fleet, batch = Fleet(), requests(3, max_tokens=30)
+    poison = core_request("poison", 6, max_tokens=30)
+    await fleet.add(*batch, poison)
+    for incarnation in range(4):
+        engine = fleet[0, incarnation] if (0, incarnation) in fleet.engines else None
+        if engine is None:
+            fleet.client.on_event(fleet.up(0, incarnation))
+            engine = fleet[0, incarnation]
+        while "poison" not in engine.running and "poison" not in fleet.finish:
+            await fleet.read(steps=1)
+        if "poison" in fleet.finish:
+            break
+        engine.die()
+        await asyncio.sleep(0.01)
+        while fleet.client._ready_outputs:
+            await fleet.read(steps=1)
+        if "poison" in fleet.finish:
+            fleet.client.on_event(fleet.up(0, incarnation + 1))
+            break
+    await fleet.read()
+    assert fleet.finish["poison"].reason is FinishReason.ERROR
+    assert "boom" in fleet.finish["poison"].message
+    fleet.check(*batch)
+    await fleet.client.close()
+
+
+async def test_an_abort_reaches_the_engine_that_has_the_request_and_survives_a_restart():
+    fleet, batch = Fleet(2, RoundRobin()), requests(4, max_tokens=1000)
+    await fleet.add(*batch)
+    await fleet.read(steps=2)
+    await fleet.client.abort(["r1", "unknown"])
+    assert (fleet[0, 0].aborted, fleet[1, 0].aborted) == ([], ["r1"])
+    fleet[0, 0].die()
+    fleet[1, 0].die()
+    await asyncio.sleep(0.01)
+    await fleet.client.abort(["r0"])
+    fleet.client.on_event(fleet.up(1, 1))
+    await asyncio.sleep(0.01)
+    assert [request.request_id for request in fleet[1, 1].seen] == ["r2", "r3"]
+    await fleet.client.close()
+
+
+async def test_when_no_engine_will_come_back_everything_raises():
+    fleet = Fleet()
+    await fleet.add(core_request("a", 3, max_tokens=1000))
+    fleet.client.on_event(EngineDown(0, 0, "it failed to start 3 times", final=True))
+    with pytest.raises(EngineDeadError, match="failed to start 3 times"):
+        for _ in range(100):
+            await asyncio.wait_for(fleet.client.outputs(), 5)
+    with pytest.raises(EngineDeadError, match="failed to start 3 times"):
+        await fleet.client.add(core_request("b", 3))
+    assert "failed to start" in fleet.client.problem()
+    await fleet.client.close()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        await fleet.client.outputs()
+
+
+async def test_a_stalled_engine_gets_no_new_requests_while_another_can_take_them():
+    fleet = Fleet(2, LeastLoaded())
+    fleet.client.on_event(EngineStalled(0, 0, stalled=True))
+    assert fleet.client.problem() == "engine 0 has work and finishes no step"
+    assert fleet.client.accepts()
+    await fleet.add(*requests(3, max_tokens=1))
+    assert len(fleet[1, 0].seen) == 3
+    fleet.client.on_event(EngineStalled(1, 0, stalled=True))
+    assert not fleet.client.accepts()
+    await fleet.add(core_request("anyway", 3, max_tokens=1))
+    fleet.client.on_event(EngineStalled(0, 0, stalled=False))
+    assert fleet.client.accepts()
+    await fleet.client.close()
+
+
+async def test_load_is_what_was_reported_and_what_was_sent_since():
+    fleet = Fleet(2, LeastLoaded())
+    for engine in (0, 1):
+        fleet.client.on_event(EngineLoadReport(engine, 4 * engine, 0))
+        if (engine, 0) in fleet.engines:
+            fleet[engine, 0].paused = True
+    await fleet.add(*requests(7, max_tokens=1000))
+    assert [len(fleet[engine, 0].seen) for engine in (0, 1)] == [4 + 2, 1]  # equal loads at 4: the first; then in turns
+    await fleet.client.close()
+
+
+async def test_calls_go_to_all_engines():
+    fleet = Fleet(2)
+    assert await fleet.client.call("reset_prefix_cache", 1) is True
+    assert await fleet.client.call("refuse") is False
+    assert fleet[0, 0].calls == fleet[1, 0].calls == [("reset_prefix_cache", (1,)), ("refuse", ())]
+    await fleet.client.close()

@@ -1,0 +1,160 @@
+"""Engine cores that start, die, hang, stop and come back, as scripts instead of engines."""
+
+import os
+import queue
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pagemill.errors import ConfigError, EngineDeadError
+from pagemill.messages.engine_io import EngineReady
+from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp
+from pagemill.messages.process_reports import Failed, Pulse, Started
+from pagemill.supervisor import EngineSupervisor, Patience
+
+pytestmark = pytest.mark.slow
+
+READY = EngineReady(max_model_len=64, vocab_size=100, num_blocks=10, block_size=4)
+
+
+def core(payload, report):
+    """A core's life by script: its words, one after the other; the last is repeated until it is ended."""
+    incarnation, _, script = payload.decode().partition(":")
+    words = script.split()
+    num_steps = 0
+    while True:
+        word = words.pop(0) if len(words) > 1 else words[0]
+        match word:
+            case "start":
+                report(msgspec.msgpack.encode(Started(f"address-{incarnation}", READY)))
+            case "idle":
+                report(msgspec.msgpack.encode(Pulse(num_steps, True, 0, 0)))
+            case "busy":
+                num_steps += 1
+                report(msgspec.msgpack.encode(Pulse(num_steps, False, 2, 1)))
+            case "stuck":
+                report(msgspec.msgpack.encode(Pulse(num_steps, False, 2, 1)))
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "exit":
+                os._exit(3)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case _:
+                report(msgspec.msgpack.encode(Failed(*word.split("="))))
+                return
+        time.sleep(0.02)
+
+
+class Case:
+    """A supervisor over scripts: one for each incarnation, the last for all later ones."""
+
+    def __init__(self, *scripts, patience=None):
+        self.events = queue.SimpleQueue()
+        self.supervisor = EngineSupervisor(
+            0,
+            lambda incarnation: f"{incarnation}:{scripts[min(incarnation, len(scripts) - 1)]}".encode(),
+            self.events.put,
+            patience or Patience(),
+            entry="tests.unit.test_supervisor:core",
+        )
+        self.supervisor.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pid = self.supervisor.pid
+        self.supervisor.stop()
+        assert not Path(f"/proc/{pid}").exists()
+
+    def next(self, *kinds):
+        """The next event of one of these classes."""
+        deadline = time.monotonic() + 20
+        while True:
+            event = self.events.get(timeout=deadline - time.monotonic())
+            if isinstance(event, kinds):
+                return event
+
+
+def test_it_says_when_the_engine_is_up_and_how_busy_it_is():
+    with Case("start busy") as case:
+        assert case.supervisor.first_up() == EngineUp(0, 0, "address-0", READY)
+        assert case.next(EngineUp, EngineLoadReport) == EngineUp(0, 0, "address-0", READY)
+        assert case.next(EngineLoadReport) == EngineLoadReport(0, 2, 1)
+
+
+def test_a_dead_engine_is_started_again():
+    with Case("start idle die", "start exit", "start idle") as case:
+        kinds = (EngineUp, EngineDown)
+        assert case.next(*kinds).incarnation == 0
+        assert case.next(*kinds) == EngineDown(0, 0, "killed by SIGKILL")
+        assert case.next(*kinds) == EngineUp(0, 1, "address-1", READY)
+        assert case.next(*kinds) == EngineDown(0, 1, "exit status 3")
+        assert case.next(*kinds).incarnation == 2
+
+
+def test_death_is_known_within_a_second():
+    with Case("start idle", "start idle") as case:
+        case.next(EngineUp)
+        start = time.monotonic()
+        os.kill(case.supervisor.pid, signal.SIGKILL)
+        case.next(EngineDown)
+        assert time.monotonic() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "message"),
+    [
+        ("ConfigError=max_model_len", ConfigError, "^max_model_len$"),
+        ("KeyError=x", EngineDeadError, "^x$"),
+        ("exit", EngineDeadError, "could not start: exit status 3"),
+    ],
+)
+def test_a_first_start_that_fails_is_not_repeated(script, error, message):
+    with Case(script) as case, pytest.raises(error, match=message):
+        case.supervisor.first_up()
+
+
+def test_an_engine_that_cannot_start_again_is_given_up():
+    with Case("start die", "exit") as case:
+        case.next(EngineDown)
+        downs = [case.next(EngineDown) for _ in range(3)]
+        assert [down.final for down in downs] == [False, False, True]
+        assert downs[-1].reason == "exit status 3"
+
+
+def test_work_without_steps_is_a_stall_and_then_a_hang(capfd):
+    with Case("start busy idle stuck", "start idle", patience=Patience(stalled_s=0.3, hung_s=1.0)) as case:
+        assert case.next(EngineStalled) == EngineStalled(0, 0, True)
+        down = case.next(EngineDown)
+        assert (down.reason, down.final) == ("it hung and was killed", False)
+        assert case.next(EngineUp).incarnation == 1
+    assert "in core" in capfd.readouterr().err, "the stack of the script"
+
+
+def test_idleness_is_no_stall_and_a_stall_may_end():
+    with Case("start " + "stuck " * 40 + "busy", patience=Patience(stalled_s=0.3, hung_s=20)) as case:
+        assert case.next(EngineStalled).stalled
+        assert not case.next(EngineStalled).stalled
+    with Case("start idle", patience=Patience(stalled_s=0.1, hung_s=0.2)) as case:
+        case.next(EngineUp)
+        time.sleep(0.6)
+        assert all(isinstance(case.next(EngineLoadReport, EngineStalled, EngineDown), EngineLoadReport) for _ in "abc")
+
+
+def test_a_stopped_process_is_noticed_by_its_silence():
+    with Case("start idle stop", "start idle", patience=Patience(silent_s=0.3)) as case:
+        assert case.next(EngineStalled, EngineDown) == EngineStalled(0, 0, True)
+        assert case.next(EngineStalled, EngineDown).reason == "it hung and was killed"
+        assert case.next(EngineUp).incarnation == 1
+
+
+def test_stopping_while_it_starts():
+    with Case("nothing") as case:
+        case.supervisor.stop()
+        with pytest.raises(EngineDeadError):
+            case.supervisor.first_up()
