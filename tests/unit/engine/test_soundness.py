@@ -47,7 +47,7 @@ class Engine(RuleBasedStateMachine):
             budget=budget,
             num_blocks=len(layers) * 10 + 1 + extra_blocks,
             caching=caching != "none",
-            partial=caching == "partial",
+            partial=caching == "partial" and "mamba" not in layers,
             max_num_seqs=slots,
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=threshold,
