@@ -9,14 +9,17 @@ from pagemill.messages.step import BlockCopy
 
 
 def copy_blocks(tensors: Sequence[Tensor], num_blocks: int, copies: Sequence[BlockCopy]) -> None:
-    """Copy all at once, on whichever device the tensors are: a destination may be the source of another copy.
+    """Copy all at once: a destination may be the source of another copy.
 
-    tensors: each [num_blocks * page_bytes] uint8, block after block.
+    tensors: each [num_blocks * page_bytes] uint8, block after block, all on the same device, whichever it is.
     """
     if not copies:
         return
-    pairs = torch.tensor([(copy.source, copy.destination) for copy in copies])
+    device = tensors[0].device
+    sources = torch.tensor([copy.source for copy in copies], device=device)
+    destinations = torch.tensor([copy.destination for copy in copies], device=device)
     for tensor in tensors:
-        sources, destinations = pairs.to(tensor.device).unbind(1)
         pages = tensor.view(num_blocks, -1)
+        if pages.shape[1] % torch.int64.itemsize == 0:
+            pages = pages.view(torch.int64)  # indexing costs by the element, not by the byte
         pages.index_copy_(0, destinations, pages.index_select(0, sources))
