@@ -46,6 +46,12 @@ def native_kernels() -> bool:
     return _read("NATIVE_KERNELS") != "0"
 
 
+def ipc_base() -> Path | None:
+    """PAGEMILL_RPC_BASE_PATH: where the private folders of ipc sockets are made (default the temporary folder)."""
+    given = _read("RPC_BASE_PATH")
+    return Path(given) if given else None
+
+
 def prefix_hash_seed() -> str | None:
     """PYTHONHASHSEED: pins the hashes of cached prefixes, so that several processes agree on them (default: random)."""
     seed = os.environ.get("PYTHONHASHSEED")

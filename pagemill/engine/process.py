@@ -1,0 +1,151 @@
+"""An engine core in a process of its own: one thread steps the core, one carries the mail, one gives a pulse.
+
+Does not know who its front ends are until they introduce themselves, nor how it was started or will be replaced.
+"""
+
+import signal
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+import msgspec
+
+from pagemill.config.engine_config import EngineConfig
+from pagemill.engine.core import EngineCore
+from pagemill.engine.core_loop import CoreLoop
+from pagemill.engine.executor.factory import make_executor
+from pagemill.errors import EngineDeadError, PeerGoneError, TransportError
+from pagemill.log import get_logger, name_process
+from pagemill.messages.core_calls import EngineCall, EngineReport, FrontEndGone
+from pagemill.messages.process_reports import Failed, ProcessReport, Pulse, Started
+from pagemill.transport.codec import Codec
+from pagemill.transport.handshake import Role
+from pagemill.transport.sockets import Peer, ServerSocket
+from pagemill.utils.processes import Report
+
+logger = get_logger(__name__)
+
+PULSE_S = 0.2
+MAIL_POLL_S = 5.0
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class CoreBirth(msgspec.Struct, frozen=True):
+    """What the process of a core is given."""
+
+    config: EngineConfig
+    index: int
+    worker: str
+    """"module:callable" that makes a worker."""
+    address: str
+    """Where it shall listen for front ends."""
+    secret: str
+
+
+class MailRoom:
+    """The thread that owns the socket: letters in, reports out."""
+
+    def __init__(self, socket: ServerSocket) -> None:
+        self._socket = socket
+        self._outbox: SimpleQueue[tuple[int, EngineReport]] = SimpleQueue()
+        self._calls: Codec[EngineCall] = Codec(EngineCall)
+        self._reports: Codec[EngineReport] = Codec(EngineReport)
+        self._peers: dict[int, Peer] = {}
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def post(self, front_end: int, report: EngineReport) -> None:
+        """Send to a front end; one that is gone gets nothing. From any thread, never blocks."""
+        self._outbox.put((front_end, report))
+        self._socket.wake()
+
+    def open(self, loop: CoreLoop) -> None:
+        """Begin to put letters into the inbox of the loop."""
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="pagemill-mail", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send what was posted, then stop."""
+        self._closing = True
+        self._socket.wake()
+        if self._thread is not None:
+            self._thread.join()
+        self._socket.close()
+
+    def _run(self, loop: CoreLoop) -> None:
+        while not self._closing:
+            received = self._socket.receive(MAIL_POLL_S)
+            if received is not None:
+                self._sort(loop, *received)
+            self._send_posted()
+        self._send_posted()
+
+    def _sort(self, loop: CoreLoop, peer: Peer, frames: list[bytes | bytearray | memoryview]) -> None:
+        try:
+            call = self._calls.decode(frames)
+        except TransportError as error:
+            logger.warning("dropped a message of %s: %s", peer, error)
+            return
+        if isinstance(call, FrontEndGone) and peer.role is not Role.SUPERVISOR:
+            logger.warning("dropped a message of %s: only the supervisor may say who is gone", peer)
+            return
+        if peer.role is Role.API_SERVER:
+            self._peers[peer.index] = peer
+        loop.inbox.put((peer.index, call))
+
+    def _send_posted(self) -> None:
+        while True:
+            try:
+                front_end, report = self._outbox.get_nowait()
+            except Empty:
+                return
+            peer = self._peers.get(front_end)
+            if peer is None:
+                continue
+            try:
+                self._socket.send(peer, self._reports.encode(report))
+            except PeerGoneError as error:
+                logger.warning("%s; its requests are aborted when the supervisor confirms it", error)
+                del self._peers[front_end]
+
+
+def run(payload: bytes, report: Report) -> None:
+    """Entry of the process (utils/processes.py). Ends when told to by SIGTERM, or with an error."""
+
+    def tell(message: ProcessReport) -> None:
+        report(_ENCODER.encode(message))
+
+    birth = msgspec.msgpack.decode(payload, type=CoreBirth)
+    name_process(f"core {birth.index}")
+    try:
+        socket = ServerSocket(birth.address, birth.secret, accepts=(Role.API_SERVER, Role.SUPERVISOR))
+        core = EngineCore(birth.config, make_executor(birth.config, birth.worker, replica=birth.index))
+    except Exception as error:
+        logger.debug("the engine core cannot start", exc_info=True)
+        tell(Failed(type(error).__name__, str(error)))
+        raise SystemExit(1) from error
+    mail = MailRoom(socket)
+    loop = CoreLoop(core, mail.post)
+    signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+    mail.open(loop)
+    tell(Started(socket.address, core.ready))
+    threading.Thread(target=_pulse, args=(core, loop, tell), name="pagemill-pulse", daemon=True).start()
+    try:
+        loop.run()
+    except EngineDeadError:
+        logger.exception("the engine core died")
+        raise SystemExit(1) from None
+    finally:
+        mail.close()
+        core.shutdown()
+
+
+def _pulse(core: EngineCore, loop: CoreLoop, tell: Callable[[ProcessReport], None]) -> None:
+    stop = threading.Event()
+    while not stop.wait(PULSE_S):
+        tell(Pulse(loop.num_steps, loop.idle, loop.num_running, loop.num_waiting))
+        try:
+            core.check_health()
+        except EngineDeadError as error:
+            loop.fail(error)
+            return

@@ -1,0 +1,84 @@
+import os
+import stat
+
+import pytest
+
+from pagemill.errors import ConfigError
+from pagemill.transport.addresses import LOCK, PrivateDirectory, check_private, free_port, tcp_address
+
+
+def test_a_folder_for_this_user_alone(tmp_path):
+    with PrivateDirectory(tmp_path) as folder:
+        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+        address = folder.ipc("core-0")
+        assert address == f"ipc://{folder.path}/core-0"
+        check_private(address)
+        (folder.path / "core-0").touch()
+    assert list(tmp_path.iterdir()) == []
+    folder.remove()
+
+
+def test_the_base_comes_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("PAGEMILL_RPC_BASE_PATH", str(tmp_path))
+    with PrivateDirectory() as folder:
+        assert folder.path.parent == tmp_path
+
+
+def test_a_base_that_is_not_there_names_the_variable(tmp_path):
+    with pytest.raises(ConfigError, match="PAGEMILL_RPC_BASE_PATH"):
+        PrivateDirectory(tmp_path / "none")
+
+
+def test_a_path_too_long_for_a_socket(tmp_path):
+    with PrivateDirectory(tmp_path) as folder, pytest.raises(ConfigError, match="more than 107 bytes"):
+        folder.ipc("x" * 108)
+
+
+def test_a_folder_open_to_others_is_refused(tmp_path):
+    with PrivateDirectory(tmp_path) as folder:
+        folder.path.chmod(0o755)
+        with pytest.raises(ConfigError, match="0700"):
+            check_private(folder.ipc("core"))
+        folder.path.chmod(0o700)
+        link = tmp_path / "link"
+        link.symlink_to(folder.path)
+        with pytest.raises(ConfigError, match="0700"):
+            check_private(f"ipc://{link}/core")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        check_private(folder.ipc("core"))
+
+
+def age(folder):
+    os.utime(folder / LOCK, (1, 1))
+
+
+def test_what_a_killed_process_left_behind_is_removed(tmp_path):
+    dead, young, alive = (PrivateDirectory(tmp_path) for _ in range(3))
+    for folder in (dead, young):
+        os.close(folder._lock)  # as the kernel does when the owner is killed
+        folder._lock = None
+    age(dead.path)
+    age(alive.path)
+    with PrivateDirectory(tmp_path):
+        assert not dead.path.exists()
+        assert young.path.exists() and alive.path.exists()
+    alive.remove()
+
+
+def test_tcp_addresses():
+    assert tcp_address() == "tcp://127.0.0.1:0"
+    assert tcp_address("10.0.0.5", 7000) == "tcp://10.0.0.5:7000"
+    assert tcp_address("::1", 7000) == "tcp://[::1]:7000"
+    check_private(tcp_address())
+    assert 0 < free_port() < 65536
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "*", ""])
+def test_nothing_listens_on_every_interface(host):
+    with pytest.raises(ConfigError, match="name one address"):
+        tcp_address(host)
+
+
+def test_a_port_out_of_range():
+    with pytest.raises(ConfigError, match="70000"):
+        tcp_address("127.0.0.1", 70000)
