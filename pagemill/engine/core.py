@@ -44,7 +44,9 @@ class EngineCore:
         executor.call_all("warm_up")
         cache = config.cache
         algorithm = cache.prefix_caching_hash_algo if cache.enable_prefix_caching else None
-        self._kv = KVCacheManager(plan, algorithm, envs.prefix_hash_seed())
+        self._kv = KVCacheManager(
+            plan, algorithm, envs.prefix_hash_seed(), partial_reuse=cache.enable_partial_block_reuse
+        )
         self._scheduler = Scheduler(limits, self._kv, depth=depth)
         self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
         self.ready = EngineReady(

@@ -89,7 +89,7 @@ class Admission:
             block_ids=block_ids,
             params=request.params,
         )
-        step.admit(new, count)
+        step.admit(new, count, prefix.copies(block_ids))
         return True
 
     def _first_tokens(self, request: Request, num_computed: int) -> int:
