@@ -30,7 +30,7 @@ class WorkerActor:
     """
 
     def __init__(self, title: str) -> None:
-        # Ray calls the process by the class of the actor, before, during and after each call.
+        # Ray calls the process by the class of the actor, between calls.
         type(self).__name__ = self._title = title
         self._worker: WorkerApi | None = None
         self._crashed = threading.Event()

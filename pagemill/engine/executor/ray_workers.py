@@ -33,6 +33,7 @@ LOOK_S = 0.2
 """Whoever waits for an answer looks this often whether the workers live."""
 CERTAIN_S = 2.0
 """How long an answer that is missing may precede the news why."""
+MAX_CAUSE_CHARS = 400
 INLINE_BYTES = 64 * 1024
 """Larger messages go into Ray's object store once, instead of to each actor by itself."""
 _REPORTS = msgspec.msgpack.Decoder(WorkerReport)
@@ -82,8 +83,12 @@ class RayWorkers:
         except BaseException:
             self.stop(None, 0.0)
             raise
-        self._obey = [actor.obey for actor in self._actors]
-        self._tell = [actor.obey.options(num_returns=0) for actor in self._actors]
+        # A process is called by the name of the call that it works on, and by the actor's in between.
+        titles = [self._title(rank) for rank in range(world_size)]
+        called = list(zip(self._actors, titles, strict=True))
+        self._obey = [actor.obey.options(name=title) for actor, title in called]
+        self._tell = [actor.obey.options(name=title, num_returns=0) for actor, title in called]
+        self._pulse = [actor.pulse.options(name=title, concurrency_group=PULSES) for actor, title in called]
         self._last_pulse = [time.monotonic()] * world_size
         self._watcher = threading.Thread(target=self._watch, name="pagemill-watch-ray", daemon=True)
         self._watcher.start()
@@ -166,6 +171,8 @@ class RayWorkers:
             self._stopping = True
         ray = self._ray
         try:
+            if not ray.is_initialized():  # somebody has closed the connection, and Ray has ended the actors
+                return
             if request is not None and self._death is None:
                 asked = [self.ask(rank, request) for rank in range(len(self._actors))]
                 ray.wait(asked, num_returns=len(asked), timeout=ask_s)
@@ -257,8 +264,7 @@ class RayWorkers:
     def _watch(self) -> None:
         """Until the first is gone: note the pulses, and why it ends. There is always one on its way from each."""
         ray = self._ray
-        pulses = [actor.pulse.options(concurrency_group=PULSES) for actor in self._actors]
-        awaited = {pulse.remote(): rank for rank, pulse in enumerate(pulses)}
+        awaited = {pulse.remote(): rank for rank, pulse in enumerate(self._pulse)}
         while not (self._stopping or self._death):
             for reference in ray.wait(list(awaited), timeout=LOOK_S)[0]:
                 rank = awaited.pop(reference)
@@ -268,7 +274,7 @@ class RayWorkers:
                     self.die(self._gone(rank, error))
                     return
                 self._last_pulse[rank] = time.monotonic()
-                awaited[pulses[rank].remote()] = rank
+                awaited[self._pulse[rank].remote()] = rank
 
     def _note(self, rank: int, content: bytes) -> None:
         report = _REPORTS.decode(content)
@@ -287,4 +293,5 @@ class RayWorkers:
     def _gone(self, rank: int, error: Exception) -> str:
         """Ray's news in one line: what it says of the cause, without its advice."""
         _, _, cause = str(error).rpartition("The actor is dead because ")
-        return f"{self._who(rank)} is gone: {' '.join(cause.split())[:200]}"
+        cause, _, _ = " ".join(cause.split()).partition(" Some common causes")
+        return f"{self._who(rank)} is gone: {cause[:MAX_CAUSE_CHARS]}"
