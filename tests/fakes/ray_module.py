@@ -8,6 +8,7 @@ import threading
 import types
 from concurrent import futures
 
+KILLED = "The actor died.\n\tpid: 1\nThe actor is dead because somebody killed it.\n Some common causes are sad"
 HERE = threading.local()
 """The actor that this thread works for."""
 
@@ -51,13 +52,13 @@ class Actor:
     def __getattr__(self, name):
         return Method(self, name)
 
-    def call(self, name, message, *, num_returns=1, concurrency_group="default", **options):
-        assert set(options) <= {"name"}
+    def call(self, name, message, options):
+        num_returns, group = options.get("num_returns", 1), options.get("concurrency_group", "default")
         assert all(isinstance(part, bytes) for part in message), f"{name} was called with {message}"
-        pool = self.pools.setdefault(concurrency_group, futures.ThreadPoolExecutor(1))
+        pool = self.pools.setdefault(group, futures.ThreadPoolExecutor(1))
         reference = Reference()
         if self.is_dead:
-            reference.set_exception(ActorDiedError("The actor is dead because it was here no more. Some common causes"))
+            reference.fail(ActorDiedError(KILLED))
             return reference
         self.pending.add(reference)
         pool.submit(self.run, name, message, reference, num_returns)
@@ -78,7 +79,7 @@ class Actor:
         self.is_dead = True
         self.object._crashed.set()  # ends the pulse that its thread is in
         for reference in list(self.pending):
-            reference.fail(ActorDiedError("The actor is dead because somebody killed it.\n Some common causes are sad"))
+            reference.fail(ActorDiedError(KILLED))
         for pool in self.pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -94,15 +95,15 @@ class Reference(futures.Future):
 
 
 class Method:
-    def __init__(self, actor, name, **options):
-        self.actor, self.name, self.chosen = actor, name, options
+    def __init__(self, actor, name, chosen=None):
+        self.actor, self.name, self.chosen = actor, name, chosen or {}
 
     def options(self, **options):
-        return Method(self.actor, self.name, **options)
+        return Method(self.actor, self.name, options)
 
     def remote(self, *message):
         message = [part.result() if isinstance(part, Reference) else part for part in message]
-        return self.actor.call(self.name, message, **self.chosen)
+        return self.actor.call(self.name, message, self.chosen)
 
 
 class ActorClass:

@@ -102,7 +102,7 @@ def test_pipeline_stages_on_two_nodes(checkpoint):
 
 
 def test_a_worker_killed_while_idle_and_one_that_is_stopped():
-    executor = RayExecutor(f"{HERE}:Stubborn", engine_config(), tensor_parallel_size=2)
+    executor = RayExecutor(f"{HERE}:ProcessWorker", engine_config(), tensor_parallel_size=2)
     os.kill(executor.pids[0], signal.SIGSTOP)
     os.kill(executor.pids[1], signal.SIGKILL)
     started = time.monotonic()

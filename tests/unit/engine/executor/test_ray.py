@@ -15,7 +15,7 @@ from pagemill.engine.core import EngineCore
 from pagemill.engine.executor import ray_workers
 from pagemill.engine.executor.factory import make_executor
 from pagemill.engine.executor.ray import RayExecutor
-from pagemill.errors import ConfigError, EngineDeadError, ModelError
+from pagemill.errors import ConfigError, DistributedError, EngineDeadError, ModelError
 from pagemill.messages.kv_spec import FullAttentionSpec
 from pagemill.messages.step import NewRequest, SchedulerOutput
 from pagemill.transport.worker_protocol import SampleTokens
@@ -43,6 +43,15 @@ class Unhurried(ProcessWorker):
             released.wait(10)
         else:
             raise ConfigError("too much to warm up")
+
+
+class Bereft(ProcessWorker):
+    """Rank 0 loses the other ranks, or so it says."""
+
+    def execute_model(self, step):
+        if self.rank.rank == 0:
+            raise DistributedError("another rank is gone")
+        released.wait(10)
 
 
 class Telling(ProcessWorker):
@@ -242,6 +251,18 @@ def test_an_actor_that_dies_in_a_step(ray):
         threading.Timer(0.2, ray.actors[1].die).start()
         with pytest.raises(EngineDeadError, match=r"worker 1 \(pid \d+ on 10\..*\) is gone: somebody killed it\.$"):
             core.step()
+
+
+@pytest.mark.parametrize(("dies", "reason"), [(True, "worker 1 .* is gone"), (False, "worker 0 [^§]*another rank is")])
+def test_the_first_to_suffer_is_not_the_reason(ray, dies, reason):
+    with executor("Bereft", __name__, pipeline_parallel_size=2) as on_ray:
+        core = EngineCore(engine_config(), on_ray_without_warm_up(on_ray))
+        core.add(core_request("a", 3))
+        if dies:
+            threading.Timer(0.15, ray.actors[1].die).start()
+        with pytest.raises(EngineDeadError, match=reason):
+            for _ in range(3):  # two are in flight at once
+                core.step()
 
 
 def on_ray_without_warm_up(on_ray):
