@@ -59,7 +59,7 @@ def random_setup(rng, number):
         spare_blocks=rng.choice([0, 0, 1, 2, 4, 8]),
         depth=(1, 2, 1, 3)[number % 4],
         algorithm=ALGORITHMS[number % 7 % len(ALGORITHMS)],
-        partial_reuse=number % 3 == 0,
+        partial_reuse=number % 4 < 3,
         budget=rng.choice([2, 5, 8, 16, 64]),
         slots=rng.choice([1, 2, 3, 4, 5, 6, 6, 6]),
         chunked=rng.random() < 0.75,
@@ -91,6 +91,24 @@ def random_request(rng, name):
     )
 
 
+def next_turn(rng, driver, name):
+    """What follows on a request that has ended: all that was said, or all but the end of it, and a few tokens. None
+    where nothing fits, and every other time."""
+    ended = [life for life in driver.lives.values() if life.finish is not None]
+    if not ended or rng.random() < 0.5:
+        return None
+    before = rng.choice(ended[-4:])
+    request = before.core_request
+    said = [*request.prompt_token_ids, *request.emitted_token_ids, *before.tokens]
+    prompt = said[: len(said) - rng.choice([0, 0, 0, 1, 3])] + rng.choices(range(VOCAB_SIZE), k=rng.choice([1, 1, 2]))
+    if len(prompt) >= MAX_MODEL_LEN:
+        return None
+    items = [item for item in request.mm_items if item.offset + item.num_tokens <= len(prompt)]
+    return msgspec.structs.replace(
+        request, request_id=name, prompt_token_ids=prompt, emitted_token_ids=[], mm_items=tuple(items)
+    )
+
+
 def random_items(rng, length):
     """None, mostly; or one of two images at one of two places in a prompt of that length."""
     offset, name = rng.choice([2, 8]), rng.choice(["cat", "dog"])
@@ -103,7 +121,7 @@ def random_episode(rng, driver, num_steps):
     while driver.num_steps < num_steps:
         action = rng.random()
         if action < pressure and len(driver.waiting) < MAX_WAITING:
-            request = random_request(rng, f"r{count}")
+            request = next_turn(rng, driver, f"r{count}") or random_request(rng, f"r{count}")
             for sibling in range(rng.choice([1, 1, 1, 3])):
                 count += 1
                 driver.arrive(_sibling(request, f"r{count}", sibling))
@@ -117,7 +135,7 @@ def random_episode(rng, driver, num_steps):
             driver.step()
             if not driver.scheduler.has_work():
                 count += 1
-                driver.arrive(random_request(rng, f"r{count}"))
+                driver.arrive(next_turn(rng, driver, f"r{count}") or random_request(rng, f"r{count}"))
     driver.drain()
 
 

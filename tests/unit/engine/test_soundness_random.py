@@ -157,9 +157,9 @@ def parts_of_blocks_are_copied_whatever_the_salt(real):
     return past
 
 
-@patched(KVCacheManager, "free")
+@patched(PartialReuse, "commit")
 def a_token_more_is_copied_than_was_computed(real):
-    return lambda kv, request, num_computed=0: real(kv, request, num_computed + bool(num_computed % 4))
+    return lambda partial, request, num_tokens: real(partial, request, num_tokens + bool(num_tokens % 4))
 
 
 @patched(GroupManager, "free")
