@@ -59,7 +59,7 @@ def random_setup(rng, number):
         spare_blocks=rng.choice([0, 0, 1, 2, 4, 8]),
         depth=(1, 2, 1, 3)[number % 4],
         algorithm=ALGORITHMS[number % 7 % len(ALGORITHMS)],
-        partial_reuse=number % 4 < 3,
+        partial_reuse=number % 5 > 0,
         budget=rng.choice([2, 5, 8, 16, 64]),
         slots=rng.choice([1, 2, 3, 4, 5, 6, 6, 6]),
         chunked=rng.random() < 0.75,
