@@ -123,8 +123,9 @@ class PrefixStore:
         assert (batch.seq_lens <= self.states.num_tokens[batch.slots]).all(), "a token is computed before it is known"
         groups = range(len(self.specs))
         # Copies and states are read as the steps before left them; keys and values are written before they are read.
-        copies = getattr(step, "copies", ())
-        self._cells[[copy.destination for copy in copies]] = self._cells[[copy.source for copy in copies]]
+        targets = [copy.destination for copy in step.copies]
+        assert len(set(targets)) == len(targets), "a block is the target of two copies"
+        self._cells[targets] = self._cells[[copy.source for copy in step.copies]]
         for group in groups:
             if isinstance(self.specs[group], MambaSpec):
                 for slot in batch.slots.tolist():

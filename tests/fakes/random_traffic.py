@@ -7,6 +7,7 @@ import msgspec
 
 from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.messages.engine_io import LoRARequest, MultimodalItem
+from pagemill.messages.kv_spec import FullAttentionSpec
 from tests.fakes.engine_setup import chunked, core_request, full, mamba, sliding
 from tests.fakes.scheduler_driver import VOCAB_SIZE, SchedulerDriver, Setup
 
@@ -37,8 +38,9 @@ MAX_WAITING = 8
 STEPS_PER_EPISODE = 60
 
 
-def setup_from(specs, spare_blocks, depth, algorithm, budget, slots, chunked, threshold, policy):
-    """A setup; without chunks, the budget is as large as it must be."""
+def setup_from(specs, spare_blocks, depth, algorithm, partial, budget, slots, chunked, threshold, policy):
+    """A setup; without chunks, the budget is as large as it must be, and states have no parts."""
+    partial = partial and all(isinstance(spec, FullAttentionSpec) for spec in specs)
     limits = SchedulerLimits(
         max_num_batched_tokens=budget if chunked else max(budget, MAX_MODEL_LEN),
         max_num_seqs=slots,
@@ -47,7 +49,7 @@ def setup_from(specs, spare_blocks, depth, algorithm, budget, slots, chunked, th
         long_prefill_token_threshold=threshold,
         policy=policy,
     )
-    return Setup(specs, limits, spare_blocks, depth, algorithm)
+    return Setup(specs, limits, spare_blocks, depth, algorithm, partial)
 
 
 def random_setup(rng, number):
@@ -57,6 +59,7 @@ def random_setup(rng, number):
         spare_blocks=rng.choice([0, 0, 1, 2, 4, 8]),
         depth=(1, 2, 1, 3)[number % 4],
         algorithm=ALGORITHMS[number % 7 % len(ALGORITHMS)],
+        partial=rng.random() < 0.5,
         budget=rng.choice([2, 5, 8, 16, 64]),
         slots=rng.choice([1, 2, 3, 4, 5, 6, 6, 6]),
         chunked=rng.random() < 0.75,

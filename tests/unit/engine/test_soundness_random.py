@@ -8,6 +8,7 @@ import os
 import pytest
 
 from pagemill.engine.kv_cache import prefix_hash
+from pagemill.engine.kv_cache.block_heads import BlockHeads
 from pagemill.engine.kv_cache.block_pool import BlockPool
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.managers.chunked_local import ChunkedLocalManager
@@ -32,6 +33,7 @@ HAPPENS = (
     "preempted with a token in flight",
     "cached",
     "cached after preemption",
+    "copied",
     "pool full",
     "reset",
     "reset refused",
@@ -121,6 +123,20 @@ def states_are_shared_in_the_step_that_writes_them(real):
 @patched(MambaManager, "first_read")
 def the_state_before_is_dropped_with_the_step_that_reads_it(real):
     return lambda manager, position: position // manager.block_size
+
+
+@patched(BlockHeads, "forget")
+def parts_of_blocks_stay_findable_when_those_are_taken(real):
+    return lambda heads, blocks: None
+
+
+@patched(BlockHeads, "add")
+def parts_are_copied_in_the_step_that_computes_them(real):
+    def add(heads, block, past, tokens):
+        real(heads, block, past, tokens)
+        heads.begin_step()
+
+    return add
 
 
 @patched(GroupManager, "free")
