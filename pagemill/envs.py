@@ -52,11 +52,6 @@ def ipc_base() -> Path | None:
     return Path(given) if given else None
 
 
-def ipc_secret() -> str | None:
-    """PAGEMILL_IPC_SECRET: the secret that processes of one deployment share; set by the process that starts them."""
-    return _read("IPC_SECRET")
-
-
 def prefix_hash_seed() -> str | None:
     """PYTHONHASHSEED: pins the hashes of cached prefixes, so that several processes agree on them (default: random)."""
     seed = os.environ.get("PYTHONHASHSEED")

@@ -5,7 +5,9 @@ PagemillError
 ├── ModelError           the files of a model are missing, damaged or of an unsupported architecture
 ├── RequestError         one request is at fault; names the field, the value and what is allowed
 │   └── ModelNotFoundError   the request names a model that this server does not serve
+├── DistributedError     the ranks of an engine did not meet, or one of them is gone
 ├── EngineOverloadedError    the engine refuses new requests for now
+├── UnavailableError     no new request is served: the server is shutting down
 ├── EngineDeadError      the engine core is gone; no request can be served
 ├── PeerGoneError        the process at the other end of a queue or socket is gone
 └── TransportError       bytes from another process are not a message; receivers log and drop them
@@ -40,12 +42,20 @@ class ModelNotFoundError(RequestError):
     """The request names a model that is not served here."""
 
 
+class DistributedError(PagemillError):
+    """Ranks that compute together did not meet, or one of them is gone."""
+
+
 class EngineOverloadedError(PagemillError):
     """The engine takes no further request now; `retry_after_s` says when to try again."""
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class UnavailableError(PagemillError):
+    """New requests are not served any more, or not yet; those that run go on."""
 
 
 class EngineDeadError(PagemillError):

@@ -2,9 +2,12 @@
 
 import contextlib
 import dataclasses
+import signal
+import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
@@ -13,18 +16,24 @@ from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.facts import ModelFacts
 from pagemill.config.resolve import resolve
-from pagemill.config.sections import ServerConfig
+from pagemill.config.sections import FleetConfig, ServerConfig
 from pagemill.engine.core import EngineCore
-from pagemill.engine.executor.uniproc import UniprocExecutor
+from pagemill.engine.executor.factory import make_executor
 from pagemill.log import get_logger
+from pagemill.messages.engine_io import EngineReady
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
 from pagemill.tokenizers.interface import Tokenizer
-from pagemill.tokenizers.load import load_tokenizer
+from pagemill.tokenizers.load import tokenizer_of
 from pagemill.utils.timing import PhaseTimer
+
+if TYPE_CHECKING:
+    from pagemill.deployment import Deployment
 
 logger = get_logger(__name__)
 
+CLOSING_S = 5.0
+"""What front ends get to close after they have drained."""
 WORKER = "pagemill.worker.worker:Worker"
 
 
@@ -69,41 +78,112 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
     """`build_inproc` from a complete configuration. The tokenizer loads on a thread while the weights do."""
     timer = PhaseTimer()
     with ThreadPoolExecutor(1, "tokenizer") as pool:
-        tokenizer_soon = pool.submit(_load_tokenizer, config)
+        tokenizer_soon = pool.submit(tokenizer_of, config.model, config.facts)
         with timer.phase("engine"):
-            overlap = config.scheduler.async_scheduling is True
-            core = EngineCore(config, UniprocExecutor(WORKER, config, overlap=overlap))
+            core = EngineCore(config, make_executor(config, WORKER))
         with timer.phase("tokenizer"):
             tokenizer = tokenizer_soon.result()
     client = InprocClient(core, inline=inline)
     llm = AsyncLLM(client, tokenizer, config.facts, config.scheduler)
+    _say_ready(config, core.ready, timer)
+    return LaunchedEngine(llm, config, tokenizer)
+
+
+def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
+    """Serve over HTTP until SIGINT or SIGTERM; the exit status. Wrong settings, a model that is not there and a port
+    in use are found, in this order, before the weights are loaded. Engines run in processes of their own."""
+    from pagemill.deployment import Deployment  # deferred, with the next two: zmq, fastapi and uvicorn
+    from pagemill.serve.http.server import bind
+    from pagemill.supervisor import Patience
+
+    server = dataclasses.replace(server, api_key=server.api_key or envs.api_key())
+    config = _share_cores(args, build_config(args), fleet.data_parallel_size)
+    patience = Patience(fleet.engine_stall_timeout, fleet.engine_hang_timeout)
+    with (
+        contextlib.closing(bind(server.host, server.port)) as sock,
+        Deployment(config, WORKER, fleet.data_parallel_size, patience) as engines,
+    ):
+        engines.start()
+        serve_here = _serve_in_this_process if fleet.num_api_servers == 1 else _serve_in_others
+        serve_here(config, server, fleet, engines, sock)
+    return 0
+
+
+def _serve_in_this_process(
+    config: EngineConfig, server: ServerConfig, fleet: FleetConfig, engines: "Deployment", sock: socket.socket
+) -> None:
+    """One front end: it is this process, which supervises the engines too."""
+    import setproctitle  # deferred: only servers have titles
+
+    from pagemill.front_end import FrontEndBirth, make_fleet, serve_fleet  # deferred: fastapi and uvicorn
+
+    setproctitle.setproctitle("pagemill: api server 0")
+    timer = PhaseTimer()
+    with timer.phase("tokenizer"):
+        tokenizer = tokenizer_of(config.model, config.facts)
+    with timer.phase("engine"):
+        ups = engines.wait_ready()
+    birth = FrontEndBirth(config, server, 0, len(ups), fleet.data_parallel_balancer, engines.secret)
+    client = make_fleet(birth, ups)
+    engines.subscribe(client.notify)
+    _say_ready(config, ups[0].ready, timer)
+    serve_fleet(birth, client, tokenizer, sock)
+    engines.unsubscribe(client.notify)
+
+
+def _serve_in_others(
+    config: EngineConfig, server: ServerConfig, fleet: FleetConfig, engines: "Deployment", sock: socket.socket
+) -> None:
+    """Several front ends, in processes of their own on one socket; this process supervises them and the engines."""
+    import setproctitle  # deferred: only servers have titles
+
+    from pagemill.api_servers import ApiServers  # deferred, with the next three: zmq, fastapi and uvicorn
+    from pagemill.event_feed import EventFeed
+    from pagemill.front_end import FrontEndBirth
+    from pagemill.serve.http.server import say_ready, url_of
+
+    setproctitle.setproctitle("pagemill: dp coordinator" if fleet.data_parallel_size > 1 else "pagemill: supervisor")
+    feed = EventFeed(engines.folder.ipc("feed"), engines.secret)
+    engines.subscribe(feed.publish)
+    common = (fleet.data_parallel_size, fleet.data_parallel_balancer, engines.secret, feed.address, sock.fileno())
+    servers = ApiServers(
+        fleet.num_api_servers,
+        lambda index: FrontEndBirth(config, server, index, *common),
+        sock,
+        lambda: list(engines.addresses().values()),
+    )
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    timer = PhaseTimer()
+    servers.start()
+    try:
+        with timer.phase("engines"):
+            ups = engines.wait_ready()
+        with timer.phase("front ends"):
+            servers.wait_listening()
+        _say_ready(config, ups[0].ready, timer)
+        say_ready(url_of(sock))
+        stop.wait()
+    finally:
+        servers.stop(server.shutdown_timeout + CLOSING_S)
+        engines.unsubscribe(feed.publish)
+        feed.close()
+
+
+def _share_cores(args: EngineArgs, config: EngineConfig, num_engines: int) -> EngineConfig:
+    """The cores of the machine are shared by its engines, unless the user said how many threads each shall have."""
+    threads = config.cpu.cpu_threads
+    if num_engines == 1 or args.draft.cpu.cpu_threads is not None or threads is None:
+        return config
+    return dataclasses.replace(config, cpu=dataclasses.replace(config.cpu, cpu_threads=max(1, threads // num_engines)))
+
+
+def _say_ready(config: EngineConfig, ready: EngineReady, timer: PhaseTimer) -> None:
     logger.info(
         "%s, %s, %d tokens of KV cache, ready: %s",
         config.facts.name,
         config.model.dtype,
-        core.ready.num_blocks * core.ready.block_size,
+        ready.num_blocks * ready.block_size,
         timer.summary(),
     )
-    return LaunchedEngine(llm, config, tokenizer)
-
-
-def serve(args: EngineArgs, server: ServerConfig) -> int:
-    """Serve over HTTP until SIGINT or SIGTERM; the exit status. Wrong settings, a model that is not there and a port
-    in use are found, in this order, before the weights are loaded."""
-    from pagemill.serve.http.app import build_app  # deferred: fastapi, which engines without a server do not need
-    from pagemill.serve.http.server import bind  # deferred: uvicorn
-    from pagemill.serve.http.server import serve as serve_http  # deferred: uvicorn
-
-    server = dataclasses.replace(server, api_key=server.api_key or envs.api_key())
-    config = build_config(args)
-    sock = bind(server.host, server.port)
-    with contextlib.closing(sock):
-        launched = start_inproc(config, inline=False)
-        serve_http(build_app(launched.llm, server), sock, server.uvicorn_log_level)
-    return 0
-
-
-def _load_tokenizer(config: EngineConfig) -> Tokenizer:
-    model = config.model
-    path = Path(config.facts.path) if model.tokenizer is None else locate(model.tokenizer, revision=model.revision)
-    return load_tokenizer(path, chat_template_file=model.chat_template)

@@ -4,6 +4,7 @@ import logging
 import sys
 
 from pagemill import envs
+from pagemill.utils.prefixed_output import PrefixedOutput
 
 _FORMAT = "%(levelname)-7s %(asctime)s {process}%(name)s: %(message)s"
 _TIME = "%H:%M:%S"
@@ -22,7 +23,8 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def name_process(name: str) -> None:
-    """Put the name of this process into every line from now on."""
+    """Put the name of this process into every line from now on, logged or printed. Called once."""
     get_logger(__name__)
     for handler in logging.getLogger("pagemill").handlers:
         handler.setFormatter(logging.Formatter(_FORMAT.format(process=f"[{name}] "), _TIME))
+    sys.stdout, sys.stderr = (PrefixedOutput(stream, f"[{name}] ") for stream in (sys.stdout, sys.stderr))

@@ -4,4 +4,10 @@ from typing import Any
 
 from pagemill.catalog.registry import Registry
 
-EXECUTORS: Registry[Any] = Registry("executor", {"uni": "pagemill.engine.executor.uniproc:UniprocExecutor"})
+EXECUTORS: Registry[Any] = Registry(
+    "executor",
+    {
+        "uni": "pagemill.engine.executor.uniproc:UniprocExecutor",
+        "mp": "pagemill.engine.executor.multiproc:MultiprocExecutor",
+    },
+)

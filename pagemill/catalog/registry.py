@@ -43,3 +43,12 @@ class Registry(Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._paths)
+
+
+def load_path(kind: str, path: str) -> Any:
+    """What "module:callable" names, imported. Raises ConfigError, which calls it a `kind`."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{kind} {path!r} cannot be found; 'module:callable' is expected: {error}") from error

@@ -1,4 +1,4 @@
-"""Weight formats: name -> function `(path, facts) -> Iterator[(name, tensor)]`."""
+"""Weight formats: name -> function `(facts, dtype, seed, select) -> Iterator[(name, part)]`."""
 
 from typing import Any
 

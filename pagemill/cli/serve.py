@@ -6,7 +6,7 @@ from typing import Any
 from pagemill.cli.engine_flags import add_engine_flags, engine_args
 from pagemill.cli.errors import UsageError
 from pagemill.config.arguments import add_flags, make_section
-from pagemill.config.sections import ServerConfig
+from pagemill.config.sections import FleetConfig, ServerConfig
 
 
 def add_parser(subparsers: Any) -> None:
@@ -17,7 +17,7 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="the same as --model")
-    add_flags(parser, [ServerConfig])
+    add_flags(parser, [ServerConfig, FleetConfig])
     add_engine_flags(parser)
 
 
@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"two models: MODEL is {args.model_argument!r}, --model is {args.model!r}; give one")
         args.model = args.model_argument
     server = make_section(ServerConfig, vars(args))
+    fleet = make_section(FleetConfig, vars(args))
     engine = engine_args(args)
     from pagemill.launch import serve  # deferred: torch and fastapi
 
-    return serve(engine, server)
+    return serve(engine, server, fleet)

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pagemill.config.resolve import Draft, check_values
-from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, SchedulerConfig
+from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from pagemill.errors import ConfigError
 
 ENGINE_SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
     "cpu": CpuConfig,
 }
 
@@ -76,7 +77,8 @@ def add_flags(parser: argparse.ArgumentParser, sections: Iterable[type], skip: I
         for field in dataclasses.fields(cls):
             if field.name in skip:
                 continue
-            group.add_argument(f"--{field.name.replace('_', '-')}", **_flag_options(field, _scalar(hints[field.name])))
+            names = [f"--{field.name.replace('_', '-')}", field.metadata["short"]]
+            group.add_argument(*filter(None, names), **_flag_options(field, _scalar(hints[field.name])))
 
 
 def _flag_options(field: "dataclasses.Field[Any]", kind: type) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """`EngineConfig`: every section, resolved. Seen by composition roots only; everything else gets its section."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, SchedulerConfig
+from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, ParallelConfig, SchedulerConfig
 
 
 @dataclass(frozen=True)
@@ -15,3 +15,4 @@ class EngineConfig:
     scheduler: SchedulerConfig
     cpu: CpuConfig
     facts: ModelFacts
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)

@@ -42,9 +42,25 @@ def replay_endpoint(config: KVEventsConfig, *, data_parallel_rank: int) -> Endpo
             f"kv_events_config: replay_endpoint={given!r} names another host; subscribers connect to it, so * or an "
             "address of this machine is needed"
         )
-    if given == config.endpoint:
-        raise ConfigError(f"kv_events_config: replay_endpoint={given!r} is the endpoint too; two ports are needed")
     return endpoint
+
+
+def check_endpoints(config: KVEventsConfig, data_parallel_size: int) -> None:
+    """Raise ConfigError unless every rank can have endpoints of its own."""
+    taken: dict[str, str] = {}
+    for rank in range(data_parallel_size):
+        for name, endpoint in (
+            ("endpoint", publish_endpoint(config, data_parallel_rank=rank)),
+            ("replay_endpoint", replay_endpoint(config, data_parallel_rank=rank)),
+        ):
+            if endpoint is None:
+                continue
+            other = taken.setdefault(endpoint.address, f"{name} of rank {rank}")
+            if other != f"{name} of rank {rank}":
+                raise ConfigError(
+                    f"kv_events_config: {endpoint.address} would be the {other} and the {name} of rank {rank}; ports "
+                    f"of endpoint and replay_endpoint must be {data_parallel_size} apart, one per rank"
+                )
 
 
 def _parse(name: str, given: str, rank: int) -> Endpoint:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pagemill.config.engine_config import EngineConfig
-from pagemill.config.event_endpoints import publish_endpoint, replay_endpoint
+from pagemill.config.event_endpoints import check_endpoints
 from pagemill.config.facts import DeviceFacts, ModelFacts
-from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, SchedulerConfig
+from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from pagemill.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 16
@@ -34,6 +34,7 @@ class Draft:
     cache: CacheConfig
     scheduler: SchedulerConfig
     cpu: CpuConfig
+    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
     decisions: tuple[Decision, ...] = ()
 
     def decide(self, section: str, field: str, value: Any, why: str) -> "Draft":
@@ -81,8 +82,7 @@ def _kv_events(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
             "kv_events_config: there are no events with enable_prefix_caching=False; leave out "
             "--no-enable-prefix-caching, or set enable_kv_cache_events to false"
         )
-    publish_endpoint(events, data_parallel_rank=0)
-    replay_endpoint(events, data_parallel_rank=0)
+    check_endpoints(events, draft.parallel.data_parallel_size)
     return draft
 
 
@@ -104,19 +104,82 @@ def _token_budget(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft
 def _threads(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     if draft.cpu.cpu_threads is not None:
         return draft
-    return draft.decide("cpu", "cpu_threads", device.num_cores, "physical cores")
+    workers = draft.parallel.workers_per_replica
+    why = "physical cores" if workers == 1 else f"{device.num_cores} physical cores for {workers} workers"
+    return draft.decide("cpu", "cpu_threads", max(1, device.num_cores // workers), why)
 
 
-RULES: tuple[Rule, ...] = (_dtype, _max_model_len, _block_size, _kv_events, _token_budget, _threads)
+def _parallel(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    sizes = draft.parallel
+    if sizes.tensor_parallel_size > 1 and not splits_over(model, sizes.tensor_parallel_size):
+        heads, kv_heads, inner = _split_sizes(model)
+        allowed = ", ".join(str(size) for size in range(1, heads + 1) if splits_over(model, size))
+        raise ConfigError(
+            f"tensor_parallel_size={sizes.tensor_parallel_size} does not fit num_attention_heads={heads}, "
+            f"num_key_value_heads={kv_heads} and intermediate_size={inner} of {model.name}; allowed: {allowed}"
+        )
+    num_layers = int(model.hf_config.get("num_hidden_layers", 1))
+    if sizes.pipeline_parallel_size > num_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size={sizes.pipeline_parallel_size} is more than the {num_layers} layers of "
+            f"{model.name}; allowed: 1 to {num_layers}"
+        )
+    return draft
+
+
+def _executor(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    wanted, workers = draft.parallel.distributed_executor_backend, draft.parallel.workers_per_replica
+    if wanted is None:
+        name = "uni" if workers == 1 else "mp"
+        return draft.decide("parallel", "distributed_executor_backend", name, f"{workers} workers")
+    if wanted == "uni" and workers > 1:
+        raise ConfigError(
+            f"distributed_executor_backend='uni' runs one worker, and tensor_parallel_size x pipeline_parallel_size "
+            f"is {workers}; use --distributed-executor-backend mp"
+        )
+    return draft
+
+
+def _async_scheduling(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    if draft.scheduler.async_scheduling is not None:
+        return draft
+    apart = draft.parallel.distributed_executor_backend != "uni"
+    return draft.decide("scheduler", "async_scheduling", apart, "workers run apart" if apart else "one process")
+
+
+def splits_over(model: ModelFacts, tensor_parallel_size: int) -> bool:
+    """Whether every rank can have equally many heads and rows; fewer key and value heads than ranks are replicated."""
+    heads, kv_heads, inner = _split_sizes(model)
+    kv_fits = kv_heads % tensor_parallel_size == 0 or tensor_parallel_size % kv_heads == 0
+    return heads % tensor_parallel_size == 0 and kv_fits and inner % tensor_parallel_size == 0
+
+
+def _split_sizes(model: ModelFacts) -> tuple[int, int, int]:
+    config = model.hf_config
+    heads = int(config["num_attention_heads"])
+    return heads, int(config.get("num_key_value_heads") or heads), int(config["intermediate_size"])
+
+
+RULES: tuple[Rule, ...] = (
+    _dtype,
+    _max_model_len,
+    _block_size,
+    _kv_events,
+    _token_budget,
+    _parallel,
+    _threads,
+    _executor,
+    _async_scheduling,
+)
 
 
 def resolve(draft: Draft, model: ModelFacts, device: DeviceFacts) -> tuple[EngineConfig, tuple[Decision, ...]]:
     """Complete the sections. Raises ConfigError that names the settings in conflict and the remedy."""
-    for section in (draft.model, draft.cache, draft.scheduler, draft.cpu):
+    for section in (draft.model, draft.cache, draft.scheduler, draft.cpu, draft.parallel):
         check_values(section)
     for rule in RULES:
         draft = rule(draft, model, device)
-    config = EngineConfig(draft.model, draft.cache, draft.scheduler, draft.cpu, model)
+    config = EngineConfig(draft.model, draft.cache, draft.scheduler, draft.cpu, model, draft.parallel)
     return config, draft.decisions
 
 
@@ -125,7 +188,7 @@ def check_values(section: Any) -> None:
     ConfigError."""
     for field in dataclasses.fields(section):
         value, meta = getattr(section, field.name), field.metadata
-        if meta["choices"] and value not in meta["choices"]:
+        if meta["choices"] and value is not None and value not in meta["choices"]:
             raise ConfigError(f"{field.name}={value!r} is not one of {', '.join(meta['choices'])}")
         if meta["low"] is not None and value is not None and value < meta["low"]:
             raise ConfigError(f"{field.name}={value!r} is too small: at least {meta['low']}")

@@ -92,6 +92,25 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """How one model is spread over workers."""
+
+    tensor_parallel_size: int = setting(1, "workers that share every layer's weights and heads", low=1, short="-tp")
+    pipeline_parallel_size: int = setting(1, "stages of consecutive layers, one after another", low=1, short="-pp")
+
+    distributed_executor_backend: str | None = setting(
+        None,
+        "where workers run: uni in the engine's process, mp in processes of their own (default: uni for one worker)",
+        choices=("uni", "mp"),
+    )
+
+    @property
+    def workers_per_replica(self) -> int:
+        """Workers that compute one model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """The HTTP server."""
 
@@ -102,11 +121,46 @@ class ServerConfig:
     uvicorn_log_level: str = setting(
         "warning", "log level of the HTTP server", choices=("debug", "info", "warning", "error", "critical")
     )
+    shutdown_timeout: float = setting(
+        30.0, "seconds that running requests get to finish after SIGTERM, while new ones get 503", low=0
+    )
     allowed_origins: str | None = setting(None, "comma-separated origins allowed by CORS")
+
+
+BALANCERS = ("prefix", "queue", "round_robin")
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """The processes of a server: how many, and what is done when one shows no sign of life."""
+
+    data_parallel_size: int = setting(1, "engines that each hold the whole model", low=1, short="-dp")
+    data_parallel_balancer: str = setting(
+        "prefix",
+        "which engine gets a request: the one that has its prefix unless it is busy, the one with the shortest queue, "
+        "or the next",
+        choices=BALANCERS,
+    )
+    api_server_count: int | None = setting(
+        None, "processes that take HTTP requests (default: as many as engines)", low=1, short="-asc"
+    )
+    engine_stall_timeout: float = setting(
+        60.0, "seconds without a finished step, with work waiting, after which /health answers 503", low=0
+    )
+    engine_hang_timeout: float = setting(
+        300.0, "seconds without a finished step, with work waiting, after which the engine is restarted", low=0
+    )
+
+    @property
+    def num_api_servers(self) -> int:
+        """`api_server_count`, or its default."""
+        return self.api_server_count or self.data_parallel_size
 
 
 @dataclass(frozen=True)
 class CpuConfig:
     """The CPU device."""
 
-    cpu_threads: int | None = setting(None, "threads that compute (default: physical cores)", low=1)
+    cpu_threads: int | None = setting(
+        None, "threads that compute, per worker (default: physical cores, shared out)", low=1
+    )

@@ -14,7 +14,7 @@ from pagemill.config.sections import KVEventsConfig
 from pagemill.engine.executor.interface import Executor
 from pagemill.engine.kv_cache.events import EventSink, NoSink
 from pagemill.engine.kv_cache.manager import KVCacheManager
-from pagemill.engine.kv_cache.planning import merge_specs, plan_kv_cache
+from pagemill.engine.kv_cache.planning import WorkerMemory, merge_specs, plan_kv_cache
 from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.engine.scheduler.scheduler import Scheduler
 from pagemill.errors import ConfigError, EngineDeadError
@@ -98,6 +98,10 @@ class EngineCore:
         """Raise when the engine's bookkeeping contradicts itself. Costs O(blocks): for tests and idle time."""
         self._scheduler.check_integrity()
 
+    def check_health(self) -> None:
+        """Raise EngineDeadError when a worker is gone or gives no sign of life. From any thread."""
+        self._executor.check_health()
+
     def shutdown(self) -> None:
         """Stop the workers, and the publisher of events. May be called twice."""
         try:
@@ -154,9 +158,10 @@ def _event_sink(config: KVEventsConfig, data_parallel_rank: int) -> EventSink:
 
 
 def _plan(config: EngineConfig, limits: SchedulerLimits, executor: Executor) -> KVCacheConfig:
+    specs = executor.kv_cache_specs()
     plan = plan_kv_cache(
-        merge_specs(executor.kv_cache_specs()),
-        min(executor.available_kv_bytes()),
+        merge_specs(specs),
+        [WorkerMemory(held, room) for held, room in zip(specs, executor.available_kv_bytes(), strict=True)],
         max_model_len=limits.max_model_len,
         max_step_tokens=limits.max_step_tokens,
         num_blocks_override=config.cache.num_gpu_blocks_override,

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.core_calls import (
     AbortRequests,
@@ -68,6 +69,12 @@ class CoreLoop:
         """Front end of every request in flight."""
         self._num_owned: Counter[int] = Counter()
         self._stopping = False
+        self._failure: EngineDeadError | None = None
+
+    def fail(self, error: EngineDeadError) -> None:
+        """End `run` with this error: a worker died while there was nothing to do."""
+        self._failure = error
+        self.stop()
 
     def stop(self) -> None:
         """End `run` after the present step."""
@@ -75,7 +82,7 @@ class CoreLoop:
         self.inbox.put(None)
 
     def run(self) -> None:
-        """Until `stop`. Sleeps while there is nothing to do. Raises EngineDeadError when a step fails."""
+        """Until `stop`. Sleeps while there is nothing to do. Raises EngineDeadError when a step fails, or `fail`."""
         core = self._core
         while not self._stopping:
             self._read_inbox(wait=not core.has_work())
@@ -84,6 +91,8 @@ class CoreLoop:
                 for outputs in core.step():
                     self._deliver(outputs)
                 self.num_steps += 1
+        if self._failure is not None:
+            raise self._failure
 
     def _read_inbox(self, wait: bool) -> None:
         if wait:

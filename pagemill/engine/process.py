@@ -119,7 +119,7 @@ def run(payload: bytes, report: Report) -> None:
     name_process(f"core {birth.index}")
     try:
         socket = ServerSocket(birth.address, birth.secret, accepts=(Role.API_SERVER, Role.SUPERVISOR))
-        executor = make_executor(birth.config, birth.worker)
+        executor = make_executor(birth.config, birth.worker, replica=birth.index)
         core = EngineCore(birth.config, executor, data_parallel_rank=birth.index)
     except Exception as error:
         logger.debug("the engine core cannot start", exc_info=True)
@@ -130,7 +130,7 @@ def run(payload: bytes, report: Report) -> None:
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     mail.open(loop)
     tell(Started(socket.address, core.ready))
-    threading.Thread(target=_pulse, args=(loop, tell), name="pagemill-pulse", daemon=True).start()
+    threading.Thread(target=_pulse, args=(core, loop, tell), name="pagemill-pulse", daemon=True).start()
     try:
         loop.run()
     except EngineDeadError:
@@ -141,7 +141,12 @@ def run(payload: bytes, report: Report) -> None:
         core.shutdown()
 
 
-def _pulse(loop: CoreLoop, tell: Callable[[ProcessReport], None]) -> None:
+def _pulse(core: EngineCore, loop: CoreLoop, tell: Callable[[ProcessReport], None]) -> None:
     stop = threading.Event()
     while not stop.wait(PULSE_S):
         tell(Pulse(loop.num_steps, loop.idle, loop.num_running, loop.num_waiting))
+        try:
+            core.check_health()
+        except EngineDeadError as error:
+            loop.fail(error)
+            return

@@ -12,6 +12,10 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     ready: EngineReady
 
 
+class Listening(msgspec.Struct, frozen=True, tag="listening"):
+    """A front end takes requests."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """It cannot start; it ends after this."""
 
@@ -31,4 +35,4 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
     num_waiting: int
 
 
-ProcessReport = Started | Failed | Pulse
+ProcessReport = Started | Listening | Failed | Pulse

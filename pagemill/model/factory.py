@@ -10,6 +10,7 @@ from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import ModelConfig
 from pagemill.errors import ModelError
 from pagemill.model.attention.selector import choose
+from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_groups
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.loading.load_weights import load_weights
 from pagemill.model.models.causal_lm import CausalLM
@@ -18,18 +19,25 @@ from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
 
 
-def load_model(facts: ModelFacts, config: ModelConfig, platform: Platform, timer: PhaseTimer) -> CausalLM:
-    """A model ready to run, in config.dtype. Raises ModelError for files that do not fit the architecture."""
+def load_model(
+    facts: ModelFacts,
+    config: ModelConfig,
+    platform: Platform,
+    timer: PhaseTimer,
+    groups: ParallelGroups | None = None,
+) -> CausalLM:
+    """A model ready to run, in config.dtype; with `groups`, this rank's part of one. Raises ModelError for files
+    that do not fit the architecture, ConfigError when it cannot be split over the groups."""
     with timer.phase("build"):
-        model = build_model(facts, config, platform)
+        model = build_model(facts, config, platform, groups or solo_groups())
     with timer.phase("weights"):
         name = "dummy" if config.load_format == "dummy" else facts.weights_format
         source = WEIGHTS.resolve(name)
-        load_weights(model, source(facts, getattr(torch, config.dtype), config.seed))
+        load_weights(model, partial(source, facts, getattr(torch, config.dtype), config.seed))
     return model.eval()
 
 
-def build_model(facts: ModelFacts, config: ModelConfig, platform: Platform) -> CausalLM:
+def build_model(facts: ModelFacts, config: ModelConfig, platform: Platform, groups: ParallelGroups) -> CausalLM:
     """The architecture without weights."""
     if facts.architecture not in MODELS:
         raise ModelError(
@@ -42,6 +50,6 @@ def build_model(facts: ModelFacts, config: ModelConfig, platform: Platform) -> C
         requested=config.attention_backend,
         order=platform.attention_order(),
     )
-    ctx = LayerContext(getattr(torch, config.dtype), Unquantized(), attention)
+    ctx = LayerContext(getattr(torch, config.dtype), Unquantized(), attention, groups)
     model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
     return model

@@ -23,6 +23,9 @@ class CpuPlatform(Platform):
     def attention_order(self) -> tuple[str, ...]:
         return ("CPU_ATTN", "TORCH_CPU")
 
+    def dist_backend(self) -> str:
+        return "gloo"
+
     def torch_device(self) -> str:
         return "cpu"
 

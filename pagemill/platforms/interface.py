@@ -23,5 +23,9 @@ class Platform(ABC):
         """Names in catalog.attention, best first."""
 
     @abstractmethod
+    def dist_backend(self) -> str:
+        """How tensors travel between ranks: a name in model.distributed.torch_group.BACKENDS."""
+
+    @abstractmethod
     def torch_device(self) -> str:
         """Device string for torch, such as cpu."""

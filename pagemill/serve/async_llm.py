@@ -10,7 +10,7 @@ from typing import Any
 
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import SchedulerConfig
-from pagemill.errors import ConfigError, EngineDeadError, EngineOverloadedError, RequestError
+from pagemill.errors import ConfigError, EngineDeadError, EngineOverloadedError, RequestError, UnavailableError
 from pagemill.log import get_logger
 from pagemill.messages.outputs import RequestOutput
 from pagemill.messages.prompts import Prompt
@@ -19,7 +19,7 @@ from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.client.interface import EngineClient
 from pagemill.serve.processing.conversation import parse_conversation
 from pagemill.serve.processing.input_processor import InputProcessor, PreparedRequest, RequestOptions
-from pagemill.serve.processing.output_processor import OutputProcessor
+from pagemill.serve.processing.output_processor import OutputProcessor, in_chunks
 from pagemill.serve.processing.parallel_sampling import fan_out
 from pagemill.serve.processing.request_stream import OutputQueue, RequestStream
 from pagemill.tokenizers.interface import Tokenizer
@@ -83,6 +83,7 @@ class AsyncLLM:
         self._count = itertools.count()
         self._reader: asyncio.Task[None] | None = None
         self._error: EngineDeadError | None = None
+        self._draining = False
 
     async def generate(
         self,
@@ -144,9 +145,11 @@ class AsyncLLM:
 
     def check_load(self) -> None:
         """Raises EngineOverloadedError when as many requests run and wait as the configuration allows,
-        EngineDeadError when the engine is gone."""
+        UnavailableError after `drain`, EngineDeadError when the engine is gone."""
         if self._error is not None:
             raise self._error
+        if self._draining:
+            raise UnavailableError("the server is shutting down and takes no new requests")
         if self._max_in_flight is not None and self._outputs.num_in_flight >= self._max_in_flight:
             raise EngineOverloadedError(
                 f"{self._outputs.num_in_flight} requests run and wait already, which is the limit "
@@ -192,6 +195,20 @@ class AsyncLLM:
         """Completions that run or wait."""
         return self._outputs.num_in_flight
 
+    def drain(self) -> None:
+        """From now on, `check_load` refuses new requests; those in flight go on."""
+        self._draining = True
+
+    def problem(self) -> str | None:
+        """What keeps requests from being worked on as they should; None when nothing does. Never waits."""
+        if self._error is not None:
+            return str(self._error)
+        return self._client.problem()
+
+    def accepts(self) -> bool:
+        """Whether a new request would be taken and worked on now."""
+        return self._error is None and not self._draining and self._client.accepts()
+
     async def shutdown(self) -> None:
         """End all requests with EngineDeadError and stop the engine. A second call does nothing."""
         if self._reader is not None:
@@ -212,9 +229,11 @@ class AsyncLLM:
                 outputs = await self._client.outputs()
                 if outputs.stats is not None:
                     self.stats = outputs.stats
-                aborts = self._outputs.process(outputs)
-                if aborts:
-                    await self._client.abort(aborts)
+                for part in in_chunks(outputs):
+                    aborts = self._outputs.process(part)
+                    if aborts:
+                        await self._client.abort(aborts)
+                    await asyncio.sleep(0)  # others have their turn between the chunks of a large step
         except EngineDeadError as error:
             self._fail(error)
         except Exception as error:

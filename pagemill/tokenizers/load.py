@@ -1,7 +1,13 @@
-"""`load_tokenizer`: the tokenizer of a folder or a .gguf file. Knows nothing about aliases and hub ids."""
+"""`load_tokenizer`: the tokenizer of a folder or a .gguf file; `tokenizer_of`: that of a configuration.
+
+Knows nothing about the model that its tokens are for.
+"""
 
 from pathlib import Path
 
+from pagemill.artifacts.describe import locate
+from pagemill.config.facts import ModelFacts
+from pagemill.config.sections import ModelConfig
 from pagemill.errors import ModelError
 from pagemill.tokenizers import gguf_tokenizer, hf_folder
 from pagemill.tokenizers.hf_tokenizer import HfTokenizer
@@ -18,3 +24,9 @@ def load_tokenizer(path: Path, chat_template_file: str | None = None) -> HfToken
     if path.is_file():
         return gguf_tokenizer.load(path, template)
     raise ModelError(f"{path}: no such file or folder")
+
+
+def tokenizer_of(model: ModelConfig, facts: ModelFacts) -> HfTokenizer:
+    """The tokenizer that the settings ask for: the model's own, unless another is named. Raises ModelError."""
+    path = Path(facts.path) if model.tokenizer is None else locate(model.tokenizer, revision=model.revision)
+    return load_tokenizer(path, chat_template_file=model.chat_template)

@@ -29,6 +29,7 @@ ARRAY_TYPES = {
         *("uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"),
     )
 }
+_NAMES = {dtype: name for name, dtype in ARRAY_TYPES.items()}  # numpy makes dtype.name anew each time, slowly
 MAX_DIMENSIONS = 8
 INLINE_BYTES = 4096
 """Arrays up to this size travel inside the body: a frame of its own costs more than copying them."""
@@ -96,15 +97,16 @@ class Codec(Generic[T]):
         return message
 
     def _encode_other(self, value: Any) -> _ArrayWire:
-        if not isinstance(value, np.ndarray) or value.dtype.name not in ARRAY_TYPES or not value.dtype.isnative:
+        name = _NAMES.get(value.dtype) if isinstance(value, np.ndarray) else None
+        if name is None:
             kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
             raise TypeError(f"a message holds a value that cannot travel: {kind}")
         shape = list(value.shape)
         if value.nbytes <= INLINE_BYTES:
-            return _ArrayWire(value.dtype.name, shape, value.tobytes())
+            return _ArrayWire(name, shape, value.tobytes())
         flat = np.ascontiguousarray(value).reshape(-1)
         self._frames.append(flat.view(np.uint8).data)
-        return _ArrayWire(value.dtype.name, shape, len(self._frames) - 1)
+        return _ArrayWire(name, shape, len(self._frames) - 1)
 
     def _decode_other(self, hint: Any, value: Any) -> Array:
         if hint is not np.ndarray and typing.get_origin(hint) is not np.ndarray:

@@ -145,6 +145,16 @@ class QueueReader:
         """Whether a part of a message has been published that was not read yet."""
         return self._ring.written > self._next
 
+    def ended(self) -> bool:
+        """Whether the writer is gone and all was read."""
+        try:
+            is_open = self._socket.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            is_open = True
+        except OSError:
+            is_open = False
+        return not is_open and not self.has_message()
+
     def set_asleep(self, asleep: bool) -> None:
         """Ask the writer for a wake-up; look at `has_message` once more before sleeping."""
         self._ring.set_asleep(self._index, asleep)

@@ -2,10 +2,13 @@
 
 from pagemill.catalog.platforms import PLATFORMS
 from pagemill.config.engine_config import EngineConfig
-from pagemill.errors import PagemillError
+from pagemill.errors import ConfigError, PagemillError
 from pagemill.log import get_logger
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
+from pagemill.messages.worker_rank import SOLO_RANK, WorkerRank
+from pagemill.model.distributed.init import init_distributed
+from pagemill.model.distributed.parallel_groups import ParallelGroups, ParallelSizes
 from pagemill.model.factory import load_model
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Platform
@@ -15,6 +18,8 @@ from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.kv_tensors.allocate import bind_kv_cache
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.model_runner import ModelRunner
+from pagemill.worker.pipeline.linked_stage import LinkedStage
+from pagemill.worker.pipeline.stage import SoloStage, Stage
 from pagemill.worker.sampling.sampler import Sampler
 from pagemill.worker.warm_up import warm_up_step
 
@@ -25,10 +30,22 @@ MAX_KV_SHARE = 0.4
 
 
 class Worker:
-    """One device of one model replica."""
+    """One device of one model replica: all of the model, or the part of it that is `rank`'s.
 
-    def __init__(self, config: EngineConfig) -> None:
+    The ranks of a replica are called alike and at the same time: from `load_model` on, each waits for the others.
+    """
+
+    def __init__(self, config: EngineConfig, rank: WorkerRank = SOLO_RANK) -> None:
+        """Raises ConfigError when there are not as many workers as the configuration asks for."""
+        wanted = (config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
+        if (rank.tensor_parallel_size, rank.pipeline_parallel_size) != wanted:
+            raise ConfigError(
+                f"tensor_parallel_size={wanted[0]} x pipeline_parallel_size={wanted[1]} does not fit the "
+                f"{rank.tensor_parallel_size} x {rank.pipeline_parallel_size} workers of this engine"
+            )
         self._config = config
+        self._rank = rank
+        self._groups: ParallelGroups | None = None
         self._platform: Platform = PLATFORMS.resolve("cpu")()
         self._loaded: CausalLM | None = None
         self._runner: ModelRunner | None = None
@@ -49,12 +66,21 @@ class Worker:
         return self._runner
 
     def load_model(self) -> None:
-        """Build the model and load its weights."""
+        """Meet the other ranks, build this rank's part of the model and load its weights."""
         threads = self._config.cpu.cpu_threads
         if threads is not None:
             self._platform.set_threads(threads)
-        timer = PhaseTimer()
-        self._loaded = load_model(self._config.facts, self._config.model, self._platform, timer)
+        timer, rank = PhaseTimer(), self._rank
+        with timer.phase("ranks"):
+            self._groups = init_distributed(
+                rank.rank,
+                rank.world_size,
+                rank.local_rank,
+                rank.init_address,
+                self._platform.dist_backend(),
+                ParallelSizes(rank.tensor_parallel_size, rank.pipeline_parallel_size),
+            )
+        self._loaded = load_model(self._config.facts, self._config.model, self._platform, timer, self._groups)
         logger.debug("loaded %s: %s", self._config.facts.architecture, timer.summary())
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
@@ -64,7 +90,7 @@ class Worker:
 
     def available_kv_bytes(self) -> int:
         """What was asked for, or room for DEFAULT_KV_TOKENS tokens (at least one request of full length), but no
-        more than MAX_KV_SHARE of the free memory."""
+        more than MAX_KV_SHARE of the free memory, which all workers of a replica share."""
         asked = self._config.cache.kv_cache_memory_bytes
         if asked is not None:
             return asked
@@ -73,7 +99,7 @@ class Worker:
         num_tokens = max(DEFAULT_KV_TOKENS, length + 2 * max(spec.block_size for spec in specs))
         requests = self._config.scheduler.max_num_seqs
         wanted = sum(spec.page_bytes() * spec.default_blocks(num_tokens, requests) for spec in specs)
-        return min(wanted, int(self._platform.facts().free_bytes * MAX_KV_SHARE))
+        return min(wanted, int(self._platform.facts().free_bytes * MAX_KV_SHARE) // self._rank.world_size)
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocate the cache, bind it to the layers, and build the runner."""
@@ -84,7 +110,7 @@ class Worker:
         states = RequestStates(num_slots, length)
         tables = BlockTables(tuple(BlockTable(num_slots, length, group.spec.block_size) for group in config.groups))
         groups = AttentionGroups(config, layers, tables, device)
-        self._runner = ModelRunner(self.model, states, tables, groups, Sampler(states))
+        self._runner = ModelRunner(self.model, states, tables, groups, Sampler(states), self._stage(states, device))
 
     def warm_up(self) -> None:
         """Run one small step on the null block, so that the first request does not pay for lazy initialisation."""
@@ -101,5 +127,16 @@ class Worker:
 
     def shutdown(self) -> None:
         """Give the model and the cache back."""
+        if self._runner is not None:
+            self._runner.close()
         self._runner = None
         self._loaded = None
+        if self._groups is not None:
+            self._groups.close()
+            self._groups = None
+
+    def _stage(self, states: RequestStates, device: str) -> Stage:
+        model = self.model
+        if self._groups is None or self._groups.pp.size == 1:
+            return SoloStage()
+        return LinkedStage(self._groups.pp, states, hidden_size=model.hidden_size, dtype=model.dtype, device=device)

@@ -2,10 +2,21 @@
 
 from pagemill.config.engine_config import EngineConfig
 from pagemill.engine.executor.interface import Executor
+from pagemill.engine.executor.multiproc import MultiprocExecutor
 from pagemill.engine.executor.uniproc import UniprocExecutor
 
 
-def make_executor(config: EngineConfig, worker: str) -> Executor:
+def make_executor(config: EngineConfig, worker: str, *, replica: int = 0) -> Executor:
     """An executor with its workers up and their models loaded; `worker` is "module:callable", called with the
-    configuration."""
-    return UniprocExecutor(worker, config, overlap=config.scheduler.async_scheduling is True)
+    configuration, and with the rank where there are several. `replica` counts engines with workers of their own."""
+    overlap, parallel = bool(config.scheduler.async_scheduling), config.parallel
+    if parallel.distributed_executor_backend == "uni":
+        return UniprocExecutor(worker, config, overlap=overlap)
+    return MultiprocExecutor(
+        worker,
+        config,
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        pipeline_parallel_size=parallel.pipeline_parallel_size,
+        overlap=overlap,
+        first_index=replica * parallel.workers_per_replica,
+    )

@@ -32,5 +32,8 @@ class Executor(Protocol):
     def call_all(self, method: str, *args: Any) -> list[Any]:
         """Call a WorkerApi method by name on every worker."""
 
+    def check_health(self) -> None:
+        """Raise EngineDeadError when a worker is gone or gives no sign of life. From any thread."""
+
     def shutdown(self) -> None:
         """Stop the workers. May be called twice."""

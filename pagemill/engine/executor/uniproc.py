@@ -3,11 +3,11 @@
 Knows nothing about what a worker is made of: it is given one, or the name of what builds one.
 """
 
-import importlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from pagemill.errors import ConfigError
+from pagemill.catalog.registry import load_path
+from pagemill.errors import EngineDeadError
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_api import WorkerApi
@@ -25,7 +25,7 @@ class UniprocExecutor:
         self.max_concurrent_steps = 2 if overlap else 1
         self._thread = ThreadPoolExecutor(1, "pagemill-worker") if overlap else None
         self._executed: Future[None] | None = None
-        self._worker: WorkerApi = _build(worker, args) if isinstance(worker, str) else worker
+        self._worker: WorkerApi = load_path("worker", worker)(*args) if isinstance(worker, str) else worker
         self._closed = False
         self._worker.load_model()
 
@@ -61,6 +61,11 @@ class UniprocExecutor:
         call = getattr(self._worker, method)
         return [call(*args) if self._thread is None else self._thread.submit(call, *args).result()]
 
+    def check_health(self) -> None:
+        """Raise EngineDeadError after `shutdown`; otherwise the worker lives as this process does."""
+        if self._closed:
+            raise EngineDeadError("the worker was stopped")
+
     def shutdown(self) -> None:
         """Stop the worker, once."""
         if not self._closed:
@@ -72,13 +77,3 @@ class UniprocExecutor:
     def _sample_after(self, executed: "Future[None]") -> ModelRunnerOutput:
         executed.result()  # done, as the thread runs one after the other; raises what the forward pass raised
         return self._worker.sample_tokens()
-
-
-def _build(path: str, args: tuple[Any, ...]) -> WorkerApi:
-    module, _, attribute = path.partition(":")
-    try:
-        build = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"worker {path!r} cannot be found; 'module:callable' is expected: {error}") from error
-    worker: WorkerApi = build(*args)
-    return worker

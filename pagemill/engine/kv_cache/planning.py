@@ -4,7 +4,8 @@ Knows nothing about requests in flight or about tensors.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pagemill.engine.kv_cache.page_sizes import equal_pages
 from pagemill.errors import ConfigError
@@ -20,9 +21,17 @@ MAX_REGULAR_GROUPS = 8
 NEARLY_EQUAL = 1.25
 
 
+@dataclass(frozen=True)
+class WorkerMemory:
+    """What one worker has, and the layers that it must hold."""
+
+    layers: Collection[str]
+    num_bytes: int
+
+
 def plan_kv_cache(
     specs: Mapping[str, KVCacheSpec],
-    available_bytes: int,
+    available: int | Sequence[WorkerMemory],
     *,
     max_model_len: int,
     max_step_tokens: int,
@@ -30,7 +39,8 @@ def plan_kv_cache(
     prefix_caching: bool = True,
     hybrid: bool = True,
 ) -> KVCacheConfig:
-    """Layer name -> spec, and bytes -> the plan.
+    """Layer name -> spec, and memory -> the plan. `available`: bytes where each worker holds all layers, or what each
+    has and holds; a pipeline stage has room for more blocks than its bytes would hold of all layers.
 
     Without `prefix_caching`, a request needs one state of each layer that keeps states, and none at the boundaries of
     blocks. Without `hybrid`, every layer keeps every token.
@@ -47,10 +57,21 @@ def plan_kv_cache(
     groups = group_layers(equal_pages(kept, None if prefix_caching else max_model_len))
     page_bytes = groups[0].spec.page_bytes()
     block_bytes = page_bytes * max(len(group.layers) for group in groups)
-    num_blocks = num_blocks_override if num_blocks_override is not None else available_bytes // block_bytes
+    num_blocks = num_blocks_override if num_blocks_override is not None else _blocks_that_fit(groups, available)
     config = KVCacheConfig(num_blocks, groups, shared)
     _check_one_request_fits(config, max_model_len, max_step_tokens, block_bytes)
     return config
+
+
+def _blocks_that_fit(groups: Sequence[KVCacheGroup], available: int | Sequence[WorkerMemory]) -> int:
+    """Blocks that every worker has room for: one tensor for each of its layers in the group where it has most."""
+    if isinstance(available, int):
+        available = [WorkerMemory([name for group in groups for name in group.layers], available)]
+    page_bytes = groups[0].spec.page_bytes()
+    widths = [max(sum(name in worker.layers for name in group.layers) for group in groups) for worker in available]
+    return min(
+        worker.num_bytes // (page_bytes * width) for worker, width in zip(available, widths, strict=True) if width
+    )
 
 
 def merge_specs(per_worker: Sequence[Mapping[str, KVCacheSpec]]) -> dict[str, KVCacheSpec]:

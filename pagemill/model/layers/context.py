@@ -1,11 +1,12 @@
-"""`LayerContext`: what a layer is told about its surroundings - type, place, and who chooses its parts."""
+"""`LayerContext`: what a layer is told about its surroundings - type, place, ranks, and who chooses its parts."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec
+from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_groups
 from pagemill.model.quantization.interface import QuantMethod
 
 AttentionChooser = Callable[[AttentionLayerSpec], type[AttentionBackend]]
@@ -18,6 +19,8 @@ class LayerContext:
     dtype: torch.dtype
     quant: QuantMethod
     attention: AttentionChooser
+    groups: ParallelGroups = field(default_factory=solo_groups)
+    """The ranks that compute the model together; a layer splits its weights over groups.tp."""
     name: str = ""
 
     def child(self, name: str) -> "LayerContext":

@@ -1,46 +1,77 @@
-"""Linear layers: one weight, possibly stacked from several checkpoint tensors. Knows nothing of how it is stored."""
+"""Linear layers: one weight, possibly stacked from several checkpoint tensors. Knows nothing of how it is stored.
+
+Over tensor-parallel ranks a weight is split by rows (its outputs) or by columns (its inputs); a column-parallel layer
+followed by a row-parallel one exchanges data once (Shoeybi et al., "Megatron-LM", 2019).
+"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from pagemill.errors import ModelError
+from pagemill.model.distributed.split import even_split, split_heads
 from pagemill.model.layers.context import LayerContext
+from pagemill.model.loading.part import Part
 from pagemill.model.quantization.interface import LinearWeight
 
 
 class Linear(nn.Module):
     """[T, in] -> [T, sum(out)]. `shards` are the output sizes of the checkpoint tensors that it is stacked from.
 
-    Shards arrive in any order through `load`; when the last one has, the weight takes its computing form and the
-    loaded tensors are freed.
+    `rows` are those of each shard that this rank holds, `columns` those of all; None: all of them. Parts arrive in
+    any order through `load`; when the last one has, the weight takes its computing form and the loaded tensors are
+    freed.
     """
 
-    def __init__(self, in_size: int, shards: tuple[int, ...], *, bias: bool, ctx: LayerContext) -> None:
+    def __init__(
+        self,
+        in_size: int,
+        shards: tuple[int, ...],
+        *,
+        bias: bool,
+        ctx: LayerContext,
+        rows: Sequence[range] | None = None,
+        columns: range | None = None,
+    ) -> None:
         super().__init__()
         self.name = ctx.name
         self.in_size = in_size
         self.shards = shards
         self.has_bias = bias
+        self.rows = tuple(rows or (range(size) for size in shards))
+        self.columns = columns or range(in_size)
         self._ctx = ctx
         self._weights: dict[int, Tensor] = {}
         self._biases: dict[int, Tensor] = {}
         self.weight: LinearWeight | None = None
         self.bias: Tensor | None = None
 
-    def load(self, kind: str, shard: int, tensor: Tensor) -> None:
-        """Take one checkpoint tensor; kind is weight or bias. Raises ModelError on a wrong shape or kind."""
-        expected = (self.shards[shard], self.in_size) if kind == "weight" else (self.shards[shard],)
+    def part(self, kind: str, shard: int, shape: tuple[int, ...]) -> Part:
+        """What this rank reads of a checkpoint tensor; kind is weight or bias. Raises ModelError on a wrong shape or
+        kind."""
         if kind not in self.expected():
             raise ModelError(f"{self.name} has no {kind}")
-        if tuple(tensor.shape) != expected:
-            raise ModelError(f"{self.name}.{kind} has shape {tuple(tensor.shape)}, expected {expected}")
+        expected = (self.shards[shard], self.in_size) if kind == "weight" else (self.shards[shard],)
+        if tuple(shape) != expected:
+            raise ModelError(f"{self.name}.{kind} has shape {tuple(shape)}, expected {expected}")
+        if kind == "weight" and len(self.columns) < self.in_size:
+            return Part(1, self.columns.start, self.columns.stop)
+        return Part(0, self.rows[shard].start, self.rows[shard].stop)
+
+    def load(self, kind: str, shard: int, tensor: Tensor) -> None:
+        """Take this rank's part of one checkpoint tensor."""
         (self._weights if kind == "weight" else self._biases)[shard] = tensor.to(self._ctx.dtype)
         if len(self._weights) == len(self.shards):
-            self.weight = self._ctx.quant.prepare(_stack(self._weights))
+            self.take(_stack(self._weights))
             self._weights = {}
         if self.has_bias and len(self._biases) == len(self.shards):
             self.bias = _stack(self._biases)
             self._biases = {}
+
+    def take(self, weight: Tensor) -> None:
+        """Take the whole of this rank's weight, stacked, in the model's type."""
+        self.weight = self._ctx.quant.prepare(weight)
 
     def expected(self) -> tuple[str, ...]:
         """Kinds of tensors that every shard has."""
@@ -48,6 +79,49 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight.apply(x, self.bias)  # type: ignore[union-attr]
+
+
+class ColumnLinear(Linear):
+    """[T, in] on every rank -> [T, this rank's part of each of the outputs]."""
+
+    def __init__(self, in_size: int, shards: tuple[int, ...], *, bias: bool, ctx: LayerContext, what: str) -> None:
+        """`what`: the setting of the model that is split, for errors. Raises ConfigError when it cannot be."""
+        tp = ctx.groups.tp
+        rows = [even_split(size, tp.rank, tp.size, what) for size in shards]
+        super().__init__(in_size, shards, bias=bias, ctx=ctx, rows=rows)
+
+
+class QKVLinear(Linear):
+    """[T, in] -> [T, query, key and value of this rank's heads]. Key and value heads are replicated when there are
+    fewer of them than ranks. Raises ConfigError when the heads cannot be dealt out."""
+
+    def __init__(
+        self, in_size: int, num_heads: int, num_kv_heads: int, head_size: int, *, bias: bool, ctx: LayerContext
+    ) -> None:
+        tp = ctx.groups.tp
+        heads = split_heads(num_heads, num_kv_heads, tp.rank, tp.size)
+        self.num_heads, self.num_kv_heads = len(heads.query), len(heads.kv)
+        rows = [range(part.start * head_size, part.stop * head_size) for part in (heads.query, heads.kv, heads.kv)]
+        shards = (num_heads * head_size, num_kv_heads * head_size, num_kv_heads * head_size)
+        super().__init__(in_size, shards, bias=bias, ctx=ctx, rows=rows)
+        self.sizes = tuple(len(part) for part in rows)
+        """Of query, key and value in this rank's output."""
+
+
+class RowLinear(Linear):
+    """[T, this rank's part of the inputs] -> [T, out] on every rank: the sum of what the ranks compute."""
+
+    def __init__(self, in_size: int, out_size: int, *, bias: bool, ctx: LayerContext, what: str) -> None:
+        """`what`: the setting of the model that is split, for errors. Raises ConfigError when it cannot be."""
+        self._group = ctx.groups.tp
+        columns = even_split(in_size, self._group.rank, self._group.size, what)
+        super().__init__(in_size, (out_size,), bias=bias, ctx=ctx, columns=columns)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._group.size == 1:
+            return super().forward(x)
+        summed = self._group.all_reduce(self.weight.apply(x, None))  # type: ignore[union-attr]
+        return summed if self.bias is None else summed.add_(self.bias)
 
 
 def _stack(parts: dict[int, Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from pagemill.errors import ModelError
 from pagemill.model.kernels.ops import rms_norm
 from pagemill.model.layers.context import LayerContext
+from pagemill.model.loading.part import Part, whole
 
 
 class RMSNorm(nn.Module):
@@ -24,10 +25,14 @@ class RMSNorm(nn.Module):
         self.dtype = ctx.dtype
         self.weight = torch.empty(0)
 
+    def part(self, kind: str, shard: int, shape: tuple[int, ...]) -> Part:
+        """All of it, on every rank. Raises ModelError on a wrong shape or kind."""
+        if kind != "weight" or tuple(shape) != (self.size,):
+            raise ModelError(f"{self.name}.{kind} has shape {tuple(shape)}, expected ({self.size},)")
+        return whole(self.name, shape)
+
     def load(self, kind: str, shard: int, tensor: Tensor) -> None:
         """Take the checkpoint tensor."""
-        if kind != "weight" or tuple(tensor.shape) != (self.size,):
-            raise ModelError(f"{self.name}.{kind} has shape {tuple(tensor.shape)}, expected ({self.size},)")
         self.weight = (tensor.float() + self.offset) if self.offset else tensor.to(self.dtype)
 
     def expected(self) -> tuple[str, ...]:

@@ -1,75 +1,102 @@
 """`load_weights`: stream tensors into the layers of a model, and check that every one arrived exactly once.
 
-Knows layers only by what they offer: `expected()`, `shards` and `load(kind, shard, tensor)`.
+Knows layers only by what they offer: `expected()`, `shards`, `part(kind, shard, shape)` and
+`load(kind, shard, tensor)`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from pagemill.errors import ModelError
+from pagemill.model.loading.part import Part, Select
 from pagemill.model.loading.weight_map import Target, WeightMap
 
 _SHOWN = 5
+
+Source = Callable[[Select], Iterable[tuple[str, Tensor]]]
+"""Reads what is selected: (checkpoint name, the selected part)."""
 
 
 class LoadableModel(Protocol):
     """What a model offers to be loaded."""
 
-    tied: bool
-    """The output head takes the embedding's weight, and the checkpoint's own is ignored."""
-
     @property
     def weights(self) -> WeightMap:
         """Where each checkpoint tensor goes."""
 
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Every module by name, as torch has it."""
+    def loadable(self) -> Mapping[str, nn.Module]:
+        """Checkpoint layer -> the layer here that takes its tensors."""
+
+    def elsewhere(self, layer: str) -> bool:
+        """Whether a checkpoint layer that is not loadable here is another rank's, or not needed."""
 
     def finish_loading(self) -> None:
         """Called once, after the last tensor."""
 
 
-def load_weights(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Hand every (name, tensor) to its layer. Raises ModelError that names missing and unexpected tensors."""
-    layers = {name: module for name, module in model.named_modules() if hasattr(module, "expected")}
-    wanted = _expected(model, layers)
-    seen: set[Target] = set()
-    unexpected = []
-    for name, tensor in tensors:
-        target = model.weights.target(name)
-        if target is None or (model.tied and target.layer == "lm_head"):
-            continue
-        if target not in wanted or target in seen:
-            unexpected.append(name)
-            continue
-        _load(layers[target.layer], target, name, tensor)
-        seen.add(target)
-    if unexpected:
-        raise ModelError(f"the checkpoint has tensors that the architecture does not use: {_some(unexpected)}")
-    missing = sorted(model.weights.source_name(target) for target in wanted - seen)
-    if missing:
-        raise ModelError(f"the checkpoint lacks tensors of the architecture: {_some(missing)}")
-    model.finish_loading()
+def load_weights(model: LoadableModel, source: Source) -> None:
+    """Hand this rank's part of every tensor to its layer; nothing else is read. Raises ModelError that names
+    missing and unexpected tensors, and those of a wrong shape."""
+    loading = _Loading(model)
+    for name, tensor in source(loading.select):
+        loading.load(name, tensor)
+    loading.finish()
 
 
-def _load(layer: Any, target: Target, name: str, tensor: Tensor) -> None:
+class _Loading:
+    """The targets of one model, and which of them have been met."""
+
+    def __init__(self, model: LoadableModel) -> None:
+        self._model = model
+        layers: Mapping[str, Any] = model.loadable()
+        self._layers = layers
+        self._wanted = {
+            Target(name, kind, shard)
+            for name, layer in layers.items()
+            for kind in layer.expected()
+            for shard in range(len(layer.shards))
+        }
+        self._targets: dict[str, Target] = {}
+        """Of the tensors that were selected."""
+        self._seen: set[Target] = set()
+        self._unexpected: list[str] = []
+
+    def select(self, name: str, shape: tuple[int, ...]) -> Part | None:
+        """The part of a tensor that belongs here; None for one that does not."""
+        target = self._model.weights.target(name)
+        if target is None or (target.layer not in self._layers and self._model.elsewhere(target.layer)):
+            return None
+        if target not in self._wanted or target in self._seen:
+            self._unexpected.append(name)
+            return None
+        self._seen.add(target)
+        self._targets[name] = target
+        part: Part = _named(name, self._layers[target.layer].part, target.kind, target.shard, shape)
+        return part
+
+    def load(self, name: str, tensor: Tensor) -> None:
+        """A selected part, in the checkpoint's or the model's type."""
+        target = self._targets[name]
+        _named(name, self._layers[target.layer].load, target.kind, target.shard, tensor)
+
+    def finish(self) -> None:
+        if self._unexpected:
+            raise ModelError(
+                f"the checkpoint has tensors that the architecture does not use: {_some(self._unexpected)}"
+            )
+        missing = sorted(self._model.weights.source_name(target) for target in self._wanted - self._seen)
+        if missing:
+            raise ModelError(f"the checkpoint lacks tensors of the architecture: {_some(missing)}")
+        self._model.finish_loading()
+
+
+def _named(name: str, call: Callable[..., Any], *args: Any) -> Any:
     try:
-        layer.load(target.kind, target.shard, tensor)
+        return call(*args)
     except ModelError as error:
         raise ModelError(f"tensor {name}: {error}") from error
-
-
-def _expected(model: LoadableModel, layers: dict[str, nn.Module]) -> set[Target]:
-    wanted = set()
-    for name, layer in layers.items():
-        if model.tied and name == "lm_head":
-            continue
-        kinds: Any = layer.expected()  # type: ignore[operator]
-        shards: Any = layer.shards
-        wanted |= {Target(name, kind, shard) for kind in kinds for shard in range(len(shards))}
-    return wanted
 
 
 def _some(names: list[str]) -> str:

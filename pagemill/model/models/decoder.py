@@ -11,14 +11,14 @@ from pagemill.model.attention.layer import Attention
 from pagemill.model.kernels.ops import rotate_
 from pagemill.model.layers.activation import gated
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.layers.linear import Linear
+from pagemill.model.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.models.causal_lm import Rope
 
 
 @dataclass(frozen=True)
 class AttentionTraits:
-    """What differs between the attention of one layer and another's."""
+    """What differs between the attention of one layer and another's. Numbers of heads are those of the model."""
 
     num_heads: int
     num_kv_heads: int
@@ -46,26 +46,28 @@ class DecoderAttention(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], traits: AttentionTraits, *, ctx: LayerContext) -> None:
         super().__init__()
-        size, dim = config["hidden_size"], traits.head_size
-        query_size, kv_size = traits.num_heads * dim, traits.num_kv_heads * dim
+        size, dim, heads = config["hidden_size"], traits.head_size, traits.num_heads
         self.traits = traits
-        self.sizes = (query_size, kv_size, kv_size)
-        self.qkv_proj = Linear(size, self.sizes, bias=traits.qkv_bias, ctx=ctx.child("qkv_proj"))
-        self.o_proj = Linear(query_size, (size,), bias=traits.out_bias, ctx=ctx.child("o_proj"))
+        self.qkv_proj = QKVLinear(
+            size, heads, traits.num_kv_heads, dim, bias=traits.qkv_bias, ctx=ctx.child("qkv_proj")
+        )
+        self.o_proj = RowLinear(
+            heads * dim, size, bias=traits.out_bias, ctx=ctx.child("o_proj"), what="size of the attention heads"
+        )
         self.q_norm = self.k_norm = None
         if traits.qk_norm:
             eps, offset = config["rms_norm_eps"], traits.norm_offset
             self.q_norm = RMSNorm(dim, eps, ctx=ctx.child("q_norm"), offset=offset)
             self.k_norm = RMSNorm(dim, eps, ctx=ctx.child("k_norm"), offset=offset)
         spec = AttentionLayerSpec(
-            traits.num_heads, traits.num_kv_heads, dim, traits.scale, traits.window, traits.soft_cap
+            self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads, dim, traits.scale, traits.window, traits.soft_cap
         )
         self.attn = Attention(spec, name=ctx.child("attn").name, backend=ctx.attention(spec))
 
     def forward(self, hidden: Tensor, rope: Rope) -> Tensor:
         """[T, E] -> [T, E]."""
         num_tokens, dim = len(hidden), self.traits.head_size
-        parts = self.qkv_proj(hidden).split(self.sizes, dim=-1)
+        parts = self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
         query, key, value = (part.view(num_tokens, -1, dim) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
@@ -83,8 +85,9 @@ class GatedMLP(nn.Module):
     def __init__(self, config: Mapping[str, Any], *, ctx: LayerContext) -> None:
         super().__init__()
         size, inner, bias = config["hidden_size"], config["intermediate_size"], bool(config.get("mlp_bias"))
-        self.gate_up_proj = Linear(size, (inner, inner), bias=bias, ctx=ctx.child("gate_up_proj"))
-        self.down_proj = Linear(inner, (size,), bias=bias, ctx=ctx.child("down_proj"))
+        what = "intermediate_size"
+        self.gate_up_proj = ColumnLinear(size, (inner, inner), bias=bias, ctx=ctx.child("gate_up_proj"), what=what)
+        self.down_proj = RowLinear(inner, size, bias=bias, ctx=ctx.child("down_proj"), what=what)
         self.activation = gated(config.get("hidden_act") or config.get("hidden_activation") or "silu")
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -55,8 +55,9 @@ class FleetClient:
         self._connect = connect
         self._balancer = balancer or PrefixAffinity()
         self._links: dict[int, Link] = {}
-        self._early = deque(first)
-        """Events of before the event loop ran."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._early: deque[FleetEvent] = deque(first)
+        """Events of other threads, and of before the event loop ran."""
         self._gone: dict[int, str] = {}
         """Engines that will not come back, and why."""
         self._ledger = Ledger()
@@ -131,11 +132,21 @@ class FleetClient:
         self._start_early()
         return any(not link.stalled for link in self._links.values())
 
+    def notify(self, event: FleetEvent) -> None:
+        """Like `on_event`, from any thread, also before the event loop runs."""
+        self._early.append(event)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                self._loop.call_soon_threadsafe(self._start_early)
+
     def on_event(self, event: FleetEvent) -> None:
         """Something about the engines changed. Called on the event loop."""
         if self._closed:
             return
         self._start_early()
+        self._apply(event)
+
+    def _apply(self, event: FleetEvent) -> None:
         match event:
             case EngineUp():
                 self._start(event)
@@ -159,8 +170,10 @@ class FleetClient:
     # --- engines --------------------------------------------------------------------------------------------------
 
     def _start_early(self) -> None:
-        while self._early:
-            self._start(self._early.popleft())
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        while self._early and not self._closed:
+            self._apply(self._early.popleft())
 
     def _start(self, event: EngineUp) -> None:
         old = self._links.get(event.index)

@@ -230,6 +230,16 @@ class InprocClient:
         self._check_alive()
         return await self._runner.call(name, *args)
 
+    def problem(self) -> str | None:
+        """Why the core cannot work, once it cannot."""
+        if self._closed:
+            return "the engine was shut down"
+        return None if self._error is None else str(self._error)
+
+    def accepts(self) -> bool:
+        """Whether the core lives."""
+        return self.problem() is None
+
     async def close(self) -> None:
         """Shut the core down; a second call does nothing."""
         if not self._closed:

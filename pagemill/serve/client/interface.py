@@ -50,5 +50,11 @@ class EngineClient(Protocol):
     async def call(self, name: str, *args: Any) -> Any:
         """A rare call by name."""
 
+    def problem(self) -> str | None:
+        """What keeps requests from being worked on as they should; None when nothing does. Never waits."""
+
+    def accepts(self) -> bool:
+        """Whether a new request would be worked on now. Never waits."""
+
     async def close(self) -> None:
         """Shut the engine down."""

@@ -78,6 +78,14 @@ class ZmqClient:
         finally:
             del self._answers[call_id]
 
+    def problem(self) -> str | None:
+        """Only what this end knows."""
+        return "the connection was closed" if self._closed else None
+
+    def accepts(self) -> bool:
+        """Whether the connection is open."""
+        return not self._closed
+
     async def close(self) -> None:
         """Hang up; calls that wait end with EngineDeadError. A second call does nothing."""
         if self._closed:

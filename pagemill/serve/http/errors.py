@@ -18,6 +18,7 @@ from pagemill.errors import (
     ModelNotFoundError,
     PagemillError,
     RequestError,
+    UnavailableError,
 )
 from pagemill.log import get_logger
 
@@ -76,6 +77,9 @@ def api_error(error: Exception) -> ApiError:
         case EngineOverloadedError():
             headers = {"Retry-After": str(error.retry_after_s)}
             return ApiError(429, str(error), "rate_limit_error", None, "engine_overloaded", headers)
+        case UnavailableError():
+            headers = {"Retry-After": "1", "Connection": "close"}
+            return ApiError(503, str(error), "server_error", None, "unavailable", headers)
         case EngineDeadError():
             return ApiError(503, "the engine is not running", "server_error", None, "engine_dead")
         case GenerationFailedError():

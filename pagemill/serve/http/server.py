@@ -6,6 +6,10 @@ import contextlib
 import signal
 import socket
 import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -15,8 +19,8 @@ from pagemill.log import get_logger
 
 logger = get_logger(__name__)
 
-SHUTDOWN_GRACE_S = 5
-"""How long responses in flight may go on after SIGINT or SIGTERM."""
+CLOSE_GRACE_S = 2
+"""What responses that are not finished get once the server closes."""
 _BACKLOG = 2048
 _MAX_PORT = 65535
 
@@ -45,51 +49,119 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-class HttpServer(uvicorn.Server):
-    """uvicorn on a bound socket. `should_exit = True` stops it from anywhere."""
+def say_ready(url: str) -> None:
+    """Log the line that says where the server is."""
+    logger.info("ready: %s", url)
 
-    def __init__(self, app: ASGIApp, sock: socket.socket, log_level: str = "warning") -> None:
+
+def listen(sock: socket.socket) -> None:
+    """Begin to take connections; those that nobody accepts yet wait. Raises ConfigError."""
+    try:
+        sock.listen(_BACKLOG)
+    except OSError as error:  # another process bound the port as well, and was first to listen
+        raise _port_error(url_of(sock), error) from None
+
+
+class Drainable(Protocol):
+    """What is asked to take no new requests before the server closes."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that are not finished."""
+
+    def drain(self) -> None:
+        """Refuse new ones from now on."""
+
+
+def url_of(sock: socket.socket) -> str:
+    """Where clients find what listens on a socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn on a bound socket. `should_exit = True` stops it from anywhere.
+
+    The first SIGINT or SIGTERM begins to drain: the socket stays open, new requests are refused with 503, and the
+    server closes when none is in flight any more, after `drain_s` seconds, or at the second signal.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        sock: socket.socket,
+        log_level: str = "warning",
+        engine: Drainable | None = None,
+        drain_s: float = 0.0,
+        announce: Callable[[str], None] = say_ready,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 log_level=log_level,
                 access_log=False,
-                timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+                timeout_graceful_shutdown=CLOSE_GRACE_S,
                 server_header=False,
                 lifespan="on",
                 ws="none",
             )
         )
         self.sock = sock
+        self._engine = engine
+        self._drain_s = drain_s
+        self._drain_until: float | None = None
+        self._announce = announce
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal arrived."""
+        if self._engine is None or self._drain_until is not None:
+            super().handle_exit(sig, frame)
+            return
+        self._drain_until = time.monotonic() + self._drain_s
+        self._engine.drain()
+        logger.info("shutting down: %d requests may finish within %g s", self._engine.num_in_flight, self._drain_s)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to close."""
+        if self._engine is not None and self._drain_until is not None:
+            in_flight = self._engine.num_in_flight
+            if not in_flight or time.monotonic() > self._drain_until:
+                if in_flight:
+                    logger.warning("%d requests did not finish in time", in_flight)
+                self.should_exit = True
+        return await super().on_tick(counter)
 
     @property
     def url(self) -> str:
         """Where clients find it."""
-        host, port = self.sock.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return url_of(self.sock)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Say so when it is done."""
         await super().startup(sockets)
         if not self.should_exit:
-            logger.info("ready: %s", self.url)
+            self._announce(self.url)
 
     def run_until_stopped(self) -> None:
         """Serve until SIGINT, SIGTERM or `should_exit`, then let responses finish and shut the application down."""
         with contextlib.closing(self.sock):
-            try:
-                self.sock.listen(_BACKLOG)
-            except OSError as error:  # another process bound the port as well, and was first to listen
-                raise _port_error(self.url, error) from None
+            listen(self.sock)
             asyncio.run(self.serve([self.sock]))
 
 
-def serve(app: ASGIApp, sock: socket.socket, log_level: str = "warning") -> None:
-    """Serve an application on a bound socket until SIGINT or SIGTERM; returns when all is shut down.
+def serve(
+    app: ASGIApp,
+    sock: socket.socket,
+    log_level: str = "warning",
+    engine: Drainable | None = None,
+    drain_s: float = 0.0,
+    announce: Callable[[str], None] = say_ready,
+) -> None:
+    """Serve an application on a bound socket until SIGINT or SIGTERM (see HttpServer); returns when all is shut down.
 
     Raises ConfigError when the port is taken after all.
     """
-    server = HttpServer(app, sock, log_level)
+    server = HttpServer(app, sock, log_level, engine, drain_s, announce)
     if threading.current_thread() is not threading.main_thread():
         server.run_until_stopped()
         return

@@ -1,13 +1,33 @@
 """`OutputProcessor`: what the engine produced becomes news on the streams of the requests.
 Does not know how outputs travel; it only says which requests the engine need not go on with."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
 
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason
 from pagemill.serve.processing.request_stream import CompletionState, RequestStream
 
 logger = get_logger(__name__)
+
+CHUNK_ROWS = 128
+"""Completions that are processed in one go; more would keep the event loop from everything else for too long."""
+
+
+def in_chunks(outputs: EngineCoreOutputs, num_rows: int = CHUNK_ROWS) -> Iterator[EngineCoreOutputs]:
+    """The same outputs in parts of at most `num_rows` rows or objects; in one part when they are few."""
+    if len(outputs.request_ids) + len(outputs.outputs) <= num_rows:
+        yield outputs
+        return
+    for start in range(0, len(outputs.request_ids), num_rows):
+        end = start + num_rows
+        yield msgspec.structs.replace(
+            outputs, request_ids=outputs.request_ids[start:end], token_ids=outputs.token_ids[start:end], outputs=[]
+        )
+    for start in range(0, len(outputs.outputs), num_rows):
+        part = outputs.outputs[start : start + num_rows]
+        yield msgspec.structs.replace(outputs, request_ids=[], token_ids=[], outputs=part)
 
 
 class OutputProcessor:

@@ -58,3 +58,13 @@ class RequestStates:
         """Append one sampled token to each slot."""
         self.token_ids[slots, self.num_tokens[slots]] = token_ids
         self.num_tokens[slots] += 1
+
+    def expect(self, slots: Int32Array) -> Int32Array:
+        """Make room for one sampled token in each slot, which `fill` brings; [L] the tokens' positions."""
+        positions = self.num_tokens[slots]
+        self.num_tokens[slots] += 1
+        return positions
+
+    def fill(self, slots: Int32Array, positions: Int32Array, token_ids: npt.NDArray[np.int32]) -> None:
+        """The tokens that were expected at these positions."""
+        self.token_ids[slots, positions] = token_ids

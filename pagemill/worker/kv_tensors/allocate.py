@@ -15,18 +15,21 @@ def bind_kv_cache(plan: KVCacheConfig, layers: Mapping[str, CacheLayer], device:
     """Bind every layer to its view; the i-th layers of all groups share the i-th tensor, and a layer that reads
     another's cache has that one's. Returns the tensors.
 
+    Layers of the plan that are not in `layers` are another pipeline stage's, and take no memory here.
+
     Memory is zeroed, so that nothing is ever read that was not written here.
     """
     page_bytes = {group.spec.page_bytes() for group in plan.groups}
     if len(page_bytes) != 1:
         raise ConfigError(f"KV groups have unequal page sizes {sorted(page_bytes)} bytes; they must be equal")
-    width = max(len(group.layers) for group in plan.groups)
+    groups = [(group.spec, [name for name in group.layers if name in layers]) for group in plan.groups]
+    width = max(len(names) for _, names in groups)
     size = plan.num_blocks * page_bytes.pop()
     tensors = [_zeros(size, device) for _ in range(width)]
-    for group in plan.groups:
-        for owner, tensor in zip(group.layers, tensors, strict=False):
+    for group_spec, names in groups:
+        for owner, tensor in zip(names, tensors, strict=False):
             for name in (owner, *plan.readers(owner)):
-                layers[name].bind(tensor, plan.num_blocks, group.spec)
+                layers[name].bind(tensor, plan.num_blocks, group_spec)
     return tensors
 
 

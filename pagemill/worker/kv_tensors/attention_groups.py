@@ -12,16 +12,22 @@ from pagemill.worker.batch.input_batch import InputBatch
 
 
 class AttentionGroups:
-    """Plans a batch: layer name -> metadata. A layer that reads another's cache is in that one's group."""
+    """Plans a batch: layer name -> metadata, for the layers of this pipeline stage. A layer that reads another's cache
+    is in that one's group."""
 
     def __init__(self, plan: KVCacheConfig, layers: Mapping[str, CacheLayer], tables: BlockTables, device: str) -> None:
-        self._groups = [
+        groups = [
             (
                 table,
-                _planners([name for owner in group.layers for name in (owner, *plan.readers(owner))], layers, device),
+                _planners(
+                    [name for owner in group.layers if owner in layers for name in (owner, *plan.readers(owner))],
+                    layers,
+                    device,
+                ),
             )
             for group, table in zip(plan.groups, tables.groups, strict=True)
         ]
+        self._groups = [(table, planners) for table, planners in groups if planners]
 
     def plan(self, batch: InputBatch) -> dict[str, Any]:
         """Metadata for every layer."""

@@ -19,11 +19,12 @@ class FakeLaunch(ModuleType):
         self.llm = FakeLLM()
         self.engine_args: list[Any] = []
         self.server: Any = None
+        self.fleet: Any = None
         self.code = 0
 
-    def serve(self, engine_args: Any, server: Any) -> int:
+    def serve(self, engine_args: Any, server: Any, fleet: Any) -> int:
         self.engine_args.append(engine_args)
-        self.server = server
+        self.server, self.fleet = server, fleet
         return self.code
 
     def build_inproc(self, engine_args: Any, inline: bool) -> SimpleNamespace:

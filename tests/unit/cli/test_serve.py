@@ -17,13 +17,14 @@ def test_flags_reach_their_sections(launch: FakeLaunch):
         "4",
         "--no-enable-prefix-caching",
     ]
-    assert main([*argv, "--hf-overrides", '{"a": 1}', "--seed", "5"]) == 7
+    assert main([*argv, "--hf-overrides", '{"a": 1}', "--seed", "5", "--engine-hang-timeout", "9"]) == 7
     draft = launch.engine_args[0].draft
     assert draft.model.model == "org/model"
     assert draft.model.hf_overrides == {"a": 1}
     assert draft.model.seed == 5
     assert draft.scheduler.max_num_seqs == 4
     assert draft.cache.enable_prefix_caching is False
+    assert launch.fleet.engine_hang_timeout == 9.0
     assert (launch.server.host, launch.server.port) == ("::1", 9000)
 
 

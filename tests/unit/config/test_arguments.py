@@ -5,9 +5,9 @@ import argparse
 import pytest
 
 from pagemill.config.arguments import EngineArgs, add_flags, make_section
-from pagemill.config.sections import CacheConfig, ModelConfig, SchedulerConfig, ServerConfig
+from pagemill.config.sections import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, ServerConfig
 
-SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, ServerConfig)
+SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig, ServerConfig)
 
 
 def parse(*argv):
@@ -44,3 +44,8 @@ def test_every_field_has_help():
     for section in SECTIONS:
         for field in section.__dataclass_fields__.values():
             assert field.metadata["help"], field.name
+
+
+def test_short_names_of_flags():
+    assert make_section(ParallelConfig, parse("-tp", "2", "-pp", "3")) == ParallelConfig(2, 3)
+    assert make_section(ParallelConfig, parse("--tensor-parallel-size", "4")) == ParallelConfig(4, 1)

@@ -73,3 +73,36 @@ def test_a_budget_below_the_length_needs_chunked_prefill():
 def test_bad_values_are_named(settings, message):
     with pytest.raises(ConfigError, match=message):
         settle(**settings)
+
+
+SPLIT = dataclasses.replace(
+    FACTS,
+    hf_config={
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+    },
+)
+
+
+def split(**settings):
+    return resolve(EngineArgs("m", **settings).draft, SPLIT, FAST)[0]
+
+
+def test_workers_share_the_cores():
+    assert split(tensor_parallel_size=2).cpu.cpu_threads == 3
+    assert split(tensor_parallel_size=4, pipeline_parallel_size=4).cpu.cpu_threads == 1
+    assert split(tensor_parallel_size=2, cpu_threads=5).cpu.cpu_threads == 5
+    assert split(tensor_parallel_size=2, pipeline_parallel_size=2).parallel.workers_per_replica == 4
+
+
+@pytest.mark.parametrize("size", [3, 5, 8])
+def test_heads_that_do_not_divide_are_refused_and_what_does_is_named(size):
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size={size} .*num_attention_heads=12.* 1, 2, 4, 6, 12$"):
+        split(tensor_parallel_size=size)
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=5 .* 4 layers of m; allowed: 1 to 4"):
+        split(pipeline_parallel_size=5)

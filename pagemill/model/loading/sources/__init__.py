@@ -1,1 +1,1 @@
-"""Weight formats: one file each with `iterate(path, facts, dtype)`, listed in catalog/weights.py."""
+"""Weight formats: one file each with `iterate(facts, dtype, seed, select)`, listed in catalog/weights.py."""

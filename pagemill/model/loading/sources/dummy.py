@@ -1,5 +1,7 @@
-"""Random weights without files, for measuring: small normal numbers, the same for the same seed."""
+"""Random weights without files, for measuring: small normal numbers, the same for the same seed and name, so that
+ranks which need different tensors agree about them."""
 
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,18 +9,25 @@ import torch
 from torch import Tensor
 
 from pagemill.config.facts import ModelFacts
+from pagemill.model.loading.part import Select, whole
 
 _SCALE = 0.02
 
 
-def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) as a checkpoint of the architecture would have them."""
-    generator = torch.Generator().manual_seed(seed)
+def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole) -> Iterator[tuple[str, Tensor]]:
+    """(name, selected part) as a checkpoint of the architecture would have them."""
+    generator = torch.Generator()
     for name, shape in shapes(facts):
+        part = select(name, shape)
+        if part is None:
+            continue
         if name.endswith("norm.weight"):
-            yield name, torch.ones(shape, dtype=dtype)
+            yield name, part.of(torch.ones(shape, dtype=dtype))
         else:
-            yield name, torch.empty(shape, dtype=dtype).normal_(0, _SCALE, generator=generator)
+            generator.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+            tensor = torch.empty(shape, dtype=dtype).normal_(0, _SCALE, generator=generator)
+            # A view would keep the whole tensor in memory.
+            yield name, tensor if part.covers(shape) else part.of(tensor).clone()
 
 
 def shapes(facts: ModelFacts) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -1,7 +1,10 @@
-"""Weights of a GGUF file, dequantized, under their Hugging Face names. Tensors are decoded a few ahead, on threads."""
+"""Weights of a GGUF file, dequantized, under their Hugging Face names. Tensors are decoded a few ahead, on threads;
+of a tensor that is wanted in part, only the blocks that hold the part are read."""
 
+import dataclasses
+import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,9 +14,11 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from pagemill.artifacts.gguf_file import GgufTensor, read_gguf
+from pagemill.artifacts.gguf_file import TENSOR_TYPES, GgufTensor, read_gguf
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
+from pagemill.model.loading.part import Part, Select, whole
+from pagemill.utils.math import ceil_div
 
 _AHEAD = 8
 
@@ -42,31 +47,73 @@ SUPPORTED_TYPES = frozenset(
 _UNUSED = ("rope_freqs.weight",)
 
 
-def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor in dtype) of every tensor. Raises ModelError for types and names that are not known."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tensor of the file, its Hugging Face name, and the part to read."""
+
+    tensor: GgufTensor
+    name: str
+    part: Part
+
+
+def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole) -> Iterator[tuple[str, Tensor]]:
+    """(name, selected part in dtype). Raises ModelError for types and names that are not known."""
     path = Path(facts.path)
     file = read_gguf(path)
     data = np.memmap(path, dtype=np.uint8, mode="r")
-    tensors = deque(tensor for name, tensor in file.tensors.items() if name not in _UNUSED)
+    tensors = deque(_wanted((tensor for name, tensor in file.tensors.items() if name not in _UNUSED), facts, select))
     with ThreadPoolExecutor(torch.get_num_threads(), "dequantize") as pool:
-        pending = deque(pool.submit(_decode, data, tensor, facts, dtype) for tensor in _take(tensors, _AHEAD))
+        pending = deque(pool.submit(_decode, data, wanted, facts, dtype) for wanted in _take(tensors, _AHEAD))
         while pending:
             yield pending.popleft().result()
-            pending.extend(pool.submit(_decode, data, tensor, facts, dtype) for tensor in _take(tensors, 1))
+            pending.extend(pool.submit(_decode, data, wanted, facts, dtype) for wanted in _take(tensors, 1))
 
 
-def _take(tensors: deque[GgufTensor], count: int) -> list[GgufTensor]:
+def _wanted(tensors: Iterable[GgufTensor], facts: ModelFacts, select: Select) -> Iterator[Wanted]:
+    for tensor in tensors:
+        name = hf_name(tensor.name, facts.architecture)
+        part = select(name, tensor.shape)
+        if part is not None:
+            yield Wanted(tensor, name, part)
+
+
+def _take(tensors: deque[Wanted], count: int) -> list[Wanted]:
     return [tensors.popleft() for _ in range(min(count, len(tensors)))]
 
 
-def _decode(data: np.ndarray, tensor: GgufTensor, facts: ModelFacts, dtype: torch.dtype) -> tuple[str, Tensor]:
-    name = hf_name(tensor.name, facts.architecture)
+def _decode(data: np.ndarray, wanted: Wanted, facts: ModelFacts, dtype: torch.dtype) -> tuple[str, Tensor]:
+    values = read_part(data, wanted.tensor, wanted.part)
+    values = _undo_conversion(wanted.name, values, facts, wanted.tensor.shape[0])
+    return wanted.name, values.to(dtype)
+
+
+def read_part(data: np.ndarray, tensor: GgufTensor, part: Part) -> Tensor:
+    """A part of a tensor as float values. Raises ModelError for a type that is not known.
+
+    Quantized rows are blocks of 32 or 256 values, so that a part that begins within a block is decoded from the
+    block's beginning.
+    """
     if tensor.num_bytes is None or tensor.type_name not in SUPPORTED_TYPES:
         raise ModelError(f"tensor {tensor.name} is of type {tensor.type_name}, which is not supported")
     raw = data[tensor.offset : tensor.offset + tensor.num_bytes]
-    values = dequantized(raw, tensor).reshape(tensor.shape)
-    values = _undo_conversion(name, values, facts)
-    return name, values.to(dtype)
+    if part.covers(tensor.shape):
+        return dequantized(raw, tensor).reshape(tensor.shape)
+    _, block, block_bytes = TENSOR_TYPES[tensor.type_id]
+    *rest, width = tensor.shape
+    rows, columns = range(math.prod(rest)), range(width)
+    if part.dim == len(rest):
+        columns = range(part.start, part.stop)
+    else:
+        per_index = len(rows) // tensor.shape[0]
+        rows = range(part.start * per_index, part.stop * per_index)
+    first, last = columns.start // block, ceil_div(columns.stop, block)
+    grid = raw.reshape(-1, width // block * block_bytes)[
+        rows.start : rows.stop, first * block_bytes : last * block_bytes
+    ]
+    shape = (len(rows), (last - first) * block)
+    decoded = dequantized(np.ascontiguousarray(grid).reshape(-1), dataclasses.replace(tensor, shape=shape))
+    values = decoded.reshape(shape)[:, columns.start - first * block : columns.stop - first * block]
+    return values.reshape(*tensor.shape[: part.dim], part.stop - part.start, *tensor.shape[part.dim + 1 :])
 
 
 def dequantized(raw: np.ndarray, tensor: GgufTensor) -> Tensor:
@@ -103,15 +150,15 @@ def hf_name(name: str, architecture: str) -> str:
     return f"model.layers.{index}.{parts[part]}.{kind}"
 
 
-def _undo_conversion(name: str, values: Tensor, facts: ModelFacts) -> Tensor:
+def _undo_conversion(name: str, values: Tensor, facts: ModelFacts, num_rows: int) -> Tensor:
     """What conversion to GGUF did to the values: Llama's query and key rows are interleaved for rotary in pairs,
-    Gemma's norms have their 1 added."""
+    Gemma's norms have their 1 added. `values` are whole heads of the tensor's `num_rows` rows."""
     if facts.architecture.startswith("Gemma3"):
         return values - 1 if name.endswith("norm.weight") else values
     if facts.architecture in ("LlamaForCausalLM", "MistralForCausalLM") and ".q_proj." in name:
-        return _halves(values, facts.hf_config["num_attention_heads"])
+        return _halves(values, facts.hf_config["num_attention_heads"] * len(values) // num_rows)
     if facts.architecture in ("LlamaForCausalLM", "MistralForCausalLM") and ".k_proj." in name:
-        return _halves(values, facts.hf_config["num_key_value_heads"])
+        return _halves(values, facts.hf_config["num_key_value_heads"] * len(values) // num_rows)
     return values
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -10,19 +11,36 @@ from torch import Tensor
 
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
+from pagemill.model.loading.part import Part, Select, whole
 
 INDEX = "model.safetensors.index.json"
 
 
-def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of every file, as stored. Raises ModelError for a missing or damaged file."""
+def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole) -> Iterator[tuple[str, Tensor]]:
+    """(name, selected part) of every file, as stored. Raises ModelError for a missing or damaged file."""
     for path in weight_files(Path(facts.path)):
         try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - not a mapping
-                    yield name, file.get_tensor(name)
+            yield from _read_file(path, select)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path.name} cannot be read: {error}") from error
+
+
+def _read_file(path: Path, select: Select) -> Iterator[tuple[str, Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            part = select(name, tuple(file.get_slice(name).get_shape()))
+            if part is not None:
+                yield name, _read(file, name, part)
+
+
+def _read(file: Any, name: str, part: Part) -> Tensor:
+    tensor = file.get_slice(name)
+    if part.covers(tuple(tensor.get_shape())):
+        whole_tensor: Tensor = file.get_tensor(name)
+        return whole_tensor
+    rows = slice(part.start, part.stop)
+    read: Tensor = tensor[rows] if part.dim == 0 else tensor[:, rows]
+    return read
 
 
 def weight_files(folder: Path) -> list[Path]:

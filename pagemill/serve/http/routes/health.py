@@ -1,10 +1,11 @@
-"""/health, /ping, /version."""
+"""/health, /health/live, /health/ready, /ping, /version."""
 
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from pagemill import __version__
+from pagemill.errors import EngineDeadError, UnavailableError
 from pagemill.serve.http.state import services
 
 router = APIRouter()
@@ -13,10 +14,26 @@ router = APIRouter()
 @router.get("/health", response_model=None)
 @router.get("/ping", response_model=None)
 async def health(request: Request) -> Response:
-    """200 while the engine lives. Raises EngineDeadError, which is 503."""
+    """200 while every engine lives and makes progress. Raises EngineDeadError, which is 503, otherwise. Asks nobody:
+    it answers from what is known, and queues nothing."""
+    problem = services(request).engine.problem()
+    if problem is not None:
+        raise EngineDeadError(problem)
+    return Response()
+
+
+@router.get("/health/live", response_model=None)
+async def live() -> Response:
+    """200 as long as this process answers at all; engines are restarted without it."""
+    return Response()
+
+
+@router.get("/health/ready", response_model=None)
+async def ready(request: Request) -> Response:
+    """200 while a new request would be worked on now. Raises UnavailableError, which is 503, otherwise."""
     engine = services(request).engine
-    if engine.errored:
-        raise engine.dead_error
+    if not engine.accepts():
+        raise UnavailableError(engine.problem() or "the server is shutting down")
     return Response()
 
 

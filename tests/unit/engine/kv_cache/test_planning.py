@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagemill.engine.kv_cache.planning import group_size, merge_specs, plan_kv_cache
+from pagemill.engine.kv_cache.planning import WorkerMemory, group_size, merge_specs, plan_kv_cache
 from pagemill.errors import ConfigError
 from pagemill.messages.kv_spec import FullAttentionSpec, SharedKVSpec
 from tests.fakes.engine_setup import chunked, full, mamba, sliding
@@ -120,6 +120,21 @@ def test_workers_must_agree_about_a_layer():
     assert merge_specs([{"a": full()}, {"a": full(), "b": full()}]) == {"a": full(), "b": full()}
     with pytest.raises(ConfigError, match="disagree about what layer 'a' keeps"):
         merge_specs([{"a": full()}, {"a": full(8)}])
+
+
+def test_stages_keep_their_own_layers_only():
+    specs = {name: full() for name in "abcd"}
+    page = full().page_bytes()
+
+    def num_blocks(*memory):
+        return plan(
+            specs, [WorkerMemory(layers, pages * page) for layers, pages in memory], length=4, step=4
+        ).num_blocks
+
+    assert num_blocks(("abcd", 103)) == 25
+    assert num_blocks(("abc", 30), ("d", 100)) == 10
+    assert num_blocks(("abc", 3000), ("d", 7)) == 7
+    assert num_blocks(("abcd", 100), ("abcd", 60)) == 15, "tensor-parallel workers hold the same layers"
 
 
 def test_a_model_with_states_needs_memory_for_them_beside_its_tokens():

@@ -15,7 +15,8 @@ from pagemill.messages.engine_io import (
 )
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
-from pagemill.serve.processing.output_processor import OutputProcessor
+from pagemill.messages.stats import SchedulerStats
+from pagemill.serve.processing.output_processor import OutputProcessor, in_chunks
 from pagemill.serve.processing.parallel_sampling import fan_out
 from pagemill.serve.processing.request_stream import OutputQueue, RequestStream
 from tests.fakes.fake_tokenizer import EOS, ByteTokenizer
@@ -189,3 +190,26 @@ async def test_without_detokenizing_there_are_only_ids() -> None:
     setup = Setup(detokenize=False)
     setup.output(list(b"hi"), Finish(FinishReason.LENGTH))
     assert (await setup.get()).outputs[0] == CompletionOutput(0, "", [104, 105], "length")
+
+
+def test_large_steps_come_in_chunks_with_everything_in_them_once():
+    outputs = EngineCoreOutputs(
+        engine_index=3,
+        request_ids=[f"r{index}" for index in range(250)],
+        token_ids=list(range(250)),
+        outputs=[EngineCoreOutput(request_id=f"o{index}", new_token_ids=[index]) for index in range(130)],
+        stats=SchedulerStats(num_running=380),
+    )
+    parts = list(in_chunks(outputs, 100))
+    assert [(len(part.request_ids), len(part.outputs)) for part in parts] == [
+        (100, 0),
+        (100, 0),
+        (50, 0),
+        (0, 100),
+        (0, 30),
+    ]
+    assert [token for part in parts for token in part.token_ids] == outputs.token_ids
+    assert [name for part in parts for name in part.request_ids] == outputs.request_ids
+    assert [output for part in parts for output in part.outputs] == outputs.outputs
+    assert all(part.engine_index == 3 for part in parts)
+    assert list(in_chunks(outputs, 380)) == [outputs]

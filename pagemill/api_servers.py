@@ -1,0 +1,126 @@
+"""`ApiServers`: front ends in processes of their own on one socket, started again when they die.
+
+Does not know what a front end does. The engines are told when one is gone, so that nobody works for it.
+"""
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from pagemill.errors import EngineDeadError, HandshakeError, PeerGoneError
+from pagemill.front_end import FrontEndBirth
+from pagemill.log import get_logger
+from pagemill.messages.core_calls import EngineCall, FrontEndGone
+from pagemill.transport.codec import Codec
+from pagemill.transport.handshake import Hello, Role
+from pagemill.transport.sockets import ClientSocket
+from pagemill.utils.processes import Child, describe_exit
+
+logger = get_logger(__name__)
+
+ENTRY = "pagemill.front_end:run"
+POLL_S = 0.25
+PAUSE_S = 1.0
+"""Between a death within this time and the next start."""
+TELL_S = 2.0
+
+
+class ApiServers:
+    """Keeps `count` front ends alive, each on a thread of its own, until `stop`.
+
+    `birth(index)` is what a front end is given; `engines()` are the addresses of those to be told of a death.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        birth: Callable[[int], FrontEndBirth],
+        sock: socket.socket,
+        engines: Callable[[], list[str]],
+    ) -> None:
+        self._birth = birth
+        self._sock = sock
+        self._engines = engines
+        self._stopping = threading.Event()
+        self._children: dict[int, Child] = {}
+        self._listening = [threading.Event() for _ in range(count)]
+        self._problem: str | None = None
+        self._threads = [
+            threading.Thread(target=self._keep, args=(index,), name=f"pagemill-api-{index}", daemon=True)
+            for index in range(count)
+        ]
+
+    def start(self) -> None:
+        """Start all; does not wait."""
+        for thread in self._threads:
+            thread.start()
+
+    def wait_listening(self) -> None:
+        """Wait until all take requests. Raises EngineDeadError when one dies before."""
+        for listening in self._listening:
+            listening.wait()
+        if self._problem is not None:
+            raise EngineDeadError(self._problem)
+
+    def pids(self) -> dict[int, int]:
+        """Index -> process."""
+        return {index: child.pid for index, child in self._children.items()}
+
+    def stop(self, drain_s: float) -> None:
+        """Let all drain, then end them."""
+        self._stopping.set()
+        for child in list(self._children.values()):
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + drain_s
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        for child in list(self._children.values()):
+            child.kill()
+
+    def _keep(self, index: int) -> None:
+        while not self._stopping.is_set():
+            begin = time.monotonic()
+            child = Child(
+                ENTRY,
+                f"pagemill: api server {index}",
+                msgspec.msgpack.encode(self._birth(index)),
+                pass_fds=[self._sock.fileno()],
+            )
+            self._children[index] = child
+            status = self._watch(index, child)
+            if self._stopping.is_set():
+                break
+            logger.error("api server %d is gone: %s; starting it again", index, describe_exit(status))
+            if not self._listening[index].is_set():
+                self._problem = f"api server {index} could not start: {describe_exit(status)}"
+                self._listening[index].set()
+                break
+            self._tell_engines(index)
+            if time.monotonic() - begin < PAUSE_S:
+                self._stopping.wait(PAUSE_S)
+
+    def _watch(self, index: int, child: Child) -> int:
+        """Until it ends; its exit status."""
+        try:
+            while True:
+                if child.report(POLL_S) is not None:
+                    self._listening[index].set()
+        except EOFError:
+            return child.stop(ask_s=1.0)
+
+    def _tell_engines(self, index: int) -> None:
+        birth = self._birth(index)
+        hello = Hello(secret=birth.secret, role=Role.SUPERVISOR, index=0)
+        message = Codec[EngineCall](EngineCall).encode(FrontEndGone(index))
+        for address in self._engines():
+            try:
+                connection = ClientSocket(address, hello, timeout_s=TELL_S)
+                connection.send(message)
+                connection.close()
+            except (HandshakeError, PeerGoneError) as error:
+                logger.warning("an engine could not be told that api server %d is gone: %s", index, error)

@@ -1,0 +1,97 @@
+"""`Deployment`: the engine cores of one model, in processes of their own, and what front ends need to reach them.
+
+Does not know who the front ends are, nor what a core does.
+"""
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from pagemill.config.engine_config import EngineConfig
+from pagemill.engine.process import CoreBirth
+from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
+from pagemill.supervisor import EngineSupervisor, Patience
+from pagemill.transport.addresses import PrivateDirectory
+from pagemill.transport.handshake import new_secret
+
+Listener = Callable[[FleetEvent], None]
+
+
+class Deployment:
+    """Starts engines, restarts them, and tells listeners; a context manager that stops all of them."""
+
+    def __init__(self, config: EngineConfig, worker: str, num_engines: int, patience: Patience) -> None:
+        """`worker` is "module:callable", called with the configuration in each core's process."""
+        self.secret = new_secret()
+        """What lets a process connect to the sockets of this deployment."""
+        self.folder = PrivateDirectory()
+        """Where the sockets are."""
+        self._config = config
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._listeners: list[Listener] = []
+        self._state: dict[int, EngineUp | EngineDown] = {}
+        self._supervisors = [
+            EngineSupervisor(index, self._payload_of(index), self._publish, patience) for index in range(num_engines)
+        ]
+
+    def start(self) -> None:
+        """Start all engines; does not wait."""
+        for supervisor in self._supervisors:
+            supervisor.start()
+
+    def wait_ready(self) -> list[EngineUp]:
+        """Wait for all engines. Raises what kept the first of them from starting: ConfigError, ModelError,
+        EngineDeadError."""
+        return [supervisor.first_up() for supervisor in self._supervisors]
+
+    def subscribe(self, listener: Listener) -> None:
+        """Tell a listener the present state of every engine, then every event. It is called on threads of the
+        supervisors and must not block."""
+        with self._lock:
+            for event in self._state.values():
+                listener(event)
+            self._listeners.append(listener)
+
+    def unsubscribe(self, listener: Listener) -> None:
+        """Tell it nothing any more."""
+        with self._lock:
+            self._listeners.remove(listener)
+
+    def addresses(self) -> dict[int, str]:
+        """Engines that are up, and where."""
+        with self._lock:
+            return {index: event.address for index, event in self._state.items() if isinstance(event, EngineUp)}
+
+    def pids(self) -> list[int | None]:
+        """The processes of the engines, by index."""
+        return [supervisor.pid for supervisor in self._supervisors]
+
+    def stop(self) -> None:
+        """End everything. A second call does nothing."""
+        for thread in [threading.Thread(target=supervisor.stop) for supervisor in self._supervisors]:
+            thread.start()
+        for supervisor in self._supervisors:
+            supervisor.stop()
+        self.folder.remove()
+
+    def __enter__(self) -> "Deployment":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _payload_of(self, index: int) -> Callable[[int], bytes]:
+        def payload(incarnation: int) -> bytes:
+            address = self.folder.ipc(f"core-{index}-{incarnation}")
+            return msgspec.msgpack.encode(CoreBirth(self._config, index, self._worker, address, self.secret))
+
+        return payload
+
+    def _publish(self, event: FleetEvent) -> None:
+        with self._lock:
+            if isinstance(event, (EngineUp, EngineDown)):
+                self._state[event.index] = event
+            for listener in self._listeners:
+                listener(event)

@@ -1,0 +1,232 @@
+"""`MultiprocExecutor`: one worker process per device of this machine, driven through shared memory.
+
+Knows nothing about what a worker is made of: processes are started by the name of what builds one.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+import pagemill.errors
+from pagemill.engine.executor.worker_processes import WorkerProcesses
+from pagemill.errors import EngineDeadError, PagemillError, PeerGoneError, TransportError
+from pagemill.log import get_logger
+from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
+from pagemill.transport.shm_queue import QueueReader, wait_any
+from pagemill.transport.worker_protocol import (
+    CALLS,
+    CallFailed,
+    CallMethod,
+    Command,
+    ExecuteModel,
+    Result,
+    Returned,
+    Sampled,
+    SampleTokens,
+    Stop,
+    command_codec,
+    result_codec,
+)
+
+logger = get_logger(__name__)
+
+STEP_TIMEOUT_S = 300.0
+CALL_TIMEOUT_S = 1800.0
+"""Loading a large model from a slow disk takes long; a worker that is gone or silent is noticed much earlier."""
+LOOK_S = 1.0
+"""While waiting for a result, the workers' health is looked at this often."""
+FAILED_CALL_S = 5.0
+"""How long the other workers may take to answer a call that failed on one of them."""
+ASK_S, TERMINATE_S = 2.0, 1.0
+
+
+class MultiprocExecutor:
+    """`worker` is "module:callable", called in each process with the configuration (an EngineConfig) and a WorkerRank.
+    The models are loaded on construction, which raises ConfigError or ModelError when they cannot be, and
+    EngineDeadError when a worker dies.
+
+    Workers obey in the order of the calls, so steps overlap as much as their futures are left alone; `overlap` says
+    that it makes sense to do so. A future's result is fetched by the thread that asks for it, which spares each step
+    two changes of threads; futures are resolved in order. Not thread-safe but for `check_health`.
+
+    A worker that dies, fails in a step, or does not answer ends the executor: every call and every future raises
+    EngineDeadError from then on, and `on_death` is called, once, from a thread of the executor's.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        config: Any,
+        *,
+        tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
+        overlap: bool = False,
+        first_index: int = 0,
+        on_death: Callable[[EngineDeadError], None] | None = None,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+    ) -> None:
+        self.max_concurrent_steps = max(pipeline_parallel_size, 2 if overlap else 1)
+        self._step_timeout_s = step_timeout_s
+        self._encoder, self._decoder = command_codec(), result_codec()
+        self._steps: deque[_StepFuture] = deque()
+        self._answers: list[Result | None] = []
+        self._workers = WorkerProcesses(
+            worker,
+            msgspec.msgpack.encode(config),
+            (tensor_parallel_size, pipeline_parallel_size),
+            first_index=first_index,
+            on_death=on_death,
+        )
+        try:
+            self.call_all("load_model")
+        except BaseException:
+            self.shutdown()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers, by rank."""
+        return self._workers.pids
+
+    def kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
+        """One dict per worker: layer name -> what it keeps."""
+        return self.call_all("kv_cache_specs")
+
+    def available_kv_bytes(self) -> list[int]:
+        """Bytes for the KV cache, per worker."""
+        return self.call_all("available_kv_bytes")
+
+    def initialize_kv_cache(self, config: KVCacheConfig) -> None:
+        """Allocate the planned cache on every worker."""
+        self.call_all("initialize_kv_cache", config)
+
+    def execute_model(self, step: SchedulerOutput) -> None:
+        """Start a step on every worker."""
+        self._send(ExecuteModel(step), self._step_timeout_s)
+
+    def sample_tokens(self) -> "Future[ModelRunnerOutput]":
+        """Sample from the oldest executed step not yet sampled."""
+        self._send(SampleTokens(), self._step_timeout_s)
+        future = _StepFuture(self._resolve)
+        self._steps.append(future)
+        return future
+
+    def call_all(self, method: str, *args: Any) -> list[Any]:
+        """Call a WorkerApi method by name on every worker, after the steps in flight; the results by rank. Raises what
+        the method raised, if that is an error of pagemill's, else EngineDeadError; ValueError for an unknown name."""
+        values = CALLS.pack_args(method, args)
+        self._answers = [None] * len(self.pids)
+        self._send(CallMethod(method, values), CALL_TIMEOUT_S)
+        if not self._take_until(self._is_answered, CALL_TIMEOUT_S):
+            raise self._workers.die(f"{method} did not finish within {CALL_TIMEOUT_S:g} s")
+        failed = next((answer for answer in self._answers if isinstance(answer, CallFailed)), None)
+        if failed is not None:
+            # The others may wait for the one that failed. Without their answers, the next call's would be confused.
+            if not self._take_until(lambda: None not in self._answers, FAILED_CALL_S):
+                self._workers.die(f"{method} failed on one worker and did not finish on another: {failed.message}")
+            raise _known_error(failed)
+        return [CALLS.unpack_result(method, answer.value) for answer in self._answers if isinstance(answer, Returned)]
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError when a worker is gone, or has shown no sign of life for a while. From any thread."""
+        self._workers.check()
+
+    def shutdown(self) -> None:
+        """Stop the workers: asked, then SIGTERM, then SIGKILL; a few seconds at most. May be called twice."""
+        self._workers.stop(self._encoder.encode(Stop()), ASK_S, TERMINATE_S)
+        self._fail_steps(EngineDeadError("the workers were stopped"))
+
+    def _send(self, command: Command, timeout_s: float) -> None:
+        self._workers.check()
+        try:
+            self._workers.commands.put(self._encoder.encode(command), timeout_s)
+        except PeerGoneError as error:
+            raise self._workers.death_after(error) from error
+        except TimeoutError as error:
+            raise self._workers.die(f"a worker took no command for {timeout_s:g} s: {error}") from error
+
+    def _resolve(self, future: "_StepFuture", timeout_s: float | None) -> None:
+        """Take results until this future has its own."""
+        limit = self._step_timeout_s if timeout_s is None else timeout_s
+        try:
+            if not self._take_until(future.is_resolved, limit) and timeout_s is None:
+                raise self._workers.die(f"no step finished within {limit:g} s")
+        except PagemillError as error:
+            self._fail_steps(error)
+
+    def _is_answered(self) -> bool:
+        """Whether every worker has answered the call, or one has that it failed."""
+        return None not in self._answers or any(isinstance(answer, CallFailed) for answer in self._answers)
+
+    def _take_until(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Take what the workers answer, until `ready` or the time is up: whether it is. Raises EngineDeadError."""
+        readers = self._workers.results
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not wait_any(readers, min(deadline - time.monotonic(), LOOK_S)):
+                self._workers.check_open()
+                if time.monotonic() >= deadline:
+                    return False
+            for rank, reader in enumerate(readers):
+                while reader.has_message():
+                    self._take(rank, reader)
+        return True
+
+    def _take(self, rank: int, reader: QueueReader) -> None:
+        try:
+            frames = reader.get(0)
+            if frames is None:
+                return
+            result = self._decoder.decode(frames)
+        except TransportError as error:
+            logger.error("dropped a result of worker %d: %s", rank, error)
+            return
+        if isinstance(result, Sampled):
+            self._steps.popleft().set_result(result.output)
+        else:
+            self._answers[rank] = result
+
+    def _fail_steps(self, error: PagemillError) -> None:
+        while self._steps:
+            self._steps.popleft().set_exception(error)
+
+
+class _StepFuture(Future[ModelRunnerOutput]):
+    """A future that fetches its result when it is asked for it."""
+
+    def __init__(self, resolve: "Callable[[_StepFuture, float | None], None]") -> None:
+        super().__init__()
+        self._resolve = resolve
+
+    def is_resolved(self) -> bool:
+        """Whether the result was fetched; does not look for it."""
+        return super().done()
+
+    def done(self) -> bool:
+        """Whether the result is there."""
+        if not super().done():
+            self._resolve(self, 0)
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """The tokens. Raises EngineDeadError, or TimeoutError after `timeout` seconds."""
+        if not super().done():
+            self._resolve(self, timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What `result` would raise."""
+        if not super().done():
+            self._resolve(self, timeout)
+        return super().exception(0)
+
+
+def _known_error(failed: CallFailed) -> PagemillError:
+    kind = getattr(pagemill.errors, failed.kind, PagemillError)
+    known = isinstance(kind, type) and issubclass(kind, PagemillError)
+    return kind(failed.message) if known else PagemillError(failed.message)

@@ -1,0 +1,97 @@
+"""What becomes of the engines, told to front ends in other processes: `EventFeed` at one end, `follow` at the other.
+
+Does not know who runs the engines, nor what a front end does with the news.
+"""
+
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from pagemill.errors import PeerGoneError, TransportError
+from pagemill.log import get_logger
+from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
+from pagemill.transport.codec import Codec
+from pagemill.transport.handshake import Hello, Role
+from pagemill.transport.sockets import ClientSocket, Peer, ServerSocket
+
+logger = get_logger(__name__)
+
+POLL_S = 5.0
+CONNECT_S = 30.0
+SUBSCRIBE = [b"subscribe"]
+
+
+class EventFeed:
+    """Tells every front end that asks: first the present state of each engine, then every event."""
+
+    def __init__(self, address: str, secret: str) -> None:
+        self._socket = ServerSocket(address, secret, accepts=(Role.API_SERVER,))
+        self.address = self._socket.address
+        self._events: SimpleQueue[FleetEvent] = SimpleQueue()
+        self._state: dict[int, FleetEvent] = {}
+        self._codec: Codec[FleetEvent] = Codec(FleetEvent)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="pagemill-feed", daemon=True)
+        self._thread.start()
+
+    def publish(self, event: FleetEvent) -> None:
+        """Tell all. From any thread, never blocks."""
+        self._events.put(event)
+        self._socket.wake()
+
+    def close(self) -> None:
+        """Stop."""
+        self._closing = True
+        self._socket.wake()
+        self._thread.join()
+        self._socket.close()
+
+    def _run(self) -> None:
+        while not self._closing:
+            received = self._socket.receive(POLL_S)
+            if received is not None:
+                subscriber, _ = received
+                for event in self._state.values():
+                    self._send(subscriber, event)
+            self._send_events()
+
+    def _send_events(self) -> None:
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except Empty:
+                return
+            if isinstance(event, (EngineUp, EngineDown)):
+                self._state[event.index] = event
+            for subscriber in self._socket.peers:
+                self._send(subscriber, event)
+
+    def _send(self, subscriber: Peer, event: FleetEvent) -> None:
+        try:
+            self._socket.send(subscriber, self._codec.encode(event))
+        except PeerGoneError:
+            logger.debug("%s is gone", subscriber)
+
+
+def follow(address: str, hello: Hello, listener: Callable[[FleetEvent], None]) -> None:
+    """Subscribe, and call the listener with every event on a thread of its own, for the life of the process.
+
+    Raises HandshakeError when nobody answers.
+    """
+    socket = ClientSocket(address, hello, timeout_s=CONNECT_S)
+    socket.send(SUBSCRIBE)
+    codec: Codec[FleetEvent] = Codec(FleetEvent)
+
+    def listen() -> None:
+        while True:
+            frames = socket.receive(POLL_S)
+            if frames is None:
+                continue
+            try:
+                event = codec.decode(frames)
+            except TransportError as error:
+                logger.warning("dropped a message of the feed: %s", error)
+                continue
+            listener(event)
+
+    threading.Thread(target=listen, name="pagemill-follow", daemon=True).start()

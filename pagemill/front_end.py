@@ -1,0 +1,117 @@
+"""A front end of a deployment: tokenizer, `AsyncLLM`, HTTP application and server, in one process.
+
+Does not know how the engines were started: it is told where they are, and what becomes of them.
+"""
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from pagemill.config.engine_config import EngineConfig
+from pagemill.config.sections import ServerConfig
+from pagemill.event_feed import follow
+from pagemill.log import name_process
+from pagemill.messages.fleet import EngineUp, FleetEvent
+from pagemill.messages.process_reports import Listening
+from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.client.balancer import BALANCERS
+from pagemill.serve.client.fleet import FleetClient
+from pagemill.serve.client.zmq import ZmqClient
+from pagemill.serve.http.app import build_app
+from pagemill.serve.http.server import say_ready, serve
+from pagemill.tokenizers.interface import Tokenizer
+from pagemill.tokenizers.load import tokenizer_of
+from pagemill.transport.handshake import Hello, Role
+from pagemill.utils.processes import Report
+
+
+class FrontEndBirth(msgspec.Struct, frozen=True):
+    """What a front end is given. In a process of its own, this is its payload."""
+
+    config: EngineConfig
+    server: ServerConfig
+    index: int
+    num_engines: int
+    balancer: str
+    secret: str
+    """Lets it connect to the engines."""
+    feed: str = ""
+    """Address of the feed of events, for a process of its own."""
+    socket_fd: int = -1
+    """The bound HTTP socket, for a process of its own."""
+
+    def hello(self) -> Hello:
+        """How it introduces itself."""
+        return Hello(secret=self.secret, role=Role.API_SERVER, index=self.index)
+
+
+def make_fleet(birth: FrontEndBirth, ups: Sequence[EngineUp]) -> FleetClient:
+    """The client of all engines."""
+    return FleetClient(lambda up: ZmqClient(up, birth.hello()), ups, BALANCERS[birth.balancer]())
+
+
+def serve_fleet(
+    birth: FrontEndBirth,
+    fleet: FleetClient,
+    tokenizer: Tokenizer,
+    sock: socket.socket,
+    announce: Callable[[str], None] = say_ready,
+) -> None:
+    """Serve over HTTP on a bound socket until SIGINT or SIGTERM, then drain."""
+    server = birth.server
+    llm = AsyncLLM(fleet, tokenizer, birth.config.facts, birth.config.scheduler)
+    serve(build_app(llm, server), sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce)
+
+
+class FirstUps:
+    """Waits until every engine was up once; later events go to a listener."""
+
+    def __init__(self, num_engines: int) -> None:
+        self._num_engines = num_engines
+        self._events: list[FleetEvent] = []
+        self._changed = threading.Condition()
+        self._listener: Callable[[FleetEvent], None] | None = None
+
+    def __call__(self, event: FleetEvent) -> None:
+        """Take an event."""
+        with self._changed:
+            if self._listener is not None:
+                self._listener(event)
+                return
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def wait(self) -> list[EngineUp]:
+        """One event per engine."""
+        with self._changed:
+            while len(self._ups()) < self._num_engines:
+                self._changed.wait()
+            return list(self._ups().values())
+
+    def hand_over(self, listener: Callable[[FleetEvent], None]) -> None:
+        """Give the listener what came so far, and all that will come."""
+        with self._changed:
+            for event in self._events:
+                listener(event)
+            self._listener = listener
+
+    def _ups(self) -> dict[int, EngineUp]:
+        return {event.index: event for event in self._events if isinstance(event, EngineUp)}
+
+
+def run(payload: bytes, report: Report) -> None:
+    """Entry of a front end in a process of its own (utils/processes.py)."""
+    birth = msgspec.msgpack.decode(payload, type=FrontEndBirth)
+    name_process(f"api {birth.index}")
+    ups = FirstUps(birth.num_engines)
+    follow(birth.feed, birth.hello(), ups)
+    tokenizer = tokenizer_of(birth.config.model, birth.config.facts)
+    fleet = make_fleet(birth, ups.wait())
+    ups.hand_over(fleet.notify)
+
+    def tell(url: str) -> None:
+        report(msgspec.msgpack.encode(Listening()))
+
+    serve_fleet(birth, fleet, tokenizer, socket.socket(fileno=birth.socket_fd), tell)

@@ -1,0 +1,59 @@
+"""`WorkerRank`: which of an engine's workers a process is, and where it meets the others.
+
+Knows nothing about process groups (model/distributed) or about who starts the processes (engine/executor).
+"""
+
+import msgspec
+
+from pagemill.errors import ConfigError
+
+
+class WorkerRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of one replica. Tensor-parallel ranks are innermost: rank = stage * tensor_parallel_size + tp_rank.
+
+    Raises ConfigError for numbers that contradict each other.
+    """
+
+    rank: int
+    """0 <= rank < world_size."""
+    local_rank: int
+    """Index among the workers of this host: the device that the worker takes."""
+    world_size: int
+    """Workers of the replica: tensor_parallel_size * pipeline_parallel_size."""
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    init_address: str
+    """Where the ranks meet: tcp://HOST:PORT, or file://PATH (a file that does not exist yet) on one host. Unused,
+    and may be empty, when world_size is 1."""
+
+    def __post_init__(self) -> None:
+        sizes = self.tensor_parallel_size, self.pipeline_parallel_size
+        if min(sizes) < 1 or self.world_size != sizes[0] * sizes[1]:
+            raise ConfigError(
+                f"world_size={self.world_size} is not tensor_parallel_size x pipeline_parallel_size {sizes}"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank={self.rank} is not in 0 <= rank < {self.world_size}")
+        if self.local_rank < 0:
+            raise ConfigError(f"local_rank={self.local_rank} is negative")
+
+    @property
+    def tp_rank(self) -> int:
+        """Rank among those that share the layers of a stage."""
+        return self.rank % self.tensor_parallel_size
+
+    @property
+    def stage(self) -> int:
+        """Pipeline stage."""
+        return self.rank // self.tensor_parallel_size
+
+    @property
+    def returns_output(self) -> bool:
+        """Whether this rank's ModelRunnerOutput is the engine's: rank 0 of the last stage."""
+        return self.rank == self.world_size - self.tensor_parallel_size
+
+
+SOLO_RANK = WorkerRank(
+    rank=0, local_rank=0, world_size=1, tensor_parallel_size=1, pipeline_parallel_size=1, init_address=""
+)
+"""The only worker of an engine."""

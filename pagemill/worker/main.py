@@ -1,0 +1,127 @@
+"""A worker process: obeys the commands of an executor until it is told to stop or its parent is gone.
+
+Does not know how the process was started (utils/processes.py), nor what a worker is made of.
+"""
+
+import contextlib
+import threading
+import time
+import traceback
+from typing import Any
+
+import msgspec
+
+import pagemill.errors
+from pagemill.catalog.registry import load_path
+from pagemill.config.engine_config import EngineConfig
+from pagemill.errors import PagemillError, PeerGoneError, TransportError
+from pagemill.log import get_logger, name_process
+from pagemill.messages.worker_api import WorkerApi
+from pagemill.messages.worker_rank import WorkerRank
+from pagemill.transport.shm_queue import QueueReader, QueueWriter
+from pagemill.transport.worker_protocol import (
+    CALLS,
+    CallFailed,
+    CallMethod,
+    Command,
+    ExecuteModel,
+    Result,
+    Returned,
+    Sampled,
+    SampleTokens,
+    Stop,
+    WorkerBirth,
+    WorkerCrashed,
+    WorkerPulse,
+    command_codec,
+    result_codec,
+)
+from pagemill.utils.processes import Report
+
+logger = get_logger(__name__)
+
+PULSE_S = 1.0
+RESULT_TIMEOUT_S = 300.0
+"""How long the executor may leave the result queue full before the worker gives up."""
+IDLE_S = 3600.0
+
+
+def run(payload: bytes, report: Report) -> None:
+    """Entry of the process; `payload` is a WorkerBirth. Whatever ends it by itself is reported as WorkerCrashed."""
+    birth = msgspec.msgpack.decode(payload, type=WorkerBirth)
+    name_process(f"worker {birth.index}")
+    threading.Thread(target=_pulse, args=(report,), name="pagemill-pulse", daemon=True).start()
+    try:
+        _Loop(birth).run()
+    except PeerGoneError:
+        logger.info("the engine is gone")
+    except Exception as error:
+        crash = WorkerCrashed(type(error).__name__, str(error), traceback.format_exc())
+        report(msgspec.msgpack.encode(crash))
+        raise SystemExit(1) from error
+
+
+class _Loop:
+    def __init__(self, birth: WorkerBirth) -> None:
+        self._rank = birth.rank
+        self._commands = QueueReader(birth.commands)
+        self._results = QueueWriter(birth.results)
+        self._decoder, self._encoder = command_codec(), result_codec()
+        self._worker = build_worker(birth.worker, birth.config, birth.rank)
+
+    def run(self) -> None:
+        """Until a Stop. Raises what a step or a call raised, unless it is the caller's to mend."""
+        with contextlib.closing(self._commands), contextlib.closing(self._results):
+            while not isinstance(command := self._next(), Stop):
+                self._obey(command)
+            self._worker.shutdown()
+
+    def _next(self) -> Command:
+        while True:
+            try:
+                frames = self._commands.get(IDLE_S)
+                if frames is not None:
+                    return self._decoder.decode(frames)
+            except TransportError as error:
+                logger.error("dropped a command: %s", error)
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case ExecuteModel(step):
+                self._worker.execute_model(step)
+            case SampleTokens():
+                output = self._worker.sample_tokens()
+                if self._rank.returns_output:
+                    self._answer(Sampled(output))
+            case CallMethod(method, args):
+                self._answer(self._call(method, args))
+
+    def _call(self, method: str, args: list[Any]) -> Result:
+        try:
+            value = getattr(self._worker, method)(*CALLS.unpack_args(method, args))
+            return Returned(CALLS.pack_result(value))
+        except PagemillError as error:
+            logger.debug("%s failed", method, exc_info=True)
+            return CallFailed(_known_kind(error), str(error))
+
+    def _answer(self, result: Result) -> None:
+        self._results.put(self._encoder.encode(result), RESULT_TIMEOUT_S)
+
+
+def build_worker(path: str, config: bytes, rank: WorkerRank) -> WorkerApi:
+    """The worker that "module:callable" makes of the configuration (msgpack) and the rank. Raises ConfigError."""
+    build = load_path("worker", path)
+    worker: WorkerApi = build(msgspec.msgpack.decode(config, type=EngineConfig), rank)
+    return worker
+
+
+def _known_kind(error: PagemillError) -> str:
+    """The nearest class of pagemill.errors."""
+    return next(kind.__name__ for kind in type(error).__mro__ if hasattr(pagemill.errors, kind.__name__))
+
+
+def _pulse(report: Report) -> None:
+    content = msgspec.msgpack.encode(WorkerPulse())
+    while True:
+        report(content)
+        time.sleep(PULSE_S)

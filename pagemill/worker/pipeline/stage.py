@@ -1,0 +1,71 @@
+"""`Stage`: where a step's inputs come from, and where its hidden states and tokens go. `SoloStage`: the only one."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.worker.batch.input_batch import InputBatch
+
+
+class Stage(ABC):
+    """One stage's exchange with the others. Every stage runs every step, in the same order."""
+
+    samples: bool
+    """Whether this stage has the logits; the others are told, or need not know, what was sampled."""
+
+    @abstractmethod
+    def add(self, new: NewRequest) -> None:
+        """A slot's request is new: what is still on its way for the slot belongs to the one before."""
+
+    @abstractmethod
+    def settle(self, slots: Int32Array) -> None:
+        """Return when all tokens of these slots are in the slots' state. Called before a batch is gathered."""
+
+    @abstractmethod
+    def receive(self, batch: InputBatch) -> Tensor:
+        """The network's input: token ids [T], or the hidden states of the stage before [T, E]."""
+
+    @abstractmethod
+    def pass_on(self, batch: InputBatch, hidden: Tensor) -> Tensor:
+        """[T, E] to the next stage; the rows to be sampled here [L, E], or none of them."""
+
+    @abstractmethod
+    def sampled(self, token_ids: Int32Array) -> None:
+        """[L] tokens of the last batch, where `samples`."""
+
+    @abstractmethod
+    def expect(self, batch: InputBatch) -> None:
+        """The last batch is sampled by another stage; each of its slots has one more token from now on."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Return when nothing is on its way any more; connections may be closed then."""
+
+
+class SoloStage(Stage):
+    """The whole model: token ids in, rows to sample out, nothing to exchange."""
+
+    samples = True
+
+    def add(self, new: NewRequest) -> None:
+        return
+
+    def settle(self, slots: Int32Array) -> None:
+        return
+
+    def receive(self, batch: InputBatch) -> Tensor:
+        return torch.from_numpy(batch.token_ids)
+
+    def pass_on(self, batch: InputBatch, hidden: Tensor) -> Tensor:
+        return hidden[torch.from_numpy(batch.logits_index)]
+
+    def sampled(self, token_ids: Int32Array) -> None:
+        return
+
+    def expect(self, batch: InputBatch) -> None:
+        raise RuntimeError("the only stage samples every batch itself")
+
+    def close(self) -> None:
+        return

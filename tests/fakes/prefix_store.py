@@ -1,0 +1,198 @@
+"""What a paged cache holds, and what is sampled from it: a worker without a network, for proofs about the engine.
+
+Every sequence of tokens has a number, found in a tree and not by hashing: equal numbers mean equal sequences. A token
+that is computed writes the number of the sequence that ends in it where the block tables say; before anything is
+sampled, everything that attention reads is compared with the numbers that must be there. A block that is lost, shared
+wrongly, evicted too early or filled too late is a number that differs.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pagemill.messages.kv_spec import ChunkedLocalSpec, MambaSpec, SlidingWindowSpec
+from pagemill.messages.step import ModelRunnerOutput
+from pagemill.worker.batch.block_tables import BlockTable, BlockTables
+from pagemill.worker.batch.input_batch import build_batch
+from pagemill.worker.batch.request_states import RequestStates
+
+MASK = (1 << 64) - 1
+
+
+def first_read(spec, position):
+    """The first position that the token at `position` reads. A new kind of group is a case here."""
+    match spec:
+        case SlidingWindowSpec(window=window):
+            return max(0, position - window + 1)
+        case ChunkedLocalSpec(chunk_size=size):
+            return position // size * size
+        case MambaSpec():  # the state after the token before
+            return max(0, position - 1)
+    return 0
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What makes contents unique besides their tokens: who asks (salt, adapter), and what placeholders stand for."""
+
+    root: tuple = ()
+    items: dict[int, tuple] = field(default_factory=dict)
+    """Position -> the item there, and which of its placeholders."""
+
+    @classmethod
+    def of(cls, request):
+        items = {
+            item.offset + index: (item.content_hash, index)
+            for item in request.mm_items
+            for index in range(item.num_tokens)
+        }
+        return cls((request.cache_salt, request.lora and request.lora.lora_id), items)
+
+
+class Prefixes:
+    """A tree of token sequences. Those that differ in more than their tokens have different numbers, but go on with
+    the same tokens."""
+
+    def __init__(self):
+        self._children = {}
+        self._digests = [0]
+
+    def after(self, number, token, more=None):
+        """The number of a sequence and one token more; number 0 is no sequence."""
+        child = self._children.get((number, token, more))
+        if child is None:
+            child = self._children[number, token, more] = len(self._digests)
+            digest = 0 if number == 0 else (self._digests[number] ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9
+            self._digests.append((digest ^ digest >> 29) & MASK)
+        return child
+
+    def numbers(self, owner, token_ids):
+        """[len(token_ids)] the number of each leading part."""
+        number, found = self.after(0, None, owner.root), []
+        for position, token in enumerate(token_ids):
+            number = self.after(number, token, owner.items.get(position))
+            found.append(number)
+        return found
+
+    def next_token(self, number, seed, vocab_size):
+        """The token that follows a sequence: depends on its tokens and the seed alone."""
+        digest = (self._digests[number] + seed * 0x94D049BB133111EB) * 0xD6E8FEB86659FD93 & MASK
+        return (digest >> 32) % vocab_size
+
+
+class PrefixStore:
+    """Executes steps on slots, block tables and batches as the workers have them, with numbers for keys and values.
+
+    `owners`: request id -> `Owner`.
+    """
+
+    def __init__(self, config, limits, prefixes, owners, vocab_size):
+        self.specs = [group.spec for group in config.groups]
+        self.live = {}
+        """Slot -> request id."""
+        self._prefixes, self._owners, self._vocab_size = prefixes, owners, vocab_size
+        slots, length = limits.max_num_seqs, limits.max_model_len
+        self.states = RequestStates(slots, length)
+        self.num_computed = self.states.num_computed
+        self.tables = BlockTables(tuple(BlockTable(slots, length, spec.block_size) for spec in self.specs))
+        self.numbers = np.zeros((slots, length + 1), np.int64)
+        """[slots, length + 1] the number of each leading part of a slot's tokens."""
+        # Groups share the memory, and equal tokens in different groups are different contents.
+        self._cells = np.zeros((config.num_blocks, max(spec.block_size for spec in self.specs)), np.int64)
+
+    def begin(self, step):
+        """Take a step's slots and blocks: the first half of executing it."""
+        for slot in step.released:
+            del self.live[slot]
+        for new in step.new:
+            assert new.slot not in self.live, f"slot {new.slot} is given twice"
+            self.live[new.slot] = new.request_id
+            self.states.add(new)
+            self.tables.reset(new.slot, new.block_ids)
+            numbers = self._prefixes.numbers(self._owners[new.request_id], new.token_ids)
+            self.numbers[new.slot, : len(numbers)] = numbers
+        for grown in step.grown:
+            self.tables.append(grown.slot, grown.block_ids)
+        assert set(step.slots.tolist()) <= self.live.keys(), "a slot runs that has no request"
+
+    def finish(self, step):
+        """Compute a step; what it samples. Raises AssertionError when it would read or write what it must not."""
+        batch = build_batch(step, self.states)
+        assert len(set(batch.slots.tolist())) == len(batch.slots), "a slot is in the batch twice"
+        assert (step.num_tokens > 0).all()
+        assert (batch.seq_lens <= self.states.num_tokens[batch.slots]).all(), "a token is computed before it is known"
+        groups = range(len(self.specs))
+        # Copies and states are read as the steps before left them; keys and values are written before they are read.
+        copies = getattr(step, "copies", ())
+        self._cells[[copy.destination for copy in copies]] = self._cells[[copy.source for copy in copies]]
+        for group in groups:
+            if isinstance(self.specs[group], MambaSpec):
+                for slot in batch.slots.tolist():
+                    self._check_reads(group, slot, int(self.num_computed[slot]))
+                self._write_states(group, batch)
+            else:
+                self._write(group, batch)
+        ends = self.num_computed.copy()
+        ends[batch.slots] = batch.seq_lens
+        for slot in self.live:
+            for group in groups:
+                self._check_reads(group, slot, int(ends[slot]))
+        self.states.advance(step.slots, step.num_tokens)
+        return ModelRunnerOutput(step.step_id, batch.sampled_slots, self._sample(batch.sampled_slots))
+
+    def held(self, group, slot):
+        """{index: block} of the blocks that a slot's next token and those after it read or write."""
+        spec, table = self.specs[group], self.tables.groups[group]
+        first = first_read(spec, int(self.num_computed[slot])) // spec.block_size
+        return dict(enumerate(table.blocks[slot, first : table.num_blocks[slot]].tolist(), first))
+
+    def _write(self, group, batch):
+        table = self.tables.groups[group]
+        places = table.slot_mapping(batch.token_slots, batch.positions)
+        assert len(set(places.tolist())) == len(places), "two tokens are written to one place"
+        blocks, offsets = np.divmod(places, table.block_size)
+        assert blocks.all(), "a token is written to the null block"
+        self._cells[blocks, offsets] = self._contents(group, batch.token_slots, batch.positions)
+
+    def _write_states(self, group, batch):
+        """In each block that a slot's tokens touch, the state after its last token there."""
+        spec, table = self.specs[group], self.tables.groups[group]
+        written = []
+        for slot, start, end in zip(batch.slots, self.num_computed[batch.slots], batch.seq_lens, strict=True):
+            indices = np.arange(start // spec.block_size, (end - 1) // spec.block_size + 1)
+            blocks = table.blocks[slot, indices]
+            assert blocks.all(), "a state is written to the null block"
+            last = np.minimum((indices + 1) * spec.block_size, end) - 1
+            self._cells[blocks, 0] = self._contents(group, slot, last)
+            written += blocks.tolist()
+        assert len(set(written)) == len(written), "two states are written to one place"
+
+    def _check_reads(self, group, slot, end):
+        """What a slot's tokens before `end` that are not computed yet read; if there are none, what the next will."""
+        spec, table, start = self.specs[group], self.tables.groups[group], int(self.num_computed[slot])
+        first = end - 1 if isinstance(spec, MambaSpec) else first_read(spec, start)
+        positions = np.arange(max(0, first), end)
+        offsets = 0 if isinstance(spec, MambaSpec) else positions % spec.block_size
+        found = self._cells[table.blocks[slot, positions // spec.block_size], offsets]
+        wrong = positions[found != self._contents(group, slot, positions)]
+        assert not wrong.size, (
+            f"{self.live[slot]} computes {start} to {end - 1} and reads what is not its history in group {group} at "
+            f"positions {wrong.tolist()}"
+        )
+
+    def _contents(self, group, slots, positions):
+        return self.numbers[slots, positions] * len(self.specs) + group
+
+    def _sample(self, slots):
+        lengths = self.states.num_tokens[slots]
+        last = self.numbers[slots, lengths - 1].tolist()
+        seeds = self.states.seed[slots].tolist()
+        tokens = [
+            self._prefixes.next_token(number, seed, self._vocab_size) for number, seed in zip(last, seeds, strict=True)
+        ]
+        self.numbers[slots, lengths] = [
+            self._prefixes.after(number, token) for number, token in zip(last, tokens, strict=True)
+        ]
+        token_ids = np.array(tokens, np.int32)
+        self.states.append(slots, token_ids)
+        return token_ids

@@ -1,0 +1,183 @@
+"""Runs a function in several processes, one per rank, and a recorded engine run on the workers of each."""
+
+import dataclasses
+import faulthandler
+import multiprocessing
+import pickle
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagemill.config.arguments import EngineArgs
+from pagemill.config.sections import ParallelConfig
+from pagemill.engine.core import EngineCore
+from pagemill.engine.executor.uniproc import UniprocExecutor
+from pagemill.launch import build_config
+from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
+from pagemill.messages.worker_rank import WorkerRank
+from pagemill.model.models.causal_lm import CausalLM
+from pagemill.model.quantization.interface import LinearWeight
+from pagemill.worker.worker import Worker
+
+TIMEOUT_S = 60
+
+
+def run_ranks(world_size, folder: Path, function, *args) -> list[Any]:
+    """`function(rank, save, *args)` in `world_size` fresh processes; what each handed to `save`, in order of rank.
+
+    They are forked from a server that has imported torch and computed nothing: a start costs little.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    files = [folder / f"rank{rank}.pkl" for rank in range(world_size)]
+    processes = [
+        context.Process(target=_run, args=(rank, files[rank], function, args), daemon=True)
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(TIMEOUT_S)
+        if process.is_alive():
+            process.kill()
+    results = [pickle.loads(file.read_bytes()) if file.exists() else "no result" for file in files]
+    failed = [f"rank {rank}: {result}" for rank, result in enumerate(results) if isinstance(result, str)]
+    assert not failed, "\n".join(failed)
+    return results
+
+
+def _run(rank, file, function, args):
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(TIMEOUT_S / 2)
+    try:
+        function(rank, lambda result: file.write_bytes(pickle.dumps(result)), *args)
+    except BaseException:
+        file.write_bytes(pickle.dumps(traceback.format_exc()))
+
+
+@dataclasses.dataclass
+class Recording:
+    """An engine's run on one worker."""
+
+    path: str
+    settings: dict[str, Any]
+    plan: KVCacheConfig | None = None
+    steps: list[SchedulerOutput] = dataclasses.field(default_factory=list)
+    outputs: list[ModelRunnerOutput] = dataclasses.field(default_factory=list)
+    logits: list[Tensor] = dataclasses.field(default_factory=list)
+    weight_bytes: int = 0
+
+
+class RecordingExecutor(UniprocExecutor):
+    """One worker, whose every step is kept."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.worker = Worker(build_config(EngineArgs(recording.path, **recording.settings)))
+        super().__init__(self.worker)
+        recording.logits = logits_of(self.worker.model)
+        recording.weight_bytes = weight_bytes(self.worker.model)
+
+    def initialize_kv_cache(self, config):
+        self.recording.plan = config
+        super().initialize_kv_cache(config)
+
+    def call_all(self, method, *args):
+        done = super().call_all(method, *args)
+        self.recording.logits.clear()
+        return done
+
+    def execute_model(self, step):
+        self.recording.steps.append(step)
+        super().execute_model(step)
+
+    def sample_tokens(self):
+        future = super().sample_tokens()
+        self.recording.outputs.append(future.result())
+        return future
+
+
+def record(path: Path, requests, *, depth: int = 1, **settings) -> Recording:
+    """Run requests through an engine; what its worker was told, and what it answered."""
+    settings = {"dtype": "float32", "max_model_len": 96, "num_gpu_blocks_override": 32, "cpu_threads": 1} | settings
+    executor = RecordingExecutor(Recording(str(path), settings))
+    core = EngineCore(executor.worker._config, executor, depth=depth)
+    for request in requests:
+        core.add(request)
+    while core.has_work():
+        core.step()
+    return executor.recording
+
+
+@dataclasses.dataclass
+class Replay:
+    """What one rank made of a recording."""
+
+    stage: int
+    outputs: list[ModelRunnerOutput]
+    logits: list[Tensor]
+    weight_bytes: int
+    num_kv_heads: int
+    layers: list[str]
+    kv_bytes: int
+
+
+def replay(recording: Recording, rank: WorkerRank) -> Replay:
+    """The recorded steps on one rank's worker; all ranks must replay at the same time."""
+    config = build_config(EngineArgs(recording.path, **recording.settings))
+    sizes = ParallelConfig(rank.tensor_parallel_size, rank.pipeline_parallel_size)
+    worker = Worker(dataclasses.replace(config, parallel=sizes), rank)
+    worker.load_model()
+    layers = worker.model.cache_layers()
+    specs, num_bytes = worker.kv_cache_specs(), weight_bytes(worker.model)
+    num_kv_heads = {layer.spec.num_kv_heads for layer in layers.values()}.pop()
+    worker.initialize_kv_cache(split_plan(recording.plan, num_kv_heads))
+    logits = logits_of(worker.model)
+    worker.warm_up()
+    logits.clear()
+    outputs = []
+    for step in recording.steps:
+        worker.execute_model(step)
+        outputs.append(worker.sample_tokens())
+    kv_bytes = sum(spec.page_bytes() for spec in specs.values())
+    result = Replay(rank.stage, outputs, logits, num_bytes, num_kv_heads, list(layers), kv_bytes)
+    worker.shutdown()
+    return result
+
+
+def split_plan(plan: KVCacheConfig, num_kv_heads: int) -> KVCacheConfig:
+    """The plan of a rank that keeps so many of the heads."""
+    groups = tuple(
+        dataclasses.replace(group, spec=dataclasses.replace(group.spec, num_kv_heads=num_kv_heads))
+        for group in plan.groups
+    )
+    return dataclasses.replace(plan, groups=groups)
+
+
+def logits_of(model: CausalLM) -> list[Tensor]:
+    """Collects copies of all logits from now on."""
+    collected: list[Tensor] = []
+    compute = model.compute_logits
+
+    def kept(hidden: Tensor) -> Tensor:
+        logits = compute(hidden)
+        collected.append(logits.clone())
+        return logits
+
+    model.compute_logits = kept
+    return collected
+
+
+def weight_bytes(model: CausalLM) -> int:
+    """Bytes of all weights that a model without a KV cache holds; shared ones count once."""
+    found = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            tensor = value.weight if isinstance(value, LinearWeight) else value
+            if isinstance(tensor, Tensor) and tensor.dim():
+                found[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+    return sum(found.values())
