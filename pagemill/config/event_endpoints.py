@@ -46,7 +46,9 @@ def replay_endpoint(config: KVEventsConfig, *, data_parallel_rank: int) -> Endpo
 
 
 def check_endpoints(config: KVEventsConfig, data_parallel_size: int) -> None:
-    """Raise ConfigError unless every rank can have endpoints of its own."""
+    """Raise ConfigError unless every rank can have endpoints of its own, or needs none."""
+    if not config.active:
+        return
     taken: dict[str, str] = {}
     for rank in range(data_parallel_size):
         for name, endpoint in (
