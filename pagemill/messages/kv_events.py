@@ -17,7 +17,7 @@ ExtraKey = str | tuple[str, int]
 beginning of the block (negative for one that began before it)."""
 
 
-class BlockStored(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
+class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Consecutive blocks can be found from now on."""
 
     block_hashes: list[int]
@@ -41,7 +41,7 @@ class BlockStored(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     """Tokens, where it is a window."""
 
 
-class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
+class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Blocks can no longer be found."""
 
     block_hashes: list[int]
@@ -49,14 +49,14 @@ class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, omit_defaults=T
     group_idx: int | None = None
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=True):
+class AllBlocksCleared(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """No block can be found any more, of any group."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class KVEventBatch(msgspec.Struct, frozen=True, array_like=True):
     """What one step did, in order."""
 
     ts: float
