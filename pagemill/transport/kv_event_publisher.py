@@ -133,14 +133,15 @@ class KVEventPublisher:
         if self._router is not None:
             poller.register(self._router, zmq.POLLIN)
         while True:
-            stopping = self._stopping
-            self._send_queued()
-            if stopping:
-                return
             ready: dict[Any, int] = dict(poller.poll())
             if self._wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 1 << 16)
+            stopping = self._stopping
+            # First, so that a replay has all that was published before it was asked for.
+            self._send_queued()
+            if stopping:
+                return
             if self._router is not None and self._router in ready:
                 self._answer(self._router)
 
