@@ -109,6 +109,15 @@ def _threads(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     return draft.decide("cpu", "cpu_threads", max(1, device.num_cores // workers), why)
 
 
+def _partial_block_reuse(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    if draft.cache.enable_partial_block_reuse and not draft.cache.enable_prefix_caching:
+        raise ConfigError(
+            "enable_partial_block_reuse=True needs enable_prefix_caching=True; leave out --no-enable-prefix-caching, "
+            "or --enable-partial-block-reuse"
+        )
+    return draft
+
+
 def _parallel(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     sizes = draft.parallel
     if sizes.tensor_parallel_size > 1 and not splits_over(model, sizes.tensor_parallel_size):
@@ -165,6 +174,7 @@ RULES: tuple[Rule, ...] = (
     _max_model_len,
     _block_size,
     _kv_events,
+    _partial_block_reuse,
     _token_budget,
     _parallel,
     _threads,

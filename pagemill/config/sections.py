@@ -67,6 +67,9 @@ class CacheConfig:
     disable_hybrid_kv_cache_manager: bool = setting(
         False, "keep every token of every layer, also where only a window or a chunk is read; more memory"
     )
+    enable_partial_block_reuse: bool = setting(
+        False, "share a prefix to the token: what of the next block is equal is copied (needs prefix caching)"
+    )
     num_gpu_blocks_override: int | None = setting(None, "number of blocks, whatever the memory", low=2)
     kv_cache_memory_bytes: int | None = setting(
         None, "bytes for the KV cache (default on a CPU: room for 65,536 tokens, at most 40% of free memory)", low=1

@@ -49,7 +49,13 @@ class EngineCore:
         cache = config.cache
         algorithm = cache.prefix_caching_hash_algo if cache.enable_prefix_caching else None
         events = cache.kv_events_config
-        self._kv = KVCacheManager(plan, algorithm, envs.prefix_hash_seed(), record_events=events.active)
+        self._kv = KVCacheManager(
+            plan,
+            algorithm,
+            envs.prefix_hash_seed(),
+            partial_reuse=cache.enable_partial_block_reuse,
+            record_events=events.active,
+        )
         self._scheduler = Scheduler(limits, self._kv, depth=depth)
         self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
         self.ready = EngineReady(

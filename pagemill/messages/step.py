@@ -40,11 +40,19 @@ class SlotBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """The whole block `destination` becomes what `source` is: its page in every one of the shared tensors."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """Everything the workers need for one step. Valid in full in every mode.
 
-    Order of application: `released`, then `new`, then `grown`, then the batch itself. The workers advance a slot's
-    count of computed tokens by `num_tokens` after the step; the scheduler does the same.
+    Order of application: `copies`, then `released`, then `new`, then `grown`, then the batch itself. The workers
+    advance a slot's count of computed tokens by `num_tokens` after the step; the scheduler does the same.
     """
 
     step_id: int
@@ -56,6 +64,9 @@ class SchedulerOutput:
     grown: list[SlotBlocks] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     """Slots whose request finished, was aborted or was preempted since the last step."""
+    copies: list[BlockCopy] = field(default_factory=list)
+    """All at once, before this step writes anything: every source is read as the steps before left it, even where it
+    is the destination of another copy. No block is a destination twice."""
 
     @property
     def total_tokens(self) -> int:

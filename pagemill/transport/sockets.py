@@ -163,7 +163,7 @@ class ServerSocket:
         try:
             hello = check_hello(frames, self._secret, self._accepts)
             if len(self._peers) >= MAX_PEERS:
-                raise HandshakeError(f"{MAX_PEERS} processes are connected already")
+                self._make_room()
         except HandshakeError as error:
             refusal = str(error)
             self.dropped["refused"] += 1
@@ -172,6 +172,14 @@ class ServerSocket:
             self._peers[routing_id] = Peer(hello.role, hello.index, routing_id)
         with contextlib.suppress(zmq.ZMQError):  # gone again, or not reading
             self._socket.send_multipart([routing_id, *reply_frames(refusal)], flags=zmq.NOBLOCK)
+
+    def _make_room(self) -> None:
+        """Forget the longest known connection of a process that has connected again since. Raises HandshakeError."""
+        latest = {(peer.role, peer.index): peer for peer in self.peers}
+        former = next((peer for peer in self.peers if latest[peer.role, peer.index] is not peer), None)
+        if former is None:
+            raise HandshakeError(f"{MAX_PEERS} processes are connected already")
+        self.forget(former)
 
     def _drop(self, reason: str, peer: Peer | None) -> None:
         self.dropped[reason] += 1

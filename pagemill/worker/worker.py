@@ -1,5 +1,7 @@
 """`Worker`: brings up the device, loads the model, measures memory, and implements `messages.worker_api.WorkerApi`."""
 
+from torch import Tensor
+
 from pagemill.catalog.platforms import PLATFORMS
 from pagemill.config.engine_config import EngineConfig
 from pagemill.errors import ConfigError, PagemillError
@@ -17,6 +19,7 @@ from pagemill.worker.batch.block_tables import BlockTable, BlockTables
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.kv_tensors.allocate import bind_kv_cache
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
+from pagemill.worker.kv_tensors.copy_blocks import copy_blocks
 from pagemill.worker.model_runner import ModelRunner
 from pagemill.worker.pipeline.linked_stage import LinkedStage
 from pagemill.worker.pipeline.stage import SoloStage, Stage
@@ -50,6 +53,8 @@ class Worker:
         self._loaded: CausalLM | None = None
         self._runner: ModelRunner | None = None
         self._num_groups = 0
+        self._num_blocks = 0
+        self._kv_tensors: list[Tensor] = []
 
     @property
     def model(self) -> CausalLM:
@@ -105,7 +110,7 @@ class Worker:
         """Allocate the cache, bind it to the layers, and build the runner."""
         device, layers = self._platform.torch_device(), self.model.cache_layers()
         num_slots, length = self._config.scheduler.max_num_seqs, self._config.model.max_model_len or 0
-        bind_kv_cache(config, layers, device)
+        self._kv_tensors, self._num_blocks = bind_kv_cache(config, layers, device), config.num_blocks
         self._num_groups = len(config.groups)
         states = RequestStates(num_slots, length)
         tables = BlockTables(tuple(BlockTable(num_slots, length, group.spec.block_size) for group in config.groups))
@@ -118,7 +123,8 @@ class Worker:
         self.sample_tokens()
 
     def execute_model(self, step: SchedulerOutput) -> None:
-        """Run the forward pass of a step."""
+        """Copy what the step wants copied, then run its forward pass."""
+        copy_blocks(self._kv_tensors, self._num_blocks, step.copies)
         self.runner.execute_model(step)
 
     def sample_tokens(self) -> ModelRunnerOutput:
@@ -131,6 +137,7 @@ class Worker:
             self._runner.close()
         self._runner = None
         self._loaded = None
+        self._kv_tensors = []
         if self._groups is not None:
             self._groups.close()
             self._groups = None

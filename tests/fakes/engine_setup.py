@@ -30,7 +30,15 @@ def mamba(num_floats=8, block_size=BLOCK_SIZE):
 
 
 def engine_config(
-    *, max_model_len=64, budget=64, num_blocks=64, caching=True, algorithm="sha256", kv_events=None, **scheduler
+    *,
+    max_model_len=64,
+    budget=64,
+    num_blocks=64,
+    caching=True,
+    algorithm="sha256",
+    partial=False,
+    kv_events=None,
+    **scheduler,
 ):
     facts = ModelFacts("fake", "", "gguf", "Fake", {}, "float32", max_model_len, 13)
     limits = {"max_num_seqs": 8} | scheduler
@@ -41,6 +49,7 @@ def engine_config(
             num_gpu_blocks_override=num_blocks,
             enable_prefix_caching=caching,
             prefix_caching_hash_algo=algorithm,
+            enable_partial_block_reuse=partial,
             kv_events_config=kv_events or KVEventsConfig(),
         ),
         SchedulerConfig(max_num_batched_tokens=budget, **limits),

@@ -9,6 +9,7 @@ import numpy as np
 
 from pagemill.messages.kv_spec import ChunkedLocalSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from pagemill.messages.step import ModelRunnerOutput
+from pagemill.utils.math import ceil_div
 
 MASK = (1 << 64) - 1
 
@@ -95,6 +96,8 @@ class ScriptedWorker:
         # One cell per token; groups share the blocks, as they share the memory.
         size = max(spec.block_size for spec in self.group_specs)
         self.cells = [[None] * size for _ in range(config.num_blocks)]
+        # The group whose tokens a block holds: groups cache equal numbers for equal tokens, and are different layers.
+        self.writers = [None] * config.num_blocks
 
     def warm_up(self):
         self.calls.append("warm_up")
@@ -104,6 +107,10 @@ class ScriptedWorker:
 
     def execute_model(self, step):
         self.steps.append(step)
+        found = [(list(self.cells[copy.source]), self.writers[copy.source]) for copy in step.copies]
+        for copy, (cells, writer) in zip(step.copies, found, strict=True):
+            assert copy.source and copy.destination, "the null block is copied"
+            self.cells[copy.destination], self.writers[copy.destination] = cells, writer
         for slot in step.released:
             del self.slots[slot]
         for new in step.new:
@@ -137,15 +144,18 @@ class ScriptedWorker:
         assert start + count <= len(state["tokens"]), "a token is computed before it is known"
         numbers = history(state["tokens"][: start + count])
         for position in range(start, start + count):
-            for spec, table in zip(self.group_specs, state["tables"], strict=True):
+            for group, (spec, table) in enumerate(zip(self.group_specs, state["tables"], strict=True)):
                 if isinstance(spec, MambaSpec):
                     continue
                 first = first_read(spec, position)
                 found = [self._cell(spec, table, earlier) for earlier in range(first, position)]
                 assert found == numbers[first:position], f"token {position} reads what is not its history"
+                read = table[first // spec.block_size : ceil_div(position, spec.block_size)]
+                assert {self.writers[block] for block in read} <= {group}, "a group reads what another one cached"
                 block = table[position // spec.block_size]
                 assert block != 0, "a token is written to the null block"
                 self.cells[block][position % spec.block_size] = numbers[position]
+                self.writers[block] = group
 
     def _read_states(self, state):
         """The states with which the step begins, of each group that keeps states: read before any is written."""

@@ -114,3 +114,46 @@ def test_shared_prefixes_within_one_batch_equal_unshared(checkpoint):
     batch = [head[:100] + tail for tail in prompts(8, longest=20, seed=6)]
     apart, _ = run(checkpoint, batch, params(8), one_by_one=True, enable_prefix_caching=False)
     assert run(checkpoint, batch, params(8))[0] == apart
+
+
+def branching(seed: int) -> list[list[int]]:
+    """Prompts that leave each other at any place in a block, the sliding window included."""
+    head = prompts(1, seed=seed)[0] * 3
+    return [head[:cut] + tail for cut, tail in zip((5, 21, 47, 47, 63, 78, 90, 101), prompts(8, 12, 6), strict=True)]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_prefixes_reused_to_the_token_equal_unshared(checkpoint, ahead):
+    batch = branching(5)
+    apart, _ = run(checkpoint, batch, params(8), one_by_one=True, enable_prefix_caching=False)
+    blocks, with_blocks = run(checkpoint, batch, params(8), one_by_one=True)
+    tokens, to_the_token = run(
+        checkpoint, batch, params(8), one_by_one=True, enable_partial_block_reuse=True, async_scheduling=ahead
+    )
+    assert tokens == blocks == apart
+    assert [output.num_cached_tokens for output in with_blocks] == [0, 0, 16, 32, 32, 48, 64, 80]
+    assert [output.num_cached_tokens for output in to_the_token] == [0, 5, 21, 47, 47, 63, 78, 90]
+
+
+def test_conversations_reused_to_the_token_equal_unshared(checkpoint):
+    """Turns of several conversations at once, in a pool that holds some of them."""
+    few_blocks = {"max_num_seqs": 32, "max_model_len": 200, "num_gpu_blocks_override": 70}
+    cached = {}
+    told = {}
+    for reuse in (False, True):
+        settings = {"enable_partial_block_reuse": True} if reuse else {"enable_prefix_caching": False}
+        with LLM(checkpoint, dtype="float32", **few_blocks, **settings) as llm:
+            said = branching(7)
+            outputs = []
+            for turn in range(3):
+                outputs = llm.generate(said, params(8), use_tqdm=False)
+                own = prompts(8, 5, turn)
+                said = [
+                    [*before, *output.outputs[0].token_ids[: 7 + turn], *new]
+                    for before, output, new in zip(said, outputs, own, strict=True)
+                ]
+        told[reuse] = said
+        cached[reuse] = [output.num_cached_tokens for output in outputs]
+    assert told[True] == told[False]
+    assert any(count % 16 for count in cached[True])
+    assert not any(cached[False])

@@ -186,10 +186,12 @@ class MultiprocExecutor:
         except TransportError as error:
             logger.error("dropped a result of worker %d: %s", rank, error)
             return
-        if isinstance(result, Sampled):
+        if isinstance(result, Sampled) and self._steps:
             self._steps.popleft().set_result(result.output)
-        else:
+        elif not isinstance(result, Sampled) and self._answers:
             self._answers[rank] = result
+        else:
+            logger.error("dropped a result of worker %d that nobody waits for", rank)
 
     def _fail_steps(self, error: PagemillError) -> None:
         while self._steps:

@@ -33,6 +33,8 @@ class BlockPool:
         self.num_free = num_blocks - 1
         self.num_frees = 0
         """Blocks that ever became free; whoever waits for memory need not look again before this changes."""
+        self.on_taken: Callable[[list[int]], None] | None = None
+        """Called with blocks that are allocated: what they hold will be overwritten."""
         self._next = [*range(1, num_blocks), NULL_BLOCK]
         self._prev = [num_blocks - 1, *range(num_blocks - 1)]
         self._ref_counts = [0] * num_blocks
@@ -64,6 +66,8 @@ class BlockPool:
         following[NULL_BLOCK] = block
         self._prev[block] = NULL_BLOCK
         self.num_free -= count
+        if self.on_taken is not None:
+            self.on_taken(taken)
         return taken
 
     def touch(self, blocks: Iterable[int]) -> None:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pagemill.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from pagemill.engine.kv_cache.coordinator import BlockIds, KVCacheCoordinator
 from pagemill.engine.kv_cache.events import NO_EVENTS, EventRecorder
+from pagemill.engine.kv_cache.partial_reuse import PartialReuse
 from pagemill.engine.kv_cache.prefix_hash import PrefixHasher
 from pagemill.engine.request import Request
 from pagemill.messages.kv_events import KVEvent
 from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.messages.step import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +20,35 @@ class CachedPrefix:
 
     num_tokens: int
     block_ids: BlockIds
+    """The full blocks."""
+    sources: tuple[int, ...] = ()
+    """Where tokens are found behind the full blocks: the block of each group from which they are to be copied."""
+
+    def copies(self, block_ids: BlockIds) -> list[BlockCopy]:
+        """What is to be copied for a request with these tables, which begin with the full blocks."""
+        if not self.sources:
+            return []
+        targets = [table[len(full)] for table, full in zip(block_ids, self.block_ids, strict=True)]
+        # A free source may have been taken for this very purpose: then its contents are where they belong.
+        return [BlockCopy(*pair) for pair in zip(self.sources, targets, strict=True) if pair[0] != pair[1]]
 
 
 class KVCacheManager:
     """Blocks of all requests. `None` only ever means "does not fit".
 
-    Without `hash_algorithm`, prefixes are not shared. `seed` pins the hashes (prefix_hash.py). With `record_events`,
-    `take_events` says what became findable and what no longer is.
+    Without `hash_algorithm`, prefixes are not shared. `seed` pins the hashes (prefix_hash.py). With `partial_reuse`,
+    parts of blocks are shared too, by copying (partial_reuse.py). With `record_events`, `take_events` says what became
+    findable and what no longer is.
     """
 
     def __init__(
-        self, config: KVCacheConfig, hash_algorithm: str | None, seed: str | None = None, *, record_events: bool = False
+        self,
+        config: KVCacheConfig,
+        hash_algorithm: str | None,
+        seed: str | None = None,
+        *,
+        partial_reuse: bool = False,
+        record_events: bool = False,
     ) -> None:
         self._events = EventRecorder(config) if record_events else NO_EVENTS
         self.pool = BlockPool(config.num_blocks, self._events)
@@ -38,10 +58,15 @@ class KVCacheManager:
         """Tokens of the smallest block, in which full blocks are counted."""
         self._hasher = None if hash_algorithm is None else PrefixHasher(hash_algorithm, self.granularity, seed)
         self._nothing = CachedPrefix(0, tuple([] for _ in self.managers))
+        self._partial: PartialReuse | None = None
+        if partial_reuse and self._hasher is not None:
+            self._partial = PartialReuse(config, self.pool, self.managers, self._hasher)
 
     def begin_step(self) -> None:
         """A step is going to be scheduled: what the steps before it compute will be there when it runs."""
         self.coordinator.begin_step()
+        if self._partial is not None:
+            self._partial.begin_step()
 
     def cached_prefix(self, request: Request) -> CachedPrefix:
         """The longest cached prefix. The last token is never in it: somebody must compute it, to sample the next."""
@@ -49,7 +74,10 @@ class KVCacheManager:
             return self._nothing
         self._hasher.extend(request)
         num_tokens, block_ids = self.coordinator.cached_prefix(request.block_hashes, request.num_tokens - 1)
-        return CachedPrefix(num_tokens, block_ids)
+        if self._partial is None:
+            return CachedPrefix(num_tokens, block_ids)
+        num_copied, sources = self._partial.extend(request, num_tokens)
+        return CachedPrefix(num_tokens + num_copied, block_ids, sources)
 
     def blocks_to_finish(self, request: Request, prefix: CachedPrefix, step_tokens: int) -> int:
         """Free blocks that a waiting request takes until all its tokens are computed, at most `step_tokens` in a
@@ -103,6 +131,8 @@ class KVCacheManager:
         if self._hasher is None:
             return
         self._hasher.extend(request)
+        if self._partial is not None:
+            self._partial.commit(request, num_tokens)
         for manager in self.managers:
             self._events.begin(request, manager.table(request.request_id).num_committed)
             manager.commit(request.request_id, request.block_hashes, num_tokens)
@@ -111,8 +141,11 @@ class KVCacheManager:
         """Tokens that the blocks of a request of `num_tokens` tokens hold, in the group that holds the fewest."""
         return min(-(-num_tokens // manager.block_size) * manager.block_size for manager in self.managers)
 
-    def free(self, request: Request) -> None:
-        """Let go of all blocks of a request."""
+    def free(self, request: Request, num_computed: int = 0) -> None:
+        """Let go of all blocks of a request. The first `num_computed` tokens are in them by the end of the steps in
+        flight; what of them is not shared yet, such as those in the last block, can be copied from now on."""
+        if self._partial is not None and num_computed:
+            self.commit(request, min(num_computed, request.num_tokens))
         for manager in self.managers:
             manager.free(request.request_id)
 
@@ -122,6 +155,8 @@ class KVCacheManager:
         if self.pool.num_used:
             return False
         self.pool.forget_all()
+        if self._partial is not None:
+            self._partial.clear()
         return True
 
     def take_events(self) -> Sequence[KVEvent]:
@@ -135,3 +170,5 @@ class KVCacheManager:
     def check_integrity(self) -> None:
         """Raise IntegrityError when the bookkeeping contradicts itself."""
         self.coordinator.check_integrity()
+        if self._partial is not None:
+            self._partial.check_integrity()

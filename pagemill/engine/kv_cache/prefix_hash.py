@@ -101,6 +101,13 @@ class PrefixHasher:
             parent = hash_block(parent, data[start : start + num_bytes], extra)
             hashes.append(parent)
 
+    def past(self, request: Request, block_index: int) -> bytes:
+        """What a block's contents depend on besides its own tokens: the hash of the block before it, and the block's
+        own extra keys. The blocks before it must be hashed."""
+        parent = request.block_hashes[block_index - 1] if block_index else self.root
+        extra = extra_keys(request, block_index, self.block_size)
+        return parent + msgspec.msgpack.encode(extra) if extra else parent
+
 
 def extra_keys(request: Request, block_index: int, block_size: int) -> ExtraKeys:
     """The keys of one block; none for most.

@@ -3,6 +3,7 @@ blocks they will still take."""
 
 import numpy as np
 
+from pagemill.engine.kv_cache.block_pool import IntegrityError
 from pagemill.engine.kv_cache.manager import CachedPrefix, KVCacheManager
 from pagemill.engine.request import Request
 from pagemill.engine.scheduler.limits import SchedulerLimits, token_limits
@@ -45,9 +46,13 @@ class Admission:
                 break
             try:
                 admitted = self._try_admit(request, step)
+            except IntegrityError:
+                raise  # blocks of others are at stake
             except Exception as error:
                 logger.exception("request %s failed on admission", request.request_id)
                 self._kv.free(request)
+                if request.slot is not None:
+                    self._states.release([request.slot])
                 self._waiting.remove(request)
                 failed.append((request, error))
                 continue
@@ -67,13 +72,14 @@ class Admission:
         if block_ids is None:
             self._blocked = (request, kv.pool.num_frees)
             return False
-        kv.commit(request, target)
-        self._waiting.remove(request)
-        self._count_prefix(request, prefix)
         states = self._states
         slot = states.assign(request, target)
         states.capacity[slot] = kv.capacity(target)
         states.next_commit[slot] = (target // kv.granularity + 1) * kv.granularity
+        # From here on nothing depends on the request's data: what others find by prefix will be computed.
+        kv.commit(request, target)
+        self._waiting.remove(request)
+        self._count_prefix(request, prefix)
         new = NewRequest(
             request_id=request.request_id,
             slot=slot,
@@ -83,7 +89,7 @@ class Admission:
             block_ids=block_ids,
             params=request.params,
         )
-        step.admit(new, count)
+        step.admit(new, count, prefix.copies(block_ids))
         return True
 
     def _first_tokens(self, request: Request, num_computed: int) -> int:

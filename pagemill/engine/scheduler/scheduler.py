@@ -279,7 +279,7 @@ class Scheduler:
     def _release(self, slots: Sequence[int]) -> None:
         """Free the blocks and the slots of running requests; the workers hear of it with the next step."""
         for slot in slots:
-            self._kv.free(self._states.occupant(slot))
+            self._kv.free(self._states.flush(slot), int(self._states.num_computed[slot]))
         self._states.release(list(slots))
         self._released += slots
 

@@ -59,6 +59,7 @@ class Library:
     rope: Callable[..., None]
     argmax: Callable[..., None]
     attention: Callable[..., int]
+    linear: Callable[..., None]
 
 
 ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
@@ -109,6 +110,7 @@ def _load(path: Path) -> Library:
         gated_activation=function(holding, "pm_gated_activation", None, *[_POINTER] * 2, *[_INT] * 6),
         rope=function(holding, "pm_rope", None, *[_POINTER] * 3, *[_INT] * 9),
         argmax=function(releasing, "pm_argmax", None, *[_POINTER] * 2, *[_INT] * 5),
+        linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
         attention=function(
             releasing, "pm_attention", ctypes.c_int, *[_POINTER] * 5, *[_INT] * 6, *[_POINTER] * 2, _INT
         ),

@@ -54,6 +54,12 @@ def test_more_tokens_than_positions_is_refused_with_the_remedy():
         settle(max_model_len=4096)
 
 
+def test_partial_blocks_are_reused_with_prefix_caching_only():
+    assert settle(enable_partial_block_reuse=True)[0].cache.enable_partial_block_reuse
+    with pytest.raises(ConfigError, match=r"enable_partial_block_reuse=True needs enable_prefix_caching=True"):
+        settle(enable_partial_block_reuse=True, enable_prefix_caching=False)
+
+
 def test_a_budget_below_the_length_needs_chunked_prefill():
     with pytest.raises(ConfigError, match=r"max_num_batched_tokens=64 .* chunked prefill is off"):
         settle(max_num_batched_tokens=64, enable_chunked_prefill=False)

@@ -107,6 +107,16 @@ def test_calls_are_answered_and_their_errors_too(running):
     assert "unknown call 'explode'" in post.results[1][1].error
 
 
+def test_a_worker_that_dies_while_nothing_is_to_do_ends_the_loop():
+    core, _ = make_core()
+    loop = CoreLoop(core, Post())
+    timer = threading.Timer(0.05, loop.fail, [EngineDeadError("worker 1 is gone")])
+    timer.start()
+    with pytest.raises(EngineDeadError, match="worker 1 is gone"):
+        loop.run()
+    timer.join()
+
+
 def test_a_refused_request_ends_alone(running):
     loop, _, _, post = running
     post.expected = 2

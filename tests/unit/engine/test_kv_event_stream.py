@@ -46,8 +46,13 @@ class Engine(RuleBasedStateMachine):
     """Arrivals, aborts, steps and resets in a pool that is always too small: after every call, the subscriber knows
     exactly what the pool finds."""
 
-    @initialize(layers=st.sampled_from(LAYERS), depth=st.sampled_from([1, 2]), extra_blocks=st.integers(0, 6))
-    def start(self, layers, depth, extra_blocks):
+    @initialize(
+        layers=st.sampled_from(LAYERS),
+        depth=st.sampled_from([1, 2]),
+        extra_blocks=st.integers(0, 6),
+        partial=st.booleans(),
+    )
+    def start(self, layers, depth, extra_blocks, partial):
         self.sink, self.subscriber, self.count = ListSink(), StrictSubscriber(), 0
         with mock.patch("pagemill.engine.core._event_sink", return_value=self.sink):
             core, _ = make_core(
@@ -57,6 +62,7 @@ class Engine(RuleBasedStateMachine):
                 budget=16,
                 num_blocks=len(layers) * 8 + 1 + extra_blocks,
                 max_num_seqs=4,
+                partial=partial,
                 kv_events=KVEventsConfig(enable_kv_cache_events=True),
             )
         self.client = Client(core)

@@ -35,7 +35,7 @@ class Engine(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 0, 5]),
         slots=st.integers(1, 5),
         chunked=st.booleans(),
-        caching=st.sampled_from([True, True, False]),
+        caching=st.sampled_from(["partial", "partial", "blocks", "none"]),
         policy=st.sampled_from(["fcfs", "priority"]),
     )
     def start(self, layers, depth, extra_blocks, budget, threshold, slots, chunked, caching, policy):
@@ -46,7 +46,8 @@ class Engine(RuleBasedStateMachine):
             max_model_len=MAX_MODEL_LEN,
             budget=budget,
             num_blocks=len(layers) * 10 + 1 + extra_blocks,
-            caching=caching,
+            caching=caching != "none",
+            partial=caching == "partial" and "mamba" not in layers,
             max_num_seqs=slots,
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=threshold,

@@ -244,6 +244,18 @@ def test_a_process_that_connects_again_is_another_peer(server):
     assert len({peer.routing_id for peer in server.peers}) == 2
 
 
+def test_a_process_that_connects_again_and_again_leaves_room_for_others(server, monkeypatch):
+    monkeypatch.setattr("pagemill.transport.sockets.MAX_PEERS", 3)
+    with running(server), contextlib.ExitStack() as stack:
+        for index in (0, 1, 1, 1, 1, 2):
+            client = stack.enter_context(contextlib.closing(ClientSocket(server.address, hello(index), timeout_s=5)))
+        assert [peer.index for peer in server.peers] == [0, 1, 2]
+        client.send([b"still here"])
+        assert bytes(client.receive(5)[0]) == b"still here"
+        with pytest.raises(HandshakeError, match="3 processes are connected"):
+            ClientSocket(server.address, hello(3), timeout_s=5)
+
+
 def test_an_address_in_use_and_an_open_folder(server, folder):
     if server.address.startswith("tcp"):
         with pytest.raises(ConfigError, match="cannot be bound"):

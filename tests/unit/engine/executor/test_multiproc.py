@@ -7,7 +7,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -32,16 +31,20 @@ from tests.fakes.worker_processes import CRASH_PROMPT, HANG_PROMPT, HERE, KILL_P
 SPEC = FullAttentionSpec(4, 1, 1, "float32")
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left():
-    def state():
-        folders = set(Path(tempfile.gettempdir()).glob("pagemill-*"))
-        return set(Path("/dev/shm").iterdir()), folders, len(list(Path("/proc/self/fd").iterdir()))
+def open_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
 
-    before = state()
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("p")
+    monkeypatch.setenv("PAGEMILL_RPC_BASE_PATH", str(folder))
+    before = open_descriptors()
     yield
     assert psutil.Process().children(recursive=True) == []
-    assert state() == before
+    assert list(folder.iterdir()) == []
+    assert list(Path("/dev/shm").glob("*pagemill*")) == []
+    assert open_descriptors() <= before  # fewer, when ZMQ has just closed what other tests left to it
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("pagemill-watch")]
 
 

@@ -2,8 +2,13 @@
 
 import pytest
 
+from pagemill.engine.kv_cache.block_pool import IntegrityError
+from pagemill.engine.kv_cache.manager import KVCacheManager
+from pagemill.engine.scheduler.slots import SlotStates
+from pagemill.errors import EngineDeadError
 from pagemill.messages.engine_io import FinishReason
 from tests.fakes.engine_setup import BLOCK_SIZE, Client, core_request, make_core
+from tests.fakes.scripted_worker import alone
 
 
 def test_nobody_overtakes_a_request_that_does_not_fit():
@@ -73,3 +78,40 @@ def test_a_request_whose_data_fails_ends_alone(monkeypatch):
     assert "b is not hashable" in client.finish["b"].message
     assert [client.finish[name].reason for name in "ac"] == [FinishReason.LENGTH] * 2
     core.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"), [(KVCacheManager, "cached_prefix"), (KVCacheManager, "begin"), (SlotStates, "_set_stop_ids")]
+)
+def test_wherever_admission_fails_the_request_ends_alone_and_leaves_nothing(monkeypatch, owner, method):
+    """Not even blocks that others would find by its prompt, although nobody computed them."""
+    core, worker = make_core()
+    real = getattr(owner, method)
+
+    def fail_one(self, *args):
+        result = real(self, *args)
+        if any(getattr(arg, "request_id", None) == "bad" for arg in args):
+            raise LookupError("poison")
+        return result
+
+    monkeypatch.setattr(owner, method, fail_one)
+    client = Client(core)
+    good = core_request("good", 9)
+    client.add(core_request("bad", 9), good)
+    client.run()
+    assert client.finish["bad"].message == "LookupError: poison"
+    assert client.cached["good"] == 0
+    assert client.tokens["good"] == alone(good, worker.group_specs, worker.vocab_size, 64)
+    assert client.stats.num_running == 0
+
+
+def test_blocks_that_contradict_each_other_are_no_fault_of_the_request(monkeypatch):
+    core, _ = make_core()
+
+    def contradict(*args):
+        raise IntegrityError("block 7 was freed twice")
+
+    monkeypatch.setattr(KVCacheManager, "begin", contradict)
+    core.add(core_request("a", 9))
+    with pytest.raises(EngineDeadError, match="block 7 was freed twice"):
+        core.step()
