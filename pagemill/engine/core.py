@@ -15,6 +15,7 @@ from pagemill.engine.executor.interface import Executor
 from pagemill.engine.kv_cache.events import EventSink, NoSink
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.planning import WorkerMemory, merge_specs, plan_kv_cache
+from pagemill.engine.kv_cache.residency import ResidencySampler
 from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.engine.scheduler.scheduler import Scheduler
 from pagemill.errors import ConfigError, EngineDeadError
@@ -56,6 +57,8 @@ class EngineCore:
             partial_reuse=cache.enable_partial_block_reuse,
             record_events=events.active,
         )
+        if cache.kv_cache_metrics:
+            self._kv.pool.residency = ResidencySampler(cache.kv_cache_metrics_sample)
         self._scheduler = Scheduler(limits, self._kv, depth=depth)
         self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
         self.ready = EngineReady(
