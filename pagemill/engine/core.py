@@ -78,6 +78,7 @@ class EngineCore:
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests, in whatever state; unknown ids are ignored. No output follows for them."""
         self._scheduler.abort(request_ids)
+        self._publish_events()
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
@@ -99,7 +100,6 @@ class EngineCore:
         if name not in self._calls:
             raise ValueError(f"unknown call {name!r}; known: {', '.join(self._calls)}")
         result = self._calls[name](*args)
-        # Now: an idle engine takes no step that would do it.
         self._publish_events()
         return result
 
@@ -133,6 +133,7 @@ class EngineCore:
         return outputs
 
     def _publish_events(self) -> None:
+        """After whatever may change what is cached: an idle engine takes no step that would do it later."""
         events = self._kv.take_events()
         if events:
             self._sink.publish(events)
