@@ -153,7 +153,6 @@ class SchedulerDriver:
             self.num_steps += 1
             self.seen["copied"] += len(step.copies)
             self._follow_admissions(step, reusable)
-            self.seen["copied"] += len(step.copies)
             self.store.begin(step)
             self._check_blocks()
             self.in_flight.append(self.store.finish(step))
