@@ -105,8 +105,9 @@ class ParallelConfig:
 
     distributed_executor_backend: str | None = setting(
         None,
-        "where workers run: uni in the engine's process, mp in processes of their own (default: uni for one worker)",
-        choices=("uni", "mp"),
+        "where workers run: uni in the engine's process, mp in processes of their own, ray on the hosts of a Ray "
+        "cluster (default: uni for one worker, else mp)",
+        choices=("uni", "mp", "ray"),
     )
 
     @property
