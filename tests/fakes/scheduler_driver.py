@@ -300,7 +300,7 @@ class SchedulerDriver:
             self.running[name] = new.slot
             life.num_admissions += 1
             prompt = life.core_request.prompt_token_ids
-            assert new.token_ids == [*prompt, *life.core_request.emitted_token_ids, *life.tokens]
+            assert new.token_ids.tolist() == [*prompt, *life.core_request.emitted_token_ids, *life.tokens]
             assert new.num_prompt_tokens == len(prompt)
             assert new.num_computed_tokens < len(new.token_ids), "the last token is always computed"
             self.seen["cached" if new.num_computed_tokens else "not cached"] += 1
@@ -369,7 +369,7 @@ class SchedulerDriver:
 
     def _longest(self, new, reusable):
         """The longest prefix that a new request can take from them, by trying all."""
-        numbers = self.prefixes.numbers(self.owners[new.request_id], new.token_ids)
+        numbers = self.prefixes.numbers(self.owners[new.request_id], new.token_ids.tolist())
         step = math.lcm(*(spec.block_size for spec in self.setup.specs))
         for length in range((len(numbers) - 1) // step * step, 0, -step):
             if all(

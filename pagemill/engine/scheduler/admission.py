@@ -85,7 +85,7 @@ class Admission:
         new = NewRequest(
             request_id=request.request_id,
             slot=slot,
-            token_ids=request.token_ids.tolist(),
+            token_ids=np.array(request.token_ids, np.int32),
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=prefix.num_tokens,
             block_ids=block_ids,
