@@ -10,10 +10,13 @@ import msgspec
 
 from pagemill.config.engine_config import EngineConfig
 from pagemill.engine.process import CoreBirth
+from pagemill.log import get_logger
 from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
 from pagemill.supervisor import EngineSupervisor, Patience
 from pagemill.transport.addresses import PrivateDirectory
 from pagemill.transport.handshake import new_secret
+
+logger = get_logger(__name__)
 
 Listener = Callable[[FleetEvent], None]
 
@@ -21,14 +24,23 @@ Listener = Callable[[FleetEvent], None]
 class Deployment:
     """Starts engines, restarts them, and tells listeners; a context manager that stops all of them."""
 
-    def __init__(self, config: EngineConfig, worker: str, num_engines: int, patience: Patience) -> None:
-        """`worker` is "module:callable", called with the configuration in each core's process."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        worker: str,
+        num_engines: int,
+        patience: Patience,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`worker` is "module:callable", called with the configuration in each core's process. `on_lost` is called
+        when the last engine is gone for good, on the thread of its supervisor."""
         self.secret = new_secret()
         """What lets a process connect to the sockets of this deployment."""
         self.folder = PrivateDirectory()
         """Where the sockets are."""
         self._config = config
         self._worker = worker
+        self._on_lost = on_lost
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
         self._state: dict[int, EngineUp | EngineDown] = {}
@@ -64,17 +76,26 @@ class Deployment:
         with self._lock:
             return {index: event.address for index, event in self._state.items() if isinstance(event, EngineUp)}
 
+    @property
+    def lost(self) -> bool:
+        """Whether all engines are gone for good."""
+        with self._lock:
+            finals = [event for event in self._state.values() if isinstance(event, EngineDown) and event.final]
+        return len(finals) == len(self._supervisors)
+
     def pids(self) -> list[int | None]:
         """The processes of the engines, by index."""
         return [supervisor.pid for supervisor in self._supervisors]
 
     def stop(self) -> None:
         """End everything. A second call does nothing."""
-        for thread in [threading.Thread(target=supervisor.stop) for supervisor in self._supervisors]:
-            thread.start()
-        for supervisor in self._supervisors:
-            supervisor.stop()
-        self.folder.remove()
+        try:
+            for supervisor in self._supervisors:
+                supervisor.ask_to_stop()
+            for supervisor in self._supervisors:
+                supervisor.stop()
+        finally:
+            self.folder.remove()
 
     def __enter__(self) -> "Deployment":
         return self
@@ -84,6 +105,8 @@ class Deployment:
 
     def _payload_of(self, index: int) -> Callable[[int], bytes]:
         def payload(incarnation: int) -> bytes:
+            # A core that was killed leaves its socket behind.
+            (self.folder.path / f"core-{index}-{incarnation - 1}").unlink(missing_ok=True)
             address = self.folder.ipc(f"core-{index}-{incarnation}")
             return msgspec.msgpack.encode(CoreBirth(self._config, index, self._worker, address, self.secret))
 
@@ -94,4 +117,10 @@ class Deployment:
             if isinstance(event, (EngineUp, EngineDown)):
                 self._state[event.index] = event
             for listener in self._listeners:
-                listener(event)
+                try:
+                    listener(event)
+                except Exception:  # its own affair: the others, and the engine, go on
+                    logger.exception("a listener failed on %s", type(event).__name__)
+        if isinstance(event, EngineDown) and event.final and self.lost:
+            logger.error("no engine is left, and none can be started again: the server ends")
+            self._on_lost()

@@ -206,6 +206,10 @@ class AsyncLLM:
         """From now on, `check_load` refuses new requests; those in flight go on."""
         self._draining = True
 
+    def give_up(self) -> None:
+        """End all requests in flight with UnavailableError."""
+        self._outputs.fail_all(UnavailableError("the server shut down before the request was finished"))
+
     def problem(self) -> str | None:
         """What keeps requests from being worked on as they should; None when nothing does. Never waits."""
         if self._error is not None:
