@@ -11,7 +11,7 @@ from typing import Protocol
 from pagemill.messages.waves import JoinWaves, RoundDone, RoundVerdict, StartWave, WaveNews, WaveOrder, WaveStarted
 
 ROUND_STEPS = 16
-"""Steps between two reports to the coordinator. At the end of a wave every engine runs one to two rounds for nothing."""
+"""Steps between two reports to the coordinator. A wave ends with one to two rounds for nothing."""
 
 
 class Waves(Protocol):

@@ -1,4 +1,4 @@
-"""Steps of no request, whose keys go to the null block: before the first request, and while other replicas have some."""
+"""Steps of no request, on the null block: before the first request, and while only other replicas have work."""
 
 import dataclasses
 
