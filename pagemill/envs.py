@@ -4,6 +4,7 @@ Every variable is a function with a docstring, so that `PAGEMILL_X` is found by 
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from pagemill.errors import ConfigError
@@ -61,3 +62,13 @@ def prefix_hash_seed() -> str | None:
     """PYTHONHASHSEED: pins the hashes of cached prefixes, so that several processes agree on them (default: random)."""
     seed = os.environ.get("PYTHONHASHSEED")
     return None if seed in (None, "", "random") else seed
+
+
+def ray_address() -> str | None:
+    """RAY_ADDRESS: the Ray cluster for --distributed-executor-backend ray (default: one that runs on this machine)."""
+    return os.environ.get("RAY_ADDRESS") or None
+
+
+def show_cuda_devices(names: Sequence[str]) -> None:
+    """CUDA_VISIBLE_DEVICES: the GPUs that may be used; in a Ray actor set to those of its engine's workers there."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)

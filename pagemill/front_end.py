@@ -61,7 +61,7 @@ def serve_fleet(
 ) -> None:
     """Serve over HTTP on a bound socket until SIGINT or SIGTERM, then drain."""
     server = birth.server
-    llm = AsyncLLM(fleet, tokenizer, birth.config.facts, birth.config.scheduler)
+    llm = AsyncLLM(fleet, tokenizer, birth.config.facts, birth.config.scheduler, cache=birth.config.cache)
     serve(build_app(llm, server), sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce)
 
 

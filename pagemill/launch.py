@@ -87,7 +87,7 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
         with timer.phase("tokenizer"):
             tokenizer = tokenizer_soon.result()
     client = InprocClient(core, inline=inline)
-    llm = AsyncLLM(client, tokenizer, config.facts, config.scheduler)
+    llm = AsyncLLM(client, tokenizer, config.facts, config.scheduler, cache=config.cache)
     _say_ready(config, core.ready, timer)
     return LaunchedEngine(llm, config, tokenizer)
 

@@ -156,6 +156,13 @@ def _async_scheduling(draft: Draft, model: ModelFacts, device: DeviceFacts) -> D
     return draft.decide("scheduler", "async_scheduling", apart, "workers run apart" if apart else "one process")
 
 
+def _kv_cache_metrics(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    share = draft.cache.kv_cache_metrics_sample
+    if not 0 < share <= 1:
+        raise ConfigError(f"kv_cache_metrics_sample={share} is not allowed: above 0 and up to 1")
+    return draft
+
+
 def splits_over(model: ModelFacts, tensor_parallel_size: int) -> bool:
     """Whether every rank can have equally many heads and rows; fewer key and value heads than ranks are replicated."""
     heads, kv_heads, inner = _split_sizes(model)
@@ -180,6 +187,7 @@ RULES: tuple[Rule, ...] = (
     _threads,
     _executor,
     _async_scheduling,
+    _kv_cache_metrics,
 )
 
 

@@ -64,6 +64,8 @@ class CacheConfig:
     block_size: int | None = setting(None, "tokens per block (default: 16)", low=1)
     enable_prefix_caching: bool = setting(True, "share the blocks of equal prefixes")
     prefix_caching_hash_algo: str = setting("sha256", "hash of a block's tokens", choices=HASH_ALGORITHMS)
+    kv_cache_metrics: bool = setting(False, "measure how long KV blocks stay, lie unused and are used again")
+    kv_cache_metrics_sample: float = setting(0.01, "share of KV blocks that is measured, above 0 and up to 1", low=0)
     disable_hybrid_kv_cache_manager: bool = setting(
         False, "keep every token of every layer, also where only a window or a chunk is read; more memory"
     )
@@ -103,8 +105,9 @@ class ParallelConfig:
 
     distributed_executor_backend: str | None = setting(
         None,
-        "where workers run: uni in the engine's process, mp in processes of their own (default: uni for one worker)",
-        choices=("uni", "mp"),
+        "where workers run: uni in the engine's process, mp in processes of their own, ray on the hosts of a Ray "
+        "cluster (default: uni for one worker, else mp)",
+        choices=("uni", "mp", "ray"),
     )
 
     @property

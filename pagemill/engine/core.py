@@ -15,6 +15,7 @@ from pagemill.engine.executor.interface import Executor
 from pagemill.engine.kv_cache.events import EventSink, NoSink
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.planning import WorkerMemory, merge_specs, plan_kv_cache
+from pagemill.engine.kv_cache.residency import ResidencySampler
 from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.engine.scheduler.scheduler import Scheduler
 from pagemill.errors import ConfigError, EngineDeadError
@@ -58,6 +59,8 @@ class EngineCore:
             partial_reuse=cache.enable_partial_block_reuse,
             record_events=events.active,
         )
+        if cache.kv_cache_metrics:
+            self._kv.pool.residency = ResidencySampler(cache.kv_cache_metrics_sample)
         self._scheduler = Scheduler(limits, self._kv, depth=depth)
         self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
         self.ready = EngineReady(
@@ -77,6 +80,7 @@ class EngineCore:
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests, in whatever state; unknown ids are ignored. No output follows for them."""
         self._scheduler.abort(request_ids)
+        self._publish_events()
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
@@ -107,7 +111,6 @@ class EngineCore:
         if name not in self._calls:
             raise ValueError(f"unknown call {name!r}; known: {', '.join(self._calls)}")
         result = self._calls[name](*args)
-        # Now: an idle engine takes no step that would do it.
         self._publish_events()
         return result
 
@@ -142,6 +145,7 @@ class EngineCore:
         return outputs
 
     def _publish_events(self) -> None:
+        """After whatever may change what is cached: an idle engine takes no step that would do it later."""
         events = self._kv.take_events()
         if events:
             self._sink.publish(events)

@@ -57,7 +57,7 @@ KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KVEventBatch(msgspec.Struct, frozen=True, array_like=True):
-    """What one step did, in order."""
+    """What one step, abort or reset did, in order."""
 
     ts: float
     """Seconds since 1970."""

@@ -15,7 +15,7 @@ def warm_up_step(num_groups: int) -> SchedulerOutput:
     new = NewRequest(
         request_id="warm-up",
         slot=0,
-        token_ids=[0] * _NUM_TOKENS,
+        token_ids=np.zeros(_NUM_TOKENS, np.int32),
         num_prompt_tokens=_NUM_TOKENS,
         num_computed_tokens=0,
         block_ids=tuple([0] for _ in range(num_groups)),

@@ -109,7 +109,7 @@ class PrefixStore:
             self.live[new.slot] = new.request_id
             self.states.add(new)
             self.tables.reset(new.slot, new.block_ids)
-            numbers = self._prefixes.numbers(self._owners[new.request_id], new.token_ids)
+            numbers = self._prefixes.numbers(self._owners[new.request_id], new.token_ids.tolist())
             self.numbers[new.slot, : len(numbers)] = numbers
         for grown in step.grown:
             self.tables.append(grown.slot, grown.block_ids)

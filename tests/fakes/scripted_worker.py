@@ -120,7 +120,7 @@ class ScriptedWorker:
         for new in step.new:
             assert new.slot not in self.slots, f"slot {new.slot} is given twice"
             self.slots[new.slot] = {
-                "tokens": list(new.token_ids),
+                "tokens": new.token_ids.tolist(),
                 "computed": new.num_computed_tokens,
                 "tables": [list(ids) for ids in new.block_ids],
                 "seed": new.params.seed or 0,

@@ -3,10 +3,11 @@
 Knows nothing about requests, groups or tokens: a block is an integer, a prefix is a key of bytes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from pagemill.engine.kv_cache.events import NO_EVENTS, CacheEvents
+from pagemill.engine.kv_cache.residency import ResidencySampler
 
 NULL_BLOCK = 0
 """Stands for tokens out of window. Never allocated, never freed."""
@@ -35,6 +36,8 @@ class BlockPool:
         """Blocks that ever became free; whoever waits for memory need not look again before this changes."""
         self.on_taken: Callable[[list[int]], None] | None = None
         """Called with blocks that are allocated: what they hold will be overwritten."""
+        self.residency: ResidencySampler | None = None
+        """Told of blocks that are taken, used again and let go of; it must not change anything."""
         self._next = [*range(1, num_blocks), NULL_BLOCK]
         self._prev = [num_blocks - 1, *range(num_blocks - 1)]
         self._ref_counts = [0] * num_blocks
@@ -68,11 +71,15 @@ class BlockPool:
         self.num_free -= count
         if self.on_taken is not None:
             self.on_taken(taken)
+        if self.residency is not None:
+            self.residency.taken(taken)
         return taken
 
-    def touch(self, blocks: Iterable[int]) -> None:
+    def touch(self, blocks: Sequence[int]) -> None:
         """Hold cached blocks; those that were free leave the free list. The null block is skipped."""
         following, prev, refs = self._next, self._prev, self._ref_counts
+        if self.residency is not None:
+            self.residency.used(blocks)
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
@@ -87,6 +94,8 @@ class BlockPool:
         """Let go of blocks, given in order of position. They join the free list last one first: the end of a long
         prefix is less likely to be asked for again than its beginning."""
         refs = self._ref_counts
+        if self.residency is not None:
+            self.residency.released(blocks)
         freed = []
         for block in reversed(blocks):
             if block == NULL_BLOCK:

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
@@ -194,7 +196,7 @@ class FleetClient:
                     link.load = EngineLoad(outputs.stats.num_running, outputs.stats.num_waiting)
                     link.num_sent = 0
                 self._ledger.note(outputs)
-                self._publish(outputs)
+                self._publish(msgspec.structs.replace(outputs, engine_index=link.index) if link.index else outputs)
                 if self._ledger.trial_is_over():
                     await self._send_waiting()
         except EngineDeadError as error:

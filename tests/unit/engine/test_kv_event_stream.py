@@ -62,7 +62,7 @@ class Engine(RuleBasedStateMachine):
                 budget=16,
                 num_blocks=len(layers) * 8 + 1 + extra_blocks,
                 max_num_seqs=4,
-                partial=partial,
+                partial=partial and "mamba" not in layers,
                 kv_events=KVEventsConfig(enable_kv_cache_events=True),
             )
         self.client = Client(core)

@@ -10,6 +10,7 @@ import pytest
 from pagemill.engine.kv_cache import prefix_hash
 from pagemill.engine.kv_cache.block_heads import BlockHeads
 from pagemill.engine.kv_cache.block_pool import BlockPool
+from pagemill.engine.kv_cache.events import EventRecorder
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.managers.chunked_local import ChunkedLocalManager
 from pagemill.engine.kv_cache.managers.interface import GroupManager
@@ -133,6 +134,12 @@ def parts_of_blocks_are_copied_in_the_step_that_writes_them(real):
         heads.begin_step()
 
     return add
+
+
+@patched(EventRecorder, "removed")
+def one_removal_in_a_hundred_is_not_told(real):
+    count = iter(range(1, 10**9))
+    return lambda events, key: real(events, key) if next(count) % 100 else None
 
 
 @patched(BlockHeads, "forget")
