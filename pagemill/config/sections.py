@@ -147,6 +147,26 @@ class FleetConfig:
         "or the next",
         choices=BALANCERS,
     )
+    data_parallel_lockstep: bool | None = setting(
+        None, "engines step together, in waves (default: where the model is a mixture of experts)"
+    )
+    data_parallel_size_local: int | None = setting(
+        None,
+        "of those engines, how many run on this machine (default: all; headless: those from the start rank on)",
+        low=0,
+        short="-dpl",
+    )
+    data_parallel_start_rank: int | None = setting(
+        None, "first of this machine's engines; the head has those from 0 on", low=0, short="-dpr"
+    )
+    data_parallel_address: str | None = setting(
+        None, "address of the head, where the machines with the other engines connect", short="-dpa"
+    )
+    data_parallel_rpc_port: int = setting(29550, "port of the head for that", low=1, short="-dpp")
+    data_parallel_node_timeout: float = setting(
+        10.0, "seconds without a word after which head and node take each other for gone", low=1
+    )
+    headless: bool = setting(False, "run engines only, for the API servers of a head on another machine")
     api_server_count: int | None = setting(
         None, "processes that take HTTP requests (default: as many as engines)", low=1, short="-asc"
     )

@@ -43,6 +43,8 @@ class EngineCore:
         self._depth = depth = depth or executor.max_concurrent_steps
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
         self._death: str | None = None
+        self.num_executed = 0
+        """Steps given to the workers so far, with and without requests."""
         limits = scheduler_limits(config)
         plan = _plan(config, limits, executor)
         executor.initialize_kv_cache(plan)
@@ -91,8 +93,17 @@ class EngineCore:
         try:
             return self._step()
         except Exception as error:
-            self._death = f"{type(error).__name__}: {error}"
-            raise EngineDeadError(f"the engine stopped: {self._death}") from error
+            raise self._die(error) from error
+
+    def execute_dummy_step(self) -> None:
+        """Run a step of no request on all workers, while there is no work here: other replicas wait for this one's
+        part. Raises EngineDeadError."""
+        self._check_alive()
+        try:
+            self._executor.call_all("execute_dummy_step")
+        except Exception as error:
+            raise self._die(error) from error
+        self.num_executed += 1
 
     def call(self, name: str, *args: Any) -> Any:
         """A rare call by name: reset_prefix_cache, which returns whether the cache was emptied (it is not while a
@@ -123,6 +134,7 @@ class EngineCore:
         if step is not None:
             self._executor.execute_model(step)
             self._in_flight.append(self._executor.sample_tokens())
+            self.num_executed += 1
         outputs = []
         if self._in_flight and (step is None or len(self._in_flight) == self._depth):
             outputs.append(self._scheduler.update(self._in_flight.popleft().result()))
@@ -137,6 +149,10 @@ class EngineCore:
         events = self._kv.take_events()
         if events:
             self._sink.publish(events)
+
+    def _die(self, cause: Exception) -> EngineDeadError:
+        self._death = f"{type(cause).__name__}: {cause}"
+        return EngineDeadError(f"the engine stopped: {self._death}")
 
     def _check_alive(self) -> None:
         if self._death is not None:

@@ -77,6 +77,7 @@ class ScriptedWorker:
         self.slots = {}
         self.steps = []
         self.results = []
+        self.num_dummy_steps = 0
 
     def load_model(self):
         self.calls.append("load_model")
@@ -101,6 +102,9 @@ class ScriptedWorker:
 
     def warm_up(self):
         self.calls.append("warm_up")
+
+    def execute_dummy_step(self):
+        self.num_dummy_steps += 1
 
     def shutdown(self):
         self.calls.append("shutdown")
