@@ -40,8 +40,7 @@ class PackedLinear:
 def pack_bf16(weight: Tensor, bias: Tensor | None = None, gate: int = NO_GATE) -> PackedLinear:
     """[N, K] bfloat16, K even -> panels of outputs, each [K / 2, outputs, 2]. With a gate, N is that of both halves."""
     rows, cols = weight.shape
-    ordered = _in_panels(weight) if gate == NO_GATE else _gated_panels(weight)
-    panels = ordered.view(-1, PANEL, cols // 2, 2).transpose(1, 2).contiguous()
+    panels = panel_rows(weight, gate).view(-1, PANEL, cols // 2, 2).transpose(1, 2).contiguous()
     biases = () if bias is None else (bias.float().contiguous(),)
     struct = LinearStruct(panels.data_ptr(), biases[0].data_ptr() if biases else None, BF16_PANELS, rows, cols, gate)
     return PackedLinear(struct, (panels, *biases), rows if gate == NO_GATE else rows // 2)
@@ -61,6 +60,11 @@ def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype = torch.bfloa
         DTYPES[out_dtype], torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def panel_rows(weight: Tensor, gate: int) -> Tensor:
+    """[N, K] of any type -> the rows in the order of the panels, with zeros where there is none."""
+    return _in_panels(weight) if gate == NO_GATE else _gated_panels(weight)
 
 
 def _in_panels(weight: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Library:
     linear: Callable[..., None]
 
 
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
+ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 """Names for `Library.init`; this CPU may lack some."""
 
 
