@@ -14,6 +14,7 @@ from pagemill.artifacts.describe import describe, locate
 from pagemill.catalog.platforms import PLATFORMS
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
+from pagemill.config.event_endpoints import check_endpoints
 from pagemill.config.facts import ModelFacts
 from pagemill.config.resolve import resolve
 from pagemill.config.sections import FleetConfig, ServerConfig
@@ -98,6 +99,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
 
     server = dataclasses.replace(server, api_key=server.api_key or envs.api_key())
     config = _share_cores(args, build_config(args), fleet.data_parallel_size)
+    check_endpoints(config.cache.kv_events_config, fleet.data_parallel_size)
     patience = Patience(fleet.engine_stall_timeout, fleet.engine_hang_timeout)
     with (
         contextlib.closing(bind(server.host, server.port)) as sock,

@@ -35,6 +35,29 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class KVEventsConfig:
+    """Events about the prefix cache, for subscribers outside; they carry the tokens of prompts."""
+
+    enable_kv_cache_events: bool = setting(False, "publish what is cached and what no longer is")
+    publisher: str = setting("zmq", "how; null publishes nothing", choices=("zmq", "null"))
+    endpoint: str = setting(
+        "tcp://127.0.0.1:5557",
+        "where subscribers connect: tcp://ADDRESS:PORT, tcp://*:PORT for every network, or ipc://PATH; with a host "
+        "name the publisher connects, to a subscriber that binds; the data-parallel rank is added to the port",
+    )
+    replay_endpoint: str | None = setting(None, "where missed batches can be asked for (default: nowhere)")
+    buffer_steps: int = setting(10_000, "batches kept for replay", low=1)
+    hwm: int = setting(100_000, "batches that may wait for one slow subscriber before it misses some", low=1)
+    max_queue_size: int = setting(100_000, "batches that may wait to be published before some are dropped", low=1)
+    topic: str = setting("", "first frame of every message, by which subscribers choose")
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is published."""
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+
+@dataclass(frozen=True)
 class CacheConfig:
     """The paged KV cache."""
 
@@ -50,6 +73,9 @@ class CacheConfig:
     num_gpu_blocks_override: int | None = setting(None, "number of blocks, whatever the memory", low=2)
     kv_cache_memory_bytes: int | None = setting(
         None, "bytes for the KV cache (default on a CPU: room for 65,536 tokens, at most 40% of free memory)", low=1
+    )
+    kv_events_config: KVEventsConfig = setting(
+        KVEventsConfig(), "JSON object: publish what is cached, for routers that place requests by it"
     )
 
 

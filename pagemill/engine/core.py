@@ -10,7 +10,9 @@ from typing import Any
 
 from pagemill import envs
 from pagemill.config.engine_config import EngineConfig
+from pagemill.config.sections import KVEventsConfig
 from pagemill.engine.executor.interface import Executor
+from pagemill.engine.kv_cache.events import EventSink, NoSink
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.planning import WorkerMemory, merge_specs, plan_kv_cache
 from pagemill.engine.scheduler.limits import SchedulerLimits
@@ -33,7 +35,9 @@ class EngineCore:
     Construction brings the engine up, and raises ConfigError when its settings cannot work.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor, *, depth: int | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, executor: Executor, *, depth: int | None = None, data_parallel_rank: int = 0
+    ) -> None:
         self._executor = executor
         self._depth = depth = depth or executor.max_concurrent_steps
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
@@ -44,8 +48,13 @@ class EngineCore:
         executor.call_all("warm_up")
         cache = config.cache
         algorithm = cache.prefix_caching_hash_algo if cache.enable_prefix_caching else None
+        events = cache.kv_events_config
         self._kv = KVCacheManager(
-            plan, algorithm, envs.prefix_hash_seed(), partial_reuse=cache.enable_partial_block_reuse
+            plan,
+            algorithm,
+            envs.prefix_hash_seed(),
+            partial_reuse=cache.enable_partial_block_reuse,
+            record_events=events.active,
         )
         self._scheduler = Scheduler(limits, self._kv, depth=depth)
         self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
@@ -55,6 +64,8 @@ class EngineCore:
             num_blocks=plan.num_blocks,
             block_size=plan.groups[0].spec.block_size,
         )
+        # Last, because it opens ports: nothing after it can fail and leave them open.
+        self._sink = _event_sink(events, data_parallel_rank)
 
     def add(self, request: EngineCoreRequest) -> None:
         """Queue a request. One that cannot run is reported by the next step. Raises EngineDeadError."""
@@ -84,7 +95,10 @@ class EngineCore:
         request runs). Raises ValueError for another name."""
         if name not in self._calls:
             raise ValueError(f"unknown call {name!r}; known: {', '.join(self._calls)}")
-        return self._calls[name](*args)
+        result = self._calls[name](*args)
+        # Now: an idle engine takes no step that would do it.
+        self._publish_events()
+        return result
 
     def check_integrity(self) -> None:
         """Raise when the engine's bookkeeping contradicts itself. Costs O(blocks): for tests and idle time."""
@@ -95,8 +109,11 @@ class EngineCore:
         self._executor.check_health()
 
     def shutdown(self) -> None:
-        """Stop the workers."""
-        self._executor.shutdown()
+        """Stop the workers, and the publisher of events. May be called twice."""
+        try:
+            self._executor.shutdown()
+        finally:
+            self._sink.shutdown()
 
     def _step(self) -> list[EngineCoreOutputs]:
         step = self._scheduler.schedule() if len(self._in_flight) < self._depth else None
@@ -109,7 +126,13 @@ class EngineCore:
         unreported = self._scheduler.take_unreported()
         if unreported:
             outputs.append(EngineCoreOutputs(outputs=unreported, stats=self._scheduler.stats()))
+        self._publish_events()
         return outputs
+
+    def _publish_events(self) -> None:
+        events = self._kv.take_events()
+        if events:
+            self._sink.publish(events)
 
     def _check_alive(self) -> None:
         if self._death is not None:
@@ -129,6 +152,15 @@ def scheduler_limits(config: EngineConfig) -> SchedulerLimits:
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         policy=config.scheduler.scheduling_policy,
     )
+
+
+def _event_sink(config: KVEventsConfig, data_parallel_rank: int) -> EventSink:
+    if not config.active:
+        return NoSink()
+    # Deferred: zmq, which an engine without sockets does not need.
+    from pagemill.transport.kv_event_publisher import KVEventPublisher
+
+    return KVEventPublisher(config, data_parallel_rank)
 
 
 def _plan(config: EngineConfig, limits: SchedulerLimits, executor: Executor) -> KVCacheConfig:

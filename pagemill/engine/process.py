@@ -119,7 +119,8 @@ def run(payload: bytes, report: Report) -> None:
     name_process(f"core {birth.index}")
     try:
         socket = ServerSocket(birth.address, birth.secret, accepts=(Role.API_SERVER, Role.SUPERVISOR))
-        core = EngineCore(birth.config, make_executor(birth.config, birth.worker, replica=birth.index))
+        executor = make_executor(birth.config, birth.worker, replica=birth.index)
+        core = EngineCore(birth.config, executor, data_parallel_rank=birth.index)
     except Exception as error:
         logger.debug("the engine core cannot start", exc_info=True)
         tell(Failed(type(error).__name__, str(error)))

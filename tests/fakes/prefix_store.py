@@ -123,8 +123,11 @@ class PrefixStore:
         assert (batch.seq_lens <= self.states.num_tokens[batch.slots]).all(), "a token is computed before it is known"
         groups = range(len(self.specs))
         # Copies and states are read as the steps before left them; keys and values are written before they are read.
-        copies = getattr(step, "copies", ())
-        self._cells[[copy.destination for copy in copies]] = self._cells[[copy.source for copy in copies]]
+        sources = [copy.source for copy in step.copies]
+        destinations = [copy.destination for copy in step.copies]
+        assert all(sources) and all(destinations), "the null block is copied"
+        assert len(set(destinations)) == len(destinations), "two blocks are copied to one place"
+        self._cells[destinations] = self._cells[sources]
         for group in groups:
             if isinstance(self.specs[group], MambaSpec):
                 for slot in batch.slots.tolist():

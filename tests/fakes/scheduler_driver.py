@@ -28,6 +28,7 @@ class Setup:
     spare_blocks: int = 0
     depth: int = 1
     algorithm: str | None = "sha256"
+    partial_reuse: bool = False
 
     def plan(self):
         groups = tuple(KVCacheGroup((f"layer{index}",), spec) for index, spec in enumerate(self.specs))
@@ -62,7 +63,7 @@ class SchedulerDriver:
         self.setup, self.limits = setup, setup.limits
         self._threshold = self.limits.long_prefill_token_threshold if self.limits.enable_chunked_prefill else 0
         config = setup.plan()
-        self.kv = KVCacheManager(config, setup.algorithm)
+        self.kv = KVCacheManager(config, setup.algorithm, partial_reuse=setup.partial_reuse)
         self.scheduler = Scheduler(self.limits, self.kv, depth=setup.depth)
         self.prefixes, self.owners = Prefixes(), {}
         self.store = PrefixStore(config, self.limits, self.prefixes, self.owners, VOCAB_SIZE)
@@ -145,6 +146,7 @@ class SchedulerDriver:
         self._follow_preemptions(self.scheduler.stats().num_preemptions - num_preemptions, step)
         if step is not None:
             self.num_steps += 1
+            self.seen["copied"] += len(step.copies)
             self._follow_admissions(step, reusable)
             self.store.begin(step)
             self._check_blocks()

@@ -6,6 +6,8 @@ Knows nothing about requests, groups or tokens: a block is an integer, a prefix 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
+from pagemill.engine.kv_cache.events import NO_EVENTS, CacheEvents
+
 NULL_BLOCK = 0
 """Stands for tokens out of window. Never allocated, never freed."""
 
@@ -20,10 +22,11 @@ class BlockPool:
     Free blocks form a doubly linked list in the order in which they will be taken: least recently used first. The
     null block is the list's sentinel, so that no end needs a special case. A free block keeps its key until it is
     taken (lazy eviction): all idle memory is prefix cache. Equal keys may be held by several blocks, because block
-    tables are append-only; the surplus ones lose their key when they are freed.
+    tables are append-only; the surplus ones lose their key when they are freed. `events` is told what can be found
+    and what no longer can.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, events: CacheEvents = NO_EVENTS) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks} is too small: the null block and one more are needed")
         self.num_blocks = num_blocks
@@ -40,6 +43,7 @@ class BlockPool:
         self.find: Callable[[bytes], int | None] = self._cached.get
         """A block that caches a key. Not a method, because a long prompt asks for thousands."""
         self._duplicates: dict[bytes, list[int]] = {}
+        self._events = events
 
     @property
     def num_used(self) -> int:
@@ -106,12 +110,15 @@ class BlockPool:
         self._keys[block] = key
         if self._cached.setdefault(key, block) != block:
             self._duplicates.setdefault(key, []).append(block)
+        else:
+            self._events.stored(key)
 
     def forget_all(self) -> None:
         """Empty the prefix cache; blocks stay with whoever holds them."""
         self._keys = [None] * self.num_blocks
         self._cached.clear()
         self._duplicates.clear()
+        self._events.cleared()
 
     def free_blocks(self) -> list[int]:
         """Free blocks in the order in which they will be taken."""
@@ -180,5 +187,6 @@ class BlockPool:
             self._cached[key] = others.pop(0)
         else:
             del self._cached[key]
+            self._events.removed(key)
         if not others:
             self._duplicates.pop(key, None)

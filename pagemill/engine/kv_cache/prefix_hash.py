@@ -22,6 +22,8 @@ BlockHashFunction = Callable[[bytes, bytes, ExtraKeys], bytes]
 """(hash of the block before, tokens of the block as 32-bit integers, extra keys) -> hash of the block."""
 
 ROOT_BYTES = 32
+GROUP_BYTES = 2
+"""A block's key in the pool is its hash and, in this many bytes, big-endian, the KV group that it belongs to."""
 
 
 def _sha256(data: bytes) -> bytes:

@@ -56,7 +56,7 @@ class Embedding(nn.Module):
 
 
 class OutputHead(Linear):
-    """[L, E] -> [L, V] on every rank: each computes the logits of its part of the vocabulary, and all are gathered."""
+    """[L, E] -> [L, V] float32 on every rank: each computes those of its part of the vocabulary, all are gathered."""
 
     def __init__(self, size: int, vocab_size: int, *, ctx: LayerContext) -> None:
         self._group = ctx.groups.tp
@@ -68,7 +68,7 @@ class OutputHead(Linear):
         super().load(kind, shard, _padded(tensor, self._vocab_size, self._group.size))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = super().forward(x)
+        logits = self.weight.logits(x)  # type: ignore[union-attr]
         if self._group.size == 1:
             return logits
         return self._group.all_gather(logits)[:, : self._vocab_size]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pagemill.errors import ModelError
 from pagemill.model.distributed.split import even_split, split_heads
+from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.loading.part import Part
 from pagemill.model.quantization.interface import LinearWeight
@@ -19,6 +20,7 @@ from pagemill.model.quantization.interface import LinearWeight
 class Linear(nn.Module):
     """[T, in] -> [T, sum(out)]. `shards` are the output sizes of the checkpoint tensors that it is stacked from.
 
+    `gate` names a gated activation over the two shards, which the weight may include (`gated`).
     `rows` are those of each shard that this rank holds, `columns` those of all; None: all of them. Parts arrive in
     any order through `load`; when the last one has, the weight takes its computing form and the loaded tensors are
     freed.
@@ -33,8 +35,10 @@ class Linear(nn.Module):
         ctx: LayerContext,
         rows: Sequence[range] | None = None,
         columns: range | None = None,
+        gate: str | None = None,
     ) -> None:
         super().__init__()
+        self._gate = gate
         self.name = ctx.name
         self.in_size = in_size
         self.shards = shards
@@ -71,7 +75,16 @@ class Linear(nn.Module):
 
     def take(self, weight: Tensor) -> None:
         """Take the whole of this rank's weight, stacked, in the model's type."""
-        self.weight = self._ctx.quant.prepare(weight)
+        self.weight = self._ctx.quant.prepare(weight, None if self.has_bias else self._gate)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the result went through the gated activation already."""
+        return self.weight is not None and self.weight.gated
+
+    def native(self) -> PackedLinear | None:
+        """The form in which native code takes the layer; None when there is none."""
+        return None if self.weight is None else self.weight.native(self.bias)
 
     def expected(self) -> tuple[str, ...]:
         """Kinds of tensors that every shard has."""
@@ -84,11 +97,21 @@ class Linear(nn.Module):
 class ColumnLinear(Linear):
     """[T, in] on every rank -> [T, this rank's part of each of the outputs]."""
 
-    def __init__(self, in_size: int, shards: tuple[int, ...], *, bias: bool, ctx: LayerContext, what: str) -> None:
-        """`what`: the setting of the model that is split, for errors. Raises ConfigError when it cannot be."""
+    def __init__(
+        self,
+        in_size: int,
+        shards: tuple[int, ...],
+        *,
+        bias: bool,
+        ctx: LayerContext,
+        what: str,
+        gate: str | None = None,
+    ) -> None:
+        """`what`: the setting of the model that is split, for errors. `gate`: the activation that follows, when the
+        first of two equal shards is its gate. Raises ConfigError when it cannot be split."""
         tp = ctx.groups.tp
         rows = [even_split(size, tp.rank, tp.size, what) for size in shards]
-        super().__init__(in_size, shards, bias=bias, ctx=ctx, rows=rows)
+        super().__init__(in_size, shards, bias=bias, ctx=ctx, rows=rows, gate=gate)
 
 
 class QKVLinear(Linear):
