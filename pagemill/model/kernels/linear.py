@@ -77,6 +77,18 @@ def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype = torch.bfloa
     return out
 
 
+def weight_rows(indices: Tensor, packed: PackedLinear) -> Tensor:
+    """[T] int64 -> [T, K] bfloat16: rows of a weight without a gate. Raises IndexError when there is no such row."""
+    indices = indices.contiguous()
+    out = torch.empty(len(indices), packed.struct.cols, dtype=torch.bfloat16)
+    failed = loaded_library().linear_rows(
+        ctypes.addressof(packed.struct), out.data_ptr(), indices.data_ptr(), len(indices), torch.get_num_threads()
+    )
+    if failed:
+        raise IndexError(f"a row is asked for that is not one of {packed.struct.rows}")
+    return out
+
+
 def panel_rows(weight: Tensor, gate: int) -> Tensor:
     """[N, K] of any type -> the rows in the order of the panels, with zeros where there is none."""
     return _in_panels(weight) if gate == NO_GATE else _gated_panels(weight)

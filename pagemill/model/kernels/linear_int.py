@@ -12,6 +12,7 @@ from pagemill.model.kernels.linear import NO_GATE, PANEL, LinearStruct, PackedLi
 
 BLOCK = 32
 """Inputs of a block."""
+ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,7 @@ Q4_1 = BlockFormat("Q4_1", 20, 4, 3, 0)
 FORMATS = {kind.name: kind for kind in (Q8_0, Q4_0, Q4_1)}
 
 
-def pack_blocks(
-    kind: BlockFormat, blocks: Tensor, cols: int | None = None, bias: Tensor | None = None, gate: int = NO_GATE
-) -> PackedLinear:
+def pack_blocks(kind: BlockFormat, blocks: Tensor, cols: int | None = None, gate: int = NO_GATE) -> PackedLinear:
     """Rows of blocks, [N, ceil(K / 32) * block_bytes] uint8 -> panels; `cols` is K where it is not a multiple of 32.
 
     With a gate, N is that of both halves. Four inputs of 32 outputs lie side by side: rows are only transposed.
@@ -45,14 +44,41 @@ def pack_blocks(
     cols = num_blocks * BLOCK if cols is None else cols
     ordered = panel_rows(blocks, gate).view(-1, PANEL, num_blocks, kind.block_bytes)
     panels = torch.empty(len(ordered), num_blocks, kind.block_bytes * PANEL, dtype=torch.uint8)
-    limits, integers = panels.split([kind.limit_bytes * PANEL, (kind.block_bytes - kind.limit_bytes) * PANEL], dim=2)
+    limits, integers = panels[..., : kind.limit_bytes * PANEL], panels[..., kind.limit_bytes * PANEL :]
     _transpose(ordered[..., : kind.limit_bytes], limits, kind.limit_bytes)
     _transpose(ordered[..., kind.limit_bytes :], integers, 4)
     if kind.flip:
         integers.view(torch.int32).bitwise_xor_(kind.flip)
-    biases = () if bias is None else (bias.float().contiguous(),)
-    struct = LinearStruct(panels.data_ptr(), biases[0].data_ptr() if biases else None, kind.panels, rows, cols, gate)
-    return PackedLinear(struct, (panels, *biases), rows if gate == NO_GATE else rows // 2)
+    struct = LinearStruct(panels.data_ptr(), None, kind.panels, rows, cols, gate)
+    return PackedLinear(struct, (panels,), rows if gate == NO_GATE else rows // 2)
+
+
+def quantize_q8(weight: Tensor) -> Tensor:
+    """[N, K] float, K a multiple of 32 -> blocks of Q8_0, [N, K / 32 * 34] uint8: the nearest integers, with a scale
+    that brings the largest of a block to 127."""
+    blocks = torch.empty(len(weight), weight.shape[1] // BLOCK, Q8_0.block_bytes, dtype=torch.uint8)
+    # A few rows at a time: the float copy of a vocabulary is larger than the model.
+    for begin in range(0, len(weight), ROWS_AT_ONCE):
+        part = weight[begin : begin + ROWS_AT_ONCE].float()
+        values = part.view(len(part), -1, BLOCK)
+        scales = values.abs().amax(-1, keepdim=True).div_(127)
+        integers = values.div(scales.clamp_min(1e-30)).round_().to(torch.int8)
+        made = blocks[begin : begin + ROWS_AT_ONCE]
+        made[..., :2] = scales.half().view(torch.uint8)
+        made[..., 2:] = integers.view(torch.uint8)
+    return blocks.flatten(1)
+
+
+def dequantize(kind: BlockFormat, blocks: Tensor) -> Tensor:
+    """[N, B * block_bytes] -> [N, B * 32] float32."""
+    blocks = blocks.reshape(len(blocks), -1, kind.block_bytes)
+    limits = blocks[..., : kind.limit_bytes].contiguous().view(torch.float16).float()
+    packed = blocks[..., kind.limit_bytes :].contiguous()
+    integers = packed.view(torch.int8).float() if kind == Q8_0 else torch.cat([packed & 15, packed >> 4], -1).float()
+    if kind == Q4_0:
+        integers -= 8
+    values = integers.mul_(limits[..., :1])
+    return (values.add_(limits[..., 1:]) if kind == Q4_1 else values).flatten(1)
 
 
 def _transpose(ordered: Tensor, to: Tensor, piece_bytes: int) -> None:

@@ -225,3 +225,6 @@ PM_EXPORT int pm_attention(void* out, const void* query, const void* key, const 
 PM_EXPORT int64_t pm_panel();
 PM_EXPORT void pm_linear(const PmLinear* linear, void* out, const void* x, int64_t num_rows, int64_t x_stride,
                          int64_t out_stride, int64_t out_dtype, int64_t threads);
+// Rows of a weight without a gate, [count, cols] bfloat16. 0: done, 1: there is no such row.
+PM_EXPORT int pm_linear_rows(const PmLinear* linear, void* out, const int64_t* indices, int64_t count,
+                             int64_t threads);

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagemill.model.kernels import reference
-from pagemill.model.kernels.linear import GELU_TANH, SILU, linear
-from pagemill.model.kernels.linear_int import BLOCK, FORMATS, BlockFormat, pack_blocks
+from pagemill.model.kernels.linear import GELU_TANH, SILU, linear, weight_rows, with_bias
+from pagemill.model.kernels.linear_int import BLOCK, FORMATS, Q8_0, BlockFormat, dequantize, pack_blocks, quantize_q8
 
 KINDS = pytest.mark.parametrize("kind", FORMATS.values(), ids=lambda kind: kind.name)
 # Outputs and inputs: less than a panel, a few panels, neither a multiple of what is processed at once.
@@ -90,7 +90,7 @@ def test_a_row_does_not_depend_on_its_company(isa: str, threads: int, kind: Bloc
 def test_bias_and_output_type(isa: str, kind: BlockFormat) -> None:
     blocks, bias, x = make_blocks(kind, 70, 64), torch.randn(70), make_x(9, 64)
     plain = linear(x, pack_blocks(kind, blocks.flatten(1)), torch.float32)
-    biased = linear(x, pack_blocks(kind, blocks.flatten(1), bias=bias))
+    biased = linear(x, with_bias(pack_blocks(kind, blocks.flatten(1)), bias))
     assert torch.equal(biased, (plain + bias).bfloat16())
 
 
@@ -129,3 +129,26 @@ def test_quantized_inputs_are_near_the_inputs() -> None:
     assert (integers.abs().amax(-1) >= 63).all()
     blocks = x.float().view(50, -1, 32)
     assert ((integers * scales - blocks).abs() <= scales / 2).all()
+
+
+@KINDS
+@pytest.mark.parametrize("cols", [96, 40])
+def test_rows_of_the_weight(kind: BlockFormat, cols: int, library: object) -> None:
+    blocks = make_blocks(kind, 70, cols).flatten(1)
+    packed = pack_blocks(kind, blocks, cols)
+    indices = torch.tensor([69, 0, 31, 32, 0])
+    found = weight_rows(indices, packed)
+    # The minimum is added with one rounding more than a fused operation has.
+    assert torch.equal(found, dequantize(kind, blocks)[indices, :cols].bfloat16())
+    for bad in (-1, 70):
+        with pytest.raises(IndexError, match="70"):
+            weight_rows(torch.tensor([0, bad]), packed)
+
+
+def test_floats_as_blocks() -> None:
+    weight = torch.randn(50, 96) * torch.exp(torch.randn(50, 1) * 3)
+    weight[3] = 0
+    near = dequantize(Q8_0, quantize_q8(weight))
+    steps = weight.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True) / 127
+    assert ((near - weight).unflatten(1, (-1, 32)).abs() <= steps * 0.57 + 1e-7).all()
+    assert torch.equal(dequantize(Q8_0, quantize_q8(near)), near)
