@@ -9,6 +9,7 @@ from pagemill.config.fields import setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+QUANTIZATIONS = ("none", "int8")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
@@ -19,6 +20,12 @@ class ModelConfig:
     model: str = setting("smollm2", "alias, folder in Hugging Face format, .gguf file, or hub id")
     tokenizer: str | None = setting(None, "folder, .gguf file or hub id of the tokenizer (default: the model's)")
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
+    quantization: str | None = setting(
+        None,
+        "precision of weights: none dequantizes a quantized file, int8 quantizes a float checkpoint "
+        "(default: as in the file)",
+        choices=QUANTIZATIONS,
+    )
     seed: int = setting(0, "seed of everything random that no request seeds (dummy weights, request seeds)")
     revision: str | None = setting(None, "branch, tag or commit on the hub")
     max_model_len: int | None = setting(None, "most tokens of prompt and output (default: the model's)", low=1)
