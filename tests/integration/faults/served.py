@@ -42,7 +42,7 @@ async def figures(request: Request) -> dict[str, int]:
         "pid": os.getpid(),
         "in_flight": engine.num_in_flight,
         "remembered": len(engine._client._ledger),
-        "fds": len(os.listdir("/proc/self/fd")),
+        "fds": len(list(Path("/proc/self/fd").iterdir())),
         "threads": threading.active_count(),
         "tasks": len(asyncio.all_tasks()),
     }

@@ -1,6 +1,5 @@
 """Engine cores and workers are killed under load: every request completes, with the tokens of an undisturbed run."""
 
-
 import pytest
 
 from tests.integration.faults.lab import Server

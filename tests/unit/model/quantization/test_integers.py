@@ -5,15 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagemill.errors import ConfigError
 from pagemill.model.kernels.linear import packs_natively
-from pagemill.model.quantization.integers import Integers, choose
 from pagemill.model.quantization.interface import LinearWeight
 from pagemill.model.quantization.panels import PanelWeight
-from pagemill.model.quantization.unquantized import Unquantized
 from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
-from tests.fakes.tiny_gguf import convert
 
 TOKENS = torch.randint(3, 250, (60,), generator=torch.Generator().manual_seed(0)).tolist()
 
