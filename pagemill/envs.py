@@ -53,6 +53,11 @@ def ipc_base() -> Path | None:
     return Path(given) if given else None
 
 
+def ipc_secret() -> str | None:
+    """PAGEMILL_IPC_SECRET: what the machines of one server prove to each other that they belong together with."""
+    return _read("IPC_SECRET")
+
+
 def prefix_hash_seed() -> str | None:
     """PYTHONHASHSEED: pins the hashes of cached prefixes, so that several processes agree on them (default: random)."""
     seed = os.environ.get("PYTHONHASHSEED")

@@ -131,6 +131,10 @@ class LLM:
         """The model's tokenizer."""
         return self._engine.tokenizer
 
+    def get_metrics(self) -> dict[str, float]:
+        """Every `vllm:*` metric, by its sample name and labels. See docs/metrics.md."""
+        return self._engine.metrics.values()
+
     def get_default_sampling_params(self) -> SamplingParams:
         """SamplingParams() with the values that the model recommends."""
         return self._engine.default_params

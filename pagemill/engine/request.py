@@ -44,6 +44,7 @@ class Request:
         "params",
         "priority",
         "request_id",
+        "scheduled_at",
         "sequence",
         "slot",
         "status",
@@ -74,6 +75,8 @@ class Request:
         self.status = RequestStatus.WAITING
         self.slot: int | None = None
         """None unless running."""
+        self.scheduled_at = 0.0
+        """When it first ran, in seconds of time.monotonic()."""
         self.announced = False
         """Whether an output of it was reported."""
         self.num_cached_tokens: int | None = None

@@ -80,6 +80,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
     """None: still running."""
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; sent once, with the first output."""
+    scheduled_at: float | None = None
+    """When it first ran, in seconds of time.monotonic() of the engine's machine; sent with the first output."""
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):

@@ -3,24 +3,27 @@ Does not know HTTP, and reaches the engine through an `EngineClient` only."""
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import SchedulerConfig
+from pagemill.config.sections import CacheConfig, SchedulerConfig
 from pagemill.errors import ConfigError, EngineDeadError, EngineOverloadedError, RequestError, UnavailableError
 from pagemill.log import get_logger
 from pagemill.messages.outputs import RequestOutput
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.stats import SchedulerStats
+from pagemill.observability.serving_metrics import ServingMetrics
 from pagemill.serve.client.interface import EngineClient
 from pagemill.serve.processing.conversation import parse_conversation
 from pagemill.serve.processing.input_processor import InputProcessor, PreparedRequest, RequestOptions
-from pagemill.serve.processing.output_processor import OutputProcessor, in_chunks
+from pagemill.serve.processing.output_processor import OutputProcessor, in_chunks, num_tokens_of
 from pagemill.serve.processing.parallel_sampling import fan_out
+from pagemill.serve.processing.request_metrics import RequestMetrics
 from pagemill.serve.processing.request_stream import OutputQueue, RequestStream
 from pagemill.tokenizers.interface import Tokenizer
 
@@ -60,6 +63,7 @@ class AsyncLLM:
         scheduler: SchedulerConfig | None = None,
         *,
         generation_defaults: Mapping[str, Any] | None = None,
+        cache: CacheConfig | None = None,
     ) -> None:
         scheduler = scheduler or SchedulerConfig()
         self.tokenizer = tokenizer
@@ -76,7 +80,9 @@ class AsyncLLM:
             (*facts.eos_token_ids, *tokenizer.eos_token_ids),
             has_priorities=scheduler.scheduling_policy == "priority",
         )
-        self._outputs = OutputProcessor(self._inputs.is_end_of_sequence)
+        figures = dataclasses.asdict(cache or CacheConfig()) | {"num_gpu_blocks": client.ready.num_blocks}
+        self.metrics = ServingMetrics(facts.name, self.max_model_len, figures)
+        self._outputs = OutputProcessor(self._inputs.is_end_of_sequence, RequestMetrics(self.metrics))
         self._max_in_flight = (
             scheduler.max_num_seqs + scheduler.max_num_queued_reqs if scheduler.max_num_queued_reqs else None
         )
@@ -151,6 +157,7 @@ class AsyncLLM:
         if self._draining:
             raise UnavailableError("the server is shutting down and takes no new requests")
         if self._max_in_flight is not None and self._outputs.num_in_flight >= self._max_in_flight:
+            self.metrics.rejected()
             raise EngineOverloadedError(
                 f"{self._outputs.num_in_flight} requests run and wait already, which is the limit "
                 "(--max-num-seqs plus --max-num-queued-reqs); try again later"
@@ -199,6 +206,10 @@ class AsyncLLM:
         """From now on, `check_load` refuses new requests; those in flight go on."""
         self._draining = True
 
+    def give_up(self) -> None:
+        """End all requests in flight with UnavailableError."""
+        self._outputs.fail_all(UnavailableError("the server shut down before the request was finished"))
+
     def problem(self) -> str | None:
         """What keeps requests from being worked on as they should; None when nothing does. Never waits."""
         if self._error is not None:
@@ -229,6 +240,7 @@ class AsyncLLM:
                 outputs = await self._client.outputs()
                 if outputs.stats is not None:
                     self.stats = outputs.stats
+                    self.metrics.step(outputs.engine_index, outputs.stats, num_tokens_of(outputs))
                 for part in in_chunks(outputs):
                     aborts = self._outputs.process(part)
                     if aborts:

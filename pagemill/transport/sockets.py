@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from pagemill.errors import ConfigError, HandshakeError, PeerGoneError, TransportError
+from pagemill.errors import ConfigError, HandshakeError, NoAnswerError, PeerGoneError, TransportError
 from pagemill.log import get_logger
 from pagemill.transport.addresses import check_private
 from pagemill.transport.codec import DEFAULT_LIMITS, Frame, Limits, check_limits
@@ -192,8 +192,8 @@ class ServerSocket:
 class ClientSocket:
     """A connection to a `ServerSocket`, for one thread.
 
-    Raises HandshakeError when the server refuses, or does not answer in `timeout_s`. A server that is started again is
-    another server: connect anew, this connection stays dead.
+    Raises HandshakeError when the server refuses, NoAnswerError when it does not answer in `timeout_s`. A
+    server that is started again is another server: connect anew, this connection stays dead.
     """
 
     def __init__(
@@ -219,11 +219,12 @@ class ClientSocket:
             self._socket.send_multipart(hello_frames(hello))
             reply = self.receive(timeout_s)
             if reply is None:
-                raise HandshakeError(f"{address} did not answer within {timeout_s:g} s")
+                raise NoAnswerError(f"{address} did not answer within {timeout_s:g} s")
             check_reply(reply)
         except (zmq.ZMQError, HandshakeError) as error:
             self._socket.close(0)
-            raise HandshakeError(f"no connection to {address}: {error}") from error
+            kind = NoAnswerError if isinstance(error, NoAnswerError) else HandshakeError
+            raise kind(f"no connection to {address}: {error}") from error
 
     def receive(self, timeout_s: float) -> list[Frame] | None:
         """The next message; None when none came in time."""
@@ -281,7 +282,7 @@ class AsyncClientSocket:
             if not await socket.poll(int(timeout_s * 1000)):
                 raise HandshakeError(f"{address} did not answer within {timeout_s:g} s")
             check_reply(await client.receive())
-        except (zmq.ZMQError, HandshakeError) as error:
+        except (zmq.ZMQError, HandshakeError, PeerGoneError) as error:
             socket.close(0)
             raise HandshakeError(f"no connection to {address}: {error}") from error
         except BaseException:  # cancelled: nobody else will close it
@@ -290,9 +291,12 @@ class AsyncClientSocket:
         return client
 
     async def receive(self) -> list[Frame]:
-        """The next message; waits for it."""
+        """The next message; waits for it. Raises PeerGoneError when the connection is closed."""
         while True:
-            frames: list[Frame] = [_buffer(frame) for frame in await self._socket.recv_multipart(copy=False)]
+            try:
+                frames: list[Frame] = [_buffer(frame) for frame in await self._socket.recv_multipart(copy=False)]
+            except zmq.ZMQError as error:
+                raise PeerGoneError(f"the connection to {self.address} is closed: {error}") from error
             with contextlib.suppress(TransportError):
                 check_limits([memoryview(frame).nbytes for frame in frames], self._limits)
                 return frames
@@ -305,6 +309,8 @@ class AsyncClientSocket:
             await self._socket.send_multipart(frames, copy=False)
         except zmq.Again as error:
             raise PeerGoneError(f"{self.address} takes nothing any more") from error
+        except zmq.ZMQError as error:  # it was closed meanwhile
+            raise PeerGoneError(f"the connection to {self.address} is closed: {error}") from error
 
     def close(self) -> None:
         """Close the connection; what was sent is still delivered for a moment. May be called twice."""

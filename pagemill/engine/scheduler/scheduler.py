@@ -103,7 +103,8 @@ class Scheduler:
         return taken
 
     def stats(self) -> SchedulerStats:
-        """State now."""
+        """State now, and what was sampled since the last call."""
+        residency = self._kv.pool.residency
         return SchedulerStats(
             num_running=len(self._states.running),
             num_waiting=len(self._waiting),
@@ -111,6 +112,7 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_cache_queries=self._admission.num_prefix_queries,
             prefix_cache_hits=self._admission.num_prefix_hits,
+            residency=None if residency is None else residency.take(),
         )
 
     # --- one step -------------------------------------------------------------------------------------------------

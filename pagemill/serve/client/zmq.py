@@ -59,6 +59,8 @@ class ZmqClient:
             socket = await self._socket()
             try:
                 report = self._reports.decode(await socket.receive())
+            except PeerGoneError as error:
+                raise EngineDeadError(str(error)) from error
             except TransportError as error:
                 logger.warning("dropped a message of %s: %s", self._address, error)
                 continue
@@ -109,11 +111,17 @@ class ZmqClient:
             answer.set_exception(ValueError(result.error))
 
     async def _send(self, call: EngineCall) -> None:
-        socket = await self._socket()
         try:
+            socket = await self._socket()
             await socket.send(self._calls.encode(call))
         except PeerGoneError as error:
             raise EngineDeadError(str(error)) from error
+        except asyncio.CancelledError:
+            # `close` cancels what waits for the connection; the caller itself was not cancelled.
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+            raise EngineDeadError("the connection was closed") from None
 
     async def _socket(self) -> AsyncClientSocket:
         if self._closed:

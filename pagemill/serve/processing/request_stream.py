@@ -54,8 +54,8 @@ class CompletionState:
     """One completion on its way: its tokens so far and its text."""
 
     __slots__ = (
-        "detokenizer", "finish_reason", "include_stop", "index", "num_taken", "reported", "started", "stop_reason",
-        "stream", "text", "token_ids",
+        "detokenizer", "finish_reason", "first_token_at", "include_stop", "index", "last_token_at", "num_taken",
+        "reported", "scheduled_at", "started", "stop_reason", "stream", "text", "token_ids",
     )  # fmt: skip
 
     def __init__(self, stream: "RequestStream", index: int, detokenizer: Detokenizer, include_stop: bool) -> None:
@@ -73,6 +73,10 @@ class CompletionState:
         """Whether the engine has produced anything."""
         self.reported = False
         """Whether the end was reported."""
+        self.scheduled_at: float | None = None
+        """When it first ran; like the next two in seconds of time.monotonic()."""
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
 

@@ -1,10 +1,11 @@
 // The kernels for AVX-512 F, BW, DQ, VL; the build passes the flags of this instruction set.
 #if defined(__x86_64__)
 #include "attention.h"
+#include "linear.h"
 #include "rows.h"
 
 const KernelTable kernels_avx512 = {
-    "avx512", norm,           activation,     rope, argmax, write_kv, attention_scratch_bytes,
-    attend,     attend_segment, merge_segments,
+    "avx512", norm, activation, rope, argmax, linear, quantized_bytes, quantize_rows,
+    write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
 };
 #endif

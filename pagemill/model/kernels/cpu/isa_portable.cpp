@@ -1,8 +1,9 @@
 // The kernels for the baseline of the architecture; the build passes the flags of this instruction set.
 #include "attention.h"
+#include "linear.h"
 #include "rows.h"
 
 const KernelTable kernels_portable = {
-    "portable", norm,           activation,     rope, argmax, write_kv, attention_scratch_bytes,
-    attend,     attend_segment, merge_segments,
+    "portable", norm, activation, rope, argmax, linear, quantized_bytes, quantize_rows,
+    write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
 };

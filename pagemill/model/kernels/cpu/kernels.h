@@ -77,7 +77,8 @@ constexpr int64_t TILE_ROWS = 96;
 struct NormArgs {
   void* out;
   const void* x;
-  void* residual;  // null: plain norm; else x is added to it first and it keeps the sum; rows of `cols`, contiguous
+  const void* residual;  // null: plain norm; else x is added to it first; rows of `cols`, contiguous
+  void* sum;             // where that sum goes; may be `residual` itself
   const void* weight;
   int64_t cols;
   int64_t inner;     // rows per stride: row r begins at (r / inner) * x_stride + (r % inner) * cols
@@ -121,6 +122,55 @@ struct ArgmaxResult {
   int64_t index;
 };
 
+// How the weight of a linear layer is stored. Every format cuts the outputs into panels of LINEAR_PANEL, the last one padded
+// with zeros, and a panel is one contiguous stream, read once per call.
+enum PmFormat : int64_t {
+  // bfloat16, [panel][pair of inputs][output of the panel][2]: 32 bits of a lane are two inputs of one output.
+  PM_BF16_PANELS = 0,
+  // Integers with a scale, and possibly a minimum, for each output and block of 32 inputs:
+  // [panel][block]{limits of the outputs; integers}, inputs beyond the last are zeros. Four inputs of an output, a
+  // group, lie side by side. What is limits and integers:
+  // 16-bit float scale [output]; bytes [group][output][4], 128 standing for 0.
+  PM_Q8_PANELS = 1,
+  // The same; half bytes [4 groups][output][4], 8 standing for 0: group g in the low halves, g + 4 in the high ones.
+  PM_Q4_PANELS = 2,
+  // 16-bit float scale and minimum [output][2]; half bytes as above, 0 standing for the minimum.
+  PM_Q4_MIN_PANELS = 3,
+};
+
+constexpr int64_t LINEAR_PANEL = 32;
+
+// A linear layer: [M, cols] -> [M, rows]; `Linear` in linear.py mirrors it.
+struct PmLinear {
+  const void* weight;
+  const float* bias;  // [rows], or null
+  int64_t format;
+  int64_t rows;  // outputs
+  int64_t cols;  // inputs
+  // 0: as they are. 1, 2: the outputs are halves of a gated activation, SiLU or tanh-GELU, whose panels hold LINEAR_PANEL / 2
+  // outputs of the first half and then the same of the second; what is stored is act(first) * second, [M, rows / 2].
+  int64_t gate;
+};
+
+enum PmGate : int64_t { PM_NO_GATE = 0, PM_SILU = 1, PM_GELU = 2 };
+
+// x and out have the type bfloat16 unless `out_dtype` says float32. Sums are float32, over the inputs in order whatever
+// M is: a row's result does not depend on its company.
+struct LinearArgs {
+  PmLinear linear;
+  const void* x;
+  void* out;
+  int64_t num_rows;  // M
+  int64_t x_stride;
+  int64_t out_stride;
+  int64_t out_dtype;
+  // Formats of integers multiply inputs of 8 bits. Where they are, after `quantize_rows` for all rows; null: each call of
+  // `linear` makes its own, which is fine for few rows.
+  void* quantized;
+};
+
+inline int64_t num_panels(const PmLinear& linear) { return (linear.rows + LINEAR_PANEL - 1) / LINEAR_PANEL; }
+
 // What one instruction set offers. Ranges are [begin, end) of rows or tokens; threads are the caller's business.
 struct KernelTable {
   const char* name;
@@ -128,6 +178,11 @@ struct KernelTable {
   void (*activation)(const ActivationArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
   ArgmaxResult (*argmax)(const ArgmaxArgs&, int64_t row, int64_t begin, int64_t end);
+  // Panels [begin, end) of a linear layer, for all rows.
+  void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
+  // Rows [begin, end) of x into args.quantized, which has `quantized_bytes` (0: the format does not need it).
+  int64_t (*quantized_bytes)(const LinearArgs&);
+  void (*quantize_rows)(const LinearArgs&, int64_t begin, int64_t end);
   void (*write_kv)(const AttentionArgs&, int64_t begin, int64_t end);
   int64_t (*attention_scratch_bytes)(const AttentionArgs&);
   // All keys of a tile for one KV head, straight to the output.
@@ -142,6 +197,7 @@ extern const KernelTable kernels_portable;
 #if defined(__x86_64__)
 extern const KernelTable kernels_avx2;
 extern const KernelTable kernels_avx512;
+extern const KernelTable kernels_avx512_vnni;
 extern const KernelTable kernels_avx512_bf16;
 #endif
 
@@ -166,3 +222,9 @@ PM_EXPORT int pm_attention(void* out, const void* query, const void* key, const 
                            int64_t query_stride, int64_t key_stride, int64_t value_stride, int64_t values_offset,
                            int64_t block_stride, int64_t dtype, const PmBatch* batch, const PmLayer* layer,
                            int64_t threads);
+PM_EXPORT int64_t pm_panel();
+PM_EXPORT void pm_linear(const PmLinear* linear, void* out, const void* x, int64_t num_rows, int64_t x_stride,
+                         int64_t out_stride, int64_t out_dtype, int64_t threads);
+// Rows of a weight without a gate, [count, cols] bfloat16. 0: done, 1: there is no such row.
+PM_EXPORT int pm_linear_rows(const PmLinear* linear, void* out, const int64_t* indices, int64_t count,
+                             int64_t threads);

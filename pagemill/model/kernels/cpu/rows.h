@@ -7,11 +7,11 @@
 
 namespace {
 
-// x += residual in the storage type, kept in residual. Returns the row to be normalised.
+// x + residual in the storage type, kept in sum. Returns the row to be normalised.
 template <class T>
-const T* add_residual(const T* x, T* residual, int64_t cols) {
-  for_vectors(cols, [&](int64_t d, int64_t n) { store(residual + d, load(x + d, n) + load(residual + d, n), n); });
-  return residual;
+const T* add_residual(const T* x, const T* residual, T* sum, int64_t cols) {
+  for_vectors(cols, [&](int64_t d, int64_t n) { store(sum + d, load(x + d, n) + load(residual + d, n), n); });
+  return sum;
 }
 
 template <class T>
@@ -36,7 +36,10 @@ void norm_as(const NormArgs& args, int64_t begin, int64_t end) {
   const W* weight = (const W*)args.weight;
   for (int64_t r = begin; r < end; ++r) {
     const T* x = (const T*)args.x + r / args.inner * args.x_stride + r % args.inner * args.cols;
-    if (args.residual) x = add_residual(x, (T*)args.residual + r * args.cols, args.cols);
+    if (args.residual) {
+      const int64_t at = r * args.cols;
+      x = add_residual(x, (const T*)args.residual + at, (T*)args.sum + at, args.cols);
+    }
     const vf factor = splat(1.0f / __builtin_sqrtf(mean_of_squares(x, args.cols) + args.eps));
     T* out = (T*)args.out + r * args.cols;
     for_vectors(args.cols, [&](int64_t d, int64_t n) {

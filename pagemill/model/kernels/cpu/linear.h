@@ -1,0 +1,102 @@
+// Linear layers on packed weights: a panel of outputs at a time, a few rows of the input against each of its elements.
+// Sums run over the inputs in order in one accumulator per output, for one row as for many: results do not depend on
+// the batch.
+#pragma once
+
+#include "linear_int.h"
+
+namespace {
+
+// Rows of the input that a panel is multiplied with at a time: as many accumulators as fit the registers.
+#if PM_VEC_BYTES == 64
+constexpr int LINEAR_ROWS = 12;
+#elif PM_VEC_BYTES == 32
+constexpr int LINEAR_ROWS = 3;
+#else
+constexpr int LINEAR_ROWS = 1;
+#endif
+// Bytes of the input after whose rows the weights are read again: they stay in the second-level cache meanwhile.
+constexpr int64_t CHUNK_BYTES = 288 * 1024;
+
+// acc[lane] += low(w) * low(x) + high(w) * high(x), for pairs of bfloat16.
+PM_INLINE vf dot_pairs(vf acc, vu w, uint32_t x) {
+#if defined(__AVX512BF16__)
+  return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)x));
+#else
+  const uint32_t low = x << 16, high = x & 0xffff0000u;
+  float a, b;
+  memcpy(&a, &low, sizeof a);
+  memcpy(&b, &high, sizeof b);
+  acc = fma((vf)(w << 16), splat(a), acc);
+  return fma((vf)(w & 0xffff0000u), splat(b), acc);
+#endif
+}
+
+PM_INLINE uint32_t load_pair(const bf16* x) {
+  uint32_t pair;
+  memcpy(&pair, x, sizeof pair);
+  return pair;
+}
+
+// ROWS rows of x against one panel.
+template <int ROWS>
+void multiply_panel(const uint32_t* panel, int64_t num_pairs, const bf16* x, int64_t x_stride,
+                    vf (&acc)[LINEAR_ROWS][LINEAR_VECS]) {
+  vf sums[ROWS][LINEAR_VECS] = {};
+  for (int64_t p = 0; p < num_pairs; ++p) {
+    const uint32_t* at = panel + p * LINEAR_PANEL;
+    if (ROWS == 1) __builtin_prefetch((const char*)at + LINEAR_PREFETCH);
+    if (ROWS == 1 && LINEAR_PANEL * 4 > 64) __builtin_prefetch((const char*)at + LINEAR_PREFETCH + 64);
+    vu w[LINEAR_VECS];
+    for (int v = 0; v < LINEAR_VECS; ++v) w[v] = load_raw<vu>(at + v * LANES);
+    for (int r = 0; r < ROWS; ++r) {
+      const uint32_t pair = load_pair(x + r * x_stride + 2 * p);
+      for (int v = 0; v < LINEAR_VECS; ++v) sums[r][v] = dot_pairs(sums[r][v], w[v], pair);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r)
+    for (int v = 0; v < LINEAR_VECS; ++v) acc[r][v] = sums[r][v];
+}
+
+template <int ROWS>
+PM_INLINE void multiply_some(int64_t rows, const uint32_t* panel, int64_t num_pairs, const bf16* x, int64_t x_stride,
+                             vf (&acc)[LINEAR_ROWS][LINEAR_VECS]) {
+  if (rows == ROWS) return multiply_panel<ROWS>(panel, num_pairs, x, x_stride, acc);
+  if constexpr (ROWS > 1) multiply_some<ROWS - 1>(rows, panel, num_pairs, x, x_stride, acc);
+}
+
+void linear_bf16(const LinearArgs& args, int64_t begin, int64_t end) {
+  const int64_t num_pairs = args.linear.cols / 2;
+  const bf16* x = (const bf16*)args.x;
+  const int64_t chunk_rows = max_of(1, CHUNK_BYTES / (4 * num_pairs) / LINEAR_ROWS) * LINEAR_ROWS;
+  for (int64_t chunk = 0; chunk < args.num_rows; chunk += chunk_rows) {
+    const int64_t stop = min_of(args.num_rows, chunk + chunk_rows);
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const uint32_t* weight = (const uint32_t*)args.linear.weight + panel * num_pairs * LINEAR_PANEL;
+      // Equal shares: 13 rows are 7 and 6, not 12 and 1.
+      const int64_t parts = ceil_div(stop - chunk, LINEAR_ROWS);
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t row = chunk + (stop - chunk) * part / parts, next = chunk + (stop - chunk) * (part + 1) / parts;
+        vf acc[LINEAR_ROWS][LINEAR_VECS];
+        multiply_some<LINEAR_ROWS>(next - row, weight, num_pairs, x + row * args.x_stride, args.x_stride, acc);
+        for (int64_t r = row; r < next; ++r) finish_row(args, panel, r, acc[r - row]);
+      }
+    }
+  }
+}
+
+// A new format is a case here and a file beside this one.
+void linear(const LinearArgs& args, int64_t begin, int64_t end) {
+  switch (args.linear.format) {
+    case PM_BF16_PANELS:
+      return linear_bf16(args, begin, end);
+    case PM_Q8_PANELS:
+      return linear_int<Q8>(args, begin, end);
+    case PM_Q4_PANELS:
+      return linear_int<Q4>(args, begin, end);
+    case PM_Q4_MIN_PANELS:
+      return linear_int<Q4Min>(args, begin, end);
+  }
+}
+
+}  // namespace
