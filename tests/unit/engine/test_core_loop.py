@@ -80,7 +80,7 @@ def test_each_front_end_gets_its_own_requests_outputs(running):
         assert post.tokens[request.request_id] == alone(request, worker.group_specs, worker.vocab_size, 64)
     wait_until(lambda: loop.idle)
     assert loop.num_steps > 0
-    assert (loop.num_running, loop.num_waiting) == (0, 0)
+    assert (loop.stats.num_running, loop.stats.num_waiting) == (0, 0)
     assert not loop._owners
     assert not loop._num_owned
 

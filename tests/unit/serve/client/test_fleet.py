@@ -279,7 +279,7 @@ async def test_a_stalled_engine_gets_no_new_requests_while_another_can_take_them
 async def test_load_is_what_was_reported_and_what_was_sent_since():
     fleet = Fleet(2, LeastLoaded())
     for engine in (0, 1):
-        fleet.client.on_event(EngineLoadReport(engine, 4 * engine, 0))
+        fleet.client.on_event(EngineLoadReport(engine, SchedulerStats(num_running=4 * engine)))
         if (engine, 0) in fleet.engines:
             fleet[engine, 0].paused = True
     await fleet.add(*requests(7, max_tokens=1000))
