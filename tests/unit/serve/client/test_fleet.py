@@ -287,6 +287,17 @@ async def test_load_is_what_was_reported_and_what_was_sent_since():
     await fleet.client.close()
 
 
+async def test_figures_of_every_engine_also_of_those_that_are_down():
+    fleet = Fleet(2, LeastLoaded())
+    busy = SchedulerStats(num_running=7, kv_cache_usage=0.5)
+    assert fleet.client.stats() == {0: SchedulerStats(), 1: SchedulerStats()}
+    fleet.client.on_event(EngineLoadReport(1, busy))
+    assert fleet.client.stats() == {0: SchedulerStats(), 1: busy}
+    fleet.client.on_event(EngineDown(1, 0, "it fell over"))
+    assert fleet.client.stats() == {0: SchedulerStats(), 1: SchedulerStats()}
+    await fleet.client.close()
+
+
 async def test_calls_go_to_all_engines():
     fleet = Fleet(2)
     assert await fleet.client.call("reset_prefix_cache", 1) is True
