@@ -90,7 +90,14 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
         with timer.phase("tokenizer"):
             tokenizer = tokenizer_soon.result()
     client = InprocClient(core, inline=inline)
-    llm = AsyncLLM(client, tokenizer, config.facts, config.scheduler, cache=config.cache)
+    llm = AsyncLLM(
+        client,
+        tokenizer,
+        config.facts,
+        config.scheduler,
+        cache=config.cache,
+        log_interval_s=None if config.observability.disable_log_stats else envs.log_stats_interval_s(),
+    )
     _say_ready(config, core.ready, timer)
     return LaunchedEngine(llm, config, tokenizer)
 
@@ -109,6 +116,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     server = dataclasses.replace(server, api_key=server.api_key or envs.api_key())
     config = _share_cores(args, build_config(args), len(plan.local))
     check_endpoints(config.cache.kv_events_config, fleet.data_parallel_size)
+    envs.log_stats_interval_s()  # for front ends that are not there yet
     patience = Patience(fleet.engine_stall_timeout, fleet.engine_hang_timeout)
     lockstep, timeout_s = needs_lockstep(fleet, config.facts), fleet.data_parallel_node_timeout
     if plan.headless:

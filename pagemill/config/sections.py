@@ -191,6 +191,13 @@ class FleetConfig:
 
 
 @dataclass(frozen=True)
+class ObservabilityConfig:
+    """What is said about the work."""
+
+    disable_log_stats: bool = setting(False, "no line of figures in the log while there is work; /metrics stays")
+
+
+@dataclass(frozen=True)
 class CpuConfig:
     """The CPU device."""
 

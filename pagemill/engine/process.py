@@ -174,7 +174,7 @@ def run(payload: bytes, report: Report) -> None:
 def _pulse(core: EngineCore, loop: CoreLoop, tell: Callable[[ProcessReport], None]) -> None:
     stop = threading.Event()
     while not stop.wait(PULSE_S):
-        tell(Pulse(loop.num_steps, loop.idle, loop.num_running, loop.num_waiting))
+        tell(Pulse(loop.num_steps, loop.idle, loop.stats))
         try:
             core.check_health()
         except PagemillError as error:
