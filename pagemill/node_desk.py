@@ -79,6 +79,8 @@ class NodeDesk:
 
     def close(self) -> None:
         """Tell the nodes that the server ends. A second call does nothing."""
+        if self._closing:
+            return
         self._closing = True
         self._socket.wake()
         self._thread.join()

@@ -192,8 +192,8 @@ class ServerSocket:
 class ClientSocket:
     """A connection to a `ServerSocket`, for one thread.
 
-    Raises HandshakeError when the server refuses, NoAnswerError when it does not answer in `timeout_s`. A
-    server that is started again is another server: connect anew, this connection stays dead.
+    Raises HandshakeError when the server refuses, NoAnswerError when it does not answer in `timeout_s`. A server that
+    is started again is another server: connect anew, this connection stays dead.
     """
 
     def __init__(
