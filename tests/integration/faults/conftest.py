@@ -4,6 +4,18 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.fakes.tiny_checkpoint import VOCAB_SIZE, make_checkpoint
+from tests.integration.faults.lab import Server
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """The logs of servers that several tests share belong to the report of a failure."""
+    report = yield
+    if report.failed:
+        for name, value in item.funcargs.items():
+            if isinstance(value, Server) and value.log_path.exists():
+                report.sections.append((f"log of {name}, exit status {value.process.poll()}", value.log[-20_000:]))
+    return report
 
 
 @pytest.fixture(scope="session")

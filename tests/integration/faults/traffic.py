@@ -40,6 +40,7 @@ def asks(count, *, max_tokens=80, stream=None, first=3, **fields):
             "prompt": [3 + (first * 31 + number * 7 + index * index) % 200 for index in range(4 + number % 23)],
             "max_tokens": max_tokens,
             "temperature": 0,
+            "seed": number,  # what a scripted worker samples depends on it, too
             "ignore_eos": True,
             "stream": number % 2 == 0 if stream is None else stream,
             **fields,
@@ -94,6 +95,13 @@ class Traffic:
 
     def is_running(self):
         return any(not task.done() for task in self.tasks)
+
+    async def outcomes(self):
+        """Answers, or what went wrong with the connection instead."""
+        async with asyncio.timeout(PATIENCE_S):
+            outcomes = await asyncio.gather(*self.tasks, return_exceptions=True)
+        pairs = zip(outcomes, self.answers_so_far, strict=True)
+        return [answer if outcome is None else outcome for outcome, answer in pairs]
 
     async def answers(self):
         """All of them, complete."""
