@@ -116,7 +116,6 @@ class Work:
     concurrency: int
     blocks: int
     """Of each engine."""
-    answer_tokens: int = 32
     seed: int = 0
 
 
@@ -169,11 +168,11 @@ class Talk:
     async def _converse(self, number: int) -> None:
         rng = random.Random(f"{self._work.seed}-{number}")
         said = list(rng.choice(self._systems))
-        params = SamplingParams(max_tokens=self._work.answer_tokens, seed=0)
         async with self._room:
             for turn in range(self._work.turns):
                 said += self._words(rng, rng.randrange(20, 120))
-                name = f"{number}-{turn}"
+                name, num_answer = f"{number}-{turn}", rng.randrange(8, 64)
+                params = SamplingParams(max_tokens=num_answer, seed=0)
                 answered = self._answered[name] = asyncio.Event()
                 await self._fleet.add(
                     EngineCoreRequest(
@@ -181,7 +180,7 @@ class Talk:
                     )
                 )
                 await answered.wait()
-                said += [ANSWER_TOKEN] * self._work.answer_tokens
+                said += [ANSWER_TOKEN] * num_answer
 
     async def _read(self) -> None:
         while True:
@@ -205,10 +204,7 @@ async def measure(policy: str, work: Work) -> Row:
     seconds = time.perf_counter() - start
     await fleet.close()
     stats = [client.stats for client in clients]
-    hits, queries = (
-        sum(one.prefix_cache_hits for one in stats),
-        sum(one.prefix_cache_queries for one in stats),
-    )
+    hits, queries = sum(one.prefix_cache_hits for one in stats), sum(one.prefix_cache_queries for one in stats)
     return Row(policy, hits, queries, seconds, dict(balancer.chosen))
 
 

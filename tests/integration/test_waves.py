@@ -84,7 +84,7 @@ async def test_idle_engines_step_while_one_has_work_and_all_pause_together(lab):
 async def test_requests_that_race_with_the_end_of_a_wave_are_not_lost(lab):
     rng = random.Random(7)
     async with FrontEnd(lab.engines) as front_end:
-        for number in range(60):
+        for number in range(30):
             name = f"{rng.randrange(2)}-{number}"
             await front_end.ask(name, max_tokens=rng.randrange(1, 6))
             if rng.random() < 0.8:

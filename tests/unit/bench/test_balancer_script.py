@@ -12,7 +12,7 @@ def test_affinity_finds_more_than_taking_turns(monkeypatch, capsys):
     script = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, script)
     spec.loader.exec_module(script)
-    small = "--engines 4 --conversations 12 --turns 3 --system-prompts 4 --system-tokens 200 --concurrency 6"
+    small = "--engines 4 --conversations 12 --turns 3 --system-prompts 8 --system-tokens 200 --concurrency 6"
     rows = {row.policy: row for row in script.main(small.split())}
     assert set(rows) == {"prefix", "queue", "round_robin"}
     assert len({row.queries for row in rows.values()}) == 1, "every policy gets the same prompts"
