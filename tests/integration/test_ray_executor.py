@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import psutil
@@ -115,6 +117,24 @@ def test_a_worker_killed_while_idle_and_one_that_is_stopped():
     assert time.monotonic() - started < 5
 
 
+def test_workers_end_with_an_engine_that_is_killed():
+    code = f"""
+import time
+from pagemill.engine.executor.ray import RayExecutor
+from tests.fakes.worker_processes import config
+executor = RayExecutor("{HERE}:ProcessWorker", config(), tensor_parallel_size=2)
+print("\\n", *executor.pids, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as engine:
+        for line in engine.stdout:
+            if line.strip().replace(" ", "").isdigit():
+                break
+        assert len(workers()) == 2
+        engine.kill()
+        gone_within(10, workers)
+
+
 def test_large_and_small_steps_arrive_in_order():
     import numpy as np
 
@@ -125,7 +145,7 @@ def test_large_and_small_steps_arrive_in_order():
     try:
         futures, sizes = [], (10, 500_000, 20, 1_000_000, 30)
         for step_id, size in enumerate(sizes):
-            new = NewRequest("a", 0, [70_000] * size, size, 0, ([1],), core_request("a", 1).params)
+            new = NewRequest("a", 0, np.full(size, 70_000, np.int32), size, 0, ([1],), core_request("a", 1).params)
             array = np.arange(size, dtype=np.int32)
             executor.execute_model(SchedulerOutput(step_id, array, array, new=[new]))
             futures.append(executor.sample_tokens())

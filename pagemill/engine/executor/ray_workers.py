@@ -27,11 +27,12 @@ logger = get_logger(__name__)
 ACTOR = "pagemill.worker.ray_actor:WorkerActor"
 PULSES = "pulses"
 SILENT_S = 30.0
-"""Without a pulse for so long, an actor counts as stopped. Pulses come every second, also while it computes."""
+"""Without a pulse for so long, an actor counts as stopped. Pulses come every five seconds, also while it computes."""
 START_S = 300.0
 """For processes to start on nodes that may have to unpack an environment first."""
 LOOK_S = 0.2
 """Whoever waits for an answer looks this often whether the workers live."""
+WATCH_S = 5.0
 CERTAIN_S = 2.0
 """How long an answer that is missing may precede the news why."""
 SUFFERER_S = 0.3
@@ -271,7 +272,8 @@ class RayWorkers:
         awaited = {pulse.remote(): rank for rank, pulse in enumerate(self._pulse)}
         sufferer, until = "", math.inf
         while awaited and time.monotonic() < until and not (self._stopping or self._death):
-            for reference in self._ray.wait(list(awaited), timeout=LOOK_S)[0]:
+            wait_s = max(0.0, min(WATCH_S, until - time.monotonic()))
+            for reference in self._ray.wait(list(awaited), timeout=wait_s)[0]:
                 rank = awaited.pop(reference)
                 try:
                     report = _REPORTS.decode(bytes(self._ray.get(reference)))

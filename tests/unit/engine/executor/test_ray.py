@@ -138,7 +138,7 @@ def test_several_steps_in_flight_are_answered_in_order(ray):
     with executor("Counting", tensor_parallel_size=2, overlap=True) as on_ray:
         futures = []
         for step_id, num_tokens in enumerate((10, 300_000, 20, 500_000)):
-            new = NewRequest("a", 0, [70_000] * num_tokens, num_tokens, 0, ([1],), params)
+            new = NewRequest("a", 0, np.full(num_tokens, 70_000, np.int32), num_tokens, 0, ([1],), params)
             array = np.arange(num_tokens, dtype=np.int32)
             on_ray.execute_model(SchedulerOutput(step_id, array, array, new=[new]))
             futures.append(on_ray.sample_tokens())
