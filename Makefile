@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 DEFAULT_MODEL := smollm2
 BROWSERS := chromium chromium-browser google-chrome chrome
 
-.PHONY: help run test nightly check lint unit conformance bench-smoke docs format clean
+.PHONY: help run test nightly faults check lint unit conformance bench-smoke docs format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -34,6 +34,9 @@ test: $(VENV)/.stamp-dev ## every test but the GPU's and the long conformance ru
 nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, others every day (SOUNDNESS_SEED= repeats a day)
 	SOUNDNESS_STEPS=$(or $(SOUNDNESS_STEPS),100000) SOUNDNESS_SEED=$(or $(SOUNDNESS_SEED),$(shell date +%Y%m%d)) \
 	  $(BIN)/pytest tests/unit/engine/test_soundness_random.py -s $(ARGS)
+
+faults: $(VENV)/.stamp-dev ## the fault lab with its large counts: processes killed, stopped and flooded (many minutes)
+	FAULTS=long $(BIN)/pytest tests/integration/faults -s $(ARGS)
 
 check: lint unit ## the inner loop, under a minute: lint, types, contracts, budgets, fast unit tests
 

@@ -27,6 +27,9 @@ POLL_S = 0.25
 PAUSE_S = 1.0
 """Between a death within this time and the next start."""
 TELL_S = 2.0
+HURRY_S = 3.0
+"""What front ends get to end at once."""
+STOP_POLL_S = 0.05
 
 
 class ApiServers:
@@ -46,6 +49,7 @@ class ApiServers:
         self._sock = sock
         self._engines = engines
         self._stopping = threading.Event()
+        self._lock = threading.Lock()
         self._children: dict[int, Child] = {}
         self._listening = [threading.Event() for _ in range(count)]
         self._problem: str | None = None
@@ -70,35 +74,64 @@ class ApiServers:
         """Index -> process."""
         return {index: child.pid for index, child in self._children.items()}
 
-    def stop(self, drain_s: float) -> None:
-        """Let all drain, then end them."""
-        self._stopping.set()
-        for child in list(self._children.values()):
-            child.signal(signal.SIGTERM)
+    def stop(self, drain_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Let all drain, then end them; once `hurry()` is true, they end at once. A second call does nothing."""
+        with self._lock:
+            self._stopping.set()
+            self._signal_all(signal.SIGTERM)
         deadline = time.monotonic() + drain_s
+        hurried = False
+        while self._are_alive() and time.monotonic() < deadline:
+            if not hurried and hurry():
+                hurried, deadline = True, time.monotonic() + HURRY_S
+                self._signal_all(signal.SIGTERM)
+            time.sleep(STOP_POLL_S)
+        self._signal_all(signal.SIGKILL)
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(max(0.0, deadline - time.monotonic()))
+                thread.join()
+
+    def _are_alive(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def _signal_all(self, number: int) -> None:
         for child in list(self._children.values()):
-            child.kill()
+            child.signal(signal.SIGCONT)  # a stopped process gets no SIGTERM before it goes on
+            child.signal(number)
 
     def _keep(self, index: int) -> None:
-        while not self._stopping.is_set():
-            begin = time.monotonic()
-            child = Child(
-                ENTRY,
-                f"pagemill: api server {index}",
-                msgspec.msgpack.encode(self._birth(index)),
-                pass_fds=[self._sock.fileno()],
-            )
+        try:
+            self._keep_alive(index)
+        except Exception as error:  # nobody may wait for a front end that nobody watches
+            logger.exception("api server %d is not watched any more", index)
+            self._give_up(index, f"{type(error).__name__}: {error}")
+
+    def _give_up(self, index: int, reason: str) -> None:
+        self._problem = f"api server {index} could not start: {reason}"
+        self._listening[index].set()
+
+    def _start(self, index: int) -> Child | None:
+        """None: it is too late."""
+        birth = msgspec.msgpack.encode(self._birth(index))
+        with self._lock:  # what is started while all are told to stop would not hear it
+            if self._stopping.is_set():
+                return None
+            child = Child(ENTRY, f"pagemill: api server {index}", birth, pass_fds=[self._sock.fileno()])
             self._children[index] = child
+            return child
+
+    def _keep_alive(self, index: int) -> None:
+        while True:
+            begin = time.monotonic()
+            child = self._start(index)
+            if child is None:
+                break
             status = self._watch(index, child)
             if self._stopping.is_set():
                 break
             logger.error("api server %d is gone: %s; starting it again", index, describe_exit(status))
             if not self._listening[index].is_set():
-                self._problem = f"api server {index} could not start: {describe_exit(status)}"
-                self._listening[index].set()
+                self._give_up(index, describe_exit(status))
                 break
             self._tell_engines(index)
             if time.monotonic() - begin < PAUSE_S:

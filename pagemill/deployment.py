@@ -40,16 +40,19 @@ class Deployment:
         secret: str | None = None,
         lockstep: bool = False,
         node_timeout_s: float = 10.0,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         """`worker` is "module:callable", called with the configuration in each core's process. `secret` is what the
-        machines share, when there are several. `lockstep`: engines step together. Raises ConfigError when the
-        address of the head cannot be bound."""
+        machines share, when there are several. `lockstep`: engines step together. `on_lost` is called when the last
+        engine is gone for good, on the thread of its supervisor. Raises ConfigError when the address of the head
+        cannot be bound."""
         self.secret = secret or new_secret()
         """What lets a process connect to the sockets of this deployment."""
         self.folder = PrivateDirectory()
         """Where the sockets are."""
         self._config = config
         self._worker = worker
+        self._on_lost = on_lost
         self._plan = plan
         self._lockstep = lockstep
         self._lock = threading.Lock()
@@ -98,21 +101,30 @@ class Deployment:
         with self._lock:
             return {index: event.address for index, event in self._ups().items()}
 
+    @property
+    def lost(self) -> bool:
+        """Whether all engines are gone for good; of those of this machine, where it is not the head."""
+        with self._lock:
+            finals = [event for event in self._state.values() if isinstance(event, EngineDown) and event.final]
+        return len(finals) == (len(self._plan.local) if self._plan.headless else self._plan.size)
+
     def pids(self) -> list[int | None]:
         """The processes of this machine's engines, by index."""
         return [supervisor.pid for supervisor in self._supervisors]
 
     def stop(self) -> None:
         """End everything. A second call does nothing."""
-        for thread in [threading.Thread(target=supervisor.stop) for supervisor in self._supervisors]:
-            thread.start()
-        if self._desk is not None:
-            self._desk.close()
-        for supervisor in self._supervisors:
-            supervisor.stop()
-        if self._coordinator is not None:
-            self._coordinator.close()
-        self.folder.remove()
+        try:
+            for supervisor in self._supervisors:
+                supervisor.ask_to_stop()
+            if self._desk is not None:
+                self._desk.close()
+            for supervisor in self._supervisors:
+                supervisor.stop()
+            if self._coordinator is not None:
+                self._coordinator.close()
+        finally:
+            self.folder.remove()
 
     def __enter__(self) -> "Deployment":
         return self
@@ -122,6 +134,8 @@ class Deployment:
 
     def _payload_of(self, index: int) -> Callable[[int], bytes]:
         def payload(incarnation: int) -> bytes:
+            # A core that was killed leaves its socket behind.
+            (self.folder.path / f"core-{index}-{incarnation - 1}").unlink(missing_ok=True)
             address = self._address_of(f"core-{index}-{incarnation}")
             birth = CoreBirth(self._config, index, self._worker, address, self.secret, self._lockstep)
             return msgspec.msgpack.encode(birth)
@@ -161,7 +175,13 @@ class Deployment:
                 self._state[event.index] = event
                 self._changed.notify_all()
             for listener in self._listeners:
-                listener(event)
+                try:
+                    listener(event)
+                except Exception:  # its own affair: the others, and the engine, go on
+                    logger.exception("a listener failed on %s", type(event).__name__)
+        if isinstance(event, EngineDown) and event.final and self.lost:
+            logger.error("no engine is left, and none can be started again: the server ends")
+            self._on_lost()
 
 
 def shared_settings(config: EngineConfig) -> dict[str, str]:

@@ -3,6 +3,7 @@
 Every variable is a function with a docstring, so that `PAGEMILL_X` is found by searching for `x()`.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,18 @@ def log_level() -> str:
 def api_key() -> str | None:
     """PAGEMILL_API_KEY: the key that clients must send, when --api-key is not given."""
     return _read("API_KEY")
+
+
+def log_stats_interval_s() -> float:
+    """PAGEMILL_LOG_STATS_INTERVAL: seconds between the lines of figures in a server's log (default 5)."""
+    given = _read("LOG_STATS_INTERVAL")
+    try:
+        interval = 5.0 if given is None else float(given)
+    except ValueError:
+        interval = 0.0
+    if not 0 < interval < math.inf:
+        raise ConfigError(f"PAGEMILL_LOG_STATS_INTERVAL={given!r} is not allowed: seconds, more than 0")
+    return interval
 
 
 def compiler() -> str:

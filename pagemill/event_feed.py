@@ -89,9 +89,10 @@ def follow(address: str, hello: Hello, listener: Callable[[FleetEvent], None]) -
                 continue
             try:
                 event = codec.decode(frames)
+                listener(event)
             except TransportError as error:
                 logger.warning("dropped a message of the feed: %s", error)
-                continue
-            listener(event)
+            except Exception:  # the news that follow matter more
+                logger.exception("a message of the feed could not be used")
 
     threading.Thread(target=listen, name="pagemill-follow", daemon=True).start()

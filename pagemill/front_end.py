@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from pagemill import envs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.sections import ServerConfig
 from pagemill.event_feed import follow
 from pagemill.log import name_process
-from pagemill.messages.fleet import EngineUp, FleetEvent
+from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
 from pagemill.messages.process_reports import Listening
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.balancer import BALANCERS
@@ -49,7 +50,9 @@ class FrontEndBirth(msgspec.Struct, frozen=True):
 
 def make_fleet(birth: FrontEndBirth, ups: Sequence[EngineUp]) -> FleetClient:
     """The client of all engines."""
-    return FleetClient(lambda up: ZmqClient(up, birth.hello()), ups, BALANCERS[birth.balancer]())
+    return FleetClient(
+        lambda up: ZmqClient(up, birth.hello()), ups, BALANCERS[birth.balancer](), num_engines=birth.num_engines
+    )
 
 
 def serve_fleet(
@@ -61,12 +64,21 @@ def serve_fleet(
 ) -> None:
     """Serve over HTTP on a bound socket until SIGINT or SIGTERM, then drain."""
     server = birth.server
-    llm = AsyncLLM(fleet, tokenizer, birth.config.facts, birth.config.scheduler, cache=birth.config.cache)
+    config = birth.config
+    llm = AsyncLLM(
+        fleet,
+        tokenizer,
+        config.facts,
+        config.scheduler,
+        cache=config.cache,
+        served_model_name=server.served_model_name,
+        log_interval_s=None if config.observability.disable_log_stats else envs.log_stats_interval_s(),
+    )
     serve(build_app(llm, server), sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce)
 
 
 class FirstUps:
-    """Waits until every engine was up once; later events go to a listener."""
+    """Waits until something is known of every engine, and one is up; later events go to a listener."""
 
     def __init__(self, num_engines: int) -> None:
         self._num_engines = num_engines
@@ -84,11 +96,11 @@ class FirstUps:
             self._changed.notify_all()
 
     def wait(self) -> list[EngineUp]:
-        """One event per engine."""
+        """The engines that are up. A front end that is started again may find others down, or gone for good."""
         with self._changed:
-            while len(self._ups()) < self._num_engines:
+            while not self._ups() or len(self._latest()) < self._num_engines:
                 self._changed.wait()
-            return list(self._ups().values())
+            return self._ups()
 
     def hand_over(self, listener: Callable[[FleetEvent], None]) -> None:
         """Give the listener what came so far, and all that will come."""
@@ -97,8 +109,11 @@ class FirstUps:
                 listener(event)
             self._listener = listener
 
-    def _ups(self) -> dict[int, EngineUp]:
-        return {event.index: event for event in self._events if isinstance(event, EngineUp)}
+    def _ups(self) -> list[EngineUp]:
+        return [event for event in self._latest().values() if isinstance(event, EngineUp)]
+
+    def _latest(self) -> dict[int, EngineUp | EngineDown]:
+        return {event.index: event for event in self._events if isinstance(event, (EngineUp, EngineDown))}
 
 
 def run(payload: bytes, report: Report) -> None:

@@ -2,11 +2,14 @@
 
 import contextlib
 import dataclasses
+import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from pagemill import envs
@@ -87,14 +90,22 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
         with timer.phase("tokenizer"):
             tokenizer = tokenizer_soon.result()
     client = InprocClient(core, inline=inline)
-    llm = AsyncLLM(client, tokenizer, config.facts, config.scheduler, cache=config.cache)
+    llm = AsyncLLM(
+        client,
+        tokenizer,
+        config.facts,
+        config.scheduler,
+        cache=config.cache,
+        log_interval_s=None if config.observability.disable_log_stats else envs.log_stats_interval_s(),
+    )
     _say_ready(config, core.ready, timer)
     return LaunchedEngine(llm, config, tokenizer)
 
 
 def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
-    """Serve over HTTP until SIGINT or SIGTERM; the exit status. Wrong settings, a model that is not there and a port
-    in use are found, in this order, before the weights are loaded. Engines run in processes of their own."""
+    """Serve over HTTP until SIGINT or SIGTERM; the exit status, which is 1 when all engines are gone for good. Wrong
+    settings, a model that is not there and a port in use are found, in this order, before the weights are loaded.
+    Engines run in processes of their own."""
     from pagemill.deployment import Deployment  # deferred, with the next three: zmq, fastapi and uvicorn
     from pagemill.headless import run_headless
     from pagemill.serve.http.server import bind
@@ -105,20 +116,58 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     server = dataclasses.replace(server, api_key=server.api_key or envs.api_key())
     config = _share_cores(args, build_config(args), len(plan.local))
     check_endpoints(config.cache.kv_events_config, fleet.data_parallel_size)
+    envs.log_stats_interval_s()  # for front ends that are not there yet
     patience = Patience(fleet.engine_stall_timeout, fleet.engine_hang_timeout)
     lockstep, timeout_s = needs_lockstep(fleet, config.facts), fleet.data_parallel_node_timeout
     if plan.headless:
         return run_headless(config, WORKER, plan, patience, secret=secret, lockstep=lockstep, node_timeout_s=timeout_s)
     with (
+        _ended_by_sigterm(),
         contextlib.closing(bind(server.host, server.port)) as sock,
         Deployment(
-            config, WORKER, plan, patience, secret=secret, lockstep=lockstep, node_timeout_s=timeout_s
+            config,
+            WORKER,
+            plan,
+            patience,
+            secret=secret,
+            lockstep=lockstep,
+            node_timeout_s=timeout_s,
+            on_lost=_end_this_process,
         ) as engines,
     ):
         engines.start()
         serve_here = _serve_in_this_process if fleet.num_api_servers == 1 else _serve_in_others
         serve_here(config, server, fleet, engines, sock)
-    return 0
+    return 1 if engines.lost else 0
+
+
+class _ToldToEnd(BaseException):
+    """SIGTERM came."""
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the body where it is, and what it opened is closed: for the time of start-up, before servers have
+    handlers of their own. While things are closed, further ones are ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise _ToldToEnd
+
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        with contextlib.suppress(_ToldToEnd):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _end_this_process() -> None:
+    """From any thread: as if somebody else had told it to."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _serve_in_this_process(
@@ -164,9 +213,6 @@ def _serve_in_others(
         sock,
         lambda: list(engines.addresses().values()),
     )
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     timer = PhaseTimer()
     servers.start()
     try:
@@ -175,12 +221,32 @@ def _serve_in_others(
         with timer.phase("front ends"):
             servers.wait_listening()
         _say_ready(config, ups[0].ready, timer)
+        told = _StopSignals()
         say_ready(url_of(sock))
-        stop.wait()
+        told.wait()
+        servers.stop(server.shutdown_timeout + CLOSING_S, hurry=told.again)
     finally:
-        servers.stop(server.shutdown_timeout + CLOSING_S)
+        servers.stop(0.0)
         engines.unsubscribe(feed.publish)
         feed.close()
+
+
+class _StopSignals:
+    """The first SIGINT or SIGTERM asks to drain, the second to end at once."""
+
+    def __init__(self) -> None:
+        # Not an Event: a handler that interrupts its `wait` at the wrong moment would wait for the lock forever.
+        self._signals: SimpleQueue[int] = SimpleQueue()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: self._signals.put(number))
+
+    def wait(self) -> None:
+        """For the first one."""
+        self._signals.get()
+
+    def again(self) -> bool:
+        """Whether another one came since."""
+        return not self._signals.empty()
 
 
 def _shared_secret(plan: FleetPlan) -> str:

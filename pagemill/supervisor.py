@@ -3,6 +3,9 @@
 Does not know what a core does, nor who its clients are: it publishes what becomes of it as events.
 """
 
+import contextlib
+import faulthandler
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +29,7 @@ MAX_FAILED_STARTS = 3
 """Starts in a row that may fail before the engine is given up."""
 DUMP_S = 0.5
 """What processes get to write their stacks before they are killed."""
+STDERR_FD = 2
 _REPORTS = msgspec.msgpack.Decoder(ProcessReport)
 _USERS_TO_MEND = {"ConfigError": ConfigError, "ModelError": ModelError}
 
@@ -109,16 +113,25 @@ class EngineSupervisor:
         """Of the present process."""
         return None if self._child is None else self._child.pid
 
+    def ask_to_stop(self) -> None:
+        """Begin to stop; `stop` waits for the end."""
+        self._stopping.set()
+
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the engine and the thread. A second call does nothing."""
-        self._stopping.set()
+        self.ask_to_stop()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
         incarnation = num_failed = 0
         while True:
-            started, reason = self._live(incarnation)
+            try:
+                started, reason = self._live(incarnation)
+            except Exception as error:  # whatever it is, the engine must not be left without a supervisor
+                logger.exception("engine core %d could not be started or watched", self.index)
+                started, reason = False, f"{type(error).__name__}: {error}"
+                self._say_lost(reason)
             if self._stopping.is_set() or not (started or incarnation):
                 break
             num_failed = 0 if started else num_failed + 1
@@ -140,9 +153,7 @@ class EngineSupervisor:
             watch: _Watch | None = None
             stalled = False
             while not self._stopping.is_set():
-                content = child.report(POLL_S)
-                report = _REPORTS.decode(content) if content is not None else None
-                match report:
+                match report := self._next_report(child):
                     case Started():
                         started, watch = True, _Watch(self._patience)
                         self._say_up(EngineUp(self.index, incarnation, report.address, report.ready))
@@ -151,14 +162,14 @@ class EngineSupervisor:
                         self._say_failed(report)
                     case Pulse() if watch is not None:
                         watch.note(report)
-                        self._publish(EngineLoadReport(self.index, report.num_running, report.num_waiting))
+                        self._publish(EngineLoadReport(self.index, report.stats))
                 if watch is not None and watch.stalled != stalled:
                     stalled = watch.stalled
-                    logger.warning("engine core %d %s", self.index, "has stalled" if stalled else "goes on again")
                     self._publish(EngineStalled(self.index, incarnation, stalled))
+                    self._say_stalled(child, stalled)
                 if watch is not None and watch.hung:
                     problem = "it hung and was killed"
-                    dump_stacks(child.pid)
+                    dump_stacks(child.pid, wake=True)
                     child.kill()
                     break
         except EOFError:
@@ -166,9 +177,18 @@ class EngineSupervisor:
             problem = problem or describe_exit(status)
         finally:
             child.stop(ask_s=0.0)
-        if not self._first.done() and problem is not None:
-            self._first.set_exception(EngineDeadError(f"the engine core could not start: {problem}"))
+        if problem is not None:
+            self._say_lost(problem)
         return started, problem or "it was stopped"
+
+    def _next_report(self, child: Child) -> ProcessReport | None:
+        """What the core says next, if it says something. Raises EOFError when it is gone."""
+        content = child.report(POLL_S)
+        try:
+            return _REPORTS.decode(content) if content is not None else None
+        except msgspec.DecodeError as error:
+            logger.error("dropped a report of engine core %d: %s", self.index, error)
+            return None
 
     def _say_up(self, event: EngineUp) -> None:
         if self._first.done():
@@ -177,20 +197,37 @@ class EngineSupervisor:
             self._first.set_result(event)
         self._publish(event)
 
+    def _say_stalled(self, child: Child, stalled: bool) -> None:
+        if not stalled:
+            logger.warning("engine core %d goes on again", self.index)
+            return
+        logger.error("engine core %d has stalled: no sign of life, or work and no finished step", self.index)
+        dump_stacks(child.pid, wake=False)
+        faulthandler.dump_traceback(STDERR_FD)  # of this process, which serves or supervises
+
+    def _say_lost(self, reason: str) -> None:
+        if not self._first.done():
+            self._first.set_exception(EngineDeadError(f"the engine core could not start: {reason}"))
+
     def _say_failed(self, report: Failed) -> None:
         if not self._first.done():
             kind = _USERS_TO_MEND.get(report.kind, EngineDeadError)
             self._first.set_exception(kind(report.message))
 
 
-def dump_stacks(pid: int) -> None:
-    """Let a process and all its children write the stacks of their threads to stderr."""
+def dump_stacks(pid: int, *, wake: bool) -> None:
+    """Let a process and all its children write the stacks of their threads to stderr. One that is stopped (SIGSTOP)
+    can do so only if it goes on: `wake` lets it."""
     try:
         process = psutil.Process(pid)
         processes = [process, *process.children(recursive=True)]
     except psutil.Error:
         return
     for process in processes:
-        logger.error("stacks of process %d (%s):", process.pid, " ".join(process.cmdline()[:1]))
-        process.send_signal(STACKS_SIGNAL)
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            state = process.status()
+            logger.error("stacks of process %d (%s, %s):", process.pid, " ".join(process.cmdline()).strip(), state)
+            process.send_signal(STACKS_SIGNAL)
+            if wake and state == psutil.STATUS_STOPPED:
+                process.send_signal(signal.SIGCONT)
     time.sleep(DUMP_S)

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pagemill.config.resolve import Draft, check_values
-from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from pagemill.config.sections import (
+    CacheConfig,
+    CpuConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from pagemill.errors import ConfigError
 
 ENGINE_SECTIONS: dict[str, type] = {
@@ -16,6 +23,7 @@ ENGINE_SECTIONS: dict[str, type] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "parallel": ParallelConfig,
+    "observability": ObservabilityConfig,
     "cpu": CpuConfig,
 }
 

@@ -10,7 +10,14 @@ from typing import Any
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.event_endpoints import check_endpoints
 from pagemill.config.facts import DeviceFacts, ModelFacts
-from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from pagemill.config.sections import (
+    CacheConfig,
+    CpuConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from pagemill.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 16
@@ -35,6 +42,7 @@ class Draft:
     scheduler: SchedulerConfig
     cpu: CpuConfig
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
+    observability: ObservabilityConfig = dataclasses.field(default_factory=ObservabilityConfig)
     decisions: tuple[Decision, ...] = ()
 
     def decide(self, section: str, field: str, value: Any, why: str) -> "Draft":
@@ -193,11 +201,13 @@ RULES: tuple[Rule, ...] = (
 
 def resolve(draft: Draft, model: ModelFacts, device: DeviceFacts) -> tuple[EngineConfig, tuple[Decision, ...]]:
     """Complete the sections. Raises ConfigError that names the settings in conflict and the remedy."""
-    for section in (draft.model, draft.cache, draft.scheduler, draft.cpu, draft.parallel):
+    for section in (draft.model, draft.cache, draft.scheduler, draft.cpu, draft.parallel, draft.observability):
         check_values(section)
     for rule in RULES:
         draft = rule(draft, model, device)
-    config = EngineConfig(draft.model, draft.cache, draft.scheduler, draft.cpu, model, draft.parallel)
+    config = EngineConfig(
+        draft.model, draft.cache, draft.scheduler, draft.cpu, model, draft.parallel, draft.observability
+    )
     return config, draft.decisions
 
 

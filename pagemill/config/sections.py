@@ -9,6 +9,7 @@ from pagemill.config.fields import setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+QUANTIZATIONS = ("none", "int8")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
@@ -19,6 +20,12 @@ class ModelConfig:
     model: str = setting("smollm2", "alias, folder in Hugging Face format, .gguf file, or hub id")
     tokenizer: str | None = setting(None, "folder, .gguf file or hub id of the tokenizer (default: the model's)")
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
+    quantization: str | None = setting(
+        None,
+        "precision of weights: none dequantizes a quantized file, int8 quantizes a float checkpoint "
+        "(default: as in the file)",
+        choices=QUANTIZATIONS,
+    )
     seed: int = setting(0, "seed of everything random that no request seeds (dummy weights, request seeds)")
     revision: str | None = setting(None, "branch, tag or commit on the hub")
     max_model_len: int | None = setting(None, "most tokens of prompt and output (default: the model's)", low=1)
@@ -181,6 +188,13 @@ class FleetConfig:
     def num_api_servers(self) -> int:
         """`api_server_count`, or its default."""
         return self.api_server_count or self.data_parallel_size
+
+
+@dataclass(frozen=True)
+class ObservabilityConfig:
+    """What is said about the work."""
+
+    disable_log_stats: bool = setting(False, "no line of figures in the log while there is work; /metrics stays")
 
 
 @dataclass(frozen=True)

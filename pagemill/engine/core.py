@@ -22,6 +22,7 @@ from pagemill.errors import ConfigError, EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
 from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.messages.stats import SchedulerStats
 from pagemill.messages.step import ModelRunnerOutput
 
 logger = get_logger(__name__)
@@ -81,6 +82,10 @@ class EngineCore:
         """Forget requests, in whatever state; unknown ids are ignored. No output follows for them."""
         self._scheduler.abort(request_ids)
         self._publish_events()
+
+    def stats(self) -> SchedulerStats:
+        """State now."""
+        return self._scheduler.stats()
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""

@@ -24,6 +24,7 @@ from pagemill.messages.core_calls import (
     StepOutputs,
 )
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
+from pagemill.messages.stats import SchedulerStats
 from pagemill.messages.waves import JoinWaves, RoundVerdict, StartWave
 
 logger = get_logger(__name__)
@@ -44,6 +45,9 @@ class SteppedCore(Protocol):
     def step(self) -> list[EngineCoreOutputs]:
         """One step."""
 
+    def stats(self) -> SchedulerStats:
+        """State now."""
+
     def has_work(self) -> bool:
         """Whether a step would do anything."""
 
@@ -63,7 +67,7 @@ Post = Callable[[int, EngineReport], None]
 class CoreLoop:
     """One thread runs `run`; any thread may put letters into `inbox` and call `stop`.
 
-    `num_steps`, `idle`, `num_running` and `num_waiting` may be read by any thread.
+    `num_steps`, `idle` and `stats` may be read by any thread.
     """
 
     def __init__(self, core: SteppedCore, post: Post, waves: Waves | None = None) -> None:
@@ -71,7 +75,8 @@ class CoreLoop:
         self.inbox: SimpleQueue[Letter | None] = SimpleQueue()
         self.num_steps = 0
         self.idle = True
-        self.num_running = self.num_waiting = 0
+        self.stats = SchedulerStats()
+        """The core's latest."""
         self._core = core
         self._post = post
         self._waves: Waves = waves or NoWaves(core.has_work)
@@ -156,6 +161,7 @@ class CoreLoop:
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         self._core.abort(request_ids)
+        self.stats = self._core.stats()
         for request_id in request_ids:
             self._disown(request_id)
 
@@ -174,7 +180,8 @@ class CoreLoop:
 
     def _deliver(self, outputs: EngineCoreOutputs) -> None:
         if outputs.stats is not None:
-            self.num_running, self.num_waiting = outputs.stats.num_running, outputs.stats.num_waiting
+            sampled = outputs.stats.residency is not None  # said once, and not with every pulse
+            self.stats = msgspec.structs.replace(outputs.stats, residency=None) if sampled else outputs.stats
         for owner, part in self._parts(outputs):
             self._post(owner, StepOutputs(part))
         for output in outputs.outputs:
@@ -196,6 +203,15 @@ class CoreLoop:
             part.token_ids.append(token_id)
         for output in outputs.outputs:
             parts[owner_of(output.request_id)].outputs.append(output)
-        return [
+        mail = [
             (owner, part) for owner, part in parts.items() if owner is not None and (part.request_ids or part.outputs)
         ]
+        return mail[:1] + [(owner, _without_figures(part)) for owner, part in mail[1:]]
+
+
+def _without_figures(outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+    """Without what is said of the step as a whole: one front end counts it."""
+    stats = outputs.stats
+    if stats is not None and stats.residency is not None:
+        stats = msgspec.structs.replace(stats, residency=None)
+    return msgspec.structs.replace(outputs, stats=stats, num_step_tokens=0)

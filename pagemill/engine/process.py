@@ -15,7 +15,7 @@ from pagemill.engine.core import EngineCore
 from pagemill.engine.core_loop import CoreLoop
 from pagemill.engine.executor.factory import make_executor
 from pagemill.engine.waves import WaveMember
-from pagemill.errors import EngineDeadError, PeerGoneError, TransportError
+from pagemill.errors import EngineDeadError, PagemillError, PeerGoneError, TransportError
 from pagemill.log import get_logger, name_process
 from pagemill.messages.core_calls import EngineCall, EngineReport, FrontEndGone
 from pagemill.messages.process_reports import Failed, ProcessReport, Pulse, Started
@@ -56,6 +56,8 @@ class MailRoom:
         self._reports: Codec[EngineReport] = Codec(EngineReport)
         self._peers: dict[int | Role, Peer] = {}
         """Front ends by index, and the coordinator by its role."""
+        self._latest: dict[int, Peer] = {}
+        """The last connection of each front end, also of those that are gone."""
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -83,12 +85,16 @@ class MailRoom:
         self._socket.close()
 
     def _run(self, loop: CoreLoop) -> None:
-        while not self._closing:
-            received = self._socket.receive(MAIL_POLL_S)
-            if received is not None:
-                self._sort(loop, *received)
+        try:
+            while not self._closing:
+                received = self._socket.receive(MAIL_POLL_S)
+                if received is not None:
+                    self._sort(loop, *received)
+                self._send_posted()
             self._send_posted()
-        self._send_posted()
+        except Exception as error:  # a core without mail would look well and answer nobody
+            logger.exception("the engine core cannot send or receive any more")
+            loop.fail(EngineDeadError(f"mail failed: {type(error).__name__}: {error}"))
 
     def _sort(self, loop: CoreLoop, peer: Peer, frames: list[bytes | bytearray | memoryview]) -> None:
         try:
@@ -105,8 +111,16 @@ class MailRoom:
         if peer.role is Role.COORDINATOR:
             self._peers[Role.COORDINATOR] = peer
         if peer.role is Role.API_SERVER:
-            self._peers[peer.index] = peer
+            self._note_front_end(loop, peer)
         loop.inbox.put((peer.index, call))
+
+    def _note_front_end(self, loop: CoreLoop, peer: Peer) -> None:
+        latest = self._latest.get(peer.index)
+        if latest is not None and latest != peer:  # it was started again: nobody reads what it asked for before
+            self._socket.forget(latest)
+            loop.inbox.put((peer.index, FrontEndGone(peer.index)))
+        if latest != peer:
+            self._latest[peer.index] = self._peers[peer.index] = peer
 
     def _send_posted(self) -> None:
         while True:
@@ -160,9 +174,9 @@ def run(payload: bytes, report: Report) -> None:
 def _pulse(core: EngineCore, loop: CoreLoop, tell: Callable[[ProcessReport], None]) -> None:
     stop = threading.Event()
     while not stop.wait(PULSE_S):
-        tell(Pulse(loop.num_steps, loop.idle, loop.num_running, loop.num_waiting))
+        tell(Pulse(loop.num_steps, loop.idle, loop.stats))
         try:
             core.check_health()
-        except EngineDeadError as error:
-            loop.fail(error)
+        except PagemillError as error:
+            loop.fail(EngineDeadError(str(error)))
             return

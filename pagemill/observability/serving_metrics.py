@@ -1,10 +1,10 @@
 """`ServingMetrics`: the `vllm:*` metrics of one front end, under the names that dashboards and routers know.
 
-Does not know where the figures come from: it is told of steps, tokens and ends. Used from one thread.
+Does not know where the figures come from: it is told of steps, tokens and ends, and asks for the engines' own figures
+when somebody reads. Used from one thread.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,202 +12,131 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from pagemill.messages.stats import SchedulerStats
-from pagemill.observability.histogram import Histogram
+from pagemill.observability.engine_metrics import FINISH_REASONS, HISTOGRAMS, RESIDENCY_HISTOGRAMS, EngineMetrics
+from pagemill.observability.hit_rate import RecentHits
 
-FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
-REQUEST_SECONDS = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
-    *(1920.0, 7680.0),
-)
-FIRST_TOKEN_SECONDS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-    *(160.0, 640.0, 2560.0),
-)
-TOKEN_SECONDS = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-COMPLETIONS = (1, 2, 5, 10, 20)
-RESIDENCY_SECONDS = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
-)
+GAUGES = {
+    "num_requests_running": ("Requests in execution.", "num_running"),
+    "num_requests_waiting": ("Requests that wait.", "num_waiting"),
+    "kv_cache_usage_perc": ("Share of the KV cache in use, 0 to 1.", "kv_cache_usage"),
+}
+ENGINE_COUNTERS = {
+    "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
+    "prefix_cache_hits": ("Prompt tokens found there.", "prefix_cache_hits"),
+    "num_preemptions": ("Requests that lost their blocks and were computed again.", "num_preemptions"),
+}
+OWN_COUNTERS = {
+    "prompt_tokens": ("Prompt tokens of completions that got a first token.", "num_prompt_tokens"),
+    "generation_tokens": ("Generated tokens.", "num_generation_tokens"),
+}
+LABELS = ("model_name", "engine")
 
-
-def one_two_five(highest: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, ... up to `highest`."""
-    steps = (factor * 10**power for power in range(len(str(highest))) for factor in (1, 2, 5))
-    return tuple(step for step in steps if step <= highest)
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedRequest:
-    """What there is to say about a completion that ended. Times are seconds of time.monotonic()."""
-
-    reason: str
-    num_prompt_tokens: int
-    num_generated_tokens: int
-    num_cached_tokens: int
-    max_tokens: int
-    num_completions: int
-    """The request's n."""
-    arrived: float
-    scheduled: float | None
-    first_token: float | None
-    last_token: float | None
-    ended: float
+Engines = Callable[[], Mapping[int, SchedulerStats]]
+"""The latest figures of each engine, by index. Never waits."""
 
 
 class ServingMetrics(Collector):
     """Told by `AsyncLLM` what happens; `text` is the page that Prometheus reads."""
 
-    def __init__(self, model_name: str, max_model_len: int, cache_config: Mapping[str, Any]) -> None:
-        tokens = one_two_five(max_model_len)
+    def __init__(
+        self,
+        model_name: str,
+        max_model_len: int,
+        cache_config: Mapping[str, Any],
+        engines: Engines,
+        *,
+        with_residency: bool = False,
+    ) -> None:
+        """`cache_config` become labels; `with_residency`: blocks are sampled."""
+        self.prefix_hits = RecentHits()
         self._model_name = model_name
+        self._max_model_len = max_model_len
         self._cache_config = {name: str(value) for name, value in cache_config.items()}
-        self._stats: dict[int, SchedulerStats] = {}
-        self._finished = dict.fromkeys(FINISH_REASONS, 0)
-        self._rejected = 0
-        self.num_prompt_tokens = 0
-        self.num_generation_tokens = 0
-        self._histograms: dict[str, tuple[str, Histogram]] = {}
-        self.first_token_s = self._add("time_to_first_token_seconds", "Time to first token.", FIRST_TOKEN_SECONDS)
-        self.token_s = self._add("inter_token_latency_seconds", "Time between tokens of a request.", TOKEN_SECONDS)
-        self._per_token_s = self._add(
-            "request_time_per_output_token_seconds", "Mean time per output token of a request.", TOKEN_SECONDS
-        )
-        self._e2e_s = self._add("e2e_request_latency_seconds", "Arrival to end.", REQUEST_SECONDS)
-        self._queue_s = self._add("request_queue_time_seconds", "Arrival to first scheduling.", REQUEST_SECONDS)
-        self._prefill_s = self._add("request_prefill_time_seconds", "Scheduling to first token.", REQUEST_SECONDS)
-        self._decode_s = self._add("request_decode_time_seconds", "First token to last.", REQUEST_SECONDS)
-        self._inference_s = self._add("request_inference_time_seconds", "Scheduling to last token.", REQUEST_SECONDS)
-        self._prompt = self._add("request_prompt_tokens", "Prompt tokens of a request.", tokens)
-        self._generation = self._add("request_generation_tokens", "Generated tokens of a request.", tokens)
-        self._most = self._add(
-            "request_max_num_generation_tokens", "Most tokens generated by a completion of a request.", tokens
-        )
-        self._max_tokens = self._add("request_params_max_tokens", "max_tokens of a request.", tokens)
-        self._completions = self._add("request_params_n", "n of a request.", COMPLETIONS)
-        self._computed = self._add(
-            "request_prefill_kv_computed_tokens", "Prompt tokens computed, not found in the cache.", tokens
-        )
-        self._step_tokens = self._add("iteration_tokens_total", "Tokens that a step produced.", STEP_TOKENS)
-        self._residency = {
-            "lifetime": self._add("kv_block_lifetime_seconds", "Allocation to eviction.", RESIDENCY_SECONDS),
-            "idle": self._add("kv_block_idle_before_evict_seconds", "Last use to eviction.", RESIDENCY_SECONDS),
-            "gap": self._add("kv_block_reuse_gap_seconds", "Between uses of a block.", RESIDENCY_SECONDS),
-        }
+        self._engines = engines
+        self._histograms = HISTOGRAMS | (RESIDENCY_HISTOGRAMS if with_residency else {})
+        self._of_engine: dict[int, EngineMetrics] = {}
+        self._num_rejected = 0
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def step(self, engine: int, stats: SchedulerStats, num_tokens: int) -> None:
-        """An engine finished a step that produced so many tokens."""
-        self._stats[engine] = stats
-        self._step_tokens.observe(num_tokens)
-        samples = stats.residency
-        if samples is not None:
-            self._residency["lifetime"].observe_all(samples.lifetimes_s)
-            self._residency["idle"].observe_all(samples.idle_s)
-            self._residency["gap"].observe_all(samples.reuse_gaps_s)
-
-    def finished(self, request: FinishedRequest) -> None:
-        """A completion ended."""
-        self._finished[request.reason] += 1
-        self._prompt.observe(request.num_prompt_tokens)
-        self._generation.observe(request.num_generated_tokens)
-        self._most.observe(request.num_generated_tokens)
-        self._max_tokens.observe(request.max_tokens)
-        self._completions.observe(request.num_completions)
-        self._computed.observe(request.num_prompt_tokens - request.num_cached_tokens)
-        self._e2e_s.observe(request.ended - request.arrived)
-        if request.scheduled is None or request.first_token is None or request.last_token is None:
-            return
-        self._queue_s.observe(max(0.0, request.scheduled - request.arrived))
-        self._prefill_s.observe(max(0.0, request.first_token - request.scheduled))
-        self._decode_s.observe(request.last_token - request.first_token)
-        self._inference_s.observe(max(0.0, request.last_token - request.scheduled))
-        if request.num_generated_tokens > 1:
-            self._per_token_s.observe((request.last_token - request.first_token) / (request.num_generated_tokens - 1))
+    def of_engine(self, index: int) -> EngineMetrics:
+        """What is counted of the work of one engine."""
+        found = self._of_engine.get(index)
+        if found is None:
+            found = self._of_engine[index] = EngineMetrics(self._max_model_len)
+        return found
 
     def rejected(self) -> None:
         """A request was refused because too many wait."""
-        self._rejected += 1
+        self._num_rejected += 1
+
+    def engines(self) -> dict[int, SchedulerStats]:
+        """The latest figures of each engine, by index."""
+        return dict(sorted(self._engines().items()))
+
+    def total(self, name: str) -> int:
+        """A count of `EngineMetrics`, of all engines together."""
+        return sum(getattr(metrics, name) for metrics in self._of_engine.values())
 
     def text(self) -> bytes:
-        """All metrics in the exposition format of Prometheus."""
+        """Everything in the exposition format."""
         return generate_latest(self._registry)
-
-    def values(self) -> dict[str, float]:
-        """Sample name with its labels, without those of model and engine -> value."""
-        found = {}
-        for family in self.collect():
-            for sample in family.samples:
-                labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
-                shown = ",".join(f"{name}={value}" for name, value in labels.items())
-                found[f"{sample.name}{{{shown}}}" if shown else sample.name] = sample.value
-        return found
 
     def collect(self) -> Iterator[Any]:
         """Called for every scrape."""
-        yield from self._gauges()
-        yield from self._counters()
-        for name, (text, histogram) in self._histograms.items():
-            family = HistogramMetricFamily(f"vllm:{name}", text, labels=("model_name", "engine"))
-            family.add_metric((self._model_name, "0"), histogram.buckets(), histogram.total)
-            yield family
+        engines = self.engines()
+        yield from self._gauges(engines)
+        yield from self._counters(engines)
+        for name, text in self._histograms.items():
+            histograms = HistogramMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            for index in engines:
+                (histogram,) = self.of_engine(index).histograms([name])
+                histograms.add_metric(self._labels(index), histogram.buckets(), histogram.total)
+            yield histograms
 
-    def _gauges(self) -> Iterator[Any]:
-        gauges = (
-            ("num_requests_running", "Requests in execution.", "num_running"),
-            ("num_requests_waiting", "Requests that wait.", "num_waiting"),
-            ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", "kv_cache_usage"),
+    def _gauges(self, engines: Mapping[int, SchedulerStats]) -> Iterator[Any]:
+        for name, (text, field) in GAUGES.items():
+            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            for index, stats in engines.items():
+                gauge.add_metric(self._labels(index), float(getattr(stats, field)))
+            yield gauge
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason",
+            "Requests that wait: for capacity, or deferred for another reason.",
+            labels=(*LABELS, "reason"),
         )
-        for name, text, field in gauges:
-            family = GaugeMetricFamily(f"vllm:{name}", text, labels=("model_name", "engine"))
-            for engine, stats in self._engines():
-                family.add_metric((self._model_name, engine), float(getattr(stats, field)))
-            yield family
         info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=("engine", *self._cache_config))
-        info.add_metric(("0", *self._cache_config.values()), 1.0)
+        for index, stats in engines.items():
+            # Whoever waits here waits for slots, tokens or blocks; nothing defers a request for another reason.
+            waiting.add_metric((*self._labels(index), "capacity"), float(stats.num_waiting))
+            waiting.add_metric((*self._labels(index), "deferred"), 0.0)
+            info.add_metric((str(index), *self._cache_config.values()), 1.0)
+        yield waiting
         yield info
 
-    def _counters(self) -> Iterator[Any]:
-        per_engine = (
-            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
-            ("prefix_cache_hits", "Prompt tokens found there.", "prefix_cache_hits"),
-            ("num_preemptions", "Requests that lost their blocks and were computed again.", "num_preemptions"),
-        )
-        labels = ("model_name", "engine")
-        for name, text, field in per_engine:
-            family = CounterMetricFamily(f"vllm:{name}", text, labels=labels)
-            for engine, stats in self._engines():
-                family.add_metric((self._model_name, engine), float(getattr(stats, field)))
-            yield family
-        own = (
-            ("prompt_tokens", "Prompt tokens of requests that got a first token.", self.num_prompt_tokens),
-            ("generation_tokens", "Generated tokens.", self.num_generation_tokens),
-        )
-        for name, text, value in own:
-            family = CounterMetricFamily(f"vllm:{name}", text, labels=labels)
-            family.add_metric((self._model_name, "0"), value)
-            yield family
+    def _counters(self, engines: Mapping[int, SchedulerStats]) -> Iterator[Any]:
+        for name, (text, field) in ENGINE_COUNTERS.items():
+            counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            for index, stats in engines.items():
+                counter.add_metric(self._labels(index), float(getattr(stats, field)))
+            yield counter
+        for name, (text, field) in OWN_COUNTERS.items():
+            counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            for index in engines:
+                counter.add_metric(self._labels(index), float(getattr(self.of_engine(index), field)))
+            yield counter
         ended = CounterMetricFamily(
-            "vllm:request_success", "Completions that ended, by reason.", labels=(*labels, "finished_reason")
+            "vllm:request_success", "Completions that ended, by reason.", labels=(*LABELS, "finished_reason")
         )
-        for reason, value in self._finished.items():
-            ended.add_metric((self._model_name, "0", reason), value)
+        for index in engines:
+            for reason in FINISH_REASONS:
+                ended.add_metric((*self._labels(index), reason), self.of_engine(index).num_ended[reason])
         yield ended
         refused = CounterMetricFamily(
             "vllm:admission_rejections", "Requests refused at a limit.", labels=("model_name", "reason")
         )
-        refused.add_metric((self._model_name, "queue_full"), self._rejected)
+        refused.add_metric((self._model_name, "queue_full"), self._num_rejected)
         yield refused
 
-    def _engines(self) -> list[tuple[str, SchedulerStats]]:
-        """Every engine that was heard of; engine 0 in any case, so that its series exist from the start."""
-        known = self._stats or {0: SchedulerStats()}
-        return [(str(engine), stats) for engine, stats in sorted(known.items())]
-
-    def _add(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(bounds)
-        self._histograms[name] = (text, histogram)
-        return histogram
+    def _labels(self, index: int) -> tuple[str, str]:
+        return self._model_name, str(index)

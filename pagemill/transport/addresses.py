@@ -11,7 +11,6 @@ import shutil
 import socket
 import stat
 import tempfile
-import time
 from pathlib import Path
 from types import TracebackType
 
@@ -22,8 +21,6 @@ PREFIX = "pagemill-"
 LOCK = ".lock"
 MAX_IPC_PATH_BYTES = 107
 """Room for a path in sockaddr_un, its final zero left out."""
-STALE_AFTER_S = 60.0
-"""A folder without a living owner is left alone until it is this old: its owner may be about to lock it."""
 
 
 class PrivateDirectory:
@@ -36,14 +33,8 @@ class PrivateDirectory:
     def __init__(self, base: Path | None = None) -> None:
         base = base or envs.ipc_base() or Path(tempfile.gettempdir())
         _remove_stale(base)
-        try:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))  # mode 0700
-        except OSError as error:
-            raise ConfigError(
-                f"no folder for sockets can be made in {base} (PAGEMILL_RPC_BASE_PATH): {error}"
-            ) from error
-        self._lock: int | None = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock: int | None
+        self.path, self._lock = _make_folder(base)
 
     def ipc(self, name: str) -> str:
         """Address of a socket in this folder. Raises ConfigError when the path is too long for one."""
@@ -122,22 +113,37 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
+def _make_folder(base: Path) -> tuple[Path, int]:
+    """A new folder, and a descriptor that holds the lock on it."""
+    while True:
+        try:
+            path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))  # mode 0700
+            lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"no folder for sockets can be made in {base} (PAGEMILL_RPC_BASE_PATH): {error}"
+            ) from error
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (path / LOCK).stat()
+            return path, lock
+        os.close(lock)  # who clears up took it for abandoned before it was locked
+
+
 def _remove_stale(base: Path) -> None:
     for folder in base.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another owner, another user's, or gone already
-            if _is_stale(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+            _remove_if_stale(folder)
 
 
-def _is_stale(folder: Path) -> bool:
+def _remove_if_stale(folder: Path) -> None:
+    """The lock is held meanwhile: an owner that is about to take it sees that it came too late."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        return False
+        return
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        if time.time() - os.fstat(lock).st_mtime < STALE_AFTER_S:
-            return False
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
+        shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(lock)

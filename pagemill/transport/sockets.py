@@ -282,7 +282,7 @@ class AsyncClientSocket:
             if not await socket.poll(int(timeout_s * 1000)):
                 raise HandshakeError(f"{address} did not answer within {timeout_s:g} s")
             check_reply(await client.receive())
-        except (zmq.ZMQError, HandshakeError) as error:
+        except (zmq.ZMQError, HandshakeError, PeerGoneError) as error:
             socket.close(0)
             raise HandshakeError(f"no connection to {address}: {error}") from error
         except BaseException:  # cancelled: nobody else will close it
@@ -291,9 +291,12 @@ class AsyncClientSocket:
         return client
 
     async def receive(self) -> list[Frame]:
-        """The next message; waits for it."""
+        """The next message; waits for it. Raises PeerGoneError when the connection is closed."""
         while True:
-            frames: list[Frame] = [_buffer(frame) for frame in await self._socket.recv_multipart(copy=False)]
+            try:
+                frames: list[Frame] = [_buffer(frame) for frame in await self._socket.recv_multipart(copy=False)]
+            except zmq.ZMQError as error:
+                raise PeerGoneError(f"the connection to {self.address} is closed: {error}") from error
             with contextlib.suppress(TransportError):
                 check_limits([memoryview(frame).nbytes for frame in frames], self._limits)
                 return frames
@@ -306,6 +309,8 @@ class AsyncClientSocket:
             await self._socket.send_multipart(frames, copy=False)
         except zmq.Again as error:
             raise PeerGoneError(f"{self.address} takes nothing any more") from error
+        except zmq.ZMQError as error:  # it was closed meanwhile
+            raise PeerGoneError(f"the connection to {self.address} is closed: {error}") from error
 
     def close(self) -> None:
         """Close the connection; what was sent is still delivered for a moment. May be called twice."""

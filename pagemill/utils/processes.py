@@ -43,7 +43,8 @@ class Child:
     """A running child. It dies with its parent, however that dies: the pipe between them then closes, and the kernel
     kills it too where that exists (Linux; for which the thread that starts it must live as long as the parent).
 
-    Ctrl-C in a terminal does not reach it: its parent decides. `pass_fds` are open in it under the same numbers.
+    Ctrl-C in a terminal does not reach it, as it is in a process group of its own: its parent decides. `pass_fds` are
+    open in it under the same numbers.
     """
 
     def __init__(self, entry: str, title: str, payload: bytes, pass_fds: Sequence[int] = ()) -> None:
@@ -56,6 +57,7 @@ class Child:
                 [sys.executable, "-m", "pagemill.utils.child", str(reader), str(writer), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[reader, writer, *pass_fds],
+                process_group=0,
             )
         except BaseException:
             self._close()

@@ -15,10 +15,12 @@ from pagemill.log import get_logger
 from pagemill.messages.worker_api import WorkerApi
 from pagemill.transport.actor_protocol import ActorBirth, ActorHome, join_frames, split_frames
 from pagemill.transport.worker_protocol import Stop, WorkerPulse, command_codec, result_codec
-from pagemill.worker.main import PULSE_S, build_worker, crash_of, obey
+from pagemill.worker.main import build_worker, crash_of, obey
 
 logger = get_logger(__name__)
 
+PULSE_S = 5.0
+"""Ray tells of a process that has died; a pulse tells of one that was stopped, and a crash is told at once."""
 _ALIVE = msgspec.msgpack.encode(WorkerPulse())
 
 
@@ -30,7 +32,7 @@ class WorkerActor:
     """
 
     def __init__(self, title: str) -> None:
-        # Ray calls the process by the class of the actor, before, during and after each call.
+        # Ray calls the process by the class of the actor, between calls.
         type(self).__name__ = self._title = title
         self._worker: WorkerApi | None = None
         self._crashed = threading.Event()
@@ -91,7 +93,7 @@ class WorkerActor:
             return b""
 
     def pulse(self) -> bytes:
-        """After a second, or as soon as the worker has crashed: a WorkerReport."""
+        """After `PULSE_S`, or as soon as the worker has crashed: a WorkerReport."""
         return self._crash if self._crashed.wait(PULSE_S) else _ALIVE
 
     def _end(self, error: Exception) -> None:

@@ -6,6 +6,7 @@ worker/ray_actor.py; none imports it before it is used.
 
 import importlib
 import logging
+import math
 import os
 import signal
 import threading
@@ -98,7 +99,7 @@ class RayCluster:
 
     def _try(self, plan: BundlePlan, timeout_s: float) -> Room | None:
         group = self.ray.util.placement_group([plan.bundle] * plan.num_bundles, strategy="PACK")
-        if not group.wait(timeout_s):
+        if not group.wait(math.ceil(timeout_s)):  # Ray cuts fractions of a second off
             self.ray.util.remove_placement_group(group)
             return None
         nodes = self.ray.util.placement_group_table(group)["bundles_to_node_id"]

@@ -3,6 +3,7 @@
 Knows nothing about what is said to them.
 """
 
+import math
 import threading
 import time
 import uuid
@@ -15,7 +16,7 @@ from pagemill import __version__, envs
 from pagemill.catalog.registry import load_path
 from pagemill.engine.executor.placement import bundle_of_ranks, bundle_plans, local_ranks
 from pagemill.engine.executor.ray_cluster import RayCluster, Room
-from pagemill.errors import ConfigError, EngineDeadError, ModelError, PagemillError
+from pagemill.errors import ConfigError, DistributedError, EngineDeadError, ModelError, PagemillError
 from pagemill.log import get_logger
 from pagemill.messages.worker_rank import WorkerRank
 from pagemill.transport.actor_protocol import ActorBirth, ActorHome
@@ -26,13 +27,17 @@ logger = get_logger(__name__)
 ACTOR = "pagemill.worker.ray_actor:WorkerActor"
 PULSES = "pulses"
 SILENT_S = 30.0
-"""Without a pulse for so long, an actor counts as stopped. Pulses come every second, also while it computes."""
+"""Without a pulse for so long, an actor counts as stopped. Pulses come every five seconds, also while it computes."""
 START_S = 300.0
 """For processes to start on nodes that may have to unpack an environment first."""
 LOOK_S = 0.2
 """Whoever waits for an answer looks this often whether the workers live."""
+WATCH_S = 5.0
 CERTAIN_S = 2.0
 """How long an answer that is missing may precede the news why."""
+SUFFERER_S = 0.3
+"""A worker that lost another one may say so before the news of that one's death is here, which is the better reason."""
+MAX_CAUSE_CHARS = 400
 INLINE_BYTES = 64 * 1024
 """Larger messages go into Ray's object store once, instead of to each actor by itself."""
 _REPORTS = msgspec.msgpack.Decoder(WorkerReport)
@@ -79,11 +84,10 @@ class RayWorkers:
             self._room = self._cluster.reserve(bundle_plans(*sizes, per_worker), room_s)
             self._start(self._room, per_worker)
             self._begin(worker, config, sizes)
+            self._name_calls()
         except BaseException:
             self.stop(None, 0.0)
             raise
-        self._obey = [actor.obey for actor in self._actors]
-        self._tell = [actor.obey.options(num_returns=0) for actor in self._actors]
         self._last_pulse = [time.monotonic()] * world_size
         self._watcher = threading.Thread(target=self._watch, name="pagemill-watch-ray", daemon=True)
         self._watcher.start()
@@ -166,6 +170,8 @@ class RayWorkers:
             self._stopping = True
         ray = self._ray
         try:
+            if not ray.is_initialized():  # somebody has closed the connection, and Ray has ended the actors
+                return
             if request is not None and self._death is None:
                 asked = [self.ask(rank, request) for rank in range(len(self._actors))]
                 ray.wait(asked, num_returns=len(asked), timeout=ask_s)
@@ -235,6 +241,13 @@ class RayWorkers:
             )
             actor.begin.options(num_returns=0).remote(msgspec.msgpack.encode(birth))
 
+    def _name_calls(self) -> None:
+        """A process is called by the name of the call that it works on, and by the actor's in between."""
+        called = [(actor, self._title(rank)) for rank, actor in enumerate(self._actors)]
+        self._obey = [actor.obey.options(name=title) for actor, title in called]
+        self._tell = [actor.obey.options(name=title, num_returns=0) for actor, title in called]
+        self._pulse = [actor.pulse.options(name=title, concurrency_group=PULSES) for actor, title in called]
+
     def _started(self, references: list[Any]) -> list[bytes]:
         """What the actors say while they start. Raises EngineDeadError."""
         try:
@@ -256,26 +269,29 @@ class RayWorkers:
 
     def _watch(self) -> None:
         """Until the first is gone: note the pulses, and why it ends. There is always one on its way from each."""
-        ray = self._ray
-        pulses = [actor.pulse.options(concurrency_group=PULSES) for actor in self._actors]
-        awaited = {pulse.remote(): rank for rank, pulse in enumerate(pulses)}
-        while not (self._stopping or self._death):
-            for reference in ray.wait(list(awaited), timeout=LOOK_S)[0]:
+        awaited = {pulse.remote(): rank for rank, pulse in enumerate(self._pulse)}
+        sufferer, until = "", math.inf
+        while awaited and time.monotonic() < until and not (self._stopping or self._death):
+            wait_s = max(0.0, min(WATCH_S, until - time.monotonic()))
+            for reference in self._ray.wait(list(awaited), timeout=wait_s)[0]:
                 rank = awaited.pop(reference)
                 try:
-                    self._note(rank, bytes(ray.get(reference)))
-                except ray.exceptions.RayError as error:
+                    report = _REPORTS.decode(bytes(self._ray.get(reference)))
+                except self._ray.exceptions.RayError as error:
                     self.die(self._gone(rank, error))
                     return
-                self._last_pulse[rank] = time.monotonic()
-                awaited[pulses[rank].remote()] = rank
-
-    def _note(self, rank: int, content: bytes) -> None:
-        report = _REPORTS.decode(content)
-        if isinstance(report, WorkerCrashed):
-            kind = _USERS_TO_MEND.get(report.kind, EngineDeadError)
-            failed = f"{self._who(rank)} failed:\n{report.traceback}"
-            self.die(failed if kind is EngineDeadError else report.message, kind)
+                if not isinstance(report, WorkerCrashed):
+                    self._last_pulse[rank] = time.monotonic()
+                    awaited[self._pulse[rank].remote()] = rank
+                elif report.kind == DistributedError.__name__:
+                    sufferer = sufferer or self._failed(rank, report)
+                    until = min(until, time.monotonic() + SUFFERER_S)
+                else:
+                    kind = _USERS_TO_MEND.get(report.kind, EngineDeadError)
+                    self.die(self._failed(rank, report) if kind is EngineDeadError else report.message, kind)
+                    return
+        if sufferer:
+            self.die(sufferer)
 
     def _title(self, rank: int) -> str:
         return f"pagemill: worker {self._first_index + rank}"
@@ -284,7 +300,11 @@ class RayWorkers:
         home = self._homes[rank]
         return f"{self._title(rank)} (pid {home.pid} on {home.address})"
 
+    def _failed(self, rank: int, crash: WorkerCrashed) -> str:
+        return f"{self._who(rank)} failed:\n{crash.traceback}"
+
     def _gone(self, rank: int, error: Exception) -> str:
         """Ray's news in one line: what it says of the cause, without its advice."""
         _, _, cause = str(error).rpartition("The actor is dead because ")
-        return f"{self._who(rank)} is gone: {' '.join(cause.split())[:200]}"
+        cause, _, _ = " ".join(cause.split()).partition(" Some common causes")
+        return f"{self._who(rank)} is gone: {cause[:MAX_CAUSE_CHARS]}"

@@ -128,6 +128,8 @@ class BlockPool:
         self._cached.clear()
         self._duplicates.clear()
         self._events.cleared()
+        if self.residency is not None:
+            self.residency.forgotten()
 
     def free_blocks(self) -> list[int]:
         """Free blocks in the order in which they will be taken."""

@@ -61,6 +61,10 @@ class ResidencySampler:
             if stay is not None:
                 stay.used = self._clock()
 
+    def forgotten(self) -> None:
+        """The cache was emptied: every block was evicted."""
+        self._end(list(self._followed))
+
     def take(self) -> ResidencySamples | None:
         """What was sampled since the last call; None when nothing was."""
         samples = self._samples

@@ -47,8 +47,7 @@ def pack_bf16(weight: Tensor, bias: Tensor | None = None, gate: int = NO_GATE) -
     """[N, K] bfloat16, K even -> panels of outputs, each [K / 2, outputs, 2]. With a gate, N is that of both halves,
     and there is no bias."""
     rows, cols = weight.shape
-    ordered = _in_panels(weight) if gate == NO_GATE else _gated_panels(weight)
-    panels = ordered.view(-1, PANEL, cols // 2, 2).transpose(1, 2).contiguous()
+    panels = panel_rows(weight, gate).view(-1, PANEL, cols // 2, 2).transpose(1, 2).contiguous()
     biases = () if bias is None else (bias.float().contiguous(),)
     struct = LinearStruct(panels.data_ptr(), biases[0].data_ptr() if biases else None, BF16_PANELS, rows, cols, gate)
     return PackedLinear(struct, (panels, *biases), rows if gate == NO_GATE else rows // 2)
@@ -76,6 +75,23 @@ def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype = torch.bfloa
         DTYPES[out_dtype], torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def weight_rows(indices: Tensor, packed: PackedLinear) -> Tensor:
+    """[T] int64 -> [T, K] bfloat16: rows of a weight without a gate. Raises IndexError when there is no such row."""
+    indices = indices.contiguous()
+    out = torch.empty(len(indices), packed.struct.cols, dtype=torch.bfloat16)
+    failed = loaded_library().linear_rows(
+        ctypes.addressof(packed.struct), out.data_ptr(), indices.data_ptr(), len(indices), torch.get_num_threads()
+    )
+    if failed:
+        raise IndexError(f"a row is asked for that is not one of {packed.struct.rows}")
+    return out
+
+
+def panel_rows(weight: Tensor, gate: int) -> Tensor:
+    """[N, K] of any type -> the rows in the order of the panels, with zeros where there is none."""
+    return _in_panels(weight) if gate == NO_GATE else _gated_panels(weight)
 
 
 def _in_panels(weight: Tensor) -> Tensor:

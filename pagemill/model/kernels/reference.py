@@ -73,3 +73,25 @@ def paged_attention(
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         outputs.append(torch.einsum("hts,shd->thd", weights, values))
     return torch.cat(outputs)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """[M, K] bfloat16 -> integers [M, B, 32] and scales [M, B, 1], float32; inputs beyond K are zeros.
+
+    A block of 32 inputs has the power of two for a scale that brings its largest to between 64 and 128.
+    """
+    wide = functional.pad(x.float(), (0, -x.shape[1] % 32)).view(len(x), -1, 32)
+    exponents = (wide.abs().amax(-1, keepdim=True).view(torch.int32) >> 23).clamp(70, 227)
+    scales = torch.ldexp(torch.ones(exponents.shape), exponents - 133)
+    return (wide / scales).clamp(-127, 127).round(), scales
+
+
+def quantized_linear(x: Tensor, integers: Tensor, scales: Tensor, minima: Tensor | None = None) -> Tensor:
+    """[M, K] bfloat16 -> [M, N] float32, inputs as 8-bit integers. The weight: integers [N, B, 32], with scales and
+    minima [N, B], all float32."""
+    quants, factors = quantize_rows(x)
+    sums = torch.einsum("mbi,nbi->mnb", quants, integers) * factors.transpose(1, 2)
+    result = (sums.double() * scales).sum(-1)
+    if minima is not None:
+        result += (quants.sum(-1, keepdim=True) * factors).squeeze(-1).double() @ minima.double().T
+    return torch.where(x.isfinite().all(-1, keepdim=True), result, torch.nan).float()

@@ -13,6 +13,7 @@ from pagemill.errors import ModelError
 from pagemill.model.distributed.split import even_split, split_heads
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.layers.context import LayerContext
+from pagemill.model.loading.block_tensor import BlockTensor, stacked
 from pagemill.model.loading.part import Part
 from pagemill.model.quantization.interface import LinearWeight
 
@@ -46,7 +47,7 @@ class Linear(nn.Module):
         self.rows = tuple(rows or (range(size) for size in shards))
         self.columns = columns or range(in_size)
         self._ctx = ctx
-        self._weights: dict[int, Tensor] = {}
+        self._weights: dict[int, Tensor | BlockTensor] = {}
         self._biases: dict[int, Tensor] = {}
         self.weight: LinearWeight | None = None
         self.bias: Tensor | None = None
@@ -59,22 +60,28 @@ class Linear(nn.Module):
         expected = (self.shards[shard], self.in_size) if kind == "weight" else (self.shards[shard],)
         if tuple(shape) != expected:
             raise ModelError(f"{self.name}.{kind} has shape {tuple(shape)}, expected {expected}")
+        as_stored = kind == "weight" and self._ctx.quant.takes_blocks
         if kind == "weight" and len(self.columns) < self.in_size:
-            return Part(1, self.columns.start, self.columns.stop)
-        return Part(0, self.rows[shard].start, self.rows[shard].stop)
+            return Part(1, self.columns.start, self.columns.stop, as_stored)
+        return Part(0, self.rows[shard].start, self.rows[shard].stop, as_stored)
 
-    def load(self, kind: str, shard: int, tensor: Tensor) -> None:
+    def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
         """Take this rank's part of one checkpoint tensor."""
-        (self._weights if kind == "weight" else self._biases)[shard] = tensor.to(self._ctx.dtype)
+        if isinstance(tensor, Tensor):
+            tensor = tensor.to(self._ctx.dtype)
+        if kind == "weight":
+            self._weights[shard] = tensor
+        elif isinstance(tensor, Tensor):
+            self._biases[shard] = tensor
         if len(self._weights) == len(self.shards):
-            self.take(_stack(self._weights))
+            self.take(stacked([self._weights[index] for index in sorted(self._weights)]))
             self._weights = {}
         if self.has_bias and len(self._biases) == len(self.shards):
-            self.bias = _stack(self._biases)
+            self.bias = torch.cat([self._biases[index] for index in sorted(self._biases)])
             self._biases = {}
 
-    def take(self, weight: Tensor) -> None:
-        """Take the whole of this rank's weight, stacked, in the model's type."""
+    def take(self, weight: Tensor | BlockTensor) -> None:
+        """Take the whole of this rank's weight, stacked, in the model's type or as blocks."""
         self.weight = self._ctx.quant.prepare(weight, None if self.has_bias else self._gate)
 
     @property
@@ -145,8 +152,3 @@ class RowLinear(Linear):
             return super().forward(x)
         summed = self._group.all_reduce(self.weight.apply(x, None))  # type: ignore[union-attr]
         return summed if self.bias is None else summed.add_(self.bias)
-
-
-def _stack(parts: dict[int, Tensor]) -> Tensor:
-    ordered = [parts[index] for index in sorted(parts)]
-    return ordered[0].contiguous() if len(ordered) == 1 else torch.cat(ordered)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.linear import PackedLinear
+from pagemill.model.loading.block_tensor import BlockTensor
 
 
 class LinearWeight(ABC):
@@ -22,6 +23,10 @@ class LinearWeight(ABC):
         """`apply` for an output head: float32."""
         return self.apply(x, None).to(torch.float32)
 
+    def rows(self, indices: Tensor) -> Tensor | None:
+        """[T] int64 -> [T, in]: rows of the weight, for an embedding that shares it; None when it has none to give."""
+        return None
+
     def native(self, bias: Tensor | None) -> PackedLinear | None:
         """The form in which native code takes it; None when there is none."""
         return None
@@ -30,8 +35,11 @@ class LinearWeight(ABC):
 class QuantMethod(ABC):
     """Turns a loaded weight into its computing form."""
 
+    takes_blocks: bool = False
+    """Whether `prepare` takes the blocks of integers of a quantized file."""
+
     @abstractmethod
-    def prepare(self, weight: Tensor, gate: str | None = None) -> LinearWeight:
+    def prepare(self, weight: Tensor | BlockTensor, gate: str | None = None) -> LinearWeight:
         """[out, in] in the model's type -> the computing form. The given tensor may be freed afterwards.
 
         `gate` names the activation whose gate is the first half of the outputs, where there is one: silu or gelu_tanh.

@@ -6,15 +6,23 @@ Does not know how an engine is reached (it is given a function that connects) or
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
-from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
+from pagemill.messages.engine_io import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+    Finish,
+    FinishReason,
+)
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp, FleetEvent
+from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.client.balancer import Balancer, EngineLoad, PrefixAffinity
 from pagemill.serve.client.in_flight import InFlight, Ledger
 from pagemill.serve.client.interface import EngineClient
@@ -31,12 +39,17 @@ class Link:
         self.index = event.index
         self.incarnation = event.incarnation
         self.client = client
-        self.load = EngineLoad()
+        self.stats = SchedulerStats()
         """As last reported."""
         self.num_sent = 0
         """Requests sent since that report."""
         self.stalled = False
         self.reader: asyncio.Task[None] | None = None
+
+    def note(self, stats: SchedulerStats) -> None:
+        """The engine has reported."""
+        self.stats = stats
+        self.num_sent = 0
 
 
 class FleetClient:
@@ -47,13 +60,21 @@ class FleetClient:
     the last engine is gone for good.
     """
 
-    def __init__(self, connect: Connect, ups: Iterable[EngineUp], balancer: Balancer | None = None) -> None:
-        """`ups` are the engines that run at the start, one event for each index."""
+    def __init__(
+        self,
+        connect: Connect,
+        ups: Iterable[EngineUp],
+        balancer: Balancer | None = None,
+        *,
+        num_engines: int | None = None,
+    ) -> None:
+        """`ups` are the engines that run at the start, one event for each index; `num_engines` counts those that do
+        not, too (default: there are none)."""
         first = list(ups)
         if not first:
             raise ValueError("there is no engine to connect to")
         self.ready: EngineReady = first[0].ready
-        self.num_engines = len(first)
+        self.num_engines = len(first) if num_engines is None else num_engines
         self._connect = connect
         self._balancer = balancer or PrefixAffinity()
         self._links: dict[int, Link] = {}
@@ -85,7 +106,7 @@ class FleetClient:
             if link is not None:
                 with contextlib.suppress(EngineDeadError):  # then it has none of them any more
                     await link.client.abort(ids)
-        await self._send_waiting()
+        self._send_waiting_soon()
 
     async def outputs(self) -> EngineCoreOutputs:
         """The next batch of any engine."""
@@ -119,6 +140,14 @@ class FleetClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def stats(self) -> Mapping[int, SchedulerStats]:
+        """Of every engine, also of those that are down: they do nothing."""
+        self._start_early()
+        nothing = SchedulerStats()
+        return {
+            index: self._links[index].stats if index in self._links else nothing for index in range(self.num_engines)
+        }
+
     def problem(self) -> str | None:
         """What is wrong with the engines now; None when all of them work. Never waits."""
         self._start_early()
@@ -136,6 +165,8 @@ class FleetClient:
 
     def notify(self, event: FleetEvent) -> None:
         """Like `on_event`, from any thread, also before the event loop runs."""
+        if self._loop is None and isinstance(event, EngineLoadReport):
+            return  # several a second, for as long as nobody asks anything: they would pile up
         self._early.append(event)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
@@ -166,8 +197,8 @@ class FleetClient:
             case EngineLoadReport():
                 link = self._links.get(event.index)
                 if link is not None:
-                    link.load = EngineLoad(event.num_running, event.num_waiting)
-                    link.num_sent = 0
+                    link.note(event.stats)
+                    self._send_waiting_soon()  # an engine that took nothing for a while may do so now
 
     # --- engines --------------------------------------------------------------------------------------------------
 
@@ -186,21 +217,23 @@ class FleetClient:
             self._bury(old, "it was replaced")
         self._links[event.index] = link
         link.reader = asyncio.get_running_loop().create_task(self._read(link), name=f"engine-{event.index}")
-        self._spawn(self._send_waiting())
+        self._send_waiting_soon()
 
     async def _read(self, link: Link) -> None:
         try:
             while True:
                 outputs = await link.client.outputs()
                 if outputs.stats is not None:
-                    link.load = EngineLoad(outputs.stats.num_running, outputs.stats.num_waiting)
-                    link.num_sent = 0
+                    link.note(outputs.stats)
                 self._ledger.note(outputs)
                 self._publish(msgspec.structs.replace(outputs, engine_index=link.index) if link.index else outputs)
                 if self._ledger.trial_is_over():
-                    await self._send_waiting()
+                    self._send_waiting_soon()
         except EngineDeadError as error:
             self._bury(link, str(error))
+        except Exception as error:  # nobody awaits this task: without it the requests would wait forever
+            logger.exception("the outputs of engine %d cannot be read any more", link.index)
+            self._bury(link, f"its outputs cannot be read: {type(error).__name__}")
 
     def _bury(self, link: Link, reason: str) -> None:
         """Take from an engine what it had, and find others for it."""
@@ -214,7 +247,7 @@ class FleetClient:
         if failed:
             self._publish(EngineCoreOutputs(engine_index=link.index, outputs=failed))
         self._spawn(self._hang_up(link))
-        self._spawn(self._send_waiting())
+        self._send_waiting_soon()
 
     async def _hang_up(self, link: Link) -> None:
         if link.reader is not None:
@@ -224,25 +257,46 @@ class FleetClient:
 
     # --- requests -------------------------------------------------------------------------------------------------
 
+    def _send_waiting_soon(self) -> None:
+        """Send what waits for an engine, in a task of its own: the present one may be cancelled on the way."""
+        if self._links and self._ledger.num_waiting and not self._closed:
+            self._spawn(self._send_waiting())
+
     async def _send_waiting(self) -> None:
         for entry in self._ledger.to_send():
             await self._send(entry)
 
     async def _send(self, entry: InFlight) -> None:
-        """Send one request, if it may be sent and there is an engine; a death meanwhile is noticed by the reader."""
+        """Send one request, if it may be sent and there is an engine; a death meanwhile is noticed by the reader. What
+        goes wrong with this request ends it, and no other."""
         if entry.engine is not None or entry.request.request_id not in self._ledger or not self._links:
             return
         loads = {index: self._load_of(link) for index, link in self._links.items() if not link.stalled}
         if not loads:
             loads = {index: self._load_of(link) for index, link in self._links.items()}
-        index = self._balancer.choose(entry.request, loads)
-        self._links[index].num_sent += 1
-        with contextlib.suppress(EngineDeadError):
-            await self._links[index].client.add(self._ledger.place(entry, index))
+        try:
+            link = self._links[self._balancer.choose(entry.request, loads)]
+            link.num_sent += 1
+            await self._hand_over(entry, link)
+        except Exception as error:
+            logger.exception("request %s could not be sent", entry.request.request_id)
+            self._ledger.remove([entry.request.request_id])
+            finish = Finish(FinishReason.ERROR, message=f"it could not be sent: {type(error).__name__}")
+            output = EngineCoreOutput(request_id=entry.request.request_id, finish=finish)
+            self._publish(EngineCoreOutputs(outputs=[output]))
+
+    async def _hand_over(self, entry: InFlight, link: Link) -> None:
+        try:
+            await link.client.add(self._ledger.place(entry, link.index))
+        except EngineDeadError as error:
+            # Its death is known already, or will be; or it lives and took nothing, and then nobody else says so.
+            if self._links.get(link.index) is link and entry.request.request_id in self._ledger:
+                logger.warning("engine %d did not take a request: %s", link.index, error)
+                self._ledger.take_back(entry)
 
     def _load_of(self, link: Link) -> EngineLoad:
         """What is known of an engine; its own figures lag behind what was sent to it just now."""
-        known = link.load
+        known = link.stats
         running = known.num_running + link.num_sent
         own = self._ledger.num_on(link.index) - known.num_waiting
         return EngineLoad(max(running, own), known.num_waiting)

@@ -108,6 +108,17 @@ class Ledger:
         self._num_on[engine] += 1
         return entry.resumed()
 
+    def take_back(self, entry: InFlight) -> None:
+        """An engine did not get it after all."""
+        if entry.engine is not None:
+            self._num_on[entry.engine] -= 1
+            entry.engine = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no engine has."""
+        return len(self._entries) - self._num_on.total()
+
     def num_on(self, engine: int) -> int:
         """How many requests an engine has."""
         return self._num_on[engine]

@@ -5,7 +5,7 @@ Does not know what happens when that process dies: whoever made it is told by ot
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagemill.errors import EngineDeadError, HandshakeError, PeerGoneError, TransportError
@@ -21,6 +21,7 @@ from pagemill.messages.core_calls import (
 )
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
 from pagemill.messages.fleet import EngineUp
+from pagemill.messages.stats import SchedulerStats
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello
 from pagemill.transport.sockets import AsyncClientSocket
@@ -35,6 +36,8 @@ class ZmqClient:
 
     def __init__(self, up: EngineUp, hello: Hello) -> None:
         self.ready = up.ready
+        self._index = up.index
+        self._stats = SchedulerStats()
         self._address = up.address
         self._calls: Codec[EngineCall] = Codec(EngineCall)
         self._reports: Codec[EngineReport] = Codec(EngineReport)
@@ -59,11 +62,14 @@ class ZmqClient:
             socket = await self._socket()
             try:
                 report = self._reports.decode(await socket.receive())
+            except PeerGoneError as error:
+                raise EngineDeadError(str(error)) from error
             except TransportError as error:
                 logger.warning("dropped a message of %s: %s", self._address, error)
                 continue
             match report:
                 case StepOutputs(outputs):
+                    self._stats = outputs.stats or self._stats
                     return outputs
                 case CallResult():
                     self._answer(report)
@@ -77,6 +83,10 @@ class ZmqClient:
             return await answer
         finally:
             del self._answers[call_id]
+
+    def stats(self) -> Mapping[int, SchedulerStats]:
+        """As of the last outputs that came here."""
+        return {self._index: self._stats}
 
     def problem(self) -> str | None:
         """Only what this end knows."""
@@ -109,11 +119,17 @@ class ZmqClient:
             answer.set_exception(ValueError(result.error))
 
     async def _send(self, call: EngineCall) -> None:
-        socket = await self._socket()
         try:
+            socket = await self._socket()
             await socket.send(self._calls.encode(call))
         except PeerGoneError as error:
             raise EngineDeadError(str(error)) from error
+        except asyncio.CancelledError:
+            # `close` cancels what waits for the connection; the caller itself was not cancelled.
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+            raise EngineDeadError("the connection was closed") from None
 
     async def _socket(self) -> AsyncClientSocket:
         if self._closed:

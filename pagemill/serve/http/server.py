@@ -72,6 +72,9 @@ class Drainable(Protocol):
     def drain(self) -> None:
         """Refuse new ones from now on."""
 
+    def give_up(self) -> None:
+        """End those that are not finished, with an error that their clients get."""
+
 
 def url_of(sock: socket.socket) -> str:
     """Where clients find what listens on a socket."""
@@ -110,26 +113,35 @@ class HttpServer(uvicorn.Server):
         self._engine = engine
         self._drain_s = drain_s
         self._drain_until: float | None = None
+        self._said_so = False
         self._announce = announce
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal arrived."""
-        if self._engine is None or self._drain_until is not None:
+        """A signal arrived. Nothing is logged here: the handler may have interrupted the logging of something else."""
+        if self._engine is None:
             super().handle_exit(sig, frame)
-            return
-        self._drain_until = time.monotonic() + self._drain_s
-        self._engine.drain()
-        logger.info("shutting down: %d requests may finish within %g s", self._engine.num_in_flight, self._drain_s)
+        elif self._drain_until is None:
+            self._drain_until = time.monotonic() + self._drain_s
+            self._engine.drain()
+        else:
+            self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to close."""
         if self._engine is not None and self._drain_until is not None:
-            in_flight = self._engine.num_in_flight
-            if not in_flight or time.monotonic() > self._drain_until:
-                if in_flight:
-                    logger.warning("%d requests did not finish in time", in_flight)
-                self.should_exit = True
+            self._go_on_draining(self._engine, self._drain_until)
         return await super().on_tick(counter)
+
+    def _go_on_draining(self, engine: Drainable, until: float) -> None:
+        in_flight = engine.num_in_flight
+        if not self._said_so:
+            self._said_so = True
+            logger.info("shutting down: %d requests may finish within %g s", in_flight, self._drain_s)
+        if not in_flight or self.should_exit or time.monotonic() > until:
+            if in_flight:
+                logger.warning("%d requests did not finish in time", in_flight)
+                engine.give_up()
+            self.should_exit = True
 
     @property
     def url(self) -> str:
@@ -165,8 +177,9 @@ def serve(
     if threading.current_thread() is not threading.main_thread():
         server.run_until_stopped()
         return
-    # uvicorn raises the signal that stopped it once more at the end; by then there is nothing left to end.
-    previous = signal.signal(signal.SIGTERM, lambda *_: None)
+    # For a signal that comes before uvicorn listens to them. And it raises the one that stopped it once more at the
+    # end; by then there is nothing left to end.
+    previous = signal.signal(signal.SIGTERM, server.handle_exit)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             server.run_until_stopped()

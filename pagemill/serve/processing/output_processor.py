@@ -1,7 +1,6 @@
 """`OutputProcessor`: what the engine produced becomes news on the streams of the requests.
 Does not know how outputs travel; it only says which requests the engine need not go on with."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
@@ -32,11 +31,6 @@ def in_chunks(outputs: EngineCoreOutputs, num_rows: int = CHUNK_ROWS) -> Iterato
         yield msgspec.structs.replace(outputs, request_ids=[], token_ids=[], outputs=part)
 
 
-def num_tokens_of(outputs: EngineCoreOutputs) -> int:
-    """Tokens that a step produced."""
-    return len(outputs.request_ids) + sum(len(output.new_token_ids) for output in outputs.outputs)
-
-
 class OutputProcessor:
     """All completions in flight, by the id that the engine knows them under."""
 
@@ -60,11 +54,11 @@ class OutputProcessor:
         text) while the engine still runs them. Ids that are not in flight are ignored: their tokens come late."""
         aborts: list[str] = []
         completions, count = self._completions, self._metrics.tokens
-        now = time.monotonic()
+        step_at = outputs.step_at
         for request_id, token_id in zip(outputs.request_ids, outputs.token_ids, strict=True):
             completion = completions.get(request_id)
             if completion is not None:
-                count(completion, 1, now)
+                count(completion, 1, step_at)
                 try:
                     stopped = completion.append((token_id,))
                 except Exception as error:
@@ -75,7 +69,7 @@ class OutputProcessor:
                 completion.stream.notify()
         for output in outputs.outputs:
             if output.request_id in completions:
-                self._process_one(output, aborts)
+                self._process_one(output, outputs, aborts)
         return aborts
 
     def discard(self, streams: Iterable[RequestStream]) -> list[str]:
@@ -86,6 +80,7 @@ class OutputProcessor:
                 completion = self._completions.pop(child.request_id, None)
                 if completion is not None:
                     unfinished.append(child.request_id)
+                    completion.stream.num_open -= 1
                     self._metrics.ended(completion)
         return unfinished
 
@@ -104,18 +99,21 @@ class OutputProcessor:
     def fail_all(self, error: Exception) -> None:
         """Raise in every consumer; nothing is in flight afterwards."""
         for completion in self._completions.values():
+            completion.finish_reason = FinishReason.ERROR
+            completion.stream.num_open -= 1
+            self._metrics.ended(completion)
             completion.stream.fail(error)
         self._completions.clear()
 
-    def _process_one(self, output: EngineCoreOutput, aborts: list[str]) -> None:
+    def _process_one(self, output: EngineCoreOutput, outputs: EngineCoreOutputs, aborts: list[str]) -> None:
         completion, finish = self._completions[output.request_id], output.finish
         stream = completion.stream
         if output.num_cached_tokens is not None and stream.num_cached_tokens is None:
             stream.num_cached_tokens = output.num_cached_tokens
-        if output.scheduled_at is not None and completion.scheduled_at is None:
-            completion.scheduled_at = output.scheduled_at
+        if output.scheduled_at is not None:
+            self._metrics.scheduled(completion, outputs.engine_index, output)
         if output.new_token_ids:
-            self._metrics.tokens(completion, len(output.new_token_ids), time.monotonic())
+            self._metrics.tokens(completion, len(output.new_token_ids), outputs.step_at)
         try:
             stopped = completion.append(output.new_token_ids, finish.stop_token_id if finish else None)
             if finish is not None and not stopped:

@@ -29,7 +29,7 @@ def test_defaults_come_from_the_model_and_the_machine():
 def test_nothing_is_left_open():
     config, _ = settle()
     optional = {"tokenizer", "revision", "download_dir", "chat_template", "attention_backend"}
-    optional |= {"num_gpu_blocks_override", "kv_cache_memory_bytes"}
+    optional |= {"num_gpu_blocks_override", "kv_cache_memory_bytes", "quantization"}
     for section in (config.model, config.cache, config.scheduler, config.cpu):
         for field in dataclasses.fields(section):
             assert field.name in optional or getattr(section, field.name) is not None, field.name

@@ -1,5 +1,6 @@
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -48,21 +49,27 @@ def test_a_folder_open_to_others_is_refused(tmp_path):
         check_private(folder.ipc("core"))
 
 
-def age(folder):
-    os.utime(folder / LOCK, (1, 1))
-
-
 def test_what_a_killed_process_left_behind_is_removed(tmp_path):
-    dead, young, alive = (PrivateDirectory(tmp_path) for _ in range(3))
-    for folder in (dead, young):
-        os.close(folder._lock)  # as the kernel does when the owner is killed
-        folder._lock = None
-    age(dead.path)
-    age(alive.path)
+    dead, alive = (PrivateDirectory(tmp_path) for _ in range(2))
+    os.close(dead._lock)  # as the kernel does when the owner is killed
+    dead._lock = None
     with PrivateDirectory(tmp_path):
         assert not dead.path.exists()
-        assert young.path.exists() and alive.path.exists()
+        assert alive.path.exists()
     alive.remove()
+
+
+def test_folders_that_are_made_at_once_are_not_taken_for_abandoned(tmp_path):
+    def make(_):
+        folder = PrivateDirectory(tmp_path)
+        assert (folder.path / LOCK).exists()
+        return folder
+
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(make, range(200)))
+    assert all(folder.path.exists() for folder in folders)
+    for folder in folders:
+        folder.remove()
 
 
 def test_tcp_addresses():

@@ -67,3 +67,15 @@ def test_what_nobody_takes_away_does_not_pile_up(clock):
     for _ in range(3 * MAX_SAMPLES):
         pool.free(pool.allocate(1))
     assert len(pool.residency.take().lifetimes_s) == MAX_SAMPLES
+
+
+def test_emptying_the_cache_evicts_everything(clock):
+    pool = pool_of(3, clock)
+    pool.free(pool.allocate(2))
+    clock.now += 3
+    pool.forget_all()
+    samples = pool.residency.take()
+    assert (samples.lifetimes_s, samples.idle_s) == ([3.0, 3.0], [3.0, 3.0])
+    clock.now += 3
+    pool.allocate(2)
+    assert pool.residency.take() is None, "they were evicted once"

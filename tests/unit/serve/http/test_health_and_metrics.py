@@ -4,10 +4,12 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.serve.async_llm import AsyncLLM
 from tests.fakes.engine import make_app, make_engine
+from tests.fakes.wire_metrics import wire_values
 
 Served = tuple[AsyncLLM, httpx.AsyncClient]
 
@@ -49,10 +51,21 @@ async def test_metrics_of_what_was_served(served: Served) -> None:
     async for _ in llm.generate("abc", SamplingParams(max_tokens=4, temperature=0)):
         pass
     answer = await client.get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain")
-    values = llm.metrics.values()
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].lower() == CONTENT_TYPE_LATEST
+    values = wire_values(answer.content)
     assert values["vllm:generation_tokens_total"] == 4
     assert values["vllm:request_success_total{finished_reason=length}"] == 1
     assert values["vllm:time_to_first_token_seconds_count"] == 1
     assert values["vllm:inter_token_latency_seconds_count"] == 3
-    assert 'vllm:generation_tokens_total{engine="0"' in answer.text
+    assert 'vllm:generation_tokens_total{engine="0",model_name="fake"}' in answer.text
+
+
+async def test_probes_and_metrics_need_no_key() -> None:
+    llm = make_engine()
+    app = make_app(llm, api_key="secret")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        assert (await client.get("/metrics")).status_code == 200
+        assert (await client.post("/metrics")).status_code == 401
+        assert (await client.get("/v1/models")).status_code == 401
+    await llm.shutdown()

@@ -1,0 +1,96 @@
+"""`pagemill serve` with hooks for the fault lab: `python -m tests.integration.faults.served ARGUMENTS`.
+
+The engine and the server are those of the product. What differs: a worker by name (LAB_WORKER), a secret that tests
+know (LAB_SECRET), and routes that say what only the process itself knows.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+
+from pagemill import api_servers, deployment, front_end, launch
+from pagemill.catalog.endpoints import ENDPOINTS
+from pagemill.cli.main import main
+from pagemill.errors import ModelError
+from pagemill.serve.http.state import services
+from tests.fakes.scripted_worker import ScriptedWorker
+
+HERE = "tests.integration.faults.served"
+POISON, HANG = 319, 318
+"""Prompt tokens that kill the worker, or make it hang."""
+
+router = APIRouter()
+
+
+@router.post("/lab/reset")
+async def reset(request: Request) -> bool:
+    """Whether all blocks of all engines are free; if so, the prefix caches are empty now."""
+    return await services(request).engine.reset_prefix_cache()
+
+
+@router.get("/lab/figures")
+async def figures(request: Request) -> dict[str, int]:
+    """What this front end holds."""
+    engine = services(request).engine
+    return {
+        "pid": os.getpid(),
+        "in_flight": engine.num_in_flight,
+        "running": sum(link.load.num_running for link in engine._client._links.values()),
+        "remembered": len(engine._client._ledger),
+        "fds": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": threading.active_count(),
+        "tasks": len(asyncio.all_tasks()),
+    }
+
+
+class LabWorker(ScriptedWorker):
+    """Fails as prompts and files in LAB_FOLDER say; a step takes LAB_STEP_S."""
+
+    def __init__(self, *_):
+        super().__init__()
+        self.folder = Path(os.environ["LAB_FOLDER"])
+        self.step_s = float(os.environ.get("LAB_STEP_S", "0"))
+
+    def load_model(self):
+        if (self.folder / "broken").exists():
+            raise ModelError("the weights are gone")
+        (self.folder / f"loading-{os.getpid()}").touch()
+        while (self.folder / "hold").exists():
+            time.sleep(0.01)
+
+    def execute_model(self, step):
+        prompts = {token for new in step.new for token in new.token_ids}
+        if POISON in prompts:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if HANG in prompts:
+            time.sleep(3600)
+        time.sleep(self.step_s)
+        super().execute_model(step)
+        self.steps.clear()
+
+
+def install_hooks() -> None:
+    ENDPOINTS.add("lab", f"{HERE}:router")
+    launch.WORKER = os.environ.get("LAB_WORKER", launch.WORKER)
+    deployment.new_secret = lambda: os.environ.get("LAB_SECRET", "0" * 64)
+    api_servers.ENTRY = f"{HERE}:run_front_end"
+
+
+def run_front_end(payload, report):
+    """Entry of a front end in a process of its own."""
+    install_hooks()
+    front_end.run(payload, report)
+
+
+if __name__ == "__main__":
+    # As a module, so that it is the one that others import.
+    import tests.integration.faults.served as served
+
+    served.install_hooks()
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Clients that go away, whatever they asked for and whenever; and many that do not: nothing is left of any."""
+
+import asyncio
+import random
+
+import httpx
+import psutil
+
+from tests.integration.faults.lab import LONG, Server
+from tests.integration.faults.traffic import Traffic, ask_all, asks, same
+
+NUM_DISCONNECTS = 1000 if LONG else 100
+NUM_REQUESTS = 20_000 if LONG else 500
+MAX_SLOPE = 1.0
+"""MB per 1,000 requests."""
+
+
+async def leave_at_random(server, rng, number):
+    """One client that does not wait for its answer."""
+    request = {
+        "prompt": [3 + rng.randrange(200) for _ in range(rng.randrange(1, 60))],
+        "max_tokens": 300,
+        "ignore_eos": True,
+        "stream": number % 2 == 0,
+        "n": rng.choice([1, 1, 3]),
+    }
+    async with Traffic(server, [request]) as traffic:
+        if request["stream"] and rng.random() < 0.5:
+            await traffic.until(rng.randrange(1, 20))
+        else:
+            await asyncio.sleep(rng.random() * 0.3)
+        assert traffic.is_running()
+
+
+async def test_disconnects_free_everything(checkpoint):
+    """With 8 running at most, most of them leave while they are queued."""
+    arguments = ("--max-num-seqs", 8, "--num-gpu-blocks-override", 800)
+    with Server(checkpoint, *arguments, scripted=True, LAB_STEP_S=0.002) as server:
+        requests = asks(8, max_tokens=30)
+        calm = await ask_all(server, requests)
+        rng = random.Random(5)
+        for start in range(0, NUM_DISCONNECTS, 50):
+            batch = (leave_at_random(server, rng, number) for number in range(start, start + 50))
+            await asyncio.gather(*batch)
+        server.wait_empty()
+        figures = server.figures()
+        assert (figures["in_flight"], figures["remembered"]) == (0, 0)
+        assert same(await ask_all(server, requests), calm)
+        assert "Traceback" not in server.log
+        assert server.log.count("engine core 0 is gone") == 0
+
+
+async def test_memory_stays_flat(checkpoint):
+    with Server(checkpoint, "--num-gpu-blocks-override", 500, scripted=True) as server:
+        processes = [psutil.Process(server.process.pid), psutil.Process(server.pid("engine core 0"))]
+        rng = random.Random(6)
+        samples = []
+        async with httpx.AsyncClient(timeout=120) as client:
+
+            async def ask():
+                prompt = [3 + rng.randrange(200) for _ in range(rng.randrange(1, 40))]
+                body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, "stream": rng.random() < 0.5}
+                (await client.post(server.url + "/v1/completions", json=body)).raise_for_status()
+
+            for done in range(0, NUM_REQUESTS, 50):
+                await asyncio.gather(*(ask() for _ in range(50)))
+                samples.append((done + 50, sum(process.memory_info().rss for process in processes) / 1e6))
+        settled = samples[len(samples) // 2 :]
+        slope = slope_of(settled) * 1000
+        grown = settled[-1][1] - settled[0][1]
+        print(f"RSS {samples[0][1]:.1f} to {samples[-1][1]:.1f} MB over {NUM_REQUESTS} requests; {slope:+.2f} MB/1,000")
+        if LONG:
+            assert slope < MAX_SLOPE
+        assert grown < 10
+        server.wait_empty()
+
+
+def slope_of(points):
+    """Of the line with the least squares."""
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)

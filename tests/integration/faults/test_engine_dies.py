@@ -1,0 +1,154 @@
+"""Engine cores and workers are killed under load: every request completes, with the tokens of an undisturbed run."""
+
+import pytest
+
+from tests.integration.faults.lab import Server
+from tests.integration.faults.traffic import Traffic, ask_all, asks, same
+
+SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 1234}
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint):
+    with Server(checkpoint) as server:
+        yield server
+
+
+async def disturbed(server, requests, *kills):
+    """The answers, while each of `kills` happens in the middle of things."""
+    async with Traffic(server, requests) as traffic:
+        for number, kill in enumerate(kills):
+            await traffic.until(5 + 15 * number)
+            assert traffic.is_running()
+            kill()
+        return await traffic.answers()
+
+
+@pytest.mark.parametrize("fields", [{}, SAMPLED], ids=["greedy", "seeded"])
+async def test_a_killed_core_loses_no_request(server, fields):
+    requests = asks(32, **fields)
+    calm = await ask_all(server, requests)
+    assert all(answer.finish == {0: "length"} and answer.num_tokens == 80 for answer in calm)
+    pid = server.pid("engine core 0")
+    answers = await disturbed(server, requests, lambda: server.kill("engine core 0"))
+    assert same(answers, calm)
+    assert server.pid("engine core 0") != pid
+    assert all(answer.usage["completion_tokens"] == 80 for answer in answers)
+
+
+async def test_a_core_killed_twice_loses_no_request(server):
+    requests = asks(32, first=4)
+    calm = await ask_all(server, requests)
+    kill = lambda: server.kill("engine core 0")  # noqa: E731
+    assert same(await disturbed(server, requests, kill, kill), calm)
+    server.wait_empty()
+
+
+@pytest.mark.parametrize("victim", ["worker 1", "worker 0"])
+async def test_a_killed_rank_loses_no_request(two_ranks, victim):
+    requests = asks(12, first=5, max_tokens=60) + asks(4, first=6, max_tokens=60, **SAMPLED)
+    calm = await ask_all(two_ranks, requests)
+    assert same(await disturbed(two_ranks, requests, lambda: two_ranks.kill(victim)), calm)
+    two_ranks.wait_healthy()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(checkpoint):
+    with Server(checkpoint, "-tp", 2) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def two_engines(checkpoint):
+    with Server(checkpoint, "-dp", 2, "--api-server-count", 1, "--data-parallel-balancer", "round_robin") as server:
+        yield server
+
+
+@pytest.mark.parametrize("victims", [[1], [0, 1]], ids=["one", "both"])
+async def test_of_two_engines_some_are_killed(two_engines, victims):
+    requests = asks(16, first=7) + asks(16, first=8, **SAMPLED)
+    calm = await ask_all(two_engines, requests)
+
+    def kill():
+        for index in victims:
+            two_engines.kill(f"engine core {index}")
+
+    assert same(await disturbed(two_engines, requests, kill), calm)
+    two_engines.wait_healthy()
+    two_engines.wait_empty()
+
+
+def test_health_tells_of_a_dead_core_within_a_second(server):
+    server.wait_healthy()
+    assert server.status("/health/ready") == 200
+    server.kill("engine core 0")
+    killed = time.monotonic()
+    wait_for(lambda: server.status() == 503, "503")
+    known_s = time.monotonic() - killed
+    assert server.status("/health/live") == 200
+    assert server.status("/health/ready") == 503
+    server.wait_healthy()
+    print(f"503 after {1000 * known_s:.0f} ms, 200 after {time.monotonic() - killed:.1f} s")
+    assert server.status("/health/ready") == 200
+    assert known_s < 1
+
+
+async def test_restarts_leave_nothing_behind(checkpoint):
+    with Server(checkpoint, scripted=True) as server:
+        await ask_all(server, asks(2, max_tokens=4))
+        before = None
+        for number in range(20 if LONG else 4):
+            server.kill("engine core 0")
+            wait_for(lambda: server.status() == 503, "503")
+            server.wait_healthy()
+            await ask_all(server, asks(2, max_tokens=4))
+            if number == 1:  # the first restarts may load what was not needed before
+                before = server.figures()
+        fields = ("fds", "threads", "tasks", "remembered")
+        wait_for(lambda: all(server.figures()[name] <= before[name] for name in fields), f"{fields} as in {before}", 20)
+        assert len(list(server.folder.glob("s/*/core-*"))) == 1
+        assert server.stop() == 0
+
+
+async def test_a_core_that_dies_while_it_starts_again(checkpoint):
+    with Server(checkpoint, scripted=True, LAB_STEP_S=0.005) as server:
+        requests = asks(8, max_tokens=40)
+        calm = await ask_all(server, requests)
+        async with Traffic(server, requests) as traffic:
+            await traffic.until(5)
+            (server.folder / "hold").touch()
+            starts = {server.kill("engine core 0")}
+            for _ in range(2):  # of three, the third start may live
+                new = await asyncio.to_thread(loading, server, starts)
+                starts.add(new)
+                assert server.status() == 503
+                assert server.kill("engine core 0") == new
+            (server.folder / "hold").unlink()
+            assert same(await traffic.answers(), calm)
+
+
+def loading(server, known):
+    """A core that has begun to load its model, and is none of those known."""
+
+    def found():
+        pids = {int(path.name.partition("-")[2]) for path in server.folder.glob("loading-*")}
+        alive = {process.pid for process in server.tree()}
+        return next(iter((pids & alive) - known), None)
+
+    return wait_for(found, "a start")
+
+
+@pytest.mark.parametrize("num_api_servers", [1, 2])
+async def test_a_server_whose_engines_are_gone_for_good_ends_with_status_1(checkpoint, num_api_servers):
+    with Server(checkpoint, "--api-server-count", num_api_servers, scripted=True, LAB_STEP_S=0.01) as server:
+        processes = server.tree()
+        async with Traffic(server, asks(4, max_tokens=400)) as traffic:
+            await traffic.until(3)
+            (server.folder / "broken").touch()
+            server.kill("engine core 0")
+            answers = await traffic.answers()
+        assert all(answer.error for answer in answers)
+        assert {answer.status for answer in answers} == {200, 503}
+        assert await asyncio.to_thread(server.wait_gone, processes) == 1
+        assert "no engine is left" in server.log
+        assert "the weights are gone" in server.log

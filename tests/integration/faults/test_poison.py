@@ -1,0 +1,43 @@
+"""A request that kills the worker is given up after its second crash; the others do not notice."""
+
+import pytest
+
+from tests.integration.faults.lab import Server
+from tests.integration.faults.served import POISON
+from tests.integration.faults.traffic import Traffic, ask_all, asks, same
+
+POISONED = {"prompt": [5, POISON, 7], "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint):
+    with Server(checkpoint, scripted=True, LAB_STEP_S=0.005) as server:
+        yield server
+
+
+def num_crashes(server):
+    return server.log.count("engine core 0 is gone: killed by SIGKILL")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_alone_it_is_given_up_after_two_crashes(server, stream):
+    before = num_crashes(server)
+    (answer,) = await ask_all(server, [POISONED | {"stream": stream}])
+    assert (answer.status, answer.error["code"]) == (500, "generation_failed")
+    assert num_crashes(server) - before == 2
+
+
+async def test_the_others_complete(server):
+    requests = asks(16)
+    calm = await ask_all(server, requests)
+    before = num_crashes(server)
+    async with Traffic(server, requests) as traffic:
+        await traffic.until(3)
+        (poisoned,) = await ask_all(server, [POISONED | {"stream": False}])
+        assert (poisoned.status, poisoned.error["code"]) == (500, "generation_failed")
+        assert same(await traffic.answers(), calm)
+    # Two that make suspects of all that were there; one more that convicts.
+    assert num_crashes(server) - before <= 3
+    server.wait_healthy()
+    server.wait_empty()
+    assert same(await ask_all(server, requests), calm)
