@@ -15,7 +15,7 @@ from tests.integration.faults.lab import LONG, Server
 
 ROOM = 12
 """Requests that may run and wait."""
-PHASE_S = 15 if LONG else 2.5
+PHASE_S = 15 if LONG else 1.5
 MIN_RATIO = 0.9 if LONG else 0.5
 MAX_HEALTH_P99_S = 0.05 if LONG else 1.0
 RAMP_S = 0.5

@@ -39,7 +39,7 @@ async def test_a_full_disk_for_logs(checkpoint):
     port = free_port()
     with (
         Path("/dev/full").open("wb") as full,
-        Server(checkpoint, "--port", port, "-tp", 2, scripted=True, stderr=full, ready=False) as server,
+        Server(checkpoint, "--port", port, scripted=True, stderr=full, ready=False) as server,
     ):
         server.url = f"http://127.0.0.1:{port}"
         wait_for(lambda: answers(server), "readiness")
