@@ -27,7 +27,7 @@ CORE = "pagemill.engine.process:run"
 POLL_S = 0.25
 MAX_FAILED_STARTS = 3
 """Starts in a row that may fail before the engine is given up."""
-DUMP_S = 0.5
+DUMP_S = 1.5
 """What processes get to write their stacks before they are killed."""
 STDERR_FD = 2
 _REPORTS = msgspec.msgpack.Decoder(ProcessReport)
