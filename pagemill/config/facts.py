@@ -48,3 +48,5 @@ class DeviceFacts:
     """Memory free now."""
     fast_dtypes: tuple[str, ...]
     """Types computed at full speed, best first; dtype=auto takes the checkpoint's if it is here, else the first."""
+    quantized_dtype: str | None = None
+    """The type beside which weights of 8 and 4 bits are computed as they are; None: they are dequantized."""

@@ -58,6 +58,10 @@ Rule = Callable[[Draft, ModelFacts, DeviceFacts], Draft]
 def _dtype(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     if draft.model.dtype != "auto":
         return draft
+    quantization = draft.model.quantization
+    in_file = quantization is None and model.weights_format == "gguf" and model.dtype == "bfloat16"
+    if device.quantized_dtype and (in_file or quantization == "int8"):
+        return draft.decide("model", "dtype", device.quantized_dtype, "beside quantized weights")
     if model.dtype in device.fast_dtypes:
         return draft.decide("model", "dtype", model.dtype, "as in the checkpoint")
     return draft.decide("model", "dtype", device.fast_dtypes[0], f"{model.dtype} is slow on this {device.kind}")

@@ -15,24 +15,12 @@ import pytest
 
 from pagemill.config.fleet_plan import FleetPlan
 from pagemill.deployment import Deployment
-from pagemill.headless import run_headless
 from pagemill.supervisor import Patience
 from pagemill.transport.addresses import free_port
 from pagemill.utils.processes import Child
+from tests.fakes.node_processes import SECRET, TIMEOUT_S
 from tests.fakes.scripted_fleet import PATIENCE_S, WORKER, FrontEnd, fleet_config
 from tests.fakes.tiny_checkpoint import make_checkpoint
-
-SECRET = "a secret of the test's"
-TIMEOUT_S = 3.0
-
-
-def run_node(payload, report):
-    """Entry of a node's process: engines from a rank on, of so many in all."""
-    folder, port, first, count, size, lockstep = json.loads(payload)
-    plan = FleetPlan(size, range(first, first + count), True, ("127.0.0.1", port))
-    run_headless(
-        fleet_config(folder), WORKER, plan, Patience(), secret=SECRET, lockstep=lockstep, node_timeout_s=TIMEOUT_S
-    )
 
 
 class Machines:
@@ -57,7 +45,7 @@ class Machines:
 
     def add_node(self, first=1, count=1, size=2):
         payload = json.dumps([self.folder, self.port, first, count, size, self.lockstep]).encode()
-        self.nodes.append(Child("tests.integration.test_headless:run_node", "node", payload))
+        self.nodes.append(Child("tests.fakes.node_processes:run_node", "node", payload))
         return self.nodes[-1]
 
     def steps(self):
@@ -131,26 +119,15 @@ def test_wrong_nodes_end_with_an_error_and_the_head_stays(folder, capfd, caplog)
 
 def test_a_node_ends_with_a_head_that_is_killed(folder):
     payload = msgspec.json.encode([str(folder), free_port()])
-    with Child("tests.integration.test_headless:run_head", "head", payload) as head:
+    with Child("tests.fakes.node_processes:run_head", "head", payload) as head:
         port = json.loads(payload)[1]
         node = Child(
-            "tests.integration.test_headless:run_node", "node", json.dumps([str(folder), port, 1, 1, 2, False]).encode()
+            "tests.fakes.node_processes:run_node", "node", json.dumps([str(folder), port, 1, 1, 2, False]).encode()
         )
         with node:
             assert head.report(PATIENCE_S) == b"ready"
             head.kill()
             assert node.wait(PATIENCE_S) == 1
-
-
-def run_head(payload, report):
-    """Entry of a head's process."""
-    folder, port = json.loads(payload)
-    plan = FleetPlan(2, range(1), head=("127.0.0.1", port))
-    with Deployment(fleet_config(folder), WORKER, plan, Patience(), secret=SECRET) as engines:
-        engines.start()
-        engines.wait_ready()
-        report(b"ready")
-        signal.pause()
 
 
 def serve(*arguments, secret=SECRET, log=subprocess.DEVNULL):

@@ -20,6 +20,7 @@ from pagemill.messages.nodes import (
     NodeRefused,
     NodeWelcome,
 )
+from pagemill.messages.stats import SchedulerStats
 from pagemill.node_desk import NodeDesk, name_ranks
 from pagemill.transport.addresses import tcp_address
 from pagemill.transport.codec import Codec
@@ -85,7 +86,13 @@ def test_events_of_a_node_are_published():
     with Desk() as desk:
         node = desk.node()
         assert node.answer == NodeWelcome()
-        news = [up(2), EngineLoadReport(2, 5, 1), EngineStalled(2, 0, True), EngineDown(2, 0, "boom"), up(2, 1)]
+        news = [
+            up(2),
+            EngineLoadReport(2, SchedulerStats(num_running=5, num_waiting=1)),
+            EngineStalled(2, 0, True),
+            EngineDown(2, 0, "boom"),
+            up(2, 1),
+        ]
         node.say(*news)
         assert [desk.next() for _ in news] == news
         assert node.hear(HeadPulse) == HeadPulse()

@@ -78,12 +78,16 @@ def paged_attention(
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """[M, K] bfloat16 -> integers [M, B, 32] and scales [M, B, 1], float32; inputs beyond K are zeros.
 
-    A block of 32 inputs has the power of two for a scale that brings its largest to between 64 and 128.
+    The scale of a block of 32 inputs is the least power of 2^(1/8) that brings its largest to 127.49 or below.
     """
     wide = functional.pad(x.float(), (0, -x.shape[1] % 32)).view(len(x), -1, 32)
-    exponents = (wide.abs().amax(-1, keepdim=True).view(torch.int32) >> 23).clamp(70, 227)
-    scales = torch.ldexp(torch.ones(exponents.shape), exponents - 133)
-    return (wide / scales).clamp(-127, 127).round(), scales
+    bits = wide.abs().amax(-1, keepdim=True).view(torch.int32)
+    steps = 2.0 ** (torch.arange(9, dtype=torch.float64) / 8)
+    eighths = ((bits >> 16 & 127) + 128 > steps[:8] * 127.49).sum(-1, keepdim=True)
+    powers = (bits >> 23).clamp(70, 227) - 134 + eighths // 8
+    scales = torch.ldexp(steps.float()[eighths % 8], powers)
+    inverses = torch.ldexp((1 / steps).float()[eighths % 8], -powers)
+    return (wide * inverses).clamp(-127, 127).round(), scales
 
 
 def quantized_linear(x: Tensor, integers: Tensor, scales: Tensor, minima: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from pagemill.utils.math import ceil_div
 class Embedding(nn.Module):
     """[T] token ids -> [T, E] on every rank: each looks up the rows that it has, and the ranks add up.
 
-    The weight of a quantized file stays in its computing form, which a tied output head shares."""
+    A tied output head shares the weight, in its computing form where that gives rows."""
 
     shards = (0,)
 
@@ -61,7 +61,7 @@ class Embedding(nn.Module):
 
     def _rows_of(self, indices: Tensor) -> Tensor:
         if isinstance(self.weight, LinearWeight):
-            return self.weight.rows(indices)  # type: ignore[return-value]
+            return self.weight.rows(indices)
         return functional.embedding(indices, self.weight)  # type: ignore[arg-type]
 
 
@@ -77,12 +77,14 @@ class OutputHead(Linear):
     def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
         super().load(kind, shard, _padded(tensor, self._vocab_size, self._group.size))
 
-    def share(self, weight: Tensor | LinearWeight) -> None:
-        """Take the embedding's weight."""
-        if isinstance(weight, LinearWeight):
-            self.weight = weight
+    def share(self, embedding: Embedding) -> None:
+        """Take the embedding's weight; of the two forms one is kept, where it serves both."""
+        if isinstance(embedding.weight, Tensor):
+            self.take(embedding.weight)
         else:
-            self.take(weight)
+            self.weight = embedding.weight
+        if self.weight is not None and self.weight.gives_rows:
+            embedding.weight = self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self.weight.logits(x)  # type: ignore[union-attr]

@@ -144,7 +144,7 @@ class CausalLM(nn.Module):
     def finish_loading(self) -> None:
         """Called once, after the last weight: the head takes the embedding's weight when they are tied."""
         if self.tied and self.is_first and self.is_last and self.embed_tokens.weight is not None:
-            self.lm_head.share(self.embed_tokens.weight)
+            self.lm_head.share(self.embed_tokens)
 
     def forward(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """[T] int64 token ids, on a later stage [T, E] from the stage before it; [T] int64 -> [T, E], for the next

@@ -23,9 +23,12 @@ class LinearWeight(ABC):
         """`apply` for an output head: float32."""
         return self.apply(x, None).to(torch.float32)
 
-    def rows(self, indices: Tensor) -> Tensor | None:
-        """[T] int64 -> [T, in]: rows of the weight, for an embedding that shares it; None when it has none to give."""
-        return None
+    gives_rows: bool = False
+    """Whether `rows` works, so that an embedding can share the weight."""
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """[T] int64 -> [T, in]: rows of the weight. Raises TypeError where it has none to give."""
+        raise TypeError(f"{type(self).__name__} gives no rows")
 
     def native(self, bias: Tensor | None) -> PackedLinear | None:
         """The form in which native code takes it; None when there is none."""

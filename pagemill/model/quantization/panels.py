@@ -24,6 +24,7 @@ class PanelWeight(LinearWeight):
 
     def __init__(self, packed: PackedLinear) -> None:
         self.gated = packed.struct.gate != NO_GATE
+        self.gives_rows = not self.gated
         self._packed = packed
         self._biased: PackedLinear | None = None
 
@@ -33,8 +34,8 @@ class PanelWeight(LinearWeight):
     def logits(self, x: Tensor) -> Tensor:
         return linear(x, self._packed, torch.float32)
 
-    def rows(self, indices: Tensor) -> Tensor | None:
-        return None if self.gated else weight_rows(indices, self._packed)
+    def rows(self, indices: Tensor) -> Tensor:
+        return weight_rows(indices, self._packed)
 
     def native(self, bias: Tensor | None) -> PackedLinear:
         if bias is None:

@@ -78,7 +78,7 @@ def hello(**changes):
 def strangers(path):
     """Those that may not come in, and go on talking."""
     rng = random.Random(2)
-    valid = CALLS.encode(AddRequests([core_request([1, 2, 3], name="intruder")]))
+    valid = CALLS.encode(AddRequests([core_request("intruder", [1, 2, 3])]))
     noise = [[rng.randbytes(rng.randrange(300)) for _ in range(rng.randrange(1, 5))] for _ in range(200)]
     refused = [
         hello(secret="6" * 64),
@@ -101,7 +101,7 @@ def strangers(path):
 def broken_peers(path):
     """Those that may come in, and then talk nonsense."""
     rng = random.Random(3)
-    body = CALLS.encode(AddRequests([core_request([1, 2, 3], name="broken")]))[0]
+    body = CALLS.encode(AddRequests([core_request("broken", [1, 2, 3])]))[0]
     nonsense = [
         *([body[:length]] for length in range(len(body))),
         [body, b"an array that nobody refers to"],

@@ -1,8 +1,11 @@
 """Engine cores and workers are killed under load: every request completes, with the tokens of an undisturbed run."""
 
+import asyncio
+import time
+
 import pytest
 
-from tests.integration.faults.lab import Server
+from tests.integration.faults.lab import LONG, Server, wait_for
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
 
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 1234}

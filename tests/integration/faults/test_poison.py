@@ -3,8 +3,8 @@
 import pytest
 
 from tests.integration.faults.lab import Server
-from tests.integration.faults.served import POISON
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
+from tests.integration.faults.worker import POISON
 
 POISONED = {"prompt": [5, POISON, 7], "max_tokens": 4}
 

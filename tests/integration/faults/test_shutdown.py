@@ -1,9 +1,9 @@
 """The end: SIGTERM at any time, twice, too late; and parents that are killed. Nothing is left."""
 
-import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import httpx
 import psutil
@@ -98,7 +98,7 @@ def test_sigterm_at_any_moment_of_the_start(checkpoint):
 
 @pytest.mark.parametrize("arguments", [("-tp", 2), ("-dp", 2)], ids=["tp", "dp"])
 async def test_children_die_with_a_parent_that_is_killed(checkpoint, arguments):
-    shared_memory = set(os.listdir("/dev/shm"))
+    shared_memory = set(Path("/dev/shm").iterdir())
     with Server(checkpoint, *arguments, scripted=True, LAB_STEP_S=0.01) as server:
         async with Traffic(server, [ENDLESS | {"stream": True}] * 4) as traffic:
             await traffic.until(3)
@@ -106,7 +106,7 @@ async def test_children_die_with_a_parent_that_is_killed(checkpoint, arguments):
             server.process.kill()
             _, alive = psutil.wait_procs(processes[1:], 20)
             assert not alive
-        assert set(os.listdir("/dev/shm")) <= shared_memory
+        assert set(Path("/dev/shm").iterdir()) <= shared_memory
         base = server.folder / "s"
         left = list(base.iterdir())
         with Server(checkpoint, scripted=True, PAGEMILL_RPC_BASE_PATH=base):

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from tests.integration.faults.lab import Server, signal, wait_for
-from tests.integration.faults.served import HANG
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
+from tests.integration.faults.worker import HANG
 
 TIMEOUTS = ("--engine-stall-timeout", 1, "--engine-hang-timeout", 2.5)
 

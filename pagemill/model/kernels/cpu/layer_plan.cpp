@@ -15,6 +15,8 @@ namespace {
 
 // Up to so many rows, every thread computes the norms that it needs itself: that is sooner done than waited for.
 constexpr int64_t MAX_OWN_ROWS = 4;
+// From so many rows on, the inputs of integer layers are quantized by all threads together.
+constexpr int64_t MIN_SHARED_ROWS = 16;
 constexpr int SPINS_BEFORE_YIELD = 4000;
 
 typedef uint16_t element;  // bfloat16; nothing is computed here
@@ -57,7 +59,7 @@ Share share_of(int64_t count, int64_t rank, int64_t threads) {
   return {count * rank / threads, count * (rank + 1) / threads};
 }
 
-thread_local Buffer scratch_memory, partial_memory, queue_memory, own_memory;
+thread_local Buffer scratch_memory, partial_memory, queue_memory, own_memory, quantized_memory;
 
 constexpr int64_t MAX_PLANS = 64;
 
@@ -113,7 +115,8 @@ class PlanRun {
     own_stride_ = scratch_stride(widest * MAX_OWN_ROWS * 2 * 2);
     own_ = (char*)own_memory.reserve(own_stride_ * threads_);
     queues_ = (Queues*)queue_memory.reserve((num_attend + 1) * (int64_t)sizeof(Queues));
-    return own_ && queues_ && prepare_attention();
+    quantized_ = (char*)quantized_memory.reserve(quantized_bytes() + 1);
+    return own_ && queues_ && quantized_ && prepare_attention();
   }
 
   // Once, by one of the threads, when their number is known: it may be less than what was asked for.
@@ -159,6 +162,16 @@ class PlanRun {
 
   element* buffer(int64_t index) const { return (element*)run_.buffers[index]; }
   element* row(int64_t index, int64_t r) const { return buffer(index) + r * run_.widths[index]; }
+
+  int64_t quantized_bytes() const {
+    int64_t most = 0;
+    for (int64_t i = 0; i < num_ops_ && run_.num_tokens >= MIN_SHARED_ROWS; ++i) {
+      if (ops_[i].kind != PM_OP_LINEAR) continue;
+      const int64_t bytes = selected->quantized_bytes({ops_[i].linear, nullptr, nullptr, run_.num_tokens});
+      if (bytes > most) most = bytes;
+    }
+    return most;
+  }
 
   bool prepare_attention() {
     int64_t scratch = 0, partials = 0, attend = 0;
@@ -225,11 +238,17 @@ class PlanRun {
     own.stride = cols;
   }
 
-  void linear(const PmOp& op, int64_t rank, const Own& own) const {
+  void linear(const PmOp& op, int64_t rank, const Own& own) {
     const bool from_own = own_rows_ && op.in == own.buffer;
-    const LinearArgs args = {op.linear, from_own ? own.memory : (const void*)buffer(op.in), buffer(op.out),
+    LinearArgs args = {op.linear, from_own ? own.memory : (const void*)buffer(op.in), buffer(op.out),
                              run_.num_tokens, from_own ? own.stride : run_.widths[op.in], run_.widths[op.out],
                              PM_BFLOAT16};
+    if (run_.num_tokens >= MIN_SHARED_ROWS && selected->quantized_bytes(args)) {
+      args.quantized = quantized_;
+      const Share rows = share_of(run_.num_tokens, rank, team_);
+      selected->quantize_rows(args, rows.begin, rows.end);
+      barrier_.wait();
+    }
     const Share share = share_of(num_panels(op.linear), rank, team_);
     if (share.begin < share.end) selected->linear(args, share.begin, share.end);
   }
@@ -296,6 +315,7 @@ class PlanRun {
   Barrier barrier_;
   AttentionPlans plans_;
   Queues* queues_ = nullptr;
+  char* quantized_ = nullptr;
   char* own_ = nullptr;
   int64_t own_stride_ = 0;
   bool own_rows_ = false;

@@ -17,6 +17,8 @@ constexpr int INT_ROWS = 2;
 #else
 constexpr int INT_ROWS = 1;
 #endif
+// Up to so many rows, making a panel ready costs more than it saves.
+constexpr int64_t DIRECT_ROWS = 3 * INT_ROWS;
 // Bytes of quantized input after whose rows the weights are read again: they stay in the second-level cache meanwhile.
 constexpr int64_t INT_CHUNK_BYTES = 256 * 1024;
 // Bytes between the same group of two outputs' vectors, and between groups.
@@ -102,50 +104,81 @@ struct Q4Min {
   }
 };
 
-// Any of them, unpacked for the sake of many rows: float scales and minima, bytes.
-template <class Format>
-struct Unpacked {
-  static constexpr int64_t BYTES = (Format::HAS_MIN ? 2 : 1) * LIMIT_BYTES + GROUPS * GROUP_BYTES;
-  static constexpr int32_t ZERO = Format::ZERO;
-  static constexpr bool HAS_MIN = Format::HAS_MIN;
-  static PM_INLINE void pair(const char* block, int g, int v, vu& low, vu& high) {
-    const char* at = block + g * GROUP_BYTES + v * PM_VEC_BYTES;
+// A panel as it is stored: for few rows, which wait for memory.
+template <class Panel>
+struct Direct {
+  using Format = Panel;
+  const char* panel;
+
+  PM_INLINE void prefetch(int64_t b) const {
+    for (int64_t line = 0; line < Format::BYTES; line += 64)
+      __builtin_prefetch(panel + b * Format::BYTES + LINEAR_PREFETCH + line);
+  }
+  PM_INLINE void pair(int64_t b, int g, int v, vu& low, vu& high) const {
+    Format::pair(panel + b * Format::BYTES, g, v, low, high);
+  }
+  PM_INLINE vf scale(int64_t b, int v) const { return Format::scale(panel + b * Format::BYTES, v); }
+  PM_INLINE vf min(int64_t b, int v) const { return Format::min(panel + b * Format::BYTES, v); }
+  static PM_INLINE vf scaled(const Direct&, int64_t, int, vf scale, const QuantBlock& x) {
+    return scale * splat(x.scale);
+  }
+};
+
+// A panel made ready for many rows: its scales times every mantissa that those of inputs have, its integers as bytes.
+template <class Panel>
+struct Prepared {
+  using Format = Panel;
+  // Bytes can stay where they are.
+  static constexpr bool IN_PLACE = Format::BYTES > GROUPS * GROUP_BYTES;
+  static constexpr int64_t LIMITS = (SCALE_STEPS + (Format::HAS_MIN ? 1 : 0)) * LIMIT_BYTES;
+  static constexpr int64_t BYTES = LIMITS + (IN_PLACE ? 0 : GROUPS * GROUP_BYTES);
+  const char* panel;
+  const char* memory;
+
+  PM_INLINE void prefetch(int64_t) const {}
+  PM_INLINE void pair(int64_t b, int g, int v, vu& low, vu& high) const {
+    if constexpr (IN_PLACE) return Format::pair(panel + b * Format::BYTES, g, v, low, high);
+    const char* at = memory + b * BYTES + LIMITS + g * GROUP_BYTES + v * PM_VEC_BYTES;
     low = load_raw<vu>(at);
     high = load_raw<vu>(at + 4 * GROUP_BYTES);
   }
-  static PM_INLINE vf scale(const char* block, int v) {
-    return load((const float*)(block + GROUPS * GROUP_BYTES + v * PM_VEC_BYTES));
+  PM_INLINE vf scale(int64_t, int) const { return vf{}; }
+  PM_INLINE vf min(int64_t b, int v) const {
+    if constexpr (!Format::HAS_MIN) return vf{};
+    return load((const float*)(memory + b * BYTES + SCALE_STEPS * LIMIT_BYTES + v * PM_VEC_BYTES));
   }
-  static PM_INLINE vf min(const char* block, int v) {
-    return load((const float*)(block + GROUPS * GROUP_BYTES + LIMIT_BYTES + v * PM_VEC_BYTES));
+  // The same bits as the product: multiplying with a power of two is exact.
+  static PM_INLINE vf scaled(const Prepared& p, int64_t b, int v, vf, const QuantBlock& x) {
+    return (vf)(load_raw<vi>(p.memory + b * BYTES + x.step * LIMIT_BYTES + v * PM_VEC_BYTES) + x.exponent);
   }
-  static void unpack(const char* from, int64_t num_blocks, char* to) {
+
+  static void make(const char* from, int64_t num_blocks, char* to) {
     for (int64_t b = 0; b < num_blocks; ++b, from += Format::BYTES, to += BYTES)
       for (int v = 0; v < LINEAR_VECS; ++v) {
-        for (int g = 0; g < 4; ++g) {
+        char* at = to + v * PM_VEC_BYTES;
+        const vf scale = Format::scale(from, v);
+        for (int i = 0; i < SCALE_STEPS; ++i) store((float*)(at + i * LIMIT_BYTES), scale * splat(STEP[i]));
+        if (Format::HAS_MIN) store((float*)(at + SCALE_STEPS * LIMIT_BYTES), Format::min(from, v));
+        for (int g = 0; g < 4 && !IN_PLACE; ++g) {
           vu low, high;
           Format::pair(from, g, v, low, high);
-          char* at = to + g * GROUP_BYTES + v * PM_VEC_BYTES;
-          memcpy(at, &low, sizeof low);
-          memcpy(at + 4 * GROUP_BYTES, &high, sizeof high);
+          memcpy(at + LIMITS + g * GROUP_BYTES, &low, sizeof low);
+          memcpy(at + LIMITS + (g + 4) * GROUP_BYTES, &high, sizeof high);
         }
-        char* limits = to + GROUPS * GROUP_BYTES + v * PM_VEC_BYTES;
-        store((float*)limits, Format::scale(from, v));
-        if (HAS_MIN) store((float*)(limits + LIMIT_BYTES), Format::min(from, v));
       }
   }
 };
 
 // ROWS quantized rows against one panel.
-template <class Format, int ROWS>
-void multiply_int_panel(const char* panel, const QuantRows& x, int64_t row, vf (&acc)[INT_ROWS][LINEAR_VECS]) {
+template <class Panel, int ROWS>
+void multiply_int_panel(const Panel& panel, const QuantRows& x, int64_t row, vf (&acc)[INT_ROWS][LINEAR_VECS]) {
+  using Format = typename Panel::Format;
   vf sums[ROWS][LINEAR_VECS] = {};
   const uint32_t* words = x.words(row);
   const QuantBlock* blocks = x.blocks(row);
   const int64_t word_stride = x.stride / 4;
-  for (int64_t b = 0; b < x.num_blocks; ++b, panel += Format::BYTES) {
-    if (ROWS == 1)
-      for (int64_t line = 0; line < Format::BYTES; line += 64) __builtin_prefetch(panel + LINEAR_PREFETCH + line);
+  for (int64_t b = 0; b < x.num_blocks; ++b) {
+    panel.prefetch(b);
     const QuantBlock* infos[ROWS];
     vi dots[ROWS][LINEAR_VECS];
     for (int r = 0; r < ROWS; ++r) {
@@ -155,7 +188,7 @@ void multiply_int_panel(const char* panel, const QuantRows& x, int64_t row, vf (
 #pragma GCC unroll 4
     for (int g = 0; g < 4; ++g) {
       vu low[LINEAR_VECS], high[LINEAR_VECS];
-      for (int v = 0; v < LINEAR_VECS; ++v) Format::pair(panel, g, v, low[v], high[v]);
+      for (int v = 0; v < LINEAR_VECS; ++v) panel.pair(b, g, v, low[v], high[v]);
       const uint32_t* group = words + (b * GROUPS + g) * GROUP_WORDS;
 #pragma GCC unroll 6
       for (int r = 0; r < ROWS; ++r)
@@ -167,11 +200,10 @@ void multiply_int_panel(const char* panel, const QuantRows& x, int64_t row, vf (
           dots[r][v] = dot_group(dots[r][v], high[v], group + r * word_stride + 4 * GROUP_WORDS);
     }
     for (int v = 0; v < LINEAR_VECS; ++v) {
-      const vf scale = Format::scale(panel, v);
-      const vf min = Format::min(panel, v);
+      const vf scale = panel.scale(b, v), min = panel.min(b, v);
 #pragma GCC unroll 6
       for (int r = 0; r < ROWS; ++r) {
-        const vf scaled = (vf)((vi)scale + infos[r]->exponent);
+        const vf scaled = Panel::scaled(panel, b, v, scale, *infos[r]);
         sums[r][v] = fma(__builtin_convertvector(dots[r][v], vf), scaled, sums[r][v]);
         if (Format::HAS_MIN) sums[r][v] = fma(min, splat(infos[r]->scaled_sum), sums[r][v]);
       }
@@ -181,48 +213,49 @@ void multiply_int_panel(const char* panel, const QuantRows& x, int64_t row, vf (
     for (int v = 0; v < LINEAR_VECS; ++v) acc[r][v] = sums[r][v] + splat(*x.poison(row + r));
 }
 
-template <class Format, int ROWS>
-PM_INLINE void multiply_int_rows(int64_t count, const char* panel, const QuantRows& x, int64_t row,
+template <class Panel, int ROWS>
+PM_INLINE void multiply_int_rows(int64_t count, const Panel& panel, const QuantRows& x, int64_t row,
                                  vf (&acc)[INT_ROWS][LINEAR_VECS]) {
-  if (count == ROWS) return multiply_int_panel<Format, ROWS>(panel, x, row, acc);
-  if constexpr (ROWS > 1) multiply_int_rows<Format, ROWS - 1>(count, panel, x, row, acc);
+  if (count == ROWS) return multiply_int_panel<Panel, ROWS>(panel, x, row, acc);
+  if constexpr (ROWS > 1) multiply_int_rows<Panel, ROWS - 1>(count, panel, x, row, acc);
 }
 
-// One panel for rows [begin, end).
-template <class Format>
-void linear_int_rows(const LinearArgs& args, int64_t panel, const char* weight, const QuantRows& x, int64_t begin,
+// Panel number `index` for rows [begin, end).
+template <class Panel>
+void linear_int_rows(const LinearArgs& args, int64_t index, const Panel& panel, const QuantRows& x, int64_t begin,
                      int64_t end) {
   // Equal shares: 7 rows are 4 and 3, not 6 and 1.
   const int64_t parts = ceil_div(end - begin, INT_ROWS);
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t row = begin + (end - begin) * part / parts, next = begin + (end - begin) * (part + 1) / parts;
     vf acc[INT_ROWS][LINEAR_VECS];
-    multiply_int_rows<Format, INT_ROWS>(next - row, weight, x, row, acc);
-    for (int64_t r = row; r < next; ++r) finish_row(args, panel, r, acc[r - row]);
+    multiply_int_rows<Panel, INT_ROWS>(next - row, panel, x, row, acc);
+    for (int64_t r = row; r < next; ++r) finish_row(args, index, r, acc[r - row]);
   }
 }
 
 template <class Format>
 void linear_int(const LinearArgs& args, int64_t begin, int64_t end) {
-  static thread_local ThreadBuffer quantized, unpacked;
-  LinearArgs mine = args;
-  if (!args.quantized) {
-    mine.quantized = quantized.at_least(quantized_bytes(args));
+  static thread_local ThreadBuffer own_rows, ready;
+  void* quantized = args.quantized;
+  if (!quantized) {
+    LinearArgs mine = args;
+    mine.quantized = quantized = own_rows.at_least(quantized_bytes(args));
     quantize_rows(mine, 0, args.num_rows);
   }
-  const QuantRows x(args.linear.cols, mine.quantized);
+  const QuantRows x(args.linear.cols, quantized);
   const int64_t chunk_rows = max_of(1, INT_CHUNK_BYTES / x.stride / INT_ROWS) * INT_ROWS;
   for (int64_t chunk = 0; chunk < args.num_rows; chunk += chunk_rows) {
     const int64_t stop = min_of(args.num_rows, chunk + chunk_rows);
-    for (int64_t panel = begin; panel < end; ++panel) {
-      const char* weight = (const char*)args.linear.weight + panel * x.num_blocks * Format::BYTES;
-      if (stop - chunk <= INT_ROWS) {
-        linear_int_rows<Format>(mine, panel, weight, x, chunk, stop);
+    for (int64_t index = begin; index < end; ++index) {
+      const char* panel = (const char*)args.linear.weight + index * x.num_blocks * Format::BYTES;
+      if (stop - chunk <= DIRECT_ROWS) {
+        linear_int_rows(args, index, Direct<Format>{panel}, x, chunk, stop);
         continue;
       }
-      char* to = (char*)unpacked.at_least(x.num_blocks * Unpacked<Format>::BYTES);
-      Unpacked<Format>::unpack(weight, x.num_blocks, to);
-      linear_int_rows<Unpacked<Format>>(mine, panel, to, x, chunk, stop);
+      char* memory = (char*)ready.at_least(x.num_blocks * Prepared<Format>::BYTES);
+      Prepared<Format>::make(panel, x.num_blocks, memory);
+      linear_int_rows(args, index, Prepared<Format>{panel, memory}, x, chunk, stop);
     }
   }
 }

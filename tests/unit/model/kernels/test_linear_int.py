@@ -125,10 +125,10 @@ def test_inputs_of_every_magnitude(isa: str, kind: BlockFormat) -> None:
 def test_quantized_inputs_are_near_the_inputs() -> None:
     x = make_x(50, 576)
     integers, scales = reference.quantize_rows(x)
-    assert integers.abs().max() <= 127
-    assert (integers.abs().amax(-1) >= 63).all()
+    largest = integers.abs().amax(-1)
+    assert ((largest >= 116) & (largest <= 127)).all()
     blocks = x.float().view(50, -1, 32)
-    assert ((integers * scales - blocks).abs() <= scales / 2).all()
+    assert ((integers * scales - blocks).abs() <= scales * 0.501).all()
 
 
 @KINDS
