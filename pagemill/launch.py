@@ -200,6 +200,7 @@ def _serve_in_others(
         servers.stop(server.shutdown_timeout + CLOSING_S, hurry=told.again)
     finally:
         servers.stop(0.0)
+        sock.close()  # from now on nobody answers
         engines.unsubscribe(feed.publish)
         feed.close()
 

@@ -13,11 +13,21 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 LONG = os.environ.get("FAULTS") == "long"
 """`make faults`: the large counts."""
-SCRIPTED = "tests.integration.faults.served:LabWorker"
+SCRIPTED = "tests.integration.faults.worker:LabWorker"
 READY = re.compile(r"ready: (http://127\.0\.0\.1:\d+)")
+
+
+def long_only(*values):
+    """Cases of a test that the short form leaves out, because others show nearly the same."""
+    return [pytest.param(value, marks=_LONG) for value in values]
+
+
+LONG_ONLY = "only `make faults` runs it"
+_LONG = pytest.mark.skipif(not LONG, reason=LONG_ONLY)
 PATIENCE_S = 120
 """Nothing takes so long, on whatever machine."""
 
@@ -38,7 +48,7 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp"))  # a short path: sockets are in it
         self.log_path = self.folder / "log"
         module = "pagemill.cli.main" if plain else "tests.integration.faults.served"
-        arguments = [str(checkpoint), *"--dtype float32 --cpu-threads 1 --port 0".split(), *map(str, arguments)]
+        arguments = [str(checkpoint), "--dtype", "float32", "--cpu-threads", "1", "--port", "0", *map(str, arguments)]
         if "--num-gpu-blocks-override" not in arguments:
             arguments += ["--num-gpu-blocks-override", "2000"]
         sockets = self.folder / "s"

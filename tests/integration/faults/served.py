@@ -6,10 +6,8 @@ know (LAB_SECRET), and routes that say what only the process itself knows.
 
 import asyncio
 import os
-import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 from fastapi import APIRouter, Request
@@ -17,14 +15,9 @@ from fastapi import APIRouter, Request
 from pagemill import api_servers, deployment, front_end, launch
 from pagemill.catalog.endpoints import ENDPOINTS
 from pagemill.cli.main import main
-from pagemill.errors import ModelError
 from pagemill.serve.http.state import services
-from tests.fakes.scripted_worker import ScriptedWorker
 
 HERE = "tests.integration.faults.served"
-POISON, HANG = 319, 318
-"""Prompt tokens that kill the worker, or make it hang."""
-
 router = APIRouter()
 
 
@@ -43,36 +36,10 @@ async def figures(request: Request) -> dict[str, int]:
         "in_flight": engine.num_in_flight,
         "running": sum(link.load.num_running for link in engine._client._links.values()),
         "remembered": len(engine._client._ledger),
-        "fds": len(os.listdir("/proc/self/fd")),
+        "fds": len(list(Path("/proc/self/fd").iterdir())),
         "threads": threading.active_count(),
         "tasks": len(asyncio.all_tasks()),
     }
-
-
-class LabWorker(ScriptedWorker):
-    """Fails as prompts and files in LAB_FOLDER say; a step takes LAB_STEP_S."""
-
-    def __init__(self, *_):
-        super().__init__()
-        self.folder = Path(os.environ["LAB_FOLDER"])
-        self.step_s = float(os.environ.get("LAB_STEP_S", "0"))
-
-    def load_model(self):
-        if (self.folder / "broken").exists():
-            raise ModelError("the weights are gone")
-        (self.folder / f"loading-{os.getpid()}").touch()
-        while (self.folder / "hold").exists():
-            time.sleep(0.01)
-
-    def execute_model(self, step):
-        prompts = {token for new in step.new for token in new.token_ids}
-        if POISON in prompts:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if HANG in prompts:
-            time.sleep(3600)
-        time.sleep(self.step_s)
-        super().execute_model(step)
-        self.steps.clear()
 
 
 def install_hooks() -> None:

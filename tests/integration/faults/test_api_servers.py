@@ -6,7 +6,7 @@ import signal
 import httpx
 import pytest
 
-from tests.integration.faults.lab import Server, wait_for
+from tests.integration.faults.lab import LONG, LONG_ONLY, Server, long_only, wait_for
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
 
 TWO = ("--api-server-count", 2)
@@ -43,8 +43,8 @@ async def occupy_both(server, max_tokens):
 
 
 async def test_a_killed_api_server_takes_only_its_own_requests_along(server):
-    calm = await ask_all(server, asks(12, max_tokens=150, stream=True))
-    traffic = await occupy_both(server, 150)
+    calm = await ask_all(server, asks(12, max_tokens=80, stream=True))
+    traffic = await occupy_both(server, 80)
     victim = server.pid("api server 0")
     num_kept = sum(figures["in_flight"] for pid, figures in front_ends(server).items() if pid != victim)
     core = server.pid("engine core 0")
@@ -76,6 +76,7 @@ async def test_the_engine_forgets_what_a_killed_api_server_had_asked_for(server)
     server.wait_empty()
 
 
+@pytest.mark.skipif(not LONG, reason=LONG_ONLY)
 async def test_an_engine_that_could_not_be_told_learns_it_from_the_next_one(checkpoint):
     with Server(checkpoint, *TWO, scripted=True, LAB_STEP_S=0.2) as server:
         traffic = await occupy_both(server, 490)  # for 98 s
@@ -90,7 +91,7 @@ async def test_an_engine_that_could_not_be_told_learns_it_from_the_next_one(chec
         wait_for(server.all_blocks_are_free, "that all blocks are free", 60)
 
 
-@pytest.mark.parametrize("arguments", [(), TWO], ids=["one", "two"])
+@pytest.mark.parametrize("arguments", [TWO, *long_only(())], ids=["two", "one"])
 async def test_ctrl_c_in_a_terminal_drains(checkpoint, arguments):
     with Server(checkpoint, *arguments, scripted=True, LAB_STEP_S=0.01) as server:
         requests = asks(8, max_tokens=60)

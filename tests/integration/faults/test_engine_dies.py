@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.integration.faults.lab import LONG, Server, wait_for
+from tests.integration.faults.lab import LONG, Server, long_only, wait_for
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
 
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 1234}
@@ -27,16 +27,16 @@ async def disturbed(server, requests, *kills):
         return await traffic.answers()
 
 
-@pytest.mark.parametrize("fields", [{}, SAMPLED], ids=["greedy", "seeded"])
-async def test_a_killed_core_loses_no_request(server, fields):
-    requests = asks(32, **fields)
+async def test_a_killed_core_loses_no_request(server):
+    requests = [*asks(32), *asks(32, first=9, **SAMPLED)]
     calm = await ask_all(server, requests)
     assert all(answer.finish == {0: "length"} and answer.num_tokens == 80 for answer in calm)
-    pid = server.pid("engine core 0")
-    answers = await disturbed(server, requests, lambda: server.kill("engine core 0"))
-    assert same(answers, calm)
-    assert server.pid("engine core 0") != pid
-    assert all(answer.usage["completion_tokens"] == 80 for answer in answers)
+    for _ in range(10 if LONG else 1):
+        pid = server.pid("engine core 0")
+        answers = await disturbed(server, requests, lambda: server.kill("engine core 0"))
+        assert same(answers, calm)
+        assert server.pid("engine core 0") != pid
+        assert all(answer.usage["completion_tokens"] == 80 for answer in answers)
 
 
 async def test_a_core_killed_twice_loses_no_request(server):
@@ -47,7 +47,7 @@ async def test_a_core_killed_twice_loses_no_request(server):
     server.wait_empty()
 
 
-@pytest.mark.parametrize("victim", ["worker 1", "worker 0"])
+@pytest.mark.parametrize("victim", ["worker 1", *long_only("worker 0")])
 async def test_a_killed_rank_loses_no_request(two_ranks, victim):
     requests = asks(12, first=5, max_tokens=60) + asks(4, first=6, max_tokens=60, **SAMPLED)
     calm = await ask_all(two_ranks, requests)
@@ -67,7 +67,7 @@ def two_engines(checkpoint):
         yield server
 
 
-@pytest.mark.parametrize("victims", [[1], [0, 1]], ids=["one", "both"])
+@pytest.mark.parametrize("victims", [[0, 1], *long_only([1])], ids=["both", "one"])
 async def test_of_two_engines_some_are_killed(two_engines, victims):
     requests = asks(16, first=7) + asks(16, first=8, **SAMPLED)
     calm = await ask_all(two_engines, requests)
@@ -81,32 +81,25 @@ async def test_of_two_engines_some_are_killed(two_engines, victims):
     two_engines.wait_empty()
 
 
-def test_health_tells_of_a_dead_core_within_a_second(server):
-    server.wait_healthy()
-    assert server.status("/health/ready") == 200
-    server.kill("engine core 0")
-    killed = time.monotonic()
-    wait_for(lambda: server.status() == 503, "503")
-    known_s = time.monotonic() - killed
-    assert server.status("/health/live") == 200
-    assert server.status("/health/ready") == 503
-    server.wait_healthy()
-    print(f"503 after {1000 * known_s:.0f} ms, 200 after {time.monotonic() - killed:.1f} s")
-    assert server.status("/health/ready") == 200
-    assert known_s < 1
-
-
-async def test_restarts_leave_nothing_behind(checkpoint):
+async def test_restarts_are_told_and_leave_nothing_behind(checkpoint):
+    """/health tells of a dead core within a second, and nothing piles up however often it dies."""
     with Server(checkpoint, scripted=True) as server:
-        await ask_all(server, asks(2, max_tokens=4))
-        before = None
+        before, delays_s = None, []
         for number in range(20 if LONG else 4):
+            await ask_all(server, asks(2, max_tokens=4))
+            assert (server.status(), server.status("/health/ready")) == (200, 200)
+            killed = time.monotonic()
             server.kill("engine core 0")
             wait_for(lambda: server.status() == 503, "503")
+            delays_s.append(time.monotonic() - killed)
+            assert (server.status("/health/live"), server.status("/health/ready")) == (200, 503)
             server.wait_healthy()
-            await ask_all(server, asks(2, max_tokens=4))
+            assert server.status("/health/ready") == 200
             if number == 1:  # the first restarts may load what was not needed before
                 before = server.figures()
+        print(f"503 after {1000 * min(delays_s):.0f} to {1000 * max(delays_s):.0f} ms")
+        assert max(delays_s) < 1
+        await ask_all(server, asks(2, max_tokens=4))
         fields = ("fds", "threads", "tasks", "remembered")
         wait_for(lambda: all(server.figures()[name] <= before[name] for name in fields), f"{fields} as in {before}", 20)
         assert len(list(server.folder.glob("s/*/core-*"))) == 1

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.integration.faults.lab import Server
-from tests.integration.faults.served import POISON
+from tests.integration.faults.lab import Server, long_only
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
+from tests.integration.faults.worker import POISON
 
 POISONED = {"prompt": [5, POISON, 7], "max_tokens": 4}
 
@@ -19,7 +19,7 @@ def num_crashes(server):
     return server.log.count("engine core 0 is gone: killed by SIGKILL")
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, *long_only(True)])
 async def test_alone_it_is_given_up_after_two_crashes(server, stream):
     before = num_crashes(server)
     (answer,) = await ask_all(server, [POISONED | {"stream": stream}])
@@ -28,7 +28,7 @@ async def test_alone_it_is_given_up_after_two_crashes(server, stream):
 
 
 async def test_the_others_complete(server):
-    requests = asks(16)
+    requests = asks(10)
     calm = await ask_all(server, requests)
     before = num_crashes(server)
     async with Traffic(server, requests) as traffic:

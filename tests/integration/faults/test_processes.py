@@ -1,5 +1,7 @@
 """Which processes there are, what they are called, and that they need no place to write their logs to."""
 
+from pathlib import Path
+
 import httpx
 import pytest
 
@@ -9,7 +11,9 @@ from tests.integration.faults.traffic import ask_all, asks, same
 
 
 def names(**counts):
-    return sorted(f"pagemill: {name.replace('_', ' ')} {index}" for name, count in counts.items() for index in range(count))
+    return sorted(
+        f"pagemill: {name.replace('_', ' ')} {index}" for name, count in counts.items() for index in range(count)
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,9 +37,10 @@ async def test_counts_and_titles(checkpoint, arguments, titles):
 
 async def test_a_full_disk_for_logs(checkpoint):
     port = free_port()
-    with open("/dev/full", "wb") as full, Server(
-        checkpoint, "--port", port, "-tp", 2, scripted=True, stderr=full, ready=False
-    ) as server:
+    with (
+        Path("/dev/full").open("wb") as full,
+        Server(checkpoint, "--port", port, scripted=True, stderr=full, ready=False) as server,
+    ):
         server.url = f"http://127.0.0.1:{port}"
         wait_for(lambda: answers(server), "readiness")
         requests = asks(8, max_tokens=40)

@@ -1,16 +1,16 @@
 """The end: SIGTERM at any time, twice, too late; and parents that are killed. Nothing is left."""
 
-import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
 from pagemill.transport.addresses import PREFIX
-from tests.integration.faults.lab import Server, wait_for
+from tests.integration.faults.lab import LONG, LONG_ONLY, Server, long_only, wait_for
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
 
 FRONT_ENDS = pytest.mark.parametrize("num_api_servers", [1, 2])
@@ -62,7 +62,7 @@ async def test_a_second_signal_ends_at_once(checkpoint, num_api_servers):
             assert time.monotonic() - begin < 10, "it would drain for 30 s"
 
 
-@FRONT_ENDS
+@pytest.mark.parametrize("num_api_servers", [1, *long_only(2)])
 async def test_what_does_not_finish_in_time_is_ended(checkpoint, num_api_servers):
     with start(checkpoint, num_api_servers, "--shutdown-timeout", 0.5, LAB_STEP_S=0.1) as server:
         processes = server.tree()
@@ -83,22 +83,23 @@ def test_sigterm_during_start_up(checkpoint, num_api_servers):
         assert "Traceback" not in server.log
 
 
+@pytest.mark.skipif(not LONG, reason=LONG_ONLY)
 def test_sigterm_at_any_moment_of_the_start(checkpoint):
     """The moments are spread over a start; at each, it ends in order: no trace, no process, no folder."""
     with start(checkpoint, 1) as server:
         begin = time.monotonic()
         server.stop()
-    for tenth in range(1, 10, 3):
+    for part in range(1, 20):
         with start(checkpoint, 1, ready=False) as server:
-            time.sleep(tenth / 10 * min(2.0, time.monotonic() - begin))
+            time.sleep(part / 20 * min(2.0, time.monotonic() - begin))
             status = server.stop()
             assert status in (0, -signal.SIGTERM), server.log  # before it is pagemill, it is any Python
             assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize("arguments", [("-tp", 2), ("-dp", 2)], ids=["tp", "dp"])
+@pytest.mark.parametrize("arguments", [("-tp", 2), *long_only(("-dp", 2))], ids=["tp", "dp"])
 async def test_children_die_with_a_parent_that_is_killed(checkpoint, arguments):
-    shared_memory = set(os.listdir("/dev/shm"))
+    shared_memory = set(Path("/dev/shm").iterdir())
     with Server(checkpoint, *arguments, scripted=True, LAB_STEP_S=0.01) as server:
         async with Traffic(server, [ENDLESS | {"stream": True}] * 4) as traffic:
             await traffic.until(3)
@@ -106,7 +107,7 @@ async def test_children_die_with_a_parent_that_is_killed(checkpoint, arguments):
             server.process.kill()
             _, alive = psutil.wait_procs(processes[1:], 20)
             assert not alive
-        assert set(os.listdir("/dev/shm")) <= shared_memory
+        assert set(Path("/dev/shm").iterdir()) <= shared_memory
         base = server.folder / "s"
         left = list(base.iterdir())
         with Server(checkpoint, scripted=True, PAGEMILL_RPC_BASE_PATH=base):

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tests.integration.faults.lab import Server, signal, wait_for
-from tests.integration.faults.served import HANG
+from tests.integration.faults.lab import LONG, LONG_ONLY, Server, signal, wait_for
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
+from tests.integration.faults.worker import HANG
 
 TIMEOUTS = ("--engine-stall-timeout", 1, "--engine-hang-timeout", 2.5)
 
@@ -39,6 +39,7 @@ async def test_a_stopped_process_is_replaced(server, victim):
         assert f'{where}"' in log, "stacks of the core, its worker, and the process that watches them"
 
 
+@pytest.mark.skipif(not LONG, reason=LONG_ONLY)
 async def test_a_request_that_makes_the_worker_hang_is_given_up(server):
     requests = asks(6, max_tokens=60, first=9)
     calm = await ask_all(server, requests)
