@@ -1,8 +1,9 @@
 """Time of the native CPU kernels, beside plain torch: `python benchmarks/cpu_kernels.py --filter decode --threads 1`.
 
-Attention: GB/s of keys and values read (decode), GFLOP/s of the two products, causal half only (prefill). Every row is
-the median of several runs over different caches, so that keys and values come from memory, not from the cache of the
-CPU, as they do between the layers of a model.
+Linear layers: every weight format, one row to many. Attention: GB/s of keys and values read (decode), GFLOP/s of the
+two products, causal half only (prefill). Rows but those of linear layers are the median of several runs over different
+caches, so that keys and values come from memory, not from the cache of the CPU, as they do between the layers of a
+model.
 """
 
 import argparse
@@ -17,22 +18,31 @@ from pagemill.model.attention.backends.cpu import CpuBackend
 from pagemill.model.attention.backends.torch_cpu import TorchCpuBackend
 from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, CommonAttentionMetadata
 from pagemill.model.kernels import native, reference
+from pagemill.model.kernels.linear import PackedLinear, linear, pack_bf16
+from pagemill.model.kernels.linear_int import FORMATS, pack_blocks
 
 SECONDS_PER_ROW = 0.25
 BLOCK_SIZE = 16
 CACHES_BYTES = 256 << 20
+WEIGHTS_BYTES = 96 << 20
+MAX_PRODUCTS = 4 << 30
 DTYPE = torch.bfloat16
 
 
 def median_seconds(run: Callable[[int], object]) -> float:
     """run(i) is called for i = 0, 1, ... until the time is up."""
+    return statistics.median(timed(run))
+
+
+def timed(run: Callable[[int], object]) -> list[float]:
+    """Seconds of each run."""
     run(0)
     times: list[float] = []
     while sum(times) < SECONDS_PER_ROW or len(times) < 3:
         start = time.perf_counter()
         run(len(times))
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return times
 
 
 def attention_row(
@@ -85,6 +95,38 @@ def attention_rows(arguments: argparse.Namespace) -> None:
             show(title, seconds, plain, rate)
 
 
+def packed_weight(name: str, outputs: int, inputs: int) -> PackedLinear:
+    """A weight of any numbers: bf16, or blocks of a type."""
+    if name == "bf16":
+        return pack_bf16(torch.randn(outputs, inputs, dtype=DTYPE))
+    kind = FORMATS[name]
+    blocks = torch.randint(0, 100, (outputs, inputs // 32 * kind.block_bytes), dtype=torch.uint8)
+    return pack_blocks(kind, blocks)
+
+
+def linear_rows(arguments: argparse.Namespace) -> None:
+    """The shortest of many runs, by turns over weights that together do not fit the CPU's cache: rates that a busy
+    machine changes least. GB/s of weights read for one row, GOP/s for many."""
+    for outputs, inputs in ((960, 576), (3072, 576), (576, 1536), (49152, 576), (8192, 2048)):
+        for name in ("bf16", *FORMATS):
+            titles = {rows: f"linear {name:5} {outputs} x {inputs}, {rows} rows" for rows in (1, 8, 64, 512)}
+            if not any(arguments.filter in title for title in titles.values()):
+                continue
+            first = packed_weight(name, outputs, inputs)
+            num_bytes = first.tensors[0].nbytes
+            weights = [
+                first,
+                *(packed_weight(name, outputs, inputs) for _ in range(min(63, WEIGHTS_BYTES // num_bytes))),
+            ]
+            for rows, title in titles.items():
+                x = torch.randn(rows, inputs, dtype=DTYPE)
+                if arguments.filter not in title or rows * outputs * inputs > MAX_PRODUCTS:
+                    continue
+                seconds = min(timed(lambda _, x=x, w=weights: [linear(x, one) for one in w])) / len(weights)
+                gops = f"{2 * rows * outputs * inputs / seconds / 1e9:7.1f} GOP/s  "
+                show(title, seconds, 0.0, f"{num_bytes / seconds / 1e9:7.1f} GB/s   " if rows == 1 else gops)
+
+
 def row_kernel_rows(arguments: argparse.Namespace) -> None:
     for tokens in (1, 64):
         for size, inner in ((576, 1536), (4096, 12288)):
@@ -123,6 +165,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(f"{native.loaded_library().isa().decode()}, {arguments.threads} threads, {DTYPE}")
+    linear_rows(arguments)
     attention_rows(arguments)
     row_kernel_rows(arguments)
 

@@ -72,10 +72,8 @@ def run_once(command: list[str]) -> tuple[float, float]:
                 last = next(times)
             os.kill(core_of(process.pid), signal.SIGKILL)
             longest_s = 0.0
-            num_after = 0
-            for now in times:  # a few tokens may be on their way while the core dies
+            for num_after, now in enumerate(times, 1):  # a few tokens may be on their way while the core dies
                 longest_s, last = max(longest_s, now - last), now
-                num_after += 1
                 if num_after > TOKENS_AFTER and longest_s > cold_s / 10:
                     break
             return cold_s, longest_s

@@ -3,7 +3,9 @@
 Every variable is a function with a docstring, so that `PAGEMILL_X` is found by searching for `x()`.
 """
 
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from pagemill.errors import ConfigError
@@ -36,6 +38,18 @@ def api_key() -> str | None:
     return _read("API_KEY")
 
 
+def log_stats_interval_s() -> float:
+    """PAGEMILL_LOG_STATS_INTERVAL: seconds between the lines of figures in a server's log (default 5)."""
+    given = _read("LOG_STATS_INTERVAL")
+    try:
+        interval = 5.0 if given is None else float(given)
+    except ValueError:
+        interval = 0.0
+    if not 0 < interval < math.inf:
+        raise ConfigError(f"PAGEMILL_LOG_STATS_INTERVAL={given!r} is not allowed: seconds, more than 0")
+    return interval
+
+
 def compiler() -> str:
     """CXX: the C++ compiler that builds the CPU kernels (default g++)."""
     return os.environ.get("CXX") or "g++"
@@ -52,7 +66,22 @@ def ipc_base() -> Path | None:
     return Path(given) if given else None
 
 
+def ipc_secret() -> str | None:
+    """PAGEMILL_IPC_SECRET: what the machines of one server prove to each other that they belong together with."""
+    return _read("IPC_SECRET")
+
+
 def prefix_hash_seed() -> str | None:
     """PYTHONHASHSEED: pins the hashes of cached prefixes, so that several processes agree on them (default: random)."""
     seed = os.environ.get("PYTHONHASHSEED")
     return None if seed in (None, "", "random") else seed
+
+
+def ray_address() -> str | None:
+    """RAY_ADDRESS: the Ray cluster for --distributed-executor-backend ray (default: one that runs on this machine)."""
+    return os.environ.get("RAY_ADDRESS") or None
+
+
+def show_cuda_devices(names: Sequence[str]) -> None:
+    """CUDA_VISIBLE_DEVICES: the GPUs that may be used; in a Ray actor set to those of its engine's workers there."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)

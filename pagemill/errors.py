@@ -12,6 +12,7 @@ PagemillError
 ├── PeerGoneError        the process at the other end of a queue or socket is gone
 └── TransportError       bytes from another process are not a message; receivers log and drop them
     └── HandshakeError       a connecting process is of another version, secret or role
+        └── NoAnswerError        there was no answer in time: it may be too early
 """
 
 
@@ -72,3 +73,7 @@ class TransportError(PagemillError, ValueError):
 
 class HandshakeError(TransportError):
     """Two processes do not belong together: another protocol version, another secret, or a role not accepted."""
+
+
+class NoAnswerError(HandshakeError):
+    """Nobody answered in time; another attempt may succeed."""

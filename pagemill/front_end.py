@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from pagemill import envs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.sections import ServerConfig
 from pagemill.event_feed import follow
@@ -63,7 +64,16 @@ def serve_fleet(
 ) -> None:
     """Serve over HTTP on a bound socket until SIGINT or SIGTERM, then drain."""
     server = birth.server
-    llm = AsyncLLM(fleet, tokenizer, birth.config.facts, birth.config.scheduler)
+    config = birth.config
+    llm = AsyncLLM(
+        fleet,
+        tokenizer,
+        config.facts,
+        config.scheduler,
+        cache=config.cache,
+        served_model_name=server.served_model_name,
+        log_interval_s=None if config.observability.disable_log_stats else envs.log_stats_interval_s(),
+    )
     serve(build_app(llm, server), sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce)
 
 

@@ -17,11 +17,14 @@ from pagemill.artifacts.describe import describe, locate
 from pagemill.catalog.platforms import PLATFORMS
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
+from pagemill.config.event_endpoints import check_endpoints
 from pagemill.config.facts import ModelFacts
+from pagemill.config.fleet_plan import FleetPlan, needs_lockstep, plan_fleet
 from pagemill.config.resolve import resolve
 from pagemill.config.sections import FleetConfig, ServerConfig
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.factory import make_executor
+from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineReady
 from pagemill.serve.async_llm import AsyncLLM
@@ -87,7 +90,14 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
         with timer.phase("tokenizer"):
             tokenizer = tokenizer_soon.result()
     client = InprocClient(core, inline=inline)
-    llm = AsyncLLM(client, tokenizer, config.facts, config.scheduler)
+    llm = AsyncLLM(
+        client,
+        tokenizer,
+        config.facts,
+        config.scheduler,
+        cache=config.cache,
+        log_interval_s=None if config.observability.disable_log_stats else envs.log_stats_interval_s(),
+    )
     _say_ready(config, core.ready, timer)
     return LaunchedEngine(llm, config, tokenizer)
 
@@ -96,17 +106,34 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     """Serve over HTTP until SIGINT or SIGTERM; the exit status, which is 1 when all engines are gone for good. Wrong
     settings, a model that is not there and a port in use are found, in this order, before the weights are loaded.
     Engines run in processes of their own."""
-    from pagemill.deployment import Deployment  # deferred, with the next two: zmq, fastapi and uvicorn
+    from pagemill.deployment import Deployment  # deferred, with the next three: zmq, fastapi and uvicorn
+    from pagemill.headless import run_headless
     from pagemill.serve.http.server import bind
     from pagemill.supervisor import Patience
 
+    plan = plan_fleet(fleet)
+    secret = _shared_secret(plan)
     server = dataclasses.replace(server, api_key=server.api_key or envs.api_key())
-    config = _share_cores(args, build_config(args), fleet.data_parallel_size)
+    config = _share_cores(args, build_config(args), len(plan.local))
+    check_endpoints(config.cache.kv_events_config, fleet.data_parallel_size)
+    envs.log_stats_interval_s()  # for front ends that are not there yet
     patience = Patience(fleet.engine_stall_timeout, fleet.engine_hang_timeout)
+    lockstep, timeout_s = needs_lockstep(fleet, config.facts), fleet.data_parallel_node_timeout
+    if plan.headless:
+        return run_headless(config, WORKER, plan, patience, secret=secret, lockstep=lockstep, node_timeout_s=timeout_s)
     with (
         _ended_by_sigterm(),
         contextlib.closing(bind(server.host, server.port)) as sock,
-        Deployment(config, WORKER, fleet.data_parallel_size, patience, on_lost=_end_this_process) as engines,
+        Deployment(
+            config,
+            WORKER,
+            plan,
+            patience,
+            secret=secret,
+            lockstep=lockstep,
+            node_timeout_s=timeout_s,
+            on_lost=_end_this_process,
+        ) as engines,
     ):
         engines.start()
         serve_here = _serve_in_this_process if fleet.num_api_servers == 1 else _serve_in_others
@@ -223,10 +250,22 @@ class _StopSignals:
         return not self._signals.empty()
 
 
+def _shared_secret(plan: FleetPlan) -> str:
+    """What the machines of a server share; one machine draws its own. Raises ConfigError when it was not set."""
+    if plan.head is None:
+        return ""
+    secret = envs.ipc_secret()
+    if secret is None:
+        raise ConfigError(
+            "PAGEMILL_IPC_SECRET is not set: the machines of one server need the same secret, of your choice, in it"
+        )
+    return secret
+
+
 def _share_cores(args: EngineArgs, config: EngineConfig, num_engines: int) -> EngineConfig:
     """The cores of the machine are shared by its engines, unless the user said how many threads each shall have."""
     threads = config.cpu.cpu_threads
-    if num_engines == 1 or args.draft.cpu.cpu_threads is not None or threads is None:
+    if num_engines <= 1 or args.draft.cpu.cpu_threads is not None or threads is None:
         return config
     return dataclasses.replace(config, cpu=dataclasses.replace(config.cpu, cpu_threads=max(1, threads // num_engines)))
 

@@ -17,6 +17,7 @@ from pagemill.launch import build_inproc
 from pagemill.messages.outputs import RequestOutput
 from pagemill.messages.prompts import Prompt, Prompts
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
+from pagemill.observability.readings import Metric, readings
 from pagemill.serve.async_llm import AsyncLLM, ChatOptions
 from pagemill.serve.processing.input_processor import RequestOptions
 from pagemill.tokenizers.interface import Tokenizer
@@ -85,7 +86,8 @@ class LLM:
     """
 
     def __init__(self, model: str = "smollm2", **engine_args: Any) -> None:
-        launched = build_inproc(EngineArgs(model, **engine_args), inline=True)
+        # There is a progress bar: lines of figures only for those who ask for them.
+        launched = build_inproc(EngineArgs(model, **({"disable_log_stats": True} | engine_args)), inline=True)
         self.config = launched.config
         self._engine: AsyncLLM = launched.llm
         self._loop = PrivateLoop()
@@ -130,6 +132,10 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._engine.tokenizer
+
+    def get_metrics(self) -> list[Metric]:
+        """Every `vllm:*` metric, as Counter, Gauge or Histogram, one per set of labels. See docs/metrics.md."""
+        return readings(self._engine.metrics.collect())
 
     def get_default_sampling_params(self) -> SamplingParams:
         """SamplingParams() with the values that the model recommends."""

@@ -162,7 +162,7 @@ class EngineSupervisor:
                         self._say_failed(report)
                     case Pulse() if watch is not None:
                         watch.note(report)
-                        self._publish(EngineLoadReport(self.index, report.num_running, report.num_waiting))
+                        self._publish(EngineLoadReport(self.index, report.stats))
                 if watch is not None and watch.stalled != stalled:
                     stalled = watch.stalled
                     self._publish(EngineStalled(self.index, incarnation, stalled))

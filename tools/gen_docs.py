@@ -64,7 +64,16 @@ def flags_page() -> str:
     for cls in [*ENGINE_SECTIONS.values(), ServerConfig]:
         text += f"\n## {cls.__name__}\n\n{inspect.getdoc(cls)}\n\n"
         text += table(("flag", "keyword", "default", "meaning"), flag_rows(cls))
+        for field in dataclasses.fields(cls):
+            if dataclasses.is_dataclass(field.default):
+                text += nested_section(field.name, type(field.default))
     return text
+
+
+def nested_section(name: str, cls: type) -> str:
+    """The fields of a setting that is a JSON object."""
+    rows = table(("field", "default", "meaning"), (row[1:] for row in flag_rows(cls)))
+    return f"\n### --{name.replace('_', '-')}\n\n{inspect.getdoc(cls)}\n\n{rows}"
 
 
 def flag_rows(section: type) -> Iterator[tuple[str, ...]]:
@@ -78,10 +87,12 @@ def flag_rows(section: type) -> Iterator[tuple[str, ...]]:
 
 
 def default_text(field: "dataclasses.Field[object]") -> str:
-    """A field's default for the table; empty where `resolve` fills it in."""
+    """A field's default for the table; empty where there is none, or `resolve` fills it in."""
     if field.default_factory is not dataclasses.MISSING:
         return f"`{field.default_factory()}`"
-    return "" if field.default is None else f"`{field.default}`"
+    if dataclasses.is_dataclass(field.default):
+        return "`{}`"
+    return "" if field.default in (None, "") else f"`{field.default}`"
 
 
 def environment_page() -> str:

@@ -11,6 +11,7 @@ ENDPOINTS: Registry[Any] = Registry(
         "completions": "pagemill.serve.http.routes.completions:router",
         "models": "pagemill.serve.http.routes.models:router",
         "health": "pagemill.serve.http.routes.health:router",
+        "metrics": "pagemill.serve.http.routes.metrics:router",
         "playground": "pagemill.serve.http.routes.playground:router",
     },
 )

@@ -9,5 +9,6 @@ EXECUTORS: Registry[Any] = Registry(
     {
         "uni": "pagemill.engine.executor.uniproc:UniprocExecutor",
         "mp": "pagemill.engine.executor.multiproc:MultiprocExecutor",
+        "ray": "pagemill.engine.executor.ray:RayExecutor",
     },
 )

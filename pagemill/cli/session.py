@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagemill import envs
-from pagemill.cli.engine_flags import add_engine_flags, engine_args, given_settings
+from pagemill.cli.engine_flags import add_engine_flags, given_settings
 from pagemill.cli.errors import UsageError
 from pagemill.cli.sampling_flags import Params
+from pagemill.config.arguments import EngineArgs
 from pagemill.errors import RequestError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -97,5 +98,6 @@ def _open_inproc(args: argparse.Namespace) -> Session:
     from pagemill.cli.session_inproc import InprocSession  # deferred: torch
     from pagemill.launch import build_inproc  # deferred: torch
 
-    settings = engine_args(args, skip=SAMPLING_NOT_ENGINE)
-    return InprocSession(build_inproc(settings, inline=True).llm, args.model)
+    # Lines of figures would come between those of the conversation.
+    settings = {"disable_log_stats": True} | given_settings(args, skip=SAMPLING_NOT_ENGINE)
+    return InprocSession(build_inproc(EngineArgs(**settings), inline=True).llm, args.model)

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pagemill.config.resolve import Draft, check_values
-from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from pagemill.config.sections import (
+    CacheConfig,
+    CpuConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from pagemill.errors import ConfigError
 
 ENGINE_SECTIONS: dict[str, type] = {
@@ -16,6 +23,7 @@ ENGINE_SECTIONS: dict[str, type] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "parallel": ParallelConfig,
+    "observability": ObservabilityConfig,
     "cpu": CpuConfig,
 }
 
@@ -47,12 +55,26 @@ def make_section(cls: type, values: Mapping[str, Any]) -> Any:
         kind = _scalar(hints[field.name])
         if kind is float and isinstance(value, int):
             value = float(value)
+        if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+            value = _make_nested(field.name, kind, value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigError(f"{field.name}={value!r} is not of type {kind.__name__}")
         chosen[field.name] = value
     section = cls(**chosen)
     check_values(section)
     return section
+
+
+def _make_nested(name: str, cls: type, values: Mapping[str, Any]) -> Any:
+    """The value of a setting that has fields of its own; ConfigErrors name the setting too."""
+    known = [field.name for field in dataclasses.fields(cls)]
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigError(f"{name}: unknown field {unknown[0]!r}; known: {', '.join(known)}")
+    try:
+        return make_section(cls, values)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def add_flags(parser: argparse.ArgumentParser, sections: Iterable[type], skip: Iterable[str] = ()) -> None:
@@ -68,12 +90,13 @@ def add_flags(parser: argparse.ArgumentParser, sections: Iterable[type], skip: I
 
 
 def _flag_options(field: "dataclasses.Field[Any]", kind: type) -> dict[str, Any]:
-    shown = "" if field.default in (None, dataclasses.MISSING) else f" (default: {field.default})"
+    nested = dataclasses.is_dataclass(kind)
+    shown = "" if nested or field.default in (None, dataclasses.MISSING) else f" (default: {field.default})"
     help_text = (field.metadata["help"] + shown).replace("%", "%%")
     options: dict[str, Any] = {"dest": field.name, "default": None, "help": help_text}
     if kind is bool:
         return options | {"action": argparse.BooleanOptionalAction}
-    if kind is dict:
+    if kind is dict or nested:
         return options | {"type": _json_object, "metavar": "JSON"}
     if field.metadata["choices"]:
         options["choices"] = field.metadata["choices"]

@@ -3,7 +3,14 @@
 from dataclasses import dataclass, field
 
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from pagemill.config.sections import (
+    CacheConfig,
+    CpuConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -16,3 +23,4 @@ class EngineConfig:
     cpu: CpuConfig
     facts: ModelFacts
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)

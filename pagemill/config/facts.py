@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""What config.json files call it."""
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -27,6 +30,11 @@ class ModelFacts:
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     """From generation_config.json: temperature, top_p, top_k, min_p, where given."""
 
+    @property
+    def num_experts(self) -> int:
+        """Experts of a mixture-of-experts layer that a router chooses between; 0 when there are none."""
+        return max(int(self.hf_config.get(key) or 0) for key in EXPERT_COUNTS)
+
 
 @dataclass(frozen=True)
 class DeviceFacts:
@@ -40,3 +48,5 @@ class DeviceFacts:
     """Memory free now."""
     fast_dtypes: tuple[str, ...]
     """Types computed at full speed, best first; dtype=auto takes the checkpoint's if it is here, else the first."""
+    quantized_dtype: str | None = None
+    """The type beside which weights of 8 and 4 bits are computed as they are; None: they are dequantized."""

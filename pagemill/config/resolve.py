@@ -8,8 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 from pagemill.config.engine_config import EngineConfig
+from pagemill.config.event_endpoints import check_endpoints
 from pagemill.config.facts import DeviceFacts, ModelFacts
-from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from pagemill.config.sections import (
+    CacheConfig,
+    CpuConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from pagemill.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 16
@@ -34,6 +42,7 @@ class Draft:
     scheduler: SchedulerConfig
     cpu: CpuConfig
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
+    observability: ObservabilityConfig = dataclasses.field(default_factory=ObservabilityConfig)
     decisions: tuple[Decision, ...] = ()
 
     def decide(self, section: str, field: str, value: Any, why: str) -> "Draft":
@@ -49,6 +58,10 @@ Rule = Callable[[Draft, ModelFacts, DeviceFacts], Draft]
 def _dtype(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     if draft.model.dtype != "auto":
         return draft
+    quantization = draft.model.quantization
+    in_file = quantization is None and model.weights_format == "gguf" and model.dtype == "bfloat16"
+    if device.quantized_dtype and (in_file or quantization == "int8"):
+        return draft.decide("model", "dtype", device.quantized_dtype, "beside quantized weights")
     if model.dtype in device.fast_dtypes:
         return draft.decide("model", "dtype", model.dtype, "as in the checkpoint")
     return draft.decide("model", "dtype", device.fast_dtypes[0], f"{model.dtype} is slow on this {device.kind}")
@@ -70,6 +83,19 @@ def _block_size(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     if draft.cache.block_size is not None:
         return draft
     return draft.decide("cache", "block_size", DEFAULT_BLOCK_SIZE, "default")
+
+
+def _kv_events(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    events = draft.cache.kv_events_config
+    if not events.active:
+        return draft
+    if not draft.cache.enable_prefix_caching:
+        raise ConfigError(
+            "kv_events_config: there are no events with enable_prefix_caching=False; leave out "
+            "--no-enable-prefix-caching, or set enable_kv_cache_events to false"
+        )
+    check_endpoints(events, 1)
+    return draft
 
 
 def _token_budget(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
@@ -142,6 +168,13 @@ def _async_scheduling(draft: Draft, model: ModelFacts, device: DeviceFacts) -> D
     return draft.decide("scheduler", "async_scheduling", apart, "workers run apart" if apart else "one process")
 
 
+def _kv_cache_metrics(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    share = draft.cache.kv_cache_metrics_sample
+    if not 0 < share <= 1:
+        raise ConfigError(f"kv_cache_metrics_sample={share} is not allowed: above 0 and up to 1")
+    return draft
+
+
 def splits_over(model: ModelFacts, tensor_parallel_size: int) -> bool:
     """Whether every rank can have equally many heads and rows; fewer key and value heads than ranks are replicated."""
     heads, kv_heads, inner = _split_sizes(model)
@@ -159,30 +192,37 @@ RULES: tuple[Rule, ...] = (
     _dtype,
     _max_model_len,
     _block_size,
+    _kv_events,
     _partial_block_reuse,
     _token_budget,
     _parallel,
     _threads,
     _executor,
     _async_scheduling,
+    _kv_cache_metrics,
 )
 
 
 def resolve(draft: Draft, model: ModelFacts, device: DeviceFacts) -> tuple[EngineConfig, tuple[Decision, ...]]:
     """Complete the sections. Raises ConfigError that names the settings in conflict and the remedy."""
-    for section in (draft.model, draft.cache, draft.scheduler, draft.cpu, draft.parallel):
+    for section in (draft.model, draft.cache, draft.scheduler, draft.cpu, draft.parallel, draft.observability):
         check_values(section)
     for rule in RULES:
         draft = rule(draft, model, device)
-    config = EngineConfig(draft.model, draft.cache, draft.scheduler, draft.cpu, model, draft.parallel)
+    config = EngineConfig(
+        draft.model, draft.cache, draft.scheduler, draft.cpu, model, draft.parallel, draft.observability
+    )
     return config, draft.decisions
 
 
 def check_values(section: Any) -> None:
-    """Check each field of a section against its own choices and lower bound. Raises ConfigError."""
+    """Check each field of a section, and of settings inside it, against its own choices and lower bound. Raises
+    ConfigError."""
     for field in dataclasses.fields(section):
         value, meta = getattr(section, field.name), field.metadata
         if meta["choices"] and value is not None and value not in meta["choices"]:
             raise ConfigError(f"{field.name}={value!r} is not one of {', '.join(meta['choices'])}")
         if meta["low"] is not None and value is not None and value < meta["low"]:
             raise ConfigError(f"{field.name}={value!r} is too small: at least {meta['low']}")
+        if dataclasses.is_dataclass(value):
+            check_values(value)

@@ -9,6 +9,7 @@ from pagemill.config.fields import setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+QUANTIZATIONS = ("none", "int8")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
@@ -19,6 +20,12 @@ class ModelConfig:
     model: str = setting("smollm2", "alias, folder in Hugging Face format, .gguf file, or hub id")
     tokenizer: str | None = setting(None, "folder, .gguf file or hub id of the tokenizer (default: the model's)")
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
+    quantization: str | None = setting(
+        None,
+        "precision of weights: none dequantizes a quantized file, int8 quantizes a float checkpoint "
+        "(default: as in the file)",
+        choices=QUANTIZATIONS,
+    )
     seed: int = setting(0, "seed of everything random that no request seeds (dummy weights, request seeds)")
     revision: str | None = setting(None, "branch, tag or commit on the hub")
     max_model_len: int | None = setting(None, "most tokens of prompt and output (default: the model's)", low=1)
@@ -35,12 +42,37 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class KVEventsConfig:
+    """Events about the prefix cache, for subscribers outside; they carry the tokens of prompts."""
+
+    enable_kv_cache_events: bool = setting(False, "publish what is cached and what no longer is")
+    publisher: str = setting("zmq", "how; null publishes nothing", choices=("zmq", "null"))
+    endpoint: str = setting(
+        "tcp://127.0.0.1:5557",
+        "where subscribers connect: tcp://ADDRESS:PORT, tcp://*:PORT for every network, or ipc://PATH; with a host "
+        "name the publisher connects, to a subscriber that binds; the data-parallel rank is added to the port",
+    )
+    replay_endpoint: str | None = setting(None, "where missed batches can be asked for (default: nowhere)")
+    buffer_steps: int = setting(10_000, "batches kept for replay", low=1)
+    hwm: int = setting(100_000, "batches that may wait for one slow subscriber before it misses some", low=1)
+    max_queue_size: int = setting(100_000, "batches that may wait to be published before some are dropped", low=1)
+    topic: str = setting("", "first frame of every message, by which subscribers choose")
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is published."""
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+
+@dataclass(frozen=True)
 class CacheConfig:
     """The paged KV cache."""
 
     block_size: int | None = setting(None, "tokens per block (default: 16)", low=1)
     enable_prefix_caching: bool = setting(True, "share the blocks of equal prefixes")
     prefix_caching_hash_algo: str = setting("sha256", "hash of a block's tokens", choices=HASH_ALGORITHMS)
+    kv_cache_metrics: bool = setting(False, "measure how long KV blocks stay, lie unused and are used again")
+    kv_cache_metrics_sample: float = setting(0.01, "share of KV blocks that is measured, above 0 and up to 1", low=0)
     disable_hybrid_kv_cache_manager: bool = setting(
         False, "keep every token of every layer, also where only a window or a chunk is read; more memory"
     )
@@ -50,6 +82,9 @@ class CacheConfig:
     num_gpu_blocks_override: int | None = setting(None, "number of blocks, whatever the memory", low=2)
     kv_cache_memory_bytes: int | None = setting(
         None, "bytes for the KV cache (default on a CPU: room for 65,536 tokens, at most 40% of free memory)", low=1
+    )
+    kv_events_config: KVEventsConfig = setting(
+        KVEventsConfig(), "JSON object: publish what is cached, for routers that place requests by it"
     )
 
 
@@ -77,8 +112,9 @@ class ParallelConfig:
 
     distributed_executor_backend: str | None = setting(
         None,
-        "where workers run: uni in the engine's process, mp in processes of their own (default: uni for one worker)",
-        choices=("uni", "mp"),
+        "where workers run: uni in the engine's process, mp in processes of their own, ray on the hosts of a Ray "
+        "cluster (default: uni for one worker, else mp)",
+        choices=("uni", "mp", "ray"),
     )
 
     @property
@@ -118,6 +154,26 @@ class FleetConfig:
         "or the next",
         choices=BALANCERS,
     )
+    data_parallel_lockstep: bool | None = setting(
+        None, "engines step together, in waves (default: where the model is a mixture of experts)"
+    )
+    data_parallel_size_local: int | None = setting(
+        None,
+        "of those engines, how many run on this machine (default: all; headless: those from the start rank on)",
+        low=0,
+        short="-dpl",
+    )
+    data_parallel_start_rank: int | None = setting(
+        None, "first of this machine's engines; the head has those from 0 on", low=0, short="-dpr"
+    )
+    data_parallel_address: str | None = setting(
+        None, "address of the head, where the machines with the other engines connect", short="-dpa"
+    )
+    data_parallel_rpc_port: int = setting(29550, "port of the head for that", low=1, short="-dpp")
+    data_parallel_node_timeout: float = setting(
+        10.0, "seconds without a word after which head and node take each other for gone", low=1
+    )
+    headless: bool = setting(False, "run engines only, for the API servers of a head on another machine")
     api_server_count: int | None = setting(
         None, "processes that take HTTP requests (default: as many as engines)", low=1, short="-asc"
     )
@@ -132,6 +188,13 @@ class FleetConfig:
     def num_api_servers(self) -> int:
         """`api_server_count`, or its default."""
         return self.api_server_count or self.data_parallel_size
+
+
+@dataclass(frozen=True)
+class ObservabilityConfig:
+    """What is said about the work."""
+
+    disable_log_stats: bool = setting(False, "no line of figures in the log while there is work; /metrics stays")
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,19 @@ from typing import Any
 
 from pagemill import envs
 from pagemill.config.engine_config import EngineConfig
+from pagemill.config.sections import KVEventsConfig
 from pagemill.engine.executor.interface import Executor
+from pagemill.engine.kv_cache.events import EventSink, NoSink
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.planning import WorkerMemory, merge_specs, plan_kv_cache
+from pagemill.engine.kv_cache.residency import ResidencySampler
 from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.engine.scheduler.scheduler import Scheduler
 from pagemill.errors import ConfigError, EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
 from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.messages.stats import SchedulerStats
 from pagemill.messages.step import ModelRunnerOutput
 
 logger = get_logger(__name__)
@@ -33,20 +37,31 @@ class EngineCore:
     Construction brings the engine up, and raises ConfigError when its settings cannot work.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor, *, depth: int | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, executor: Executor, *, depth: int | None = None, data_parallel_rank: int = 0
+    ) -> None:
         self._executor = executor
         self._depth = depth = depth or executor.max_concurrent_steps
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
         self._death: str | None = None
+        self.num_executed = 0
+        """Steps given to the workers so far, with and without requests."""
         limits = scheduler_limits(config)
         plan = _plan(config, limits, executor)
         executor.initialize_kv_cache(plan)
         executor.call_all("warm_up")
         cache = config.cache
         algorithm = cache.prefix_caching_hash_algo if cache.enable_prefix_caching else None
+        events = cache.kv_events_config
         self._kv = KVCacheManager(
-            plan, algorithm, envs.prefix_hash_seed(), partial_reuse=cache.enable_partial_block_reuse
+            plan,
+            algorithm,
+            envs.prefix_hash_seed(),
+            partial_reuse=cache.enable_partial_block_reuse,
+            record_events=events.active,
         )
+        if cache.kv_cache_metrics:
+            self._kv.pool.residency = ResidencySampler(cache.kv_cache_metrics_sample)
         self._scheduler = Scheduler(limits, self._kv, depth=depth)
         self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
         self.ready = EngineReady(
@@ -55,6 +70,8 @@ class EngineCore:
             num_blocks=plan.num_blocks,
             block_size=plan.groups[0].spec.block_size,
         )
+        # Last, because it opens ports: nothing after it can fail and leave them open.
+        self._sink = _event_sink(events, data_parallel_rank)
 
     def add(self, request: EngineCoreRequest) -> None:
         """Queue a request. One that cannot run is reported by the next step. Raises EngineDeadError."""
@@ -64,6 +81,11 @@ class EngineCore:
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests, in whatever state; unknown ids are ignored. No output follows for them."""
         self._scheduler.abort(request_ids)
+        self._publish_events()
+
+    def stats(self) -> SchedulerStats:
+        """State now."""
+        return self._scheduler.stats()
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
@@ -76,15 +98,26 @@ class EngineCore:
         try:
             return self._step()
         except Exception as error:
-            self._death = f"{type(error).__name__}: {error}"
-            raise EngineDeadError(f"the engine stopped: {self._death}") from error
+            raise self._die(error) from error
+
+    def execute_dummy_step(self) -> None:
+        """Run a step of no request on all workers, while there is no work here: other replicas wait for this one's
+        part. Raises EngineDeadError."""
+        self._check_alive()
+        try:
+            self._executor.call_all("execute_dummy_step")
+        except Exception as error:
+            raise self._die(error) from error
+        self.num_executed += 1
 
     def call(self, name: str, *args: Any) -> Any:
         """A rare call by name: reset_prefix_cache, which returns whether the cache was emptied (it is not while a
         request runs). Raises ValueError for another name."""
         if name not in self._calls:
             raise ValueError(f"unknown call {name!r}; known: {', '.join(self._calls)}")
-        return self._calls[name](*args)
+        result = self._calls[name](*args)
+        self._publish_events()
+        return result
 
     def check_integrity(self) -> None:
         """Raise when the engine's bookkeeping contradicts itself. Costs O(blocks): for tests and idle time."""
@@ -95,21 +128,36 @@ class EngineCore:
         self._executor.check_health()
 
     def shutdown(self) -> None:
-        """Stop the workers."""
-        self._executor.shutdown()
+        """Stop the workers, and the publisher of events. May be called twice."""
+        try:
+            self._executor.shutdown()
+        finally:
+            self._sink.shutdown()
 
     def _step(self) -> list[EngineCoreOutputs]:
         step = self._scheduler.schedule() if len(self._in_flight) < self._depth else None
         if step is not None:
             self._executor.execute_model(step)
             self._in_flight.append(self._executor.sample_tokens())
+            self.num_executed += 1
         outputs = []
         if self._in_flight and (step is None or len(self._in_flight) == self._depth):
             outputs.append(self._scheduler.update(self._in_flight.popleft().result()))
         unreported = self._scheduler.take_unreported()
         if unreported:
             outputs.append(EngineCoreOutputs(outputs=unreported, stats=self._scheduler.stats()))
+        self._publish_events()
         return outputs
+
+    def _publish_events(self) -> None:
+        """After whatever may change what is cached: an idle engine takes no step that would do it later."""
+        events = self._kv.take_events()
+        if events:
+            self._sink.publish(events)
+
+    def _die(self, cause: Exception) -> EngineDeadError:
+        self._death = f"{type(cause).__name__}: {cause}"
+        return EngineDeadError(f"the engine stopped: {self._death}")
 
     def _check_alive(self) -> None:
         if self._death is not None:
@@ -129,6 +177,15 @@ def scheduler_limits(config: EngineConfig) -> SchedulerLimits:
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         policy=config.scheduler.scheduling_policy,
     )
+
+
+def _event_sink(config: KVEventsConfig, data_parallel_rank: int) -> EventSink:
+    if not config.active:
+        return NoSink()
+    # Deferred: zmq, which an engine without sockets does not need.
+    from pagemill.transport.kv_event_publisher import KVEventPublisher
+
+    return KVEventPublisher(config, data_parallel_rank)
 
 
 def _plan(config: EngineConfig, limits: SchedulerLimits, executor: Executor) -> KVCacheConfig:

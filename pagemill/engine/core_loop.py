@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pagemill.engine.waves import NoWaves, Waves
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.core_calls import (
@@ -23,12 +24,17 @@ from pagemill.messages.core_calls import (
     StepOutputs,
 )
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
+from pagemill.messages.stats import SchedulerStats
+from pagemill.messages.waves import JoinWaves, RoundVerdict, StartWave
 
 logger = get_logger(__name__)
 
 
 class SteppedCore(Protocol):
     """What the loop needs of `EngineCore`."""
+
+    num_executed: int
+    """Steps given to the workers so far."""
 
     def add(self, request: EngineCoreRequest) -> None:
         """Queue a request."""
@@ -39,8 +45,14 @@ class SteppedCore(Protocol):
     def step(self) -> list[EngineCoreOutputs]:
         """One step."""
 
+    def stats(self) -> SchedulerStats:
+        """State now."""
+
     def has_work(self) -> bool:
         """Whether a step would do anything."""
+
+    def execute_dummy_step(self) -> None:
+        """A step of no request."""
 
     def call(self, name: str, *args: Any) -> Any:
         """A rare call by name."""
@@ -55,16 +67,19 @@ Post = Callable[[int, EngineReport], None]
 class CoreLoop:
     """One thread runs `run`; any thread may put letters into `inbox` and call `stop`.
 
-    `num_steps`, `idle`, `num_running` and `num_waiting` may be read by any thread.
+    `num_steps`, `idle` and `stats` may be read by any thread.
     """
 
-    def __init__(self, core: SteppedCore, post: Post) -> None:
+    def __init__(self, core: SteppedCore, post: Post, waves: Waves | None = None) -> None:
+        """`waves` decides when to step (default: whenever there is work)."""
         self.inbox: SimpleQueue[Letter | None] = SimpleQueue()
         self.num_steps = 0
         self.idle = True
-        self.num_running = self.num_waiting = 0
+        self.stats = SchedulerStats()
+        """The core's latest."""
         self._core = core
         self._post = post
+        self._waves: Waves = waves or NoWaves(core.has_work)
         self._owners: dict[str, int] = {}
         """Front end of every request in flight."""
         self._num_owned: Counter[int] = Counter()
@@ -83,16 +98,24 @@ class CoreLoop:
 
     def run(self) -> None:
         """Until `stop`. Sleeps while there is nothing to do. Raises EngineDeadError when a step fails, or `fail`."""
-        core = self._core
+        due = self._waves.due
         while not self._stopping:
-            self._read_inbox(wait=not core.has_work())
-            if core.has_work() and not self._stopping:
+            self._read_inbox(wait=not due())
+            if due() and not self._stopping:
                 self.idle = False
-                for outputs in core.step():
-                    self._deliver(outputs)
+                self._step()
                 self.num_steps += 1
         if self._failure is not None:
             raise self._failure
+
+    def _step(self) -> None:
+        core = self._core
+        if core.has_work():
+            for outputs in core.step():
+                self._deliver(outputs)
+        else:
+            core.execute_dummy_step()
+        self._waves.stepped(core.num_executed)
 
     def _read_inbox(self, wait: bool) -> None:
         if wait:
@@ -121,6 +144,8 @@ class CoreLoop:
                 self._abort([request_id for request_id, owner in self._owners.items() if owner == index])
             case CoreCall(call_id, method, args):
                 self._post(sender, self._call(call_id, method, args))
+            case JoinWaves() | StartWave() | RoundVerdict():
+                self._waves.obey(call)
 
     def _add(self, sender: int, request: EngineCoreRequest) -> None:
         """An exception here ends this request alone."""
@@ -136,6 +161,7 @@ class CoreLoop:
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         self._core.abort(request_ids)
+        self.stats = self._core.stats()
         for request_id in request_ids:
             self._disown(request_id)
 
@@ -154,7 +180,8 @@ class CoreLoop:
 
     def _deliver(self, outputs: EngineCoreOutputs) -> None:
         if outputs.stats is not None:
-            self.num_running, self.num_waiting = outputs.stats.num_running, outputs.stats.num_waiting
+            sampled = outputs.stats.residency is not None  # said once, and not with every pulse
+            self.stats = msgspec.structs.replace(outputs.stats, residency=None) if sampled else outputs.stats
         for owner, part in self._parts(outputs):
             self._post(owner, StepOutputs(part))
         for output in outputs.outputs:
@@ -176,6 +203,15 @@ class CoreLoop:
             part.token_ids.append(token_id)
         for output in outputs.outputs:
             parts[owner_of(output.request_id)].outputs.append(output)
-        return [
+        mail = [
             (owner, part) for owner, part in parts.items() if owner is not None and (part.request_ids or part.outputs)
         ]
+        return mail[:1] + [(owner, _without_figures(part)) for owner, part in mail[1:]]
+
+
+def _without_figures(outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+    """Without what is said of the step as a whole: one front end counts it."""
+    stats = outputs.stats
+    if stats is not None and stats.residency is not None:
+        stats = msgspec.structs.replace(stats, residency=None)
+    return msgspec.structs.replace(outputs, stats=stats, num_step_tokens=0)

@@ -14,10 +14,12 @@ from pagemill.config.engine_config import EngineConfig
 from pagemill.engine.core import EngineCore
 from pagemill.engine.core_loop import CoreLoop
 from pagemill.engine.executor.factory import make_executor
+from pagemill.engine.waves import WaveMember
 from pagemill.errors import EngineDeadError, PagemillError, PeerGoneError, TransportError
 from pagemill.log import get_logger, name_process
 from pagemill.messages.core_calls import EngineCall, EngineReport, FrontEndGone
 from pagemill.messages.process_reports import Failed, ProcessReport, Pulse, Started
+from pagemill.messages.waves import WaveNews, WaveOrder
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Role
 from pagemill.transport.sockets import Peer, ServerSocket
@@ -40,6 +42,8 @@ class CoreBirth(msgspec.Struct, frozen=True):
     address: str
     """Where it shall listen for front ends."""
     secret: str
+    lockstep: bool = False
+    """Whether it steps together with other engines, as a coordinator says."""
 
 
 class MailRoom:
@@ -47,10 +51,11 @@ class MailRoom:
 
     def __init__(self, socket: ServerSocket) -> None:
         self._socket = socket
-        self._outbox: SimpleQueue[tuple[int, EngineReport]] = SimpleQueue()
+        self._outbox: SimpleQueue[tuple[int | Role, EngineReport]] = SimpleQueue()
         self._calls: Codec[EngineCall] = Codec(EngineCall)
         self._reports: Codec[EngineReport] = Codec(EngineReport)
-        self._peers: dict[int, Peer] = {}
+        self._peers: dict[int | Role, Peer] = {}
+        """Front ends by index, and the coordinator by its role."""
         self._latest: dict[int, Peer] = {}
         """The last connection of each front end, also of those that are gone."""
         self._closing = False
@@ -59,6 +64,11 @@ class MailRoom:
     def post(self, front_end: int, report: EngineReport) -> None:
         """Send to a front end; one that is gone gets nothing. From any thread, never blocks."""
         self._outbox.put((front_end, report))
+        self._socket.wake()
+
+    def tell_coordinator(self, news: WaveNews) -> None:
+        """Send to the coordinator of the engines. From any thread, never blocks."""
+        self._outbox.put((Role.COORDINATOR, news))
         self._socket.wake()
 
     def open(self, loop: CoreLoop) -> None:
@@ -95,6 +105,11 @@ class MailRoom:
         if isinstance(call, FrontEndGone) and peer.role is not Role.SUPERVISOR:
             logger.warning("dropped a message of %s: only the supervisor may say who is gone", peer)
             return
+        if isinstance(call, WaveOrder) is not (peer.role is Role.COORDINATOR):
+            logger.warning("dropped a message of %s: waves, and nothing else, are the coordinator's", peer)
+            return
+        if peer.role is Role.COORDINATOR:
+            self._peers[Role.COORDINATOR] = peer
         if peer.role is Role.API_SERVER:
             self._note_front_end(loop, peer)
         loop.inbox.put((peer.index, call))
@@ -110,17 +125,17 @@ class MailRoom:
     def _send_posted(self) -> None:
         while True:
             try:
-                front_end, report = self._outbox.get_nowait()
+                recipient, report = self._outbox.get_nowait()
             except Empty:
                 return
-            peer = self._peers.get(front_end)
+            peer = self._peers.get(recipient)
             if peer is None:
                 continue
             try:
                 self._socket.send(peer, self._reports.encode(report))
             except PeerGoneError as error:
                 logger.warning("%s; its requests are aborted when the supervisor confirms it", error)
-                del self._peers[front_end]
+                del self._peers[recipient]
 
 
 def run(payload: bytes, report: Report) -> None:
@@ -132,14 +147,16 @@ def run(payload: bytes, report: Report) -> None:
     birth = msgspec.msgpack.decode(payload, type=CoreBirth)
     name_process(f"core {birth.index}")
     try:
-        socket = ServerSocket(birth.address, birth.secret, accepts=(Role.API_SERVER, Role.SUPERVISOR))
-        core = EngineCore(birth.config, make_executor(birth.config, birth.worker, replica=birth.index))
+        socket = ServerSocket(birth.address, birth.secret, accepts=(Role.API_SERVER, Role.SUPERVISOR, Role.COORDINATOR))
+        executor = make_executor(birth.config, birth.worker, replica=birth.index)
+        core = EngineCore(birth.config, executor, data_parallel_rank=birth.index)
     except Exception as error:
         logger.debug("the engine core cannot start", exc_info=True)
         tell(Failed(type(error).__name__, str(error)))
         raise SystemExit(1) from error
     mail = MailRoom(socket)
-    loop = CoreLoop(core, mail.post)
+    waves = WaveMember(core.has_work, mail.tell_coordinator) if birth.lockstep else None
+    loop = CoreLoop(core, mail.post, waves)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     mail.open(loop)
     tell(Started(socket.address, core.ready))
@@ -157,7 +174,7 @@ def run(payload: bytes, report: Report) -> None:
 def _pulse(core: EngineCore, loop: CoreLoop, tell: Callable[[ProcessReport], None]) -> None:
     stop = threading.Event()
     while not stop.wait(PULSE_S):
-        tell(Pulse(loop.num_steps, loop.idle, loop.num_running, loop.num_waiting))
+        tell(Pulse(loop.num_steps, loop.idle, loop.stats))
         try:
             core.check_health()
         except PagemillError as error:

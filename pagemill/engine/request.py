@@ -1,5 +1,6 @@
 """`Request`: the engine's state of one request. Knows nothing about blocks, budgets or text."""
 
+import time
 from array import array
 from enum import IntEnum
 
@@ -43,7 +44,9 @@ class Request:
         "num_prompt_tokens",
         "params",
         "priority",
+        "queued_at",
         "request_id",
+        "scheduled_at",
         "sequence",
         "slot",
         "status",
@@ -74,6 +77,9 @@ class Request:
         self.status = RequestStatus.WAITING
         self.slot: int | None = None
         """None unless running."""
+        self.queued_at = time.monotonic()
+        self.scheduled_at = 0.0
+        """When it first ran, by the same clock."""
         self.announced = False
         """Whether an output of it was reported."""
         self.num_cached_tokens: int | None = None

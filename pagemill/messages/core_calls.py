@@ -1,8 +1,9 @@
-"""What travels on the socket between a front end and an engine core."""
+"""What travels on the socket between an engine core and a front end, or the coordinator of several cores."""
 
 import msgspec
 
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
+from pagemill.messages.waves import WaveNews, WaveOrder
 
 Plain = str | int | float | bool | None
 
@@ -33,7 +34,7 @@ class FrontEndGone(msgspec.Struct, frozen=True, tag="gone"):
     index: int
 
 
-EngineCall = AddRequests | AbortRequests | CoreCall | FrontEndGone
+EngineCall = AddRequests | AbortRequests | CoreCall | FrontEndGone | WaveOrder
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
@@ -51,4 +52,4 @@ class CallResult(msgspec.Struct, frozen=True, tag="result"):
     """What the call raised, as text; then there is no value."""
 
 
-EngineReport = StepOutputs | CallResult
+EngineReport = StepOutputs | CallResult | WaveNews

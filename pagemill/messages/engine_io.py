@@ -80,6 +80,10 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
     """None: still running."""
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; sent once, with the first output."""
+    queued_at: float | None = None
+    """When the engine got it; like the next one in seconds of the engine's clock, and sent with the first output."""
+    scheduled_at: float | None = None
+    """When it first ran."""
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
@@ -93,6 +97,10 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, omit_defau
     """token_ids[i] is the one new token of request_ids[i]."""
     outputs: list[EngineCoreOutput] = []
     stats: SchedulerStats | None = None
+    step_at: float = 0.0
+    """When the engine had the tokens, in seconds of its clock (time.monotonic()): one time for all of them."""
+    num_step_tokens: int = 0
+    """Tokens that the step computed, of prompts and outputs; 0 where there was no step."""
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 import msgspec
 
 from pagemill.messages.engine_io import EngineReady
+from pagemill.messages.stats import SchedulerStats
 
 
 class EngineUp(msgspec.Struct, frozen=True, tag="up"):
@@ -36,11 +37,10 @@ class EngineStalled(msgspec.Struct, frozen=True, tag="stalled"):
 
 
 class EngineLoadReport(msgspec.Struct, frozen=True, tag="load"):
-    """How busy an engine is, from all front ends together."""
+    """How busy an engine is, from all front ends together; several times a second."""
 
     index: int
-    num_running: int
-    num_waiting: int
+    stats: SchedulerStats
 
 
 FleetEvent = EngineUp | EngineDown | EngineStalled | EngineLoadReport

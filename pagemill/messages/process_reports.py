@@ -3,6 +3,7 @@
 import msgspec
 
 from pagemill.messages.engine_io import EngineReady
+from pagemill.messages.stats import SchedulerStats
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -31,8 +32,7 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
     """Steps finished so far."""
     idle: bool
     """Whether there is nothing to do."""
-    num_running: int
-    num_waiting: int
+    stats: SchedulerStats
 
 
 ProcessReport = Started | Listening | Failed | Pulse

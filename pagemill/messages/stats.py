@@ -3,6 +3,17 @@
 import msgspec
 
 
+class ResidencySamples(msgspec.Struct, array_like=True):
+    """How long some of the KV blocks stayed, in seconds; since the last report."""
+
+    lifetimes_s: list[float] = []
+    """Allocation to eviction."""
+    idle_s: list[float] = []
+    """Last use to eviction, of the same blocks."""
+    reuse_gaps_s: list[float] = []
+    """Between a use and the next one."""
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
     """State after one step; counters are totals since the start of the engine."""
 
@@ -15,3 +26,5 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     """Prompt tokens looked up in the prefix cache."""
     prefix_cache_hits: int = 0
     """Prompt tokens found there."""
+    residency: ResidencySamples | None = None
+    """Only where blocks are sampled (--kv-cache-metrics), and something was."""

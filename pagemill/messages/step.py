@@ -20,7 +20,7 @@ class NewRequest:
 
     request_id: str
     slot: int
-    token_ids: list[int]
+    token_ids: Int32Array
     """Prompt plus every token generated so far."""
     num_prompt_tokens: int
     """The client's prompt; generated tokens follow it in token_ids."""

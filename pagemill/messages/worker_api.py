@@ -30,5 +30,9 @@ class WorkerApi(Protocol):
     def sample_tokens(self) -> ModelRunnerOutput:
         """Sample from the last executed step."""
 
+    def execute_dummy_step(self) -> None:
+        """Run and sample a step of no request, between steps: other replicas' expert layers wait for this one's part.
+        No request has a slot when it is called."""
+
     def shutdown(self) -> None:
         """Give everything back."""

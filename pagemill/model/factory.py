@@ -14,7 +14,7 @@ from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_grou
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.loading.load_weights import load_weights
 from pagemill.model.models.causal_lm import CausalLM
-from pagemill.model.quantization.unquantized import Unquantized
+from pagemill.model.quantization import integers
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
 
@@ -50,6 +50,8 @@ def build_model(facts: ModelFacts, config: ModelConfig, platform: Platform, grou
         requested=config.attention_backend,
         order=platform.attention_order(),
     )
-    ctx = LayerContext(getattr(torch, config.dtype), Unquantized(), attention, groups)
+    dtype = getattr(torch, config.dtype)
+    quant = integers.choose(config.quantization, dtype, platform.torch_device())
+    ctx = LayerContext(dtype, quant, attention, groups)
     model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
     return model

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from pagemill import envs
 from pagemill.config.facts import DeviceFacts
 from pagemill.platforms.interface import Platform
 
@@ -13,7 +14,8 @@ class CpuPlatform(Platform):
     name = "cpu"
 
     def facts(self) -> DeviceFacts:
-        return DeviceFacts("cpu", _physical_cores(), _free_bytes(), _fast_dtypes())
+        quantized = "bfloat16" if envs.native_kernels() and "avx2" in _flags() else None
+        return DeviceFacts("cpu", _physical_cores(), _free_bytes(), _fast_dtypes(), quantized)
 
     def set_threads(self, num_threads: int) -> None:
         import torch  # deferred: facts() must not cost the import of torch
@@ -53,7 +55,11 @@ def _free_bytes() -> int:
 
 def _fast_dtypes() -> tuple[str, ...]:
     """bfloat16 pays only where the CPU multiplies it in hardware."""
-    info = Path("/proc/cpuinfo")
-    flags = info.read_text(errors="replace") if info.exists() else ""
-    fast = any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
+    fast = any(flag in _flags() for flag in ("avx512_bf16", "amx_bf16", " bf16"))
     return ("bfloat16", "float32") if fast else ("float32",)
+
+
+def _flags() -> str:
+    """What the CPU can, as Linux says it."""
+    info = Path("/proc/cpuinfo")
+    return info.read_text(errors="replace") if info.exists() else ""

@@ -3,24 +3,28 @@ Does not know HTTP, and reaches the engine through an `EngineClient` only."""
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import SchedulerConfig
+from pagemill.config.sections import CacheConfig, SchedulerConfig
 from pagemill.errors import ConfigError, EngineDeadError, EngineOverloadedError, RequestError, UnavailableError
 from pagemill.log import get_logger
+from pagemill.messages.engine_io import EngineCoreOutputs
 from pagemill.messages.outputs import RequestOutput
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import SamplingParams
-from pagemill.messages.stats import SchedulerStats
+from pagemill.observability.serving_metrics import ServingMetrics
+from pagemill.observability.stats_log import StatsLog
 from pagemill.serve.client.interface import EngineClient
 from pagemill.serve.processing.conversation import parse_conversation
 from pagemill.serve.processing.input_processor import InputProcessor, PreparedRequest, RequestOptions
 from pagemill.serve.processing.output_processor import OutputProcessor, in_chunks
 from pagemill.serve.processing.parallel_sampling import fan_out
+from pagemill.serve.processing.request_metrics import RequestMetrics
 from pagemill.serve.processing.request_stream import OutputQueue, RequestStream
 from pagemill.tokenizers.interface import Tokenizer
 
@@ -60,15 +64,18 @@ class AsyncLLM:
         scheduler: SchedulerConfig | None = None,
         *,
         generation_defaults: Mapping[str, Any] | None = None,
+        cache: CacheConfig | None = None,
+        served_model_name: str | None = None,
+        log_interval_s: float | None = None,
     ) -> None:
+        """`served_model_name` is what metrics call the model (default: its name in `facts`). While there is work, a
+        line of figures is logged every `log_interval_s` seconds; None: never."""
         scheduler = scheduler or SchedulerConfig()
         self.tokenizer = tokenizer
         self.facts = facts
         self.max_model_len = client.ready.max_model_len
         defaults = facts.generation_defaults if generation_defaults is None else generation_defaults
         self.default_params = _default_params(defaults)
-        self.stats = SchedulerStats()
-        """The engine's latest figures."""
         self._client = client
         self._inputs = InputProcessor(
             tokenizer,
@@ -76,12 +83,22 @@ class AsyncLLM:
             (*facts.eos_token_ids, *tokenizer.eos_token_ids),
             has_priorities=scheduler.scheduling_policy == "priority",
         )
-        self._outputs = OutputProcessor(self._inputs.is_end_of_sequence)
+        cache = cache or CacheConfig()
+        self.metrics = ServingMetrics(
+            served_model_name or facts.name,
+            self.max_model_len,
+            _plain_settings(cache) | {"num_gpu_blocks": client.ready.num_blocks},
+            client.stats,
+            with_residency=cache.kv_cache_metrics,
+        )
+        self._log_interval_s = log_interval_s
+        self._outputs = OutputProcessor(self._inputs.is_end_of_sequence, RequestMetrics(self.metrics))
         self._max_in_flight = (
             scheduler.max_num_seqs + scheduler.max_num_queued_reqs if scheduler.max_num_queued_reqs else None
         )
         self._count = itertools.count()
         self._reader: asyncio.Task[None] | None = None
+        self._reporter: asyncio.Task[None] | None = None
         self._error: EngineDeadError | None = None
         self._draining = False
 
@@ -151,6 +168,7 @@ class AsyncLLM:
         if self._draining:
             raise UnavailableError("the server is shutting down and takes no new requests")
         if self._max_in_flight is not None and self._outputs.num_in_flight >= self._max_in_flight:
+            self.metrics.rejected()
             raise EngineOverloadedError(
                 f"{self._outputs.num_in_flight} requests run and wait already, which is the limit "
                 "(--max-num-seqs plus --max-num-queued-reqs); try again later"
@@ -215,24 +233,27 @@ class AsyncLLM:
 
     async def shutdown(self) -> None:
         """End all requests with EngineDeadError and stop the engine. A second call does nothing."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
-            self._reader = None
+        tasks = [task for task in (self._reader, self._reporter) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._reader = self._reporter = None
         self._fail(EngineDeadError("the engine was shut down"))
         await self._client.close()
 
     def _start_reading(self) -> None:
         if self._reader is None and self._error is None:
-            self._reader = asyncio.get_running_loop().create_task(self._read_outputs(), name="pagemill-outputs")
+            loop = asyncio.get_running_loop()
+            self._reader = loop.create_task(self._read_outputs(), name="pagemill-outputs")
+            if self._log_interval_s is not None:
+                self._reporter = loop.create_task(self._log_stats(self._log_interval_s), name="pagemill-stats-log")
 
     async def _read_outputs(self) -> None:
         """The one task that takes outputs from the client. It ends only with the engine."""
         try:
             while True:
                 outputs = await self._client.outputs()
-                if outputs.stats is not None:
-                    self.stats = outputs.stats
+                self._count_step(outputs)
                 for part in in_chunks(outputs):
                     aborts = self._outputs.process(part)
                     if aborts:
@@ -244,9 +265,32 @@ class AsyncLLM:
             logger.exception("reading the engine's outputs failed")
             self._fail(EngineDeadError(f"reading the engine's outputs failed: {type(error).__name__}"))
 
+    def _count_step(self, outputs: EngineCoreOutputs) -> None:
+        samples = None if outputs.stats is None else outputs.stats.residency
+        if outputs.num_step_tokens or samples is not None:
+            metrics = self.metrics.of_engine(outputs.engine_index)
+            if outputs.num_step_tokens:
+                metrics.iteration_tokens_total.observe(outputs.num_step_tokens)
+            if samples is not None:
+                metrics.residency(samples)
+
+    async def _log_stats(self, interval_s: float) -> None:
+        log = StatsLog(self.metrics)
+        while self._error is None:
+            await asyncio.sleep(interval_s)
+            line = log.line()
+            if line is not None:
+                logger.info(line)
+
     def _fail(self, error: EngineDeadError) -> None:
         self._error = self._error or error
         self._outputs.fail_all(self._error)
+
+
+def _plain_settings(section: Any) -> dict[str, Any]:
+    """The fields of a section, without sections inside it."""
+    fields = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    return {name: value for name, value in fields.items() if not dataclasses.is_dataclass(value)}
 
 
 def _default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:

@@ -87,6 +87,25 @@ def tcp_address(host: str = "127.0.0.1", port: int = 0) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
+def ip_of(host: str) -> str:
+    """The IP address of a host. Raises ConfigError when there is none."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"the address of host {host!r} cannot be found: {error}") from None
+
+
+def own_address_towards(host: str) -> str:
+    """The IP address of this machine under which another one sees it. Raises ConfigError when there is no way."""
+    address = ip_of(host)
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # of a datagram socket: chooses the way, and sends nothing
+        except OSError as error:
+            raise ConfigError(f"there is no way from this machine to host {host!r}: {error}") from None
+        return str(probe.getsockname()[0])
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that was free a moment ago, for those who must know it before they bind it (torch.distributed)."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:

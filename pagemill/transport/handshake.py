@@ -30,6 +30,7 @@ class Role(Enum):
     WORKER = "worker"
     COORDINATOR = "dp coordinator"
     SUPERVISOR = "supervisor"
+    NODE = "node"
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):

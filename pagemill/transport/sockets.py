@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from pagemill.errors import ConfigError, HandshakeError, PeerGoneError, TransportError
+from pagemill.errors import ConfigError, HandshakeError, NoAnswerError, PeerGoneError, TransportError
 from pagemill.log import get_logger
 from pagemill.transport.addresses import check_private
 from pagemill.transport.codec import DEFAULT_LIMITS, Frame, Limits, check_limits
@@ -192,8 +192,8 @@ class ServerSocket:
 class ClientSocket:
     """A connection to a `ServerSocket`, for one thread.
 
-    Raises HandshakeError when the server refuses, or does not answer in `timeout_s`. A server that is started again is
-    another server: connect anew, this connection stays dead.
+    Raises HandshakeError when the server refuses, NoAnswerError when it does not answer in `timeout_s`. A server that
+    is started again is another server: connect anew, this connection stays dead.
     """
 
     def __init__(
@@ -219,11 +219,12 @@ class ClientSocket:
             self._socket.send_multipart(hello_frames(hello))
             reply = self.receive(timeout_s)
             if reply is None:
-                raise HandshakeError(f"{address} did not answer within {timeout_s:g} s")
+                raise NoAnswerError(f"{address} did not answer within {timeout_s:g} s")
             check_reply(reply)
         except (zmq.ZMQError, HandshakeError) as error:
             self._socket.close(0)
-            raise HandshakeError(f"no connection to {address}: {error}") from error
+            kind = NoAnswerError if isinstance(error, NoAnswerError) else HandshakeError
+            raise kind(f"no connection to {address}: {error}") from error
 
     def receive(self, timeout_s: float) -> list[Frame] | None:
         """The next message; None when none came in time."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+import pagemill.errors
+from pagemill.errors import PagemillError
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_api import WorkerApi
 from pagemill.messages.worker_rank import WorkerRank
@@ -97,3 +99,10 @@ def command_codec() -> Codec[Command]:
 def result_codec() -> Codec[Result]:
     """Both sides of the result queues."""
     return Codec(Result)
+
+
+def error_of(failed: CallFailed) -> PagemillError:
+    """The error that a method raised, as this side raises it."""
+    kind = getattr(pagemill.errors, failed.kind, PagemillError)
+    known = isinstance(kind, type) and issubclass(kind, PagemillError)
+    return kind(failed.message) if known else PagemillError(failed.message)

@@ -56,8 +56,7 @@ def run(payload: bytes, report: Report) -> None:
     except PeerGoneError:
         logger.info("the engine is gone")
     except Exception as error:
-        crash = WorkerCrashed(type(error).__name__, str(error), traceback.format_exc())
-        report(msgspec.msgpack.encode(crash))
+        report(crash_of(error))
         raise SystemExit(1) from error
 
 
@@ -73,7 +72,9 @@ class _Loop:
         """Until a Stop. Raises what a step or a call raised, unless it is the caller's to mend."""
         with contextlib.closing(self._commands), contextlib.closing(self._results):
             while not isinstance(command := self._next(), Stop):
-                self._obey(command)
+                result = obey(self._worker, self._rank, command)
+                if result is not None:
+                    self._answer(result)
             self._worker.shutdown()
 
     def _next(self) -> Command:
@@ -85,25 +86,6 @@ class _Loop:
             except TransportError as error:
                 logger.error("dropped a command: %s", error)
 
-    def _obey(self, command: Command) -> None:
-        match command:
-            case ExecuteModel(step):
-                self._worker.execute_model(step)
-            case SampleTokens():
-                output = self._worker.sample_tokens()
-                if self._rank.returns_output:
-                    self._answer(Sampled(output))
-            case CallMethod(method, args):
-                self._answer(self._call(method, args))
-
-    def _call(self, method: str, args: list[Any]) -> Result:
-        try:
-            value = getattr(self._worker, method)(*CALLS.unpack_args(method, args))
-            return Returned(CALLS.pack_result(value))
-        except PagemillError as error:
-            logger.debug("%s failed", method, exc_info=True)
-            return CallFailed(_known_kind(error), str(error))
-
     def _answer(self, result: Result) -> None:
         self._results.put(self._encoder.encode(result), RESULT_TIMEOUT_S)
 
@@ -113,6 +95,34 @@ def build_worker(path: str, config: bytes, rank: WorkerRank) -> WorkerApi:
     build = load_path("worker", path)
     worker: WorkerApi = build(msgspec.msgpack.decode(config, type=EngineConfig), rank)
     return worker
+
+
+def obey(worker: WorkerApi, rank: WorkerRank, command: Command) -> Result | None:
+    """Do what a command says; the answer, where this rank has one. Raises what a step or a call raised, unless it is
+    the caller's to mend. A Stop is for who runs the loop."""
+    match command:
+        case ExecuteModel(step):
+            worker.execute_model(step)
+        case SampleTokens():
+            output = worker.sample_tokens()
+            return Sampled(output) if rank.returns_output else None
+        case CallMethod(method, args):
+            return _call(worker, method, args)
+    return None
+
+
+def _call(worker: WorkerApi, method: str, args: list[Any]) -> Result:
+    try:
+        value = getattr(worker, method)(*CALLS.unpack_args(method, args))
+        return Returned(CALLS.pack_result(value))
+    except PagemillError as error:
+        logger.debug("%s failed", method, exc_info=True)
+        return CallFailed(_known_kind(error), str(error))
+
+
+def crash_of(error: BaseException) -> bytes:
+    """The report of what ends a worker; called where the error is handled."""
+    return msgspec.msgpack.encode(WorkerCrashed(type(error).__name__, str(error), traceback.format_exc()))
 
 
 def _known_kind(error: PagemillError) -> str:

@@ -24,7 +24,7 @@ from pagemill.worker.model_runner import ModelRunner
 from pagemill.worker.pipeline.linked_stage import LinkedStage
 from pagemill.worker.pipeline.stage import SoloStage, Stage
 from pagemill.worker.sampling.sampler import Sampler
-from pagemill.worker.warm_up import warm_up_step
+from pagemill.worker.warm_up import dummy_step, warm_up_step
 
 logger = get_logger(__name__)
 
@@ -130,6 +130,11 @@ class Worker:
     def sample_tokens(self) -> ModelRunnerOutput:
         """Sample from the last executed step."""
         return self.runner.sample_tokens()
+
+    def execute_dummy_step(self) -> None:
+        """Run and sample a step of no request, on the null block."""
+        self.execute_model(dummy_step(self._num_groups))
+        self.sample_tokens()
 
     def shutdown(self) -> None:
         """Give the model and the cache back."""

@@ -34,10 +34,13 @@ FACTS = ModelFacts(
 )
 
 
-def make_engine(core: FakeCore | None = None, inline: bool = True, **scheduler: Any) -> AsyncLLM:
-    """An engine on a fake core; keywords are fields of SchedulerConfig."""
+def make_engine(
+    core: FakeCore | None = None, inline: bool = True, log_interval_s: float | None = None, **scheduler: Any
+) -> AsyncLLM:
+    """An engine on a fake core; further keywords are fields of SchedulerConfig."""
     section = dataclasses.replace(SchedulerConfig(), **scheduler)
-    return AsyncLLM(InprocClient(core or FakeCore(), inline), ByteTokenizer(), FACTS, section)
+    client = InprocClient(core or FakeCore(), inline)
+    return AsyncLLM(client, ByteTokenizer(), FACTS, section, log_interval_s=log_interval_s)
 
 
 def endpoints() -> Registry[Any]:

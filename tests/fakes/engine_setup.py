@@ -2,7 +2,7 @@
 
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, SchedulerConfig
+from pagemill.config.sections import CacheConfig, CpuConfig, KVEventsConfig, ModelConfig, SchedulerConfig
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.messages.engine_io import EngineCoreRequest
@@ -30,7 +30,15 @@ def mamba(num_floats=8, block_size=BLOCK_SIZE):
 
 
 def engine_config(
-    *, max_model_len=64, budget=64, num_blocks=64, caching=True, algorithm="sha256", partial=False, **scheduler
+    *,
+    max_model_len=64,
+    budget=64,
+    num_blocks=64,
+    caching=True,
+    algorithm="sha256",
+    partial=False,
+    kv_events=None,
+    **scheduler,
 ):
     facts = ModelFacts("fake", "", "gguf", "Fake", {}, "float32", max_model_len, 13)
     limits = {"max_num_seqs": 8} | scheduler
@@ -42,6 +50,7 @@ def engine_config(
             enable_prefix_caching=caching,
             prefix_caching_hash_algo=algorithm,
             enable_partial_block_reuse=partial,
+            kv_events_config=kv_events or KVEventsConfig(),
         ),
         SchedulerConfig(max_num_batched_tokens=budget, **limits),
         CpuConfig(cpu_threads=1),

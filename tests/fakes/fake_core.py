@@ -90,14 +90,28 @@ class FakeCore:
                         new_token_ids=[answer[position]],
                         finish=finish,
                         num_cached_tokens=cached,
+                        queued_at=request.arrival_time if position == 0 else None,
+                        scheduled_at=request.arrival_time if position == 0 else None,
                     )
                 )
             if finish is None:
                 self._running[request_id] = (request, answer, position + 1)
             else:
                 del self._running[request_id]
-        stats = SchedulerStats(num_running=len(self._running))
-        return [EngineCoreOutputs(request_ids=plain_ids, token_ids=plain_tokens, outputs=outputs, stats=stats)]
+        num_tokens = len(plain_ids) + len(outputs)
+        return [
+            EngineCoreOutputs(
+                request_ids=plain_ids,
+                token_ids=plain_tokens,
+                outputs=outputs,
+                stats=self.stats(),
+                step_at=time.monotonic(),
+                num_step_tokens=num_tokens,
+            )
+        ]
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(num_running=len(self._running))
 
     def call(self, name: str, *args: Any) -> Any:
         self._note_thread()

@@ -109,7 +109,7 @@ class PrefixStore:
             self.live[new.slot] = new.request_id
             self.states.add(new)
             self.tables.reset(new.slot, new.block_ids)
-            numbers = self._prefixes.numbers(self._owners[new.request_id], new.token_ids)
+            numbers = self._prefixes.numbers(self._owners[new.request_id], new.token_ids.tolist())
             self.numbers[new.slot, : len(numbers)] = numbers
         for grown in step.grown:
             self.tables.append(grown.slot, grown.block_ids)
@@ -123,8 +123,11 @@ class PrefixStore:
         assert (batch.seq_lens <= self.states.num_tokens[batch.slots]).all(), "a token is computed before it is known"
         groups = range(len(self.specs))
         # Copies and states are read as the steps before left them; keys and values are written before they are read.
-        copies = getattr(step, "copies", ())
-        self._cells[[copy.destination for copy in copies]] = self._cells[[copy.source for copy in copies]]
+        sources = [copy.source for copy in step.copies]
+        destinations = [copy.destination for copy in step.copies]
+        assert all(sources) and all(destinations), "the null block is copied"
+        assert len(set(destinations)) == len(destinations), "two blocks are copied to one place"
+        self._cells[destinations] = self._cells[sources]
         for group in groups:
             if isinstance(self.specs[group], MambaSpec):
                 for slot in batch.slots.tolist():

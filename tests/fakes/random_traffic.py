@@ -7,6 +7,7 @@ import msgspec
 
 from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.messages.engine_io import LoRARequest, MultimodalItem
+from pagemill.messages.kv_spec import MambaSpec
 from tests.fakes.engine_setup import chunked, core_request, full, mamba, sliding
 from tests.fakes.scheduler_driver import VOCAB_SIZE, SchedulerDriver, Setup
 
@@ -37,8 +38,8 @@ MAX_WAITING = 8
 STEPS_PER_EPISODE = 60
 
 
-def setup_from(specs, spare_blocks, depth, algorithm, budget, slots, chunked, threshold, policy):
-    """A setup; without chunks, the budget is as large as it must be."""
+def setup_from(specs, spare_blocks, depth, algorithm, partial_reuse, budget, slots, chunked, threshold, policy):
+    """A setup; without chunks, the budget is as large as it must be. States are not reused in part."""
     limits = SchedulerLimits(
         max_num_batched_tokens=budget if chunked else max(budget, MAX_MODEL_LEN),
         max_num_seqs=slots,
@@ -47,7 +48,8 @@ def setup_from(specs, spare_blocks, depth, algorithm, budget, slots, chunked, th
         long_prefill_token_threshold=threshold,
         policy=policy,
     )
-    return Setup(specs, limits, spare_blocks, depth, algorithm)
+    partial_reuse = partial_reuse and not any(isinstance(spec, MambaSpec) for spec in specs)
+    return Setup(specs, limits, spare_blocks, depth, algorithm, partial_reuse)
 
 
 def random_setup(rng, number):
@@ -57,6 +59,7 @@ def random_setup(rng, number):
         spare_blocks=rng.choice([0, 0, 1, 2, 4, 8]),
         depth=(1, 2, 1, 3)[number % 4],
         algorithm=ALGORITHMS[number % 7 % len(ALGORITHMS)],
+        partial_reuse=number % 5 > 0,
         budget=rng.choice([2, 5, 8, 16, 64]),
         slots=rng.choice([1, 2, 3, 4, 5, 6, 6, 6]),
         chunked=rng.random() < 0.75,
@@ -88,6 +91,24 @@ def random_request(rng, name):
     )
 
 
+def next_turn(rng, driver, name):
+    """What follows on a request that has ended: all that was said, or all but the end of it, and a few tokens. None
+    where nothing fits, and every other time."""
+    ended = [life for life in driver.lives.values() if life.finish is not None]
+    if not ended or rng.random() < 0.5:
+        return None
+    before = rng.choice(ended[-4:])
+    request = before.core_request
+    said = [*request.prompt_token_ids, *request.emitted_token_ids, *before.tokens]
+    prompt = said[: len(said) - rng.choice([0, 0, 0, 1, 3])] + rng.choices(range(VOCAB_SIZE), k=rng.choice([1, 1, 2]))
+    if len(prompt) >= MAX_MODEL_LEN:
+        return None
+    items = [item for item in request.mm_items if item.offset + item.num_tokens <= len(prompt)]
+    return msgspec.structs.replace(
+        request, request_id=name, prompt_token_ids=prompt, emitted_token_ids=[], mm_items=tuple(items)
+    )
+
+
 def random_items(rng, length):
     """None, mostly; or one of two images at one of two places in a prompt of that length."""
     offset, name = rng.choice([2, 8]), rng.choice(["cat", "dog"])
@@ -100,7 +121,7 @@ def random_episode(rng, driver, num_steps):
     while driver.num_steps < num_steps:
         action = rng.random()
         if action < pressure and len(driver.waiting) < MAX_WAITING:
-            request = random_request(rng, f"r{count}")
+            request = next_turn(rng, driver, f"r{count}") or random_request(rng, f"r{count}")
             for sibling in range(rng.choice([1, 1, 1, 3])):
                 count += 1
                 driver.arrive(_sibling(request, f"r{count}", sibling))
@@ -114,7 +135,7 @@ def random_episode(rng, driver, num_steps):
             driver.step()
             if not driver.scheduler.has_work():
                 count += 1
-                driver.arrive(random_request(rng, f"r{count}"))
+                driver.arrive(next_turn(rng, driver, f"r{count}") or random_request(rng, f"r{count}"))
     driver.drain()
 
 

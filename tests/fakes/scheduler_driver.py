@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pagemill.engine.kv_cache.events import wire_hash
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.planning import blocks_for_request
+from pagemill.engine.kv_cache.prefix_hash import GROUP_BYTES
 from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.engine.scheduler.scheduler import Scheduler
+from pagemill.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from tests.fakes.prefix_store import Owner, Prefixes, PrefixStore, first_read
 
@@ -28,6 +31,7 @@ class Setup:
     spare_blocks: int = 0
     depth: int = 1
     algorithm: str | None = "sha256"
+    partial_reuse: bool = False
 
     def plan(self):
         groups = tuple(KVCacheGroup((f"layer{index}",), spec) for index, spec in enumerate(self.specs))
@@ -62,7 +66,7 @@ class SchedulerDriver:
         self.setup, self.limits = setup, setup.limits
         self._threshold = self.limits.long_prefill_token_threshold if self.limits.enable_chunked_prefill else 0
         config = setup.plan()
-        self.kv = KVCacheManager(config, setup.algorithm)
+        self.kv = KVCacheManager(config, setup.algorithm, partial_reuse=setup.partial_reuse, record_events=True)
         self.scheduler = Scheduler(self.limits, self.kv, depth=setup.depth)
         self.prefixes, self.owners = Prefixes(), {}
         self.store = PrefixStore(config, self.limits, self.prefixes, self.owners, VOCAB_SIZE)
@@ -75,6 +79,8 @@ class SchedulerDriver:
         self.num_steps = 0
         self.num_added = 0
         self.num_queries = self.num_hits = 0
+        self.findable: set[tuple[int, int]] = set()
+        """(group, hash) of the blocks that whoever reads the cache's events takes for cached."""
 
     # --- what may happen ------------------------------------------------------------------------------------------
 
@@ -145,6 +151,7 @@ class SchedulerDriver:
         self._follow_preemptions(self.scheduler.stats().num_preemptions - num_preemptions, step)
         if step is not None:
             self.num_steps += 1
+            self.seen["copied"] += len(step.copies)
             self._follow_admissions(step, reusable)
             self.store.begin(step)
             self._check_blocks()
@@ -205,6 +212,7 @@ class SchedulerDriver:
         assert len(self.running) <= self.limits.max_num_seqs
         assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (self.num_queries, self.num_hits)
         self._check_blocks()
+        self._follow_events()
         if self.kv.pool.num_free == 0:
             self.seen["pool full"] += 1
 
@@ -223,6 +231,27 @@ class SchedulerDriver:
                 length = int(self.store.states.num_tokens[slot])
                 assert tables[name].num_held <= manager.peak_blocks(length, step_tokens), "more than planned for"
         assert all(pool.ref_count(block) >= count for block, count in counts.items()), "a free block is read"
+
+    def _follow_events(self):
+        """Whoever applies the events in order knows exactly what can be found."""
+        for event in self.kv.take_events():
+            match event:
+                case BlockStored():
+                    blocks = {(event.group_idx, number) for number in event.block_hashes}
+                    assert len(blocks) == len(event.block_hashes) and not blocks & self.findable, "stored twice"
+                    assert len(event.token_ids) == len(blocks) * event.block_size
+                    self.findable |= blocks
+                case BlockRemoved():
+                    blocks = {(event.group_idx, number) for number in event.block_hashes}
+                    assert len(blocks) == len(event.block_hashes) and blocks <= self.findable, "removed twice"
+                    self.findable -= blocks
+                case AllBlocksCleared():
+                    self.findable.clear()
+        keys = {
+            (int.from_bytes(key[-GROUP_BYTES:], "big"), wire_hash(key[:-GROUP_BYTES]))
+            for key in self.kv.pool.cached_blocks().values()
+        }
+        assert self.findable == keys, "events and cache differ"
 
     def _check_limits(self, step):
         """The limits of a step."""
@@ -271,7 +300,7 @@ class SchedulerDriver:
             self.running[name] = new.slot
             life.num_admissions += 1
             prompt = life.core_request.prompt_token_ids
-            assert new.token_ids == [*prompt, *life.core_request.emitted_token_ids, *life.tokens]
+            assert new.token_ids.tolist() == [*prompt, *life.core_request.emitted_token_ids, *life.tokens]
             assert new.num_prompt_tokens == len(prompt)
             assert new.num_computed_tokens < len(new.token_ids), "the last token is always computed"
             self.seen["cached" if new.num_computed_tokens else "not cached"] += 1
@@ -340,7 +369,7 @@ class SchedulerDriver:
 
     def _longest(self, new, reusable):
         """The longest prefix that a new request can take from them, by trying all."""
-        numbers = self.prefixes.numbers(self.owners[new.request_id], new.token_ids)
+        numbers = self.prefixes.numbers(self.owners[new.request_id], new.token_ids.tolist())
         step = math.lcm(*(spec.block_size for spec in self.setup.specs))
         for length in range((len(numbers) - 1) // step * step, 0, -step):
             if all(

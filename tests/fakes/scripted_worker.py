@@ -77,6 +77,7 @@ class ScriptedWorker:
         self.slots = {}
         self.steps = []
         self.results = []
+        self.num_dummy_steps = 0
 
     def load_model(self):
         self.calls.append("load_model")
@@ -102,6 +103,9 @@ class ScriptedWorker:
     def warm_up(self):
         self.calls.append("warm_up")
 
+    def execute_dummy_step(self):
+        self.num_dummy_steps += 1
+
     def shutdown(self):
         self.calls.append("shutdown")
 
@@ -116,7 +120,7 @@ class ScriptedWorker:
         for new in step.new:
             assert new.slot not in self.slots, f"slot {new.slot} is given twice"
             self.slots[new.slot] = {
-                "tokens": list(new.token_ids),
+                "tokens": new.token_ids.tolist(),
                 "computed": new.num_computed_tokens,
                 "tables": [list(ids) for ids in new.block_ids],
                 "seed": new.params.seed or 0,

@@ -123,6 +123,17 @@ def test_chat(make_llm: MakeLLM) -> None:
             llm.chat(bad, GREEDY)
 
 
+def test_metrics_are_objects_and_the_log_is_quiet_unless_asked(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    llm.generate(["hello", "world"], GREEDY, use_tqdm=False)
+    found = {metric.name: metric for metric in llm.get_metrics() if "finished_reason" not in metric.labels}
+    assert found["vllm:generation_tokens"].value == 8
+    assert found["vllm:e2e_request_latency_seconds"].count == 2
+    assert found["vllm:num_requests_running"].labels == {"model_name": "fake", "engine": "0"}
+    assert llm.config.draft.observability.disable_log_stats
+    assert not make_llm(disable_log_stats=False).config.draft.observability.disable_log_stats
+
+
 def test_unknown_setting(make_llm: MakeLLM) -> None:
     with pytest.raises(TypeError, match="max_modell_len"):
         make_llm(max_modell_len=5)

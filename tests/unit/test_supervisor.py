@@ -13,11 +13,13 @@ from pagemill.errors import ConfigError, EngineDeadError
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp
 from pagemill.messages.process_reports import Failed, Pulse, Started
+from pagemill.messages.stats import SchedulerStats
 from pagemill.supervisor import EngineSupervisor, Patience
 
 pytestmark = pytest.mark.slow
 
 READY = EngineReady(max_model_len=64, vocab_size=100, num_blocks=10, block_size=4)
+BUSY = SchedulerStats(num_running=2, num_waiting=1)
 
 
 def core(payload, report):
@@ -31,12 +33,12 @@ def core(payload, report):
             case "start":
                 report(msgspec.msgpack.encode(Started(f"address-{incarnation}", READY)))
             case "idle":
-                report(msgspec.msgpack.encode(Pulse(num_steps, True, 0, 0)))
+                report(msgspec.msgpack.encode(Pulse(num_steps, True, SchedulerStats())))
             case "busy":
                 num_steps += 1
-                report(msgspec.msgpack.encode(Pulse(num_steps, False, 2, 1)))
+                report(msgspec.msgpack.encode(Pulse(num_steps, False, BUSY)))
             case "stuck":
-                report(msgspec.msgpack.encode(Pulse(num_steps, False, 2, 1)))
+                report(msgspec.msgpack.encode(Pulse(num_steps, False, BUSY)))
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "exit":
@@ -84,7 +86,7 @@ def test_it_says_when_the_engine_is_up_and_how_busy_it_is():
     with Case("start busy") as case:
         assert case.supervisor.first_up() == EngineUp(0, 0, "address-0", READY)
         assert case.next(EngineUp, EngineLoadReport) == EngineUp(0, 0, "address-0", READY)
-        assert case.next(EngineLoadReport) == EngineLoadReport(0, 2, 1)
+        assert case.next(EngineLoadReport) == EngineLoadReport(0, BUSY)
 
 
 def test_a_dead_engine_is_started_again():

@@ -3,6 +3,7 @@
 from pagemill.config.engine_config import EngineConfig
 from pagemill.engine.executor.interface import Executor
 from pagemill.engine.executor.multiproc import MultiprocExecutor
+from pagemill.engine.executor.ray import RayExecutor
 from pagemill.engine.executor.uniproc import UniprocExecutor
 
 
@@ -12,6 +13,16 @@ def make_executor(config: EngineConfig, worker: str, *, replica: int = 0) -> Exe
     overlap, parallel = bool(config.scheduler.async_scheduling), config.parallel
     if parallel.distributed_executor_backend == "uni":
         return UniprocExecutor(worker, config, overlap=overlap)
+    if parallel.distributed_executor_backend == "ray":
+        return RayExecutor(
+            worker,
+            config,
+            tensor_parallel_size=parallel.tensor_parallel_size,
+            pipeline_parallel_size=parallel.pipeline_parallel_size,
+            per_worker={"CPU": config.cpu.cpu_threads or 1},
+            overlap=overlap,
+            first_index=replica * parallel.workers_per_replica,
+        )
     return MultiprocExecutor(
         worker,
         config,

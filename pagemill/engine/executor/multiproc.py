@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-import pagemill.errors
+from pagemill.engine.executor.step_future import StepFuture
 from pagemill.engine.executor.worker_processes import WorkerProcesses
 from pagemill.errors import EngineDeadError, PagemillError, PeerGoneError, TransportError
 from pagemill.log import get_logger
@@ -30,6 +30,7 @@ from pagemill.transport.worker_protocol import (
     SampleTokens,
     Stop,
     command_codec,
+    error_of,
     result_codec,
 )
 
@@ -73,7 +74,7 @@ class MultiprocExecutor:
         self.max_concurrent_steps = max(pipeline_parallel_size, 2 if overlap else 1)
         self._step_timeout_s = step_timeout_s
         self._encoder, self._decoder = command_codec(), result_codec()
-        self._steps: deque[_StepFuture] = deque()
+        self._steps: deque[StepFuture] = deque()
         self._answers: list[Result | None] = []
         self._workers = WorkerProcesses(
             worker,
@@ -112,7 +113,7 @@ class MultiprocExecutor:
     def sample_tokens(self) -> "Future[ModelRunnerOutput]":
         """Sample from the oldest executed step not yet sampled."""
         self._send(SampleTokens(), self._step_timeout_s)
-        future = _StepFuture(self._resolve)
+        future = StepFuture(self._resolve)
         self._steps.append(future)
         return future
 
@@ -129,7 +130,7 @@ class MultiprocExecutor:
             # The others may wait for the one that failed. Without their answers, the next call's would be confused.
             if not self._take_until(lambda: None not in self._answers, FAILED_CALL_S):
                 self._workers.die(f"{method} failed on one worker and did not finish on another: {failed.message}")
-            raise _known_error(failed)
+            raise error_of(failed)
         return [CALLS.unpack_result(method, answer.value) for answer in self._answers if isinstance(answer, Returned)]
 
     def check_health(self) -> None:
@@ -150,7 +151,7 @@ class MultiprocExecutor:
         except TimeoutError as error:
             raise self._workers.die(f"a worker took no command for {timeout_s:g} s: {error}") from error
 
-    def _resolve(self, future: "_StepFuture", timeout_s: float | None) -> None:
+    def _resolve(self, future: StepFuture, timeout_s: float | None) -> None:
         """Take results until this future has its own."""
         limit = self._step_timeout_s if timeout_s is None else timeout_s
         try:
@@ -196,39 +197,3 @@ class MultiprocExecutor:
     def _fail_steps(self, error: PagemillError) -> None:
         while self._steps:
             self._steps.popleft().set_exception(error)
-
-
-class _StepFuture(Future[ModelRunnerOutput]):
-    """A future that fetches its result when it is asked for it."""
-
-    def __init__(self, resolve: "Callable[[_StepFuture, float | None], None]") -> None:
-        super().__init__()
-        self._resolve = resolve
-
-    def is_resolved(self) -> bool:
-        """Whether the result was fetched; does not look for it."""
-        return super().done()
-
-    def done(self) -> bool:
-        """Whether the result is there."""
-        if not super().done():
-            self._resolve(self, 0)
-        return super().done()
-
-    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        """The tokens. Raises EngineDeadError, or TimeoutError after `timeout` seconds."""
-        if not super().done():
-            self._resolve(self, timeout)
-        return super().result(0)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What `result` would raise."""
-        if not super().done():
-            self._resolve(self, timeout)
-        return super().exception(0)
-
-
-def _known_error(failed: CallFailed) -> PagemillError:
-    kind = getattr(pagemill.errors, failed.kind, PagemillError)
-    known = isinstance(kind, type) and issubclass(kind, PagemillError)
-    return kind(failed.message) if known else PagemillError(failed.message)

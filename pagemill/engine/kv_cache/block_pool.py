@@ -3,8 +3,11 @@
 Knows nothing about requests, groups or tokens: a block is an integer, a prefix is a key of bytes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+
+from pagemill.engine.kv_cache.events import NO_EVENTS, CacheEvents
+from pagemill.engine.kv_cache.residency import ResidencySampler
 
 NULL_BLOCK = 0
 """Stands for tokens out of window. Never allocated, never freed."""
@@ -20,10 +23,11 @@ class BlockPool:
     Free blocks form a doubly linked list in the order in which they will be taken: least recently used first. The
     null block is the list's sentinel, so that no end needs a special case. A free block keeps its key until it is
     taken (lazy eviction): all idle memory is prefix cache. Equal keys may be held by several blocks, because block
-    tables are append-only; the surplus ones lose their key when they are freed.
+    tables are append-only; the surplus ones lose their key when they are freed. `events` is told what can be found
+    and what no longer can.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, events: CacheEvents = NO_EVENTS) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks} is too small: the null block and one more are needed")
         self.num_blocks = num_blocks
@@ -32,6 +36,8 @@ class BlockPool:
         """Blocks that ever became free; whoever waits for memory need not look again before this changes."""
         self.on_taken: Callable[[list[int]], None] | None = None
         """Called with blocks that are allocated: what they hold will be overwritten."""
+        self.residency: ResidencySampler | None = None
+        """Told of blocks that are taken, used again and let go of; it must not change anything."""
         self._next = [*range(1, num_blocks), NULL_BLOCK]
         self._prev = [num_blocks - 1, *range(num_blocks - 1)]
         self._ref_counts = [0] * num_blocks
@@ -40,6 +46,7 @@ class BlockPool:
         self.find: Callable[[bytes], int | None] = self._cached.get
         """A block that caches a key. Not a method, because a long prompt asks for thousands."""
         self._duplicates: dict[bytes, list[int]] = {}
+        self._events = events
 
     @property
     def num_used(self) -> int:
@@ -64,11 +71,15 @@ class BlockPool:
         self.num_free -= count
         if self.on_taken is not None:
             self.on_taken(taken)
+        if self.residency is not None:
+            self.residency.taken(taken)
         return taken
 
-    def touch(self, blocks: Iterable[int]) -> None:
+    def touch(self, blocks: Sequence[int]) -> None:
         """Hold cached blocks; those that were free leave the free list. The null block is skipped."""
         following, prev, refs = self._next, self._prev, self._ref_counts
+        if self.residency is not None:
+            self.residency.used(blocks)
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
@@ -83,6 +94,8 @@ class BlockPool:
         """Let go of blocks, given in order of position. They join the free list last one first: the end of a long
         prefix is less likely to be asked for again than its beginning."""
         refs = self._ref_counts
+        if self.residency is not None:
+            self.residency.released(blocks)
         freed = []
         for block in reversed(blocks):
             if block == NULL_BLOCK:
@@ -106,12 +119,17 @@ class BlockPool:
         self._keys[block] = key
         if self._cached.setdefault(key, block) != block:
             self._duplicates.setdefault(key, []).append(block)
+        else:
+            self._events.stored(key)
 
     def forget_all(self) -> None:
         """Empty the prefix cache; blocks stay with whoever holds them."""
         self._keys = [None] * self.num_blocks
         self._cached.clear()
         self._duplicates.clear()
+        self._events.cleared()
+        if self.residency is not None:
+            self.residency.forgotten()
 
     def free_blocks(self) -> list[int]:
         """Free blocks in the order in which they will be taken."""
@@ -180,5 +198,6 @@ class BlockPool:
             self._cached[key] = others.pop(0)
         else:
             del self._cached[key]
+            self._events.removed(key)
         if not others:
             self._duplicates.pop(key, None)

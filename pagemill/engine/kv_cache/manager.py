@@ -1,12 +1,15 @@
 """`KVCacheManager`: the scheduler's whole view of the KV cache. Knows nothing about budgets or order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagemill.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from pagemill.engine.kv_cache.coordinator import BlockIds, KVCacheCoordinator
+from pagemill.engine.kv_cache.events import NO_EVENTS, EventRecorder
 from pagemill.engine.kv_cache.partial_reuse import PartialReuse
 from pagemill.engine.kv_cache.prefix_hash import PrefixHasher
 from pagemill.engine.request import Request
+from pagemill.messages.kv_events import KVEvent
 from pagemill.messages.kv_spec import KVCacheConfig
 from pagemill.messages.step import BlockCopy
 
@@ -34,13 +37,21 @@ class KVCacheManager:
     """Blocks of all requests. `None` only ever means "does not fit".
 
     Without `hash_algorithm`, prefixes are not shared. `seed` pins the hashes (prefix_hash.py). With `partial_reuse`,
-    parts of blocks are shared too, by copying (partial_reuse.py).
+    parts of blocks are shared too, by copying (partial_reuse.py). With `record_events`, `take_events` says what became
+    findable and what no longer is.
     """
 
     def __init__(
-        self, config: KVCacheConfig, hash_algorithm: str | None, seed: str | None = None, *, partial_reuse: bool = False
+        self,
+        config: KVCacheConfig,
+        hash_algorithm: str | None,
+        seed: str | None = None,
+        *,
+        partial_reuse: bool = False,
+        record_events: bool = False,
     ) -> None:
-        self.pool = BlockPool(config.num_blocks)
+        self._events = EventRecorder(config) if record_events else NO_EVENTS
+        self.pool = BlockPool(config.num_blocks, self._events)
         self.coordinator = KVCacheCoordinator(self.pool, config)
         self.managers = self.coordinator.managers
         self.granularity = self.coordinator.hash_block_size
@@ -123,6 +134,7 @@ class KVCacheManager:
         if self._partial is not None:
             self._partial.commit(request, num_tokens)
         for manager in self.managers:
+            self._events.begin(request, manager.table(request.request_id).num_committed)
             manager.commit(request.request_id, request.block_hashes, num_tokens)
 
     def capacity(self, num_tokens: int) -> int:
@@ -146,6 +158,10 @@ class KVCacheManager:
         if self._partial is not None:
             self._partial.clear()
         return True
+
+    def take_events(self) -> Sequence[KVEvent]:
+        """What became findable by prefix, and what no longer is, since the last call; nothing unless recorded."""
+        return self._events.take()
 
     def usage(self) -> float:
         """Blocks held / all blocks, 0 to 1."""

@@ -1,6 +1,8 @@
 """`Admission`: which waiting requests start to run in a step. Knows nothing about those that run already, beyond the
 blocks they will still take."""
 
+import time
+
 import numpy as np
 
 from pagemill.engine.kv_cache.block_pool import IntegrityError
@@ -83,7 +85,7 @@ class Admission:
         new = NewRequest(
             request_id=request.request_id,
             slot=slot,
-            token_ids=request.token_ids.tolist(),
+            token_ids=np.array(request.token_ids, np.int32),
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=prefix.num_tokens,
             block_ids=block_ids,
@@ -116,6 +118,7 @@ class Admission:
     def _count_prefix(self, request: Request, prefix: CachedPrefix) -> None:
         if request.num_cached_tokens is not None:
             return
+        request.scheduled_at = time.monotonic()
         request.num_cached_tokens = min(prefix.num_tokens, request.num_prompt_tokens)
         self.num_prefix_queries += request.num_prompt_tokens
         self.num_prefix_hits += request.num_cached_tokens

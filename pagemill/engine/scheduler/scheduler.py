@@ -3,10 +3,12 @@
 Knows nothing about tensors, text, processes or how a step is executed.
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from pagemill.engine.kv_cache.manager import KVCacheManager
@@ -31,6 +33,8 @@ class StepInFlight:
     """[L] slots that sample."""
     epochs: IntArray
     """[L] their epochs; a slot whose epoch changed meanwhile lost its request."""
+    num_tokens: int
+    """Tokens that it computes."""
 
 
 class Scheduler:
@@ -129,13 +133,18 @@ class Scheduler:
 
     def update(self, output: ModelRunnerOutput) -> EngineCoreOutputs:
         """Apply the sampled tokens of the oldest step in flight. Raises RuntimeError when they are another's."""
-        slots, token_ids = self._match(output)
+        flight, slots, token_ids = self._match(output)
         finished = apply_tokens(self._states, slots, token_ids)
         rows = report(self._states, slots, token_ids, finished)
         if finished:
             self._finish(slots, finished)
         return EngineCoreOutputs(
-            request_ids=rows.request_ids, token_ids=rows.token_ids, outputs=rows.outputs, stats=self.stats()
+            request_ids=rows.request_ids,
+            token_ids=rows.token_ids,
+            outputs=rows.outputs,
+            stats=self._stats_of_step(),
+            step_at=time.monotonic(),
+            num_step_tokens=flight.num_tokens,
         )
 
     def check_integrity(self) -> None:
@@ -248,13 +257,13 @@ class Scheduler:
         samples = states.num_computed[slots] == expected
         states.num_expected[slots] = expected + samples
         sampled = slots[samples]
-        self._in_flight.append(StepInFlight(self._next_step_id, sampled, states.epoch[sampled]))
+        self._in_flight.append(StepInFlight(self._next_step_id, sampled, states.epoch[sampled], int(num_tokens.sum())))
         self._next_step_id += 1
         released, self._released = self._released, []
         return step.finish(slots, num_tokens, released)
 
-    def _match(self, output: ModelRunnerOutput) -> tuple[IntArray, IntArray]:
-        """Slots and tokens of a step's output, without those whose request is gone."""
+    def _match(self, output: ModelRunnerOutput) -> tuple[StepInFlight, IntArray, IntArray]:
+        """The step of an output, its slots and their tokens, without those whose request is gone."""
         if not self._in_flight:
             raise RuntimeError(f"tokens of step {output.step_id} arrived, and no step is in flight")
         flight = self._in_flight.popleft()
@@ -266,7 +275,13 @@ class Scheduler:
             )
         token_ids = output.token_ids.astype(np.int64)
         live = self._states.epoch[slots] == flight.epochs
-        return (slots, token_ids) if live.all() else (slots[live], token_ids[live])
+        return (flight, slots, token_ids) if live.all() else (flight, slots[live], token_ids[live])
+
+    def _stats_of_step(self) -> SchedulerStats:
+        """State now, and the residency of blocks that was sampled since the last step."""
+        stats, sampler = self.stats(), self._kv.pool.residency
+        samples = None if sampler is None else sampler.take()
+        return stats if samples is None else msgspec.structs.replace(stats, residency=samples)
 
     def _finish(self, slots: IntArray, finished: dict[int, Finish]) -> None:
         ended = [int(slots[row]) for row in finished]

@@ -74,6 +74,8 @@ def report(states: SlotStates, slots: IntArray, token_ids: IntArray, finished: d
                 new_token_ids=[int(token_ids[row])],
                 finish=finished.get(row),
                 num_cached_tokens=request.num_cached_tokens if first[row] else None,
+                queued_at=request.queued_at if first[row] else None,
+                scheduled_at=request.scheduled_at if first[row] else None,
             )
         )
     states.unannounced[slots] = False

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheSpec
+from pagemill.model.kernels.native import Layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,11 @@ class AttentionImpl(ABC):
 
     def __init__(self, spec: AttentionLayerSpec) -> None:
         self.spec = spec
+
+    def native(self) -> Layer | None:
+        """The layer for a native plan of the whole forward pass (kernels/layer_plan.py); None: it has no place in
+        one."""
+        return None
 
     @abstractmethod
     def forward(

@@ -16,6 +16,7 @@ from pagemill.messages.kv_spec import (
 )
 from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, StepPlanner
 from pagemill.model.forward_context import current_forward
+from pagemill.model.kernels.native import Layer
 
 
 class Attention(nn.Module):
@@ -76,6 +77,11 @@ class Attention(nn.Module):
     def planner(self, device: torch.device) -> StepPlanner:
         """The backend's metadata builder."""
         return self.backend.metadata_builder(self.spec, device)
+
+    def native(self) -> Layer | None:
+        """The layer as native code takes it; None where another kind of backend runs, or another layer's cache is
+        read."""
+        return self._impl.native() if self.kv_owner is None else None
 
     def forward(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
         """query [T, H, D]; key, value [T, Hkv, D], None with a `kv_owner` -> [T, H, D]."""

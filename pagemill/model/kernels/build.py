@@ -32,7 +32,8 @@ _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mpr
 _X86_FLAGS = {
     "isa_avx2.cpp": ("-mavx2", "-mfma"),
     "isa_avx512.cpp": _AVX512,
-    "isa_avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),
+    "isa_avx512_vnni.cpp": (*_AVX512, "-mavx512vnni"),
+    "isa_avx512_bf16.cpp": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
 }
 COMPILE_LIMIT_S = 300
 

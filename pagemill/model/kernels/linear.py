@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.native import DTYPES, loaded_library
+from pagemill.model.kernels.native import DTYPES, library, loaded_library
 
 BF16_PANELS = 0
 NO_GATE, SILU, GELU_TANH = 0, 1, 2
@@ -37,14 +37,28 @@ class PackedLinear:
     """Columns of the result."""
 
 
+def packs_natively() -> bool:
+    """Whether panels are the fastest form here: where the vectors are wide enough."""
+    loaded = library()
+    return loaded is not None and loaded.isa() != b"portable"
+
+
 def pack_bf16(weight: Tensor, bias: Tensor | None = None, gate: int = NO_GATE) -> PackedLinear:
-    """[N, K] bfloat16, K even -> panels of outputs, each [K / 2, outputs, 2]. With a gate, N is that of both halves."""
+    """[N, K] bfloat16, K even -> panels of outputs, each [K / 2, outputs, 2]. With a gate, N is that of both halves,
+    and there is no bias."""
     rows, cols = weight.shape
-    ordered = _in_panels(weight) if gate == NO_GATE else _gated_panels(weight)
-    panels = ordered.view(-1, PANEL, cols // 2, 2).transpose(1, 2).contiguous()
+    panels = panel_rows(weight, gate).view(-1, PANEL, cols // 2, 2).transpose(1, 2).contiguous()
     biases = () if bias is None else (bias.float().contiguous(),)
     struct = LinearStruct(panels.data_ptr(), biases[0].data_ptr() if biases else None, BF16_PANELS, rows, cols, gate)
     return PackedLinear(struct, (panels, *biases), rows if gate == NO_GATE else rows // 2)
+
+
+def with_bias(packed: PackedLinear, bias: Tensor) -> PackedLinear:
+    """The same weight, and [N] added to its results."""
+    values = bias.float().contiguous()
+    struct = LinearStruct.from_buffer_copy(packed.struct)
+    struct.bias = values.data_ptr()
+    return PackedLinear(struct, (*packed.tensors, values), packed.out_features)
 
 
 def unpack_bf16(packed: PackedLinear) -> Tensor:
@@ -63,6 +77,23 @@ def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype = torch.bfloa
     return out
 
 
+def weight_rows(indices: Tensor, packed: PackedLinear) -> Tensor:
+    """[T] int64 -> [T, K] bfloat16: rows of a weight without a gate. Raises IndexError when there is no such row."""
+    indices = indices.contiguous()
+    out = torch.empty(len(indices), packed.struct.cols, dtype=torch.bfloat16)
+    failed = loaded_library().linear_rows(
+        ctypes.addressof(packed.struct), out.data_ptr(), indices.data_ptr(), len(indices), torch.get_num_threads()
+    )
+    if failed:
+        raise IndexError(f"a row is asked for that is not one of {packed.struct.rows}")
+    return out
+
+
+def panel_rows(weight: Tensor, gate: int) -> Tensor:
+    """[N, K] of any type -> the rows in the order of the panels, with zeros where there is none."""
+    return _in_panels(weight) if gate == NO_GATE else _gated_panels(weight)
+
+
 def _in_panels(weight: Tensor) -> Tensor:
     """Rows up to a whole number of panels; those at the end are zeros."""
     missing = -weight.shape[0] % PANEL
@@ -73,5 +104,5 @@ def _gated_panels(weight: Tensor) -> Tensor:
     """Half a panel of the first half of the rows, then the same of the second half, and so on."""
     half, size = weight.shape[0] // 2, PANEL // 2
     missing = -half % size
-    halves = [torch.nn.functional.pad(part, (0, 0, 0, missing)) for part in weight.split(half)]
+    halves = [torch.nn.functional.pad(part, (0, 0, 0, missing)) for part in (weight[:half], weight[half:])]
     return torch.stack([part.view(-1, size, weight.shape[1]) for part in halves], 1).view(-1, weight.shape[1])

@@ -60,9 +60,11 @@ class Library:
     argmax: Callable[..., None]
     attention: Callable[..., int]
     linear: Callable[..., None]
+    linear_rows: Callable[..., int]
+    run_plan: Callable[..., int]
 
 
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
+ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 """Names for `Library.init`; this CPU may lack some."""
 
 
@@ -110,7 +112,9 @@ def _load(path: Path) -> Library:
         gated_activation=function(holding, "pm_gated_activation", None, *[_POINTER] * 2, *[_INT] * 6),
         rope=function(holding, "pm_rope", None, *[_POINTER] * 3, *[_INT] * 9),
         argmax=function(releasing, "pm_argmax", None, *[_POINTER] * 2, *[_INT] * 5),
+        linear_rows=function(holding, "pm_linear_rows", ctypes.c_int, *[_POINTER] * 3, *[_INT] * 2),
         linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
+        run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
         attention=function(
             releasing, "pm_attention", ctypes.c_int, *[_POINTER] * 5, *[_INT] * 6, *[_POINTER] * 2, _INT
         ),

@@ -73,3 +73,29 @@ def paged_attention(
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         outputs.append(torch.einsum("hts,shd->thd", weights, values))
     return torch.cat(outputs)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """[M, K] bfloat16 -> integers [M, B, 32] and scales [M, B, 1], float32; inputs beyond K are zeros.
+
+    The scale of a block of 32 inputs is the least power of 2^(1/8) that brings its largest to 127.49 or below.
+    """
+    wide = functional.pad(x.float(), (0, -x.shape[1] % 32)).view(len(x), -1, 32)
+    bits = wide.abs().amax(-1, keepdim=True).view(torch.int32)
+    steps = 2.0 ** (torch.arange(9, dtype=torch.float64) / 8)
+    eighths = ((bits >> 16 & 127) + 128 > steps[:8] * 127.49).sum(-1, keepdim=True)
+    powers = (bits >> 23).clamp(70, 227) - 134 + eighths // 8
+    scales = torch.ldexp(steps.float()[eighths % 8], powers)
+    inverses = torch.ldexp((1 / steps).float()[eighths % 8], -powers)
+    return (wide * inverses).clamp(-127, 127).round(), scales
+
+
+def quantized_linear(x: Tensor, integers: Tensor, scales: Tensor, minima: Tensor | None = None) -> Tensor:
+    """[M, K] bfloat16 -> [M, N] float32, inputs as 8-bit integers. The weight: integers [N, B, 32], with scales and
+    minima [N, B], all float32."""
+    quants, factors = quantize_rows(x)
+    sums = torch.einsum("mbi,nbi->mnb", quants, integers) * factors.transpose(1, 2)
+    result = (sums.double() * scales).sum(-1)
+    if minima is not None:
+        result += (quants.sum(-1, keepdim=True) * factors).squeeze(-1).double() @ minima.double().T
+    return torch.where(x.isfinite().all(-1, keepdim=True), result, torch.nan).float()

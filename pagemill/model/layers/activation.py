@@ -7,6 +7,7 @@ from torch import Tensor
 from pagemill.errors import ModelError
 from pagemill.model.kernels.ops import gelu_tanh_mul, silu_mul
 
+_NATIVE = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu_mul,
     "swish": silu_mul,
@@ -19,3 +20,8 @@ def gated(name: str) -> Callable[[Tensor], Tensor]:
     if name not in _BY_NAME:
         raise ModelError(f"activation {name!r} is not supported; known: {', '.join(sorted(_BY_NAME))}")
     return _BY_NAME[name]
+
+
+def gate_of(name: str) -> str | None:
+    """What a linear layer that includes the activation calls it (`QuantMethod.prepare`); None: none does."""
+    return _NATIVE.get(name)

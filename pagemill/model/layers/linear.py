@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from pagemill.errors import ModelError
 from pagemill.model.distributed.split import even_split, split_heads
+from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.layers.context import LayerContext
+from pagemill.model.loading.block_tensor import BlockTensor, stacked
 from pagemill.model.loading.part import Part
 from pagemill.model.quantization.interface import LinearWeight
 
@@ -19,6 +21,7 @@ from pagemill.model.quantization.interface import LinearWeight
 class Linear(nn.Module):
     """[T, in] -> [T, sum(out)]. `shards` are the output sizes of the checkpoint tensors that it is stacked from.
 
+    `gate` names a gated activation over the two shards, which the weight may include (`gated`).
     `rows` are those of each shard that this rank holds, `columns` those of all; None: all of them. Parts arrive in
     any order through `load`; when the last one has, the weight takes its computing form and the loaded tensors are
     freed.
@@ -33,8 +36,10 @@ class Linear(nn.Module):
         ctx: LayerContext,
         rows: Sequence[range] | None = None,
         columns: range | None = None,
+        gate: str | None = None,
     ) -> None:
         super().__init__()
+        self._gate = gate
         self.name = ctx.name
         self.in_size = in_size
         self.shards = shards
@@ -42,7 +47,7 @@ class Linear(nn.Module):
         self.rows = tuple(rows or (range(size) for size in shards))
         self.columns = columns or range(in_size)
         self._ctx = ctx
-        self._weights: dict[int, Tensor] = {}
+        self._weights: dict[int, Tensor | BlockTensor] = {}
         self._biases: dict[int, Tensor] = {}
         self.weight: LinearWeight | None = None
         self.bias: Tensor | None = None
@@ -55,23 +60,38 @@ class Linear(nn.Module):
         expected = (self.shards[shard], self.in_size) if kind == "weight" else (self.shards[shard],)
         if tuple(shape) != expected:
             raise ModelError(f"{self.name}.{kind} has shape {tuple(shape)}, expected {expected}")
+        as_stored = kind == "weight" and self._ctx.quant.takes_blocks
         if kind == "weight" and len(self.columns) < self.in_size:
-            return Part(1, self.columns.start, self.columns.stop)
-        return Part(0, self.rows[shard].start, self.rows[shard].stop)
+            return Part(1, self.columns.start, self.columns.stop, as_stored)
+        return Part(0, self.rows[shard].start, self.rows[shard].stop, as_stored)
 
-    def load(self, kind: str, shard: int, tensor: Tensor) -> None:
+    def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
         """Take this rank's part of one checkpoint tensor."""
-        (self._weights if kind == "weight" else self._biases)[shard] = tensor.to(self._ctx.dtype)
+        if isinstance(tensor, Tensor):
+            tensor = tensor.to(self._ctx.dtype)
+        if kind == "weight":
+            self._weights[shard] = tensor
+        elif isinstance(tensor, Tensor):
+            self._biases[shard] = tensor
         if len(self._weights) == len(self.shards):
-            self.take(_stack(self._weights))
+            self.take(stacked([self._weights[index] for index in sorted(self._weights)]))
             self._weights = {}
         if self.has_bias and len(self._biases) == len(self.shards):
-            self.bias = _stack(self._biases)
+            self.bias = torch.cat([self._biases[index] for index in sorted(self._biases)])
             self._biases = {}
 
-    def take(self, weight: Tensor) -> None:
-        """Take the whole of this rank's weight, stacked, in the model's type."""
-        self.weight = self._ctx.quant.prepare(weight)
+    def take(self, weight: Tensor | BlockTensor) -> None:
+        """Take the whole of this rank's weight, stacked, in the model's type or as blocks."""
+        self.weight = self._ctx.quant.prepare(weight, None if self.has_bias else self._gate)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the result went through the gated activation already."""
+        return self.weight is not None and self.weight.gated
+
+    def native(self) -> PackedLinear | None:
+        """The form in which native code takes the layer; None when there is none."""
+        return None if self.weight is None else self.weight.native(self.bias)
 
     def expected(self) -> tuple[str, ...]:
         """Kinds of tensors that every shard has."""
@@ -84,11 +104,21 @@ class Linear(nn.Module):
 class ColumnLinear(Linear):
     """[T, in] on every rank -> [T, this rank's part of each of the outputs]."""
 
-    def __init__(self, in_size: int, shards: tuple[int, ...], *, bias: bool, ctx: LayerContext, what: str) -> None:
-        """`what`: the setting of the model that is split, for errors. Raises ConfigError when it cannot be."""
+    def __init__(
+        self,
+        in_size: int,
+        shards: tuple[int, ...],
+        *,
+        bias: bool,
+        ctx: LayerContext,
+        what: str,
+        gate: str | None = None,
+    ) -> None:
+        """`what`: the setting of the model that is split, for errors. `gate`: the activation that follows, when the
+        first of two equal shards is its gate. Raises ConfigError when it cannot be split."""
         tp = ctx.groups.tp
         rows = [even_split(size, tp.rank, tp.size, what) for size in shards]
-        super().__init__(in_size, shards, bias=bias, ctx=ctx, rows=rows)
+        super().__init__(in_size, shards, bias=bias, ctx=ctx, rows=rows, gate=gate)
 
 
 class QKVLinear(Linear):
@@ -122,8 +152,3 @@ class RowLinear(Linear):
             return super().forward(x)
         summed = self._group.all_reduce(self.weight.apply(x, None))  # type: ignore[union-attr]
         return summed if self.bias is None else summed.add_(self.bias)
-
-
-def _stack(parts: dict[int, Tensor]) -> Tensor:
-    ordered = [parts[index] for index in sorted(parts)]
-    return ordered[0].contiguous() if len(ordered) == 1 else torch.cat(ordered)

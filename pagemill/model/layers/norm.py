@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from pagemill.errors import ModelError
+from pagemill.model.kernels.layer_plan import NormWeight
 from pagemill.model.kernels.ops import rms_norm
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.loading.part import Part, whole
@@ -48,3 +49,7 @@ class RMSNorm(nn.Module):
     def add_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual); the sum takes the residual's place."""
         return rms_norm(x, self.weight, self.eps, residual), residual
+
+    def native(self) -> NormWeight:
+        """The form in which native code takes it."""
+        return NormWeight(self.weight, self.eps)

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from pagemill.errors import ModelError
+from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.loading.part import Part, Select
 from pagemill.model.loading.weight_map import Target, WeightMap
 
 _SHOWN = 5
 
-Source = Callable[[Select], Iterable[tuple[str, Tensor]]]
+Source = Callable[[Select], Iterable[tuple[str, Tensor | BlockTensor]]]
 """Reads what is selected: (checkpoint name, the selected part)."""
 
 
@@ -76,7 +77,7 @@ class _Loading:
         part: Part = _named(name, self._layers[target.layer].part, target.kind, target.shard, shape)
         return part
 
-    def load(self, name: str, tensor: Tensor) -> None:
+    def load(self, name: str, tensor: Tensor | BlockTensor) -> None:
         """A selected part, in the checkpoint's or the model's type."""
         target = self._targets[name]
         _named(name, self._layers[target.layer].load, target.kind, target.shard, tensor)

@@ -13,6 +13,8 @@ class Part:
     dim: int
     start: int
     stop: int
+    as_stored: bool = False
+    """Whether a quantized tensor may come as the file's blocks (`BlockTensor`), where the part is whole ones."""
 
     def covers(self, shape: tuple[int, ...]) -> bool:
         """Whether it is the whole tensor."""

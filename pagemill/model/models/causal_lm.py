@@ -1,21 +1,29 @@
 """`CausalLM`: what every decoder has in common - embedding, layers, final norm, output head, rotary tables."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from pagemill.config.facts import ModelFacts
+from pagemill.log import get_logger
 from pagemill.model.attention.interface import CacheLayer
 from pagemill.model.attention.layer import Attention
 from pagemill.model.attention.state_layer import StateLayer
 from pagemill.model.distributed.split import stage_layers
+from pagemill.model.forward_context import current_forward
+from pagemill.model.kernels.layer_plan import LayerPlan, PlanBuilder
+from pagemill.model.kernels.linear import PackedLinear
+from pagemill.model.kernels.native import library
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.embedding import Embedding, OutputHead
+from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.layers.rotary import Rotary, make_rotary, rope_settings
 from pagemill.model.loading.weight_map import WeightMap
+
+logger = get_logger(__name__)
 
 Rope = Mapping[str, tuple[Tensor, Tensor]]
 """Rotary setting -> (cos, sin) of this step's positions, each [T, D]."""
@@ -25,6 +33,28 @@ DECODER_WEIGHTS = WeightMap(
     strip_prefix="model.",
     ignore=("rotary_emb.inv_freq",),
 )
+
+
+class NotPlannable(Exception):
+    """Some part of a model has no native form; the message says which."""
+
+
+@runtime_checkable
+class PlannableLayer(Protocol):
+    """A decoder layer that can say what it does as operations of a native plan."""
+
+    def plan(
+        self, builder: PlanBuilder, hidden: int, residual: int | None, tables: Mapping[str, Rotary]
+    ) -> tuple[int, int]:
+        """Add the operations of `forward`; the buffers of hidden states and residual. Raises NotPlannable."""
+
+
+def packed_of(layer: Linear) -> PackedLinear:
+    """The native form of a linear layer. Raises NotPlannable."""
+    packed = layer.native()
+    if packed is None:
+        raise NotPlannable(f"{layer.name} has no native form")
+    return packed
 
 
 class CausalLM(nn.Module):
@@ -65,6 +95,9 @@ class CausalLM(nn.Module):
             kind: make_rotary(settings, self.head_size(config), max_model_len, ctx.dtype)
             for kind, settings in self.rope_kinds(config).items()
         }
+
+        self._plan: LayerPlan | None = None
+        self._plan_was_tried = False
 
     ties_by_default: ClassVar[bool] = False
 
@@ -111,18 +144,48 @@ class CausalLM(nn.Module):
     def finish_loading(self) -> None:
         """Called once, after the last weight: the head takes the embedding's weight when they are tied."""
         if self.tied and self.is_first and self.is_last and self.embed_tokens.weight is not None:
-            self.lm_head.take(self.embed_tokens.weight)
+            self.lm_head.share(self.embed_tokens)
 
     def forward(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """[T] int64 token ids, on a later stage [T, E] from the stage before it; [T] int64 -> [T, E], for the next
         stage or, from the last one, for `compute_logits`."""
-        rope = {kind: rotary.at(positions) for kind, rotary in self.rotaries.items()}
         hidden, residual = self.embed_tokens(inputs) if self.is_first else inputs, None
+        plan = self._native_plan()
+        if plan is not None:
+            metadata = current_forward().attention
+            return plan.run(hidden, positions, [metadata[name].address for name in plan.groups])
+        rope = {kind: rotary.at(positions) for kind, rotary in self.rotaries.items()}
         for layer in self.layers.values():
             hidden, residual = layer(hidden, residual, rope)
         if self.is_last:
             return self.last_norm(hidden, residual)
         return hidden if residual is None else hidden + residual
+
+    def _native_plan(self) -> LayerPlan | None:
+        """All layers as one native call, where every part has a native form. Made at the first step, when the cache
+        is there."""
+        if not self._plan_was_tried:
+            self._plan_was_tried = True
+            try:
+                self._plan = self._make_plan()
+            except NotPlannable as reason:
+                logger.debug("layers run one by one: %s", reason)
+        return self._plan
+
+    def _make_plan(self) -> LayerPlan:
+        if self.dtype != torch.bfloat16 or not (self.is_first and self.is_last) or library() is None:
+            raise NotPlannable("only whole models in bfloat16, with native kernels, run as a plan")
+        builder = PlanBuilder()
+        hidden = source = builder.buffer("embedded", self.hidden_size)
+        residual: int | None = None
+        for layer in self.layers.values():
+            if not isinstance(layer, PlannableLayer):
+                raise NotPlannable(f"{type(layer).__name__} has no plan")
+            hidden, residual = layer.plan(builder, hidden, residual, self.rotaries)
+        if residual is None:
+            raise NotPlannable("there are no layers")
+        result, _ = builder.add_norm(hidden, residual, self.norm.native(), "result")
+        return builder.finish(source, result)
 
     def last_norm(self, hidden: Tensor, residual: Tensor | None) -> Tensor:
         """The final norm, of hidden plus what the last layer left for it to add."""
@@ -130,5 +193,5 @@ class CausalLM(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[L, E] -> [L, V] float32, the same on every tensor-parallel rank. The last stage only."""
-        logits: Tensor = self.lm_head(hidden).to(torch.float32)
+        logits: Tensor = self.lm_head(hidden)
         return logits

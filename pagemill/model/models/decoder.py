@@ -8,12 +8,17 @@ from torch import Tensor, nn
 
 from pagemill.model.attention.interface import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
+from pagemill.model.kernels.layer_plan import AttentionParts, PlanBuilder
 from pagemill.model.kernels.ops import rotate_
-from pagemill.model.layers.activation import gated
+from pagemill.model.layers.activation import gate_of, gated
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from pagemill.model.layers.norm import RMSNorm
-from pagemill.model.models.causal_lm import Rope
+from pagemill.model.layers.rotary import Rotary
+from pagemill.model.models.causal_lm import NotPlannable, Rope, packed_of
+
+Tables = Mapping[str, Rotary]
+"""Rotary setting -> its tables."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,17 @@ class DecoderAttention(nn.Module):
         projected: Tensor = self.o_proj(attended.reshape(num_tokens, -1))
         return projected
 
+    def plan(self, builder: PlanBuilder, hidden: int, tables: Tables) -> int:
+        """The same as operations. Raises NotPlannable."""
+        native = self.attn.native()
+        if native is None:
+            raise NotPlannable(f"{self.attn.name} does not run natively")
+        rotary = tables[self.traits.rope]
+        norms = [None if norm is None else norm.native() for norm in (self.q_norm, self.k_norm)]
+        parts = AttentionParts(self.attn.name, native, self.attn.cache, rotary.cos, rotary.sin, *norms)
+        attended = builder.attention(builder.linear(hidden, packed_of(self.qkv_proj), "qkv"), parts, "attended")
+        return builder.linear(attended, packed_of(self.o_proj), "hidden")
+
 
 class GatedMLP(nn.Module):
     """down(act(gate(x)) * up(x))."""
@@ -86,14 +102,26 @@ class GatedMLP(nn.Module):
         super().__init__()
         size, inner, bias = config["hidden_size"], config["intermediate_size"], bool(config.get("mlp_bias"))
         what = "intermediate_size"
-        self.gate_up_proj = ColumnLinear(size, (inner, inner), bias=bias, ctx=ctx.child("gate_up_proj"), what=what)
+        activation = config.get("hidden_act") or config.get("hidden_activation") or "silu"
+        self.gate_up_proj = ColumnLinear(
+            size, (inner, inner), bias=bias, ctx=ctx.child("gate_up_proj"), what=what, gate=gate_of(activation)
+        )
         self.down_proj = RowLinear(inner, size, bias=bias, ctx=ctx.child("down_proj"), what=what)
-        self.activation = gated(config.get("hidden_act") or config.get("hidden_activation") or "silu")
+        self.activation = gated(activation)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[T, E] -> [T, E]."""
-        projected: Tensor = self.down_proj(self.activation(self.gate_up_proj(hidden)))
+        inner = self.gate_up_proj(hidden)
+        projected: Tensor = self.down_proj(inner if self.gate_up_proj.gated else self.activation(inner))
         return projected
+
+    def plan(self, builder: PlanBuilder, hidden: int) -> int:
+        """The same as operations. Raises NotPlannable."""
+        if not self.gate_up_proj.gated:
+            raise NotPlannable(f"{self.gate_up_proj.name} does not include its activation")
+        return builder.linear(
+            builder.linear(hidden, packed_of(self.gate_up_proj), "inner"), packed_of(self.down_proj), "hidden"
+        )
 
 
 class DecoderLayer(nn.Module):
@@ -116,3 +144,14 @@ class DecoderLayer(nn.Module):
         hidden = self.self_attn(hidden, rope)
         hidden, residual = self.post_attention_layernorm.add_forward(hidden, residual)
         return self.mlp(hidden), residual
+
+    def plan(self, builder: PlanBuilder, hidden: int, residual: int | None, tables: Tables) -> tuple[int, int]:
+        """The same as operations. Raises NotPlannable."""
+        first, second = self.input_layernorm.native(), self.post_attention_layernorm.native()
+        if residual is None:
+            normed, residual = builder.norm(hidden, first, "normed"), hidden
+        else:
+            normed, residual = builder.add_norm(hidden, residual, first, "normed")
+        attended = self.self_attn.plan(builder, normed, tables)
+        normed, residual = builder.add_norm(attended, residual, second, "normed")
+        return self.mlp.plan(builder, normed), residual

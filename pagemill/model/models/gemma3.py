@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pagemill.model.kernels.layer_plan import PlanBuilder
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.layers.rotary import rope_settings
 from pagemill.model.models.causal_lm import CausalLM, Rope
-from pagemill.model.models.decoder import AttentionTraits, DecoderAttention, GatedMLP
+from pagemill.model.models.decoder import AttentionTraits, DecoderAttention, GatedMLP, Tables
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -39,6 +40,19 @@ class Gemma3Layer(nn.Module):
         hidden = hidden + self.post_attention_layernorm(attended)
         inner = self.mlp(self.pre_feedforward_layernorm(hidden))
         return hidden + self.post_feedforward_layernorm(inner), None
+
+    def plan(self, builder: PlanBuilder, hidden: int, residual: int | None, tables: Tables) -> tuple[int, int]:
+        """The same as operations; each sum is left to the norm that follows it. Raises NotPlannable."""
+        first = self.input_layernorm.native()
+        if residual is None:
+            normed, residual = builder.norm(hidden, first, "normed"), hidden
+        else:
+            normed, residual = builder.add_norm(hidden, residual, first, "normed")
+        attended = self.self_attn.plan(builder, normed, tables)
+        attended = builder.norm(attended, self.post_attention_layernorm.native(), "after")
+        normed, residual = builder.add_norm(attended, residual, self.pre_feedforward_layernorm.native(), "normed")
+        inner = self.mlp.plan(builder, normed)
+        return builder.norm(inner, self.post_feedforward_layernorm.native(), "after"), residual
 
 
 class Gemma3ForCausalLM(CausalLM):

@@ -4,7 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagemill.model.kernels.linear import pack_bf16, packs_natively
+from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.quantization.interface import LinearWeight, QuantMethod
+from pagemill.model.quantization.panels import GATES, PanelWeight
 
 
 class PlainWeight(LinearWeight):
@@ -31,8 +34,13 @@ class PackedWeight(LinearWeight):
 class Unquantized(QuantMethod):
     """No quantization."""
 
-    def prepare(self, weight: Tensor) -> LinearWeight:
-        packs = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-        if packs and weight.device.type == "cpu" and weight.dtype == torch.bfloat16:
+    def prepare(self, weight: Tensor | BlockTensor, gate: str | None = None) -> LinearWeight:
+        if isinstance(weight, BlockTensor):
+            weight = weight.dequantized(torch.bfloat16)
+        if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+            return PlainWeight(weight)
+        if packs_natively() and weight.shape[1] % 2 == 0:
+            return PanelWeight(pack_bf16(weight, None, GATES[gate]))
+        if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return PackedWeight(weight)
         return PlainWeight(weight)

@@ -6,8 +6,10 @@ Does not know how an engine is reached (it is given a function that connects) or
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
@@ -20,6 +22,7 @@ from pagemill.messages.engine_io import (
     FinishReason,
 )
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp, FleetEvent
+from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.client.balancer import Balancer, EngineLoad, PrefixAffinity
 from pagemill.serve.client.in_flight import InFlight, Ledger
 from pagemill.serve.client.interface import EngineClient
@@ -36,12 +39,17 @@ class Link:
         self.index = event.index
         self.incarnation = event.incarnation
         self.client = client
-        self.load = EngineLoad()
+        self.stats = SchedulerStats()
         """As last reported."""
         self.num_sent = 0
         """Requests sent since that report."""
         self.stalled = False
         self.reader: asyncio.Task[None] | None = None
+
+    def note(self, stats: SchedulerStats) -> None:
+        """The engine has reported."""
+        self.stats = stats
+        self.num_sent = 0
 
 
 class FleetClient:
@@ -132,6 +140,14 @@ class FleetClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def stats(self) -> Mapping[int, SchedulerStats]:
+        """Of every engine, also of those that are down: they do nothing."""
+        self._start_early()
+        nothing = SchedulerStats()
+        return {
+            index: self._links[index].stats if index in self._links else nothing for index in range(self.num_engines)
+        }
+
     def problem(self) -> str | None:
         """What is wrong with the engines now; None when all of them work. Never waits."""
         self._start_early()
@@ -181,8 +197,7 @@ class FleetClient:
             case EngineLoadReport():
                 link = self._links.get(event.index)
                 if link is not None:
-                    link.load = EngineLoad(event.num_running, event.num_waiting)
-                    link.num_sent = 0
+                    link.note(event.stats)
                     self._send_waiting_soon()  # an engine that took nothing for a while may do so now
 
     # --- engines --------------------------------------------------------------------------------------------------
@@ -209,10 +224,9 @@ class FleetClient:
             while True:
                 outputs = await link.client.outputs()
                 if outputs.stats is not None:
-                    link.load = EngineLoad(outputs.stats.num_running, outputs.stats.num_waiting)
-                    link.num_sent = 0
+                    link.note(outputs.stats)
                 self._ledger.note(outputs)
-                self._publish(outputs)
+                self._publish(msgspec.structs.replace(outputs, engine_index=link.index) if link.index else outputs)
                 if self._ledger.trial_is_over():
                     self._send_waiting_soon()
         except EngineDeadError as error:
@@ -282,7 +296,7 @@ class FleetClient:
 
     def _load_of(self, link: Link) -> EngineLoad:
         """What is known of an engine; its own figures lag behind what was sent to it just now."""
-        known = link.load
+        known = link.stats
         running = known.num_running + link.num_sent
         own = self._ledger.num_on(link.index) - known.num_waiting
         return EngineLoad(max(running, own), known.num_waiting)

@@ -4,13 +4,14 @@ Does not know what an engine core is made of."""
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
+from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.client.interface import CoreApi
 
 logger = get_logger(__name__)
@@ -44,6 +45,10 @@ class InlineRunner:
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort now."""
         self._core.abort(request_ids)
+
+    def stats(self) -> SchedulerStats:
+        """The core's, now."""
+        return self._core.stats()
 
     async def outputs(self) -> EngineCoreOutputs:
         """Step until something comes out."""
@@ -89,6 +94,7 @@ class ThreadRunner:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
         self._error: EngineDeadError | None = None
+        self._stats = SchedulerStats()
         self._thread = threading.Thread(target=self._run, name="pagemill-core", daemon=True)
         self._thread.start()
 
@@ -100,7 +106,11 @@ class ThreadRunner:
     def abort(self, request_ids: Sequence[str]) -> None:
         """Queue an abort."""
         ids = list(request_ids)
-        self._inbox.put(_Action(lambda: self._core.abort(ids)))
+        self._inbox.put(_Action(lambda: self._abort(ids)))
+
+    def stats(self) -> SchedulerStats:
+        """As of the last step or abort."""
+        return self._stats
 
     async def outputs(self) -> EngineCoreOutputs:
         """Wait for the thread. Raises EngineDeadError once everything produced before the death was returned."""
@@ -170,8 +180,13 @@ class ThreadRunner:
                 return
             action.run()
 
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        self._core.abort(request_ids)
+        self._stats = self._core.stats()
+
     def _deliver(self, outputs: Sequence[EngineCoreOutputs]) -> None:
         if outputs:
+            self._stats = outputs[-1].stats or self._stats
             self._ready.extend(outputs)
             self._on_loop(self._news.set)
 
@@ -229,6 +244,10 @@ class InprocClient:
         """A rare call by name."""
         self._check_alive()
         return await self._runner.call(name, *args)
+
+    def stats(self) -> Mapping[int, SchedulerStats]:
+        """Of the one engine, number 0."""
+        return {0: self._runner.stats()}
 
     def problem(self) -> str | None:
         """Why the core cannot work, once it cannot."""

@@ -1,9 +1,10 @@
 """`EngineClient`: the front end's whole view of an engine core; and `CoreApi`, what an in-process core offers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
+from pagemill.messages.stats import SchedulerStats
 
 
 class CoreApi(Protocol):
@@ -22,6 +23,9 @@ class CoreApi(Protocol):
 
     def step(self) -> list[EngineCoreOutputs]:
         """Do one step's work; what it produced."""
+
+    def stats(self) -> SchedulerStats:
+        """State now."""
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
@@ -49,6 +53,9 @@ class EngineClient(Protocol):
 
     async def call(self, name: str, *args: Any) -> Any:
         """A rare call by name."""
+
+    def stats(self) -> Mapping[int, SchedulerStats]:
+        """The latest figures of each engine, by index. Never waits."""
 
     def problem(self) -> str | None:
         """What keeps requests from being worked on as they should; None when nothing does. Never waits."""

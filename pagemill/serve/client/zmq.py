@@ -5,7 +5,7 @@ Does not know what happens when that process dies: whoever made it is told by ot
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagemill.errors import EngineDeadError, HandshakeError, PeerGoneError, TransportError
@@ -21,6 +21,7 @@ from pagemill.messages.core_calls import (
 )
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
 from pagemill.messages.fleet import EngineUp
+from pagemill.messages.stats import SchedulerStats
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello
 from pagemill.transport.sockets import AsyncClientSocket
@@ -35,6 +36,8 @@ class ZmqClient:
 
     def __init__(self, up: EngineUp, hello: Hello) -> None:
         self.ready = up.ready
+        self._index = up.index
+        self._stats = SchedulerStats()
         self._address = up.address
         self._calls: Codec[EngineCall] = Codec(EngineCall)
         self._reports: Codec[EngineReport] = Codec(EngineReport)
@@ -66,6 +69,7 @@ class ZmqClient:
                 continue
             match report:
                 case StepOutputs(outputs):
+                    self._stats = outputs.stats or self._stats
                     return outputs
                 case CallResult():
                     self._answer(report)
@@ -79,6 +83,10 @@ class ZmqClient:
             return await answer
         finally:
             del self._answers[call_id]
+
+    def stats(self) -> Mapping[int, SchedulerStats]:
+        """As of the last outputs that came here."""
+        return {self._index: self._stats}
 
     def problem(self) -> str | None:
         """Only what this end knows."""

@@ -9,8 +9,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagemill.serve.http.errors import UnauthorizedError
 
-PUBLIC_PATHS = frozenset({"/", "/static/{name}", "/health", "/ping"})
-"""Route paths (not URLs) that need no key, for GET and HEAD: liveness probes and the playground's page."""
+PUBLIC_PATHS = frozenset({"/", "/static/{name}", "/health", "/health/live", "/health/ready", "/ping", "/metrics"})
+"""Route paths (not URLs) that need no key, for GET and HEAD: probes, metrics and the playground's page."""
 _POLICY_VIOLATION = 1008
 
 

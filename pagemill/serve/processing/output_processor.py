@@ -7,6 +7,7 @@ import msgspec
 
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason
+from pagemill.serve.processing.request_metrics import NoMetrics, RequestMetrics
 from pagemill.serve.processing.request_stream import CompletionState, RequestStream
 
 logger = get_logger(__name__)
@@ -33,9 +34,10 @@ def in_chunks(outputs: EngineCoreOutputs, num_rows: int = CHUNK_ROWS) -> Iterato
 class OutputProcessor:
     """All completions in flight, by the id that the engine knows them under."""
 
-    def __init__(self, is_end_of_sequence: Callable[[int | None], bool]) -> None:
+    def __init__(self, is_end_of_sequence: Callable[[int | None], bool], metrics: RequestMetrics | None = None) -> None:
         self._completions: dict[str, CompletionState] = {}
         self._is_end_of_sequence = is_end_of_sequence
+        self._metrics = metrics or NoMetrics()
 
     @property
     def num_in_flight(self) -> int:
@@ -51,10 +53,12 @@ class OutputProcessor:
         """Distribute what came. Returns the ids of requests that ended here (a stop string, an error in their own
         text) while the engine still runs them. Ids that are not in flight are ignored: their tokens come late."""
         aborts: list[str] = []
-        completions = self._completions
+        completions, count = self._completions, self._metrics.tokens
+        step_at = outputs.step_at
         for request_id, token_id in zip(outputs.request_ids, outputs.token_ids, strict=True):
             completion = completions.get(request_id)
             if completion is not None:
+                count(completion, 1, step_at)
                 try:
                     stopped = completion.append((token_id,))
                 except Exception as error:
@@ -65,17 +69,20 @@ class OutputProcessor:
                 completion.stream.notify()
         for output in outputs.outputs:
             if output.request_id in completions:
-                self._process_one(output, aborts)
+                self._process_one(output, outputs, aborts)
         return aborts
 
     def discard(self, streams: Iterable[RequestStream]) -> list[str]:
         """Forget streams whose consumer is gone. Returns the ids that the engine still runs."""
-        return [
-            child.request_id
-            for stream in streams
-            for child in stream.children
-            if self._completions.pop(child.request_id, None) is not None
-        ]
+        unfinished = []
+        for stream in streams:
+            for child in stream.children:
+                completion = self._completions.pop(child.request_id, None)
+                if completion is not None:
+                    unfinished.append(child.request_id)
+                    completion.stream.num_open -= 1
+                    self._metrics.ended(completion)
+        return unfinished
 
     def abort(self, external_id: str) -> list[str]:
         """End the requests of a user's id with the reason abort; their consumers get what there is.
@@ -92,14 +99,21 @@ class OutputProcessor:
     def fail_all(self, error: Exception) -> None:
         """Raise in every consumer; nothing is in flight afterwards."""
         for completion in self._completions.values():
+            completion.finish_reason = FinishReason.ERROR
+            completion.stream.num_open -= 1
+            self._metrics.ended(completion)
             completion.stream.fail(error)
         self._completions.clear()
 
-    def _process_one(self, output: EngineCoreOutput, aborts: list[str]) -> None:
+    def _process_one(self, output: EngineCoreOutput, outputs: EngineCoreOutputs, aborts: list[str]) -> None:
         completion, finish = self._completions[output.request_id], output.finish
         stream = completion.stream
         if output.num_cached_tokens is not None and stream.num_cached_tokens is None:
             stream.num_cached_tokens = output.num_cached_tokens
+        if output.scheduled_at is not None:
+            self._metrics.scheduled(completion, outputs.engine_index, output)
+        if output.new_token_ids:
+            self._metrics.tokens(completion, len(output.new_token_ids), outputs.step_at)
         try:
             stopped = completion.append(output.new_token_ids, finish.stop_token_id if finish else None)
             if finish is not None and not stopped:
@@ -127,3 +141,4 @@ class OutputProcessor:
     def _close(self, request_id: str, completion: CompletionState) -> None:
         del self._completions[request_id]
         completion.stream.num_open -= 1
+        self._metrics.ended(completion)

@@ -3,10 +3,12 @@ Does not know the engine; it is told which tokens came and how it ended."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pagemill.messages.engine_io import EngineCoreRequest, FinishReason
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.messages.sampling_params import RequestOutputKind
+from pagemill.observability.engine_metrics import EngineMetrics
 from pagemill.serve.processing.detokenizer import Detokenizer, make_detokenizer
 from pagemill.tokenizers.interface import Tokenizer
 
@@ -50,12 +52,26 @@ class OutputQueue:
             self._waiter.set_result(None)
 
 
+@dataclass(slots=True)
+class Timeline:
+    """What the metrics remember of one completion. Times are seconds of its engine's clock."""
+
+    metrics: EngineMetrics | None = None
+    """Of the engine that works on it; None before its first output."""
+    queued: float | None = None
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    comparable: bool = True
+    """Whether all times are of one engine."""
+
+
 class CompletionState:
     """One completion on its way: its tokens so far and its text."""
 
     __slots__ = (
         "detokenizer", "finish_reason", "include_stop", "index", "num_taken", "reported", "started", "stop_reason",
-        "stream", "text", "token_ids",
+        "stream", "text", "timeline", "token_ids",
     )  # fmt: skip
 
     def __init__(self, stream: "RequestStream", index: int, detokenizer: Detokenizer, include_stop: bool) -> None:
@@ -73,6 +89,7 @@ class CompletionState:
         """Whether the engine has produced anything."""
         self.reported = False
         """Whether the end was reported."""
+        self.timeline = Timeline()
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
 

@@ -5,7 +5,15 @@ import argparse
 import pytest
 
 from pagemill.config.arguments import EngineArgs, add_flags, make_section
-from pagemill.config.sections import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, ServerConfig
+from pagemill.config.sections import (
+    CacheConfig,
+    KVEventsConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
+from pagemill.errors import ConfigError
 
 SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig, ServerConfig)
 
@@ -49,3 +57,35 @@ def test_every_field_has_help():
 def test_short_names_of_flags():
     assert make_section(ParallelConfig, parse("-tp", "2", "-pp", "3")) == ParallelConfig(2, 3)
     assert make_section(ParallelConfig, parse("--tensor-parallel-size", "4")) == ParallelConfig(4, 1)
+
+
+def test_a_setting_with_fields_of_its_own_is_a_json_object():
+    values = parse("--kv-events-config", '{"enable_kv_cache_events": true, "hwm": 3, "replay_endpoint": null}')
+    events = make_section(CacheConfig, values).kv_events_config
+    assert events == KVEventsConfig(enable_kv_cache_events=True, hwm=3)
+    assert events.active
+    assert make_section(CacheConfig, {"kv_events_config": events}).kv_events_config is events
+    assert not make_section(CacheConfig, {}).kv_events_config.active
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"endpiont": "tcp://*:1"}, "kv_events_config: unknown field 'endpiont'; known: enable_kv_cache_events, "),
+        ({"hwm": "3"}, "kv_events_config: hwm='3' is not of type int"),
+        ({"hwm": 0}, "kv_events_config: hwm=0 is too small: at least 1"),
+        ({"publisher": "kafka"}, "kv_events_config: publisher='kafka' is not one of zmq, null"),
+        ({"enable_kv_cache_events": "yes"}, "enable_kv_cache_events='yes' is not of type bool"),
+        ([1], r"kv_events_config=\[1\] is not of type KVEventsConfig"),
+    ],
+)
+def test_what_is_wrong_in_it_is_named(given, message):
+    with pytest.raises(ConfigError, match=message):
+        EngineArgs("m", kv_events_config=given)
+
+
+def test_a_setting_that_is_no_json_object_is_a_usage_error(capsys):
+    for text in ("{", "3"):
+        with pytest.raises(SystemExit):
+            parse("--kv-events-config", text)
+        assert "--kv-events-config" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def test_defaults_come_from_the_model_and_the_machine():
 def test_nothing_is_left_open():
     config, _ = settle()
     optional = {"tokenizer", "revision", "download_dir", "chat_template", "attention_backend"}
-    optional |= {"num_gpu_blocks_override", "kv_cache_memory_bytes"}
+    optional |= {"num_gpu_blocks_override", "kv_cache_memory_bytes", "quantization"}
     for section in (config.model, config.cache, config.scheduler, config.cpu):
         for field in dataclasses.fields(section):
             assert field.name in optional or getattr(section, field.name) is not None, field.name
@@ -112,3 +112,13 @@ def test_heads_that_do_not_divide_are_refused_and_what_does_is_named(size):
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(ConfigError, match=r"pipeline_parallel_size=5 .* 4 layers of m; allowed: 1 to 4"):
         split(pipeline_parallel_size=5)
+
+
+def test_kv_events_are_checked_before_anything_starts():
+    events = {"enable_kv_cache_events": True}
+    assert settle(kv_events_config=events)[0].cache.kv_events_config.active
+    with pytest.raises(ConfigError, match="no events with enable_prefix_caching=False"):
+        settle(kv_events_config=events, enable_prefix_caching=False)
+    with pytest.raises(ConfigError, match="endpoint='here' is not an endpoint"):
+        settle(kv_events_config=events | {"endpoint": "here"})
+    settle(kv_events_config=events | {"endpoint": "here", "publisher": "null"}, enable_prefix_caching=False)

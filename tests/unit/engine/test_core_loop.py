@@ -15,7 +15,8 @@ from pagemill.messages.core_calls import (
     FrontEndGone,
     StepOutputs,
 )
-from pagemill.messages.engine_io import FinishReason
+from pagemill.messages.engine_io import EngineCoreOutputs, FinishReason
+from pagemill.messages.stats import ResidencySamples, SchedulerStats
 from tests.fakes.engine_setup import core_request, make_core
 from tests.fakes.scripted_worker import alone
 
@@ -80,7 +81,7 @@ def test_each_front_end_gets_its_own_requests_outputs(running):
         assert post.tokens[request.request_id] == alone(request, worker.group_specs, worker.vocab_size, 64)
     wait_until(lambda: loop.idle)
     assert loop.num_steps > 0
-    assert (loop.num_running, loop.num_waiting) == (0, 0)
+    assert (loop.stats.num_running, loop.stats.num_waiting) == (0, 0)
     assert not loop._owners
     assert not loop._num_owned
 
@@ -96,6 +97,23 @@ def test_an_abort_and_a_dead_front_end_free_everything(running):
     assert not loop._owners
     assert not loop._num_owned
     assert not post.finish
+    assert (loop.stats.num_running, loop.stats.num_waiting, loop.stats.kv_cache_usage) == (0, 0, 0)
+
+
+def test_what_is_said_of_a_step_as_a_whole_goes_to_one_front_end():
+    core, _ = make_core()
+    posted = []
+    loop = CoreLoop(core, lambda front_end, report: posted.append((front_end, report.outputs)))
+    for index in range(2):
+        loop._apply((index, AddRequests([core_request(f"r{index}", 4)])))
+    stats = SchedulerStats(num_running=2, residency=ResidencySamples([1.0]))
+    rows = EngineCoreOutputs(request_ids=["r0", "r1"], token_ids=[5, 6], stats=stats, step_at=3.0, num_step_tokens=2)
+    loop._deliver(rows)
+    (_, first), (_, second) = posted
+    assert (first.num_step_tokens, second.num_step_tokens) == (2, 0)
+    assert (first.stats, second.stats) == (stats, SchedulerStats(num_running=2))
+    assert first.step_at == second.step_at == 3.0
+    assert loop.stats == SchedulerStats(num_running=2), "pulses must not repeat samples"
 
 
 def test_calls_are_answered_and_their_errors_too(running):

@@ -20,6 +20,7 @@ SETUPS = st.builds(
     spare_blocks=st.integers(0, 6),
     depth=st.sampled_from([1, 2, 3]),
     algorithm=st.sampled_from(ALGORITHMS),
+    partial_reuse=st.booleans(),
     budget=st.sampled_from([2, 3, 8, 40, 64]),
     slots=st.integers(1, 5),
     chunked=st.booleans(),

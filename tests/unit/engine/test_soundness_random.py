@@ -8,13 +8,16 @@ import os
 import pytest
 
 from pagemill.engine.kv_cache import prefix_hash
+from pagemill.engine.kv_cache.block_heads import BlockHeads
 from pagemill.engine.kv_cache.block_pool import BlockPool
+from pagemill.engine.kv_cache.events import EventRecorder
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.managers.chunked_local import ChunkedLocalManager
 from pagemill.engine.kv_cache.managers.interface import GroupManager
 from pagemill.engine.kv_cache.managers.mamba import MambaManager
 from pagemill.engine.kv_cache.managers.recent import RecentBlocksManager
 from pagemill.engine.kv_cache.managers.sliding_window import SlidingWindowManager
+from pagemill.engine.kv_cache.partial_reuse import PartialReuse
 from pagemill.engine.scheduler import admission as admission_module
 from pagemill.engine.scheduler import scheduler as scheduler_module
 from pagemill.engine.scheduler.admission import Admission
@@ -31,6 +34,7 @@ HAPPENS = (
     "preempted",
     "preempted with a token in flight",
     "cached",
+    "copied",
     "cached after preemption",
     "pool full",
     "reset",
@@ -121,6 +125,48 @@ def states_are_shared_in_the_step_that_writes_them(real):
 @patched(MambaManager, "first_read")
 def the_state_before_is_dropped_with_the_step_that_reads_it(real):
     return lambda manager, position: position // manager.block_size
+
+
+@patched(BlockHeads, "add")
+def parts_of_blocks_are_copied_in_the_step_that_writes_them(real):
+    def add(heads, *args):
+        real(heads, *args)
+        heads.begin_step()
+
+    return add
+
+
+@patched(EventRecorder, "removed")
+def one_removal_in_a_hundred_is_not_told(real):
+    count = iter(range(1, 10**9))
+    return lambda events, key: real(events, key) if next(count) % 100 else None
+
+
+@patched(BlockHeads, "forget")
+def parts_of_evicted_blocks_are_copied(real):
+    return lambda heads, blocks: None
+
+
+@patched(PartialReuse, "extend")
+def parts_of_blocks_are_copied_from_another_group(real):
+    def extend(partial, request, num_tokens):
+        num_copied, sources = real(partial, request, num_tokens)
+        return num_copied, sources[::-1]
+
+    return extend
+
+
+@patched(prefix_hash.PrefixHasher, "past")
+def parts_of_blocks_are_copied_whatever_the_salt(real):
+    def past(hasher, request, block_index):
+        return request.block_hashes[block_index - 1] if block_index else hasher.root
+
+    return past
+
+
+@patched(PartialReuse, "commit")
+def a_token_more_is_copied_than_was_computed(real):
+    return lambda partial, request, num_tokens: real(partial, request, num_tokens + bool(num_tokens % 4))
 
 
 @patched(GroupManager, "free")

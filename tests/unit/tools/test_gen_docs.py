@@ -24,6 +24,20 @@ def test_rows_of_a_section():
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    """For the test."""
+
+    inner_settings: Section = setting(Section(), "JSON object")
+
+
+def test_a_setting_with_fields_of_its_own_has_a_table():
+    assert list(gen_docs.flag_rows(Outer)) == [("`--inner-settings`", "`inner_settings`", "`{}`", "JSON object")]
+    text = gen_docs.nested_section("inner_settings", Section)
+    assert text.startswith("\n### --inner-settings\n\nFor the test.\n\n| field | default | meaning |\n")
+    assert "| `kind` | `a` | a \\| b; one of `a`, `b` |\n" in text
+
+
 def test_bars_do_not_split_cells():
     assert gen_docs.table(("head",), [("a | b",)]) == "| head |\n| --- |\n| a \\| b |\n"
 

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -28,18 +29,26 @@ def step(num_slots=3):
         7,
         np.arange(num_slots, dtype=np.int32),
         np.ones(num_slots, np.int32),
-        new=[NewRequest("a", 0, [1, 2, 3], 3, 0, ([1], []), SamplingParams(stop=["x"], seed=2**64 - 1))],
+        new=[
+            NewRequest(
+                "a", 0, np.array([1, 2, 3], np.int32), 3, 0, ([1], []), SamplingParams(stop=["x"], seed=2**64 - 1)
+            )
+        ],
         grown=[SlotBlocks(1, ([], [4, 5]))],
         released=[2],
     )
+
+
+def _plain(new):
+    return dataclasses.replace(new, token_ids=new.token_ids.tolist())
 
 
 def same(left, right):
     return (
         np.array_equal(left.slots, right.slots)
         and np.array_equal(left.num_tokens, right.num_tokens)
-        and (left.step_id, left.new, left.grown, left.released)
-        == (right.step_id, right.new, right.grown, right.released)
+        and [_plain(new) for new in left.new] == [_plain(new) for new in right.new]
+        and (left.step_id, left.grown, left.released) == (right.step_id, right.grown, right.released)
     )
 
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from pagemill.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from pagemill.engine.kv_cache.prefix_hash import GROUP_BYTES
 from pagemill.messages.kv_spec import KVCacheSpec
 from pagemill.utils.math import ceil_div
 
@@ -42,7 +43,7 @@ class GroupManager(ABC):
         self._spec = spec
         self._stride = spec.block_size // hash_block_size
         # Equal tokens in different groups are different memory, cached and evicted independently.
-        self._suffix = group_index.to_bytes(2, "big")
+        self._suffix = group_index.to_bytes(GROUP_BYTES, "big")
         self._tables: dict[str, BlockTable] = {}
 
     @abstractmethod

@@ -63,6 +63,9 @@ class CpuImpl(AttentionImpl):
         )
         self._address = ctypes.addressof(self._layer)
 
+    def native(self) -> native.Layer:
+        return self._layer
+
     def forward(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: CpuMetadata
     ) -> Tensor:

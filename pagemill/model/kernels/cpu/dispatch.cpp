@@ -4,6 +4,7 @@
 #include "kernels.h"
 #include "parallel.h"
 #include "selected.h"
+#include "thread_buffer.h"
 
 namespace {
 
@@ -17,7 +18,13 @@ const Candidate CANDIDATES[] = {
 #if defined(__x86_64__)
     {&kernels_avx512_bf16,
      [] {
-       return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+       return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
+              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+              __builtin_cpu_supports("avx512vl");
+     }},
+    {&kernels_avx512_vnni,
+     [] {
+       return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
      }},
     {&kernels_avx512,
@@ -101,7 +108,14 @@ int64_t pm_panel() { return LINEAR_PANEL; }
 
 void pm_linear(const PmLinear* linear, void* out, const void* x, int64_t num_rows, int64_t x_stride, int64_t out_stride,
                int64_t out_dtype, int64_t threads) {
-  const LinearArgs args = {*linear, x, out, num_rows, x_stride, out_stride, out_dtype};
-  share_evenly(num_panels(*linear), linear->rows * linear->cols * 2, threads,
+  static thread_local ThreadBuffer quantized;
+  LinearArgs args = {*linear, x, out, num_rows, x_stride, out_stride, out_dtype, nullptr};
+  const int64_t bytes = selected->quantized_bytes(args);
+  if (bytes) {
+    args.quantized = quantized.at_least(bytes);
+    share_evenly(num_rows, num_rows * linear->cols * 2, threads,
+                 [&](int64_t begin, int64_t end) { selected->quantize_rows(args, begin, end); });
+  }
+  share_evenly(num_panels(*linear), linear->rows * linear->cols / (bytes ? 2 : 1), threads,
                [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
 }

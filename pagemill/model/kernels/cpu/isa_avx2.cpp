@@ -5,7 +5,7 @@
 #include "rows.h"
 
 const KernelTable kernels_avx2 = {
-    "avx2", norm,           activation,     rope, argmax, linear, write_kv, attention_scratch_bytes,
-    attend,     attend_segment, merge_segments,
+    "avx2", norm, activation, rope, argmax, linear, quantized_bytes, quantize_rows,
+    write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
 };
 #endif

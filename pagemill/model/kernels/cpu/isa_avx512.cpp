@@ -5,7 +5,7 @@
 #include "rows.h"
 
 const KernelTable kernels_avx512 = {
-    "avx512", norm,           activation,     rope, argmax, linear, write_kv, attention_scratch_bytes,
-    attend,     attend_segment, merge_segments,
+    "avx512", norm, activation, rope, argmax, linear, quantized_bytes, quantize_rows,
+    write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
 };
 #endif

@@ -1,11 +1,11 @@
-// The kernels for AVX-512 with bfloat16 dot products; the build passes the flags of this instruction set.
+// The kernels for AVX-512 with dot products of bytes and of bfloat16; the build passes the flags of this instruction set.
 #if defined(__x86_64__)
 #include "attention.h"
 #include "linear.h"
 #include "rows.h"
 
 const KernelTable kernels_avx512_bf16 = {
-    "avx512_bf16", norm,           activation,     rope, argmax, linear, write_kv, attention_scratch_bytes,
-    attend,     attend_segment, merge_segments,
+    "avx512_bf16", norm, activation, rope, argmax, linear, quantized_bytes, quantize_rows,
+    write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
 };
 #endif

@@ -4,6 +4,6 @@
 #include "rows.h"
 
 const KernelTable kernels_portable = {
-    "portable", norm,           activation,     rope, argmax, linear, write_kv, attention_scratch_bytes,
-    attend,     attend_segment, merge_segments,
+    "portable", norm, activation, rope, argmax, linear, quantized_bytes, quantize_rows,
+    write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
 };

@@ -127,6 +127,15 @@ struct ArgmaxResult {
 enum PmFormat : int64_t {
   // bfloat16, [panel][pair of inputs][output of the panel][2]: 32 bits of a lane are two inputs of one output.
   PM_BF16_PANELS = 0,
+  // Integers with a scale, and possibly a minimum, for each output and block of 32 inputs:
+  // [panel][block]{limits of the outputs; integers}, inputs beyond the last are zeros. Four inputs of an output, a
+  // group, lie side by side. What is limits and integers:
+  // 16-bit float scale [output]; bytes [group][output][4], 128 standing for 0.
+  PM_Q8_PANELS = 1,
+  // The same; half bytes [4 groups][output][4], 8 standing for 0: group g in the low halves, g + 4 in the high ones.
+  PM_Q4_PANELS = 2,
+  // 16-bit float scale and minimum [output][2]; half bytes as above, 0 standing for the minimum.
+  PM_Q4_MIN_PANELS = 3,
 };
 
 constexpr int64_t LINEAR_PANEL = 32;
@@ -155,6 +164,9 @@ struct LinearArgs {
   int64_t x_stride;
   int64_t out_stride;
   int64_t out_dtype;
+  // Formats of integers multiply inputs of 8 bits. Where they are, after `quantize_rows` for all rows; null: each call of
+  // `linear` makes its own, which is fine for few rows.
+  void* quantized;
 };
 
 inline int64_t num_panels(const PmLinear& linear) { return (linear.rows + LINEAR_PANEL - 1) / LINEAR_PANEL; }
@@ -168,6 +180,9 @@ struct KernelTable {
   ArgmaxResult (*argmax)(const ArgmaxArgs&, int64_t row, int64_t begin, int64_t end);
   // Panels [begin, end) of a linear layer, for all rows.
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
+  // Rows [begin, end) of x into args.quantized, which has `quantized_bytes` (0: the format does not need it).
+  int64_t (*quantized_bytes)(const LinearArgs&);
+  void (*quantize_rows)(const LinearArgs&, int64_t begin, int64_t end);
   void (*write_kv)(const AttentionArgs&, int64_t begin, int64_t end);
   int64_t (*attention_scratch_bytes)(const AttentionArgs&);
   // All keys of a tile for one KV head, straight to the output.
@@ -182,6 +197,7 @@ extern const KernelTable kernels_portable;
 #if defined(__x86_64__)
 extern const KernelTable kernels_avx2;
 extern const KernelTable kernels_avx512;
+extern const KernelTable kernels_avx512_vnni;
 extern const KernelTable kernels_avx512_bf16;
 #endif
 
@@ -209,3 +225,6 @@ PM_EXPORT int pm_attention(void* out, const void* query, const void* key, const 
 PM_EXPORT int64_t pm_panel();
 PM_EXPORT void pm_linear(const PmLinear* linear, void* out, const void* x, int64_t num_rows, int64_t x_stride,
                          int64_t out_stride, int64_t out_dtype, int64_t threads);
+// Rows of a weight without a gate, [count, cols] bfloat16. 0: done, 1: there is no such row.
+PM_EXPORT int pm_linear_rows(const PmLinear* linear, void* out, const int64_t* indices, int64_t count,
+                             int64_t threads);

@@ -3,13 +3,10 @@
 // the batch.
 #pragma once
 
-#include "kernels.h"
-#include "vec_math.h"
+#include "linear_int.h"
 
 namespace {
 
-// Vectors that hold the outputs of a panel.
-constexpr int LINEAR_VECS = (int)(LINEAR_PANEL / LANES);
 // Rows of the input that a panel is multiplied with at a time: as many accumulators as fit the registers.
 #if PM_VEC_BYTES == 64
 constexpr int LINEAR_ROWS = 12;
@@ -20,8 +17,6 @@ constexpr int LINEAR_ROWS = 1;
 #endif
 // Bytes of the input after whose rows the weights are read again: they stay in the second-level cache meanwhile.
 constexpr int64_t CHUNK_BYTES = 288 * 1024;
-// Ahead of the multiplication with a single row, which is bound by memory.
-constexpr int64_t LINEAR_PREFETCH = 4096;
 
 // acc[lane] += low(w) * low(x) + high(w) * high(x), for pairs of bfloat16.
 PM_INLINE vf dot_pairs(vf acc, vu w, uint32_t x) {
@@ -70,38 +65,6 @@ PM_INLINE void multiply_some(int64_t rows, const uint32_t* panel, int64_t num_pa
   if constexpr (ROWS > 1) multiply_some<ROWS - 1>(rows, panel, num_pairs, x, x_stride, acc);
 }
 
-template <class T>
-PM_INLINE void store_outputs(T* out, const vf* values, int64_t count, int first, int last) {
-  for (int v = first; v < last; ++v) {
-    const int64_t left = count - (int64_t)(v - first) * LANES;
-    if (left > 0) store(out + (v - first) * LANES, values[v], min_of(left, LANES));
-  }
-}
-
-// One row of a panel: bias, gate and rounding, where the composition of single operations in torch rounds.
-template <class T>
-void finish_row(const LinearArgs& args, int64_t panel, int64_t row, vf* acc) {
-  const PmLinear& linear = args.linear;
-  T* out = (T*)args.out + row * args.out_stride;
-  if (!linear.gate) {
-    const int64_t first = panel * LINEAR_PANEL, count = min_of(LINEAR_PANEL, linear.rows - first);
-    if (linear.bias)
-      for (int v = 0; v < LINEAR_VECS; ++v) {
-        const int64_t left = count - v * LANES;
-        if (left > 0) acc[v] += load(linear.bias + first + v * LANES, min_of(left, LANES));
-      }
-    return store_outputs(out + first, acc, count, 0, LINEAR_VECS);
-  }
-  constexpr int HALF = LINEAR_VECS / 2;
-  const int64_t first = panel * (LINEAR_PANEL / 2), count = min_of(LINEAR_PANEL / 2, linear.rows / 2 - first);
-  for (int v = 0; v < HALF; ++v) {
-    const vf gate = rounded_to<bf16>(acc[v]), up = rounded_to<bf16>(acc[HALF + v]);
-    const vf active = linear.gate == PM_SILU ? Silu::apply(gate) : GeluTanh::apply(gate);
-    acc[v] = rounded_to<bf16>(active) * up;
-  }
-  store_outputs(out + first, acc, count, 0, HALF);
-}
-
 void linear_bf16(const LinearArgs& args, int64_t begin, int64_t end) {
   const int64_t num_pairs = args.linear.cols / 2;
   const bf16* x = (const bf16*)args.x;
@@ -116,9 +79,7 @@ void linear_bf16(const LinearArgs& args, int64_t begin, int64_t end) {
         const int64_t row = chunk + (stop - chunk) * part / parts, next = chunk + (stop - chunk) * (part + 1) / parts;
         vf acc[LINEAR_ROWS][LINEAR_VECS];
         multiply_some<LINEAR_ROWS>(next - row, weight, num_pairs, x + row * args.x_stride, args.x_stride, acc);
-        for (int64_t r = row; r < next; ++r)
-          args.out_dtype == PM_FLOAT32 ? finish_row<float>(args, panel, r, acc[r - row])
-                                       : finish_row<bf16>(args, panel, r, acc[r - row]);
+        for (int64_t r = row; r < next; ++r) finish_row(args, panel, r, acc[r - row]);
       }
     }
   }
@@ -129,6 +90,12 @@ void linear(const LinearArgs& args, int64_t begin, int64_t end) {
   switch (args.linear.format) {
     case PM_BF16_PANELS:
       return linear_bf16(args, begin, end);
+    case PM_Q8_PANELS:
+      return linear_int<Q8>(args, begin, end);
+    case PM_Q4_PANELS:
+      return linear_int<Q4>(args, begin, end);
+    case PM_Q4_MIN_PANELS:
+      return linear_int<Q4Min>(args, begin, end);
   }
 }
 

@@ -1,5 +1,5 @@
-"""Weights of a GGUF file, dequantized, under their Hugging Face names. Tensors are decoded a few ahead, on threads;
-of a tensor that is wanted in part, only the blocks that hold the part are read."""
+"""Weights of a GGUF file under their Hugging Face names, dequantized or as blocks. Tensors are decoded a few ahead, on
+threads; of a tensor that is wanted in part, only the blocks that hold the part are read."""
 
 import dataclasses
 import math
@@ -17,7 +17,9 @@ from torch import Tensor
 from pagemill.artifacts.gguf_file import TENSOR_TYPES, GgufTensor, read_gguf
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
+from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.loading.part import Part, Select, whole
+from pagemill.model.loading.sources.gguf_blocks import as_blocks, has_blocks
 from pagemill.utils.math import ceil_div
 
 _AHEAD = 8
@@ -56,11 +58,17 @@ class Wanted:
     part: Part
 
 
-def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole) -> Iterator[tuple[str, Tensor]]:
-    """(name, selected part in dtype). Raises ModelError for types and names that are not known."""
+def iterate(
+    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole
+) -> Iterator[tuple[str, Tensor | BlockTensor]]:
+    """(name, selected part in dtype, or as blocks where that is asked for and possible).
+
+    Raises ModelError for types and names that are not known.
+    """
     path = Path(facts.path)
     file = read_gguf(path)
-    data = np.memmap(path, dtype=np.uint8, mode="r")
+    # Nobody writes; torch would warn of memory that it may not.
+    data = np.memmap(path, dtype=np.uint8, mode="c")
     tensors = deque(_wanted((tensor for name, tensor in file.tensors.items() if name not in _UNUSED), facts, select))
     with ThreadPoolExecutor(torch.get_num_threads(), "dequantize") as pool:
         pending = deque(pool.submit(_decode, data, wanted, facts, dtype) for wanted in _take(tensors, _AHEAD))
@@ -81,10 +89,37 @@ def _take(tensors: deque[Wanted], count: int) -> list[Wanted]:
     return [tensors.popleft() for _ in range(min(count, len(tensors)))]
 
 
-def _decode(data: np.ndarray, wanted: Wanted, facts: ModelFacts, dtype: torch.dtype) -> tuple[str, Tensor]:
+def _decode(
+    data: np.ndarray, wanted: Wanted, facts: ModelFacts, dtype: torch.dtype
+) -> tuple[str, Tensor | BlockTensor]:
+    if wanted.part.as_stored and has_blocks(wanted.tensor):
+        blocks = read_blocks(data, wanted.tensor, wanted.part)
+        if blocks is not None:
+            rows = _undo_conversion(wanted.name, blocks.blocks, facts, wanted.tensor.shape[0])
+            return wanted.name, dataclasses.replace(blocks, blocks=rows)
     values = read_part(data, wanted.tensor, wanted.part)
     values = _undo_conversion(wanted.name, values, facts, wanted.tensor.shape[0])
     return wanted.name, values.to(dtype)
+
+
+def read_blocks(data: np.ndarray, tensor: GgufTensor, part: Part) -> BlockTensor | None:
+    """A part of a quantized matrix as blocks, mapped where the file has them in this form; None for columns that are
+    not whole blocks. Raises ModelError for a type that is not known."""
+    raw = _bytes_of(data, tensor)
+    _, block, block_bytes = TENSOR_TYPES[tensor.type_id]
+    rows = raw.reshape(tensor.shape[0], -1)
+    if part.dim == 0:
+        return as_blocks(rows[part.start : part.stop], tensor)
+    if part.start % block or part.stop % block:
+        return None
+    first, last = part.start // block * block_bytes, part.stop // block * block_bytes
+    return as_blocks(np.ascontiguousarray(rows[:, first:last]), tensor)
+
+
+def _bytes_of(data: np.ndarray, tensor: GgufTensor) -> np.ndarray:
+    if tensor.num_bytes is None or tensor.type_name not in SUPPORTED_TYPES:
+        raise ModelError(f"tensor {tensor.name} is of type {tensor.type_name}, which is not supported")
+    return data[tensor.offset : tensor.offset + tensor.num_bytes]
 
 
 def read_part(data: np.ndarray, tensor: GgufTensor, part: Part) -> Tensor:
@@ -93,9 +128,7 @@ def read_part(data: np.ndarray, tensor: GgufTensor, part: Part) -> Tensor:
     Quantized rows are blocks of 32 or 256 values, so that a part that begins within a block is decoded from the
     block's beginning.
     """
-    if tensor.num_bytes is None or tensor.type_name not in SUPPORTED_TYPES:
-        raise ModelError(f"tensor {tensor.name} is of type {tensor.type_name}, which is not supported")
-    raw = data[tensor.offset : tensor.offset + tensor.num_bytes]
+    raw = _bytes_of(data, tensor)
     if part.covers(tensor.shape):
         return dequantized(raw, tensor).reshape(tensor.shape)
     _, block, block_bytes = TENSOR_TYPES[tensor.type_id]

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from pagemill import __version__
-from pagemill.errors import EngineDeadError, UnavailableError
+from pagemill.errors import UnavailableError
 from pagemill.serve.http.state import services
 
 router = APIRouter()
@@ -14,11 +14,11 @@ router = APIRouter()
 @router.get("/health", response_model=None)
 @router.get("/ping", response_model=None)
 async def health(request: Request) -> Response:
-    """200 while every engine lives and makes progress. Raises EngineDeadError, which is 503, otherwise. Asks nobody:
-    it answers from what is known, and queues nothing."""
+    """200 while every engine lives and makes progress; else 503 with the reason. Asks nobody: it answers from what is
+    known, and queues nothing. Raises UnavailableError."""
     problem = services(request).engine.problem()
     if problem is not None:
-        raise EngineDeadError(problem)
+        raise UnavailableError(problem)
     return Response()
 
 

@@ -102,7 +102,7 @@ def test_steps_larger_than_a_slot_of_the_queue():
     params = core_request("a", 1).params
     with executor("Counting", tensor_parallel_size=2) as multiproc:
         for step_id, num_tokens in enumerate((10, 500_000, 20, 2_000_000)):
-            new = NewRequest("a", 0, [70_000] * num_tokens, num_tokens, 0, ([1],), params)
+            new = NewRequest("a", 0, np.full(num_tokens, 70_000, np.int32), num_tokens, 0, ([1],), params)
             array = np.arange(num_tokens, dtype=np.int32)
             multiproc.execute_model(SchedulerOutput(step_id, array, array, new=[new]))
             assert multiproc.sample_tokens().result(20).token_ids.tolist() == [num_tokens, num_tokens]

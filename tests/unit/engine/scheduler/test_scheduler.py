@@ -138,6 +138,31 @@ def test_generated_tokens_are_shared_with_a_running_request():
     assert client.cached["2"] == 8
 
 
+def test_a_step_says_when_it_ended_and_what_it_computed():
+    client, _ = engine(budget=6)
+    seen = []
+    client.add(core_request("r", 10, max_tokens=3))
+    for _ in range(4):
+        seen += client.core.step()
+    assert [outputs.num_step_tokens for outputs in seen] == [6, 4, 1, 1]
+    times = [outputs.step_at for outputs in seen]
+    assert times == sorted(times)
+    (first,) = seen[1].outputs
+    assert 0 < first.queued_at <= first.scheduled_at <= times[0], "it ran in the first step"
+    assert [output.queued_at for outputs in seen[2:] for output in outputs.outputs] == [None], "said once"
+
+
+def test_preemption_does_not_move_the_time_of_the_first_scheduling():
+    client, _ = tight(6, caching=False)
+    client.add(core_request("old", [9] * 8, max_tokens=12), core_request("new", [8] * 7, max_tokens=6))
+    client.step()
+    (request,) = [item for item in client.core._scheduler._requests.values() if item.request_id == "new"]
+    scheduled_at = request.scheduled_at
+    client.run()
+    assert client.stats.num_preemptions
+    assert request.scheduled_at == scheduled_at > 0
+
+
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
@@ -157,7 +182,7 @@ def test_the_latest_request_gives_way_and_resumes_with_all_its_tokens():
     assert (client.stats.num_preemptions, client.stats.num_running) == (1, 1)
     client.run()
     resumed = [item for step in worker.steps for item in step.new if item.request_id == "new"][1]
-    assert resumed.token_ids == [*new.prompt_token_ids, *client.tokens["new"][: len(resumed.token_ids) - 7]]
+    assert resumed.token_ids.tolist() == [*new.prompt_token_ids, *client.tokens["new"][: len(resumed.token_ids) - 7]]
     assert resumed.num_prompt_tokens == 7
     assert len(resumed.token_ids) > 7
     assert client.tokens == {"old": expected(worker, old, 24), "new": expected(worker, new, 24)}

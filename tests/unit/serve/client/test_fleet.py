@@ -279,11 +279,22 @@ async def test_a_stalled_engine_gets_no_new_requests_while_another_can_take_them
 async def test_load_is_what_was_reported_and_what_was_sent_since():
     fleet = Fleet(2, LeastLoaded())
     for engine in (0, 1):
-        fleet.client.on_event(EngineLoadReport(engine, 4 * engine, 0))
+        fleet.client.on_event(EngineLoadReport(engine, SchedulerStats(num_running=4 * engine)))
         if (engine, 0) in fleet.engines:
             fleet[engine, 0].paused = True
     await fleet.add(*requests(7, max_tokens=1000))
     assert [len(fleet[engine, 0].seen) for engine in (0, 1)] == [4 + 2, 1]  # equal loads at 4: the first; then in turns
+    await fleet.client.close()
+
+
+async def test_figures_of_every_engine_also_of_those_that_are_down():
+    fleet = Fleet(2, LeastLoaded())
+    busy = SchedulerStats(num_running=7, kv_cache_usage=0.5)
+    assert fleet.client.stats() == {0: SchedulerStats(), 1: SchedulerStats()}
+    fleet.client.on_event(EngineLoadReport(1, busy))
+    assert fleet.client.stats() == {0: SchedulerStats(), 1: busy}
+    fleet.client.on_event(EngineDown(1, 0, "it fell over"))
+    assert fleet.client.stats() == {0: SchedulerStats(), 1: SchedulerStats()}
     await fleet.client.close()
 
 

@@ -9,7 +9,7 @@ from tests.unit.serve.http.conftest import Connect
 
 KEY = "correct-horse"
 GOOD = {"authorization": f"Bearer {KEY}"}
-EXPECTED_PUBLIC = {"/", "/static/{name}", "/health", "/ping"}
+EXPECTED_PUBLIC = {"/", "/static/{name}", "/health", "/ping", "/health/live", "/health/ready", "/metrics"}
 
 
 def all_routes() -> list[tuple[str, str]]:

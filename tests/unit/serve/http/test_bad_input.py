@@ -254,7 +254,7 @@ async def test_dead_engine(connect: Connect) -> None:
         assert check_error(answer.content)["code"] == "engine_dead"
     dead = await client.get("/health")
     assert dead.status_code == 503
-    assert check_error(dead.content)["code"] == "engine_dead"
+    assert check_error(dead.content)["code"] == "unavailable"
 
 
 async def test_overloaded(connect: Connect) -> None:

@@ -1,0 +1,100 @@
+"""What the precision of weights and activations costs: perplexity on a fixed text, against the same weights in float32.
+
+    PYTHONPATH=. python benchmarks/perplexity.py [--model FILE] [--types Q8_0 Q4_1] [--settings none auto int8]
+
+The text is chapters I and II of "Alice's Adventures in Wonderland" by Lewis Carroll (1865), in the public domain, read
+in windows. `--types` also measures copies of a GGUF file whose matrices are stored in another type. Settings are values
+of --quantization in bfloat16 (auto: as in the file); each row is compared with its own file dequantized in float32. The
+error is that of the mean difference per token, one standard deviation.
+"""
+
+import argparse
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import torch
+
+from pagemill.artifacts.describe import describe, locate
+from pagemill.config.sections import ModelConfig
+from pagemill.model.factory import load_model
+from pagemill.platforms.cpu import CpuPlatform
+from pagemill.tokenizers.load import load_tokenizer
+from pagemill.utils.timing import PhaseTimer
+from tests.fakes.paged import PagedModel
+
+TEXT = Path(__file__).parent / "texts" / "alice.txt"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One way to run a model."""
+
+    dtype: str
+    quantization: str | None
+
+
+def token_losses(path: Path, settings: Settings, token_ids: list[int], window: int) -> torch.Tensor:
+    """Negative log-likelihood of every token that has one before it in its window."""
+    facts = describe(str(path), path)
+    config = ModelConfig(str(path), dtype=settings.dtype, max_model_len=2048, quantization=settings.quantization)
+    model = PagedModel(load_model(facts, config, CpuPlatform(), PhaseTimer()), settings.dtype)
+    losses = []
+    for begin in range(0, len(token_ids) - 1, window):
+        part = token_ids[begin : begin + window]
+        scores = model.logits(part)[:-1].float().log_softmax(-1)
+        losses.append(-scores[torch.arange(len(part) - 1), torch.tensor(part[1:])])
+    return torch.cat(losses)
+
+
+def stored_as(path: Path, type_name: str, folder: Path) -> Path:
+    """A copy of a GGUF file whose quantized matrices are of another type."""
+    kind, reader = gguf.GGMLQuantizationType[type_name], gguf.GGUFReader(path)
+    copy = folder / f"{path.stem}.{type_name}.gguf"
+    writer = gguf.GGUFWriter(copy, reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if field.name != "general.architecture" and not field.name.startswith("GGUF."):
+            element = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], element)
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        matrix = tensor.tensor_type not in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+        wanted = kind if matrix else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(tensor.name, gguf.quants.quantize(values, wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return copy
+
+
+def measure(path: Path, settings: list[str], window: int) -> None:
+    """Print a row for each of the settings."""
+    token_ids = load_tokenizer(path).encode(TEXT.read_text())
+    reference = token_losses(path, Settings("float32", "none"), token_ids, window)
+    print(f"{path.name}: {len(token_ids)} tokens, perplexity in float32 {reference.mean().exp():.4f}")
+    for name in settings:
+        losses = token_losses(path, Settings("bfloat16", None if name == "auto" else name), token_ids, window)
+        change = losses - reference
+        percent, error = change.mean().expm1() * 100, change.std() / len(change) ** 0.5 * 100
+        print(f"  {name:5} perplexity {losses.mean().exp():.4f}, {percent:+.3f}% +- {error:.3f}%", flush=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2", help="alias, folder or GGUF file")
+    parser.add_argument("--types", nargs="*", default=[], help="types to store copies of a GGUF file in")
+    parser.add_argument("--settings", nargs="*", default=["none", "auto"], help="values of --quantization; auto")
+    parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
+    args = parser.parse_args()
+    path = locate(args.model)
+    measure(path, args.settings, args.window)
+    with tempfile.TemporaryDirectory() as folder:
+        for type_name in args.types:
+            measure(stored_as(path, type_name, Path(folder)), args.settings, args.window)
+
+
+if __name__ == "__main__":
+    main()

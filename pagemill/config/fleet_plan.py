@@ -1,0 +1,80 @@
+"""Which engines of a server run on this machine, and where those of others connect: `FleetConfig`, checked.
+
+Knows nothing about how engines are started or reached.
+"""
+
+from dataclasses import dataclass
+
+from pagemill.config.facts import ModelFacts
+from pagemill.config.sections import FleetConfig
+from pagemill.errors import ConfigError
+
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """The engines 0 to `size` - 1, over machines."""
+
+    size: int
+    local: range
+    """Those of this machine."""
+    headless: bool = False
+    """Whether this machine has engines only, and the head is another one."""
+    head: tuple[str, int] | None = None
+    """Host and port at which nodes reach the head; None when there is one machine."""
+
+    @property
+    def remote(self) -> range:
+        """Those that connect to this machine from others; none when it is not the head."""
+        return range(self.local.stop if self.head is not None and not self.headless else self.size, self.size)
+
+
+def plan_fleet(fleet: FleetConfig) -> FleetPlan:
+    """The plan that the settings ask for. Raises ConfigError that names those in conflict and the remedy."""
+    size, start, address = fleet.data_parallel_size, fleet.data_parallel_start_rank, fleet.data_parallel_address
+    if fleet.data_parallel_rpc_port > MAX_PORT:
+        raise ConfigError(f"data_parallel_rpc_port={fleet.data_parallel_rpc_port} is not allowed: 1 to {MAX_PORT}")
+    if fleet.headless:
+        _check_headless(fleet)
+    elif start:
+        raise ConfigError(
+            f"data_parallel_start_rank={start} is for nodes, as the head has the first ranks: leave it out, or add "
+            "--headless"
+        )
+    first = start or 0
+    num_local = size - first if fleet.data_parallel_size_local is None else fleet.data_parallel_size_local
+    if first + num_local > size or (fleet.headless and num_local < 1):
+        raise ConfigError(
+            f"data_parallel_start_rank={first} and data_parallel_size_local={num_local} are not ranks of "
+            f"data_parallel_size={size}; allowed: at least one rank of 0 to {size - 1}"
+        )
+    local = range(first, first + num_local)
+    if not fleet.headless and num_local == size:
+        return FleetPlan(size, local)
+    if address is None:
+        raise ConfigError(
+            f"data_parallel_size_local={num_local} is less than data_parallel_size={size}: --data-parallel-address (an "
+            "address of this machine) and --data-parallel-rpc-port say where the machines with the others connect"
+        )
+    return FleetPlan(size, local, fleet.headless, (address, fleet.data_parallel_rpc_port))
+
+
+def needs_lockstep(fleet: FleetConfig, facts: ModelFacts) -> bool:
+    """Whether the engines step together: as the user says, or if the model has experts."""
+    wanted = fleet.data_parallel_lockstep
+    return fleet.data_parallel_size > 1 and (facts.num_experts > 0 if wanted is None else wanted)
+
+
+def _check_headless(fleet: FleetConfig) -> None:
+    needed = {
+        "--data-parallel-address": fleet.data_parallel_address,
+        "--data-parallel-start-rank": fleet.data_parallel_start_rank,
+    }
+    missing = [flag for flag, value in needed.items() if value is None]
+    if missing:
+        raise ConfigError(f"headless=True needs {' and '.join(missing)}: which head, and which of its engines run here")
+    if fleet.api_server_count is not None:
+        raise ConfigError(
+            f"api_server_count={fleet.api_server_count}: a headless node has no API servers; leave it out"
+        )

@@ -1,0 +1,113 @@
+"""Waves: when an engine steps that must step together with others. `WaveMember` is one engine's part in them.
+
+Does not know how news and orders travel, nor what a step does. Why engines must step together at all: the expert
+layers of a mixture of experts exchange tokens between data-parallel replicas in every forward pass, so each pass of
+one engine needs one of all others, with requests or without.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from pagemill.messages.waves import JoinWaves, RoundDone, RoundVerdict, StartWave, WaveNews, WaveOrder, WaveStarted
+
+ROUND_STEPS = 16
+"""Steps between two reports to the coordinator. A wave ends with one to two rounds for nothing."""
+
+
+class Waves(Protocol):
+    """Decides when a loop takes a step."""
+
+    def due(self) -> bool:
+        """Whether a step is to be taken now."""
+
+    def stepped(self, num_executed: int) -> None:
+        """So many steps were given to the workers since the engine's start."""
+
+    def obey(self, order: WaveOrder) -> None:
+        """The coordinator spoke."""
+
+
+class NoWaves:
+    """An engine that steps when it has work, whatever others do."""
+
+    def __init__(self, has_work: Callable[[], bool]) -> None:
+        self.due = has_work
+
+    def stepped(self, num_executed: int) -> None:
+        """Nothing is counted."""
+
+    def obey(self, order: WaveOrder) -> None:
+        """Nobody gives orders."""
+
+
+class WaveMember:
+    """An engine that steps while any engine has work, and pauses with all others after the same step.
+
+    Paused, it begins the next wave when it has work, or when it is told that another has. At the end of each round it
+    reports whether it has work, and goes on with the next round; what all reports together say is needed at the end
+    of that one only, so that nobody waits for the coordinator unless another engine is a whole round behind. A request
+    that comes after the last report is not lost: the engine pauses, finds that it has work, and begins a wave.
+
+    Until it has joined it takes no step.
+    """
+
+    def __init__(self, has_work: Callable[[], bool], tell: Callable[[WaveNews], None]) -> None:
+        self._has_work = has_work
+        self._tell = tell
+        self._joined = self._running = False
+        self._wave = self._announced = 0
+        """The present wave or the last one, and the latest that was started by another."""
+        self._round = self._num_left = self._num_executed = 0
+        self._go_on: bool | None = True
+        """The verdict on the round before the present one; None: not known yet."""
+
+    def due(self) -> bool:
+        """Whether a step is to be taken now. A paused engine that has work begins a wave."""
+        if self._running:
+            return self._num_left > 0
+        if not self._joined:
+            return False
+        if self._announced > self._wave:
+            self._begin(self._announced, 0)
+        elif self._has_work():
+            self._begin(self._wave + 1, 0)
+            self._tell(WaveStarted(self._wave))
+        return self._running
+
+    def stepped(self, num_executed: int) -> None:
+        """Count steps; a call that only collects what earlier steps sampled is none."""
+        self._num_left -= num_executed - self._num_executed
+        self._num_executed = num_executed
+        if self._running and not self._num_left:
+            self._end_round()
+
+    def obey(self, order: WaveOrder) -> None:
+        """The coordinator spoke. What belongs to another round is of the past."""
+        match order:
+            case JoinWaves(wave, number):
+                self._joined, self._running, self._wave = True, False, wave
+                self._announced = max(wave, self._announced)
+                if number is not None:
+                    self._begin(wave, number)
+            case StartWave(wave):
+                self._announced = max(wave, self._announced)
+            case RoundVerdict(wave, number, go_on):
+                if self._running and (wave, number + 1) == (self._wave, self._round):
+                    self._go_on = go_on
+                    if not self._num_left:
+                        self._end_round()
+
+    def _begin(self, wave: int, number: int) -> None:
+        self._running, self._wave, self._round = True, wave, number
+        self._num_left, self._go_on = ROUND_STEPS, True
+
+    def _end_round(self) -> None:
+        """Pause or go on, as soon as it is known which."""
+        if self._go_on is None:
+            return
+        if not self._go_on:
+            self._running = False
+            return
+        self._tell(RoundDone(self._wave, self._round, self._has_work()))
+        self._round += 1
+        self._num_left, self._go_on = ROUND_STEPS, None

@@ -1,0 +1,238 @@
+"""A headless node: engines for a head on another machine, which has the API servers.
+
+Does not know who asks the engines for what: it reports to the head where they are, and what becomes of them. The other
+side is node_desk.py.
+"""
+
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+import setproctitle
+
+from pagemill.config.engine_config import EngineConfig
+from pagemill.config.fleet_plan import FleetPlan
+from pagemill.deployment import Deployment, shared_settings
+from pagemill.errors import (
+    ConfigError,
+    EngineDeadError,
+    HandshakeError,
+    NoAnswerError,
+    PagemillError,
+    PeerGoneError,
+    TransportError,
+)
+from pagemill.log import get_logger
+from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
+from pagemill.messages.nodes import (
+    HeadGoodbye,
+    HeadMessage,
+    NodeGoodbye,
+    NodeHello,
+    NodeMessage,
+    NodePulse,
+    NodeRefused,
+    NodeWelcome,
+)
+from pagemill.node_desk import name_ranks
+from pagemill.supervisor import Patience
+from pagemill.transport.addresses import ip_of, tcp_address
+from pagemill.transport.codec import Codec
+from pagemill.transport.handshake import Hello, Role
+from pagemill.transport.sockets import ClientSocket
+
+logger = get_logger(__name__)
+
+POLL_S = 0.1
+PULSE_S = 0.5
+FIRST_CONNECT_S = 300.0
+"""How long a node waits for a head that is not there yet."""
+TRY_S = 1.0
+
+
+class HeadLink:
+    """The connection to the head. One thread calls `connect` and `run`; any thread may call `publish`, `fail`, `stop`.
+
+    A connection that was lost is made anew, and the head told what there is, for `timeout_s` seconds.
+    """
+
+    def __init__(self, address: str, secret: str, hello: NodeHello, timeout_s: float) -> None:
+        self._address, self._hello, self._timeout_s = address, hello, timeout_s
+        self._greeting = Hello(secret=secret, role=Role.NODE, index=hello.first_rank)
+        self._said: Codec[NodeMessage] = Codec(NodeMessage)
+        self._answers: Codec[HeadMessage] = Codec(HeadMessage)
+        self._events: SimpleQueue[FleetEvent] = SimpleQueue()
+        self._state: dict[int, EngineUp | EngineDown] = {}
+        self._socket: ClientSocket | None = None
+        self._last_heard = 0.0
+        self._stopping = False
+        self._failure: PagemillError | None = None
+
+    def publish(self, event: FleetEvent) -> None:
+        """Tell the head of an event."""
+        self._events.put(event)
+
+    def fail(self, error: PagemillError) -> None:
+        """End `run` with this error."""
+        self._failure = error
+        self._stopping = True
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._stopping = True
+
+    def connect(self, patience_s: float) -> None:
+        """Introduce this node. Raises ConfigError when the head refuses it, EngineDeadError when nobody answers for
+        so long."""
+        deadline = time.monotonic() + patience_s
+        while not self._stopping:
+            try:
+                self._socket = ClientSocket(self._address, self._greeting, timeout_s=TRY_S)
+            except NoAnswerError as error:
+                if time.monotonic() > deadline:
+                    raise EngineDeadError(f"there is no head at {self._address}: {error}") from error
+                continue
+            except HandshakeError as error:
+                raise ConfigError(f"this node cannot join: {error}") from error
+            self._say(self._hello)
+            if self._is_welcome():
+                self._last_heard = time.monotonic()
+                return
+            self.close()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` or `fail` was called."""
+        return self._stopping
+
+    def run(self) -> None:
+        """Report to the head until it ends, or `stop`. Raises EngineDeadError when it is gone without a word, and what
+        `fail` was given."""
+        next_pulse = 0.0
+        while not self._stopping:
+            self._send_events()
+            if time.monotonic() >= next_pulse:
+                self._say(NodePulse())
+                next_pulse = time.monotonic() + PULSE_S
+            if isinstance(self._next_answer(POLL_S), HeadGoodbye):
+                logger.info("the head has ended")
+                return
+            if time.monotonic() - self._last_heard > self._timeout_s / 2:
+                self._reconnect()
+        self._say(NodeGoodbye(str(self._failure or "it was told to stop")))
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Hang up. A second call does nothing."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _reconnect(self) -> None:
+        logger.warning("the head is silent; connecting anew")
+        self.close()
+        self.connect(self._timeout_s / 2)
+        for event in self._state.values():
+            self._say(event)
+
+    def _is_welcome(self) -> bool:
+        """Raises ConfigError when it is not; False when the head does not say."""
+        answer = self._next_answer(TRY_S)
+        if isinstance(answer, NodeRefused):
+            raise ConfigError(f"the head refused this node: {answer.reason}")
+        return isinstance(answer, NodeWelcome)
+
+    def _send_events(self) -> None:
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except Empty:
+                return
+            if isinstance(event, (EngineUp, EngineDown)):
+                self._state[event.index] = event
+                self._look_for_survivors()
+            self._say(event)
+
+    def _look_for_survivors(self) -> None:
+        finals = [event for event in self._state.values() if isinstance(event, EngineDown) and event.final]
+        if len(finals) == self._hello.num_ranks:
+            self.fail(EngineDeadError(f"no engine of this node is left: {finals[0].reason}"))
+
+    def _say(self, message: NodeMessage) -> None:
+        if self._socket is not None:
+            try:
+                self._socket.send(self._said.encode(message))
+            except PeerGoneError as error:  # its silence will tell
+                logger.debug("%s", error)
+
+    def _next_answer(self, timeout_s: float) -> HeadMessage | None:
+        frames = None if self._socket is None else self._socket.receive(timeout_s)
+        if frames is None:
+            return None
+        self._last_heard = time.monotonic()
+        try:
+            return self._answers.decode(frames)
+        except TransportError as error:
+            logger.warning("dropped a message of the head: %s", error)
+            return None
+
+
+def run_headless(
+    config: EngineConfig,
+    worker: str,
+    plan: FleetPlan,
+    patience: Patience,
+    *,
+    secret: str,
+    lockstep: bool = False,
+    node_timeout_s: float = 10.0,
+) -> int:
+    """Run this machine's engines for the head until it ends, or SIGINT or SIGTERM; the exit status.
+
+    Raises ConfigError when the head refuses this node, EngineDeadError when it is gone, and what keeps the engines
+    from starting.
+    """
+    if plan.head is None:
+        raise ConfigError("a headless node needs the address of a head")
+    setproctitle.setproctitle(f"pagemill: node (engines {name_ranks(plan.local)})")
+    hello = NodeHello(
+        secrets.token_hex(8),
+        f"{socket.gethostname()}:{os.getpid()}",
+        plan.size,
+        plan.local.start,
+        len(plan.local),
+        shared_settings(config),
+    )
+    address = tcp_address(ip_of(plan.head[0]), plan.head[1])
+    link = HeadLink(address, secret, hello, node_timeout_s)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: link.stop())
+    logger.info("engines %s, for the head at %s", name_ranks(plan.local), address)
+    try:
+        link.connect(FIRST_CONNECT_S)
+        if link.stopping:
+            return 0
+        with Deployment(config, worker, plan, patience, secret=secret, lockstep=lockstep) as engines:
+            engines.subscribe(link.publish)
+            engines.start()
+            threading.Thread(target=_watch_start, args=(engines.wait_ready, link), daemon=True).start()
+            link.run()
+    finally:
+        link.close()
+    return 0
+
+
+def _watch_start(wait_ready: Callable[[], object], link: HeadLink) -> None:
+    """Engines that cannot start end the node."""
+    try:
+        wait_ready()
+    except PagemillError as error:
+        link.fail(error)
+    else:
+        logger.info("the engines of this node are ready")

@@ -1,0 +1,53 @@
+"""What the coordinator of data-parallel engines and an engine say to each other, so that all of them step together.
+
+A wave is the time from the first request that arrives while every engine is paused until all of them are without
+work. It is divided into rounds of equally many steps, counted from 0.
+"""
+
+import msgspec
+
+
+class JoinWaves(msgspec.Struct, frozen=True, tag="join_waves"):
+    """The first word to an engine: where the others are."""
+
+    wave: int
+    """Number of the present wave, or of the last one."""
+    round: int | None
+    """The round to begin with; None: all are paused."""
+
+
+class StartWave(msgspec.Struct, frozen=True, tag="start_wave"):
+    """An engine has started this wave. Who still finishes the one before begins after that."""
+
+    wave: int
+
+
+class RoundVerdict(msgspec.Struct, frozen=True, tag="round_verdict"):
+    """Every engine has reported a round. All pause after the round that follows it, or go on."""
+
+    wave: int
+    round: int
+    go_on: bool
+
+
+WaveOrder = JoinWaves | StartWave | RoundVerdict
+"""Coordinator to engine."""
+
+
+class WaveStarted(msgspec.Struct, frozen=True, tag="wave_started"):
+    """A request arrived while this engine was paused; it steps already."""
+
+    wave: int
+
+
+class RoundDone(msgspec.Struct, frozen=True, tag="round_done"):
+    """This engine has taken the steps of a round."""
+
+    wave: int
+    round: int
+    has_work: bool
+    """Whether it has requests at the end of the round."""
+
+
+WaveNews = WaveStarted | RoundDone
+"""Engine to coordinator."""

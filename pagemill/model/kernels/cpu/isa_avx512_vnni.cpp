@@ -1,0 +1,11 @@
+// The kernels for AVX-512 with dot products of bytes; the build passes the flags of this instruction set.
+#if defined(__x86_64__)
+#include "attention.h"
+#include "linear.h"
+#include "rows.h"
+
+const KernelTable kernels_avx512_vnni = {
+    "avx512_vnni", norm, activation, rope, argmax, linear, quantized_bytes, quantize_rows,
+    write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
+};
+#endif

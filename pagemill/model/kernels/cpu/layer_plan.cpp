@@ -1,0 +1,344 @@
+// Runs a planned sequence of operations in one parallel region, with a barrier of our own after each that others wait
+// for: a step of thirty layers is a few hundred of them. Compiled for the baseline.
+#include "layer_plan.h"
+
+#include <sched.h>
+
+#include <atomic>
+#include <new>
+
+#include "attention_plan.h"
+#include "parallel.h"
+#include "selected.h"
+
+namespace {
+
+// Up to so many rows, every thread computes the norms that it needs itself: that is sooner done than waited for.
+constexpr int64_t MAX_OWN_ROWS = 4;
+// From so many rows on, the inputs of integer layers are quantized by all threads together.
+constexpr int64_t MIN_SHARED_ROWS = 16;
+constexpr int SPINS_BEFORE_YIELD = 4000;
+
+typedef uint16_t element;  // bfloat16; nothing is computed here
+
+class Barrier {
+ public:
+  // Called before anybody waits.
+  void set_team(int64_t threads) { threads_ = threads; }
+
+  void wait() {
+    if (threads_ == 1) return;
+    const int64_t round = round_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
+      arrived_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
+      if (spins < SPINS_BEFORE_YIELD) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+      } else {
+        sched_yield();  // another process has the core of whom we wait for
+      }
+    }
+  }
+
+ private:
+  int64_t threads_ = 1;
+  alignas(64) std::atomic<int64_t> arrived_{0};
+  alignas(64) std::atomic<int64_t> round_{0};
+};
+
+struct Share {
+  int64_t begin, end;
+};
+
+Share share_of(int64_t count, int64_t rank, int64_t threads) {
+  return {count * rank / threads, count * (rank + 1) / threads};
+}
+
+thread_local Buffer scratch_memory, partial_memory, queue_memory, own_memory, quantized_memory;
+
+constexpr int64_t MAX_PLANS = 64;
+
+// The attention plans of one step: layers of equal sizes, window and batch share one.
+class AttentionPlans {
+ public:
+  ~AttentionPlans() {
+    for (int64_t i = 0; i < count_; ++i) plan(i)->~AttentionPlan();
+  }
+
+  // Its number, built when it is new; -1: out of memory.
+  int64_t find(const PmOp& op, const PmRun& run) {
+    for (int64_t i = 0; i < count_; ++i)
+      if (batches_[i] == run.batches[op.group] && memcmp(&args_[i].layer, &op.layer, sizeof op.layer) == 0) return i;
+    if (count_ == MAX_PLANS) return -1;
+    args_[count_] = {{}, *run.batches[op.group], op.layer};
+    batches_[count_] = run.batches[op.group];
+    AttentionPlan* made = new (storage_ + count_ * sizeof(AttentionPlan)) AttentionPlan(args_[count_], memory_[count_]);
+    return made->build() ? count_++ : -1;
+  }
+
+  const AttentionPlan* plan(int64_t i) const { return (const AttentionPlan*)(storage_ + i * sizeof(AttentionPlan)); }
+
+ private:
+  AttentionArgs args_[MAX_PLANS];
+  const PmBatch* batches_[MAX_PLANS];
+  static thread_local Buffer memory_[MAX_PLANS];
+  alignas(AttentionPlan) char storage_[MAX_PLANS * sizeof(AttentionPlan)];
+  int64_t count_ = 0;
+};
+
+thread_local Buffer AttentionPlans::memory_[MAX_PLANS];
+
+// What an operation hands out piece by piece.
+struct Queues {
+  WorkQueue first, second;
+};
+
+class PlanRun {
+ public:
+  PlanRun(const PmOp* ops, int64_t num_ops, const PmRun& run, int64_t threads)
+      : ops_(ops), num_ops_(num_ops), run_(run), threads_(threads) {}
+
+  // False: out of memory.
+  bool prepare() {
+    int64_t widest = 0, num_attend = 0;
+    for (int64_t i = 0; i < num_ops_; ++i) {
+      const PmOp& op = ops_[i];
+      if (op.kind == PM_OP_NORM && run_.widths[op.out] > widest) widest = run_.widths[op.out];
+      if (op.kind == PM_OP_ATTEND) ++num_attend;
+    }
+    own_rows_ = run_.num_tokens <= MAX_OWN_ROWS;
+    own_stride_ = scratch_stride(widest * MAX_OWN_ROWS * 2 * 2);
+    own_ = (char*)own_memory.reserve(own_stride_ * threads_);
+    queues_ = (Queues*)queue_memory.reserve((num_attend + 1) * (int64_t)sizeof(Queues));
+    quantized_ = (char*)quantized_memory.reserve(quantized_bytes() + 1);
+    return own_ && queues_ && quantized_ && prepare_attention();
+  }
+
+  // Once, by one of the threads, when their number is known: it may be less than what was asked for.
+  void set_team(int64_t threads) {
+    team_ = threads;
+    barrier_.set_team(threads);
+  }
+
+  void work(int64_t rank) {
+    Own own = {own_ + rank * own_stride_, -1, 0};
+    int64_t attend = 0;
+    for (int64_t i = 0; i < num_ops_; ++i) {
+      const PmOp& op = ops_[i];
+      switch (op.kind) {
+        case PM_OP_NORM:
+          if (own_rows_ && i + 1 < num_ops_) {
+            norm_own(op, rank, own);
+            continue;  // nobody reads it but this thread
+          }
+          norm(op, rank, own);
+          break;
+        case PM_OP_LINEAR:
+          linear(op, rank, own);
+          break;
+        case PM_OP_PREPARE:
+          prepare_tokens(op, rank);
+          break;
+        case PM_OP_ATTEND:
+          this->attend(op, rank, attend++);
+          break;
+      }
+      barrier_.wait();
+    }
+  }
+
+ private:
+  // The norm that a thread computed for itself last, and the buffer that it stands for.
+  struct Own {
+    char* memory;
+    int64_t buffer;
+    int64_t stride;
+  };
+
+  element* buffer(int64_t index) const { return (element*)run_.buffers[index]; }
+  element* row(int64_t index, int64_t r) const { return buffer(index) + r * run_.widths[index]; }
+
+  int64_t quantized_bytes() const {
+    int64_t most = 0;
+    for (int64_t i = 0; i < num_ops_ && run_.num_tokens >= MIN_SHARED_ROWS; ++i) {
+      if (ops_[i].kind != PM_OP_LINEAR) continue;
+      const int64_t bytes = selected->quantized_bytes({ops_[i].linear, nullptr, nullptr, run_.num_tokens});
+      if (bytes > most) most = bytes;
+    }
+    return most;
+  }
+
+  bool prepare_attention() {
+    int64_t scratch = 0, partials = 0, attend = 0;
+    for (int64_t i = 0; i < num_ops_; ++i) {
+      const PmOp& op = ops_[i];
+      if (op.kind != PM_OP_ATTEND) continue;
+      const int64_t found = plans_.find(op, run_);
+      if (found < 0) return false;
+      const AttentionPlan& plan = *plans_.plan(found);
+      const int64_t heads = op.layer.num_kv_heads, bytes = selected->attention_scratch_bytes(attention_args(op));
+      if (bytes > scratch) scratch = bytes;
+      if (plan.partials * heads > partials) partials = plan.partials * heads;
+      const bool split = splits_keys(plan, op.layer, threads_);
+      new (queues_ + attend++) Queues{WorkQueue(split ? plan.segments * heads : plan.count * heads),
+                                      WorkQueue(split ? plan.count * heads : 0)};
+    }
+    scratch_stride_ = scratch_stride(scratch);
+    scratch_ = (char*)scratch_memory.reserve(scratch_stride_ * threads_ + 1);
+    partials_ = (float*)partial_memory.reserve(partials * (int64_t)sizeof(float) + 1);
+    return scratch_ && partials_;
+  }
+
+  AttentionArgs attention_args(const PmOp& op) const {
+    const PmLayer& layer = op.layer;
+    const int64_t width = run_.widths[op.in];
+    const element* query = buffer(op.in);
+    const element* key = query + layer.num_heads * layer.head_size;
+    const element* value = key + layer.num_kv_heads * layer.head_size;
+    const PmTensors tensors = {op.out < 0 ? nullptr : buffer(op.out), query, key, value, op.kv_cache, width, width,
+                               width, op.values_offset, op.block_stride, PM_BFLOAT16};
+    return {tensors, *run_.batches[op.group], layer};
+  }
+
+  NormArgs norm_args(const PmOp& op, void* out, void* sum) const {
+    const int64_t cols = run_.widths[op.out];
+    const void* residual = op.residual_in < 0 ? nullptr : buffer(op.residual_in);
+    return {out, buffer(op.in), residual, sum, op.weight, cols, 1, run_.widths[op.in], PM_BFLOAT16, op.weight_dtype,
+            (float)op.eps};
+  }
+
+  void norm(const PmOp& op, int64_t rank, const Own& own) const {
+    const Share share = share_of(run_.num_tokens, rank, team_);
+    NormArgs args = norm_args(op, buffer(op.out), op.residual_out < 0 ? nullptr : buffer(op.residual_out));
+    if (own_rows_ && op.in == own.buffer) {
+      args.x = own.memory;
+      args.x_stride = own.stride;
+    }
+    selected->norm(args, share.begin, share.end);
+  }
+
+  // The sum is needed by all in the end; the first thread keeps it where they find it, the others beside their result.
+  void norm_own(const PmOp& op, int64_t rank, Own& own) const {
+    const int64_t cols = run_.widths[op.out];
+    element* out = (element*)own.memory;
+    element* sum = out + MAX_OWN_ROWS * cols;
+    NormArgs args = norm_args(op, out, op.residual_out >= 0 && rank == 0 ? buffer(op.residual_out) : sum);
+    if (op.in == own.buffer) {  // a norm of a norm: its input is where the result will be
+      memcpy(sum, out, run_.num_tokens * cols * sizeof(element));
+      args.x = sum;
+      args.x_stride = cols;
+    }
+    selected->norm(args, 0, run_.num_tokens);
+    own.buffer = op.out;
+    own.stride = cols;
+  }
+
+  void linear(const PmOp& op, int64_t rank, const Own& own) {
+    const bool from_own = own_rows_ && op.in == own.buffer;
+    LinearArgs args = {op.linear, from_own ? own.memory : (const void*)buffer(op.in), buffer(op.out),
+                             run_.num_tokens, from_own ? own.stride : run_.widths[op.in], run_.widths[op.out],
+                             PM_BFLOAT16};
+    if (run_.num_tokens >= MIN_SHARED_ROWS && selected->quantized_bytes(args)) {
+      args.quantized = quantized_;
+      const Share rows = share_of(run_.num_tokens, rank, team_);
+      selected->quantize_rows(args, rows.begin, rows.end);
+      barrier_.wait();
+    }
+    const Share share = share_of(num_panels(op.linear), rank, team_);
+    if (share.begin < share.end) selected->linear(args, share.begin, share.end);
+  }
+
+  void prepare_tokens(const PmOp& op, int64_t rank) const {
+    const Share share = share_of(run_.num_tokens, rank, team_);
+    const PmLayer& layer = op.layer;
+    const int64_t width = run_.widths[op.in], size = layer.head_size, query_size = layer.num_heads * size;
+    for (int64_t t = share.begin; t < share.end; ++t) {
+      element* query = row(op.in, t);
+      element* key = query + query_size;
+      if (op.weight) normalise_heads(op, query, op.weight, layer.num_heads);
+      if (op.second_weight) normalise_heads(op, key, op.second_weight, layer.num_kv_heads);
+      if (op.cos) rotate(op, query, layer.num_heads + layer.num_kv_heads, width, run_.positions[t]);
+    }
+    if (share.begin < share.end) selected->write_kv(attention_args(op), share.begin, share.end);
+  }
+
+  void normalise_heads(const PmOp& op, element* heads, const void* weight, int64_t count) const {
+    const int64_t size = op.layer.head_size;
+    const NormArgs args = {heads, heads, nullptr, nullptr, weight, size, 1, size, PM_BFLOAT16, op.weight_dtype,
+                           (float)op.eps};
+    selected->norm(args, 0, count);
+  }
+
+  // Query and key lie side by side, so they are rotated together.
+  void rotate(const PmOp& op, element* x, int64_t heads, int64_t width, int64_t position) const {
+    const int64_t at = position * op.table_stride * (op.table_dtype == PM_FLOAT32 ? 4 : 2);
+    const RopeArgs args = {x, heads, op.layer.head_size, width, PM_BFLOAT16, (const char*)op.cos + at,
+                           (const char*)op.sin + at, op.half, op.table_stride, op.table_dtype};
+    selected->rope(args, 0, 1);
+  }
+
+  void attend(const PmOp& op, int64_t rank, int64_t number) {
+    const AttentionArgs args = attention_args(op);
+    const AttentionPlan& plan = *plans_.plan(plans_.find(op, run_));
+    const int64_t heads = op.layer.num_kv_heads;
+    char* own = scratch_ + rank * scratch_stride_;
+    Queues& queues = queues_[number];
+    if (!splits_keys(plan, op.layer, threads_)) {
+      queues.first.run([&](int64_t i) { selected->attend(args, plan.tiles[i / heads], i % heads, own); });
+      return;
+    }
+    SegmentCursor at(plan, heads);
+    queues.first.run([&](int64_t i) {
+      at.seek(i);
+      selected->attend_segment(args, at.tile(), at.head, first_segment(at.tile()) + at.segment, own,
+                               partials_ + at.offset(plan));
+    });
+    barrier_.wait();
+    queues.second.run([&](int64_t i) {
+      const Tile& merged = plan.tiles[i / heads];
+      const int64_t head = i % heads, floats = plan.partial_floats(merged);
+      const float* from = partials_ + merged.partial * heads + head * num_segments(merged) * floats;
+      selected->merge_segments(args, merged, head, from, own);
+    });
+  }
+
+  const PmOp* ops_;
+  const int64_t num_ops_;
+  const PmRun& run_;
+  const int64_t threads_;
+  int64_t team_ = 1;
+  Barrier barrier_;
+  AttentionPlans plans_;
+  Queues* queues_ = nullptr;
+  char* quantized_ = nullptr;
+  char* own_ = nullptr;
+  int64_t own_stride_ = 0;
+  bool own_rows_ = false;
+  char* scratch_ = nullptr;
+  int64_t scratch_stride_ = 0;
+  float* partials_ = nullptr;
+};
+
+}  // namespace
+
+int pm_run_plan(const PmOp* ops, int64_t num_ops, const PmRun* run, int64_t threads) {
+  if (threads < 1) threads = 1;
+  PlanRun plan(ops, num_ops, *run, threads);
+  if (!plan.prepare()) return 1;
+  if (threads == 1) {
+    plan.work(0);
+    return 0;
+  }
+#pragma omp parallel num_threads((int)threads)
+  {
+#pragma omp single
+    plan.set_team(omp_get_num_threads());
+    plan.work(omp_get_thread_num());
+  }
+  return 0;
+}

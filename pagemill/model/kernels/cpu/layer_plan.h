@@ -1,0 +1,50 @@
+// A planned sequence of operations: a whole forward pass that is started once. `Op` and `Run` in plan.py mirror these.
+#pragma once
+
+#include "kernels.h"
+
+enum PmOpKind : int64_t {
+  // RMS norm of `in` -> out; with a residual, of their sum, which goes to residual_out.
+  PM_OP_NORM = 1,
+  // A linear layer, in -> out.
+  PM_OP_LINEAR = 2,
+  // Of each token's query, key and value in `in`: norms of query and key, rotary embedding, key and value to the cache.
+  PM_OP_PREPARE = 3,
+  // Attention of the queries in `in` -> out.
+  PM_OP_ATTEND = 4,
+};
+
+// Buffers are numbered; a row of one is what a token has in it. Negative: none.
+struct PmOp {
+  int64_t kind;
+  int64_t in;
+  int64_t out;
+  int64_t residual_in;
+  int64_t residual_out;
+  const void* weight;  // the norm's; of the query's norm for PREPARE
+  const void* second_weight;  // of the key's norm
+  int64_t weight_dtype;
+  double eps;
+  PmLinear linear;
+  PmLayer layer;
+  void* kv_cache;
+  int64_t values_offset;
+  int64_t block_stride;
+  int64_t group;  // which of the batches
+  const void* cos;  // [position, table_stride]; null: no rotation
+  const void* sin;
+  int64_t table_stride;
+  int64_t half;
+  int64_t table_dtype;
+};
+
+struct PmRun {
+  const int64_t* positions;  // [T]
+  int64_t num_tokens;
+  void* const* buffers;
+  const int64_t* widths;  // elements of a row, per buffer
+  const PmBatch* const* batches;
+};
+
+// Run all operations, on `threads` threads that are started once. Everything is bfloat16. 0: done, 1: out of memory.
+PM_EXPORT int pm_run_plan(const PmOp* ops, int64_t num_ops, const PmRun* run, int64_t threads);

@@ -1,0 +1,92 @@
+"""Linear layers whose weights are 8-bit or 4-bit integers: from the blocks of a GGUF file to the kernels' panels.
+
+Knows nothing about files or layers. A block is 32 inputs of one output; what blocks hold is as GGUF defines it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagemill.model.kernels.linear import NO_GATE, PANEL, LinearStruct, PackedLinear, panel_rows
+
+BLOCK = 32
+"""Inputs of a block."""
+ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """A layout of blocks, and that of the panels they become."""
+
+    name: str
+    block_bytes: int
+    limit_bytes: int
+    """Of a block: scale, and minimum where there is one; the integers follow."""
+    panels: int
+    """PmFormat in kernels.h."""
+    flip: int
+    """What 32 bits of integers are xored with: signed bytes become unsigned."""
+
+
+Q8_0 = BlockFormat("Q8_0", 34, 2, 1, -0x7F7F7F80)
+Q4_0 = BlockFormat("Q4_0", 18, 2, 2, 0)
+Q4_1 = BlockFormat("Q4_1", 20, 4, 3, 0)
+FORMATS = {kind.name: kind for kind in (Q8_0, Q4_0, Q4_1)}
+
+
+def pack_blocks(kind: BlockFormat, blocks: Tensor, cols: int | None = None, gate: int = NO_GATE) -> PackedLinear:
+    """Rows of blocks, [N, ceil(K / 32) * block_bytes] uint8 -> panels; `cols` is K where it is not a multiple of 32.
+
+    With a gate, N is that of both halves. Four inputs of 32 outputs lie side by side: rows are only transposed.
+    """
+    rows, num_blocks = blocks.shape[0], blocks.shape[1] // kind.block_bytes
+    cols = num_blocks * BLOCK if cols is None else cols
+    ordered = panel_rows(blocks, gate).view(-1, PANEL, num_blocks, kind.block_bytes)
+    panels = torch.empty(len(ordered), num_blocks, kind.block_bytes * PANEL, dtype=torch.uint8)
+    limits, integers = panels[..., : kind.limit_bytes * PANEL], panels[..., kind.limit_bytes * PANEL :]
+    _transpose(ordered[..., : kind.limit_bytes], limits, kind.limit_bytes)
+    _transpose(ordered[..., kind.limit_bytes :], integers, 4)
+    if kind.flip:
+        integers.view(torch.int32).bitwise_xor_(kind.flip)
+    struct = LinearStruct(panels.data_ptr(), None, kind.panels, rows, cols, gate)
+    return PackedLinear(struct, (panels,), rows if gate == NO_GATE else rows // 2)
+
+
+def quantize_q8(weight: Tensor) -> Tensor:
+    """[N, K] float, K a multiple of 32 -> blocks of Q8_0, [N, K / 32 * 34] uint8: the nearest integers, with a scale
+    that brings the largest of a block to 127."""
+    blocks = torch.empty(len(weight), weight.shape[1] // BLOCK, Q8_0.block_bytes, dtype=torch.uint8)
+    # A few rows at a time: the float copy of a vocabulary is larger than the model.
+    for begin in range(0, len(weight), ROWS_AT_ONCE):
+        part = weight[begin : begin + ROWS_AT_ONCE].float()
+        values = part.view(len(part), -1, BLOCK)
+        scales = values.abs().amax(-1, keepdim=True).div_(127)
+        integers = values.div(scales.clamp_min(1e-30)).round_().to(torch.int8)
+        made = blocks[begin : begin + ROWS_AT_ONCE]
+        made[..., :2] = scales.half().view(torch.uint8)
+        made[..., 2:] = integers.view(torch.uint8)
+    return blocks.flatten(1)
+
+
+def dequantize(kind: BlockFormat, blocks: Tensor) -> Tensor:
+    """[N, B * block_bytes] -> [N, B * 32] float32."""
+    blocks = blocks.reshape(len(blocks), -1, kind.block_bytes)
+    limits = blocks[..., : kind.limit_bytes].contiguous().view(torch.float16).float()
+    packed = blocks[..., kind.limit_bytes :].contiguous()
+    integers = packed.view(torch.int8).float() if kind == Q8_0 else torch.cat([packed & 15, packed >> 4], -1).float()
+    if kind == Q4_0:
+        integers -= 8
+    values = integers.mul_(limits[..., :1])
+    return (values.add_(limits[..., 1:]) if kind == Q4_1 else values).flatten(1)
+
+
+def _transpose(ordered: Tensor, to: Tensor, piece_bytes: int) -> None:
+    """[P, outputs, B, bytes] to [P, B, pieces, outputs, piece], in place."""
+    num_panels, _, num_blocks, num_bytes = ordered.shape
+    aligned = piece_bytes == 4 and ordered.stride(2) % 4 == 0
+    unit = torch.int32 if aligned else torch.int16
+    size, pieces = unit.itemsize, num_bytes // piece_bytes
+    source = ordered.view(unit).view(num_panels, PANEL, num_blocks, pieces, piece_bytes // size)
+    target = to.view(unit).view(num_panels, num_blocks, pieces, PANEL, piece_bytes // size)
+    target.copy_(source.permute(0, 2, 3, 1, 4))

@@ -1,0 +1,43 @@
+"""Weights of 8 or 4 bits, multiplied as such by the native kernels, with inputs of 8 bits. Knows no file format."""
+
+import torch
+from torch import Tensor
+
+from pagemill.errors import ConfigError
+from pagemill.model.kernels.linear import packs_natively
+from pagemill.model.kernels.linear_int import BLOCK, Q8_0, pack_blocks, quantize_q8
+from pagemill.model.loading.block_tensor import BlockTensor
+from pagemill.model.quantization.interface import LinearWeight, QuantMethod
+from pagemill.model.quantization.panels import GATES, PanelWeight
+from pagemill.model.quantization.unquantized import Unquantized
+
+
+class Integers(QuantMethod):
+    """Quantized files in their own precision; other weights as they are or, if `quantize_floats`, in 8 bits."""
+
+    takes_blocks = True
+
+    def __init__(self, *, quantize_floats: bool) -> None:
+        self._quantize_floats = quantize_floats
+        self._floats = Unquantized()
+
+    def prepare(self, weight: Tensor | BlockTensor, gate: str | None = None) -> LinearWeight:
+        if isinstance(weight, Tensor):
+            if not self._quantize_floats or weight.shape[1] % BLOCK:
+                return self._floats.prepare(weight, gate)
+            weight = BlockTensor(Q8_0, quantize_q8(weight))
+        return PanelWeight(pack_blocks(weight.kind, weight.blocks, gate=GATES[gate]))
+
+
+def choose(wanted: str | None, dtype: torch.dtype, device: str) -> QuantMethod:
+    """The method for `--quantization`: none, int8 or, if None, as the file says. Raises ConfigError for int8 where the
+    kernels cannot run; a quantized file is dequantized there."""
+    runs = device == "cpu" and dtype == torch.bfloat16 and packs_natively()
+    if wanted == "int8" and not runs:
+        raise ConfigError(
+            f"quantization=int8 needs the native CPU kernels and dtype=bfloat16; here dtype={str(dtype)[6:]}, device "
+            f"{device}; use --dtype bfloat16, or leave out --quantization"
+        )
+    if wanted == "none" or not runs:
+        return Unquantized()
+    return Integers(quantize_floats=wanted == "int8")

@@ -1,0 +1,1 @@
+"""What operators see: metrics and the lines that the log gets. Decides nothing."""

@@ -1,0 +1,37 @@
+"""`StatsLog`: the figures of a front end as a line for people, from time to time.
+
+Does not know who asks for it or where it is written.
+"""
+
+import time
+from collections.abc import Callable
+
+from pagemill.observability.serving_metrics import ServingMetrics
+
+
+class StatsLog:
+    """Rates are those between two calls of `line`."""
+
+    def __init__(self, metrics: ServingMetrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._at = clock()
+        self._num_prompt_tokens = self._num_generation_tokens = 0
+
+    def line(self) -> str | None:
+        """What happened since the last call, and what there is to do; None when both are nothing."""
+        now = self._clock()
+        elapsed_s, self._at = max(now - self._at, 1e-9), now
+        prompt, generation = self._metrics.total("num_prompt_tokens"), self._metrics.total("num_generation_tokens")
+        num_prompt, num_generation = prompt - self._num_prompt_tokens, generation - self._num_generation_tokens
+        self._num_prompt_tokens, self._num_generation_tokens = prompt, generation
+        engines = self._metrics.engines().values()
+        running, waiting = sum(e.num_running for e in engines), sum(e.num_waiting for e in engines)
+        if not (running or waiting or num_prompt or num_generation):
+            return None
+        usage = sum(engine.kv_cache_usage for engine in engines) / len(engines)
+        return (
+            f"running: {running}, waiting: {waiting}, KV cache usage: {usage:.1%}, "
+            f"prompt: {num_prompt / elapsed_s:.1f} tokens/s, generation: {num_generation / elapsed_s:.1f} tokens/s, "
+            f"prefix cache hit rate: {self._metrics.prefix_hits.rate:.1%}"
+        )

@@ -1,0 +1,183 @@
+"""`KVEventPublisher`: KV cache events on a ZMQ PUB socket, and a ROUTER socket that sends missed batches again.
+
+Knows nothing about what the events mean. Subscribers are not of this deployment: nothing that they send is trusted,
+and nothing but requests for replay is read. The frames are a public format (docs/kv-cache.md).
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import zmq
+
+from pagemill.config.event_endpoints import Endpoint, publish_endpoint, replay_endpoint
+from pagemill.config.sections import KVEventsConfig
+from pagemill.errors import ConfigError
+from pagemill.log import get_logger
+from pagemill.messages.kv_events import KVEvent, KVEventBatch
+
+logger = get_logger(__name__)
+
+SEQUENCE_BYTES = 8
+END_OF_REPLAY = b"\xff" * SEQUENCE_BYTES
+"""In place of a sequence number, before an empty payload: minus one."""
+MAX_REQUEST_BYTES = 256
+LINGER_MS = 500
+"""How long `shutdown` tries to deliver what was published."""
+WARN_EVERY_S = 60.0
+
+
+class KVEventPublisher:
+    """Publishes batches in order, numbered from 0, on a thread of its own.
+
+    `publish` is called by one thread, and never blocks. A batch that finds the queue full is dropped; its number is
+    used up, so that subscribers see the gap. Raises ConfigError when an endpoint cannot be bound.
+    """
+
+    def __init__(self, config: KVEventsConfig, data_parallel_rank: int = 0) -> None:
+        self.num_dropped = 0
+        """Batches that were not published."""
+        self._config = config
+        self._rank = data_parallel_rank
+        self._topic = config.topic.encode("utf-8", "replace")
+        self._next_sequence = 0
+        self._queue: deque[tuple[int, KVEventBatch]] = deque()
+        self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._warned_at = -WARN_EVERY_S
+        self._stopping = False
+        published = publish_endpoint(config, data_parallel_rank=data_parallel_rank)
+        replayed = replay_endpoint(config, data_parallel_rank=data_parallel_rank)
+        # A context of its own: its end is the moment at which the ports are free again.
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._pub = self._open("endpoint", published, zmq.PUB, config.hwm)
+            self._router: zmq.Socket[bytes] | None = None
+            if replayed is not None:
+                self._router = self._open("replay_endpoint", replayed, zmq.ROUTER, config.buffer_steps + 1)
+        except ConfigError:
+            self._context.destroy(0)
+            raise
+        self._wake_read, self._wake_write = os.pipe()
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+        self._thread = threading.Thread(target=self._run, name="pagemill-kv-events", daemon=True)
+        self._thread.start()
+        replay = f", replay on {replayed.address}" if replayed else ", no replay"
+        logger.info("KV cache events on %s%s", published.address, replay)
+        if published.every_network or (replayed and replayed.every_network):
+            logger.warning("KV cache events carry the tokens of prompts, and every network can read them")
+
+    def publish(self, events: Sequence[KVEvent]) -> None:
+        """Queue a batch; the events must not change any more. Nothing happens after `shutdown`."""
+        if self._stopping:
+            return
+        sequence = self._next_sequence
+        self._next_sequence = sequence + 1
+        if len(self._queue) >= self._config.max_queue_size:
+            self._drop("the queue is full: they are produced faster than they are sent")
+            return
+        self._queue.append((sequence, KVEventBatch(time.time(), events, self._rank)))
+        self._wake()
+
+    def shutdown(self) -> None:
+        """Publish what is queued, and close the ports: they are free when this returns. May be called twice."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._wake()
+        self._thread.join()
+        self._context.destroy(LINGER_MS)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _open(self, name: str, endpoint: Endpoint, kind: int, high_water_mark: int) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(kind)
+        socket.set(zmq.SNDHWM, high_water_mark)
+        socket.set(zmq.IPV6, int("[" in endpoint.address))
+        if kind == zmq.ROUTER:
+            socket.set(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+            # A replay that a subscriber does not read is given up, rather than sent with holes.
+            socket.set(zmq.ROUTER_MANDATORY, 1)
+        try:
+            if endpoint.binds:
+                socket.bind(endpoint.address)
+            else:
+                socket.connect(endpoint.address)
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"kv_events_config: {name}={endpoint.address!r} cannot be used: {error.strerror}"
+            ) from error
+        return socket
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # enough wake-ups are waiting
+            os.write(self._wake_write, b"w")
+
+    def _drop(self, why: str) -> None:
+        self.num_dropped += 1
+        if time.monotonic() - self._warned_at >= WARN_EVERY_S:
+            self._warned_at = time.monotonic()
+            logger.warning("batches of KV cache events are dropped, %d so far: %s", self.num_dropped, why)
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake_read, zmq.POLLIN)
+        if self._router is not None:
+            poller.register(self._router, zmq.POLLIN)
+        while True:
+            ready: dict[Any, int] = dict(poller.poll())
+            if self._wake_read in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 1 << 16)
+            stopping = self._stopping
+            # First, so that a replay has all that was published before it was asked for.
+            self._send_queued()
+            if stopping:
+                return
+            if self._router is not None and self._router in ready:
+                self._answer(self._router)
+
+    def _send_queued(self) -> None:
+        # What is queued meanwhile waits for the next round, so that requests for replay get their turn.
+        for _ in range(len(self._queue)):
+            sequence, batch = self._queue.popleft()
+            try:
+                payload = self._encoder.encode(batch)
+                self._pub.send_multipart([self._topic, _sequence_bytes(sequence), payload])
+            except Exception as error:  # one batch is lost; the thread, and all later ones, must not be
+                self._drop(f"{type(error).__name__}: {error}")
+                continue
+            if self._router is not None:
+                self._sent.append((sequence, payload))
+
+    def _answer(self, router: "zmq.Socket[bytes]") -> None:
+        """Send one subscriber what it asks for: [identity, empty, first sequence number] -> batches, end marker."""
+        try:
+            frames = router.recv_multipart(zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return
+        *envelope, first = frames
+        if envelope[1:] not in ([], [b""]) or len(first) != SEQUENCE_BYTES:
+            logger.debug("not a request for replay: frames of %s bytes", [len(frame) for frame in frames])
+            return
+        start = int.from_bytes(first, "big")
+        try:
+            for sequence, payload in self._sent:
+                if sequence >= start:
+                    reply = [*envelope, self._topic, _sequence_bytes(sequence), payload]
+                    router.send_multipart(reply, zmq.NOBLOCK)
+            router.send_multipart([*envelope, b"", END_OF_REPLAY, b""], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            logger.debug("a replay from %d was given up: %s", start, error)
+
+
+def _sequence_bytes(sequence: int) -> bytes:
+    return sequence.to_bytes(SEQUENCE_BYTES, "big")

@@ -1,0 +1,33 @@
+"""Heads and nodes with scripted engines, as processes: entries that import no more than they need."""
+
+import json
+import signal
+
+from pagemill.config.fleet_plan import FleetPlan
+from pagemill.deployment import Deployment
+from pagemill.headless import run_headless
+from pagemill.supervisor import Patience
+from tests.fakes.scripted_fleet import WORKER, fleet_config
+
+SECRET = "a secret of the test's"
+TIMEOUT_S = 2.0
+
+
+def run_node(payload, report):
+    """Entry of a node's process: engines from a rank on, of so many in all."""
+    folder, port, first, count, size, lockstep = json.loads(payload)
+    plan = FleetPlan(size, range(first, first + count), True, ("127.0.0.1", port))
+    run_headless(
+        fleet_config(folder), WORKER, plan, Patience(), secret=SECRET, lockstep=lockstep, node_timeout_s=TIMEOUT_S
+    )
+
+
+def run_head(payload, report):
+    """Entry of a head's process."""
+    folder, port = json.loads(payload)
+    plan = FleetPlan(2, range(1), head=("127.0.0.1", port))
+    with Deployment(fleet_config(folder), WORKER, plan, Patience(), secret=SECRET) as engines:
+        engines.start()
+        engines.wait_ready()
+        report(b"ready")
+        signal.pause()

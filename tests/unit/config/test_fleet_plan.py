@@ -1,0 +1,72 @@
+"""Which engines run where: what settings mean, and which of them contradict each other."""
+
+import pytest
+
+from pagemill.config.facts import ModelFacts
+from pagemill.config.fleet_plan import FleetPlan, needs_lockstep, plan_fleet
+from pagemill.config.sections import FleetConfig
+from pagemill.errors import ConfigError
+
+
+def plan(size=4, **settings):
+    names = {"local": "size_local", "start": "start_rank", "address": "address", "port": "rpc_port"}
+    settings = {f"data_parallel_{names[key]}" if key in names else key: value for key, value in settings.items()}
+    return plan_fleet(FleetConfig(data_parallel_size=size, **settings))
+
+
+def test_one_machine_has_all_engines():
+    for found in (plan(), plan(local=4), plan(address="10.0.0.1")):
+        assert found == FleetPlan(4, range(4))
+        assert list(found.remote) == []
+
+
+def test_the_head_has_the_first_ranks_and_waits_for_the_others():
+    found = plan(local=1, address="10.0.0.1", port=7)
+    assert (found.local, found.remote, found.head) == (range(1), range(1, 4), ("10.0.0.1", 7))
+    assert list(plan(local=0, address="10.0.0.1").remote) == [0, 1, 2, 3]
+
+
+def test_a_node_has_the_ranks_that_it_is_told_or_all_that_follow():
+    node = {"headless": True, "address": "10.0.0.1"}
+    assert plan(start=2, **node).local == range(2, 4)
+    assert plan(start=1, local=2, **node).local == range(1, 3)
+    assert list(plan(start=1, local=2, **node).remote) == []
+    assert plan(start=0, local=2, **node).headless
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"local": 5}, "data_parallel_start_rank=0 and data_parallel_size_local=5 .* data_parallel_size=4"),
+        ({"local": 2}, "data_parallel_size_local=2 is less than data_parallel_size=4: --data-parallel-address"),
+        ({"start": 2}, "data_parallel_start_rank=2 is for nodes"),
+        ({"headless": True}, "headless=True needs --data-parallel-address and --data-parallel-start-rank"),
+        ({"headless": True, "start": 2}, "headless=True needs --data-parallel-address: "),
+        ({"headless": True, "start": 2, "address": "a", "api_server_count": 1}, "api_server_count=1"),
+        ({"headless": True, "start": 4, "address": "a"}, "data_parallel_start_rank=4 and data_parallel_size_local=0"),
+        ({"headless": True, "start": 3, "address": "a", "local": 2}, "data_parallel_size_local=2 are not ranks"),
+        ({"headless": True, "start": 3, "address": "a", "local": 0}, "data_parallel_size_local=0 are not ranks"),
+        ({"port": 65536}, "data_parallel_rpc_port=65536 is not allowed: 1 to 65535"),
+    ],
+)
+def test_contradictions_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(**settings)
+
+
+@pytest.mark.parametrize(
+    ("size", "hf_config", "wanted", "expected"),
+    [
+        (2, {}, None, False),
+        (2, {"num_local_experts": 8}, None, True),
+        (2, {"n_routed_experts": 64, "num_experts": None}, None, True),
+        (1, {"num_experts": 8}, None, False),
+        (2, {"num_experts": 8}, False, False),
+        (2, {}, True, True),
+        (1, {}, True, False),
+    ],
+)
+def test_engines_step_together_where_there_are_experts_or_the_user_says_so(size, hf_config, wanted, expected):
+    facts = ModelFacts("m", "", "gguf", "A", hf_config, "float32", 64, 13)
+    fleet = FleetConfig(data_parallel_size=size, data_parallel_lockstep=wanted)
+    assert needs_lockstep(fleet, facts) is expected

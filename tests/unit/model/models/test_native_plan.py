@@ -1,0 +1,76 @@
+"""All layers as one native call: the same as the layers one by one, to the last bit."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagemill.model.kernels.native import library
+from pagemill.model.models.causal_lm import CausalLM, NotPlannable
+from tests.fakes.paged import PagedModel
+from tests.fakes.tiny_checkpoint import SPECIFIC, make_checkpoint
+
+TOKENS = [random.Random(0).randrange(3, 259) for _ in range(90)]
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: CausalLM) -> None:
+        raise NotPlannable("for comparison")
+
+    monkeypatch.setattr(CausalLM, "_make_plan", refuse)
+
+
+@pytest.fixture(autouse=True)
+def native() -> None:
+    found = library()
+    if found is None or found.isa() == b"portable":
+        pytest.skip("this machine has no native plan")
+
+
+def logits(path: Path, chunk: int | None, *, planned: bool) -> torch.Tensor:
+    model = PagedModel.load(path, "bfloat16")
+    result = model.logits(TOKENS, chunk)
+    assert (model.model._plan is not None) == planned
+    return result
+
+
+@pytest.mark.parametrize("architecture", SPECIFIC)
+@pytest.mark.parametrize("chunk", [None, 1, 3, 40])
+def test_every_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, chunk: int) -> None:
+    path = make_checkpoint(tmp_path, architecture)
+    found = logits(path, chunk, planned=True)
+    one_by_one(monkeypatch)
+    assert torch.equal(found, logits(path, chunk, planned=False))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_chunks_and_threads_change_nothing(tmp_path: Path, threads: int) -> None:
+    path = make_checkpoint(tmp_path, "Gemma3ForCausalLM")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = logits(path, None, planned=True)
+        torch.set_num_threads(threads)
+        for chunk in (1, 2, 4, 5, 33):
+            assert torch.equal(logits(path, chunk, planned=True), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_cannot_be_planned_runs_layer_by_layer(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "LlamaForCausalLM")
+    model = PagedModel.load(path, "float32")
+    model.logits(TOKENS)
+    assert model.model._plan is None
+    model = PagedModel.load(path, "bfloat16", backend="TORCH_CPU")
+    model.logits(TOKENS)
+    assert model.model._plan is None
+
+
+@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}])
+def test_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict) -> None:
+    path = make_checkpoint(tmp_path, "LlamaForCausalLM", **changes)
+    found = logits(path, 7, planned="mlp_bias" not in changes)
+    one_by_one(monkeypatch)
+    assert torch.equal(found, logits(path, 7, planned=False))

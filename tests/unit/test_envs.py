@@ -1,0 +1,25 @@
+"""Values of the environment that are not free text."""
+
+import pytest
+
+from pagemill import envs
+from pagemill.errors import ConfigError
+
+
+def test_the_interval_of_the_log(monkeypatch):
+    monkeypatch.delenv("PAGEMILL_LOG_STATS_INTERVAL", raising=False)
+    monkeypatch.delenv("VLLM_LOG_STATS_INTERVAL", raising=False)
+    assert envs.log_stats_interval_s() == 5
+    monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "10.0")
+    assert envs.log_stats_interval_s() == 10
+    monkeypatch.setenv("PAGEMILL_LOG_STATS_INTERVAL", "0.5")
+    assert envs.log_stats_interval_s() == 0.5
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "often"])
+def test_intervals_that_are_not_allowed(monkeypatch, value):
+    monkeypatch.setenv("PAGEMILL_LOG_STATS_INTERVAL", value)
+    with pytest.raises(
+        ConfigError, match=f"PAGEMILL_LOG_STATS_INTERVAL='{value}' is not allowed: seconds, more than 0"
+    ):
+        envs.log_stats_interval_s()

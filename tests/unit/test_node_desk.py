@@ -1,0 +1,201 @@
+"""Nodes that come, report, contradict the head, go and come back."""
+
+import queue
+import re
+import time
+
+import pytest
+
+from pagemill.errors import HandshakeError
+from pagemill.messages.engine_io import EngineReady
+from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp
+from pagemill.messages.nodes import (
+    HeadGoodbye,
+    HeadMessage,
+    HeadPulse,
+    NodeGoodbye,
+    NodeHello,
+    NodeMessage,
+    NodePulse,
+    NodeRefused,
+    NodeWelcome,
+)
+from pagemill.messages.stats import SchedulerStats
+from pagemill.node_desk import NodeDesk, name_ranks
+from pagemill.transport.addresses import tcp_address
+from pagemill.transport.codec import Codec
+from pagemill.transport.handshake import Hello, Role
+from pagemill.transport.sockets import ClientSocket
+
+READY = EngineReady(max_model_len=64, vocab_size=100, num_blocks=10, block_size=4)
+SETTINGS = {"the model": "A 1", "dtype": "float32"}
+
+
+class Desk:
+    """A desk for engines 2 and 3 of 4, and what it published."""
+
+    def __init__(self, timeout_s=30.0):
+        self.events = queue.SimpleQueue()
+        self.desk = NodeDesk(tcp_address(), "s", range(2, 4), 4, SETTINGS, self.events.put, timeout_s)
+        self.nodes = []
+
+    def node(self, *args, **kwargs):
+        self.nodes.append(Node(self.desk.address, *args, **kwargs))
+        return self.nodes[-1]
+
+    def next(self):
+        return self.events.get(timeout=20)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.desk.close()
+        for node in self.nodes:
+            node.socket.close()
+
+
+class Node:
+    """The other side, by hand."""
+
+    def __init__(self, address, first=2, count=2, *, size=4, node_id="a", secret="s", settings=SETTINGS):
+        self.said, self.heard = Codec(NodeMessage), Codec(HeadMessage)
+        self.socket = ClientSocket(address, Hello(secret=secret, role=Role.NODE, index=first), timeout_s=20)
+        self.say(NodeHello(node_id, f"node-{node_id}", size, first, count, settings))
+        self.answer = self.hear(NodeWelcome, NodeRefused)
+
+    def say(self, *messages):
+        for message in messages:
+            self.socket.send(self.said.encode(message))
+
+    def hear(self, *kinds):
+        deadline = time.monotonic() + 20
+        while True:
+            frames = self.socket.receive(deadline - time.monotonic())
+            assert frames is not None, f"no {kinds}"
+            message = self.heard.decode(frames)
+            if isinstance(message, kinds):
+                return message
+
+
+def up(index, incarnation=0, address="tcp://10.0.0.2:7"):
+    return EngineUp(index, incarnation, address, READY)
+
+
+def test_events_of_a_node_are_published():
+    with Desk() as desk:
+        node = desk.node()
+        assert node.answer == NodeWelcome()
+        news = [
+            up(2),
+            EngineLoadReport(2, SchedulerStats(num_running=5, num_waiting=1)),
+            EngineStalled(2, 0, True),
+            EngineDown(2, 0, "boom"),
+            up(2, 1),
+        ]
+        node.say(*news)
+        assert [desk.next() for _ in news] == news
+        assert node.hear(HeadPulse) == HeadPulse()
+
+
+def test_an_engine_that_a_node_gives_up_may_come_back_with_another_node():
+    with Desk() as desk:
+        desk.node().say(EngineDown(3, 2, "boom", final=True))
+        assert desk.next() == EngineDown(3, 2, "boom", final=False)
+
+
+def test_what_is_not_the_nodes_is_dropped():
+    with Desk() as desk:
+        node = desk.node(2, 1)
+        node.say(up(3), up(0))
+        node.socket.send([b"garbage"])
+        node.say(up(2))
+        assert desk.next() == up(2)
+
+
+@pytest.mark.parametrize("end", ["hang up", "goodbye", "silence"])
+def test_a_node_that_goes_takes_its_engines_with_it_and_may_come_back(end):
+    with Desk(timeout_s=1.5 if end == "silence" else 30) as desk:
+        node = desk.node()
+        node.say(up(2, 4))
+        desk.next()
+        match end:
+            case "hang up":
+                node.socket.close()
+            case "goodbye":
+                node.say(NodeGoodbye("told to stop"))
+        down = desk.next()
+        assert (down.index, down.incarnation, down.final) == (2, 4, False)
+        assert "node-a is gone" in down.reason
+        again = desk.node(node_id="b")
+        assert again.answer == NodeWelcome()
+        again.say(up(2, 0), up(3, 0), EngineDown(2, 0, "boom"), up(2, 1))
+        # Counted on, so that nobody takes news of the former engine for news of this one.
+        assert [desk.next() for _ in range(4)] == [up(2, 5), up(3, 0), EngineDown(2, 5, "boom"), up(2, 6)]
+
+
+def test_a_node_that_pulses_is_not_silent():
+    with Desk(timeout_s=1.0) as desk:
+        node = desk.node()
+        for _ in range(8):
+            node.say(NodePulse())
+            time.sleep(0.2)
+        node.say(up(2))
+        assert desk.next() == up(2)
+
+
+def test_a_node_that_connects_anew_is_the_same_node():
+    with Desk() as desk:
+        desk.node().say(up(2), up(3))
+        assert {desk.next().index, desk.next().index} == {2, 3}
+        again = desk.node()
+        assert again.answer == NodeWelcome()
+        assert {type(desk.next()), type(desk.next())} == {EngineDown}
+        again.say(up(2))
+        assert desk.next() == up(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"settings": SETTINGS | {"the model": "B 2"}}, "the model is B 2 on the node and A 1 on the head"),
+        ({"settings": {"the model": "A 1"}}, "dtype is None on the node and float32 on the head"),
+        ({"size": 8}, "data_parallel_size is 8 on the node and 4 on the head"),
+        ({"first": 1}, "engines 1 to 2 are not those of nodes, which are 2 to 3"),
+        ({"first": 3}, "engines 3 to 4 are not those of nodes"),
+        ({"count": 0}, r"engines \(none\) are not"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(arguments, reason, caplog):
+    with Desk() as desk:
+        node = desk.node(**arguments)
+        assert isinstance(node.answer, NodeRefused)
+        assert re.search(reason, node.answer.reason)
+        assert desk.node().answer == NodeWelcome()
+
+
+def test_ranks_that_another_node_has_are_refused():
+    with Desk() as desk:
+        desk.node(2, 1)
+        refused = desk.node(2, 2, node_id="b")
+        assert refused.answer == NodeRefused("engines 2 run on the node node-a already")
+        assert desk.node(3, 1, node_id="c").answer == NodeWelcome()
+
+
+def test_another_secret_or_role_does_not_come_in():
+    with Desk() as desk:
+        with pytest.raises(HandshakeError, match="the shared secret is wrong"):
+            desk.node(secret="t")
+        with pytest.raises(HandshakeError, match="not accepted here; allowed: node"):
+            ClientSocket(desk.desk.address, Hello(secret="s", role=Role.API_SERVER, index=0), timeout_s=20)
+
+
+def test_the_end_of_the_head_is_said():
+    with Desk() as desk:
+        node = desk.node()
+        desk.desk.close()
+        assert node.hear(HeadGoodbye) == HeadGoodbye()
+
+
+def test_ranks_are_named_for_people():
+    assert [name_ranks(range(2, 4)), name_ranks(range(2, 3)), name_ranks(range(2, 2))] == ["2 to 3", "2", "(none)"]
