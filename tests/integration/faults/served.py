@@ -34,7 +34,7 @@ async def figures(request: Request) -> dict[str, int]:
     return {
         "pid": os.getpid(),
         "in_flight": engine.num_in_flight,
-        "running": sum(link.load.num_running for link in engine._client._links.values()),
+        "running": sum(link.stats.num_running for link in engine._client._links.values()),
         "remembered": len(engine._client._ledger),
         "fds": len(list(Path("/proc/self/fd").iterdir())),
         "threads": threading.active_count(),
