@@ -15,6 +15,7 @@ from pagemill.config.engine_config import EngineConfig
 from pagemill.config.fleet_plan import FleetPlan
 from pagemill.engine.dp_coordinator import DpCoordinator
 from pagemill.engine.process import CoreBirth
+from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
 from pagemill.node_desk import NodeDesk, name_ranks
@@ -80,6 +81,11 @@ class Deployment:
             if not self._ups().keys() >= set(self._plan.remote):
                 logger.info("waiting for engines %s, of other machines", name_ranks(self._plan.remote))
             while len(self._ups()) < len(awaited):
+                lost = next(
+                    (event for event in self._state.values() if isinstance(event, EngineDown) and event.final), None
+                )
+                if lost is not None:  # it was up, and is gone for good before all were
+                    raise EngineDeadError(f"engine core {lost.index} is gone: {lost.reason}")
                 self._changed.wait()
             return [self._ups()[index] for index in awaited]
 

@@ -39,6 +39,8 @@ def core(payload, report):
                 report(msgspec.msgpack.encode(Pulse(num_steps, False, BUSY)))
             case "stuck":
                 report(msgspec.msgpack.encode(Pulse(num_steps, False, BUSY)))
+            case "mumble":
+                report(b"\xc1 no report")
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "exit":
@@ -160,3 +162,48 @@ def test_stopping_while_it_starts():
         case.supervisor.stop()
         with pytest.raises(EngineDeadError):
             case.supervisor.first_up()
+
+
+def test_a_report_that_cannot_be_read_is_dropped():
+    with Case("mumble start mumble busy") as case:
+        assert case.next(EngineUp).incarnation == 0
+        assert case.next(EngineLoadReport, EngineDown).stats.num_running == 2
+
+
+def test_what_prevents_a_start_is_told():
+    def payload(incarnation):
+        raise OSError("no room for another process")
+
+    supervisor = EngineSupervisor(0, payload, lambda event: None, Patience())
+    supervisor.start()
+    with pytest.raises(EngineDeadError, match="no room for another process"):
+        supervisor.first_up()
+    supervisor.stop()
+
+
+def test_what_prevents_a_restart_is_tried_again():
+    events = queue.SimpleQueue()
+
+    def payload(incarnation):
+        if incarnation == 1:
+            raise OSError("no room for another process")
+        return f"{incarnation}:start {'die' if incarnation == 0 else 'idle'}".encode()
+
+    supervisor = EngineSupervisor(0, payload, events.put, Patience(), entry="tests.unit.test_supervisor:core")
+    supervisor.start()
+    seen = []
+    while not (seen and seen[-1] == ("EngineUp", 2)):
+        event = events.get(timeout=20)
+        if isinstance(event, (EngineUp, EngineDown)):
+            seen.append((type(event).__name__, event.incarnation))
+    assert seen == [("EngineUp", 0), ("EngineDown", 0), ("EngineDown", 1), ("EngineUp", 2)]
+    supervisor.stop()
+
+
+def test_stacks_are_shown_when_it_stalls_and_a_stopped_process_shows_its_own_before_it_is_killed(capfd):
+    with Case("start busy stop", "start idle", patience=Patience(stalled_s=0.3, hung_s=1.0)) as case:
+        assert case.next(EngineStalled).stalled
+        assert case.next(EngineDown).reason == "it hung and was killed"
+    shown = capfd.readouterr().err
+    assert "supervisor.py" in shown, "this process"
+    assert "in core" in shown, "the script"

@@ -304,3 +304,89 @@ async def test_calls_go_to_all_engines():
     assert await fleet.client.call("refuse") is False
     assert fleet[0, 0].calls == fleet[1, 0].calls == [("reset_prefix_cache", (1,)), ("refuse", ())]
     await fleet.client.close()
+
+
+async def test_an_engine_that_lives_and_takes_nothing_gets_the_request_later():
+    fleet, (request,) = Fleet(), requests(1)
+    fleet.client.on_event(EngineLoadReport(0, SchedulerStats()))
+    fleet[0, 0].error = EngineDeadError("takes nothing any more")
+    fleet[0, 0].work.set = lambda: None  # its reader notices nothing
+    await fleet.add(request)
+    assert fleet[0, 0].seen == []
+    fleet[0, 0].error = None
+    del fleet[0, 0].work.set
+    fleet.client.on_event(EngineLoadReport(0, SchedulerStats()))
+    await fleet.read()
+    fleet.check(request)
+    await fleet.client.close()
+
+
+async def test_a_request_that_cannot_be_sent_ends_alone():
+    fleet, batch = Fleet(), requests(3)
+    fleet.client.on_event(EngineLoadReport(0, SchedulerStats()))
+    add = fleet[0, 0].add
+
+    async def refuse(request):
+        if request.request_id == "r1":
+            raise TypeError("a message holds a value that cannot travel")
+        await add(request)
+
+    fleet[0, 0].add = refuse
+    await fleet.add(*batch)
+    await fleet.read()
+    assert fleet.finish["r1"].reason is FinishReason.ERROR
+    fleet.check(batch[0], batch[2])
+    await fleet.client.close()
+
+
+async def test_outputs_that_cannot_be_read_count_as_a_death():
+    fleet, batch = Fleet(2, RoundRobin()), requests(4)
+    await fleet.add(*batch)
+    fleet[1, 0].error = ZeroDivisionError("a defect of ours")
+    await fleet.read()
+    fleet.check(*batch)
+    assert "engine 1 is down" in fleet.client.problem()
+    await fleet.client.close()
+
+
+async def test_a_consumer_that_is_cancelled_does_not_hold_up_the_requests_of_others():
+    """What waits for an engine is sent by nobody's task in particular."""
+    fleet, batch = Fleet(), requests(2)
+    await fleet.add(*batch)
+    fleet[0, 0].die()
+    await asyncio.sleep(0.01)
+    slow = asyncio.Event()
+
+    class SlowEngine(FakeEngine):
+        async def add(self, request):
+            await slow.wait()
+            await super().add(request)
+
+    fleet.connect = None
+    engine = fleet.engines[0, 1] = SlowEngine(0)
+    fleet.client._connect = lambda event: engine
+    fleet.client.on_event(fleet.up(0, 1))
+    aborting = asyncio.create_task(fleet.client.abort(["nobody"]))
+    await asyncio.sleep(0.01)
+    aborting.cancel()
+    await asyncio.gather(aborting, return_exceptions=True)
+    slow.set()
+    await fleet.read()
+    fleet.check(*batch)
+    await fleet.client.close()
+
+
+def test_figures_do_not_pile_up_before_anybody_asks():
+    fleet = Fleet()
+    for _ in range(1000):
+        fleet.client.notify(EngineLoadReport(0, SchedulerStats()))
+    fleet.client.notify(EngineDown(0, 0, "it fell over"))
+    assert len(fleet.client._early) == 2
+
+
+async def test_an_engine_that_is_down_at_the_start_is_counted():
+    engine = FakeEngine(0)
+    client = FleetClient(lambda event: engine, [Fleet.up(0)], num_engines=2)
+    assert client.problem() == "engine 1 is down: it is being restarted"
+    assert client.accepts()
+    await client.close()
