@@ -66,8 +66,11 @@ class Sampler:
         states = self._states
         uniforms = torch.from_numpy(uniform(states.seed[slots], positions))
         if ops.samples_natively(logits):
-            settings = (states.temperature, states.min_p, states.top_k, states.top_p)
-            return ops.sample(logits, *(torch.from_numpy(values[slots]) for values in settings), uniforms).numpy()
+            temperature, min_p, top_k, top_p = (
+                torch.from_numpy(values[slots])
+                for values in (states.temperature, states.min_p, states.top_k, states.top_p)
+            )
+            return ops.sample(logits, temperature, min_p, top_k, top_p, uniforms).numpy()
         logits.div_(torch.from_numpy(states.temperature[slots]).unsqueeze(1))
         min_p, top_k, top_p = states.min_p[slots], states.top_k[slots], states.top_p[slots]
         if min_p.any():
