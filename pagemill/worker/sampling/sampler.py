@@ -66,11 +66,7 @@ class Sampler:
         states = self._states
         uniforms = torch.from_numpy(uniform(states.seed[slots], positions))
         if ops.samples_natively(logits):
-            temperature, min_p, top_k, top_p = (
-                torch.from_numpy(values[slots])
-                for values in (states.temperature, states.min_p, states.top_k, states.top_p)
-            )
-            return ops.sample(logits, temperature, min_p, top_k, top_p, uniforms).numpy()
+            return self._draw_natively(logits, slots, uniforms)
         logits.div_(torch.from_numpy(states.temperature[slots]).unsqueeze(1))
         min_p, top_k, top_p = states.min_p[slots], states.top_k[slots], states.top_p[slots]
         if min_p.any():
@@ -78,6 +74,14 @@ class Sampler:
         if top_k.any() or (top_p < 1).any():
             top_k_top_p_(logits, torch.from_numpy(top_k.astype(np.int64)), torch.from_numpy(top_p))
         return _invert(logits, uniforms)
+
+    def _draw_natively(self, logits: Tensor, slots: npt.NDArray[np.int32], uniforms: Tensor) -> npt.NDArray[np.int32]:
+        states = self._states
+        temperature, min_p, top_k, top_p = (
+            torch.from_numpy(values[slots]) for values in (states.temperature, states.min_p, states.top_k, states.top_p)
+        )
+        tokens: npt.NDArray[np.int32] = ops.sample(logits, temperature, min_p, top_k, top_p, uniforms).numpy()
+        return tokens
 
 
 def _invert(logits: Tensor, uniforms: Tensor) -> npt.NDArray[np.int32]:
