@@ -30,6 +30,13 @@ _PIVOTS = tl.constexpr(8)
 
 
 @triton.jit
+def _load(places, mask):
+    """Logits; what is masked, and what is not a number, as minus infinity: never taken."""
+    value = tl.load(places, mask, float("-inf"))
+    return tl.where(value == value, value, float("-inf"))
+
+
+@triton.jit
 def _group_stats(
     maxima, masses, logits, settings, slots, stride, V, G,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, BY_SLOT: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
@@ -42,7 +49,7 @@ def _group_stats(
         gdc_wait()
     place = tl.load(slots + row) if BY_SLOT else row
     temperature = tl.load(settings + place * WORDS).to(tl.float32, bitcast=True)
-    value = tl.load(logits + row.to(tl.int64) * stride + cols, cols < V, float("-inf"))
+    value = _load(logits + row.to(tl.int64) * stride + cols, cols < V)
     top = tl.max(value, 1)
     # Where all of a group is masked, minus infinity less itself would be NaN.
     base = tl.where(top == float("-inf"), 0.0, top)
@@ -68,7 +75,7 @@ def _kth_largest(keys, k):
 def _weights(values, start, count, floor, top, temperature, COUNT: tl.constexpr, TILE: tl.constexpr):
     """Keys and weights of a tile; what is below `floor` weighs nothing. COUNT: every weight is 1."""
     index = start + tl.arange(0, TILE)
-    value = tl.load(values + index, index < count, float("-inf"))
+    value = _load(values + index, index < count)
     weight = tl.full([TILE], 1.0, tl.float32) if COUNT else tl.exp((value - top) / temperature)
     return ordered(value), tl.where((index < count) & (value >= floor), weight, 0.0)
 
@@ -197,17 +204,17 @@ def _sample(
     logits += row.to(tl.int64) * stride
     maximum = tl.load(maxima + row * G + groups, groups < G, float("-inf"))
     top = tl.max(maximum, 0)
-    # A row without a finite logit is treated like one without restrictions, and gives some token.
+    # A row with nothing to draw gives some token.
     top = tl.where(top == float("-inf"), 0.0, top)
     if greedy:
         group = tl.min(tl.where(maximum == tl.max(maximum, 0), groups, BLOCK_G), 0)
         cols = group * GROUP + tl.arange(0, GROUP)
-        value = tl.load(logits + cols, cols < V, float("-inf"))
+        value = _load(logits + cols, cols < V)
         token = tl.min(tl.where(value == tl.max(value, 0), cols, V - 1), 0)
         tl.store(out + row, tl.minimum(token, V - 1).to(out.dtype.element_ty))
     else:
         uniform = _uniform(tl.load(place + 5), tl.load(place + 6), tl.load(positions + row).to(tl.int64))
-        floor = tl.where(min_p > 0.0, top + temperature * tl.log(min_p), float("-inf"))
+        floor = tl.where(min_p > 0.0, top + temperature * tl.log(tl.maximum(min_p, 1e-30)), float("-inf"))
         # The greatest bound that leaves out nothing of what may be kept.
         keys = ordered(maximum)
         rank = tl.where(k < V, k, tl.where((top_p < 1.0) & (min_p <= 0.0), NUCLEUS, G + 1))
@@ -222,7 +229,7 @@ def _sample(
             )
         mass = tl.load(masses + row * G + groups, groups < G, 0.0)
         whole = tl.sum(mass * tl.exp((maximum - top) / temperature), 0)
-        in_full = found > MOST
+        in_full = (found > MOST) | (found == 0)
         if (k >= V) & (top_p < 1.0) & (min_p <= 0.0) & (found <= MOST):
             # The candidates must hold the nucleus.
             lowest = tl.full([_PIVOTS], -0x80000000, tl.int32)

@@ -14,8 +14,6 @@ from pagemill.model.kernels.triton import sampling  # isort: skip
 ASKED = [
     # temperature, top_p, min_p, top_k
     (1.0, 1.0, 0.0, 0),
-    (0.7, 1.0, 0.0, 0),
-    (1.0, 1.0, 0.0, 50),
     (1.0, 0.95, 0.0, 50),
     (0.8, 0.9, 0.0, 0),
     (3.0, 0.99, 0.0, 0),
@@ -67,8 +65,7 @@ def logits_of(num_rows: int, vocab_size: int, scale: float, seed: int = 0) -> to
     return random.to(DEVICE)[:, :vocab_size]
 
 
-@pytest.mark.parametrize("vocab_size", [7, 128, 1000, 2500])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 5.0])
+@pytest.mark.parametrize(("vocab_size", "scale"), [(7, 1.0), (128, 0.01), (1000, 5.0), (2500, 1.0)])
 def test_tokens_are_the_hosts(vocab_size: int, scale: float):
     tokens, expected = both(logits_of(len(ASKED), vocab_size, scale), ASKED, seed=vocab_size)
     assert tokens == expected
@@ -109,7 +106,7 @@ def test_a_row_of_nothing_gives_some_token():
 def test_settings_by_slot_into_a_given_tensor():
     logits = logits_of(2, 500, 2.0)
     seeds = np.arange(len(ASKED), dtype=np.uint64)
-    settings, slots = settings_of(ASKED, seeds), torch.tensor([4, 13], dtype=torch.int32, device=DEVICE)
+    settings, slots = settings_of(ASKED, seeds), torch.tensor([4, 11], dtype=torch.int32, device=DEVICE)
     positions = torch.tensor([9, 10], device=DEVICE)
     out = torch.zeros(2, dtype=torch.int32, device=DEVICE)
     assert sampling.sample(logits, settings, positions, slots, out) is out
@@ -121,6 +118,6 @@ def test_a_row_does_not_depend_on_the_others():
     seeds = np.full(len(ASKED), 11, np.uint64)
     settings, positions = settings_of(ASKED, seeds), torch.arange(len(ASKED), device=DEVICE)
     together = sampling.sample(logits, settings, positions).tolist()
-    for row in range(0, len(ASKED), 3):
+    for row in range(1, len(ASKED), 5):
         part = slice(row, row + 1)
         assert sampling.sample(logits[part], settings[part], positions[part]).tolist() == together[part]
