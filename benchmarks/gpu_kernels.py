@@ -166,85 +166,89 @@ def attempt(calls: list[Callable[[], object]]) -> float:
         return float("inf")
 
 
+def one_row(model: Model, name: str, shape: choices.Shape) -> dict:
+    """The best tiles of a shape, its time with the norm inside and before it, and that of cuBLAS."""
+    weights, (_, inputs, gated) = weights_of(shape), shape
+    gate, wide = ("silu" if gated else None), (torch.float32 if name == "lm_head" else None)
+    x, norm = torch.randn(1, inputs, dtype=DTYPE, device="cuda"), torch.randn(inputs, dtype=DTYPE, device="cuda")
+    residual = torch.randn_like(x)
+    cublas = time_us(over(weights, lambda w: functional.linear(x, w)))
+
+    def run(choice: choices.GemvChoice) -> Callable[[torch.Tensor], object]:
+        return lambda w: gemv(x, w, choice, gate=gate, out_dtype=wide)
+
+    times = {choice: attempt(over(weights, run(choice))) for choice in choices.GEMV_CANDIDATES}
+    best = min(times, key=lambda choice: times[choice])
+    before = NormBefore(norm, 1e-6, residual, torch.empty_like(x))
+    with_norm = apart = float("nan")
+    if name in ("qkv", "gate_up"):
+        with_norm = time_us(over(weights, lambda w: gemv(x, w, best, gate=gate, norm=before)))
+        normed_first = over(weights, lambda w: gemv(device.rms_norm(x, norm, 1e-6, residual), w, best, gate=gate))
+        apart = time_us(normed_first)
+    share = weights[0].numel() * 2 / times[best] / 1e3 / READ_GB_S
+    print(
+        f"{model.name + ' ' + name:<28}{cublas:>10.1f}{times[best]:>9.1f}{share:>9.0%}{with_norm:>11.1f}"
+        f"{apart:>11.1f}  {best}"
+    )
+    return {
+        "kernel": "gemv", "model": model.name, "name": name, "us": times[best], "cublas_us": cublas, "share": share,
+        "with_norm_us": with_norm, "norm_apart_us": apart, "choice": repr(best), "shape": shape, "best": best,
+        "all": {repr(choice): us for choice, us in times.items()},
+    }  # fmt: skip
+
+
 def bench_linear(results: list[dict], measured: dict, fused: set) -> None:
-    """One row: the best tiles of each shape, with and without the norm before it, and cuBLAS."""
+    """One row, every shape."""
     print(f"\n{'one row':<28}{'cuBLAS us':>10}{'ours us':>9}{'of read':>9}{'with norm':>11}{'norm + it':>11}  tiles")
     for model in MODELS:
-        for name, shape in model.linears().items():
-            weights = weights_of(shape)
-            outputs, inputs, gated = shape
-            gate, wide = ("silu" if gated else None), (torch.float32 if name == "lm_head" else None)
-            x, norm = (
-                torch.randn(1, inputs, dtype=DTYPE, device="cuda"),
-                torch.randn(inputs, dtype=DTYPE, device="cuda"),
-            )
-            residual = torch.randn_like(x)
-            cublas = time_us(over(weights, lambda w: functional.linear(x, w)))
-            times = {
-                choice: attempt(over(weights, lambda w, c=choice: gemv(x, w, c, gate=gate, out_dtype=wide)))
-                for choice in choices.GEMV_CANDIDATES
-            }
-            best = min(times, key=lambda choice: times[choice])
-            before = NormBefore(norm, 1e-6, residual, torch.empty_like(x))
-            with_norm = apart = float("nan")
-            if name in ("qkv", "gate_up"):
-                with_norm = time_us(over(weights, lambda w: gemv(x, w, best, gate=gate, norm=before)))
+        rows = [one_row(model, name, shape) for name, shape in model.linears().items()]
+        for row in rows:
+            shape = row.pop("shape")
+            measured[shape] = row.pop("best")
+            if row["with_norm_us"] < row["norm_apart_us"]:
+                fused.add(shape)
+        results += rows
+        ours, cublas = (sum(row[key] for row in rows[:-1]) * model.layers / 1e3 for key in ("us", "cublas_us"))
+        print(f"{model.name}: linears of {model.layers} layers {ours:.2f} ms, cuBLAS {cublas:.2f} ms")
 
-                def separately(w: torch.Tensor) -> object:
-                    return gemv(device.rms_norm(x, norm, 1e-6, residual), w, best, gate=gate)
 
-                apart = time_us(over(weights, separately))
-                if with_norm < apart:
-                    fused.add(shape)
-            measured[shape] = best
-            size = weights[0].numel() * 2
-            share = size / times[best] / 1e3 / READ_GB_S
-            print(
-                f"{model.name + ' ' + name:<28}{cublas:>10.1f}{times[best]:>9.1f}{share:>9.0%}{with_norm:>11.1f}"
-                f"{apart:>11.1f}  {best}"
-            )
-            results.append({
-                "kernel": "gemv", "model": model.name, "name": name, "us": times[best], "cublas_us": cublas,
-                "share": share, "with_norm_us": with_norm, "norm_apart_us": apart, "choice": repr(best),
-                "all": {repr(choice): us for choice, us in times.items()},
-            })  # fmt: skip
-            del weights
-    for model in MODELS:
-        parts = [measured[shape] and row["us"] for row in results if row.get("model") == model.name
-                 for shape in [model.linears()[row["name"]]] if row["name"] != "lm_head"]  # fmt: skip
-        print(f"{model.name}: linears of {model.layers} layers {sum(parts) * model.layers / 1e3:.2f} ms")
+def few_rows(model: Model, name: str, shape: choices.Shape, weights: list[torch.Tensor], rows: int) -> dict:
+    """The best tiles of a shape for a few rows, and cuBLAS."""
+    gate, wide = ("silu" if shape[2] else None), (torch.float32 if name == "lm_head" else None)
+    x = torch.randn(rows, shape[1], dtype=DTYPE, device="cuda")
+
+    def blas(w: torch.Tensor) -> object:
+        if wide is not None:
+            return linear._wide(x, w, None, wide)
+        result = functional.linear(x, w)
+        return device.gated(result, False) if gate else result
+
+    def run(choice: choices.SkinnyChoice) -> Callable[[torch.Tensor], object]:
+        return lambda w: skinny(x, w, choice, gate=gate, out_dtype=wide)
+
+    cublas = time_us(over(weights, blas))
+    times = {choice: attempt(over(weights, run(choice))) for choice in choices.SKINNY_CANDIDATES}
+    best = min(times, key=lambda choice: times[choice])
+    share = weights[0].numel() * 2 / times[best] / 1e3 / READ_GB_S
+    print(f"{f'{model.name} {name} x{rows}':<36}{cublas:>10.1f}{times[best]:>9.1f}{share:>9.0%}  {best}")
+    return {
+        "kernel": "skinny", "model": model.name, "name": name, "rows": rows, "us": times[best], "cublas_us": cublas,
+        "share": share, "choice": repr(best), "best": best,
+    }  # fmt: skip
 
 
 def bench_skinny(results: list[dict], measured: dict) -> None:
-    """A few rows: the best tiles, and cuBLAS."""
+    """A few rows, every shape."""
     print(f"\n{'few rows':<36}{'cuBLAS us':>10}{'ours us':>9}{'of read':>9}  tiles")
     for model in MODELS:
         for name, shape in model.linears().items():
             weights = weights_of(shape)
-            gate, wide = ("silu" if shape[2] else None), (torch.float32 if name == "lm_head" else None)
             for rows in SKINNY_ROWS:
-                x = torch.randn(rows, shape[1], dtype=DTYPE, device="cuda")
-
-                def blas(w: torch.Tensor, x: torch.Tensor = x) -> object:
-                    if wide is not None:
-                        return linear._wide(x, w, None, wide)
-                    result = functional.linear(x, w)
-                    return device.gated(result, False) if gate else result
-
-                cublas = time_us(over(weights, blas))
-                times = {
-                    choice: attempt(over(weights, lambda w, c=choice, x=x: skinny(x, w, c, gate=gate, out_dtype=wide)))
-                    for choice in choices.SKINNY_CANDIDATES
-                }
-                best = min(times, key=lambda choice: times[choice])
-                if times[best] < 0.97 * cublas:
+                row = few_rows(model, name, shape, weights, rows)
+                best = row.pop("best")
+                if row["us"] < 0.97 * row["cublas_us"]:
                     measured[rows, shape] = best
-                share = weights[0].numel() * 2 / times[best] / 1e3 / READ_GB_S
-                print(f"{f'{model.name} {name} x{rows}':<36}{cublas:>10.1f}{times[best]:>9.1f}{share:>9.0%}  {best}")
-                results.append({
-                    "kernel": "skinny", "model": model.name, "name": name, "rows": rows, "us": times[best],
-                    "cublas_us": cublas, "share": share, "choice": repr(best),
-                })  # fmt: skip
+                results.append(row)
             del weights
 
 

@@ -11,7 +11,6 @@ from pagemill.model.kernels import ops, reference
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.worker.sampling.filters import min_p_, top_k_top_p_
 from pagemill.worker.sampling.philox import uniform
-
 from tests.fakes.triton_interpreter import DEVICE
 
 from pagemill.model.kernels.triton import choices, device, launch  # isort: skip

@@ -86,8 +86,8 @@ def samples_rows(logits: Tensor) -> bool:
 def sample_rows(logits: Tensor, settings: Tensor, positions: Tensor, slots: Tensor | None = None) -> Tensor:
     """[L, V] float32 on a GPU -> [L] int64: as worker/sampling does it, noise included, and nothing waits.
 
-    settings [L, 7] int32: the bits of temperature, top_p, min_p (float32), top_k, greedy, seed (low, high); or of slots,
-    with `slots` [L] int32. positions [L]: of the tokens to be sampled. Logits stay as they are.
+    settings [L, 7] int32: the bits of temperature, top_p, min_p (float32), top_k, greedy, seed (low, high); or of
+    slots, with `slots` [L] int32. positions [L]: of the tokens to be sampled. Logits stay as they are.
     """
     result: Tensor = device_kernels().sample_rows(logits, settings, positions, slots)
     return result

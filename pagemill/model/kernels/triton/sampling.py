@@ -1,8 +1,8 @@
-"""Sampling without sorting: temperature, min-p, top-k, top-p and one draw per row, in two kernels that wait for nothing.
+"""Sampling without sorting: temperature, min-p, top-k, top-p and one draw per row, in two kernels. Knows no request.
 
-The first finds the maximum and the mass of every group of 128 logits. The k-th largest group maximum is a lower bound of
-the k-th largest logit, so the second kernel gathers only what is above such a bound (all of the row where that does not
-do), and searches the least kept logit bit by bit in the order of floats. Thresholds, ties and noise are those of
+The first finds the maximum and the mass of every group of 128 logits. The k-th largest group maximum is a lower bound
+of the k-th largest logit, so the second kernel gathers only what is above such a bound (all of the row where that does
+not do), and searches the least kept logit bit by bit in the order of floats. Thresholds, ties and noise are those of
 worker/sampling; no atomics, so runs repeat. Random numbers: philox.py there.
 """
 
@@ -117,7 +117,7 @@ def _value_of(key):
 
 @triton.jit
 def _top_k_mass(values, count, floor, top, temperature, key, k, TILE: tl.constexpr):
-    """The mass of exactly k logits, of which the least has this key: of its equals only as many as there is room for."""
+    """The mass of exactly k logits, the least of which has this key: of its equals as many as there is room for."""
     above = (tl.zeros([_PIVOTS], tl.int64) + key + 1).to(tl.int32)
     number = tl.max(_reach(values, count, floor, top, temperature, above, True, TILE), 0)
     mass = tl.max(_reach(values, count, floor, top, temperature, above, False, TILE), 0)
@@ -136,9 +136,9 @@ def _uniform(low, high, position):
 
 
 @triton.jit
-def _gather(candidates, indices, group_ids, logits, maximum, bound, V, G, GROUP: tl.constexpr, BLOCK_G: tl.constexpr,
-            TILE: tl.constexpr, MOST: tl.constexpr):  # fmt: skip
-    """Write the logits of a row that reach `bound`, in order, with their indices: MOST at most. Returns how many reach."""
+def _gather(candidates, indices, group_ids, logits, maximum, bound, V, G, GROUP: tl.constexpr,
+            BLOCK_G: tl.constexpr, TILE: tl.constexpr, MOST: tl.constexpr):  # fmt: skip
+    """Write the logits of a row that reach `bound`, in order, with their indices: MOST at most. Returns how many do."""
     groups = tl.arange(0, BLOCK_G)
     wanted = ((maximum >= bound) & (groups < G)).to(tl.int32)
     tl.store(group_ids + tl.cumsum(wanted, 0) - 1, groups, wanted > 0)
