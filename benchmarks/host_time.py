@@ -33,7 +33,10 @@ NUM_LAYERS = 30
 VOCAB_SIZE = 256
 HIDDEN_SIZE = 64
 PROMPT_TOKENS = 32
+KV_BYTES_PER_TOKEN = NUM_LAYERS * 2 * 64 * 2
 WARM_UP_STEPS = 20
+MOST_OTHER_STEPS = 120
+"""Until the last request decodes, and the warm-up."""
 
 
 class NullModel(nn.Module):
@@ -45,7 +48,7 @@ class NullModel(nn.Module):
     def __init__(self, dtype: str, max_num_seqs: int) -> None:
         super().__init__()
         self.dtype = getattr(torch, dtype)
-        spec = AttentionLayerSpec(9, 3, 64, 0.125)
+        spec = AttentionLayerSpec(4, 1, 64, 0.125)
         platform = CpuPlatform()
         backend = choose(
             spec, device=platform.torch_device(), dtype=dtype, requested=None, order=platform.attention_order()
@@ -81,10 +84,14 @@ class NullWorker(Worker):
 def step_ms(config: EngineConfig, batch: int, num_steps: int) -> list[float]:
     """Milliseconds of each of `num_steps` steps that decode `batch` requests."""
     core = EngineCore(config, UniprocExecutor(NullWorker(config)))
-    params = SamplingParams(temperature=0, max_tokens=num_steps + 4 * WARM_UP_STEPS, ignore_eos=True)
+    params = SamplingParams(temperature=0, seed=0, max_tokens=num_steps + MOST_OTHER_STEPS, ignore_eos=True)
     for index in range(batch):
         prompt = [(index * 31 + place * 7) % VOCAB_SIZE for place in range(PROMPT_TOKENS)]
-        core.add(EngineCoreRequest(f"request-{index}", prompt, params, time.monotonic()))
+        core.add(
+            EngineCoreRequest(
+                request_id=f"request-{index}", prompt_token_ids=prompt, params=params, arrival_time=time.monotonic()
+            )
+        )
     running = 0
     while running < batch:
         running = sum(len(outputs.outputs) for outputs in core.step())
@@ -110,7 +117,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="medians only, as one JSON object")
     args = parser.parse_args()
     most = max(args.batches)
-    settings = {"max_model_len": 2048, "max_num_seqs": most, "kv_cache_memory_bytes": most * 512 * 23_040}
+    settings = {
+        "max_model_len": 2048,
+        "max_num_seqs": most,
+        "kv_cache_memory_bytes": most * (PROMPT_TOKENS + args.steps + MOST_OTHER_STEPS + 16) * KV_BYTES_PER_TOKEN,
+    }
     config = build_config(EngineArgs("smollm2", dtype="bfloat16", **settings))
     medians = {}
     for batch in args.batches:

@@ -52,13 +52,24 @@ def shared_prefix(generate: Generate, repetition: int, sizes: Sizes) -> float:
     return sizes.sharing / timed(generate, workload.shared_prefix(repetition, sizes), sizes.own)
 
 
+def steady_decode(generate: Generate, repetition: int, sizes: Sizes) -> float:
+    """Tokens per second of `requests` that decode together behind prompts of `prompt` tokens. The prompts are in the
+    prefix cache, so that all start in the same step; what that step takes is left out."""
+    prompts = workload.throughput(repetition, sizes)
+    generate(prompts, 1)
+    first = timed(generate, prompts, 1)
+    whole = timed(generate, prompts, sizes.output)
+    return sizes.requests * (sizes.output - 1) / (whole - first)
+
+
 def serve_jobs(build: Callable[[], Generate]) -> None:
     """Build the engine, warm up, and answer jobs of the works above."""
 
     def works() -> Works:
         generate = build()
         generate([workload.tokens(1, 16)], 8)
-        return {work.__name__: partial(work, generate) for work in (single_decode, prefill, throughput, shared_prefix)}
+        known = (single_decode, prefill, throughput, shared_prefix, steady_decode)
+        return {work.__name__: partial(work, generate) for work in known}
 
     answer_jobs(works)
 

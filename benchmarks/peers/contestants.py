@@ -77,6 +77,19 @@ def llama(program: str, model: Path, *argv: str) -> Command:
     return Command([str(LLAMA / program), "-m", str(model), *argv], {"LD_LIBRARY_PATH": str(LLAMA)})
 
 
+def output_of(name: str, command: Command) -> str:
+    """What a program prints. Raises RuntimeError, with the end of its log, when it fails."""
+    with log_of(name).open("w") as log:
+        process = command.start(log, stdout=subprocess.PIPE)
+        try:
+            output, _ = process.communicate(timeout=PATIENCE_S)
+        finally:
+            end(process)
+    if process.returncode:
+        raise RuntimeError(f"{name} ended with {process.returncode}:\n{last_words(name)}")
+    return str(output)
+
+
 class LlamaBench:
     """llama.cpp's own measurement: neither sampling nor HTTP."""
 
@@ -91,12 +104,7 @@ class LlamaBench:
         decode = ["-p", "0", "-n", str(sizes.decoded - 1), "-d", "33"]
         what = decode if work == "single_decode" else ["-p", str(sizes.prefill), "-n", "0"]
         command = llama("llama-bench", self._model, "-t", str(CORES), "-r", "1", "-o", "json", *what)
-        with log_of(self.name).open("w") as log:
-            process = command.start(log, stdout=subprocess.PIPE)
-            answer, _ = process.communicate(timeout=PATIENCE_S)
-        if process.returncode:
-            raise RuntimeError(f"{self.name} ended with {process.returncode}:\n{last_words(self.name)}")
-        return {work: json.loads(answer)[0]["avg_ts"]}
+        return {work: json.loads(output_of(self.name, command))[0]["avg_ts"]}
 
     def close(self) -> None:
         """Nothing stays."""
@@ -230,12 +238,7 @@ class HostTime:
         """batch_1_ms, batch_1024_ms: medians over the steps of one run."""
         script = str(REPOSITORY / "benchmarks/host_time.py")
         command = ours(script, "--json", *(["--steps", "20"] if sizes == workload.TINY else []))
-        with log_of(self.name).open("w") as log:
-            process = command.start(log, stdout=subprocess.PIPE)
-            answer, _ = process.communicate(timeout=PATIENCE_S)
-        if process.returncode:
-            raise RuntimeError(f"{self.name} ended with {process.returncode}:\n{last_words(self.name)}")
-        return json.loads(answer)
+        return json.loads(output_of(self.name, command))
 
     def close(self) -> None:
         """Nothing stays."""
