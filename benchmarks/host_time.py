@@ -92,9 +92,9 @@ def step_ms(config: EngineConfig, batch: int, num_steps: int) -> list[float]:
                 request_id=f"request-{index}", prompt_token_ids=prompt, params=params, arrival_time=time.monotonic()
             )
         )
-    running = 0
-    while running < batch:
-        running = sum(len(outputs.outputs) for outputs in core.step())
+    while _num_sampled(core) < batch:
+        if core.num_executed > MOST_OTHER_STEPS - WARM_UP_STEPS:
+            raise RuntimeError(f"{batch} requests do not decode together after {core.num_executed} steps")
     for _ in range(WARM_UP_STEPS):
         core.step()
     gc.collect()
@@ -107,6 +107,11 @@ def step_ms(config: EngineConfig, batch: int, num_steps: int) -> list[float]:
     gc.unfreeze()
     core.shutdown()
     return times
+
+
+def _num_sampled(core: EngineCore) -> int:
+    """Requests that got a token in one more step."""
+    return sum(len(outputs.request_ids) + len(outputs.outputs) for outputs in core.step())
 
 
 def main() -> None:
