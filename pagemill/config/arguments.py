@@ -11,6 +11,7 @@ from pagemill.config.resolve import Draft, check_values
 from pagemill.config.sections import (
     CacheConfig,
     CpuConfig,
+    DeviceConfig,
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -24,6 +25,7 @@ ENGINE_SECTIONS: dict[str, type] = {
     "scheduler": SchedulerConfig,
     "parallel": ParallelConfig,
     "observability": ObservabilityConfig,
+    "device": DeviceConfig,
     "cpu": CpuConfig,
 }
 

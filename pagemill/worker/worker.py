@@ -2,28 +2,24 @@
 
 from torch import Tensor
 
-from pagemill.catalog.platforms import PLATFORMS
 from pagemill.config.engine_config import EngineConfig
 from pagemill.errors import ConfigError, PagemillError
 from pagemill.log import get_logger
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
+from pagemill.messages.worker_api import OutputSoon
 from pagemill.messages.worker_rank import SOLO_RANK, WorkerRank
 from pagemill.model.distributed.init import init_distributed
 from pagemill.model.distributed.parallel_groups import ParallelGroups, ParallelSizes
 from pagemill.model.factory import load_model
 from pagemill.model.models.causal_lm import CausalLM
+from pagemill.platforms.choose import choose_platform
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
-from pagemill.worker.batch.block_tables import BlockTable, BlockTables
-from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.build_runner import RunnerSizes, build_runner
 from pagemill.worker.kv_tensors.allocate import bind_kv_cache
-from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.kv_tensors.copy_blocks import copy_blocks
 from pagemill.worker.model_runner import ModelRunner
-from pagemill.worker.pipeline.linked_stage import LinkedStage
-from pagemill.worker.pipeline.stage import SoloStage, Stage
-from pagemill.worker.sampling.sampler import Sampler
 from pagemill.worker.warm_up import dummy_step, warm_up_step
 
 logger = get_logger(__name__)
@@ -38,8 +34,10 @@ class Worker:
     The ranks of a replica are called alike and at the same time: from `load_model` on, each waits for the others.
     """
 
-    def __init__(self, config: EngineConfig, rank: WorkerRank = SOLO_RANK) -> None:
-        """Raises ConfigError when there are not as many workers as the configuration asks for."""
+    def __init__(
+        self, config: EngineConfig, rank: WorkerRank = SOLO_RANK, platform: Platform | None = None
+    ) -> None:
+        """`platform`: the configuration's, unless one is given. Raises ConfigError when there are not as many workers as the configuration asks for."""
         wanted = (config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
         if (rank.tensor_parallel_size, rank.pipeline_parallel_size) != wanted:
             raise ConfigError(
@@ -49,7 +47,8 @@ class Worker:
         self._config = config
         self._rank = rank
         self._groups: ParallelGroups | None = None
-        self._platform: Platform = PLATFORMS.resolve("cpu")()
+        self._platform: Platform = platform or choose_platform(config.device.device)
+        self.runs_ahead = self._platform.runs_ahead
         self._loaded: CausalLM | None = None
         self._runner: ModelRunner | None = None
         self._num_groups = 0
@@ -76,6 +75,8 @@ class Worker:
         if threads is not None:
             self._platform.set_threads(threads)
         timer, rank = PhaseTimer(), self._rank
+        with timer.phase("device"):
+            self._platform.start(rank.local_rank)
         with timer.phase("ranks"):
             self._groups = init_distributed(
                 rank.rank,
@@ -108,14 +109,10 @@ class Worker:
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocate the cache, bind it to the layers, and build the runner."""
-        device, layers = self._platform.torch_device(), self.model.cache_layers()
-        num_slots, length = self._config.scheduler.max_num_seqs, self._config.model.max_model_len or 0
-        self._kv_tensors, self._num_blocks = bind_kv_cache(config, layers, device), config.num_blocks
+        layers = self.model.cache_layers()
+        self._kv_tensors, self._num_blocks = bind_kv_cache(config, layers, self._platform.torch_device()), config.num_blocks
         self._num_groups = len(config.groups)
-        states = RequestStates(num_slots, length)
-        tables = BlockTables(tuple(BlockTable(num_slots, length, group.spec.block_size) for group in config.groups))
-        groups = AttentionGroups(config, layers, tables, device)
-        self._runner = ModelRunner(self.model, states, tables, groups, Sampler(states), self._stage(states, device))
+        self._runner = self._build_runner(config)
 
     def warm_up(self) -> None:
         """Run one small step on the null block, so that the first request does not pay for lazy initialisation."""
@@ -129,6 +126,10 @@ class Worker:
 
     def sample_tokens(self) -> ModelRunnerOutput:
         """Sample from the last executed step."""
+        return self.start_sampling().result()
+
+    def start_sampling(self) -> OutputSoon:
+        """Sample from the last executed step, without waiting for the tokens."""
         return self.runner.sample_tokens()
 
     def execute_dummy_step(self) -> None:
@@ -147,8 +148,7 @@ class Worker:
             self._groups.close()
             self._groups = None
 
-    def _stage(self, states: RequestStates, device: str) -> Stage:
-        model = self.model
-        if self._groups is None or self._groups.pp.size == 1:
-            return SoloStage()
-        return LinkedStage(self._groups.pp, states, hidden_size=model.hidden_size, dtype=model.dtype, device=device)
+    def _build_runner(self, plan: KVCacheConfig) -> ModelRunner:
+        sizes = RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len or 0)
+        stages = None if self._groups is None else self._groups.pp
+        return build_runner(plan, self.model, self._platform, sizes, stages)
