@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheSpec
+from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.kernels.native import Layer
 
 
@@ -128,6 +129,9 @@ class AttentionImpl(ABC):
 
 class MetadataBuilder(ABC):
     """Plans one step for one KV group; what it returns is handed to every layer of the group."""
+
+    graph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+    """Batches for which planning and attention may be part of a captured graph."""
 
     def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
         self.spec = spec
