@@ -218,7 +218,15 @@ RULES: tuple[Rule, ...] = (
 
 def resolve(draft: Draft, model: ModelFacts, device: DeviceFacts) -> tuple[EngineConfig, tuple[Decision, ...]]:
     """Complete the sections. Raises ConfigError that names the settings in conflict and the remedy."""
-    for section in (draft.model, draft.cache, draft.scheduler, draft.cpu, draft.parallel, draft.observability, draft.device):
+    for section in (
+        draft.model,
+        draft.cache,
+        draft.scheduler,
+        draft.cpu,
+        draft.parallel,
+        draft.observability,
+        draft.device,
+    ):
         check_values(section)
     for rule in RULES:
         draft = rule(draft, model, device)

@@ -99,9 +99,7 @@ class CacheConfig:
 class SchedulerConfig:
     """How much one step does, and for how many."""
 
-    max_num_batched_tokens: int | None = setting(
-        None, "token budget of one step (default: 2048, on a GPU 8192)", low=1
-    )
+    max_num_batched_tokens: int | None = setting(None, "token budget of one step (default: 2048, on a GPU 8192)", low=1)
     max_num_seqs: int = setting(128, "most requests that run at once", low=1)
     enable_chunked_prefill: bool = setting(True, "split prompts that exceed the budget of a step")
     long_prefill_token_threshold: int = setting(0, "most prompt tokens of one request in a step; 0: no limit", low=0)

@@ -22,6 +22,9 @@ class CudaPlatform(Platform):
     name = "cuda"
     runs_ahead = True
 
+    def __init__(self) -> None:
+        self._index = 0
+
     def absence(self) -> str | None:
         if not _torch_has_cuda():
             return "this torch is built without CUDA"
@@ -31,7 +34,7 @@ class CudaPlatform(Platform):
             return f"the NVIDIA driver is not here ({error})"
 
     def facts(self) -> DeviceFacts:
-        device = _Management().first()
+        device = _Management().device(self._index)
         return DeviceFacts(
             "cuda",
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -53,6 +56,7 @@ class CudaPlatform(Platform):
                 f"worker {local_rank} of this machine needs a GPU of its own, and there are "
                 f"{torch.cuda.device_count()}; lower tensor_parallel_size or pipeline_parallel_size"
             )
+        self._index = local_rank
         torch.cuda.set_device(local_rank)
 
     def set_threads(self, num_threads: int) -> None:
@@ -110,13 +114,13 @@ class _Management:
         shown = envs.shown_cuda_devices()
         return count.value if shown is None else min(count.value, len(shown))
 
-    def first(self) -> _Device:
-        """The first of them."""
-        shown = envs.shown_cuda_devices()
-        first = int(shown[0]) if shown and shown[0].isdigit() else 0
+    def device(self, index: int) -> _Device:
+        """The one that this process calls number `index`."""
+        shown = envs.shown_cuda_devices() or []
+        number = int(shown[index]) if index < len(shown) and shown[index].isdigit() else index
         handle, memory, title = ctypes.c_void_p(), _Memory(), ctypes.create_string_buffer(_NAME_BYTES)
         major, minor = ctypes.c_int(), ctypes.c_int()
-        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(first), ctypes.byref(handle))
+        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(number), ctypes.byref(handle))
         self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         self._call("nvmlDeviceGetName", handle, title, ctypes.c_uint(_NAME_BYTES))
         self._call("nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor))

@@ -114,7 +114,7 @@ class DeviceMemory(Protocol):
         """Held by this process for tensors, in use or not."""
 
     def peak(self) -> int:
-        """Most that was in tensors since `restart_peak`."""
+        """Most that was held for tensors since `restart_peak`."""
 
     def restart_peak(self) -> None:
         """Forget the peak, and give back what is reserved but not in use."""

@@ -25,6 +25,7 @@ from pagemill.worker.forward.interface import Forward
 from pagemill.worker.forward.step_graphs import StepGraphs
 from pagemill.worker.graphs.dispatcher import BatchLimits, Dispatcher
 from pagemill.worker.graphs.downgrade import downgrade
+from pagemill.worker.graphs.graph_runner import GraphRunner, Graphs, NoGraphs
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.model_runner import ModelRunner
 from pagemill.worker.pipeline.linked_stage import LinkedStage
@@ -54,9 +55,7 @@ def build_runner(
     device = platform.torch_device()
     states = RequestStates(sizes.max_num_seqs, sizes.max_model_len)
     if stages is not None and stages.size > 1:
-        stage: Stage = LinkedStage(
-            stages, states, hidden_size=model.hidden_size, dtype=model.dtype, device=device
-        )
+        stage: Stage = LinkedStage(stages, states, hidden_size=model.hidden_size, dtype=model.dtype, device=device)
     else:
         stage = SoloStage()
     if platform.runs_ahead and isinstance(stage, SoloStage):
@@ -101,19 +100,19 @@ def _on_device(
         groups,
         Sampler(states),
         platform.transfers(),
-        _graphs(model, groups, platform, capture_sizes, sizes),
+        StepGraphs(_graphs(groups, platform, capture_sizes, sizes)),
         device,
     )
     return BlockTables(tables), forward
 
 
-def _graphs(
-    model: CausalLM, groups: AttentionGroups, platform: Platform, capture_sizes: list[int], sizes: RunnerSizes
-) -> StepGraphs:
+def _graphs(groups: AttentionGroups, platform: Platform, capture_sizes: list[int], sizes: RunnerSizes) -> Graphs:
+    maker = platform.graph_maker()
     support = {type(planner).__name__: _graph_support(planner) for planner in groups.planners()}
     mode, _ = downgrade(GraphMode.FULL_DECODE_ONLY, support, pieces=False)
-    dispatcher = Dispatcher(mode, capture_sizes, BatchLimits(sizes.max_num_seqs))
-    return StepGraphs(model, dispatcher, platform.graph_maker() if mode is not GraphMode.NONE else None)
+    if maker is None or mode is GraphMode.NONE:
+        return NoGraphs()
+    return GraphRunner(Dispatcher(mode, capture_sizes, BatchLimits(sizes.max_num_seqs)), maker)
 
 
 def _graph_support(planner: object) -> AttentionCGSupport:

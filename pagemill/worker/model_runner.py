@@ -43,6 +43,15 @@ class ModelRunner:
         tokens = self._forward.sample(batch) if len(slots) else TokensNow(slots)
         return StepTokens(batch.step_id, tokens, _Places(self._states, slots), self._stage)
 
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that there may be in the end."""
+        return self._forward.num_graphs
+
+    def capture_at_start(self) -> None:
+        """Capture what must be there before the first request. No request has a slot."""
+        self._forward.capture_at_start()
+
     def close(self) -> None:
         """Finish the exchange with other stages. The last call."""
         self._stage.close()

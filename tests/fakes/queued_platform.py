@@ -1,6 +1,8 @@
 """A CPU that behaves like a device with a queue: copies to the host arrive only when they are waited for, host memory
 is read late, and memory of copies that are over is spoiled."""
 
+import dataclasses
+
 import torch
 
 from pagemill.platforms.cpu import CpuPlatform
@@ -62,14 +64,48 @@ class QueuedTransfers(Transfers):
             self.open.pop(0).finish()
 
 
+class FixedMemory:
+    """A device of 10,000,000 bytes, of which steps have taken `taken` at most."""
+
+    def __init__(self, taken=3_000_000, used_by_others=0):
+        self.taken, self.used_by_others = taken, used_by_others
+
+    def total(self):
+        return 10_000_000
+
+    def free(self):
+        return self.total() - self.used_by_others - self.taken - 500_000
+
+    def allocated(self):
+        return 1_000_000
+
+    def reserved(self):
+        return self.taken
+
+    def peak(self):
+        return self.taken
+
+    def restart_peak(self):
+        pass
+
+
 class QueuedPlatform(CpuPlatform):
     """`graphs`: whether steps are captured."""
 
     runs_ahead = True
 
-    def __init__(self, graphs=True):
+    def __init__(self, graphs=True, memory=None):
+        self.own_memory = memory
         self.maker = FakeGraphMaker() if graphs else None
         self.made = QueuedTransfers()
+
+    def memory(self):
+        return self.own_memory
+
+    def facts(self):
+        if self.own_memory is None:
+            return super().facts()
+        return dataclasses.replace(super().facts(), free_bytes=self.own_memory.total() - self.own_memory.used_by_others)
 
     def attention_order(self):
         return ("TORCH_PAGED",)

@@ -37,9 +37,7 @@ def gather_tables(
     slot_mapping.copy_(places.masked_fill_(slots == len(table) - 1, -1))
 
 
-def place_tokens(
-    token_slots: Tensor, positions: Tensor, table: Tensor, block_size: int, slot_mapping: Tensor
-) -> None:
+def place_tokens(token_slots: Tensor, positions: Tensor, table: Tensor, block_size: int, slot_mapping: Tensor) -> None:
     """Where the key and value of each token of any batch go. token_slots [T] int32, positions [T] int64, table [S, C];
     written: slot_mapping [T] int64."""
     places = token_slots.long() * table.shape[1] + positions // block_size
@@ -47,9 +45,7 @@ def place_tokens(
     slot_mapping.copy_(blocks.long() * block_size + positions % block_size)
 
 
-def splice_tokens(
-    token_slots: Tensor, known: Tensor, given: Tensor, last_tokens: Tensor, token_ids: Tensor
-) -> None:
+def splice_tokens(token_slots: Tensor, known: Tensor, given: Tensor, last_tokens: Tensor, token_ids: Tensor) -> None:
     """Token ids of any batch: what the host gave where it knew, else the slot's last token.
 
     token_slots, known (0 or 1), given [T] int32; last_tokens [S] int64; written: token_ids [T] int64.

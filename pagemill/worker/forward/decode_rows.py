@@ -32,9 +32,7 @@ class DecodeRows:
         and slots and tokens of those whose next token the host has. The batch counts as run."""
         slots, positions = batch.slots, batch.positions
         follows = (
-            num_rows == self._num_rows
-            and np.array_equal(slots, self._slots)
-            and np.array_equal(positions, self._next)
+            num_rows == self._num_rows and np.array_equal(slots, self._slots) and np.array_equal(positions, self._next)
         )
         self._slots, self._next, self._num_rows = slots, positions + 1, num_rows
         if follows:

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagemill.config.graph_mode import GraphMode
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.attention.interface import CommonAttentionMetadata
-from pagemill.model.forward_context import ForwardContext, forward_context
+from pagemill.model.forward_context import BatchDescriptor, ForwardContext, forward_context
 from pagemill.model.kernels import batching
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Mark, Transfers
@@ -56,14 +57,14 @@ class DeviceForward(Forward):
         self._graphs = graphs
         self._slots = DeviceStates(num_slots, batch.max_requests, device)
         self._rows = DecodeRows(states, self._slots.pad_slot)
+        self.num_graphs = graphs.num_graphs
         self._uploads = UploadRing(transfers, device, 4 * (batch.max_tokens + 4 * batch.max_requests))
         self._downloads = Downloads(transfers, self._slots.results)
         self._added: list[int] = []
         self._planned: dict[str, object] = {}
         """Metadata of the step, where the network finds it."""
-        self._decode = {
-            ending: graphs.wrap(partial(self._decode_step, ending=ending), ending) for ending in Ending
-        }
+        self._network = graphs.graphs.wrap_model(model)
+        self._decode = {ending: graphs.wrap(partial(self._decode_step, ending=ending)) for ending in Ending}
 
     @property
     def uploads(self) -> UploadRing:
@@ -93,7 +94,7 @@ class DeviceForward(Forward):
     # --- decode batches -------------------------------------------------------------------------------------------
 
     def _run_decode(self, batch: InputBatch, ending: Ending) -> None:
-        mode, key = self._graphs.choose(ending, len(batch.slots), len(batch.slots), uniform=True)
+        mode, key = self._graphs.choose(ending, len(batch.slots))
         num_rows = key.num_tokens
         sent = self._send(self._rows.changes(batch, num_rows))
         if sent:
@@ -102,13 +103,17 @@ class DeviceForward(Forward):
             self._batch.next_positions[:num_rows].copy_(positions)
             if len(known):
                 self._slots.last_tokens.index_copy_(0, known_slots.long(), known.long())
-        self._planned.clear()
-        with forward_context(ForwardContext(self._planned, mode, key)):
-            logits = self._decode[ending](num_rows)
+            self._uploads.sent_is_used()
+        logits = self._queue_decode(ending, mode, key)
         if ending is Ending.LOGITS:
             count = len(batch.slots)
             self._end(logits[:count], batch, self._batch.slots[:count], self._batch.positions[:count] + 1)
         self._downloads.queued()
+
+    def _queue_decode(self, ending: Ending, mode: GraphMode, key: BatchDescriptor) -> Tensor:
+        self._planned.clear()
+        with forward_context(ForwardContext(self._planned, mode, key)):
+            return self._decode[ending](key.num_tokens)
 
     def _decode_step(self, num_rows: int, *, ending: Ending) -> Tensor:
         """What a captured graph holds, for as many rows. Its only inputs are buffers of `DeviceBatch` and of the slots;
@@ -134,19 +139,43 @@ class DeviceForward(Forward):
                 here.slot_mapping[group][:num_rows],
             )
         self._planned.update(self._groups.plan_with(lambda group: here.decode_common(group, num_rows)))
-        hidden = self._graphs.model(here.token_ids[:num_rows], positions)
+        hidden = self._network(here.token_ids[:num_rows], positions)
         if ending is Ending.LOGITS:
             return self._model.compute_logits(hidden)
         sampled = self._sample(hidden, ending, slots, positions + 1)
         batching.end_step(slots, sampled, states.last_tokens, states.results, states.turn)
         return sampled
 
+    # --- shapes without a request ---------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def capture_at_start(self) -> None:
+        self._graphs.graphs.capture_at_start(self._run_shape)
+
+    def _run_shape(self, mode: GraphMode, key: BatchDescriptor) -> None:
+        """A step of padding alone."""
+        here, count = self._batch, key.num_tokens
+        self._rows.forget()
+        if key.uniform:
+            here.slots[:count].fill_(self._slots.pad_slot)
+            here.next_positions[:count].zero_()
+            self._queue_decode(Ending.GREEDY, self._graphs.admit(Ending.GREEDY, mode, key), key)
+            self._downloads.queued()
+            return
+        self._pad(0, count)
+        here.query_start[:2].copy_(here.decode_query_start[:2] * count)
+        here.seq_lens[:1].fill_(count)
+        self._planned.clear()
+        self._planned.update(self._groups.plan_with(partial(here.padding_common, count)))
+        with forward_context(ForwardContext(self._planned, mode, key)):
+            self._network(here.token_ids[:count], here.positions[:count])
+
     # --- other batches --------------------------------------------------------------------------------------------
 
     def _run_mixed(self, batch: InputBatch, ending: Ending) -> None:
         here, count = self._batch, batch.num_tokens
         self._rows.forget()
-        mode, key = self._graphs.choose(ending, count, len(batch.slots), uniform=False)
+        mode, key = self._graphs.graphs.choose(count, len(batch.slots), False)
         known = np.repeat(known_tokens(self._states, batch.slots), np.diff(batch.query_start))
         sent = self._send(
             [
@@ -173,7 +202,7 @@ class DeviceForward(Forward):
         common = partial(self._mixed_common, batch, key.num_tokens, token_slots, slots)
         self._planned.update(self._groups.plan_with(common))
         with forward_context(ForwardContext(self._planned, mode, key)):
-            hidden = self._graphs.model(here.token_ids[: key.num_tokens], here.positions[: key.num_tokens])
+            hidden = self._network(here.token_ids[: key.num_tokens], here.positions[: key.num_tokens])
         if len(wanted):
             rows = hidden.index_select(0, wanted)
             if ending is Ending.LOGITS:

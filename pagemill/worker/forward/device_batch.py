@@ -33,6 +33,23 @@ class DeviceBatch:
         self.slot_mapping = [zeros(max_tokens, dtype=torch.int64) for _ in tables]
         self.block_rows = [zeros(max_requests, table.blocks.shape[1], dtype=torch.int32) for table in tables]
 
+    def padding_common(self, num_tokens: int, group: int) -> CommonAttentionMetadata:
+        """One request of padding; `query_start` and `seq_lens` are written already."""
+        table = self.tables[group]
+        width = -(-num_tokens // table.block_size)
+        blocks = torch.zeros(1, width, dtype=torch.int32, device=self.seq_lens.device)
+        return CommonAttentionMetadata(
+            query_start=self.query_start[:2],
+            seq_lens=self.seq_lens[:1],
+            block_table=blocks,
+            slot_mapping=self.slot_mapping[group][:num_tokens],
+            num_requests=1,
+            num_tokens=num_tokens,
+            max_query_len=num_tokens,
+            max_seq_len=num_tokens,
+            block_size=table.block_size,
+        )
+
     def decode_common(self, group: int, num_rows: int) -> CommonAttentionMetadata:
         """A decode batch of so many rows, padding included, as captured graphs see it: of any length."""
         table = self.tables[group]

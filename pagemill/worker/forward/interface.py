@@ -43,6 +43,12 @@ class Forward(ABC):
     def remove(self, slot: int) -> None:
         """A slot is released. May be told twice."""
 
+    num_graphs: int = 0
+    """Graphs that there may be in the end."""
+
+    def capture_at_start(self) -> None:  # noqa: B027 - without graphs there is nothing to do
+        """Capture what must be there before the first request. No request has a slot."""
+
     @abstractmethod
     def run(self, batch: InputBatch) -> None:
         """The network, or what it takes to start it; keeps the rows to be sampled. Slots' counts of computed tokens are

@@ -1,4 +1,4 @@
-"""`StepGraphs`: which steps are captured, and when. Knows shapes and endings, not what is computed."""
+"""`StepGraphs`: graphs of whole steps, which differ by what the step ends with. Knows shapes, not what is computed."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -7,13 +7,11 @@ from torch import Tensor
 
 from pagemill.config.graph_mode import GraphMode
 from pagemill.model.forward_context import BatchDescriptor
-from pagemill.worker.graphs.dispatcher import Dispatcher
-from pagemill.worker.graphs.graph import GraphMaker
-from pagemill.worker.graphs.wrapper import GraphWrapper
+from pagemill.worker.graphs.graph_runner import Graphs
 
 
 class Ending(Enum):
-    """What a step ends with; captured graphs differ by it."""
+    """What a step ends with."""
 
     GREEDY = "greedy"
     """Every row takes its most likely token."""
@@ -24,39 +22,30 @@ class Ending(Enum):
 
 
 class StepGraphs:
-    """Captures a shape when it comes the second time: the first time compiles and tunes kernels, which must not happen
-    in a capture.
+    """A shape is warm when it ran once with the same ending: kernels must not be compiled in a capture."""
 
-    `maker` None: nothing is captured, and every step is queued part by part.
-    """
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs = graphs
+        self._warm: set[tuple[Ending, BatchDescriptor]] = set()
 
-    def __init__(
-        self, model: Callable[[Tensor, Tensor], Tensor], dispatcher: Dispatcher, maker: GraphMaker | None
-    ) -> None:
-        self.model = model
-        """(token ids, positions) -> hidden states; cut at attention where pieces are captured."""
-        self._dispatcher = dispatcher
-        self._maker = maker
-        self._seen: set[tuple[Ending, GraphMode, BatchDescriptor]] = set()
-        self.num_replays = 0
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that there may be in the end: few batches need logits."""
+        return 2 * self.graphs.num_keys
 
-    def wrap(self, step: Callable[[int], Tensor], ending: Ending) -> Callable[[int], Tensor]:
-        """A step that is captured for each number of rows."""
-        return step if self._maker is None else GraphWrapper(step, GraphMode.FULL, self._maker)
+    def wrap(self, step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A step of one ending."""
+        wrapped: Callable[..., Tensor] = self.graphs.wrap_step(step)
+        return wrapped
 
-    def choose(
-        self, ending: Ending, num_tokens: int, num_requests: int, *, uniform: bool
-    ) -> tuple[GraphMode, BatchDescriptor]:
-        """What a batch runs in, and its padded shape."""
-        as_it_is = BatchDescriptor(num_tokens, num_requests, uniform)
-        if self._maker is None:
-            return GraphMode.NONE, as_it_is
-        mode, key = self._dispatcher.dispatch(num_tokens, num_requests, uniform)
-        if mode is GraphMode.FULL and not uniform:
-            return GraphMode.NONE, as_it_is
-        found = (ending, mode, key)
-        if mode is GraphMode.NONE or found in self._seen:
-            self.num_replays += mode is not GraphMode.NONE
-            return mode, key
-        self._seen.add(found)
-        return GraphMode.NONE, key
+    def choose(self, ending: Ending, num_rows: int) -> tuple[GraphMode, BatchDescriptor]:
+        """What a decode batch of so many rows runs in, and its padded shape."""
+        mode, key = self.graphs.choose(num_rows, num_rows, True)
+        return self.admit(ending, mode, key), key
+
+    def admit(self, ending: Ending, mode: GraphMode, key: BatchDescriptor) -> GraphMode:
+        """The mode, or NONE for the first step of its kind."""
+        if (ending, key) in self._warm:
+            return mode
+        self._warm.add((ending, key))
+        return GraphMode.NONE if mode is GraphMode.FULL else mode
