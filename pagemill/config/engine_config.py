@@ -6,6 +6,7 @@ from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import (
     CacheConfig,
     CpuConfig,
+    GraphConfig,
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -24,3 +25,4 @@ class EngineConfig:
     facts: ModelFacts
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    graphs: GraphConfig = field(default_factory=GraphConfig)

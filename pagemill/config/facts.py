@@ -50,3 +50,5 @@ class DeviceFacts:
     """Types computed at full speed, best first; dtype=auto takes the checkpoint's if it is here, else the first."""
     quantized_dtype: str | None = None
     """The type beside which weights of 8 and 4 bits are computed as they are; None: they are dequantized."""
+    captures: bool = False
+    """Whether what is queued on the device can be captured and replayed, as CUDA graphs."""
