@@ -7,6 +7,7 @@ from pagemill.config.sections import (
     CacheConfig,
     CpuConfig,
     DeviceConfig,
+    GraphConfig,
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -26,3 +27,4 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    graphs: GraphConfig = field(default_factory=GraphConfig)

@@ -58,3 +58,5 @@ class DeviceFacts:
     """What the device is called by its maker."""
     capability: tuple[int, int] | None = None
     """Compute capability of a GPU, such as (9, 0)."""
+    captures: bool = False
+    """Whether what is queued on the device can be captured and replayed, as CUDA graphs."""

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from pagemill.config.compilation import GraphLimits, complete
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.event_endpoints import check_endpoints
 from pagemill.config.facts import DeviceFacts, ModelFacts
@@ -14,6 +15,7 @@ from pagemill.config.sections import (
     CacheConfig,
     CpuConfig,
     DeviceConfig,
+    GraphConfig,
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -44,6 +46,7 @@ class Draft:
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
     observability: ObservabilityConfig = dataclasses.field(default_factory=ObservabilityConfig)
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+    graphs: GraphConfig = dataclasses.field(default_factory=GraphConfig)
     decisions: tuple[Decision, ...] = ()
 
     def decide(self, section: str, field: str, value: Any, why: str) -> "Draft":
@@ -187,6 +190,17 @@ def _kv_cache_metrics(draft: Draft, model: ModelFacts, device: DeviceFacts) -> D
     return draft
 
 
+def _graphs(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    limits, given = draft.scheduler, draft.graphs
+    budget = limits.max_num_batched_tokens or limits.max_num_seqs
+    completed = complete(given, GraphLimits(limits.max_num_seqs, budget, device.kind, device.captures))
+    if not device.captures:
+        why = f"there are no graphs on a {device.kind}"
+    else:
+        why = "enforce_eager" if given.enforce_eager else f"optimization level {given.optimization_level}"
+    return draft.decide("graphs", "compilation_config", completed, why)
+
+
 def splits_over(model: ModelFacts, tensor_parallel_size: int) -> bool:
     """Whether every rank can have equally many heads and rows; fewer key and value heads than ranks are replicated."""
     heads, kv_heads, inner = _split_sizes(model)
@@ -213,6 +227,7 @@ RULES: tuple[Rule, ...] = (
     _executor,
     _async_scheduling,
     _kv_cache_metrics,
+    _graphs,
 )
 
 
@@ -228,11 +243,13 @@ def resolve(draft: Draft, model: ModelFacts, device: DeviceFacts) -> tuple[Engin
         draft.device,
     ):
         check_values(section)
+    check_values(draft.graphs)
     for rule in RULES:
         draft = rule(draft, model, device)
     config = EngineConfig(
         draft.model, draft.cache, draft.scheduler, draft.cpu, model, draft.parallel, draft.observability, draft.device
     )
+    config = dataclasses.replace(config, graphs=draft.graphs)
     return config, draft.decisions
 
 

@@ -6,6 +6,7 @@ Fields whose default is None are filled by `resolve`, once, from the model and t
 from dataclasses import dataclass
 
 from pagemill.config.fields import setting
+from pagemill.config.graph_mode import GRAPH_MODES
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -129,6 +130,71 @@ class ParallelConfig:
     def workers_per_replica(self) -> int:
         """Workers that compute one model together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+ATTENTION_OP = "pagemill::attention"
+"""The operation that stands for every attention layer in compiled code."""
+
+
+@dataclass(frozen=True)
+class PassConfig:
+    """What the compiler may do that needs to see more than a piece of the model."""
+
+    fuse_attn: bool = setting(
+        False, "hand the compiler the model in one piece, attention included: the same as no splitting_ops"
+    )
+
+
+@dataclass(frozen=True)
+class CompilationConfig:
+    """How the model is compiled and captured. What is not set here follows from the optimization level."""
+
+    mode: int | None = setting(
+        None, "0: layers run as they are written; 3: torch.compile, cut at splitting_ops (default: by level)", low=0
+    )
+    backend: str = setting("inductor", "what compiles a piece", choices=("inductor", "eager"))
+    cudagraph_mode: str | None = setting(
+        None, "which steps are replayed from CUDA graphs, and how much of them (default: by level)", choices=GRAPH_MODES
+    )
+    cudagraph_capture_sizes: tuple[int, ...] | None = setting(
+        None, "numbers of tokens for which there are graphs; smaller batches are padded (default: 1, 2, 4, 8, 16, ...)"
+    )
+    max_cudagraph_capture_size: int | None = setting(
+        None, "the largest of them (default: twice max_num_seqs, at most 512, but at least max_num_seqs)", low=1
+    )
+    cudagraph_num_of_warmups: int = setting(1, "steps of a shape before it is captured", low=1)
+    cudagraph_lazy_capture: bool = setting(
+        True, "capture a size when it is needed, or while idle; otherwise all before the first request"
+    )
+    splitting_ops: tuple[str, ...] | None = setting(
+        None, f"operations at which the model is cut; an empty list: nowhere (default: {ATTENTION_OP})"
+    )
+    pass_config: PassConfig = setting(PassConfig(), "JSON object: what the compiler may do across pieces")
+    cache_dir: str | None = setting(None, "folder for compiled code (default: in the cache of pagemill)")
+    debug_dump_path: str | None = setting(None, "folder for the graphs of the compiler, as text (default: nowhere)")
+
+
+@dataclass(frozen=True)
+class GraphConfig:
+    """Compilation and CUDA graphs. Explicit settings come before the optimization level."""
+
+    optimization_level: int = setting(
+        2,
+        "0: eager; 1: CUDA graphs between attention layers; 2: and whole decode steps; 3: and torch.compile",
+        low=0,
+        short="-O",
+    )
+    enforce_eager: bool = setting(False, "no compilation and no CUDA graphs, whatever the level")
+    cudagraph_capture_sizes: tuple[int, ...] | None = setting(
+        None, "the same as in compilation_config: numbers of tokens for which there are graphs"
+    )
+    max_cudagraph_capture_size: int | None = setting(
+        None, "the same as in compilation_config: the largest of them", low=1
+    )
+    cudagraph_metrics: bool = setting(False, "log now and then how many steps ran in which mode, and the padding")
+    compilation_config: CompilationConfig = setting(
+        CompilationConfig(), "JSON object, or one field at a time as -cc.FIELD VALUE", short="-cc"
+    )
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class CudaPlatform(Platform):
             ("bfloat16", "float16", "float32") if device.capability >= (8, 0) else ("float16", "float32"),
             token_budget=TOKEN_BUDGET,
             runs_ahead=True,
+            captures=True,
             title=device.title,
             capability=device.capability,
         )
