@@ -60,6 +60,11 @@ def native_kernels() -> bool:
     return _read("NATIVE_KERNELS") != "0"
 
 
+def dependent_launch() -> bool:
+    """PAGEMILL_DEPENDENT_LAUNCH=1: GPU kernels start before the one before them has ended (compute capability 9.0)."""
+    return _read("DEPENDENT_LAUNCH") == "1"
+
+
 def ipc_base() -> Path | None:
     """PAGEMILL_RPC_BASE_PATH: where the private folders of ipc sockets are made (default the temporary folder)."""
     given = _read("RPC_BASE_PATH")
