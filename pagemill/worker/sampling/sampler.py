@@ -44,11 +44,20 @@ class Sampler:
             for processor in self._processors:
                 processor.remove(slot)
 
+    @property
+    def active(self) -> bool:
+        """Whether any slot has a processor with something to do."""
+        return bool(self._processed)
+
+    def process(self, logits: Tensor, batch: InputBatch) -> None:
+        """Change [L, V] float32 logits in place, as the slots' requests ask for."""
+        for processor in self._processors:
+            processor.apply(logits, batch)
+
     def sample(self, logits: Tensor, batch: InputBatch) -> npt.NDArray[np.int32]:
         """[L, V] float32 logits (changed in place) to [L] token ids."""
         if self._processed:
-            for processor in self._processors:
-                processor.apply(logits, batch)
+            self.process(logits, batch)
         greedy = self._states.greedy[batch.sampled_slots]
         if greedy.all():
             return ops.argmax(logits).to(torch.int32).numpy()
