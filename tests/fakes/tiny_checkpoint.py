@@ -44,6 +44,9 @@ SPECIFIC: dict[str, dict[str, Any]] = {
     },
 }
 
+PLANNABLE = [name for name in SPECIFIC if "num_experts_per_tok" not in SPECIFIC[name]]
+"""Those that the native kernels run as one plan."""
+
 
 def byte_tokenizer() -> Tokenizer:
     """A byte-level tokenizer without merges: every byte is a token, after the special tokens 0, 1, 2."""
