@@ -118,6 +118,9 @@ class ParallelConfig:
 
     tensor_parallel_size: int = setting(1, "workers that share every layer's weights and heads", low=1, short="-tp")
     pipeline_parallel_size: int = setting(1, "stages of consecutive layers, one after another", low=1, short="-pp")
+    enable_expert_parallel: bool = setting(
+        False, "deal out whole experts over all workers of a stage, of all engines, instead of a slice of each"
+    )
 
     distributed_executor_backend: str | None = setting(
         None,

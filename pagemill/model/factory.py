@@ -25,13 +25,15 @@ def load_model(
     platform: Platform,
     timer: PhaseTimer,
     groups: ParallelGroups | None = None,
+    expert_parallel: bool = False,
 ) -> CausalLM:
-    """A model ready to run, in config.dtype; with `groups`, this rank's part of one. Raises ModelError for files
-    that do not fit the architecture, ConfigError when it cannot be split over the groups."""
+    """A model ready to run, in config.dtype; with `groups`, this rank's part of one, whole experts where
+    `expert_parallel`. Raises ModelError for files that do not fit the architecture, ConfigError when it cannot be
+    split over the groups."""
     device = torch.device(platform.torch_device())
     # What layers make for themselves, such as rotary tables, is made where it is used.
     with timer.phase("build"), device:
-        model = build_model(facts, config, platform, groups or solo_groups())
+        model = build_model(facts, config, platform, groups or solo_groups(), expert_parallel)
     with timer.phase("weights"):
         name = "dummy" if config.load_format == "dummy" else facts.weights_format
         source = WEIGHTS.resolve(name)
@@ -39,7 +41,13 @@ def load_model(
     return model.eval()
 
 
-def build_model(facts: ModelFacts, config: ModelConfig, platform: Platform, groups: ParallelGroups) -> CausalLM:
+def build_model(
+    facts: ModelFacts,
+    config: ModelConfig,
+    platform: Platform,
+    groups: ParallelGroups,
+    expert_parallel: bool = False,
+) -> CausalLM:
     """The architecture without weights."""
     if facts.architecture not in MODELS:
         raise ModelError(
@@ -54,6 +62,6 @@ def build_model(facts: ModelFacts, config: ModelConfig, platform: Platform, grou
     )
     dtype = getattr(torch, config.dtype)
     quant = integers.choose(config.quantization, dtype, platform.torch_device())
-    ctx = LayerContext(dtype, quant, attention, groups)
+    ctx = LayerContext(dtype, quant, attention, groups, expert_parallel)
     model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
     return model
