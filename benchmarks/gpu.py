@@ -112,8 +112,13 @@ class Runner:
         self._logs.mkdir(parents=True, exist_ok=True)
 
     @property
+    def is_late(self) -> bool:
+        """Whether the budget has no time for another process."""
+        return self._deadline_s is not None and self._deadline_s - time.monotonic() < LEAST_S
+
+    @property
     def limit_s(self) -> float:
-        """What the next process gets; not above 0 when there is no time for another."""
+        """What the next process gets."""
         limit_s: float = self._args.time_limit_s
         return limit_s if self._deadline_s is None else min(limit_s, self._deadline_s - time.monotonic())
 
@@ -345,7 +350,7 @@ def main() -> int:
         groups.setdefault(row.name if isinstance(row, Script) else row.setup.name, []).append(row)
     for name, group in groups.items():
         for engine in engines:
-            if runner.limit_s < LEAST_S:
+            if runner.is_late:
                 print(f"-- out of time before {name}, {engine}", flush=True)
                 continue
             rows = [row for row in group if isinstance(row, Row)]
