@@ -18,6 +18,10 @@ LARGER = {
     "max_position_embeddings": 1024,
 }
 """Sizes that every backend's kernels take, still tiny."""
+MATRIX_SCALE = 0.5
+"""Of the matrices of tests.fakes.tiny_checkpoint, which are for a hidden size of 64."""
+EMBEDDING_SCALE = {"Gemma3ForCausalLM": 0.02}
+"""Of embeddings, where they would outweigh the layers: the model would repeat its input, whatever attention does."""
 SPECIFIC = {"Gemma3ForCausalLM": {"sliding_window": 24, "query_pre_attn_scalar": 64}}
 
 
@@ -49,7 +53,7 @@ class Checkpoints:
         folder = self._folder / architecture
         if not folder.exists():
             make_checkpoint(folder, architecture, **(LARGER | SPECIFIC.get(architecture, {})))
-            round_weights(folder)
+            calm_weights(folder, EMBEDDING_SCALE.get(architecture, MATRIX_SCALE))
         return str(folder)
 
     def reference(self, architecture: str) -> Reference:
@@ -59,12 +63,16 @@ class Checkpoints:
         return self._references[architecture]
 
 
-def round_weights(folder: Path) -> None:
-    """Round the weights of a saved model to bfloat16; they stay float32 numbers."""
+def calm_weights(folder: Path, embedding_scale: float) -> None:
+    """Make matrices of a saved model so small that no layer amplifies rounding errors, and round all weights to
+    bfloat16; they stay float32 numbers."""
     from safetensors.torch import load_file, save_file
 
     for file in folder.glob("*.safetensors"):
-        weights = {name: tensor.bfloat16().float() for name, tensor in load_file(file).items()}
+        weights = {}
+        for name, tensor in load_file(file).items():
+            scale = embedding_scale if "embed" in name else MATRIX_SCALE if tensor.dim() > 1 else 1.0
+            weights[name] = (tensor * scale).bfloat16().float()
         save_file(weights, file, metadata={"format": "pt"})
 
 
