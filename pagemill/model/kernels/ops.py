@@ -42,3 +42,16 @@ def argmax(logits: Tensor) -> Tensor:
     """[L, V] -> [L] int64: the first index of the largest logit of each row; of the first NaN where there is one."""
     result: Tensor = _for(logits).argmax(logits)
     return result
+
+
+def samples_natively(logits: Tensor) -> bool:
+    """Whether `sample` has a kernel for these logits: it is meant for those only."""
+    return _for(logits) is native
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor, uniforms: Tensor
+) -> Tensor:
+    """[L, V] float32 logits to [L] int32 tokens, one draw each; see `reference.sample`."""
+    result: Tensor = _for(logits).sample(logits, temperature, min_p, top_k, top_p, uniforms)
+    return result

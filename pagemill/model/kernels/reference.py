@@ -75,6 +75,27 @@ def paged_attention(
     return torch.cat(outputs)
 
 
+def sample(
+    logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor, uniforms: Tensor
+) -> Tensor:
+    """[L, V] and one value per row -> [L] int32: temperature, min-p, the top_k most likely tokens (0: all), of these
+    the smallest set that reaches top_p, then the token at which the cumulative probability passes the uniform number.
+    Tokens as likely as the last one that is kept are kept with it."""
+    scaled = logits / temperature.unsqueeze(1)
+    scaled = scaled.masked_fill(scaled < scaled.amax(-1, keepdim=True) + min_p.log().unsqueeze(1), -torch.inf)
+    vocab_size = logits.shape[1]
+    ranked = scaled.double().sort(-1, descending=True).values
+    limits = torch.where(top_k > 0, top_k, vocab_size).unsqueeze(1)
+    kept = ranked.masked_fill(torch.arange(vocab_size) >= limits, -torch.inf)
+    probs = kept.softmax(-1)
+    before = probs.cumsum(-1) - probs
+    count = ((before < top_p.double().unsqueeze(1)) & (probs > 0)).sum(-1, keepdim=True).clamp(min=1)
+    least = kept.gather(1, count - 1)
+    cumulative = scaled.double().masked_fill(scaled.double() < least, -torch.inf).softmax(-1).cumsum(-1)
+    tokens = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
+    return tokens.clamp(max=vocab_size - 1).to(torch.int32)
+
+
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """[M, K] bfloat16 -> integers [M, B, 32] and scales [M, B, 1], float32; inputs beyond K are zeros.
 
