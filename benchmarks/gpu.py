@@ -136,15 +136,17 @@ class Runner:
         log = self._logs / f"{setup.name}-{engine}.log"
         settings = setup.settings_of(engine) | (self._args.settings if engine == "ours" else {})
         start: dict[str, Any] = {}
+        why = f"the engine ended before; see {log.name}"
         for answer in self._engine(setup, engine, settings, list(waiting), log, {}):
             if answer["work"] == "start":
                 start = answer.get("figures", {})
+                why = answer.get("error", why)
             elif answer["work"] in waiting:
                 row = waiting.pop(answer.pop("work"))
                 self._results.put(row.name, engine, answer | {"start": start, "settings": settings})
             _say(engine, setup.name, answer)
         for row in waiting.values():
-            self._results.put(row.name, engine, {"error": f"the engine ended before; see {log.name}"})
+            self._results.put(row.name, engine, {"error": why})
 
     def run_script(self, script: Script) -> None:
         """A benchmark of its own; the end of its output is kept."""

@@ -11,7 +11,7 @@ from pagemill.errors import ConfigError
 from pagemill.messages.outputs import RequestOutput
 from pagemill.messages.sampling_params import SamplingParams
 
-GREEDY: Mapping[str, float] = {"temperature": 0.0}
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 
 
 class Generator(Protocol):
@@ -44,7 +44,7 @@ class Latency:
 
 
 def measure_throughput(
-    llm: Generator, workload: Sequence[WorkItem], sampling: Mapping[str, float] = GREEDY
+    llm: Generator, workload: Sequence[WorkItem], sampling: Mapping[str, Any] = GREEDY
 ) -> Throughput:
     """Run the whole workload at once, past end-of-sequence: every request generates all it was asked for. `sampling`
     are SamplingParams by name."""
@@ -66,7 +66,7 @@ def measure_latency(
     llm: Generator,
     batches: Sequence[Sequence[WorkItem]],
     num_warmups: int,
-    sampling: Mapping[str, float] = GREEDY,
+    sampling: Mapping[str, Any] = GREEDY,
 ) -> Latency:
     """Run the batches one after the other; the first `num_warmups` are not counted.
 
@@ -80,7 +80,7 @@ def measure_latency(
 
 
 def run_timed(
-    llm: Generator, workload: Sequence[WorkItem], sampling: Mapping[str, float] = GREEDY
+    llm: Generator, workload: Sequence[WorkItem], sampling: Mapping[str, Any] = GREEDY
 ) -> tuple[list[RequestOutput], float]:
     """Outputs of the whole workload, run at once, and the seconds it took."""
     prompts = [{"prompt_token_ids": item.prompt_token_ids} for item in workload]

@@ -181,7 +181,7 @@ def _scheduler(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sampling(args: argparse.Namespace) -> dict[str, float]:
+def _sampling(args: argparse.Namespace) -> dict[str, Any]:
     """Sampling parameters by name; raises RequestError that names the one out of range."""
     given = {name: getattr(args, name) for name in ("top_k", "top_p") if getattr(args, name) is not None}
     sampling = {"temperature": 0.0 if args.temperature is None else args.temperature, **given}
@@ -189,7 +189,7 @@ def _sampling(args: argparse.Namespace) -> dict[str, float]:
     return sampling
 
 
-def _profile(path: Path, llm: "Generator", workload: "list[WorkItem]", sampling: dict[str, float]) -> None:
+def _profile(path: Path, llm: "Generator", workload: "list[WorkItem]", sampling: dict[str, Any]) -> None:
     from pagemill.bench.gpu_timeline import gpu_table, read_trace, summarize_gpu  # deferred: like the measurement
     from pagemill.bench.offline import run_timed
     from pagemill.bench.profiling import gpu_trace

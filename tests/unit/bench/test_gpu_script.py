@@ -74,7 +74,7 @@ def test_rows_of_one_setup_share_a_process_and_are_not_run_again(bench):
 def test_failures_are_recorded_and_tried_again(bench):
     done = bench("--only", "smoke", fake="broken")
     assert done.code == 1
-    assert "the engine ended before" in done.rows["smoke"]["reference"]["error"]
+    assert done.rows["smoke"]["reference"]["error"] == "RuntimeError: does not start"
     assert "does not start" in done.out
     assert "figures" in bench("--only", "smoke").rows["smoke"]["reference"]
 
