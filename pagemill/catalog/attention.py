@@ -8,6 +8,7 @@ ATTENTION: Registry[Any] = Registry(
     "attention backend",
     {
         "CPU_ATTN": "pagemill.model.attention.backends.cpu:CpuBackend",
+        "TORCH_PAGED": "pagemill.model.attention.backends.torch_paged:TorchPagedBackend",
         "TORCH_CPU": "pagemill.model.attention.backends.torch_cpu:TorchCpuBackend",
     },
 )

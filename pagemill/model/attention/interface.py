@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheSpec
+from pagemill.model.attention.graph_support import AttentionCGSupport
+from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.native import Layer
 
 
@@ -116,6 +118,11 @@ class AttentionImpl(ABC):
         one."""
         return None
 
+    def write_target(self, kv_cache: Tensor, metadata: Any) -> KVTarget | None:
+        """The cache as the kernel before attention takes it, which then writes key and value; `forward` gets None for
+        both. None: `forward` writes them itself."""
+        return None
+
     @abstractmethod
     def forward(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: Any
@@ -128,6 +135,9 @@ class AttentionImpl(ABC):
 
 class MetadataBuilder(ABC):
     """Plans one step for one KV group; what it returns is handed to every layer of the group."""
+
+    graph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+    """Batches for which planning and attention may be part of a captured graph."""
 
     def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
         self.spec = spec

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagemill.model.kernels.kv_target import KVTarget
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """x / rms(x) * weight over the last dimension, in float32. `residual` becomes x + residual first.
@@ -37,6 +39,47 @@ def gated(x: Tensor, gelu: bool) -> Tensor:
 def argmax(logits: Tensor) -> Tensor:
     """[L, V] -> [L] int64: the first index of the largest, or of a NaN."""
     return logits.argmax(-1)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """[T, K] times [N, K] -> [T, N] in `out_dtype` (x's type); with a gate (silu, gelu_tanh) of the first half,
+    [T, N / 2]."""
+    result = functional.linear(x, weight, bias)
+    if gate is not None:
+        result = gated(result, gate == "gelu_tanh")
+    return result if out_dtype is None else result.to(out_dtype)
+
+
+def norm_linear(
+    x: Tensor,
+    residual: Tensor | None,
+    norm: tuple[Tensor, float],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(linear(norm(x + residual)), x + residual); `norm` is weight and eps. The sum may take the residual's place."""
+    normed = rms_norm(x, *norm, residual)
+    return linear(normed, weight, bias, gate), x if residual is None else residual
+
+
+def write_kv(key: Tensor, value: Tensor, target: KVTarget) -> None:
+    """Write [T, Hkv, D] to the slots of the cache; tokens with a negative slot are not written."""
+    wanted = target.slot_mapping >= 0
+    slots, block_size = target.slot_mapping[wanted], target.key_cache.shape[1]
+    halves = (target.key_cache, key, target.key_scale), (target.value_cache, value, target.value_scale)
+    for cache, tokens, scale in halves:
+        rows = tokens[wanted]
+        if cache.dtype.itemsize == 1:
+            largest = torch.finfo(cache.dtype).max
+            rows = (rows.float() / (1.0 if scale is None else scale)).clamp(-largest, largest)
+        cache[slots // block_size, slots % block_size] = rows.to(cache.dtype)
 
 
 def paged_attention(
