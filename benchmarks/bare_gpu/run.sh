@@ -10,7 +10,8 @@
 #   .whl .whlserve           wheels (see pack.sh)
 #   .ref/*.tar.xz .refmoe/*  the reference engine: vllm (and vllm_moe), deps, fi (FlashInfer), as site-packages folders
 #   .results/gpu.json        results of earlier runs, to be resumed
-# SITE, REFERENCE and RESULTS name the folders that are made; NO_REFERENCE=1 leaves the reference out.
+# SITE, REFERENCE and RESULTS name the folders that are made; NO_REFERENCE=1 leaves the reference out. LIBRARIES=1 lets
+# our engine import attention libraries from the reference's folders (FlashInfer, FA3).
 set -uo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
@@ -33,6 +34,10 @@ prepare() {
   [[ ${NO_REFERENCE:-} ]] && return
   unpack .ref/vllm.tar.xz vllm && unpack .ref/deps.tar.xz vllm && unpack .refmoe/vllm_moe.tar.xz vllm
   unpack .ref/fi.tar.xz fi
+  if [[ ${LIBRARIES:-} ]]; then
+    export PYTHONPATH="$site:$root:$reference/fi:$reference/vllm"
+    export FLASHINFER_CUDA_ARCH_LIST=9.0a MAX_JOBS=16
+  fi
 }
 
 unpack() { # ARCHIVE FOLDER
@@ -97,5 +102,5 @@ case $command in
     TAIL=30 run_tests -x -k smoke
     run_rows smoke --budget-s 180 "$@"
     ;;
-  *) sed -n '2,16p' "$0"; exit 2 ;;
+  *) sed -n '2,17p' "$0"; exit 2 ;;
 esac
