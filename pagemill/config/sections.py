@@ -21,6 +21,7 @@ class ModelConfig:
 
     model: str = setting("smollm2", "alias, folder in Hugging Face format, .gguf file, or hub id")
     tokenizer: str | None = setting(None, "folder, .gguf file or hub id of the tokenizer (default: the model's)")
+    skip_tokenizer_init: bool = setting(False, "load no tokenizer: prompts are token ids, and outputs have no text")
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
     quantization: str | None = setting(
         None,
