@@ -9,7 +9,7 @@ from pagemill.config.fields import setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", "fp8")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
@@ -22,8 +22,8 @@ class ModelConfig:
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
     quantization: str | None = setting(
         None,
-        "precision of weights: none dequantizes a quantized file, int8 quantizes a float checkpoint "
-        "(default: as in the file)",
+        "precision of weights: none dequantizes a quantized file, int8 (on CPUs) and fp8 (on GPUs) quantize a float "
+        "checkpoint (default: as in the file)",
         choices=QUANTIZATIONS,
     )
     seed: int = setting(0, "seed of everything random that no request seeds (dummy weights, request seeds)")

@@ -4,7 +4,6 @@ from torch import Tensor, nn
 
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.layers.moe.exchange import Exchange
 from pagemill.model.layers.moe.experts import Experts
 from pagemill.model.layers.moe.router import Router
 
@@ -29,8 +28,7 @@ class SparseMoE(nn.Module):
         self.gate = Router(size, num_experts, routing, ctx=ctx.child("gate"), corrected=corrected)
         self.experts = Experts(size, inner_size, num_experts, activation, ctx=ctx.child("experts"))
         self.shared_experts = shared
-        apart = ctx.expert_parallel and ctx.groups.dp.size > 1
-        self._exchange = Exchange(ctx.groups.dp, ctx.groups.ep) if apart else None
+        self._exchange = ctx.exchange
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[T, E] -> [T, E], on every rank that computes these tokens."""
