@@ -21,7 +21,7 @@ from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_rank import WorkerRank
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.quantization.experts import SeparateExperts
-from pagemill.model.quantization.interface import LinearWeight
+from pagemill.model.quantization.panels import PanelWeight
 from pagemill.worker.worker import Worker
 
 TIMEOUT_S = 60
@@ -186,7 +186,9 @@ def weight_bytes(model: CausalLM) -> int:
         held = getattr(module, "weights", None)
         experts = [*held.gate_up.values(), *held.down.values()] if isinstance(held, SeparateExperts) else []
         for value in (*vars(module).values(), *experts):
-            tensor = value.weight if isinstance(value, LinearWeight) else value
-            if isinstance(tensor, Tensor) and tensor.dim():
-                found[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+            panels = isinstance(value, PanelWeight)
+            tensors = value.native(None).tensors if panels else (getattr(value, "weight", value),)
+            for tensor in tensors:
+                if isinstance(tensor, Tensor) and tensor.dim():
+                    found[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
     return sum(found.values())

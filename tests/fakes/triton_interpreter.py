@@ -1,4 +1,4 @@
-"""Import this before any Triton kernel: on a machine without a GPU, kernels run in Triton's interpreter from then on."""
+"""Import this before any Triton kernel: on a machine without a GPU, they run in Triton's interpreter from then on."""
 
 import os
 

@@ -6,6 +6,7 @@ from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.moe.experts import Experts
 from pagemill.model.layers.moe.router import Router
+from pagemill.model.layers.norm import RMSNorm
 
 
 class SparseMoE(nn.Module):
@@ -35,6 +36,13 @@ class SparseMoE(nn.Module):
         chosen, weights = self.gate.choose(hidden)
         mixed = self._mix(hidden, chosen, weights)
         return mixed if self.shared_experts is None else mixed + self.shared_experts(hidden)
+
+    def after_norm(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(forward(norm(hidden + residual)), hidden + residual)."""
+        if residual is None:
+            return self(norm(hidden)), hidden
+        normed, residual = norm.add_forward(hidden, residual)
+        return self(normed), residual
 
     def _mix(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         if self._exchange is not None:
