@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
-from pagemill.catalog.platforms import PLATFORMS
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.event_endpoints import check_endpoints
@@ -27,6 +26,7 @@ from pagemill.engine.executor.factory import make_executor
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineReady
+from pagemill.platforms.choose import choose_platform
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
 from pagemill.tokenizers.interface import Tokenizer
@@ -69,7 +69,7 @@ def build_config(args: EngineArgs) -> EngineConfig:
         generation_config=model.generation_config,
         load_format=model.load_format,
     )
-    config, decisions = resolve(draft, facts, PLATFORMS.resolve("cpu")().facts())
+    config, decisions = resolve(draft, facts, choose_platform(draft.device.device).facts())
     for decision in decisions:
         logger.debug("%s = %s (%s)", decision.field, decision.value, decision.why)
     return config

@@ -9,6 +9,7 @@ ATTENTION: Registry[Any] = Registry(
     {
         "TRITON_ATTN": "pagemill.model.attention.backends.triton_attn:TritonBackend",
         "CPU_ATTN": "pagemill.model.attention.backends.cpu:CpuBackend",
+        "TORCH_PAGED": "pagemill.model.attention.backends.torch_paged:TorchPagedBackend",
         "TORCH_CPU": "pagemill.model.attention.backends.torch_cpu:TorchCpuBackend",
     },
 )

@@ -28,12 +28,14 @@ def load_model(
 ) -> CausalLM:
     """A model ready to run, in config.dtype; with `groups`, this rank's part of one. Raises ModelError for files
     that do not fit the architecture, ConfigError when it cannot be split over the groups."""
-    with timer.phase("build"):
+    device = torch.device(platform.torch_device())
+    # What layers make for themselves, such as rotary tables, is made where it is used.
+    with timer.phase("build"), device:
         model = build_model(facts, config, platform, groups or solo_groups())
     with timer.phase("weights"):
         name = "dummy" if config.load_format == "dummy" else facts.weights_format
         source = WEIGHTS.resolve(name)
-        load_weights(model, partial(source, facts, getattr(torch, config.dtype), config.seed))
+        load_weights(model, partial(source, facts, getattr(torch, config.dtype), config.seed, device=device), device)
     return model.eval()
 
 

@@ -20,7 +20,7 @@ from pagemill.messages.kv_spec import KVCacheConfig
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_rank import WorkerRank
 from pagemill.model.models.causal_lm import CausalLM
-from pagemill.model.quantization.interface import LinearWeight
+from pagemill.model.quantization.panels import PanelWeight
 from pagemill.worker.worker import Worker
 
 TIMEOUT_S = 60
@@ -177,7 +177,9 @@ def weight_bytes(model: CausalLM) -> int:
     found = {}
     for module in model.modules():
         for value in vars(module).values():
-            tensor = value.weight if isinstance(value, LinearWeight) else value
-            if isinstance(tensor, Tensor) and tensor.dim():
-                found[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+            panels = isinstance(value, PanelWeight)
+            held = value.native(None).tensors if panels else (getattr(value, "weight", value),)
+            for tensor in held:
+                if isinstance(tensor, Tensor) and tensor.dim():
+                    found[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
     return sum(found.values())

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheSpec
 from pagemill.model.attention.graph_support import AttentionCGSupport
+from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.native import Layer
 
 
@@ -141,6 +142,11 @@ class AttentionImpl(ABC):
     def native(self) -> Layer | None:
         """The layer for a native plan of the whole forward pass (kernels/layer_plan.py); None: it has no place in
         one."""
+        return None
+
+    def write_target(self, kv_cache: Tensor, metadata: Any) -> KVTarget | None:
+        """The cache as the kernel before attention takes it, which then writes key and value; `forward` gets None for
+        both. None: `forward` writes them itself."""
         return None
 
     @abstractmethod

@@ -23,6 +23,13 @@ class LinearWeight(ABC):
         """`apply` for an output head: float32."""
         return self.apply(x, None).to(torch.float32)
 
+    def norm_apply(
+        self, x: Tensor, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """(apply(norm(x + residual)), x + residual), where the norm (weight and eps) may be part of the kernel; None
+        where it is for the caller to apply."""
+        return None
+
     gives_rows: bool = False
     """Whether `rows` works, so that an embedding can share the weight."""
 

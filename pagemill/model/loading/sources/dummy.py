@@ -12,20 +12,24 @@ from pagemill.config.facts import ModelFacts
 from pagemill.model.loading.part import Select, whole
 
 _SCALE = 0.02
+CPU = torch.device("cpu")
 
 
-def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole) -> Iterator[tuple[str, Tensor]]:
-    """(name, selected part) as a checkpoint of the architecture would have them."""
-    generator = torch.Generator()
+def iterate(
+    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole, *, device: torch.device = CPU
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, selected part) as a checkpoint of the architecture would have them, made on `device`. Devices of different
+    kinds make different numbers."""
+    generator = torch.Generator(device)
     for name, shape in shapes(facts):
         part = select(name, shape)
         if part is None:
             continue
         if name.endswith("norm.weight"):
-            yield name, part.of(torch.ones(shape, dtype=dtype))
+            yield name, part.of(torch.ones(shape, dtype=dtype, device=device))
         else:
             generator.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-            tensor = torch.empty(shape, dtype=dtype).normal_(0, _SCALE, generator=generator)
+            tensor = torch.empty(shape, dtype=dtype, device=device).normal_(0, _SCALE, generator=generator)
             # A view would keep the whole tensor in memory.
             yield name, tensor if part.covers(shape) else part.of(tensor).clone()
 
