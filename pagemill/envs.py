@@ -87,6 +87,12 @@ def ray_address() -> str | None:
     return os.environ.get("RAY_ADDRESS") or None
 
 
+def shown_cuda_devices() -> list[str] | None:
+    """CUDA_VISIBLE_DEVICES: the GPUs that may be used; None: all."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if shown is None else [name.strip() for name in shown.split(",") if name.strip()]
+
+
 def show_cuda_devices(names: Sequence[str]) -> None:
     """CUDA_VISIBLE_DEVICES: the GPUs that may be used; in a Ray actor set to those of its engine's workers there."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)

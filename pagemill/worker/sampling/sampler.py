@@ -44,17 +44,26 @@ class Sampler:
             for processor in self._processors:
                 processor.remove(slot)
 
+    @property
+    def active(self) -> bool:
+        """Whether any slot has a processor with something to do."""
+        return bool(self._processed)
+
+    def process(self, logits: Tensor, batch: InputBatch) -> None:
+        """Change [L, V] float32 logits in place, as the slots' requests ask for."""
+        for processor in self._processors:
+            processor.apply(logits, batch)
+
     def sample(self, logits: Tensor, batch: InputBatch) -> npt.NDArray[np.int32]:
         """[L, V] float32 logits (changed in place) to [L] token ids."""
         if self._processed:
-            for processor in self._processors:
-                processor.apply(logits, batch)
+            self.process(logits, batch)
         greedy = self._states.greedy[batch.sampled_slots]
         if greedy.all():
-            return logits.argmax(-1).to(torch.int32).numpy()
+            return ops.argmax(logits).to(torch.int32).numpy()
         tokens = np.empty(len(greedy), np.int32)
         if greedy.any():
-            tokens[greedy] = logits[torch.from_numpy(greedy)].argmax(-1).numpy()
+            tokens[greedy] = ops.argmax(logits[torch.from_numpy(greedy)]).numpy()
         drawn = ~greedy
         rows = logits[torch.from_numpy(drawn)] if greedy.any() else logits
         tokens[drawn] = self._draw(rows, batch.sampled_slots[drawn], batch.sampled_positions[drawn])
