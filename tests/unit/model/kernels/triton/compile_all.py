@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels behind `ops` for compute capability 9.0 on a machine without a GPU; run by test_compiles.py.
+"""Compiles the Triton kernels behind `ops` for compute capability 9.0, without a GPU; run by test_compiles.py.
 
 Launches are caught and compiled instead: the interpreter, in which the other tests run, accepts more than the compiler.
 """
