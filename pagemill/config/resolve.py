@@ -136,6 +136,10 @@ def _partial_block_reuse(draft: Draft, model: ModelFacts, device: DeviceFacts) -
 
 def _parallel(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     sizes = draft.parallel
+    if sizes.enable_expert_parallel and not model.num_experts:
+        raise ConfigError(
+            f"enable_expert_parallel=True needs a mixture of experts, and {model.name} has no experts; leave it out"
+        )
     if sizes.tensor_parallel_size > 1 and not splits_over(model, sizes.tensor_parallel_size):
         heads, kv_heads, inner = _split_sizes(model)
         allowed = ", ".join(str(size) for size in range(1, heads + 1) if splits_over(model, size))

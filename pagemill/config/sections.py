@@ -10,7 +10,7 @@ from pagemill.config.graph_mode import GRAPH_MODES
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", "fp8")
 DEVICES = ("auto", "cuda", "cpu")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
@@ -21,11 +21,12 @@ class ModelConfig:
 
     model: str = setting("smollm2", "alias, folder in Hugging Face format, .gguf file, or hub id")
     tokenizer: str | None = setting(None, "folder, .gguf file or hub id of the tokenizer (default: the model's)")
+    skip_tokenizer_init: bool = setting(False, "load no tokenizer: prompts are token ids, and outputs have no text")
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
     quantization: str | None = setting(
         None,
-        "precision of weights: none dequantizes a quantized file, int8 quantizes a float checkpoint "
-        "(default: as in the file)",
+        "precision of weights: none dequantizes a quantized file, int8 (on CPUs) and fp8 (on GPUs) quantize a float "
+        "checkpoint (default: as in the file)",
         choices=QUANTIZATIONS,
     )
     seed: int = setting(0, "seed of everything random that no request seeds (dummy weights, request seeds)")
@@ -118,6 +119,9 @@ class ParallelConfig:
 
     tensor_parallel_size: int = setting(1, "workers that share every layer's weights and heads", low=1, short="-tp")
     pipeline_parallel_size: int = setting(1, "stages of consecutive layers, one after another", low=1, short="-pp")
+    enable_expert_parallel: bool = setting(
+        False, "deal out whole experts over all workers of a stage, of all engines, instead of a slice of each"
+    )
 
     distributed_executor_backend: str | None = setting(
         None,

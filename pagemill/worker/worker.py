@@ -84,14 +84,15 @@ class Worker:
             self._watch = None if memory is None else MemoryWatch(memory)
         with timer.phase("ranks"):
             self._groups = init_distributed(
-                rank.rank,
-                rank.world_size,
+                rank.global_rank,
+                rank.world_size * rank.num_replicas,
                 rank.local_rank,
                 rank.init_address,
                 self._platform.dist_backend(),
-                ParallelSizes(rank.tensor_parallel_size, rank.pipeline_parallel_size),
+                ParallelSizes(rank.tensor_parallel_size, rank.pipeline_parallel_size, rank.num_replicas),
             )
-        self._loaded = load_model(self._config.facts, self._config.model, self._platform, timer, self._groups)
+        experts = self._config.parallel.enable_expert_parallel
+        self._loaded = load_model(self._config.facts, self._config.model, self._platform, timer, self._groups, experts)
         if self._watch is not None:
             self._watch.loaded()
         logger.debug("loaded %s: %s", self._config.facts.architecture, timer.summary())

@@ -146,3 +146,28 @@ def write_places(table: Tensor, places: Tensor, values: Tensor) -> None:
     _write[(triton.cdiv(len(places), _TOKENS),)](
         table, places, values, len(places), BLOCK=_TOKENS, PDL=launch.dependent(), **launch.options(),
     )  # fmt: skip
+
+
+@triton.jit
+def _gather_pair(first_out, second_out, first, second, indices, stride, N, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    source = tl.load(indices + row) * stride + cols
+    place = row.to(tl.int64) * N + cols
+    tl.store(first_out + place, tl.load(first + source, cols < N, 0.0), cols < N)
+    tl.store(second_out + place, tl.load(second + source, cols < N, 0.0), cols < N)
+
+
+def gather_pair(first: Tensor, second: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """(first[indices], second[indices]) of two tables [P, N] with the same strides; indices [T] int64."""
+    size = first.shape[1]
+    results = first.new_empty(len(indices), size), second.new_empty(len(indices), size)
+    if len(indices):
+        _gather_pair[(len(indices),)](
+            *results, first, second, indices, first.stride(0), size, BLOCK=launch.power_of_two(size),
+            PDL=launch.dependent(), **launch.options(1),
+        )  # fmt: skip
+    return results

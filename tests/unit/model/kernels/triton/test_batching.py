@@ -86,3 +86,10 @@ def test_padding_stays_where_it_is():
     assert next_positions.tolist() == [1, 8, 901, 0, 0]
     assert seq_lens.tolist() == [1, 8, 901, 1, 1]
     assert mapping.tolist()[3:] == [-1, -1]
+
+
+def test_gather_pair():
+    first, second = torch.randn(50, 24, device=DEVICE), torch.randn(50, 24, device=DEVICE)
+    indices = ints(3, 49, 0, 3, dtype=torch.int64)
+    for actual, rows in zip(kernels.gather_pair(first, second, indices), (first, second), strict=True):
+        assert torch.equal(actual, rows[indices])
