@@ -1,16 +1,20 @@
 """The kernels that layers call: native where the library is there and knows the type, else plain torch.
 
-Arguments are not checked. Knows nothing about layers; tensors of other devices and types go to plain torch.
+Arguments are not checked. Knows nothing about layers; tensors of other devices and types go to plain torch, and so
+does what is traced for a compiler, which fuses by itself.
 """
 
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from pagemill.model.kernels import native, reference
 
 
 def _for(x: Tensor) -> ModuleType:
+    if torch.compiler.is_compiling():
+        return reference
     use_native = x.is_cpu and x.dtype in native.DTYPES and native.library() is not None
     return native if use_native else reference
 
