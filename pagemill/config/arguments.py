@@ -12,6 +12,7 @@ from pagemill.config.resolve import Draft, check_values
 from pagemill.config.sections import (
     CacheConfig,
     CpuConfig,
+    DeviceConfig,
     GraphConfig,
     ModelConfig,
     ObservabilityConfig,
@@ -26,6 +27,7 @@ ENGINE_SECTIONS: dict[str, type] = {
     "scheduler": SchedulerConfig,
     "parallel": ParallelConfig,
     "observability": ObservabilityConfig,
+    "device": DeviceConfig,
     "graphs": GraphConfig,
     "cpu": CpuConfig,
 }

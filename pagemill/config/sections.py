@@ -11,6 +11,7 @@ from pagemill.config.graph_mode import GRAPH_MODES
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 QUANTIZATIONS = ("none", "int8")
+DEVICES = ("auto", "cuda", "cpu")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
@@ -20,6 +21,7 @@ class ModelConfig:
 
     model: str = setting("smollm2", "alias, folder in Hugging Face format, .gguf file, or hub id")
     tokenizer: str | None = setting(None, "folder, .gguf file or hub id of the tokenizer (default: the model's)")
+    skip_tokenizer_init: bool = setting(False, "load no tokenizer: prompts are token ids, and outputs have no text")
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
     quantization: str | None = setting(
         None,
@@ -82,7 +84,13 @@ class CacheConfig:
     )
     num_gpu_blocks_override: int | None = setting(None, "number of blocks, whatever the memory", low=2)
     kv_cache_memory_bytes: int | None = setting(
-        None, "bytes for the KV cache (default on a CPU: room for 65,536 tokens, at most 40% of free memory)", low=1
+        None,
+        "bytes for the KV cache (default on a CPU: room for 65,536 tokens, at most 40% of free memory; on a GPU: what "
+        "gpu_memory_utilization leaves)",
+        low=1,
+    )
+    gpu_memory_utilization: float = setting(
+        0.92, "share of the GPU's memory that one worker may use, above 0 and up to 1", low=0
     )
     kv_events_config: KVEventsConfig = setting(
         KVEventsConfig(), "JSON object: publish what is cached, for routers that place requests by it"
@@ -93,13 +101,14 @@ class CacheConfig:
 class SchedulerConfig:
     """How much one step does, and for how many."""
 
-    max_num_batched_tokens: int | None = setting(None, "token budget of one step (default: 2048)", low=1)
+    max_num_batched_tokens: int | None = setting(None, "token budget of one step (default: 2048, on a GPU 8192)", low=1)
     max_num_seqs: int = setting(128, "most requests that run at once", low=1)
     enable_chunked_prefill: bool = setting(True, "split prompts that exceed the budget of a step")
     long_prefill_token_threshold: int = setting(0, "most prompt tokens of one request in a step; 0: no limit", low=0)
     scheduling_policy: str = setting("fcfs", "order of waiting requests", choices=("fcfs", "priority"))
     async_scheduling: bool | None = setting(
-        None, "schedule the next step while one runs (default: where the workers run in processes of their own)"
+        None,
+        "schedule the next step while one runs (default: where the workers run in processes of their own, or on a GPU)",
     )
     max_num_queued_reqs: int = setting(10_000, "requests that may wait before new ones get 429; 0: no limit", low=0)
 
@@ -110,6 +119,9 @@ class ParallelConfig:
 
     tensor_parallel_size: int = setting(1, "workers that share every layer's weights and heads", low=1, short="-tp")
     pipeline_parallel_size: int = setting(1, "stages of consecutive layers, one after another", low=1, short="-pp")
+    enable_expert_parallel: bool = setting(
+        False, "deal out whole experts over all workers of a stage, of all engines, instead of a slice of each"
+    )
 
     distributed_executor_backend: str | None = setting(
         None,
@@ -261,6 +273,13 @@ class ObservabilityConfig:
     """What is said about the work."""
 
     disable_log_stats: bool = setting(False, "no line of figures in the log while there is work; /metrics stays")
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """What computes."""
+
+    device: str = setting("auto", "cpu, cuda, or auto: a GPU where there is one", choices=DEVICES)
 
 
 @dataclass(frozen=True)

@@ -25,19 +25,29 @@ def load_model(
     platform: Platform,
     timer: PhaseTimer,
     groups: ParallelGroups | None = None,
+    expert_parallel: bool = False,
 ) -> CausalLM:
-    """A model ready to run, in config.dtype; with `groups`, this rank's part of one. Raises ModelError for files
-    that do not fit the architecture, ConfigError when it cannot be split over the groups."""
-    with timer.phase("build"):
-        model = build_model(facts, config, platform, groups or solo_groups())
+    """A model ready to run, in config.dtype; with `groups`, this rank's part of one, whole experts where
+    `expert_parallel`. Raises ModelError for files that do not fit the architecture, ConfigError when it cannot be
+    split over the groups."""
+    device = torch.device(platform.torch_device())
+    # What layers make for themselves, such as rotary tables, is made where it is used.
+    with timer.phase("build"), device:
+        model = build_model(facts, config, platform, groups or solo_groups(), expert_parallel)
     with timer.phase("weights"):
         name = "dummy" if config.load_format == "dummy" else facts.weights_format
         source = WEIGHTS.resolve(name)
-        load_weights(model, partial(source, facts, getattr(torch, config.dtype), config.seed))
+        load_weights(model, partial(source, facts, getattr(torch, config.dtype), config.seed, device=device), device)
     return model.eval()
 
 
-def build_model(facts: ModelFacts, config: ModelConfig, platform: Platform, groups: ParallelGroups) -> CausalLM:
+def build_model(
+    facts: ModelFacts,
+    config: ModelConfig,
+    platform: Platform,
+    groups: ParallelGroups,
+    expert_parallel: bool = False,
+) -> CausalLM:
     """The architecture without weights."""
     if facts.architecture not in MODELS:
         raise ModelError(
@@ -52,6 +62,6 @@ def build_model(facts: ModelFacts, config: ModelConfig, platform: Platform, grou
     )
     dtype = getattr(torch, config.dtype)
     quant = integers.choose(config.quantization, dtype, platform.torch_device())
-    ctx = LayerContext(dtype, quant, attention, groups)
+    ctx = LayerContext(dtype, quant, attention, groups, expert_parallel)
     model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
     return model

@@ -17,6 +17,7 @@ from pagemill.messages.kv_spec import (
 from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, StepPlanner
 from pagemill.model.attention.op import attention
 from pagemill.model.forward_context import current_forward, current_gap
+from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.native import Layer
 
 
@@ -84,9 +85,16 @@ class Attention(nn.Module):
         read."""
         return self._impl.native() if self.kv_owner is None else None
 
-    def forward(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
-        """query [T, H, D]; key, value [T, Hkv, D], None with a `kv_owner` -> [T, H, D]."""
-        if (key is None) != (self.kv_owner is not None):
+    def write_target(self) -> KVTarget | None:
+        """Where this step's keys and values go, when a kernel before attention may write them there; None: `forward`
+        wants them."""
+        if self.kv_owner is not None or self._cache is None:
+            return None
+        return self._impl.write_target(self._cache, current_forward().attention[self.name])
+
+    def forward(self, query: Tensor, key: Tensor | None, value: Tensor | None, written: bool = False) -> Tensor:
+        """query [T, H, D]; key, value [T, Hkv, D], None with a `kv_owner`, or when they are `written` -> [T, H, D]."""
+        if (key is None) != (self.kv_owner is not None or written):
             raise PagemillError(f"{self.name} has kv_owner={self.kv_owner}, and key and value are for layers without")
         if torch.compiler.is_compiling():
             traced: Tensor = attention(query, key, value, self.name)

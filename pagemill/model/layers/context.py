@@ -21,6 +21,8 @@ class LayerContext:
     attention: AttentionChooser
     groups: ParallelGroups = field(default_factory=solo_groups)
     """The ranks that compute the model together; a layer splits its weights over groups.tp."""
+    expert_parallel: bool = False
+    """Whether whole experts are dealt out over groups.ep, instead of a slice of each over groups.tp."""
     name: str = ""
 
     def child(self, name: str) -> "LayerContext":

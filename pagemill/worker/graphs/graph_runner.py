@@ -37,6 +37,9 @@ class Graphs(ABC):
     """What a model runner asks about graphs. `choose` first, then a forward context with what it said, then the
     wrapped callables."""
 
+    num_keys: int = 0
+    """Shapes that may be captured."""
+
     @abstractmethod
     def choose(
         self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False
@@ -106,6 +109,7 @@ class GraphRunner(Graphs):
         self.dispatcher = dispatcher
         self.stats = GraphStats()
         keys = dispatcher.keys()
+        self.num_keys = len(keys)
         self.schedule = CaptureSchedule(keys, num_warm_ups=num_warm_ups, lazy=lazy)
         self._maker = make_graph
         self._check = check_addresses

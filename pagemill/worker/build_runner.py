@@ -1,0 +1,125 @@
+"""`build_runner`: from a planned cache and a loaded model to a runner; which parts it has depends on the device.
+
+Knows the parts by what they need, and devices by what they offer.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from pagemill.config.graph_mode import GraphMode
+from pagemill.config.sections import SchedulerConfig
+from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.model.attention.graph_support import AttentionCGSupport
+from pagemill.model.attention.interface import MetadataBuilder
+from pagemill.model.distributed.group import Group
+from pagemill.model.models.causal_lm import CausalLM
+from pagemill.platforms.interface import Platform
+from pagemill.worker.batch.block_tables import BlockTable, BlockTables
+from pagemill.worker.batch.device_tables import DeviceBlockTable
+from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.forward.device import DeviceForward
+from pagemill.worker.forward.device_batch import DeviceBatch
+from pagemill.worker.forward.host import HostForward
+from pagemill.worker.forward.interface import Forward
+from pagemill.worker.forward.step_graphs import StepGraphs
+from pagemill.worker.graphs.dispatcher import BatchLimits, Dispatcher
+from pagemill.worker.graphs.downgrade import downgrade
+from pagemill.worker.graphs.graph_runner import GraphRunner, Graphs, NoGraphs
+from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
+from pagemill.worker.model_runner import ModelRunner
+from pagemill.worker.pipeline.linked_stage import LinkedStage
+from pagemill.worker.pipeline.stage import SoloStage, Stage
+from pagemill.worker.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSizes:
+    """What a runner has room for."""
+
+    max_num_seqs: int
+    max_model_len: int
+    max_step_tokens: int
+
+    @classmethod
+    def of(cls, scheduler: SchedulerConfig, max_model_len: int) -> "RunnerSizes":
+        """From resolved settings."""
+        most = max(scheduler.max_num_batched_tokens or 0, scheduler.max_num_seqs)
+        return cls(scheduler.max_num_seqs, max_model_len, most)
+
+
+def build_runner(
+    plan: KVCacheConfig, model: CausalLM, platform: Platform, sizes: RunnerSizes, stages: Group | None
+) -> ModelRunner:
+    """A runner for layers that are bound to their cache; `stages`: the pipeline, where there is one."""
+    device = platform.torch_device()
+    states = RequestStates(sizes.max_num_seqs, sizes.max_model_len)
+    if stages is not None and stages.size > 1:
+        stage: Stage = LinkedStage(stages, states, hidden_size=model.hidden_size, dtype=model.dtype, device=device)
+    else:
+        stage = SoloStage()
+    if platform.runs_ahead and isinstance(stage, SoloStage):
+        tables, forward = _on_device(plan, model, platform, sizes, states)
+    else:
+        tables, forward = _on_host(plan, model, platform, sizes, states, stage)
+    return ModelRunner(states, tables, stage, forward)
+
+
+def _on_host(
+    plan: KVCacheConfig,
+    model: CausalLM,
+    platform: Platform,
+    sizes: RunnerSizes,
+    states: RequestStates,
+    stage: Stage,
+) -> tuple[BlockTables, Forward]:
+    device = platform.torch_device()
+    tables = BlockTables(
+        tuple(BlockTable(sizes.max_num_seqs, sizes.max_model_len, group.spec.block_size) for group in plan.groups)
+    )
+    groups = AttentionGroups(plan, model.cache_layers(), tables, device)
+    return tables, HostForward(model, groups, Sampler(states), stage, torch.device(device))
+
+
+def _on_device(
+    plan: KVCacheConfig, model: CausalLM, platform: Platform, sizes: RunnerSizes, states: RequestStates
+) -> tuple[BlockTables, Forward]:
+    device = torch.device(platform.torch_device())
+    tables = tuple(
+        DeviceBlockTable(sizes.max_num_seqs, sizes.max_model_len, group.spec.block_size, device)
+        for group in plan.groups
+    )
+    groups = AttentionGroups(plan, model.cache_layers(), BlockTables(tables), platform.torch_device())
+    capture_sizes = default_capture_sizes(sizes.max_num_seqs)
+    most_rows = max(sizes.max_num_seqs, *capture_sizes)
+    batch = DeviceBatch(max(sizes.max_step_tokens, most_rows), most_rows, tables, device)
+    forward = DeviceForward(
+        model,
+        states,
+        batch,
+        groups,
+        Sampler(states),
+        platform.transfers(),
+        StepGraphs(_graphs(groups, platform, capture_sizes, sizes)),
+        device,
+    )
+    return BlockTables(tables), forward
+
+
+def _graphs(groups: AttentionGroups, platform: Platform, capture_sizes: list[int], sizes: RunnerSizes) -> Graphs:
+    maker = platform.graph_maker()
+    support = {type(planner).__name__: _graph_support(planner) for planner in groups.planners()}
+    mode, _ = downgrade(GraphMode.FULL_DECODE_ONLY, support, pieces=False)
+    if maker is None or mode is GraphMode.NONE:
+        return NoGraphs()
+    return GraphRunner(Dispatcher(mode, capture_sizes, BatchLimits(sizes.max_num_seqs)), maker)
+
+
+def _graph_support(planner: object) -> AttentionCGSupport:
+    return planner.graph_support if isinstance(planner, MetadataBuilder) else AttentionCGSupport.NEVER
+
+
+def default_capture_sizes(most: int) -> list[int]:
+    """1, 2, 4, then every 8 up to 256, every 16 up to 512, and no further; up to the first that holds `most`."""
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
+    return [size for index, size in enumerate(sizes) if index == 0 or sizes[index - 1] < most]
