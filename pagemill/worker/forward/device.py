@@ -20,7 +20,7 @@ from pagemill.model.kernels import batching
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Mark, Transfers
 from pagemill.worker.batch.buffers import UploadRing
-from pagemill.worker.batch.device_states import RESULT_TURNS, DeviceStates, SamplingColumns, known_tokens
+from pagemill.worker.batch.device_states import RESULT_TURNS, DeviceStates, known_tokens
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.forward.decode_rows import DecodeRows
@@ -239,8 +239,7 @@ class DeviceForward(Forward):
     def _sample(self, hidden: Tensor, ending: Ending, slots: Tensor, positions: Tensor) -> Tensor:
         if ending is Ending.GREEDY:
             return sample_greedy(self._model.compute_logits(hidden))
-        columns = SamplingColumns(self._slots.sampling.index_select(0, slots))
-        return sample_random(self._model.compute_logits(hidden), columns, positions)
+        return sample_random(self._model.compute_logits(hidden), self._slots.sampling, slots, positions)
 
     def _end(self, logits: Tensor, batch: InputBatch, slots: Tensor, positions: Tensor) -> None:
         """Sample from logits that processors change first."""
@@ -248,8 +247,7 @@ class DeviceForward(Forward):
         if self._states.greedy[batch.sampled_slots].all():
             self._keep(slots, sample_greedy(logits))
         else:
-            columns = SamplingColumns(self._slots.sampling.index_select(0, slots))
-            self._keep(slots, sample_random(logits, columns, positions))
+            self._keep(slots, sample_random(logits, self._slots.sampling, slots, positions))
 
     def _keep(self, slots: Tensor, sampled: Tensor) -> None:
         states = self._slots
