@@ -22,8 +22,8 @@ def sample_greedy(logits: Tensor) -> Tensor:
 
 
 def sample_random(logits: Tensor, settings: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-    """[L, V] float32 (may be changed), `DeviceStates.sampling`, [L] int32 slots and [L] int64 positions of the tokens to
-    be sampled -> [L] int64. Rows that are greedy get their most likely token."""
+    """[L, V] float32 (may be changed), `DeviceStates.sampling`, [L] int32 slots and [L] int64 positions of the tokens
+    to be sampled -> [L] int64. Rows that are greedy get their most likely token."""
     if samples_rows(logits):
         return sample_rows(logits, settings, positions, slots)
     columns = SamplingColumns(settings.index_select(0, slots))

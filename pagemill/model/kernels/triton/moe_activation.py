@@ -10,4 +10,5 @@ def activate(x, GELU: tl.constexpr):
     if GELU:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         return x / (1.0 + tl.exp(-2.0 * inner))
-    return x / (1.0 + tl.exp(-x))
+    else:
+        return x / (1.0 + tl.exp(-x))

@@ -20,7 +20,8 @@ def _product(rows, tile, acc, SWAP: tl.constexpr):
     tile = tile.to(rows.dtype)
     if SWAP:
         return tl.dot(tile, tl.trans(rows), acc, input_precision="ieee")
-    return tl.dot(rows, tl.trans(tile), acc, input_precision="ieee")
+    else:
+        return tl.dot(rows, tl.trans(tile), acc, input_precision="ieee")
 
 
 @triton.jit
