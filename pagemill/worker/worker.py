@@ -80,7 +80,8 @@ class Worker:
         timer, rank = PhaseTimer(), self._rank
         with timer.phase("device"):
             self._platform.start(rank.local_rank)
-            self._watch = MemoryWatch.begin(self._platform)
+            memory = self._platform.memory()
+            self._watch = None if memory is None else MemoryWatch(memory)
         with timer.phase("ranks"):
             self._groups = init_distributed(
                 rank.global_rank,
@@ -160,11 +161,13 @@ class Worker:
         if self._groups is not None:
             self._groups.close()
             self._groups = None
+        if self._watch is not None:
+            gc.collect()
+            self._watch.memory.restart_peak()
 
     def _build_runner(self, plan: KVCacheConfig) -> ModelRunner:
         stages = None if self._groups is None else self._groups.pp
-        compilation = self._config.graphs.compilation_config
-        return build_runner(plan, self.model, self._platform, self._sizes(), compilation, stages)
+        return build_runner(plan, self.model, self._platform, self._sizes(), self._config.graphs, stages)
 
     def _sizes(self) -> RunnerSizes:
         return RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len or 0)

@@ -15,6 +15,7 @@ from pagemill.messages.kv_spec import (
     SlidingWindowSpec,
 )
 from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, StepPlanner
+from pagemill.model.attention.op import attention
 from pagemill.model.forward_context import current_forward, current_gap
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.native import Layer
@@ -95,6 +96,9 @@ class Attention(nn.Module):
         """query [T, H, D]; key, value [T, Hkv, D], None with a `kv_owner`, or when they are `written` -> [T, H, D]."""
         if (key is None) != (self.kv_owner is not None or written):
             raise PagemillError(f"{self.name} has kv_owner={self.kv_owner}, and key and value are for layers without")
+        if torch.compiler.is_compiling():
+            traced: Tensor = attention(query, key, value, self.name)
+            return traced
         gap = current_gap()
         return self.attend(query, key, value) if gap is None else gap(self.attend, query, key, value)
 

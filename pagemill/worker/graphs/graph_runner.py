@@ -26,6 +26,13 @@ RunShape = Callable[[GraphMode, BatchDescriptor], None]
 """Runs a step of no request, on the null block, in this mode and of this shape, as `choose` might have said."""
 
 
+WrapPiece = Callable[[Callable[..., Any]], Callable[..., Any]]
+CompileModel = Callable[[Callable[..., Any], WrapPiece, GapBuffers], Callable[..., Any]]
+"""(model, what to make of each piece, where results between pieces lie) -> the compiled model."""
+
+REPORT_SECONDS = 10.0
+
+
 class Graphs(ABC):
     """What a model runner asks about graphs. `choose` first, then a forward context with what it said, then the
     wrapped callables."""
@@ -57,7 +64,10 @@ class Graphs(ABC):
 
 
 class NoGraphs(Graphs):
-    """Where nothing is captured: every step runs as it is."""
+    """Where nothing is captured: every step runs as it is, its model compiled or not."""
+
+    def __init__(self, compile_model: CompileModel | None = None) -> None:
+        self._compile_model = compile_model
 
     def choose(
         self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False
@@ -68,7 +78,9 @@ class NoGraphs(Graphs):
         return step
 
     def wrap_model(self, model: Callable[..., Any]) -> Callable[..., Any]:
-        return model
+        if self._compile_model is None:
+            return model
+        return self._compile_model(model, lambda piece: piece, GapBuffers(0))
 
     def capture_at_start(self, run: RunShape) -> None:
         pass
@@ -89,7 +101,11 @@ class GraphRunner(Graphs):
         num_warm_ups: int = 1,
         lazy: bool = True,
         check_addresses: bool = False,
+        compile_model: CompileModel | None = None,
+        reports: bool = False,
     ) -> None:
+        """`compile_model`: cuts the model into pieces; without, it is cut while a piecewise graph is captured.
+        `reports`: log the figures now and then."""
         self.dispatcher = dispatcher
         self.stats = GraphStats()
         keys = dispatcher.keys()
@@ -97,6 +113,8 @@ class GraphRunner(Graphs):
         self.schedule = CaptureSchedule(keys, num_warm_ups=num_warm_ups, lazy=lazy)
         self._maker = make_graph
         self._check = check_addresses
+        self._compile_model = compile_model
+        self._next_report = time.monotonic() + REPORT_SECONDS if reports else float("inf")
         self.gaps = GapBuffers(max((key.num_tokens for _, key in keys), default=0))
 
     def choose(
@@ -106,6 +124,9 @@ class GraphRunner(Graphs):
         mode = self.schedule.admit(wanted, key)
         self.stats.record(mode, num_tokens, key.num_tokens)
         self.stats.num_warm_ups += mode is not wanted
+        if time.monotonic() > self._next_report:
+            self._next_report = time.monotonic() + REPORT_SECONDS
+            logger.info("%s", self.stats.line())
         return mode, key
 
     def wrap_step(self, step: Callable[..., Any]) -> GraphWrapper:
@@ -118,7 +139,9 @@ class GraphRunner(Graphs):
             on_capture=self._count,
         )
 
-    def wrap_model(self, model: Callable[..., Any]) -> PieceWrapper:
+    def wrap_model(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        if self._compile_model is not None:
+            return self._compile_model(model, self.wrap_piece, self.gaps)
         return PieceWrapper(
             model,
             self._maker,
