@@ -9,7 +9,8 @@ from pagemill.model.attention.interface import AttentionBackend, AttentionLayerS
 from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_groups
 from pagemill.model.quantization.interface import QuantMethod
 
-AttentionChooser = Callable[[AttentionLayerSpec], type[AttentionBackend]]
+AttentionChooser = Callable[[AttentionLayerSpec, str], type[AttentionBackend]]
+"""(what the layer computes, its name) -> the backend."""
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
+from pagemill.model.attention.capability import ANYWHERE, ONE_BYTE_KV, SAME_KV, Capability, MultipleOf, Surroundings
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
     AttentionLayerSpec,
-    Capability,
     CommonAttentionMetadata,
     MetadataBuilder,
 )
@@ -213,6 +213,8 @@ class TritonBackend(AttentionBackend):
     capability = Capability(
         devices=frozenset({"cuda"}),
         dtypes=frozenset({"float16", "bfloat16", "float32"}),
+        kv_dtypes=SAME_KV | ONE_BYTE_KV,
+        block_sizes=MultipleOf(16),
         sliding_window=True,
         chunked_local=True,
         soft_cap=True,
@@ -224,8 +226,8 @@ class TritonBackend(AttentionBackend):
     block_dim = 0
 
     @classmethod
-    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
-        reasons = super().missing(spec, device, dtype)
+    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
+        reasons = super().missing(spec, device, dtype, where)
         return reasons if find_spec("triton") else [*reasons, "the package triton is not installed"]
 
     @staticmethod
