@@ -61,12 +61,18 @@ class TritonBuilder(MetadataBuilder):
     decode_tokens = 1
     """Requests of at most so many tokens have their keys split."""
 
-    def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: AttentionLayerSpec,
+        device: torch.device,
+        decode: Tiles | None = None,
+        prefill: Tiles | None = None,
+    ) -> None:
         super().__init__(spec, device)
         self._buffers: dict[tuple[int, int], Items] = {}
         group = spec.num_heads // spec.num_kv_heads
-        self._decode = tiles_for("decode", group, spec.head_size, self.decode_tokens)
-        self._prefill = tiles_for("prefill", group, spec.head_size)
+        self._decode = decode or tiles_for("decode", group, spec.head_size, self.decode_tokens)
+        self._prefill = prefill or tiles_for("prefill", group, spec.head_size)
         self._group = group
         self._resident = _num_processors(device) * self._decode.programs_per_sm
 
