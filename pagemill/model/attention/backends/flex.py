@@ -37,7 +37,8 @@ class FlexMetadata:
     """[R, S / block_size] block ids."""
     context: Tensor
     """[R] tokens before the step."""
-    seq_lens: Tensor
+    hidden: Tensor
+    """[R, S] bool: keys that no query sees. They may be NaN, and 0 * NaN is NaN."""
     mask: BlockMask
 
 
@@ -56,7 +57,17 @@ class FlexBuilder(MetadataBuilder):
         context = seq_lens - lengths
         mask = self._mask(context, seq_lens, common.max_query_len, num_blocks * common.block_size)
         blocks = common.block_table[:, :num_blocks].long()
-        return FlexMetadata(common.slot_mapping, tokens, real, blocks, context, seq_lens, mask)
+        hidden = self._hidden(context, seq_lens, num_blocks * common.block_size)
+        return FlexMetadata(common.slot_mapping, tokens, real, blocks, context, hidden, mask)
+
+    def _hidden(self, context: Tensor, seq_lens: Tensor, num_keys: int) -> Tensor:
+        first = torch.zeros_like(context)
+        if self.spec.window is not None:
+            first = (context - self.spec.window + 1).clamp(min=0)
+        if self.spec.chunk_size is not None:
+            first = context // self.spec.chunk_size * self.spec.chunk_size
+        keys = torch.arange(num_keys, device=self.device)
+        return (keys >= seq_lens[:, None]) | (keys < first[:, None])
 
     def _mask(self, context: Tensor, seq_lens: Tensor, num_queries: int, num_keys: int) -> BlockMask:
         window, chunk = self.spec.window, self.spec.chunk_size
@@ -99,10 +110,9 @@ class FlexImpl(AttentionImpl):
         return output
 
     def _gather(self, half: Tensor, metadata: FlexMetadata, dtype: torch.dtype) -> Tensor:
-        """[N, block, Hkv, D] -> [R, Hkv, S, D]; what lies beyond a sequence may be NaN, and is zeroed."""
+        """[N, block, Hkv, D] -> [R, Hkv, S, D]."""
         picked = half[metadata.blocks].flatten(1, 2)
-        beyond = torch.arange(picked.shape[1], device=half.device) >= metadata.seq_lens[:, None]
-        return picked.to(dtype).masked_fill(beyond[:, :, None, None], 0).transpose(1, 2)
+        return picked.to(dtype).masked_fill(metadata.hidden[:, :, None, None], 0).transpose(1, 2)
 
     def _score(self, context: Tensor) -> Callable[..., Tensor] | None:
         cap = self.spec.soft_cap

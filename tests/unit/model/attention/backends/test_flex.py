@@ -2,13 +2,18 @@
 
 import pytest
 import torch
+import torch.nn.attention.flex_attention
 
 from pagemill.model.attention.backends.flex import FlexBackend
 from pagemill.model.attention.interface import AttentionLayerSpec
 from tests.fakes.paged_attention import PagedCase
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 BATCHES = {"decodes": [(1, 1), (1, 37), (1, 200)], "mixed": [(16, 80), (1, 33), (5, 5), (33, 129)]}
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch):
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
