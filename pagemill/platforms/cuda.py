@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from pagemill import envs
+from pagemill.catalog.attention import cuda_order
 from pagemill.config.facts import DeviceFacts
 from pagemill.errors import ConfigError
 from pagemill.platforms.interface import DeviceMemory, GraphMaker, Platform, Transfers
@@ -67,7 +68,7 @@ class CudaPlatform(Platform):
         """Threads of the CPU do no work that would gain by them."""
 
     def attention_order(self) -> tuple[str, ...]:
-        return ("TRITON_ATTN", "TORCH_PAGED")
+        return cuda_order(_Management().device(self._index).capability)
 
     def dist_backend(self) -> str:
         return "nccl"

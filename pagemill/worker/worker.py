@@ -7,7 +7,7 @@ from torch import Tensor
 from pagemill.config.engine_config import EngineConfig
 from pagemill.errors import ConfigError, PagemillError
 from pagemill.log import get_logger
-from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec, cache_dtype
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_api import OutputSoon
 from pagemill.messages.worker_rank import SOLO_RANK, WorkerRank
@@ -91,15 +91,19 @@ class Worker:
                 self._platform.dist_backend(),
                 ParallelSizes(rank.tensor_parallel_size, rank.pipeline_parallel_size, rank.num_replicas),
             )
-        experts = self._config.parallel.enable_expert_parallel
-        self._loaded = load_model(self._config.facts, self._config.model, self._platform, timer, self._groups, experts)
+        config = self._config
+        experts = config.parallel.enable_expert_parallel
+        self._loaded = load_model(
+            config.facts, config.model, self._platform, timer, self._groups, config.cache, experts
+        )
         if self._watch is not None:
             self._watch.loaded()
         logger.debug("loaded %s: %s", self._config.facts.architecture, timer.summary())
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Layer name -> what it keeps, in layer order."""
-        block_size, dtype = self._config.cache.block_size or 16, self._config.model.dtype
+        cache = self._config.cache
+        block_size, dtype = cache.block_size or 16, cache_dtype(cache.kv_cache_dtype, self._config.model.dtype)
         return {name: layer.kv_spec(block_size, dtype) for name, layer in self.model.cache_layers().items()}
 
     def available_kv_bytes(self) -> int:
