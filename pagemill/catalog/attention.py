@@ -8,6 +8,8 @@ ATTENTION: Registry[Any] = Registry(
     "attention backend",
     {
         "TRITON_ATTN": "pagemill.model.attention.backends.triton_attn:TritonBackend",
+        "TRITON_MLA": "pagemill.model.attention.backends.triton_mla:TritonMlaBackend",
+        "TORCH_MLA": "pagemill.model.attention.backends.torch_mla:TorchMlaBackend",
         "CPU_ATTN": "pagemill.model.attention.backends.cpu:CpuBackend",
         "TORCH_PAGED": "pagemill.model.attention.backends.torch_paged:TorchPagedBackend",
         "TORCH_CPU": "pagemill.model.attention.backends.torch_cpu:TorchCpuBackend",

@@ -34,6 +34,9 @@ class AttentionLayerSpec:
     """Each head has a learnt logit that takes its share of the softmax and adds nothing."""
     alibi_slopes: tuple[float, ...] | None = None
     """Of each head: scores += slope * (position of the key - position of the query)."""
+    latent_size: int | None = None
+    """Of multi-head latent attention: there is no value, the last so many elements of the one key are. None: keys and
+    values are apart."""
 
     def first_seen(self, position: int) -> int:
         """The first position that the token at `position` sees."""
@@ -90,6 +93,8 @@ class Capability:
     soft_cap: bool = False
     sinks: bool = False
     alibi: bool = False
+    mla: bool = False
+    """Multi-head latent attention, and nothing else."""
 
     def missing(self, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
         """Reasons why the backend cannot run this layer; empty when it can."""
@@ -103,6 +108,8 @@ class Capability:
             "soft cap not supported": spec.soft_cap is not None and not self.soft_cap,
             "sinks not supported": spec.has_sinks and not self.sinks,
             "ALiBi not supported": spec.alibi_slopes is not None and not self.alibi,
+            "MLA not supported": spec.latent_size is not None and not self.mla,
+            "non-MLA not supported": spec.latent_size is None and self.mla,
         }
         return [reason for reason, lacks in wants.items() if lacks]
 
@@ -155,7 +162,8 @@ class AttentionImpl(ABC):
     ) -> Tensor:
         """Write key and value to their slots, then attend; both are None where another layer wrote them already.
 
-        query [T, H, D]; key, value [T, Hkv, D]; kv_cache as `cache_shape` says. Returns [T, H, D].
+        query [T, H, D]; key, value [T, Hkv, D]; kv_cache as `cache_shape` says. Returns [T, H, D]. Where the spec has a
+        latent_size, key is value too, and the result [T, H, latent_size].
         """
 
 
