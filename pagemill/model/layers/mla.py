@@ -15,7 +15,8 @@ from pagemill.model.loading.part import Part
 
 def rotary_first(rows: Tensor, vector_size: int, rotary_size: int, interleaved: bool) -> Tensor:
     """The rows [n * vector_size, ...] of a weight, or a bias, with those of the rotary part of each of n vectors, its
-    last, put first; pairs of neighbours become pairs of halves. Scores do not change when query and key change alike."""
+    last, put first; pairs of neighbours become pairs of halves. Scores stay as they are when query and key change
+    alike."""
     vectors = rows.reshape(-1, vector_size, *rows.shape[1:])
     plain, turned = vectors[:, :-rotary_size], vectors[:, -rotary_size:]
     if interleaved:
@@ -94,7 +95,7 @@ class AbsorbedLinear(nn.Module):
     def load(self, kind: str, shard: int, tensor: Tensor) -> None:
         """Take this rank's part of the checkpoint tensor."""
         heads = tensor.to(self._dtype).view(-1, sum(self.sizes), self._shape[1])
-        key, value = heads.split(list(self.sizes), dim=1)
+        key, value = heads[:, : self.sizes[0]], heads[:, self.sizes[0] :]
         self.key, self.value = key.contiguous(), value.transpose(1, 2).contiguous()
 
     def absorb(self, query: Tensor) -> Tensor:

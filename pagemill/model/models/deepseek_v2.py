@@ -90,7 +90,7 @@ def _magnitude(config: Mapping[str, Any]) -> float:
 class DeepseekLayer(nn.Module):
     """norm, attention, norm, MLP; the residual sums are folded into the norms that follow them."""
 
-    def __init__(self, config: Mapping[str, Any], mlp: nn.Module, *, ctx: LayerContext) -> None:
+    def __init__(self, config: Mapping[str, Any], mlp: GatedMLP | SparseMoE, *, ctx: LayerContext) -> None:
         super().__init__()
         size, eps = config["hidden_size"], config["rms_norm_eps"]
         self.input_layernorm = RMSNorm(size, eps, ctx=ctx.child("input_layernorm"))
@@ -104,10 +104,7 @@ class DeepseekLayer(nn.Module):
             normed, residual = self.input_layernorm(hidden), hidden
         else:
             normed, residual = self.input_layernorm.add_forward(hidden, residual)
-        after: tuple[Tensor, Tensor] = self.mlp.after_norm(
-            self.post_attention_layernorm, self.self_attn(normed, rope), residual
-        )
-        return after
+        return self.mlp.after_norm(self.post_attention_layernorm, self.self_attn(normed, rope), residual)
 
 
 class DeepseekV2ForCausalLM(CausalLM):
@@ -135,7 +132,8 @@ class DeepseekV2ForCausalLM(CausalLM):
         step, first = self.config.get("moe_layer_freq") or 1, self.config.get("first_k_dense_replace") or 0
         mixes = self.num_experts > 0 and index >= first and index % step == 0
         inner = ctx.child("mlp")
-        return DeepseekLayer(self.config, self._experts(inner) if mixes else GatedMLP(self.config, ctx=inner), ctx=ctx)
+        mlp = self._experts(inner) if mixes else GatedMLP(self.config, ctx=inner)
+        return DeepseekLayer(self.config, mlp, ctx=ctx)
 
     def routing(self) -> Routing:
         """How experts are chosen. Raises ModelError for a way that is not known."""
@@ -150,7 +148,7 @@ class DeepseekV2ForCausalLM(CausalLM):
         groups, top = self.config.get("n_group") or 1, self.config.get("topk_group") or 1
         return dataclasses.replace(routing, num_groups=groups, top_groups=top, **changes)
 
-    def _experts(self, ctx: LayerContext) -> nn.Module:
+    def _experts(self, ctx: LayerContext) -> SparseMoE:
         config = self.config
         inner, num_shared = config["moe_intermediate_size"], config.get("n_shared_experts") or 0
         shared = None

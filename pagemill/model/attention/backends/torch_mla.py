@@ -11,14 +11,15 @@ from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
 from pagemill.model.attention.backends.torch_cpu import Rows
-from pagemill.model.attention.backends.torch_paged import TorchPagedBackend, TorchPagedBuilder
-from pagemill.model.attention.interface import AttentionImpl, Capability
+from pagemill.model.attention.backends.torch_paged import TorchPagedBuilder
+from pagemill.model.attention.graph_support import AttentionCGSupport
+from pagemill.model.attention.interface import AttentionBackend, AttentionImpl, Capability
 
 
 class TorchMlaBuilder(TorchPagedBuilder):
     """Rows of requests, planned on the host: never part of a graph."""
 
-    graph_support = TorchPagedBuilder.graph_support.NEVER
+    graph_support = AttentionCGSupport.NEVER
     hands_on_decodes = False
 
 
@@ -51,7 +52,7 @@ class TorchMlaImpl(AttentionImpl):
         return attended.view(-1, num_heads, latent_size)
 
 
-class TorchMlaBackend(TorchPagedBackend):
+class TorchMlaBackend(AttentionBackend):
     """Plain torch over latent vectors."""
 
     name = "TORCH_MLA"

@@ -93,8 +93,7 @@ def _gemv(
         result, up = result * inverse, up * inverse
     if SCALED:
         result *= tl.load(factors + rows, rows < N, 0.0)
-        if GATED:
-            up *= tl.load(factors + N + rows, rows < N, 0.0)
+        up *= tl.load(factors + rows + (N if GATED else 0), rows < N, 0.0)
     if HAS_BIAS:
         result += tl.load(bias + rows, rows < N, 0.0).to(tl.float32)
         if GATED:
@@ -128,8 +127,8 @@ def gemv(
     residual = None if norm is None else norm.residual
     _gemv[(triton.cdiv(num_outputs, block_n),)](
         out, x, weight, x if factors is None else factors, x if bias is None else bias,
-        x if residual is None else residual, x if norm is None else norm.weight, x if norm is None else norm.summed, num_outputs,
-        0.0 if norm is None else norm.eps,
+        x if residual is None else residual, x if norm is None else norm.weight,
+        x if norm is None else norm.summed, num_outputs, 0.0 if norm is None else norm.eps,
         K=size, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=choice.num_stages, EVEN_N=num_outputs % block_n == 0,
         HAS_BIAS=bias is not None, GATED=gate is not None, GELU=gate == "gelu_tanh", NORM=norm is not None,
         HAS_RESIDUAL=residual is not None, SCALED=factors is not None, PDL=launch.dependent(),
