@@ -68,7 +68,8 @@ class CudaPlatform(Platform):
         """Threads of the CPU do no work that would gain by them."""
 
     def attention_order(self) -> tuple[str, ...]:
-        return cuda_order(_Management().device(self._index).capability)
+        capability = _Management().device(self._index).capability
+        return (*cuda_order(capability), *cuda_order(capability, mla=True))
 
     def dist_backend(self) -> str:
         return "nccl"

@@ -11,6 +11,7 @@ from pagemill.messages.kv_spec import (
     ChunkedLocalSpec,
     FullAttentionSpec,
     KVCacheSpec,
+    MLASpec,
     SharedKVSpec,
     SlidingWindowSpec,
 )
@@ -58,7 +59,7 @@ class Attention(nn.Module):
     def kv_spec(self, block_size: int, dtype: str) -> KVCacheSpec:
         """What the layer keeps per token."""
         spec, sizes = self.spec, (block_size, self.spec.num_kv_heads, self.spec.head_size, dtype)
-        kept = FullAttentionSpec(*sizes)
+        kept = FullAttentionSpec(*sizes) if spec.latent_size is None else MLASpec(*sizes)
         if spec.window is not None:
             kept = SlidingWindowSpec(*sizes, spec.window)
         elif spec.chunk_size is not None:
