@@ -45,7 +45,8 @@ class CompiledModel:
             getattr(model, "forward", model),
             backend=self.backend,
             fullgraph=True,
-            dynamic=True,
+            # Only what `_begin` marks is dynamic; otherwise numbers of the model would become inputs, too.
+            dynamic=False,
             options={"guard_filter_fn": no_guards},
         )
         self._traced = False
