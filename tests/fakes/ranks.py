@@ -146,9 +146,10 @@ def replay(
     for step in recording.steps:
         worker.execute_model(step)
         outputs.append(worker.sample_tokens())
+    num_logits = len(logits)
     for _ in range(num_dummy_steps):
         worker.execute_dummy_step()
-        logits.pop()
+    del logits[num_logits:]
     kv_bytes = sum(spec.page_bytes() for spec in specs.values())
     result = Replay(rank.stage, outputs, logits, num_bytes, num_kv_heads, list(layers), kv_bytes)
     worker.shutdown()
