@@ -134,6 +134,10 @@ class Worker:
         self.sample_tokens()
         self.runner.capture_at_start()
 
+    def prepare_more(self) -> bool:
+        """Capture one more graph."""
+        return self.runner.capture_one()
+
     def execute_model(self, step: SchedulerOutput) -> None:
         """Copy what the step wants copied, then run its forward pass."""
         copy_blocks(self._kv_tensors, self._num_blocks, step.copies)
