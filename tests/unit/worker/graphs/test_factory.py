@@ -40,10 +40,10 @@ def layers(support=AttentionCGSupport.ALWAYS, states=0):
     }
 
 
-def config(mode="FULL_AND_PIECEWISE", **settings):
+def config(graph_mode="FULL_AND_PIECEWISE", **settings):
     defaults = {
         "mode": 0,
-        "cudagraph_mode": mode,
+        "cudagraph_mode": graph_mode,
         "cudagraph_capture_sizes": (1, 2, 4),
         "splitting_ops": (ATTENTION_OP,),
     }

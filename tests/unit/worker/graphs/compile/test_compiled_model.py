@@ -5,6 +5,7 @@ import torch
 
 from pagemill.config.graph_mode import GraphMode
 from pagemill.config.sections import ATTENTION_OP, CompilationConfig
+from pagemill.errors import ConfigError
 from pagemill.worker.graphs.compile.compiled_model import CompiledModel
 from pagemill.worker.graphs.pieces import GapBuffers
 from pagemill.worker.graphs.wrapper import GraphWrapper
@@ -121,10 +122,20 @@ def test_an_error_of_the_compiler_names_the_piece(checkpoints, monkeypatch, tmp_
         raise ValueError("cannot")
 
     monkeypatch.setattr(model.run.backend, "_compiler", broken)
-    with pytest.raises(Exception, match="cannot") as caught:
+    with pytest.raises(ConfigError, match=r"mode=3 cannot compile this model here .*; use mode 0") as caught:
         model.logits(TOKENS, [40], GraphMode.NONE, 40)
-    chain = [caught.value, caught.value.__cause__, caught.value.__context__]
-    assert any("submod_0" in note for error in chain if error for note in getattr(error, "__notes__", []))
+    chain, error = [], caught.value
+    while error is not None:
+        chain, error = [*chain, error], error.__cause__ or error.__context__
+    assert any("submod_0" in note for error in chain for note in getattr(error, "__notes__", []))
+
+
+def test_what_cannot_be_traced_is_one_clear_error(checkpoints, monkeypatch, tmp_path):
+    model = PaddedModel(checkpoints["LlamaForCausalLM"], compiled(config(tmp_path)))
+    ignore_padding(model.model, monkeypatch)
+    monkeypatch.setattr(model.model, "last_norm", lambda hidden, residual: torch._dynamo.graph_break() or hidden)
+    with pytest.raises(ConfigError, match="mode=3 cannot compile this model here"):
+        model.logits(TOKENS, [40], GraphMode.NONE, 40)
 
 
 @pytest.mark.slow
