@@ -82,7 +82,8 @@ class Worker:
         timer, rank = PhaseTimer(), self._rank
         with timer.phase("device"):
             self._platform.start(rank.local_rank)
-            self._watch = MemoryWatch.begin(self._platform)
+            memory = self._platform.memory()
+            self._watch = None if memory is None else MemoryWatch(memory)
         with timer.phase("ranks"):
             self._groups = init_distributed(
                 rank.global_rank,
@@ -166,6 +167,9 @@ class Worker:
         if self._groups is not None:
             self._groups.close()
             self._groups = None
+        if self._watch is not None:
+            gc.collect()
+            self._watch.memory.restart_peak()
 
     def _build_runner(self, plan: KVCacheConfig, *, compiles: bool = True) -> ModelRunner:
         stages, graphs = None if self._groups is None else self._groups.pp, self._config.graphs

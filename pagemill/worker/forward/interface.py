@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch
 
 
@@ -45,6 +46,8 @@ class Forward(ABC):
 
     num_graphs: int = 0
     """Graphs that there may be in the end."""
+    uploads: UploadRing | None = None
+    """What is sent to a device ahead of its work."""
 
     def capture_at_start(self) -> None:  # noqa: B027 - without graphs there is nothing to do
         """Capture what must be there before the first request. No request has a slot."""
