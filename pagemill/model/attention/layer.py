@@ -92,7 +92,7 @@ class Attention(nn.Module):
     def write_target(self) -> KVTarget | None:
         """Where this step's keys and values go, when a kernel before attention may write them there; None: `forward`
         wants them."""
-        if self.kv_owner is not None or self._cache is None:
+        if self.kv_owner is not None or self._cache is None or torch.compiler.is_compiling():
             return None
         return self._impl.write_target(self._cache, current_forward().attention[self.name])
 

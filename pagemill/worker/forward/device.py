@@ -137,6 +137,10 @@ class DeviceForward(Forward):
     def capture_at_start(self) -> None:
         self._graphs.graphs.capture_at_start(self._run_shape)
 
+    @torch.inference_mode()
+    def capture_one(self) -> bool:
+        return self._graphs.graphs.capture_one(self._run_shape)
+
     def _run_shape(self, mode: GraphMode, key: BatchDescriptor) -> None:
         """A step of padding alone."""
         here, count = self._batch, key.num_tokens

@@ -52,6 +52,10 @@ class Forward(ABC):
     def capture_at_start(self) -> None:  # noqa: B027 - without graphs there is nothing to do
         """Capture what must be there before the first request. No request has a slot."""
 
+    def capture_one(self) -> bool:
+        """Capture one more graph, while no request has a slot; False when all are."""
+        return False
+
     @abstractmethod
     def run(self, batch: InputBatch) -> None:
         """The network, or what it takes to start it; keeps the rows to be sampled. Slots' counts of computed tokens are
