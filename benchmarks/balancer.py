@@ -38,6 +38,8 @@ BLOCK_SIZE, MAX_LEN, VOCAB_SIZE, ANSWER_TOKEN = 16, 8192, 40_000, 7
 class NullWorker:
     """A WorkerApi that computes nothing and always says the same token."""
 
+    runs_ahead = False
+
     def __init__(self, num_slots: int) -> None:
         self._slots = NullWorkers(num_slots, ANSWER_TOKEN)
         self._outputs: list[ModelRunnerOutput] = []

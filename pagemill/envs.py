@@ -60,6 +60,11 @@ def native_kernels() -> bool:
     return _read("NATIVE_KERNELS") != "0"
 
 
+def dependent_launch() -> bool:
+    """PAGEMILL_DEPENDENT_LAUNCH=1: GPU kernels start before the one before them has ended (compute capability 9.0)."""
+    return _read("DEPENDENT_LAUNCH") == "1"
+
+
 def ipc_base() -> Path | None:
     """PAGEMILL_RPC_BASE_PATH: where the private folders of ipc sockets are made (default the temporary folder)."""
     given = _read("RPC_BASE_PATH")
@@ -80,6 +85,12 @@ def prefix_hash_seed() -> str | None:
 def ray_address() -> str | None:
     """RAY_ADDRESS: the Ray cluster for --distributed-executor-backend ray (default: one that runs on this machine)."""
     return os.environ.get("RAY_ADDRESS") or None
+
+
+def shown_cuda_devices() -> list[str] | None:
+    """CUDA_VISIBLE_DEVICES: the GPUs that may be used; None: all."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if shown is None else [name.strip() for name in shown.split(",") if name.strip()]
 
 
 def show_cuda_devices(names: Sequence[str]) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
-from pagemill.catalog.platforms import PLATFORMS
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.event_endpoints import check_endpoints
@@ -27,6 +26,7 @@ from pagemill.engine.executor.factory import make_executor
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineReady
+from pagemill.platforms.choose import choose_platform
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
 from pagemill.tokenizers.interface import Tokenizer
@@ -69,7 +69,7 @@ def build_config(args: EngineArgs) -> EngineConfig:
         generation_config=model.generation_config,
         load_format=model.load_format,
     )
-    config, decisions = resolve(draft, facts, PLATFORMS.resolve("cpu")().facts())
+    config, decisions = resolve(draft, facts, choose_platform(draft.device.device).facts())
     for decision in decisions:
         logger.debug("%s = %s (%s)", decision.field, decision.value, decision.why)
     return config
@@ -201,17 +201,21 @@ def _serve_in_others(
     from pagemill.api_servers import ApiServers  # deferred, with the next three: zmq, fastapi and uvicorn
     from pagemill.event_feed import EventFeed
     from pagemill.front_end import FrontEndBirth
+    from pagemill.observability.metrics_pool import MetricsPool
     from pagemill.serve.http.server import say_ready, url_of
 
     setproctitle.setproctitle("pagemill: dp coordinator" if fleet.data_parallel_size > 1 else "pagemill: supervisor")
     feed = EventFeed(engines.folder.ipc("feed"), engines.secret)
-    engines.subscribe(feed.publish)
+    pool = MetricsPool(fleet.data_parallel_size, feed.publish)
+    for listener in (feed.publish, pool.note):
+        engines.subscribe(listener)
     common = (fleet.data_parallel_size, fleet.data_parallel_balancer, engines.secret, feed.address, sock.fileno())
     servers = ApiServers(
         fleet.num_api_servers,
         lambda index: FrontEndBirth(config, server, index, *common),
         sock,
         lambda: list(engines.addresses().values()),
+        pool,
     )
     timer = PhaseTimer()
     servers.start()
@@ -228,7 +232,8 @@ def _serve_in_others(
     finally:
         servers.stop(0.0)
         sock.close()  # from now on nobody answers
-        engines.unsubscribe(feed.publish)
+        for listener in (feed.publish, pool.note):
+            engines.unsubscribe(listener)
         feed.close()
 
 

@@ -86,8 +86,14 @@ def check_syntax(path: Path, tree: ast.Module) -> Iterator[Breach]:
 def measure(function: Function) -> Iterator[tuple[str, int, int]]:
     """(what, size, limit) of one function. `self` and `cls` are not counted as parameters."""
     yield "lines", (function.end_lineno or function.lineno) - function.lineno + 1, MAX_FUNCTION_LINES
-    yield "parameters", num_parameters(function.args), MAX_PARAMETERS
+    if not is_device_kernel(function):
+        yield "parameters", num_parameters(function.args), MAX_PARAMETERS
     yield "nesting", nesting(function.body), MAX_NESTING
+
+
+def is_device_kernel(function: Function) -> bool:
+    """Whether it is a Triton kernel: that takes every stride and size apart, for there are no objects on a device."""
+    return any(ast.unparse(decorator).startswith("triton.jit") for decorator in function.decorator_list)
 
 
 def num_parameters(arguments: ast.arguments) -> int:

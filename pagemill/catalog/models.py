@@ -10,7 +10,9 @@ MODELS: Registry[Any] = Registry(
         "Gemma3ForCausalLM": "pagemill.model.models.gemma3:Gemma3ForCausalLM",
         "LlamaForCausalLM": "pagemill.model.models.llama:LlamaForCausalLM",
         "MistralForCausalLM": "pagemill.model.models.mistral:MistralForCausalLM",
+        "MixtralForCausalLM": "pagemill.model.models.mixtral:MixtralForCausalLM",
         "Qwen2ForCausalLM": "pagemill.model.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagemill.model.models.qwen3:Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM": "pagemill.model.models.qwen3_moe:Qwen3MoeForCausalLM",
     },
 )

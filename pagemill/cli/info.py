@@ -38,7 +38,14 @@ def report() -> Iterator[tuple[str, str]]:
     for package in PACKAGES:
         yield package, _version(package)
     for name in PLATFORMS:
-        facts = PLATFORMS.resolve(name)().facts()
+        device = PLATFORMS.resolve(name)()
+        absence = device.absence()
+        if absence is not None:
+            yield name, f"none: {absence}"
+            continue
+        facts = device.facts()
+        if facts.title:
+            yield f"{name} device", facts.title
         yield f"{name} cores", str(facts.num_cores)
         yield f"{name} free memory", f"{facts.free_bytes / 2**30:.1f} GiB"
         yield f"{name} types", f"{', '.join(facts.fast_dtypes)} at full speed"

@@ -2,15 +2,18 @@
 
 import argparse
 import dataclasses
-import json
+import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pagemill.config.nested_flags import add_nested_flags, json_object
 from pagemill.config.resolve import Draft, check_values
 from pagemill.config.sections import (
     CacheConfig,
     CpuConfig,
+    DeviceConfig,
+    GraphConfig,
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -24,6 +27,8 @@ ENGINE_SECTIONS: dict[str, type] = {
     "scheduler": SchedulerConfig,
     "parallel": ParallelConfig,
     "observability": ObservabilityConfig,
+    "device": DeviceConfig,
+    "graphs": GraphConfig,
     "cpu": CpuConfig,
 }
 
@@ -57,12 +62,30 @@ def make_section(cls: type, values: Mapping[str, Any]) -> Any:
             value = float(value)
         if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
             value = _make_nested(field.name, kind, value)
+        if kind is tuple and isinstance(value, (list, tuple)):
+            value = _make_tuple(field.name, hints[field.name], value)
+        if kind is str and field.metadata["choices"] and isinstance(value, str):
+            value = _as_listed(value, field.metadata["choices"])
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigError(f"{field.name}={value!r} is not of type {kind.__name__}")
         chosen[field.name] = value
     section = cls(**chosen)
     check_values(section)
     return section
+
+
+def _make_tuple(name: str, hint: Any, values: Iterable[Any]) -> tuple[Any, ...]:
+    """Raises ConfigError for an element of another type than the hint's."""
+    kind = item_kind(hint)
+    for value in values:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ConfigError(f"{name}: {value!r} is not of type {kind.__name__}")
+    return tuple(values)
+
+
+def _as_listed(value: str, choices: tuple[str, ...]) -> str:
+    """The choice that differs in case only; the value where there is none."""
+    return next((choice for choice in choices if choice.lower() == value.lower()), value)
 
 
 def _make_nested(name: str, cls: type, values: Mapping[str, Any]) -> Any:
@@ -85,34 +108,38 @@ def add_flags(parser: argparse.ArgumentParser, sections: Iterable[type], skip: I
         for field in dataclasses.fields(cls):
             if field.name in skip:
                 continue
-            names = [f"--{field.name.replace('_', '-')}", field.metadata["short"]]
-            group.add_argument(*filter(None, names), **_flag_options(field, _scalar(hints[field.name])))
+            names = [f"--{field.name.replace('_', '-')}", *filter(None, [field.metadata["short"]])]
+            kind = _scalar(hints[field.name])
+            if dataclasses.is_dataclass(kind):
+                add_nested_flags(group, names, field.name, kind, field.metadata["help"])
+            else:
+                group.add_argument(*names, **_flag_options(field, kind, hints[field.name]))
 
 
-def _flag_options(field: "dataclasses.Field[Any]", kind: type) -> dict[str, Any]:
-    nested = dataclasses.is_dataclass(kind)
-    shown = "" if nested or field.default in (None, dataclasses.MISSING) else f" (default: {field.default})"
+def _flag_options(field: "dataclasses.Field[Any]", kind: type, hint: Any) -> dict[str, Any]:
+    shown = "" if field.default in (None, dataclasses.MISSING) else f" (default: {field.default})"
     help_text = (field.metadata["help"] + shown).replace("%", "%%")
     options: dict[str, Any] = {"dest": field.name, "default": None, "help": help_text}
     if kind is bool:
         return options | {"action": argparse.BooleanOptionalAction}
-    if kind is dict or nested:
-        return options | {"type": _json_object, "metavar": "JSON"}
+    if kind is dict:
+        return options | {"type": json_object, "metavar": "JSON"}
+    if kind is tuple:
+        return options | {"type": item_kind(hint), "nargs": "+"}
     if field.metadata["choices"]:
         options["choices"] = field.metadata["choices"]
     return options | {"type": kind}
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return value
-
-
 def _scalar(hint: Any) -> type:
-    """`int | None` -> int, `dict[str, object]` -> dict."""
-    options = [option for option in typing.get_args(hint) if option is not type(None)]
-    if typing.get_origin(hint) is dict:
-        return dict
-    return options[0] if options else typing.cast(type, hint)
+    """`int | None` -> int, `dict[str, object]` -> dict, `tuple[int, ...] | None` -> tuple."""
+    if isinstance(hint, types.UnionType):
+        hint = next(option for option in typing.get_args(hint) if option is not type(None))
+    return typing.cast(type, typing.get_origin(hint) or hint)
+
+
+def item_kind(hint: Any) -> type:
+    """`tuple[int, ...] | None` -> int."""
+    if isinstance(hint, types.UnionType):
+        hint = next(option for option in typing.get_args(hint) if option is not type(None))
+    return typing.cast(type, typing.get_args(hint)[0])

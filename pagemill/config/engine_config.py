@@ -6,6 +6,8 @@ from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import (
     CacheConfig,
     CpuConfig,
+    DeviceConfig,
+    GraphConfig,
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -24,3 +26,5 @@ class EngineConfig:
     facts: ModelFacts
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    graphs: GraphConfig = field(default_factory=GraphConfig)

@@ -41,12 +41,22 @@ class DeviceFacts:
     """What the platform says about the machine."""
 
     kind: str
-    """A name in catalog.platforms: cpu."""
+    """A name in catalog.platforms: cpu or cuda."""
     num_cores: int
     """Physical cores this process may use."""
     free_bytes: int
-    """Memory free now."""
+    """Memory of the device that is free now."""
     fast_dtypes: tuple[str, ...]
     """Types computed at full speed, best first; dtype=auto takes the checkpoint's if it is here, else the first."""
     quantized_dtype: str | None = None
     """The type beside which weights of 8 and 4 bits are computed as they are; None: they are dequantized."""
+    token_budget: int = 2048
+    """Tokens of one step that keep the device busy."""
+    runs_ahead: bool = False
+    """Whether work is queued: a call returns before the device is done with it."""
+    title: str = ""
+    """What the device is called by its maker."""
+    capability: tuple[int, int] | None = None
+    """Compute capability of a GPU, such as (9, 0)."""
+    captures: bool = False
+    """Whether what is queued on the device can be captured and replayed, as CUDA graphs."""

@@ -7,12 +7,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from pagemill.config.compilation import GraphLimits, complete
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.event_endpoints import check_endpoints
 from pagemill.config.facts import DeviceFacts, ModelFacts
 from pagemill.config.sections import (
     CacheConfig,
     CpuConfig,
+    DeviceConfig,
+    GraphConfig,
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -21,7 +24,6 @@ from pagemill.config.sections import (
 from pagemill.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 16
-DEFAULT_TOKEN_BUDGET = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Draft:
     cpu: CpuConfig
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
     observability: ObservabilityConfig = dataclasses.field(default_factory=ObservabilityConfig)
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+    graphs: GraphConfig = dataclasses.field(default_factory=GraphConfig)
     decisions: tuple[Decision, ...] = ()
 
     def decide(self, section: str, field: str, value: Any, why: str) -> "Draft":
@@ -103,7 +107,7 @@ def _token_budget(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft
     budget = limits.max_num_batched_tokens
     if budget is None:
         whole = length if not limits.enable_chunked_prefill else 0
-        budget = max(DEFAULT_TOKEN_BUDGET, limits.max_num_seqs, whole)
+        budget = max(device.token_budget, limits.max_num_seqs, whole)
         draft = draft.decide("scheduler", "max_num_batched_tokens", budget, "default")
     if not limits.enable_chunked_prefill and budget < length:
         raise ConfigError(
@@ -132,6 +136,10 @@ def _partial_block_reuse(draft: Draft, model: ModelFacts, device: DeviceFacts) -
 
 def _parallel(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     sizes = draft.parallel
+    if sizes.enable_expert_parallel and not model.num_experts:
+        raise ConfigError(
+            f"enable_expert_parallel=True needs a mixture of experts, and {model.name} has no experts; leave it out"
+        )
     if sizes.tensor_parallel_size > 1 and not splits_over(model, sizes.tensor_parallel_size):
         heads, kv_heads, inner = _split_sizes(model)
         allowed = ", ".join(str(size) for size in range(1, heads + 1) if splits_over(model, size))
@@ -164,8 +172,19 @@ def _executor(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
 def _async_scheduling(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     if draft.scheduler.async_scheduling is not None:
         return draft
+    if device.runs_ahead:
+        return draft.decide("scheduler", "async_scheduling", True, f"a {device.kind} device takes work ahead")
     apart = draft.parallel.distributed_executor_backend != "uni"
     return draft.decide("scheduler", "async_scheduling", apart, "workers run apart" if apart else "one process")
+
+
+def _device(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    share = draft.cache.gpu_memory_utilization
+    if not 0 < share <= 1:
+        raise ConfigError(f"gpu_memory_utilization={share} is not allowed: above 0 and up to 1")
+    if draft.device.device == device.kind:
+        return draft
+    return draft.decide("device", "device", device.kind, "the machine's")
 
 
 def _kv_cache_metrics(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
@@ -173,6 +192,17 @@ def _kv_cache_metrics(draft: Draft, model: ModelFacts, device: DeviceFacts) -> D
     if not 0 < share <= 1:
         raise ConfigError(f"kv_cache_metrics_sample={share} is not allowed: above 0 and up to 1")
     return draft
+
+
+def _graphs(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    limits, given = draft.scheduler, draft.graphs
+    budget = limits.max_num_batched_tokens or limits.max_num_seqs
+    completed = complete(given, GraphLimits(limits.max_num_seqs, budget, device.kind, device.captures))
+    if not device.captures:
+        why = f"there are no graphs on a {device.kind}"
+    else:
+        why = "enforce_eager" if given.enforce_eager else f"optimization level {given.optimization_level}"
+    return draft.decide("graphs", "compilation_config", completed, why)
 
 
 def splits_over(model: ModelFacts, tensor_parallel_size: int) -> bool:
@@ -189,6 +219,7 @@ def _split_sizes(model: ModelFacts) -> tuple[int, int, int]:
 
 
 RULES: tuple[Rule, ...] = (
+    _device,
     _dtype,
     _max_model_len,
     _block_size,
@@ -200,18 +231,29 @@ RULES: tuple[Rule, ...] = (
     _executor,
     _async_scheduling,
     _kv_cache_metrics,
+    _graphs,
 )
 
 
 def resolve(draft: Draft, model: ModelFacts, device: DeviceFacts) -> tuple[EngineConfig, tuple[Decision, ...]]:
     """Complete the sections. Raises ConfigError that names the settings in conflict and the remedy."""
-    for section in (draft.model, draft.cache, draft.scheduler, draft.cpu, draft.parallel, draft.observability):
+    for section in (
+        draft.model,
+        draft.cache,
+        draft.scheduler,
+        draft.cpu,
+        draft.parallel,
+        draft.observability,
+        draft.device,
+    ):
         check_values(section)
+    check_values(draft.graphs)
     for rule in RULES:
         draft = rule(draft, model, device)
     config = EngineConfig(
-        draft.model, draft.cache, draft.scheduler, draft.cpu, model, draft.parallel, draft.observability
+        draft.model, draft.cache, draft.scheduler, draft.cpu, model, draft.parallel, draft.observability, draft.device
     )
+    config = dataclasses.replace(config, graphs=draft.graphs)
     return config, draft.decisions
 
 

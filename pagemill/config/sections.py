@@ -6,10 +6,12 @@ Fields whose default is None are filled by `resolve`, once, from the model and t
 from dataclasses import dataclass
 
 from pagemill.config.fields import setting
+from pagemill.config.graph_mode import GRAPH_MODES
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", "fp8")
+DEVICES = ("auto", "cuda", "cpu")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
@@ -19,11 +21,12 @@ class ModelConfig:
 
     model: str = setting("smollm2", "alias, folder in Hugging Face format, .gguf file, or hub id")
     tokenizer: str | None = setting(None, "folder, .gguf file or hub id of the tokenizer (default: the model's)")
+    skip_tokenizer_init: bool = setting(False, "load no tokenizer: prompts are token ids, and outputs have no text")
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
     quantization: str | None = setting(
         None,
-        "precision of weights: none dequantizes a quantized file, int8 quantizes a float checkpoint "
-        "(default: as in the file)",
+        "precision of weights: none dequantizes a quantized file, int8 (on CPUs) and fp8 (on GPUs) quantize a float "
+        "checkpoint (default: as in the file)",
         choices=QUANTIZATIONS,
     )
     seed: int = setting(0, "seed of everything random that no request seeds (dummy weights, request seeds)")
@@ -81,7 +84,13 @@ class CacheConfig:
     )
     num_gpu_blocks_override: int | None = setting(None, "number of blocks, whatever the memory", low=2)
     kv_cache_memory_bytes: int | None = setting(
-        None, "bytes for the KV cache (default on a CPU: room for 65,536 tokens, at most 40% of free memory)", low=1
+        None,
+        "bytes for the KV cache (default on a CPU: room for 65,536 tokens, at most 40% of free memory; on a GPU: what "
+        "gpu_memory_utilization leaves)",
+        low=1,
+    )
+    gpu_memory_utilization: float = setting(
+        0.92, "share of the GPU's memory that one worker may use, above 0 and up to 1", low=0
     )
     kv_events_config: KVEventsConfig = setting(
         KVEventsConfig(), "JSON object: publish what is cached, for routers that place requests by it"
@@ -92,13 +101,14 @@ class CacheConfig:
 class SchedulerConfig:
     """How much one step does, and for how many."""
 
-    max_num_batched_tokens: int | None = setting(None, "token budget of one step (default: 2048)", low=1)
+    max_num_batched_tokens: int | None = setting(None, "token budget of one step (default: 2048, on a GPU 8192)", low=1)
     max_num_seqs: int = setting(128, "most requests that run at once", low=1)
     enable_chunked_prefill: bool = setting(True, "split prompts that exceed the budget of a step")
     long_prefill_token_threshold: int = setting(0, "most prompt tokens of one request in a step; 0: no limit", low=0)
     scheduling_policy: str = setting("fcfs", "order of waiting requests", choices=("fcfs", "priority"))
     async_scheduling: bool | None = setting(
-        None, "schedule the next step while one runs (default: where the workers run in processes of their own)"
+        None,
+        "schedule the next step while one runs (default: where the workers run in processes of their own, or on a GPU)",
     )
     max_num_queued_reqs: int = setting(10_000, "requests that may wait before new ones get 429; 0: no limit", low=0)
 
@@ -109,6 +119,9 @@ class ParallelConfig:
 
     tensor_parallel_size: int = setting(1, "workers that share every layer's weights and heads", low=1, short="-tp")
     pipeline_parallel_size: int = setting(1, "stages of consecutive layers, one after another", low=1, short="-pp")
+    enable_expert_parallel: bool = setting(
+        False, "deal out whole experts over all workers of a stage, of all engines, instead of a slice of each"
+    )
 
     distributed_executor_backend: str | None = setting(
         None,
@@ -121,6 +134,71 @@ class ParallelConfig:
     def workers_per_replica(self) -> int:
         """Workers that compute one model together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+ATTENTION_OP = "pagemill::attention"
+"""The operation that stands for every attention layer in compiled code."""
+
+
+@dataclass(frozen=True)
+class PassConfig:
+    """What the compiler may do that needs to see more than a piece of the model."""
+
+    fuse_attn: bool = setting(
+        False, "hand the compiler the model in one piece, attention included: the same as no splitting_ops"
+    )
+
+
+@dataclass(frozen=True)
+class CompilationConfig:
+    """How the model is compiled and captured. What is not set here follows from the optimization level."""
+
+    mode: int | None = setting(
+        None, "0: layers run as they are written; 3: torch.compile, cut at splitting_ops (default: by level)", low=0
+    )
+    backend: str = setting("inductor", "what compiles a piece", choices=("inductor", "eager"))
+    cudagraph_mode: str | None = setting(
+        None, "which steps are replayed from CUDA graphs, and how much of them (default: by level)", choices=GRAPH_MODES
+    )
+    cudagraph_capture_sizes: tuple[int, ...] | None = setting(
+        None, "numbers of tokens for which there are graphs; smaller batches are padded (default: 1, 2, 4, 8, 16, ...)"
+    )
+    max_cudagraph_capture_size: int | None = setting(
+        None, "the largest of them (default: twice max_num_seqs, at most 512, but at least max_num_seqs)", low=1
+    )
+    cudagraph_num_of_warmups: int = setting(1, "steps of a shape before it is captured", low=1)
+    cudagraph_lazy_capture: bool = setting(
+        True, "capture a size when it is needed, or while idle; otherwise all before the first request"
+    )
+    splitting_ops: tuple[str, ...] | None = setting(
+        None, f"operations at which the model is cut; an empty list: nowhere (default: {ATTENTION_OP})"
+    )
+    pass_config: PassConfig = setting(PassConfig(), "JSON object: what the compiler may do across pieces")
+    cache_dir: str | None = setting(None, "folder for compiled code (default: in the cache of pagemill)")
+    debug_dump_path: str | None = setting(None, "folder for the graphs of the compiler, as text (default: nowhere)")
+
+
+@dataclass(frozen=True)
+class GraphConfig:
+    """Compilation and CUDA graphs. Explicit settings come before the optimization level."""
+
+    optimization_level: int = setting(
+        2,
+        "0: eager; 1: CUDA graphs between attention layers; 2: and whole decode steps; 3: and torch.compile",
+        low=0,
+        short="-O",
+    )
+    enforce_eager: bool = setting(False, "no compilation and no CUDA graphs, whatever the level")
+    cudagraph_capture_sizes: tuple[int, ...] | None = setting(
+        None, "the same as in compilation_config: numbers of tokens for which there are graphs"
+    )
+    max_cudagraph_capture_size: int | None = setting(
+        None, "the same as in compilation_config: the largest of them", low=1
+    )
+    cudagraph_metrics: bool = setting(False, "log now and then how many steps ran in which mode, and the padding")
+    compilation_config: CompilationConfig = setting(
+        CompilationConfig(), "JSON object, or one field at a time as -cc.FIELD VALUE", short="-cc"
+    )
 
 
 @dataclass(frozen=True)
@@ -195,6 +273,13 @@ class ObservabilityConfig:
     """What is said about the work."""
 
     disable_log_stats: bool = setting(False, "no line of figures in the log while there is work; /metrics stays")
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """What computes."""
+
+    device: str = setting("auto", "cpu, cuda, or auto: a GPU where there is one", choices=DEVICES)
 
 
 @dataclass(frozen=True)

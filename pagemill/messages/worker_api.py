@@ -6,8 +6,23 @@ from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 
 
+class OutputSoon(Protocol):
+    """What a step sampled, or will have. The outputs of several steps are asked for in their order, once each."""
+
+    def ready(self) -> bool:
+        """Whether `result` would not wait."""
+
+    def result(self) -> ModelRunnerOutput:
+        """The tokens."""
+
+
 class WorkerApi(Protocol):
-    """Start-up calls come once each, in the order of this listing; then steps in pairs of the last two."""
+    """Start-up calls come once each, in the order of this listing; then steps in pairs of `execute_model` and one of
+    the two ways to sample."""
+
+    runs_ahead: bool
+    """Whether `execute_model` and `start_sampling` return before the work is done, so that the next step can be given
+    meanwhile."""
 
     def load_model(self) -> None:
         """Build the model and load its weights."""
@@ -29,6 +44,9 @@ class WorkerApi(Protocol):
 
     def sample_tokens(self) -> ModelRunnerOutput:
         """Sample from the last executed step."""
+
+    def start_sampling(self) -> OutputSoon:
+        """Sample from the last executed step; the tokens may come later."""
 
     def execute_dummy_step(self) -> None:
         """Run and sample a step of no request, between steps: other replicas' expert layers wait for this one's part.

@@ -12,9 +12,10 @@ from pagemill.errors import ModelError
 from pagemill.model.attention.selector import choose
 from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_groups
 from pagemill.model.layers.context import LayerContext
+from pagemill.model.layers.moe.exchange import Exchange
 from pagemill.model.loading.load_weights import load_weights
 from pagemill.model.models.causal_lm import CausalLM
-from pagemill.model.quantization import integers
+from pagemill.model.quantization.choose import choose as choose_quantization
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
 
@@ -25,19 +26,29 @@ def load_model(
     platform: Platform,
     timer: PhaseTimer,
     groups: ParallelGroups | None = None,
+    expert_parallel: bool = False,
 ) -> CausalLM:
-    """A model ready to run, in config.dtype; with `groups`, this rank's part of one. Raises ModelError for files
-    that do not fit the architecture, ConfigError when it cannot be split over the groups."""
-    with timer.phase("build"):
-        model = build_model(facts, config, platform, groups or solo_groups())
+    """A model ready to run, in config.dtype; with `groups`, this rank's part of one, whole experts where
+    `expert_parallel`. Raises ModelError for files that do not fit the architecture, ConfigError when it cannot be
+    split over the groups."""
+    device = torch.device(platform.torch_device())
+    # What layers make for themselves, such as rotary tables, is made where it is used.
+    with timer.phase("build"), device:
+        model = build_model(facts, config, platform, groups or solo_groups(), expert_parallel)
     with timer.phase("weights"):
         name = "dummy" if config.load_format == "dummy" else facts.weights_format
         source = WEIGHTS.resolve(name)
-        load_weights(model, partial(source, facts, getattr(torch, config.dtype), config.seed))
+        load_weights(model, partial(source, facts, getattr(torch, config.dtype), config.seed, device=device), device)
     return model.eval()
 
 
-def build_model(facts: ModelFacts, config: ModelConfig, platform: Platform, groups: ParallelGroups) -> CausalLM:
+def build_model(
+    facts: ModelFacts,
+    config: ModelConfig,
+    platform: Platform,
+    groups: ParallelGroups,
+    expert_parallel: bool = False,
+) -> CausalLM:
     """The architecture without weights."""
     if facts.architecture not in MODELS:
         raise ModelError(
@@ -51,7 +62,8 @@ def build_model(facts: ModelFacts, config: ModelConfig, platform: Platform, grou
         order=platform.attention_order(),
     )
     dtype = getattr(torch, config.dtype)
-    quant = integers.choose(config.quantization, dtype, platform.torch_device())
-    ctx = LayerContext(dtype, quant, attention, groups)
+    quant = choose_quantization(config.quantization, dtype, platform.torch_device())
+    exchange = Exchange(groups.dp, groups.ep) if expert_parallel and groups.dp.size > 1 else None
+    ctx = LayerContext(dtype, quant, attention, groups, expert_parallel, exchange)
     model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
     return model

@@ -1,15 +1,37 @@
 """The one guarded global: what the running forward pass needs beside its inputs. Nesting is an error.
 
+Knows which graph a step is to run in, not how graphs are made.
+
 Letters in shapes, everywhere: T tokens of the step, R requests of the step, L rows that are sampled, H heads,
 D head size, E hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from pagemill.config.graph_mode import GraphMode
 
 _current: "ForwardContext | None" = None
+_gap: "Gap | None" = None
+
+Gap = Callable[..., Tensor]
+"""gap(call, *args): runs the call outside the graph that is being captured; its result as the next graph reads it."""
+
+
+class BatchDescriptor(NamedTuple):
+    """The shape of a padded batch, as far as a captured graph depends on it: its key."""
+
+    num_tokens: int
+    """T, padding included."""
+    num_requests: int | None
+    """R, padding included; None where the graph does not depend on it, for attention is not in it."""
+    uniform: bool = False
+    """Whether every request has the same number of tokens, that of a decode step."""
+    has_lora: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +40,12 @@ class ForwardContext:
 
     attention: Mapping[str, Any]
     """Layer name -> the metadata that its attention backend's builder made for its KV group."""
+    graph_mode: GraphMode = GraphMode.NONE
+    """NONE, PIECEWISE or FULL: what this step runs in. Graph wrappers trust it."""
+    descriptor: BatchDescriptor | None = None
+    """The graph's key; None outside graphs."""
+    layers: Mapping[str, Any] = field(default_factory=dict)
+    """Layer name -> attention layer, for calls out of compiled code; empty where nothing is compiled."""
 
 
 @contextmanager
@@ -38,3 +66,21 @@ def current_forward() -> ForwardContext:
     if _current is None:
         raise RuntimeError("no forward pass is running; call the model inside forward_context(...)")
     return _current
+
+
+@contextmanager
+def recording_gaps(gap: Gap) -> Iterator[None]:
+    """For the body, layers that cannot be captured are called through `gap`."""
+    global _gap
+    if _gap is not None:
+        raise RuntimeError("gaps are recorded already; recordings do not nest")
+    _gap = gap
+    try:
+        yield
+    finally:
+        _gap = None
+
+
+def current_gap() -> Gap | None:
+    """How to call what cannot be captured; None: directly. Read by attention layers only."""
+    return _gap

@@ -1,18 +1,32 @@
-"""`Platform`: the questions that generic code asks about a device."""
+"""`Platform`: the questions that generic code asks about a device. Knows no model and no request."""
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pagemill.config.facts import DeviceFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor  # deferred: facts must not cost the import of torch
 
 
 class Platform(ABC):
     """One kind of device. Generic code asks here and never tests for a vendor."""
 
-    name: str
+    name: ClassVar[str]
+    runs_ahead: ClassVar[bool] = False
+    """Whether work is queued: a call returns before the device is done with it."""
+
+    def absence(self) -> str | None:
+        """Why there is no such device here; None: there is one. Costs no import of torch."""
+        return None
 
     @abstractmethod
     def facts(self) -> DeviceFacts:
         """Cores, memory and fast types, as of now."""
+
+    def start(self, local_rank: int) -> None:  # noqa: B027 - most devices need none
+        """Take device number `local_rank` for this process. Called once, before any tensor work. Raises ConfigError
+        when it is not there."""
 
     @abstractmethod
     def set_threads(self, num_threads: int) -> None:
@@ -29,3 +43,104 @@ class Platform(ABC):
     @abstractmethod
     def torch_device(self) -> str:
         """Device string for torch, such as cpu."""
+
+    def memory(self) -> "DeviceMemory | None":
+        """The device's own memory; None: it computes in the host's."""
+        return None
+
+    def transfers(self) -> "Transfers":
+        """A way between host and device, for one runner."""
+        from pagemill.platforms.direct import DirectTransfers  # deferred: torch
+
+        return DirectTransfers()
+
+    def graph_maker(self) -> "GraphMaker | None":
+        """Captures what is queued, for one runner; None: the device has no such thing."""
+        return None
+
+
+class Mark(Protocol):
+    """A place in the device's queue of work."""
+
+    def reached(self) -> bool:
+        """Whether all work before it is done."""
+
+    def wait(self) -> None:
+        """Return when it is."""
+
+
+class Transfers(ABC):
+    """Copies between host and device that hold up neither. Called by one thread.
+
+    Work is queued in order; `upload` and `download` keep that order without waiting for it.
+    """
+
+    @abstractmethod
+    def host_buffer(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
+        """Host memory that the device can read while the host goes on. `dtype`: name of a torch dtype."""
+
+    @abstractmethod
+    def upload(self, target: "Tensor", source: "Tensor") -> None:
+        """Copy `source`, made by `host_buffer`, for the work that is queued from now on. `target` must not be in use by
+        work that is queued already, and `source` stay as it is until a mark set later is reached."""
+
+    @abstractmethod
+    def download(self, target: "Tensor", source: "Tensor") -> Mark:
+        """Copy `source` as all work queued until now leaves it; `target` holds it when the mark is reached. Work that
+        is queued later must not write `source` before."""
+
+    @abstractmethod
+    def mark(self) -> Mark:
+        """Reached when all work is done that is queued until now."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Return when all queued work is done."""
+
+
+class DeviceMemory(Protocol):
+    """A device's own memory, in bytes. Sizes of one process are what torch holds for it."""
+
+    def total(self) -> int:
+        """Of the device."""
+
+    def free(self) -> int:
+        """Of the device, whoever asks."""
+
+    def allocated(self) -> int:
+        """In tensors of this process."""
+
+    def reserved(self) -> int:
+        """Held by this process for tensors, in use or not."""
+
+    def peak(self) -> int:
+        """Most that was held for tensors since `restart_peak`."""
+
+    def restart_peak(self) -> None:
+        """Forget the peak, and give back what is reserved but not in use."""
+
+
+class Graph(Protocol):
+    """Queued work, kept: the same work on the same addresses, any number of times."""
+
+    def begin(self) -> None:
+        """Keep what is queued from here on; nothing of it runs."""
+
+    def end(self) -> None:
+        """Until here."""
+
+    def abort(self) -> None:
+        """Give up, because an error was raised."""
+
+    def replay(self) -> None:
+        """Queue it."""
+
+
+class GraphMaker(Protocol):
+    """Makes graphs that share memory: they are replayed in any order, never two at once."""
+
+    def graph(self) -> Graph:
+        """An empty graph."""
+
+    def borrow(self, tensor: "Tensor") -> "Tensor":
+        """The same memory without owning it, so that graphs captured later may use it too."""

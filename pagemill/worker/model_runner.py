@@ -1,38 +1,22 @@
 """`ModelRunner`: one step, from the scheduler's arrays to sampled tokens. No feature logic; the parts do the work."""
 
-import torch
-from torch import Tensor
-
-from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
-from pagemill.model.forward_context import ForwardContext, forward_context
-from pagemill.model.models.causal_lm import CausalLM
+from pagemill.messages.step import Int32Array, ModelRunnerOutput, SchedulerOutput
 from pagemill.worker.batch.block_tables import BlockTables
 from pagemill.worker.batch.input_batch import InputBatch, build_batch
 from pagemill.worker.batch.request_states import RequestStates
-from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
+from pagemill.worker.forward.interface import Forward, TokensNow, TokensSoon
 from pagemill.worker.pipeline.stage import Stage
-from pagemill.worker.sampling.sampler import Sampler
 
 
 class ModelRunner:
     """Owns the slots' state and runs steps in pairs of `execute_model` and `sample_tokens`."""
 
-    def __init__(
-        self,
-        model: CausalLM,
-        states: RequestStates,
-        tables: BlockTables,
-        groups: AttentionGroups,
-        sampler: Sampler,
-        stage: Stage,
-    ) -> None:
-        self._model = model
+    def __init__(self, states: RequestStates, tables: BlockTables, stage: Stage, forward: Forward) -> None:
         self._states = states
         self._tables = tables
-        self._groups = groups
-        self._sampler = sampler
         self._stage = stage
-        self._pending: tuple[InputBatch, Tensor] | None = None
+        self._forward = forward
+        self._pending: InputBatch | None = None
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Apply the changes of slots, build the batch, run the network; keep the rows to be sampled."""
@@ -41,29 +25,32 @@ class ModelRunner:
         self._apply(step)
         self._stage.settle(step.slots)
         batch = build_batch(step, self._states)
-        with torch.inference_mode(), forward_context(ForwardContext(self._groups.plan(batch))):
-            hidden = self._model(self._stage.receive(batch), torch.from_numpy(batch.positions))
-            rows = self._stage.pass_on(batch, hidden)
+        self._forward.run(batch)
         self._states.advance(step.slots, step.num_tokens)
-        self._pending = (batch, rows)
+        self._pending = batch
 
-    def sample_tokens(self) -> ModelRunnerOutput:
-        """Sample the rows that the last step kept, and append the tokens to their slots. A stage that does not sample
-        returns an output without tokens."""
+    def sample_tokens(self) -> "StepTokens":
+        """Sample the rows that the last step kept. The slots count the tokens from now on, and have them when they are
+        taken. A stage that does not sample returns an output without tokens."""
         if self._pending is None:
             raise RuntimeError("sample_tokens was called without a step to sample")
-        batch, rows = self._pending
-        self._pending = None
-        if not len(batch.sampled_slots):
-            return ModelRunnerOutput(batch.step_id, batch.sampled_slots, batch.sampled_slots)
+        batch, self._pending = self._pending, None
+        slots = batch.sampled_slots
         if not self._stage.samples:
-            self._stage.expect(batch)
-            return ModelRunnerOutput(batch.step_id, batch.sampled_slots[:0], batch.sampled_slots[:0])
-        with torch.inference_mode():
-            tokens = self._sampler.sample(self._model.compute_logits(rows), batch)
-        self._states.append(batch.sampled_slots, tokens)
-        self._stage.sampled(tokens)
-        return ModelRunnerOutput(batch.step_id, batch.sampled_slots, tokens)
+            if len(slots):
+                self._stage.expect(batch)
+            slots = slots[:0]
+        tokens = self._forward.sample(batch) if len(slots) else TokensNow(slots)
+        return StepTokens(batch.step_id, tokens, _Places(self._states, slots), self._stage)
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that there may be in the end."""
+        return self._forward.num_graphs
+
+    def capture_at_start(self) -> None:
+        """Capture what must be there before the first request. No request has a slot."""
+        self._forward.capture_at_start()
 
     def close(self) -> None:
         """Finish the exchange with other stages. The last call."""
@@ -71,11 +58,51 @@ class ModelRunner:
 
     def _apply(self, step: SchedulerOutput) -> None:
         for slot in step.released:
-            self._sampler.remove(slot)
+            self._forward.remove(slot)
         for new in step.new:
             self._states.add(new)
             self._tables.reset(new.slot, new.block_ids)
             self._stage.add(new)
-            self._sampler.add(new)
+            self._forward.add(new)
         for grown in step.grown:
             self._tables.append(grown.slot, grown.block_ids)
+
+
+class _Places:
+    """Where the tokens of a step go, in the slots as their present requests have them."""
+
+    def __init__(self, states: RequestStates, slots: Int32Array) -> None:
+        self.slots = slots
+        self._states = states
+        self._positions = states.expect(slots)
+        self._occupants = states.occupants[slots]
+
+    def fill(self, token_ids: Int32Array) -> None:
+        """The tokens, for slots whose request is the same as when they were expected."""
+        here = self._states.occupants[self.slots] == self._occupants
+        if here.all():
+            self._states.fill(self.slots, self._positions, token_ids)
+        else:
+            self._states.fill(self.slots[here], self._positions[here], token_ids[here])
+
+
+class StepTokens:
+    """What a step sampled, or will have. Taken in the order of the steps, and once."""
+
+    def __init__(self, step_id: int, tokens: TokensSoon, places: _Places, stage: Stage) -> None:
+        self._step_id = step_id
+        self._tokens = tokens
+        self._places = places
+        self._stage = stage
+
+    def ready(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._tokens.ready()
+
+    def result(self) -> ModelRunnerOutput:
+        """The tokens, which the slots have now too."""
+        token_ids = self._tokens.take()
+        if len(token_ids):
+            self._places.fill(token_ids)
+            self._stage.sampled(token_ids)
+        return ModelRunnerOutput(self._step_id, self._places.slots, token_ids)

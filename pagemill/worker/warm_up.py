@@ -1,13 +1,61 @@
 """Steps of no request, on the null block: before the first request, and while only other replicas have work."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest, SchedulerOutput
+from pagemill.utils.math import ceil_div
 
 _NUM_TOKENS = 4
+
+
+def worst_steps(block_sizes: Sequence[int], sizes: "StepSizes") -> Iterator[SchedulerOutput]:
+    """Steps as large as there can be, on the null block: one request with as many tokens as a step may have, as many
+    requests as there may be with equally many, and all of these with one token each. All are sampled, by every
+    parameter there is. Slots are free again for whoever takes them next."""
+    params = SamplingParams(temperature=0.5, top_k=50, top_p=0.9, min_p=0.01, seed=0)
+
+    def step(num_requests: int, num_tokens: int) -> SchedulerOutput:
+        slots = np.arange(num_requests, dtype=np.int32)
+        new = [
+            NewRequest(
+                request_id=f"worst-{slot}",
+                slot=slot,
+                token_ids=np.zeros(num_tokens, np.int32),
+                num_prompt_tokens=num_tokens,
+                num_computed_tokens=0,
+                block_ids=tuple([0] * ceil_div(num_tokens, size) for size in block_sizes),
+                params=params,
+            )
+            for slot in slots.tolist()
+        ]
+        return SchedulerOutput(-1, slots, np.full(num_requests, num_tokens, np.int32), new, released=slots.tolist())
+
+    longest = min(sizes.max_step_tokens, sizes.max_model_len)
+    yield step(1, longest)
+    several = min(sizes.max_num_seqs, sizes.max_step_tokens)
+    yield step(several, min(longest, sizes.max_step_tokens // several))
+    yield step(several, 1)
+
+
+class StepSizes(Protocol):
+    """How large steps can be."""
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Requests."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a request."""
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Tokens of a step."""
 
 
 def warm_up_step(num_groups: int) -> SchedulerOutput:

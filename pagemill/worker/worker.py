@@ -1,30 +1,29 @@
 """`Worker`: brings up the device, loads the model, measures memory, and implements `messages.worker_api.WorkerApi`."""
 
+import gc
+
 from torch import Tensor
 
-from pagemill.catalog.platforms import PLATFORMS
 from pagemill.config.engine_config import EngineConfig
 from pagemill.errors import ConfigError, PagemillError
 from pagemill.log import get_logger
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
+from pagemill.messages.worker_api import OutputSoon
 from pagemill.messages.worker_rank import SOLO_RANK, WorkerRank
 from pagemill.model.distributed.init import init_distributed
 from pagemill.model.distributed.parallel_groups import ParallelGroups, ParallelSizes
 from pagemill.model.factory import load_model
 from pagemill.model.models.causal_lm import CausalLM
+from pagemill.platforms.choose import choose_platform
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
-from pagemill.worker.batch.block_tables import BlockTable, BlockTables
-from pagemill.worker.batch.request_states import RequestStates
-from pagemill.worker.kv_tensors.allocate import bind_kv_cache
-from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
+from pagemill.worker.build_runner import RunnerSizes, build_runner
+from pagemill.worker.kv_tensors.allocate import bind_kv_cache, bind_profile_cache
 from pagemill.worker.kv_tensors.copy_blocks import copy_blocks
+from pagemill.worker.memory import MemoryBudget, MemoryWatch
 from pagemill.worker.model_runner import ModelRunner
-from pagemill.worker.pipeline.linked_stage import LinkedStage
-from pagemill.worker.pipeline.stage import SoloStage, Stage
-from pagemill.worker.sampling.sampler import Sampler
-from pagemill.worker.warm_up import dummy_step, warm_up_step
+from pagemill.worker.warm_up import dummy_step, warm_up_step, worst_steps
 
 logger = get_logger(__name__)
 
@@ -38,8 +37,9 @@ class Worker:
     The ranks of a replica are called alike and at the same time: from `load_model` on, each waits for the others.
     """
 
-    def __init__(self, config: EngineConfig, rank: WorkerRank = SOLO_RANK) -> None:
-        """Raises ConfigError when there are not as many workers as the configuration asks for."""
+    def __init__(self, config: EngineConfig, rank: WorkerRank = SOLO_RANK, platform: Platform | None = None) -> None:
+        """`platform`: the configuration's, unless one is given. Raises ConfigError when there are not as many workers
+        as the configuration asks for."""
         wanted = (config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
         if (rank.tensor_parallel_size, rank.pipeline_parallel_size) != wanted:
             raise ConfigError(
@@ -49,12 +49,14 @@ class Worker:
         self._config = config
         self._rank = rank
         self._groups: ParallelGroups | None = None
-        self._platform: Platform = PLATFORMS.resolve("cpu")()
+        self._platform: Platform = platform or choose_platform(config.device.device)
+        self.runs_ahead = self._platform.runs_ahead
         self._loaded: CausalLM | None = None
         self._runner: ModelRunner | None = None
         self._num_groups = 0
         self._num_blocks = 0
         self._kv_tensors: list[Tensor] = []
+        self._watch: MemoryWatch | None = None
 
     @property
     def model(self) -> CausalLM:
@@ -76,16 +78,22 @@ class Worker:
         if threads is not None:
             self._platform.set_threads(threads)
         timer, rank = PhaseTimer(), self._rank
+        with timer.phase("device"):
+            self._platform.start(rank.local_rank)
+            self._watch = MemoryWatch.begin(self._platform)
         with timer.phase("ranks"):
             self._groups = init_distributed(
-                rank.rank,
-                rank.world_size,
+                rank.global_rank,
+                rank.world_size * rank.num_replicas,
                 rank.local_rank,
                 rank.init_address,
                 self._platform.dist_backend(),
-                ParallelSizes(rank.tensor_parallel_size, rank.pipeline_parallel_size),
+                ParallelSizes(rank.tensor_parallel_size, rank.pipeline_parallel_size, rank.num_replicas),
             )
-        self._loaded = load_model(self._config.facts, self._config.model, self._platform, timer, self._groups)
+        experts = self._config.parallel.enable_expert_parallel
+        self._loaded = load_model(self._config.facts, self._config.model, self._platform, timer, self._groups, experts)
+        if self._watch is not None:
+            self._watch.loaded()
         logger.debug("loaded %s: %s", self._config.facts.architecture, timer.summary())
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
@@ -94,11 +102,14 @@ class Worker:
         return {name: layer.kv_spec(block_size, dtype) for name, layer in self.model.cache_layers().items()}
 
     def available_kv_bytes(self) -> int:
-        """What was asked for, or room for DEFAULT_KV_TOKENS tokens (at least one request of full length), but no
-        more than MAX_KV_SHARE of the free memory, which all workers of a replica share."""
+        """What was asked for, or what a device of its own has left. In the host's memory, room for DEFAULT_KV_TOKENS
+        tokens (at least one request of full length), but no more than MAX_KV_SHARE of what is free, which all workers
+        of a replica share."""
         asked = self._config.cache.kv_cache_memory_bytes
         if asked is not None:
             return asked
+        if self._watch is not None:
+            return self._measured(self._watch).kv_cache
         specs = self.kv_cache_specs().values()
         length = self._config.model.max_model_len or 0
         num_tokens = max(DEFAULT_KV_TOKENS, length + 2 * max(spec.block_size for spec in specs))
@@ -108,19 +119,18 @@ class Worker:
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocate the cache, bind it to the layers, and build the runner."""
-        device, layers = self._platform.torch_device(), self.model.cache_layers()
-        num_slots, length = self._config.scheduler.max_num_seqs, self._config.model.max_model_len or 0
-        self._kv_tensors, self._num_blocks = bind_kv_cache(config, layers, device), config.num_blocks
+        layers = self.model.cache_layers()
+        self._kv_tensors = bind_kv_cache(config, layers, self._platform.torch_device())
+        self._num_blocks = config.num_blocks
         self._num_groups = len(config.groups)
-        states = RequestStates(num_slots, length)
-        tables = BlockTables(tuple(BlockTable(num_slots, length, group.spec.block_size) for group in config.groups))
-        groups = AttentionGroups(config, layers, tables, device)
-        self._runner = ModelRunner(self.model, states, tables, groups, Sampler(states), self._stage(states, device))
+        self._runner = self._build_runner(config)
 
     def warm_up(self) -> None:
-        """Run one small step on the null block, so that the first request does not pay for lazy initialisation."""
+        """Run one small step on the null block, so that the first request does not pay for lazy initialisation, and
+        capture what must be there before it."""
         self.execute_model(warm_up_step(self._num_groups))
         self.sample_tokens()
+        self.runner.capture_at_start()
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Copy what the step wants copied, then run its forward pass."""
@@ -129,6 +139,10 @@ class Worker:
 
     def sample_tokens(self) -> ModelRunnerOutput:
         """Sample from the last executed step."""
+        return self.start_sampling().result()
+
+    def start_sampling(self) -> OutputSoon:
+        """Sample from the last executed step, without waiting for the tokens."""
         return self.runner.sample_tokens()
 
     def execute_dummy_step(self) -> None:
@@ -147,8 +161,26 @@ class Worker:
             self._groups.close()
             self._groups = None
 
-    def _stage(self, states: RequestStates, device: str) -> Stage:
-        model = self.model
-        if self._groups is None or self._groups.pp.size == 1:
-            return SoloStage()
-        return LinkedStage(self._groups.pp, states, hidden_size=model.hidden_size, dtype=model.dtype, device=device)
+    def _build_runner(self, plan: KVCacheConfig) -> ModelRunner:
+        stages = None if self._groups is None else self._groups.pp
+        compilation = self._config.graphs.compilation_config
+        return build_runner(plan, self.model, self._platform, self._sizes(), compilation, stages)
+
+    def _sizes(self) -> RunnerSizes:
+        return RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len or 0)
+
+    def _measured(self, watch: MemoryWatch) -> MemoryBudget:
+        """Run the worst steps on a cache of almost nothing, and see what they take."""
+        share, layers = self._config.cache.gpu_memory_utilization, self.model.cache_layers()
+        watch.check_room(share)
+        plan, tensors = bind_profile_cache(self.kv_cache_specs(), layers, self._platform.torch_device())
+        runner = self._build_runner(plan)
+        for step in worst_steps([group.spec.block_size for group in plan.groups], self._sizes()):
+            runner.execute_model(step)
+            runner.sample_tokens().result()
+        budget = watch.budget(share, num_graphs=runner.num_graphs, kv_cache=sum(map(len, tensors)))
+        del runner, tensors
+        gc.collect()  # a runner and its graphs hold each other
+        watch.memory.restart_peak()
+        logger.info("%s", budget.table())
+        return budget

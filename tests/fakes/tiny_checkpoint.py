@@ -27,6 +27,15 @@ SPECIFIC: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"sliding_window": 24},
     "Qwen2ForCausalLM": {},
     "Qwen3ForCausalLM": {},
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+    },
+    "MixtralForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24},
     "Gemma3ForCausalLM": {
         "sliding_window": 24,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
@@ -34,6 +43,9 @@ SPECIFIC: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 30.0,
     },
 }
+
+PLANNABLE = [name for name in SPECIFIC if "num_experts_per_tok" not in SPECIFIC[name]]
+"""Those that the native kernels run as one plan."""
 
 
 def byte_tokenizer() -> Tokenizer:

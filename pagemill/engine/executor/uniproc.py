@@ -4,28 +4,32 @@ Knows nothing about what a worker is made of: it is given one, or the name of wh
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from pagemill.catalog.registry import load_path
+from pagemill.engine.executor.step_future import StepFuture
 from pagemill.errors import EngineDeadError
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
-from pagemill.messages.worker_api import WorkerApi
+from pagemill.messages.worker_api import OutputSoon, WorkerApi
 
 
 class UniprocExecutor:
     """`worker` is a WorkerApi, or "module:callable" which is called with `args` and returns one. Its model is
     loaded on construction. Raises ConfigError for a name that cannot be resolved.
 
-    overlap=False: a step is done when the call returns. overlap=True: steps run on a thread, in order, so that the
-    next one can be scheduled meanwhile.
+    overlap=False: a step is done when the call returns. overlap=True: the next one can be scheduled meanwhile; a worker
+    that runs ahead by itself is called directly, another one on a thread, in order.
     """
 
     def __init__(self, worker: WorkerApi | str, *args: Any, overlap: bool = False) -> None:
         self.max_concurrent_steps = 2 if overlap else 1
-        self._thread = ThreadPoolExecutor(1, "pagemill-worker") if overlap else None
         self._executed: Future[None] | None = None
         self._worker: WorkerApi = load_path("worker", worker)(*args) if isinstance(worker, str) else worker
+        ahead = overlap and self._worker.runs_ahead
+        self._start = self._start_sampling if ahead else self._sample
+        self._thread = ThreadPoolExecutor(1, "pagemill-worker") if overlap and not ahead else None
         self._closed = False
         self._worker.load_model()
 
@@ -52,9 +56,7 @@ class UniprocExecutor:
         """Sample from the last step. The future raises what either call of the worker raised."""
         if self._thread is not None and self._executed is not None:
             return self._thread.submit(self._sample_after, self._executed)
-        future: Future[ModelRunnerOutput] = Future()
-        future.set_result(self._worker.sample_tokens())
-        return future
+        return self._start()
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
         """Call a method of the worker by name, after the steps that are in flight."""
@@ -74,6 +76,24 @@ class UniprocExecutor:
                 self._thread.shutdown()
             self._worker.shutdown()
 
+    def _sample(self) -> "Future[ModelRunnerOutput]":
+        future: Future[ModelRunnerOutput] = Future()
+        future.set_result(self._worker.sample_tokens())
+        return future
+
+    def _start_sampling(self) -> "Future[ModelRunnerOutput]":
+        return StepFuture(partial(_resolve, self._worker.start_sampling()))
+
     def _sample_after(self, executed: "Future[None]") -> ModelRunnerOutput:
         executed.result()  # done, as the thread runs one after the other; raises what the forward pass raised
         return self._worker.sample_tokens()
+
+
+def _resolve(output: OutputSoon, future: StepFuture, timeout_s: float | None) -> None:
+    """Wait for a step's tokens, however long; with no time at all, only look."""
+    if timeout_s == 0 and not output.ready():
+        return
+    try:
+        future.set_result(output.result())
+    except Exception as error:
+        future.set_exception(error)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheSpec
+from pagemill.model.attention.graph_support import AttentionCGSupport
+from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.native import Layer
 
 
@@ -28,6 +30,10 @@ class AttentionLayerSpec:
     """scores = soft_cap * tanh(scores / soft_cap), before the mask."""
     chunk_size: int | None = None
     """A token sees those with the same position // chunk_size, up to itself; None: all."""
+    has_sinks: bool = False
+    """Each head has a learnt logit that takes its share of the softmax and adds nothing."""
+    alibi_slopes: tuple[float, ...] | None = None
+    """Of each head: scores += slope * (position of the key - position of the query)."""
 
     def first_seen(self, position: int) -> int:
         """The first position that the token at `position` sees."""
@@ -35,9 +41,22 @@ class AttentionLayerSpec:
         return first if self.chunk_size is None else max(first, position // self.chunk_size * self.chunk_size)
 
 
+@dataclass(slots=True)
+class LayerTensors:
+    """What belongs to one layer and kernels read. Set once; addresses do not change."""
+
+    key_scale: Tensor | None = None
+    """[1] float32 on the device: a cache of 1-byte floats holds key / key_scale."""
+    value_scale: Tensor | None = None
+    sinks: Tensor | None = None
+    """[H], where the spec says so."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommonAttentionMetadata:
-    """One step as every backend of one KV group sees it. CPU copies exist because planning reads them."""
+    """One step as every backend of one KV group sees it. Tensors are on the device of the layers; for a captured graph
+    they keep their addresses, the counts are those it was captured for, and requests of the padding have no tokens or
+    a length of 0."""
 
     query_start: Tensor
     """[R + 1] int32, exclusive prefix sum of the tokens per request."""
@@ -46,12 +65,16 @@ class CommonAttentionMetadata:
     block_table: Tensor
     """[R, max blocks of the step] int32; unused entries are 0."""
     slot_mapping: Tensor
-    """[T] int64, block id * block_size + offset: where the key and value of each token go."""
+    """[T] int64, block id * block_size + offset: where the key and value of each token go; -1: nowhere, the token is
+    padding."""
     num_requests: int
     num_tokens: int
     max_query_len: int
     max_seq_len: int
     block_size: int
+    query_start_host: Tensor | None = None
+    """`query_start` on the host, where it is elsewhere: for backends that plan there."""
+    seq_lens_host: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +88,8 @@ class Capability:
     sliding_window: bool = False
     chunked_local: bool = False
     soft_cap: bool = False
+    sinks: bool = False
+    alibi: bool = False
 
     def missing(self, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
         """Reasons why the backend cannot run this layer; empty when it can."""
@@ -76,6 +101,8 @@ class Capability:
             "sliding window not supported": spec.window is not None and not self.sliding_window,
             "chunked local attention not supported": spec.chunk_size is not None and not self.chunked_local,
             "soft cap not supported": spec.soft_cap is not None and not self.soft_cap,
+            "sinks not supported": spec.has_sinks and not self.sinks,
+            "ALiBi not supported": spec.alibi_slopes is not None and not self.alibi,
         }
         return [reason for reason, lacks in wants.items() if lacks]
 
@@ -110,10 +137,16 @@ class AttentionImpl(ABC):
 
     def __init__(self, spec: AttentionLayerSpec) -> None:
         self.spec = spec
+        self.tensors = LayerTensors()
 
     def native(self) -> Layer | None:
         """The layer for a native plan of the whole forward pass (kernels/layer_plan.py); None: it has no place in
         one."""
+        return None
+
+    def write_target(self, kv_cache: Tensor, metadata: Any) -> KVTarget | None:
+        """The cache as the kernel before attention takes it, which then writes key and value; `forward` gets None for
+        both. None: `forward` writes them itself."""
         return None
 
     @abstractmethod
@@ -128,6 +161,9 @@ class AttentionImpl(ABC):
 
 class MetadataBuilder(ABC):
     """Plans one step for one KV group; what it returns is handed to every layer of the group."""
+
+    graph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+    """Batches for which planning and attention may be part of a captured graph."""
 
     def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
         self.spec = spec

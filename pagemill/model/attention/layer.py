@@ -15,7 +15,8 @@ from pagemill.messages.kv_spec import (
     SlidingWindowSpec,
 )
 from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, StepPlanner
-from pagemill.model.forward_context import current_forward
+from pagemill.model.forward_context import current_forward, current_gap
+from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.native import Layer
 
 
@@ -83,8 +84,20 @@ class Attention(nn.Module):
         read."""
         return self._impl.native() if self.kv_owner is None else None
 
-    def forward(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
-        """query [T, H, D]; key, value [T, Hkv, D], None with a `kv_owner` -> [T, H, D]."""
-        if (key is None) != (self.kv_owner is not None):
+    def write_target(self) -> KVTarget | None:
+        """Where this step's keys and values go, when a kernel before attention may write them there; None: `forward`
+        wants them."""
+        if self.kv_owner is not None or self._cache is None:
+            return None
+        return self._impl.write_target(self._cache, current_forward().attention[self.name])
+
+    def forward(self, query: Tensor, key: Tensor | None, value: Tensor | None, written: bool = False) -> Tensor:
+        """query [T, H, D]; key, value [T, Hkv, D], None with a `kv_owner`, or when they are `written` -> [T, H, D]."""
+        if (key is None) != (self.kv_owner is not None or written):
             raise PagemillError(f"{self.name} has kv_owner={self.kv_owner}, and key and value are for layers without")
+        gap = current_gap()
+        return self.attend(query, key, value) if gap is None else gap(self.attend, query, key, value)
+
+    def attend(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
+        """`forward`, with the plan of the current step, whatever is being captured or compiled."""
         return self._impl.forward(query, key, value, self.cache, current_forward().attention[self.name])

@@ -58,6 +58,7 @@ class Library:
     gated_activation: Callable[..., None]
     rope: Callable[..., None]
     argmax: Callable[..., None]
+    sample: Callable[..., None]
     attention: Callable[..., int]
     linear: Callable[..., None]
     linear_rows: Callable[..., int]
@@ -95,7 +96,7 @@ def loaded_library() -> Library:
 
 def _load(path: Path) -> Library:
     """Short kernels keep the interpreter's lock: giving it up and waiting for it again costs more than they do, and
-    much more when another thread takes it. Attention and argmax, which may be long, give it up."""
+    much more when another thread takes it. Attention, argmax and sampling, which may be long, give it up."""
     holding, releasing = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
 
     def function(dll: ctypes.CDLL, name: str, result: type | None, *arguments: type) -> Callable[..., Any]:
@@ -112,6 +113,7 @@ def _load(path: Path) -> Library:
         gated_activation=function(holding, "pm_gated_activation", None, *[_POINTER] * 2, *[_INT] * 6),
         rope=function(holding, "pm_rope", None, *[_POINTER] * 3, *[_INT] * 9),
         argmax=function(releasing, "pm_argmax", None, *[_POINTER] * 2, *[_INT] * 5),
+        sample=function(releasing, "pm_sample", None, *[_POINTER] * 7, *[_INT] * 4),
         linear_rows=function(holding, "pm_linear_rows", ctypes.c_int, *[_POINTER] * 3, *[_INT] * 2),
         linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
         run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
@@ -163,6 +165,19 @@ def argmax(logits: Tensor) -> Tensor:
     loaded_library().argmax(
         out.data_ptr(), logits.data_ptr(), *logits.shape, logits.stride(0), DTYPES[logits.dtype],
         torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor, uniforms: Tensor
+) -> Tensor:
+    """[L, V] float32 and, for each row, temperature, min_p, top_p (float32), top_k (int32; 0: no limit) and a number in
+    (0, 1) (float64) -> [L] int32: one draw each, as `reference.sample`."""
+    out = torch.empty(logits.shape[0], dtype=torch.int32)
+    loaded_library().sample(
+        out.data_ptr(), logits.data_ptr(), temperature.data_ptr(), min_p.data_ptr(), top_k.data_ptr(),
+        top_p.data_ptr(), uniforms.data_ptr(), *logits.shape, logits.stride(0), torch.get_num_threads(),
     )  # fmt: skip
     return out
 

@@ -1,18 +1,39 @@
-"""The kernels that layers call: native where the library is there and knows the type, else plain torch.
+"""The kernels that layers call: native ones on CPUs that have them, Triton's on GPUs, else plain torch.
 
 Arguments are not checked. Knows nothing about layers; tensors of other devices and types go to plain torch.
 """
 
+import functools
+import importlib
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
+from pagemill.log import get_logger
 from pagemill.model.kernels import native, reference
+from pagemill.model.kernels.kv_target import KVTarget
+
+logger = get_logger(__name__)
+
+_DEVICE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def _for(x: Tensor) -> ModuleType:
+    if x.is_cuda:
+        return device_kernels() if x.dtype in _DEVICE_DTYPES else reference
     use_native = x.is_cpu and x.dtype in native.DTYPES and native.library() is not None
     return native if use_native else reference
+
+
+@functools.cache
+def device_kernels() -> ModuleType:
+    """The kernels for GPUs, imported at the first call; plain torch where Triton is not installed."""
+    try:
+        return importlib.import_module("pagemill.model.kernels.triton.device")
+    except ImportError as error:
+        logger.warning("the GPU kernels cannot be loaded, plain torch runs instead: %s", error)
+        return reference
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -42,3 +63,97 @@ def argmax(logits: Tensor) -> Tensor:
     """[L, V] -> [L] int64: the first index of the largest logit of each row; of the first NaN where there is one."""
     result: Tensor = _for(logits).argmax(logits)
     return result
+
+
+def samples_natively(logits: Tensor) -> bool:
+    """Whether `sample` has a kernel for these logits: it is meant for those only."""
+    return _for(logits) is native
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor, uniforms: Tensor
+) -> Tensor:
+    """[L, V] float32 logits to [L] int32 tokens, one draw each; see `reference.sample`."""
+    result: Tensor = _for(logits).sample(logits, temperature, min_p, top_k, top_p, uniforms)
+    return result
+
+
+def samples_rows(logits: Tensor) -> bool:
+    """Whether `sample_rows` has a kernel for these logits: it is meant for those only."""
+    return logits.is_cuda and device_kernels() is not reference
+
+
+def sample_rows(logits: Tensor, settings: Tensor, positions: Tensor, slots: Tensor | None = None) -> Tensor:
+    """[L, V] float32 on a GPU -> [L] int64: as worker/sampling does it, noise included, and nothing waits.
+
+    settings [L, 7] int32: the bits of temperature, top_p, min_p (float32), top_k, greedy, seed (low, high); or of
+    slots, with `slots` [L] int32. positions [L]: of the tokens to be sampled. Logits stay as they are.
+    """
+    result: Tensor = device_kernels().sample_rows(logits, settings, positions, slots)
+    return result
+
+
+def gather_pair(first: Tensor, second: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """(first[indices], second[indices]) of two tables [P, N] of the same strides; indices [T] int64."""
+    result: tuple[Tensor, Tensor] = _device_only(first).gather_pair(first, second, indices)
+    return result
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """[T, K] times a plain [N, K] -> [T, N] in `out_dtype` (x's type); with a gate (silu, gelu_tanh) of the first half
+    [T, N / 2]. On a CPU plain torch: packed weights (linear.py) are the fast way there."""
+    result: Tensor = _device_only(x).linear(x, weight, bias, gate, out_dtype)
+    return result
+
+
+def norm_linear(
+    x: Tensor,
+    residual: Tensor | None,
+    norm: tuple[Tensor, float],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(linear(norm(x + residual)), x + residual); `norm` is weight and eps. The sum may take the residual's place."""
+    result: tuple[Tensor, Tensor] = _device_only(x).norm_linear(x, residual, norm, weight, bias, gate)
+    return result
+
+
+def attention_inputs(
+    qkv: Tensor,
+    num_heads: int,
+    head_size: int,
+    rope: tuple[Tensor, Tensor],
+    norms: tuple[tuple[Tensor, float], tuple[Tensor, float]] | None = None,
+    target: KVTarget | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """[T, (H + 2 * Hkv) * D] -> query [T, H, D], key and value [T, Hkv, D]: norms of the heads (weight and eps, of
+    query and key), then rotary embedding by cos and sin [T, n]. With a `target` key and value are written there, and
+    None. qkv may change."""
+    kernels = _device_only(qkv)
+    if kernels is not reference:
+        result: tuple[Tensor, Tensor | None, Tensor | None] = kernels.attention_inputs(
+            qkv, num_heads, head_size, rope, norms, target
+        )
+        return result
+    num_kv_heads = (qkv.shape[1] // head_size - num_heads) // 2
+    heads = qkv.view(len(qkv), -1, head_size)
+    query, key, value = heads.split_with_sizes([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    if norms is not None:
+        query, key = rms_norm(query, *norms[0]), rms_norm(key, *norms[1])
+    rotate_(query, *rope)
+    rotate_(key, *rope)
+    if target is None:
+        return query, key, value
+    reference.write_kv(key, value, target)
+    return query, None, None
+
+
+def _device_only(x: Tensor) -> ModuleType:
+    return _for(x) if x.is_cuda else reference

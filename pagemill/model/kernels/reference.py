@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagemill.model.kernels.kv_target import KVTarget
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """x / rms(x) * weight over the last dimension, in float32. `residual` becomes x + residual first.
@@ -37,6 +39,52 @@ def gated(x: Tensor, gelu: bool) -> Tensor:
 def argmax(logits: Tensor) -> Tensor:
     """[L, V] -> [L] int64: the first index of the largest, or of a NaN."""
     return logits.argmax(-1)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """[T, K] times [N, K] -> [T, N] in `out_dtype` (x's type); with a gate (silu, gelu_tanh) of the first half,
+    [T, N / 2]."""
+    result = functional.linear(x, weight, bias)
+    if gate is not None:
+        result = gated(result, gate == "gelu_tanh")
+    return result if out_dtype is None else result.to(out_dtype)
+
+
+def norm_linear(
+    x: Tensor,
+    residual: Tensor | None,
+    norm: tuple[Tensor, float],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(linear(norm(x + residual)), x + residual); `norm` is weight and eps. The sum may take the residual's place."""
+    normed = rms_norm(x, *norm, residual)
+    return linear(normed, weight, bias, gate), x if residual is None else residual
+
+
+def gather_pair(first: Tensor, second: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """(first[indices], second[indices]) of two tables [P, N]; indices [T] int64."""
+    return first[indices], second[indices]
+
+
+def write_kv(key: Tensor, value: Tensor, target: KVTarget) -> None:
+    """Write [T, Hkv, D] to the slots of the cache; tokens with a negative slot are not written."""
+    wanted = target.slot_mapping >= 0
+    slots, block_size = target.slot_mapping[wanted], target.key_cache.shape[1]
+    halves = (target.key_cache, key, target.key_scale), (target.value_cache, value, target.value_scale)
+    for cache, tokens, scale in halves:
+        rows = tokens[wanted]
+        if cache.dtype.itemsize == 1:
+            largest = torch.finfo(cache.dtype).max
+            rows = (rows.float() / (1.0 if scale is None else scale)).clamp(-largest, largest)
+        cache[slots // block_size, slots % block_size] = rows.to(cache.dtype)
 
 
 def paged_attention(
@@ -73,6 +121,27 @@ def paged_attention(
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         outputs.append(torch.einsum("hts,shd->thd", weights, values))
     return torch.cat(outputs)
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor, uniforms: Tensor
+) -> Tensor:
+    """[L, V] and one value per row -> [L] int32: temperature, min-p, the top_k most likely tokens (0: all), of these
+    the smallest set that reaches top_p, then the token at which the cumulative probability passes the uniform number.
+    Tokens as likely as the last one that is kept are kept with it."""
+    scaled = logits / temperature.unsqueeze(1)
+    scaled = scaled.masked_fill(scaled < scaled.amax(-1, keepdim=True) + min_p.log().unsqueeze(1), -torch.inf)
+    vocab_size = logits.shape[1]
+    ranked = scaled.double().sort(-1, descending=True).values
+    limits = torch.where(top_k > 0, top_k, vocab_size).unsqueeze(1)
+    kept = ranked.masked_fill(torch.arange(vocab_size) >= limits, -torch.inf)
+    probs = kept.softmax(-1)
+    before = probs.cumsum(-1) - probs
+    count = ((before < top_p.double().unsqueeze(1)) & (probs > 0)).sum(-1, keepdim=True).clamp(min=1)
+    least = kept.gather(1, count - 1)
+    cumulative = scaled.double().masked_fill(scaled.double() < least, -torch.inf).softmax(-1).cumsum(-1)
+    tokens = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
+    return tokens.clamp(max=vocab_size - 1).to(torch.int32)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -147,6 +147,9 @@ class RowLinear(Linear):
         columns = even_split(in_size, self._group.rank, self._group.size, what)
         super().__init__(in_size, (out_size,), bias=bias, ctx=ctx, columns=columns)
 
+    def native(self) -> PackedLinear | None:
+        return super().native() if self._group.size == 1 else None  # native code does not sum over ranks
+
     def forward(self, x: Tensor) -> Tensor:
         if self._group.size == 1:
             return super().forward(x)

@@ -7,6 +7,7 @@ Knows layers only by what they offer: `expected()`, `shards`, `part(kind, shard,
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from pagemill.errors import ModelError
@@ -15,6 +16,7 @@ from pagemill.model.loading.part import Part, Select
 from pagemill.model.loading.weight_map import Target, WeightMap
 
 _SHOWN = 5
+CPU = torch.device("cpu")
 
 Source = Callable[[Select], Iterable[tuple[str, Tensor | BlockTensor]]]
 """Reads what is selected: (checkpoint name, the selected part)."""
@@ -37,12 +39,12 @@ class LoadableModel(Protocol):
         """Called once, after the last tensor."""
 
 
-def load_weights(model: LoadableModel, source: Source) -> None:
-    """Hand this rank's part of every tensor to its layer; nothing else is read. Raises ModelError that names
-    missing and unexpected tensors, and those of a wrong shape."""
+def load_weights(model: LoadableModel, source: Source, device: torch.device = CPU) -> None:
+    """Hand this rank's part of every tensor to its layer, on `device`; nothing else is read. Raises ModelError that
+    names missing and unexpected tensors, and those of a wrong shape."""
     loading = _Loading(model)
     for name, tensor in source(loading.select):
-        loading.load(name, tensor)
+        loading.load(name, tensor.to(device) if isinstance(tensor, Tensor) else tensor)
     loading.finish()
 
 
@@ -74,7 +76,7 @@ class _Loading:
             return None
         self._seen.add(target)
         self._targets[name] = target
-        part: Part = _named(name, self._layers[target.layer].part, target.kind, target.shard, shape)
+        part: Part | None = _named(name, self._layers[target.layer].part, target.kind, target.shard, shape)
         return part
 
     def load(self, name: str, tensor: Tensor | BlockTensor) -> None:

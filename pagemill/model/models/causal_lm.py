@@ -76,6 +76,7 @@ class CausalLM(nn.Module):
         self.config = config
         self.tied = bool(config.get("tie_word_embeddings", self.ties_by_default))
         self.hidden_size = int(size)
+        self.num_experts = facts.num_experts
         self.dtype = ctx.dtype
         stage, num_stages = ctx.groups.pp.rank, ctx.groups.pp.size
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1

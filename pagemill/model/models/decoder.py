@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pagemill.model.attention.interface import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
 from pagemill.model.kernels.layer_plan import AttentionParts, PlanBuilder
-from pagemill.model.kernels.ops import rotate_
+from pagemill.model.kernels.ops import attention_inputs
 from pagemill.model.layers.activation import gate_of, gated
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import ColumnLinear, QKVLinear, RowLinear
@@ -71,16 +71,22 @@ class DecoderAttention(nn.Module):
 
     def forward(self, hidden: Tensor, rope: Rope) -> Tensor:
         """[T, E] -> [T, E]."""
-        num_tokens, dim = len(hidden), self.traits.head_size
-        parts = self.qkv_proj(hidden).split(self.qkv_proj.sizes, dim=-1)
-        query, key, value = (part.view(num_tokens, -1, dim) for part in parts)
+        return self._attend(self.qkv_proj(hidden), rope)
+
+    def after_norm(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, rope: Rope) -> tuple[Tensor, Tensor]:
+        """(forward(norm(hidden + residual)), hidden + residual)."""
+        qkv, residual = norm.into(self.qkv_proj, hidden, residual)
+        return self._attend(qkv, rope), residual
+
+    def _attend(self, qkv: Tensor, rope: Rope) -> Tensor:
+        norms, target = None, self.attn.write_target()
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        cos, sin = rope[self.traits.rope]
-        rotate_(query, cos, sin)
-        rotate_(key, cos, sin)
-        attended = self.attn(query, key, value)
-        projected: Tensor = self.o_proj(attended.reshape(num_tokens, -1))
+            norms = (self.q_norm.weight, self.q_norm.eps), (self.k_norm.weight, self.k_norm.eps)
+        query, key, value = attention_inputs(
+            qkv, self.qkv_proj.num_heads, self.traits.head_size, rope[self.traits.rope], norms, target
+        )
+        attended = self.attn(query, key, value, written=target is not None)
+        projected: Tensor = self.o_proj(attended.reshape(len(qkv), -1))
         return projected
 
     def plan(self, builder: PlanBuilder, hidden: int, tables: Tables) -> int:
@@ -115,6 +121,11 @@ class GatedMLP(nn.Module):
         projected: Tensor = self.down_proj(inner if self.gate_up_proj.gated else self.activation(inner))
         return projected
 
+    def after_norm(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(forward(norm(hidden + residual)), hidden + residual)."""
+        inner, residual = norm.into(self.gate_up_proj, hidden, residual)
+        return self.down_proj(inner if self.gate_up_proj.gated else self.activation(inner)), residual
+
     def plan(self, builder: PlanBuilder, hidden: int) -> int:
         """The same as operations. Raises NotPlannable."""
         if not self.gate_up_proj.gated:
@@ -125,28 +136,36 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """norm, attention, norm, MLP; the residual sums are folded into the norms that follow them."""
+    """norm, attention, norm, MLP (`mlp`, by default a gated one); the residual sums are folded into the norms that
+    follow them."""
 
-    def __init__(self, config: Mapping[str, Any], traits: AttentionTraits, *, ctx: LayerContext) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        traits: AttentionTraits,
+        *,
+        ctx: LayerContext,
+        mlp: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         size, eps = config["hidden_size"], config["rms_norm_eps"]
         self.input_layernorm = RMSNorm(size, eps, ctx=ctx.child("input_layernorm"))
         self.self_attn = DecoderAttention(config, traits, ctx=ctx.child("self_attn"))
         self.post_attention_layernorm = RMSNorm(size, eps, ctx=ctx.child("post_attention_layernorm"))
-        self.mlp = GatedMLP(config, ctx=ctx.child("mlp"))
+        self.mlp = mlp or GatedMLP(config, ctx=ctx.child("mlp"))
 
     def forward(self, hidden: Tensor, residual: Tensor | None, rope: Rope) -> tuple[Tensor, Tensor]:
         """[T, E] twice; `residual` None before the first layer."""
-        if residual is None:
-            hidden, residual = self.input_layernorm(hidden), hidden
-        else:
-            hidden, residual = self.input_layernorm.add_forward(hidden, residual)
-        hidden = self.self_attn(hidden, rope)
+        hidden, residual = self.self_attn.after_norm(self.input_layernorm, hidden, residual, rope)
+        if isinstance(self.mlp, GatedMLP):
+            return self.mlp.after_norm(self.post_attention_layernorm, hidden, residual)
         hidden, residual = self.post_attention_layernorm.add_forward(hidden, residual)
         return self.mlp(hidden), residual
 
     def plan(self, builder: PlanBuilder, hidden: int, residual: int | None, tables: Tables) -> tuple[int, int]:
         """The same as operations. Raises NotPlannable."""
+        if not isinstance(self.mlp, GatedMLP):
+            raise NotPlannable(f"{type(self.mlp).__name__} has no plan")
         first, second = self.input_layernorm.native(), self.post_attention_layernorm.native()
         if residual is None:
             normed, residual = builder.norm(hidden, first, "normed"), hidden

@@ -1,6 +1,7 @@
 """`QuantMethod`: holds the weight of one kind of linear layer. Knows no model."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,6 +24,13 @@ class LinearWeight(ABC):
         """`apply` for an output head: float32."""
         return self.apply(x, None).to(torch.float32)
 
+    def norm_apply(
+        self, x: Tensor, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """(apply(norm(x + residual)), x + residual), where the norm (weight and eps) may be part of the kernel; None
+        where it is for the caller to apply."""
+        return None
+
     gives_rows: bool = False
     """Whether `rows` works, so that an embedding can share the weight."""
 
@@ -33,6 +41,34 @@ class LinearWeight(ABC):
     def native(self, bias: Tensor | None) -> PackedLinear | None:
         """The form in which native code takes it; None when there is none."""
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """Of the experts of one layer that a rank holds."""
+
+    num_experts: int
+    size: int
+    """E, of a token."""
+    inner_size: int
+    """I, between the two linear layers of an expert."""
+
+
+class ExpertWeights(ABC):
+    """The experts of one layer that a rank holds: each a gated linear layer and one back."""
+
+    @abstractmethod
+    def put_gate_up(self, expert: int, weight: Tensor) -> None:
+        """[2 * I, E] of one expert, counted from 0 on this rank; the tensor may be freed afterwards."""
+
+    @abstractmethod
+    def put_down(self, expert: int, weight: Tensor) -> None:
+        """[E, I] of one expert."""
+
+    @abstractmethod
+    def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
+        """The weighted sum of each token's experts: [T, E] -> [T, E]. chosen [T, K] int32 are numbers of the model's
+        experts, of which first .. first + num_experts are here; others add nothing. weights [T, K] float32."""
 
 
 class QuantMethod(ABC):
@@ -47,3 +83,11 @@ class QuantMethod(ABC):
 
         `gate` names the activation whose gate is the first half of the outputs, where there is one: silu or gelu_tanh.
         """
+
+    def prepare_head(self, weight: Tensor | BlockTensor) -> LinearWeight:
+        """`prepare` for an output head."""
+        return self.prepare(weight)
+
+    @abstractmethod
+    def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
+        """Room for the experts of a layer, whose weights come in the model's type; `gate` as for `prepare`."""

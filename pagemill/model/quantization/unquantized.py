@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import pack_bf16, packs_natively
 from pagemill.model.loading.block_tensor import BlockTensor
-from pagemill.model.quantization.interface import LinearWeight, QuantMethod
+from pagemill.model.quantization.experts import SeparateExperts, StackedExperts
+from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
 from pagemill.model.quantization.panels import GATES, PanelWeight
 
 
@@ -18,6 +20,31 @@ class PlainWeight(LinearWeight):
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, self.weight, bias)
+
+
+class DeviceWeight(LinearWeight):
+    """The tensor as it is, on a GPU; the gated activation is the linear kernel's where it has one."""
+
+    gives_rows = True
+
+    def __init__(self, weight: Tensor, gate: str | None = None) -> None:
+        self.weight = weight.contiguous()
+        self.gate = gate
+        self.gated = gate is not None
+
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return ops.linear(x, self.weight, bias, self.gate)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, out_dtype=torch.float32)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        return functional.embedding(indices, self.weight)
+
+    def norm_apply(
+        self, x: Tensor, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
+        return ops.norm_linear(x, residual, norm, self.weight, bias, self.gate)
 
 
 class PackedWeight(LinearWeight):
@@ -37,6 +64,8 @@ class Unquantized(QuantMethod):
     def prepare(self, weight: Tensor | BlockTensor, gate: str | None = None) -> LinearWeight:
         if isinstance(weight, BlockTensor):
             weight = weight.dequantized(torch.bfloat16)
+        if weight.is_cuda:
+            return DeviceWeight(weight, gate)
         if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
             return PlainWeight(weight)
         if packs_natively() and weight.shape[1] % 2 == 0:
@@ -44,3 +73,8 @@ class Unquantized(QuantMethod):
         if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return PackedWeight(weight)
         return PlainWeight(weight)
+
+    def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
+        if device.type == "cpu":
+            return SeparateExperts(self, sizes, gate)
+        return StackedExperts(sizes, dtype, device, gate)

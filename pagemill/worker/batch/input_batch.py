@@ -40,6 +40,16 @@ class InputBatch:
         """T."""
         return len(self.token_ids)
 
+    @property
+    def max_query_len(self) -> int:
+        """Most tokens of a request."""
+        return int((self.query_start[1:] - self.query_start[:-1]).max())
+
+    @property
+    def max_seq_len(self) -> int:
+        """Of `seq_lens`."""
+        return int(self.seq_lens.max())
+
 
 def build_batch(step: SchedulerOutput, states: RequestStates) -> InputBatch:
     """Gather a step. A request samples when the step reaches its last known token; a prefill chunk does not."""

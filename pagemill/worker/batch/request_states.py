@@ -25,6 +25,10 @@ class RequestStates:
         self.num_prompt_tokens = np.zeros(num_slots, np.int32)
         self.num_computed = np.zeros(num_slots, np.int32)
         """[S] tokens whose keys and values are in the cache."""
+        self.num_sampled = np.zeros(num_slots, np.int32)
+        """[S] tokens sampled, or to be, since the slot's request came."""
+        self.occupants = np.zeros(num_slots, np.int32)
+        """[S] requests that each slot has had, to tell when a slot's request has changed."""
         self.temperature = np.zeros(num_slots, np.float32)
         self.top_k = np.zeros(num_slots, np.int32)
         """[S] 0: no limit."""
@@ -40,6 +44,8 @@ class RequestStates:
         self.num_tokens[slot] = count
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
         self.num_computed[slot] = new.num_computed_tokens
+        self.num_sampled[slot] = 0
+        self.occupants[slot] += 1
         self._set_sampling(slot, new.params)
 
     def _set_sampling(self, slot: int, params: SamplingParams) -> None:
@@ -56,13 +62,13 @@ class RequestStates:
 
     def append(self, slots: Int32Array, token_ids: npt.NDArray[np.int32]) -> None:
         """Append one sampled token to each slot."""
-        self.token_ids[slots, self.num_tokens[slots]] = token_ids
-        self.num_tokens[slots] += 1
+        self.fill(slots, self.expect(slots), token_ids)
 
     def expect(self, slots: Int32Array) -> Int32Array:
         """Make room for one sampled token in each slot, which `fill` brings; [L] the tokens' positions."""
         positions = self.num_tokens[slots]
         self.num_tokens[slots] += 1
+        self.num_sampled[slots] += 1
         return positions
 
     def fill(self, slots: Int32Array, positions: Int32Array, token_ids: npt.NDArray[np.int32]) -> None:

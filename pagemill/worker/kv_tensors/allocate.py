@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pagemill.errors import ConfigError
-from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec, SharedKVSpec
 from pagemill.model.attention.interface import CacheLayer
 
 
@@ -31,6 +31,23 @@ def bind_kv_cache(plan: KVCacheConfig, layers: Mapping[str, CacheLayer], device:
             for name in (owner, *plan.readers(owner)):
                 layers[name].bind(tensor, plan.num_blocks, group_spec)
     return tensors
+
+
+def bind_profile_cache(
+    specs: Mapping[str, KVCacheSpec], layers: Mapping[str, CacheLayer], device: str
+) -> tuple[KVCacheConfig, list[Tensor]]:
+    """The least that lets layers run: the null block. Layers of equal specs are a group; pages may differ in size."""
+    shared = {name: spec.owner for name, spec in specs.items() if isinstance(spec, SharedKVSpec)}
+    kinds: dict[KVCacheSpec, list[str]] = {}
+    for name, spec in specs.items():
+        if name not in shared:
+            kinds.setdefault(spec, []).append(name)
+    groups = tuple(KVCacheGroup(tuple(names), spec) for spec, names in kinds.items())
+    tensors = []
+    for group in groups:
+        readers = {name: owner for name, owner in shared.items() if owner in group.layers}
+        tensors += bind_kv_cache(KVCacheConfig(1, (group,), readers), layers, device)
+    return KVCacheConfig(1, groups, shared), tensors
 
 
 def _zeros(num_bytes: int, device: str) -> Tensor:

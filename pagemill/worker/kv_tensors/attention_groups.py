@@ -1,6 +1,6 @@
 """One planner per KV group and kind of layer: a step is planned once per group, not once per layer."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,48 +16,63 @@ class AttentionGroups:
     is in that one's group."""
 
     def __init__(self, plan: KVCacheConfig, layers: Mapping[str, CacheLayer], tables: BlockTables, device: str) -> None:
+        self._device = torch.device(device)
         groups = [
-            (
-                table,
-                _planners(
-                    [name for owner in group.layers if owner in layers for name in (owner, *plan.readers(owner))],
-                    layers,
-                    device,
-                ),
+            _planners(
+                [name for owner in group.layers if owner in layers for name in (owner, *plan.readers(owner))],
+                layers,
+                self._device,
             )
-            for group, table in zip(plan.groups, tables.groups, strict=True)
+            for group in plan.groups
         ]
-        self._groups = [(table, planners) for table, planners in groups if planners]
+        self._tables = tables.groups
+        self._groups = [(index, planners) for index, planners in enumerate(groups) if planners]
+
+    @property
+    def indices(self) -> list[int]:
+        """Of the groups that have layers here."""
+        return [index for index, _ in self._groups]
+
+    def planners(self) -> list[StepPlanner]:
+        """All of them."""
+        return [planner for _, planners in self._groups for planner, _ in planners]
 
     def plan(self, batch: InputBatch) -> dict[str, Any]:
-        """Metadata for every layer."""
-        query_start = torch.from_numpy(batch.query_start)
-        seq_lens = torch.from_numpy(batch.seq_lens)
-        max_query_len = int((batch.query_start[1:] - batch.query_start[:-1]).max())
-        max_seq_len = int(batch.seq_lens.max())
-        planned: dict[str, Any] = {}
-        for table, planners in self._groups:
-            common = CommonAttentionMetadata(
-                query_start=query_start,
-                seq_lens=seq_lens,
-                block_table=torch.from_numpy(table.rows(batch.slots, max_seq_len)),
-                slot_mapping=torch.from_numpy(table.slot_mapping(batch.token_slots, batch.positions)),
+        """Metadata for every layer, from the arrays on the host."""
+        query_start, seq_lens = torch.from_numpy(batch.query_start), torch.from_numpy(batch.seq_lens)
+        max_query_len, max_seq_len = batch.max_query_len, batch.max_seq_len
+
+        def common(index: int) -> CommonAttentionMetadata:
+            table = self._tables[index]
+            return CommonAttentionMetadata(
+                query_start=query_start.to(self._device),
+                seq_lens=seq_lens.to(self._device),
+                block_table=torch.from_numpy(table.rows(batch.slots, max_seq_len)).to(self._device),
+                slot_mapping=torch.from_numpy(table.slot_mapping(batch.token_slots, batch.positions)).to(self._device),
                 num_requests=len(batch.slots),
                 num_tokens=batch.num_tokens,
                 max_query_len=max_query_len,
                 max_seq_len=max_seq_len,
                 block_size=table.block_size,
             )
+
+        return self.plan_with(common)
+
+    def plan_with(self, common: Callable[[int], CommonAttentionMetadata]) -> dict[str, Any]:
+        """Metadata for every layer; `common`: what the planners of the i-th group are told."""
+        planned: dict[str, Any] = {}
+        for index, planners in self._groups:
+            told = common(index)
             for planner, names in planners:
-                planned.update(dict.fromkeys(names, planner.build(common)))
+                planned.update(dict.fromkeys(names, planner.build(told)))
         return planned
 
 
 def _planners(
-    names: Sequence[str], layers: Mapping[str, CacheLayer], device: str
+    names: Sequence[str], layers: Mapping[str, CacheLayer], device: torch.device
 ) -> list[tuple[StepPlanner, list[str]]]:
     """Layers of a group that are planned alike share a planner."""
     alike: dict[Hashable, list[str]] = {}
     for name in names:
         alike.setdefault(layers[name].planning(), []).append(name)
-    return [(layers[members[0]].planner(torch.device(device)), members) for members in alike.values()]
+    return [(layers[members[0]].planner(device), members) for members in alike.values()]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pagemill.catalog.logits import LOGITS
 from pagemill.messages.step import NewRequest
+from pagemill.model.kernels import ops
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.sampling.filters import min_p_, top_k_top_p_
@@ -43,17 +44,26 @@ class Sampler:
             for processor in self._processors:
                 processor.remove(slot)
 
+    @property
+    def active(self) -> bool:
+        """Whether any slot has a processor with something to do."""
+        return bool(self._processed)
+
+    def process(self, logits: Tensor, batch: InputBatch) -> None:
+        """Change [L, V] float32 logits in place, as the slots' requests ask for."""
+        for processor in self._processors:
+            processor.apply(logits, batch)
+
     def sample(self, logits: Tensor, batch: InputBatch) -> npt.NDArray[np.int32]:
         """[L, V] float32 logits (changed in place) to [L] token ids."""
         if self._processed:
-            for processor in self._processors:
-                processor.apply(logits, batch)
+            self.process(logits, batch)
         greedy = self._states.greedy[batch.sampled_slots]
         if greedy.all():
-            return logits.argmax(-1).to(torch.int32).numpy()
+            return ops.argmax(logits).to(torch.int32).numpy()
         tokens = np.empty(len(greedy), np.int32)
         if greedy.any():
-            tokens[greedy] = logits[torch.from_numpy(greedy)].argmax(-1).numpy()
+            tokens[greedy] = ops.argmax(logits[torch.from_numpy(greedy)]).numpy()
         drawn = ~greedy
         rows = logits[torch.from_numpy(drawn)] if greedy.any() else logits
         tokens[drawn] = self._draw(rows, batch.sampled_slots[drawn], batch.sampled_positions[drawn])
@@ -63,13 +73,24 @@ class Sampler:
         self, logits: Tensor, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int32]:
         states = self._states
+        uniforms = torch.from_numpy(uniform(states.seed[slots], positions))
+        if ops.samples_natively(logits):
+            return self._draw_natively(logits, slots, uniforms)
         logits.div_(torch.from_numpy(states.temperature[slots]).unsqueeze(1))
         min_p, top_k, top_p = states.min_p[slots], states.top_k[slots], states.top_p[slots]
         if min_p.any():
             min_p_(logits, torch.from_numpy(min_p))
         if top_k.any() or (top_p < 1).any():
             top_k_top_p_(logits, torch.from_numpy(top_k.astype(np.int64)), torch.from_numpy(top_p))
-        return _invert(logits, torch.from_numpy(uniform(states.seed[slots], positions)))
+        return _invert(logits, uniforms)
+
+    def _draw_natively(self, logits: Tensor, slots: npt.NDArray[np.int32], uniforms: Tensor) -> npt.NDArray[np.int32]:
+        states = self._states
+        temperature, min_p, top_k, top_p = (
+            torch.from_numpy(values[slots]) for values in (states.temperature, states.min_p, states.top_k, states.top_p)
+        )
+        tokens: npt.NDArray[np.int32] = ops.sample(logits, temperature, min_p, top_k, top_p, uniforms).numpy()
+        return tokens
 
 
 def _invert(logits: Tensor, uniforms: Tensor) -> npt.NDArray[np.int32]:

@@ -40,6 +40,12 @@ def test_self_is_no_parameter_but_varargs_are():
     ]
 
 
+def test_a_device_kernel_may_take_any_number_of_parameters():
+    names = ", ".join(f"p{n}" for n in range(11))
+    assert breaches(f"@triton.jit\ndef f({names}): pass") == []
+    assert breaches(f"@cache\ndef f({names}): pass") != []
+
+
 @pytest.mark.parametrize(
     ("source", "depth"),
     [

@@ -26,6 +26,8 @@ from tests.fakes.tiny_gguf import convert
 
 KV_HEADS = 2
 ARCHITECTURES = list(SPECIFIC)
+BFLOAT16 = {"llama-bfloat16": "LlamaForCausalLM", "gemma-bfloat16": "Gemma3ForCausalLM"}
+"""The type in which native code runs whole models."""
 CHANGES = {"Qwen3ForCausalLM": {"vocab_size": 321}, "Qwen2ForCausalLM": {"num_hidden_layers": 3}}
 """A vocabulary and a number of layers that do not divide."""
 
@@ -50,6 +52,8 @@ def recordings(tmp_path_factory):
         path = make_checkpoint(folder / name, name, **CHANGES.get(name, {}))
         found[name] = record(path, requests(), **settings)
     found["gguf"] = record(convert(folder / "LlamaForCausalLM", folder / "m.gguf"), requests(), **settings)
+    for name, architecture in BFLOAT16.items():
+        found[name] = record(folder / architecture, requests(), **settings, dtype="bfloat16")
     assert all(sum(map(len, (out.slots for out in rec.outputs))) > 30 for rec in found.values())
     return found
 
@@ -72,6 +76,7 @@ def replays(rank, recordings, cases, folder):
 
 
 TWO = [(name, tp, 3 - tp) for name in (*ARCHITECTURES, "gguf") for tp in (1, 2)]
+TWO_BFLOAT16 = [(name, tp, 3 - tp) for name in BFLOAT16 for tp in (1, 2)]
 FOUR = [("LlamaForCausalLM", 4, 1), ("Gemma3ForCausalLM", 2, 2), ("LlamaForCausalLM", 1, 4)]
 
 
@@ -83,7 +88,7 @@ def two_processes(recordings, tmp_path_factory):
 
 
 def run_two(rank, save, recordings, folder, port):
-    exchange(rank, save, port, replays(rank, recordings, TWO, folder))
+    exchange(rank, save, port, replays(rank, recordings, TWO + TWO_BFLOAT16, folder))
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +128,16 @@ def check_equal(recording, ranks, case):
 @pytest.mark.parametrize("case", TWO, ids=lambda case: "{}-tp{}-pp{}".format(*case))
 def test_two_ranks_equal_one(recordings, two_ranks, case):
     check_equal(recordings[case[0]], two_ranks, case)
+
+
+@pytest.mark.parametrize("case", TWO_BFLOAT16, ids=lambda case: "{}-tp{}-pp{}".format(*case))
+def test_two_ranks_in_bfloat16_come_close_to_one(recordings, two_ranks, case):
+    """A sum of partial sums is rounded otherwise, so tokens may differ from some step on; the first logits do not."""
+    name, _, pp = case
+    expected = recordings[name].logits[0]
+    for results in two_ranks[pp - 1 :]:
+        error = (results[case].logits[0] - expected).abs().max()
+        assert error < 0.03 * expected.abs().max()
 
 
 @pytest.mark.parametrize("case", FOUR, ids=lambda case: "{}-tp{}-pp{}".format(*case))

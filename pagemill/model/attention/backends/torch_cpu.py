@@ -83,14 +83,17 @@ class TorchCpuImpl(AttentionImpl):
         self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: TorchCpuMetadata
     ) -> Tensor:
         if key is not None and value is not None:
-            block_size = kv_cache.shape[3]
-            blocks, offsets = metadata.slot_mapping // block_size, metadata.slot_mapping % block_size
-            kv_cache[0][blocks, :, offsets] = key
-            kv_cache[1][blocks, :, offsets] = value
+            self._write(key, value, kv_cache, metadata.slot_mapping)
         output = torch.empty_like(query)
         for rows in metadata.rows:
             output[rows.tokens] = self._attend(query[rows.tokens], kv_cache, rows)
         return output
+
+    def _write(self, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+        block_size = kv_cache.shape[3]
+        blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+        kv_cache[0][blocks, :, offsets] = key
+        kv_cache[1][blocks, :, offsets] = value
 
     def _attend(self, query: Tensor, kv_cache: Tensor, rows: Rows) -> Tensor:
         """[R * Q, H, D] -> [R * Q, H, D]; the query heads of one key head are folded into the query length."""

@@ -104,6 +104,13 @@ void pm_argmax(int64_t* out, const void* logits, int64_t rows, int64_t cols, int
   out[0] = best.index;
 }
 
+void pm_sample(int32_t* out, const float* logits, const float* temperature, const float* min_p, const int32_t* top_k,
+               const float* top_p, const double* uniforms, int64_t rows, int64_t cols, int64_t stride,
+               int64_t threads) {
+  const SampleArgs args = {out, logits, temperature, min_p, top_k, top_p, uniforms, cols, stride};
+  share_evenly(rows, rows * cols * 8, threads, [&](int64_t begin, int64_t end) { selected->sample(args, begin, end); });
+}
+
 int64_t pm_panel() { return LINEAR_PANEL; }
 
 void pm_linear(const PmLinear* linear, void* out, const void* x, int64_t num_rows, int64_t x_stride, int64_t out_stride,

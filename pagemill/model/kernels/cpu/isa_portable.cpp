@@ -2,8 +2,9 @@
 #include "attention.h"
 #include "linear.h"
 #include "rows.h"
+#include "sample.h"
 
 const KernelTable kernels_portable = {
-    "portable", norm, activation, rope, argmax, linear, quantized_bytes, quantize_rows,
+    "portable", norm, activation, rope, argmax, sample, linear, quantized_bytes, quantize_rows,
     write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
 };

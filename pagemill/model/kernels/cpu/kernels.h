@@ -117,6 +117,16 @@ struct ArgmaxArgs {
   int64_t dtype;
 };
 
+struct SampleArgs {
+  int32_t* out;
+  const float* logits;
+  const float *temperature, *min_p;
+  const int32_t* top_k;  // 0: no limit
+  const float* top_p;    // 1: no limit
+  const double* uniforms;
+  int64_t cols, stride;
+};
+
 struct ArgmaxResult {
   float value;
   int64_t index;
@@ -178,6 +188,8 @@ struct KernelTable {
   void (*activation)(const ActivationArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
   ArgmaxResult (*argmax)(const ArgmaxArgs&, int64_t row, int64_t begin, int64_t end);
+  // Rows [begin, end): one draw each.
+  void (*sample)(const SampleArgs&, int64_t begin, int64_t end);
   // Panels [begin, end) of a linear layer, for all rows.
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   // Rows [begin, end) of x into args.quantized, which has `quantized_bytes` (0: the format does not need it).
@@ -217,6 +229,10 @@ PM_EXPORT void pm_rope(void* x, const void* cos, const void* sin, int64_t tokens
                        int64_t threads);
 PM_EXPORT void pm_argmax(int64_t* out, const void* logits, int64_t rows, int64_t cols, int64_t stride, int64_t dtype,
                          int64_t threads);
+// One token per row of float32 logits [rows, cols], drawn with the uniform numbers in (0, 1); see sample.h.
+PM_EXPORT void pm_sample(int32_t* out, const float* logits, const float* temperature, const float* min_p,
+                         const int32_t* top_k, const float* top_p, const double* uniforms, int64_t rows, int64_t cols,
+                         int64_t stride, int64_t threads);
 // Write key and value to their slots unless key is null, then attend. 0: done, 1: out of memory.
 PM_EXPORT int pm_attention(void* out, const void* query, const void* key, const void* value, void* kv_cache,
                            int64_t query_stride, int64_t key_stride, int64_t value_stride, int64_t values_offset,

@@ -9,23 +9,28 @@ import torch
 from torch import Tensor
 
 from pagemill.config.facts import ModelFacts
+from pagemill.model.loading.expert_shapes import expert_shapes
 from pagemill.model.loading.part import Select, whole
 
 _SCALE = 0.02
+CPU = torch.device("cpu")
 
 
-def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole) -> Iterator[tuple[str, Tensor]]:
-    """(name, selected part) as a checkpoint of the architecture would have them."""
-    generator = torch.Generator()
+def iterate(
+    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole, *, device: torch.device = CPU
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, selected part) as a checkpoint of the architecture would have them, made on `device`. Devices of different
+    kinds make different numbers."""
+    generator = torch.Generator(device)
     for name, shape in shapes(facts):
         part = select(name, shape)
         if part is None:
             continue
         if name.endswith("norm.weight"):
-            yield name, part.of(torch.ones(shape, dtype=dtype))
+            yield name, part.of(torch.ones(shape, dtype=dtype, device=device))
         else:
             generator.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-            tensor = torch.empty(shape, dtype=dtype).normal_(0, _SCALE, generator=generator)
+            tensor = torch.empty(shape, dtype=dtype, device=device).normal_(0, _SCALE, generator=generator)
             # A view would keep the whole tensor in memory.
             yield name, tensor if part.covers(shape) else part.of(tensor).clone()
 
@@ -37,11 +42,12 @@ def shapes(facts: ModelFacts) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "model.norm.weight", (size,)
     yield "lm_head.weight", (facts.vocab_size, size)
     for index in range(config["num_hidden_layers"]):
-        for name, shape in _layer_shapes(facts.architecture, config):
+        mixed = expert_shapes(facts, index)
+        for name, shape in (*mixed, *_layer_shapes(facts.architecture, config, dense=not mixed)):
             yield f"model.layers.{index}.{name}", shape
 
 
-def _layer_shapes(architecture: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _layer_shapes(architecture: str, config: dict[str, Any], dense: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     size, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_size = config.get("head_dim") or size // heads
     outs = {"q_proj": heads * head_size}
@@ -53,7 +59,8 @@ def _layer_shapes(architecture: str, config: dict[str, Any]) -> Iterator[tuple[s
     yield "self_attn.o_proj.weight", (size, outs["q_proj"])
     if config.get("attention_bias") and not architecture.startswith("Qwen2"):
         yield "self_attn.o_proj.bias", (size,)
-    for name, shape in (("gate_proj", (inner, size)), ("up_proj", (inner, size)), ("down_proj", (size, inner))):
+    mlp = (("gate_proj", (inner, size)), ("up_proj", (inner, size)), ("down_proj", (size, inner))) if dense else ()
+    for name, shape in mlp:
         yield f"mlp.{name}.weight", shape
         if config.get("mlp_bias"):
             yield f"mlp.{name}.bias", shape[:1]

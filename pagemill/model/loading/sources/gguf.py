@@ -23,6 +23,7 @@ from pagemill.model.loading.sources.gguf_blocks import as_blocks, has_blocks
 from pagemill.utils.math import ceil_div
 
 _AHEAD = 8
+CPU = torch.device("cpu")
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
@@ -59,7 +60,7 @@ class Wanted:
 
 
 def iterate(
-    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole
+    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole, *, device: torch.device = CPU
 ) -> Iterator[tuple[str, Tensor | BlockTensor]]:
     """(name, selected part in dtype, or as blocks where that is asked for and possible).
 

@@ -13,10 +13,13 @@ from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
 from pagemill.model.loading.part import Part, Select, whole
 
+CPU = torch.device("cpu")
 INDEX = "model.safetensors.index.json"
 
 
-def iterate(facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole) -> Iterator[tuple[str, Tensor]]:
+def iterate(
+    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole, *, device: torch.device = CPU
+) -> Iterator[tuple[str, Tensor]]:
     """(name, selected part) of every file, as stored. Raises ModelError for a missing or damaged file."""
     for path in weight_files(Path(facts.path)):
         try:

@@ -1,0 +1,234 @@
+"""TRITON_ATTN: paged attention by the Triton kernels, decode and prefill in one batch, safe to capture in a graph.
+
+Knows nothing about capturing: addresses depend only on the number of requests, and lengths are read on the device.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from pagemill.messages.kv_spec import FullAttentionSpec
+from pagemill.model.attention.graph_support import AttentionCGSupport
+from pagemill.model.attention.interface import (
+    AttentionBackend,
+    AttentionImpl,
+    AttentionLayerSpec,
+    Capability,
+    CommonAttentionMetadata,
+    MetadataBuilder,
+)
+from pagemill.model.kernels.kv_target import KVTarget
+from pagemill.model.kernels.triton.attention_tiles import Tiles, power_of_two, split_budget, tiles_for
+
+FALLBACK_PROCESSORS = 4
+"""Of a device that does not say: the interpreter's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Lists of work, in memory that stays where it is: see kernels/triton/attention_plan.py."""
+
+    split_first: Tensor
+    split_request: Tensor
+    tile_first: Tensor
+    tile_request: Tensor
+    partial_out: Tensor
+    partial_lse: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TritonMetadata:
+    """The plan of one step."""
+
+    common: CommonAttentionMetadata
+    items: Items
+    num_splits: int
+    """Most items that the plan may have: the grid."""
+    num_tiles: int
+    """0: every request decodes."""
+    decode: Tiles
+    prefill: Tiles
+
+
+class TritonBuilder(MetadataBuilder):
+    """One small kernel divides the work of a step. Buffers are kept per number of requests (rounded up to a power of
+    two), so that a step of the same size finds them at the same addresses."""
+
+    graph_support = AttentionCGSupport.ALWAYS
+    decode_tokens = 1
+    """Requests of at most so many tokens have their keys split."""
+
+    def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
+        super().__init__(spec, device)
+        self._buffers: dict[tuple[int, int], Items] = {}
+        group = spec.num_heads // spec.num_kv_heads
+        self._decode = tiles_for("decode", group, spec.head_size, self.decode_tokens)
+        self._prefill = tiles_for("prefill", group, spec.head_size)
+        self._group = group
+        self._resident = _num_processors(device) * self._decode.programs_per_sm
+
+    def build(self, common: CommonAttentionMetadata) -> TritonMetadata:
+        from pagemill.model.kernels.triton import launch  # deferred: triton
+        from pagemill.model.kernels.triton.attention_plan import plan_items
+
+        spec, requests = self.spec, common.num_requests
+        tile_tokens = self._prefill.rows // self._group
+        has_tiles = common.max_query_len > self.decode_tokens
+        num_tiles = common.num_tokens // tile_tokens + requests if has_tiles else 0
+        budget = split_budget(requests, spec.num_kv_heads, self._resident)
+        items = self._items(requests, num_tiles)
+        plan_items[(requests,)](
+            common.query_start, common.seq_lens, items.split_first, items.split_request, items.tile_first,
+            items.tile_request, requests, budget, self._decode.min_share,
+            DECODE_TOKENS=self.decode_tokens, TILE_TOKENS=tile_tokens, WINDOW=spec.window or 0,
+            CHUNK=spec.chunk_size or 0, HAS_TILES=has_tiles, BLOCK_R=power_of_two(requests),
+            PDL=launch.dependent(), **launch.options(),
+        )  # fmt: skip
+        return TritonMetadata(common, items, requests + budget, num_tiles, self._decode, self._prefill)
+
+    def _items(self, num_requests: int, num_tiles: int) -> Items:
+        requests, tiles = power_of_two(num_requests), power_of_two(num_tiles) if num_tiles else 0
+        found = self._buffers.get((requests, tiles))
+        if found is None:
+            found = self._buffers[requests, tiles] = self._allocate(requests, tiles)
+        return found
+
+    def _allocate(self, requests: int, tiles: int) -> Items:
+        spec = self.spec
+        most = max(count + split_budget(count, spec.num_kv_heads, self._resident) for count in range(1, requests + 1))
+        rows, dims = self._group * self.decode_tokens, power_of_two(spec.head_size)
+
+        def ints(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int32, device=self.device)
+
+        return Items(
+            ints(requests + 1), ints(most), ints(requests + 1), ints(max(1, tiles)),
+            torch.empty(most, spec.num_kv_heads, rows, max(16, dims), dtype=torch.float32, device=self.device),
+            torch.empty(most, spec.num_kv_heads, rows, dtype=torch.float32, device=self.device),
+        )  # fmt: skip
+
+
+class TritonImpl(AttentionImpl):
+    """Writes keys and values, attends to the splits and the tiles, merges the splits."""
+
+    def __init__(self, spec: AttentionLayerSpec) -> None:
+        super().__init__(spec)
+        self._slopes: Tensor | None = None
+
+    def write_target(self, kv_cache: Tensor, metadata: TritonMetadata) -> KVTarget:
+        tensors, slots = self.tensors, metadata.common.slot_mapping
+        return KVTarget(kv_cache[:, 0], kv_cache[:, 1], slots, tensors.key_scale, tensors.value_scale)
+
+    def forward(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: TritonMetadata
+    ) -> Tensor:
+        if key is not None and value is not None:
+            write_kv(
+                key, value, kv_cache, metadata.common.slot_mapping, self.tensors.key_scale, self.tensors.value_scale
+            )
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        self._attend(output, query, kv_cache, metadata, split=True)
+        if metadata.num_tiles:
+            self._attend(output, query, kv_cache, metadata, split=False)
+        self._merge(output, metadata)
+        return output
+
+    def _attend(self, output: Tensor, query: Tensor, kv_cache: Tensor, metadata: TritonMetadata, split: bool) -> None:
+        from pagemill.model.kernels.triton import launch  # deferred: triton
+        from pagemill.model.kernels.triton.attention import paged_attention
+
+        spec, items, common, tensors = self.spec, metadata.items, metadata.common, self.tensors
+        tiles = (metadata.decode if split else metadata.prefill).for_elements(query.element_size())
+        keys, values = kv_cache[:, 0], kv_cache[:, 1]
+        scaled = kv_cache.element_size() == 1
+        slopes = self._slopes_on(query.device)
+        paged_attention[(spec.num_kv_heads, metadata.num_splits if split else metadata.num_tiles)](
+            output, items.partial_out, items.partial_lse, query, keys, values, common.block_table,
+            common.query_start, common.seq_lens, items.split_first if split else items.tile_first,
+            items.split_request if split else items.tile_request, tensors.sinks, slopes, tensors.key_scale,
+            tensors.value_scale, common.num_requests, spec.scale, spec.soft_cap or 1.0,
+            query.stride(0), query.stride(1), output.stride(0), output.stride(1), common.block_table.stride(0),
+            keys.stride(0), keys.stride(1), keys.stride(2),
+            GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size,
+            BLOCK_D=items.partial_out.shape[3], BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, PAGE=common.block_size,
+            ROWS=items.partial_out.shape[2], WINDOW=spec.window or 0, CHUNK=spec.chunk_size or 0,
+            HAS_CAP=spec.soft_cap is not None, HAS_SINKS=tensors.sinks is not None, HAS_ALIBI=slopes is not None,
+            SCALED=scaled, SPLIT=split, PDL=launch.dependent(), num_stages=tiles.stages, **launch.options(tiles.warps),
+        )  # fmt: skip
+
+    def _merge(self, output: Tensor, metadata: TritonMetadata) -> None:
+        from pagemill.model.kernels.triton import launch  # deferred: triton
+        from pagemill.model.kernels.triton.attention import merge_splits
+
+        items, spec = metadata.items, self.spec
+        rows = items.partial_out.shape[2]
+        merge_splits[(metadata.common.num_requests, rows, spec.num_kv_heads)](
+            output, items.partial_out, items.partial_lse, metadata.common.query_start, items.split_first,
+            output.stride(0), output.stride(1),
+            GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size, BLOCK_D=items.partial_out.shape[3],
+            ROWS=rows, BLOCK_S=32, PDL=launch.dependent(), **launch.options(),
+        )  # fmt: skip
+
+    def _slopes_on(self, device: torch.device) -> Tensor | None:
+        """The ALiBi slopes, sent to the device once."""
+        if self.spec.alibi_slopes is not None and self._slopes is None:
+            self._slopes = torch.tensor(self.spec.alibi_slopes, dtype=torch.float32, device=device)
+        return self._slopes
+
+
+def write_kv(
+    key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> None:  # fmt: skip
+    """key, value [T, Hkv, D] with dense heads, any stride between tokens -> kv_cache [N, 2, block, Hkv, D], at the
+    slots of slot_mapping [T]; a negative one is skipped. A cache of 1-byte floats gets key / key_scale, saturated."""
+    from pagemill.model.kernels.triton import launch  # deferred: triton
+    from pagemill.model.kernels.triton.cache_write import write_cache
+
+    num_tokens, heads, head_size = key.shape
+    keys, values = kv_cache[:, 0], kv_cache[:, 1]
+    scaled = kv_cache.element_size() == 1
+    write_cache[(num_tokens,)](
+        key, value, keys, values, slot_mapping, key_scale, value_scale, key.stride(0), value.stride(0),
+        keys.stride(0), keys.stride(1), keys.stride(2), torch.finfo(kv_cache.dtype).max,
+        HEADS=heads, HEAD=head_size, PAGE=kv_cache.shape[2], SCALED=scaled, BLOCK=power_of_two(heads * head_size),
+        PDL=launch.dependent(), **launch.options(),
+    )  # fmt: skip
+
+
+@cache
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return FALLBACK_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+class TritonBackend(AttentionBackend):
+    """Triton kernels on a GPU."""
+
+    name = "TRITON_ATTN"
+    capability = Capability(
+        devices=frozenset({"cuda"}),
+        dtypes=frozenset({"float16", "bfloat16", "float32"}),
+        sliding_window=True,
+        chunked_local=True,
+        soft_cap=True,
+        sinks=True,
+        alibi=True,
+    )
+    metadata_builder = TritonBuilder
+    impl = TritonImpl
+    block_dim = 0
+
+    @classmethod
+    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
+        reasons = super().missing(spec, device, dtype)
+        return reasons if find_spec("triton") else [*reasons, "the package triton is not installed"]
+
+    @staticmethod
+    def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
+        """[num_blocks, 2, block_size, Hkv, D]: keys, then values of a block; a token's heads are contiguous."""
+        return (num_blocks, 2, spec.block_size, spec.num_kv_heads, spec.head_size)

@@ -1,0 +1,242 @@
+"""Paged attention in Triton: one kernel for decode (the keys of a request split over programs) and prefill (tiles of
+queries), and the merge of split results. Knows nothing about steps; plans come from attention_plan.py.
+
+Online softmax in base 2 after Dao, FlashAttention-2 (2023); the split over keys after Dao et al., Flash-Decoding
+(2023).
+A program's rows are the query heads of one key head times some tokens, so that each key is read once per group.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def begin_kernel(PDL: tl.constexpr):
+    """With dependent launch: the next kernel may start, and what earlier ones wrote is there. Every program must call
+    it, or the next kernel's wait would not cover those before this one."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first position that the token at `position` sees."""
+    first = tl.maximum(position * 0, 0)
+    if WINDOW > 0:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    if CHUNK > 0:
+        first = tl.maximum(position, 0) // CHUNK * CHUNK
+    return first
+
+
+@triton.jit
+def _tanh(x):
+    """By exp, which every target has; exact at both ends."""
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def _attend(
+    acc, top, total, query, begin, end, live_end, position, slope, row_table, keys, values, scale, cap, factor,
+    stride_block, stride_token,
+    PAGE: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Take the keys of [begin, end) into the running softmax: `acc` [M, D], `top` (maximum, base 2) and `total` [M].
+    Unless MASKED, every row sees all of them, and their number is a multiple of BLOCK_N."""
+    columns, dims = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    for start in tl.range(begin, end, BLOCK_N):
+        positions = start + columns
+        if MASKED:
+            live = positions < live_end
+            page = tl.load(row_table + positions // PAGE, mask=live, other=0).to(tl.int64)
+        else:
+            page = tl.load(row_table + positions // PAGE).to(tl.int64)
+        offsets = (page * stride_block + (positions % PAGE) * stride_token)[:, None] + dims[None, :]
+        if MASKED:
+            # Beyond the sequence lies what others left, maybe NaN, and 0 * NaN is NaN.
+            mask = live[:, None] & (dims < HEAD)[None, :]
+            key = tl.load(keys + offsets, mask=mask, other=0.0)
+            value = tl.load(values + offsets, mask=mask, other=0.0)
+        elif HEAD != BLOCK_D:
+            key = tl.load(keys + offsets, mask=(dims < HEAD)[None, :], other=0.0)
+            value = tl.load(values + offsets, mask=(dims < HEAD)[None, :], other=0.0)
+        else:
+            key = tl.load(keys + offsets)
+            value = tl.load(values + offsets)
+        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
+        if HAS_CAP:
+            scores = cap * LOG2_E * _tanh(scores * scale / cap)
+        if HAS_ALIBI:
+            if not HAS_CAP:
+                scores = scores * (scale * LOG2_E)
+            scores += (slope * LOG2_E)[:, None] * (positions[None, :] - position[:, None]).to(tl.float32)
+        if MASKED:
+            seen = live[None, :] & (positions[None, :] <= position[:, None])
+            if WINDOW > 0 or CHUNK > 0:
+                seen = seen & (positions[None, :] >= first_seen(position, WINDOW, CHUNK)[:, None])
+            scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1) * factor)
+        # A row that has seen nothing yet keeps -inf, and must not compute -inf - -inf.
+        base = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
+        weights = tl.math.exp2(scores * factor - base[:, None])
+        decay = tl.math.exp2(top - base)
+        total = total * decay + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(query.dtype), value.to(query.dtype), acc=acc * decay[:, None], input_precision="ieee")
+        top = higher
+    return acc, top, total
+
+
+@triton.jit
+def _attend_all(
+    acc, top, total, query, begin, end, first_position, position, slope, row_table, keys, values, scale, cap, factor,
+    stride_block, stride_token,
+    PAGE: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr,
+):  # fmt: skip
+    """`_attend` to [begin, end): without masks as far as the row at `first_position`, the first, sees all."""
+    masked_begin = begin
+    if WINDOW == 0 and CHUNK == 0:
+        masked_begin += tl.maximum(tl.minimum(first_position + 1, end) - begin, 0) // BLOCK_N * BLOCK_N
+        acc, top, total = _attend(
+            acc, top, total, query, begin, masked_begin, end, position, slope, row_table, keys, values, scale, cap,
+            factor, stride_block, stride_token,
+            PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI, False,
+        )  # fmt: skip
+    return _attend(
+        acc, top, total, query, masked_begin, end, end, position, slope, row_table, keys, values, scale, cap,
+        factor, stride_block, stride_token,
+        PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI, True,
+    )  # fmt: skip
+
+
+@triton.jit
+def _place_of_item(
+    item, first_item, item_request, query_start, seq_lens,
+    TILE_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """What an item is: its request, that one's first token in the batch, number of new tokens and of older ones; the
+    item's first token in the request, its keys from begin to end, and (count, index) among the request's items."""
+    request = tl.load(item_request + item)
+    first, past = tl.load(first_item + request), tl.load(first_item + request + 1)
+    token_begin = tl.load(query_start + request)
+    query_len = tl.load(query_start + request + 1) - token_begin
+    seq_len = tl.load(seq_lens + request)
+    context, count, index = seq_len - query_len, past - first, item - first
+    # The last tiles have the most keys: they begin first.
+    tile = 0 if SPLIT else (count - 1 - index) * TILE_TOKENS
+    begin = first_seen(context + tile, WINDOW, CHUNK)
+    end = tl.minimum(context + tile + TILE_TOKENS, seq_len)
+    if SPLIT:
+        share = tl.cdiv(tl.cdiv(end - begin, count), BLOCK_N) * BLOCK_N
+        begin = begin + index * share
+        end = tl.minimum(begin + share, end)
+    return request, token_begin, query_len, context, tile, begin, end, count, index
+
+
+@triton.jit
+def _put_aside(partial_out, partial_lse, row, result, top, total, mask, BLOCK_D: tl.constexpr):
+    """For `merge_splits`: [M, D] and the logarithm of the sum of its weights, base 2."""
+    lse = tl.where(total > 0.0, top + tl.math.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
+    tl.store(partial_lse + row, lse, mask)
+    tl.store(partial_out + row[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :], result, mask[:, None])
+
+
+@triton.jit
+def paged_attention(
+    out, partial_out, partial_lse, query, keys, values, block_table, query_start, seq_lens,
+    first_item, item_request, sinks, slopes, key_scale, value_scale, num_requests, scale, cap,
+    query_stride_token, query_stride_head, out_stride_token, out_stride_head, table_stride,
+    stride_block, stride_token, stride_head,
+    GROUP: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (key head, item). With SPLIT an item is a part of a request's keys, and its results go to the partial
+    buffers unless it is the only one; without, it is a tile of a request's queries.
+
+    out, query [T, H, D]; keys, values: the halves of the cache [N, PAGE, Hkv, D]; block_table [R, blocks];
+    first_item [R + 1], item_request [items]; sinks, slopes [H]; key_scale, value_scale [1];
+    partial_out [items, Hkv, ROWS, BLOCK_D], partial_lse [items, Hkv, ROWS], both float32, base 2.
+    """
+    begin_kernel(PDL)
+    kv_head, item = tl.program_id(0), tl.program_id(1)
+    if item >= tl.load(first_item + num_requests):
+        return
+    request, token_begin, query_len, context, tile, begin, end, count, index = _place_of_item(
+        item, first_item, item_request, query_start, seq_lens, BLOCK_M // GROUP, BLOCK_N, WINDOW, CHUNK, SPLIT
+    )
+    rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    tokens, heads = tile + rows // GROUP, kv_head * GROUP + rows % GROUP
+    valid = (tokens < query_len) & (rows < BLOCK_M // GROUP * GROUP)
+    position = context + tokens
+    mask = valid[:, None] & (dims < HEAD)[None, :]
+    at = (token_begin + tokens).to(tl.int64)[:, None]
+    places = at * query_stride_token + heads[:, None] * query_stride_head + dims[None, :]
+    loaded = tl.load(query + places, mask, other=0.0)
+    if SCALED:
+        scale = scale * tl.load(key_scale)
+    factor = 1.0 if HAS_CAP or HAS_ALIBI else scale * LOG2_E
+    slope, total = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if HAS_ALIBI:
+        slope = tl.load(slopes + heads, valid, other=0.0).to(tl.float32)
+    if HAS_SINKS:
+        has_sink = valid & (index == 0) if SPLIT else valid
+        top = tl.load(sinks + heads, has_sink, other=float("-inf")).to(tl.float32) * LOG2_E
+        total = tl.where(has_sink, 1.0, total)
+    row_table = block_table + request.to(tl.int64) * table_stride
+    head_keys, head_values = keys + kv_head * stride_head, values + kv_head * stride_head
+    acc, top, total = _attend_all(
+        acc, top, total, loaded, begin, end, context + tile, position, slope, row_table, head_keys, head_values, scale,
+        cap, factor, stride_block, stride_token, PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI,
+    )  # fmt: skip
+    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    if SCALED:
+        result = result * tl.load(value_scale)
+    if SPLIT:
+        row = (item.to(tl.int64) * tl.num_programs(0) + kv_head) * ROWS + rows
+        _put_aside(partial_out, partial_lse, row, result, top, total, valid & (count > 1), BLOCK_D)
+        mask = mask & (count == 1)
+    places = at * out_stride_token + heads[:, None] * out_stride_head + dims[None, :]
+    tl.store(out + places, result.to(out.dtype.element_ty), mask)
+
+
+@triton.jit
+def merge_splits(
+    out, partial_out, partial_lse, query_start, first_item, out_stride_token, out_stride_head,
+    GROUP: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (request, row of a key head, key head): the weighted mean of what the request's items found."""
+    begin_kernel(PDL)
+    request, row, kv_head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first, past = tl.load(first_item + request), tl.load(first_item + request + 1)
+    token_begin = tl.load(query_start + request)
+    query_len = tl.load(query_start + request + 1) - token_begin
+    if past - first <= 1 or row >= query_len * GROUP:
+        return
+    dims = tl.arange(0, BLOCK_D)
+    top, total = float("-inf"), 0.0
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for start in tl.range(first, past, BLOCK_S):
+        items = start + tl.arange(0, BLOCK_S)
+        places = (items.to(tl.int64) * tl.num_programs(2) + kv_head) * ROWS + row
+        lse = tl.load(partial_lse + places, items < past, other=float("-inf"))
+        found = tl.load(partial_out + places[:, None] * BLOCK_D + dims[None, :], (items < past)[:, None], other=0.0)
+        higher = tl.maximum(top, tl.max(lse, 0))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.math.exp2(lse - base)
+        decay = tl.math.exp2(top - base)
+        acc = acc * decay + tl.sum(found * weights[:, None], 0)
+        total = total * decay + tl.sum(weights, 0)
+        top = higher
+    result = acc / tl.where(total > 0.0, total, 1.0)
+    at, head = (token_begin + row // GROUP).to(tl.int64), kv_head * GROUP + row % GROUP
+    tl.store(out + at * out_stride_token + head * out_stride_head + dims, result.to(out.dtype.element_ty), dims < HEAD)

@@ -1,0 +1,49 @@
+"""The work of one step's attention, divided on the device: which program takes which part of which request.
+
+Knows lengths only. The grid of a captured graph is fixed while lengths are not, so the division is data: a list of
+items, of which the kernels' surplus programs find themselves beyond the end.
+"""
+
+import triton
+import triton.language as tl
+
+from pagemill.model.kernels.triton.attention import begin_kernel, first_seen
+
+
+@triton.jit
+def _give_items(first_item, item_request, counts, requests, me, num_requests):
+    """Write where the items of request `me` begin, and its name on each of them."""
+    first = tl.sum(tl.where(requests < me, counts, 0), 0)
+    mine = tl.sum(tl.where(requests == me, counts, 0), 0)
+    tl.store(first_item + me, first)
+    if me == num_requests - 1:
+        tl.store(first_item + num_requests, first + mine)
+    lanes = tl.arange(0, 64)
+    for start in tl.range(0, mine, 64):
+        tl.store(item_request + first + start + lanes, lanes * 0 + me, start + lanes < mine)
+
+
+@triton.jit
+def plan_items(
+    query_start, seq_lens, split_first, split_request, tile_first, tile_request, num_requests, budget, min_share,
+    DECODE_TOKENS: tl.constexpr, TILE_TOKENS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    HAS_TILES: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program per request. Requests of at most DECODE_TOKENS tokens have their keys split, so evenly that all of them
+    together are at most num_requests + budget items; the queries of the others are cut into tiles."""
+    begin_kernel(PDL)
+    me = tl.program_id(0)
+    requests = tl.arange(0, BLOCK_R)
+    real = requests < num_requests
+    begin = tl.load(query_start + requests, real, other=0)
+    query_len = tl.load(query_start + requests + 1, real, other=0) - begin
+    seq_len = tl.load(seq_lens + requests, real, other=0)
+    decodes = (query_len > 0) & (query_len <= DECODE_TOKENS)
+    span = tl.maximum(seq_len - first_seen(seq_len - query_len, WINDOW, CHUNK), 0)
+    span = tl.where(decodes, span, 0)
+    share = tl.maximum(min_share, tl.cdiv(tl.sum(span, 0), budget))
+    splits = tl.where(decodes, tl.maximum(tl.cdiv(span, share), 1), 0)
+    _give_items(split_first, split_request, splits, requests, me, num_requests)
+    if HAS_TILES:
+        tiles = tl.where(query_len > DECODE_TOKENS, tl.cdiv(query_len, TILE_TOKENS), 0)
+        _give_items(tile_first, tile_request, tiles, requests, me, num_requests)

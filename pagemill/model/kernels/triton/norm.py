@@ -1,0 +1,65 @@
+"""RMSNorm with the residual sum before it: one read and one write of each row. Knows no layer."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagemill.model.kernels.triton import launch
+
+_TILE = 2048
+"""Elements that a program of short rows takes at once."""
+
+
+@triton.jit
+def _rms_norm(
+    out, x, weight, residual,
+    num_rows, num_heads, x_stride, head_stride, residual_stride, eps,
+    N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ROUND_ONCE: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cols = tl.arange(0, BLOCK)
+    mask = (rows < num_rows)[:, None] & (cols < N)[None, :]
+    if PDL:
+        gdc_launch_dependents()
+    scale = tl.load(weight + cols, cols < N, 0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    starts = (rows // num_heads).to(tl.int64) * x_stride + (rows % num_heads) * head_stride
+    value = tl.load(x + starts[:, None] + cols[None, :], mask, 0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        places = residual + rows[:, None].to(tl.int64) * residual_stride + cols[None, :]
+        rounded = (tl.load(places, mask, 0.0).to(tl.float32) + value).to(residual.dtype.element_ty)
+        tl.store(places, rounded, mask)
+        value = rounded.to(tl.float32)
+    inverse = tl.math.rsqrt(tl.sum(value * value, 1) / N + eps)
+    value = value * inverse[:, None]
+    if not ROUND_ONCE:
+        value = value.to(out.dtype.element_ty).to(tl.float32)
+    value = value * scale[None, :]
+    tl.store(out + rows[:, None].to(tl.int64) * N + cols[None, :], value.to(out.dtype.element_ty), mask)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """As reference.rms_norm: x [T, N] or [T, H, N], the last dimension contiguous; `residual` [T, N]."""
+    size, num_heads = x.shape[-1], x.shape[1] if x.dim() == 3 else 1
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    num_rows, block = out.numel() // size, launch.power_of_two(size)
+    if not num_rows:
+        return out
+    rows = max(1, min(_TILE // block, launch.power_of_two(num_rows)))
+    _rms_norm[(triton.cdiv(num_rows, rows),)](
+        out, x, weight, x if residual is None else residual,
+        num_rows, num_heads, x.stride(0), x.stride(1) if x.dim() == 3 else 0,
+        0 if residual is None else residual.stride(0), eps,
+        N=size, ROWS=rows, BLOCK=block, HAS_RESIDUAL=residual is not None, ROUND_ONCE=weight.dtype == torch.float32,
+        PDL=launch.dependent(), **launch.options(_num_warps(rows * block)),
+    )  # fmt: skip
+    return out
+
+
+def _num_warps(elements: int) -> int:
+    """About eight elements a thread."""
+    return max(1, min(16, elements // 256))

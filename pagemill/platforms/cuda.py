@@ -1,0 +1,143 @@
+"""The CUDA platform. Asks the driver's management library, so that facts cost neither torch nor a CUDA context."""
+
+import ctypes
+import importlib.util
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+from pagemill import envs
+from pagemill.config.facts import DeviceFacts
+from pagemill.errors import ConfigError
+from pagemill.platforms.interface import DeviceMemory, GraphMaker, Platform, Transfers
+
+TOKEN_BUDGET = 8192
+_NAME_BYTES = 96
+
+
+class CudaPlatform(Platform):
+    """NVIDIA GPUs."""
+
+    name = "cuda"
+    runs_ahead = True
+
+    def __init__(self) -> None:
+        self._index = 0
+
+    def absence(self) -> str | None:
+        if not _torch_has_cuda():
+            return "this torch is built without CUDA"
+        try:
+            return None if _Management().count() else "the driver shows no GPU"
+        except OSError as error:
+            return f"the NVIDIA driver is not here ({error})"
+
+    def facts(self) -> DeviceFacts:
+        device = _Management().device(self._index)
+        return DeviceFacts(
+            "cuda",
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            device.free_bytes,
+            ("bfloat16", "float16", "float32") if device.capability >= (8, 0) else ("float16", "float32"),
+            token_budget=TOKEN_BUDGET,
+            runs_ahead=True,
+            captures=True,
+            title=device.title,
+            capability=device.capability,
+        )
+
+    def start(self, local_rank: int) -> None:
+        import torch  # deferred: facts() must not cost the import of torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("device='cuda' cannot be used: torch finds no usable GPU; use --device cpu")
+        if local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"worker {local_rank} of this machine needs a GPU of its own, and there are "
+                f"{torch.cuda.device_count()}; lower tensor_parallel_size or pipeline_parallel_size"
+            )
+        self._index = local_rank
+        torch.cuda.set_device(local_rank)
+
+    def set_threads(self, num_threads: int) -> None:
+        """Threads of the CPU do no work that would gain by them."""
+
+    def attention_order(self) -> tuple[str, ...]:
+        return ("TRITON_ATTN", "TORCH_PAGED")
+
+    def dist_backend(self) -> str:
+        return "nccl"
+
+    def torch_device(self) -> str:
+        return "cuda"
+
+    def memory(self) -> DeviceMemory:
+        from pagemill.platforms.cuda_queue import CudaMemory  # deferred: torch
+
+        return CudaMemory()
+
+    def transfers(self) -> Transfers:
+        from pagemill.platforms.cuda_queue import CudaTransfers  # deferred: torch
+
+        return CudaTransfers()
+
+    def graph_maker(self) -> GraphMaker:
+        from pagemill.platforms.cuda_graphs import CudaGraphMaker  # deferred: torch
+
+        return CudaGraphMaker()
+
+
+class _Device:
+    """What the driver says about one GPU."""
+
+    def __init__(self, title: str, free_bytes: int, capability: tuple[int, int]) -> None:
+        self.title, self.free_bytes, self.capability = title, free_bytes, capability
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = (("total", ctypes.c_uint64), ("free", ctypes.c_uint64), ("used", ctypes.c_uint64))
+
+
+class _Management:
+    """libnvidia-ml. Raises OSError when it is not there, or refuses."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        self._call("nvmlInit_v2")
+
+    def count(self) -> int:
+        """GPUs that this process may use."""
+        count = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        shown = envs.shown_cuda_devices()
+        return count.value if shown is None else min(count.value, len(shown))
+
+    def device(self, index: int) -> _Device:
+        """The one that this process calls number `index`."""
+        shown = envs.shown_cuda_devices() or []
+        number = int(shown[index]) if index < len(shown) and shown[index].isdigit() else index
+        handle, memory, title = ctypes.c_void_p(), _Memory(), ctypes.create_string_buffer(_NAME_BYTES)
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(number), ctypes.byref(handle))
+        self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        self._call("nvmlDeviceGetName", handle, title, ctypes.c_uint(_NAME_BYTES))
+        self._call("nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor))
+        return _Device(title.value.decode(errors="replace"), memory.free, (major.value, minor.value))
+
+    def _call(self, name: str, *args: object) -> None:
+        status = getattr(self._library, name)(*args)
+        if status:
+            raise OSError(f"{name} failed with status {status}")
+
+
+@cache
+def _torch_has_cuda() -> bool:
+    """Whether torch is built for CUDA, read from its version file: importing torch takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    version = Path(spec.origin).with_name("version.py")
+    return version.exists() and re.search(r"^cuda\b[^=]*=\s*['\"]", version.read_text(), re.MULTILINE) is not None

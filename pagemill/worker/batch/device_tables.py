@@ -1,0 +1,55 @@
+"""Block tables that live on the device too: what changes is noted, and sent with the next step.
+
+Knows nothing about when a step is sent, nor why blocks are added.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pagemill.worker.batch.block_tables import BlockTable
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class DeviceBlockTable(BlockTable):
+    """A table with a copy on the device, of one row more: row `num_slots` belongs to requests that only fill up a
+    batch, and is all null blocks.
+
+    Entries of a row beyond a request's blocks may be those of a former request: nobody reads them.
+    """
+
+    def __init__(self, num_slots: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+        super().__init__(num_slots, max_model_len, block_size)
+        self.device_blocks: Tensor = torch.zeros(
+            (num_slots + 1, self.blocks.shape[1]), dtype=torch.int32, device=device
+        )
+        """[S + 1, blocks]."""
+        self._places: list[Int32Array] = []
+        self._values: list[Int32Array] = []
+
+    def append(self, slot: int, block_ids: Sequence[int]) -> None:
+        start, width = int(self.num_blocks[slot]), self.blocks.shape[1]
+        super().append(slot, block_ids)
+        if len(block_ids):
+            first = slot * width + start
+            self._places.append(np.arange(first, first + len(block_ids), dtype=np.int32))
+            self._values.append(np.asarray(block_ids, np.int32))
+
+    def take_changes(self) -> tuple[Int32Array, Int32Array] | None:
+        """Places in the flat table, and the block ids that belong there, since the last call; None for no change.
+
+        A place that was written twice has its last value only.
+        """
+        if not self._places:
+            return None
+        places, values = np.concatenate(self._places), np.concatenate(self._values)
+        self._places, self._values = [], []
+        # Of equal places the device would keep any; np.unique keeps the first, so look from the end.
+        kept, last = np.unique(places[::-1], return_index=True)
+        if len(kept) < len(places):
+            places, values = kept, values[::-1][last]
+        return places, values

@@ -1,0 +1,48 @@
+"""`HostForward`: each step is gathered, computed and sampled when the call returns; one pipeline stage of several, or
+all of the model. Knows no graphs and no queue; on a device it waits for every step."""
+
+import torch
+from torch import Tensor
+
+from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.model.forward_context import ForwardContext, forward_context
+from pagemill.model.models.causal_lm import CausalLM
+from pagemill.worker.batch.input_batch import InputBatch
+from pagemill.worker.forward.interface import Forward, TokensNow, TokensSoon
+from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
+from pagemill.worker.pipeline.stage import Stage
+from pagemill.worker.sampling.sampler import Sampler
+
+
+class HostForward(Forward):
+    """Arrays of the batch become tensors as they are; `device`: where the model is."""
+
+    def __init__(
+        self, model: CausalLM, groups: AttentionGroups, sampler: Sampler, stage: Stage, device: torch.device
+    ) -> None:
+        self._model = model
+        self._groups = groups
+        self._sampler = sampler
+        self._stage = stage
+        self._device = device
+        self._rows: Tensor | None = None
+
+    def add(self, new: NewRequest) -> None:
+        self._sampler.add(new)
+
+    def remove(self, slot: int) -> None:
+        self._sampler.remove(slot)
+
+    def run(self, batch: InputBatch) -> None:
+        positions = torch.from_numpy(batch.positions).to(self._device)
+        with torch.inference_mode(), forward_context(ForwardContext(self._groups.plan(batch))):
+            hidden = self._model(self._stage.receive(batch).to(self._device), positions)
+            self._rows = self._stage.pass_on(batch, hidden)
+
+    def sample(self, batch: InputBatch) -> TokensSoon:
+        if self._rows is None:
+            raise RuntimeError("sample was called without a batch that was run")
+        rows, self._rows = self._rows, None
+        with torch.inference_mode():
+            tokens: Int32Array = self._sampler.sample(self._model.compute_logits(rows).cpu(), batch)
+        return TokensNow(tokens)

@@ -1,0 +1,59 @@
+"""`Forward`: the network and the sampler, for one batch after another. Knows no scheduler."""
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.worker.batch.input_batch import InputBatch
+
+
+class TokensSoon(Protocol):
+    """The tokens of one step, which may not be sampled yet."""
+
+    def ready(self) -> bool:
+        """Whether `take` would not wait."""
+
+    def take(self) -> Int32Array:
+        """[L] the sampled tokens, in the order of the batch."""
+
+
+class TokensNow:
+    """Tokens that are there."""
+
+    def __init__(self, token_ids: Int32Array) -> None:
+        self._token_ids = token_ids
+
+    def ready(self) -> bool:
+        """Always."""
+        return True
+
+    def take(self) -> Int32Array:
+        """The tokens."""
+        return self._token_ids
+
+
+class Forward(ABC):
+    """`run` and `sample` alternate. What a step changes of a slot is told before: `remove`, then `add`."""
+
+    @abstractmethod
+    def add(self, new: NewRequest) -> None:
+        """A request takes a slot; its state and blocks are there already."""
+
+    @abstractmethod
+    def remove(self, slot: int) -> None:
+        """A slot is released. May be told twice."""
+
+    num_graphs: int = 0
+    """Graphs that there may be in the end."""
+
+    def capture_at_start(self) -> None:  # noqa: B027 - without graphs there is nothing to do
+        """Capture what must be there before the first request. No request has a slot."""
+
+    @abstractmethod
+    def run(self, batch: InputBatch) -> None:
+        """The network, or what it takes to start it; keeps the rows to be sampled. Slots' counts of computed tokens are
+        those before the step."""
+
+    @abstractmethod
+    def sample(self, batch: InputBatch) -> TokensSoon:
+        """Sample the rows that `run` kept, of the same batch. Not called when it has none."""

@@ -1,0 +1,174 @@
+"""`GraphRunner`: the graphs of one model runner - choice, wrappers, capture at start, on first need and while idle.
+
+Knows shapes; the batches themselves are the runner's.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pagemill.config.graph_mode import GraphMode
+from pagemill.log import get_logger
+from pagemill.model.forward_context import BatchDescriptor
+from pagemill.worker.graphs.dispatcher import Dispatcher
+from pagemill.worker.graphs.graph import GraphMaker
+from pagemill.worker.graphs.pieces import GapBuffers, PieceWrapper
+from pagemill.worker.graphs.schedule import CaptureSchedule
+from pagemill.worker.graphs.stats import GraphStats
+from pagemill.worker.graphs.wrapper import GraphWrapper
+
+logger = get_logger(__name__)
+
+RunShape = Callable[[GraphMode, BatchDescriptor], None]
+"""Runs a step of no request, on the null block, in this mode and of this shape, as `choose` might have said."""
+
+
+class Graphs(ABC):
+    """What a model runner asks about graphs. `choose` first, then a forward context with what it said, then the
+    wrapped callables."""
+
+    num_keys: int = 0
+    """Shapes that may be captured."""
+
+    @abstractmethod
+    def choose(
+        self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False
+    ) -> tuple[GraphMode, BatchDescriptor]:
+        """What the step runs in, and the shape to pad the batch to; a step that warms a shape up is padded too."""
+
+    @abstractmethod
+    def wrap_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A whole step, as one graph in FULL mode. `wrap_model` may be called inside."""
+
+    @abstractmethod
+    def wrap_model(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        """The model alone, cut at attention in PIECEWISE mode."""
+
+    @abstractmethod
+    def capture_at_start(self, run: RunShape) -> None:
+        """Capture what must be there before the first request."""
+
+    @abstractmethod
+    def capture_one(self, run: RunShape) -> bool:
+        """Capture one more graph, while there is nothing to do; False when all are."""
+
+
+class NoGraphs(Graphs):
+    """Where nothing is captured: every step runs as it is."""
+
+    def choose(
+        self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False
+    ) -> tuple[GraphMode, BatchDescriptor]:
+        return GraphMode.NONE, BatchDescriptor(num_tokens, num_requests, uniform, has_lora)
+
+    def wrap_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        return step
+
+    def wrap_model(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        return model
+
+    def capture_at_start(self, run: RunShape) -> None:
+        pass
+
+    def capture_one(self, run: RunShape) -> bool:
+        return False
+
+
+class GraphRunner(Graphs):
+    """Graphs that a maker makes. A shape is captured when the dispatcher first asks for it after its warm-ups, so a
+    server need not capture them all before it is ready."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        make_graph: GraphMaker,
+        *,
+        num_warm_ups: int = 1,
+        lazy: bool = True,
+        check_addresses: bool = False,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.stats = GraphStats()
+        keys = dispatcher.keys()
+        self.num_keys = len(keys)
+        self.schedule = CaptureSchedule(keys, num_warm_ups=num_warm_ups, lazy=lazy)
+        self._maker = make_graph
+        self._check = check_addresses
+        self.gaps = GapBuffers(max((key.num_tokens for _, key in keys), default=0))
+
+    def choose(
+        self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False
+    ) -> tuple[GraphMode, BatchDescriptor]:
+        wanted, key = self.dispatcher.dispatch(num_tokens, num_requests, uniform, has_lora, cascade)
+        mode = self.schedule.admit(wanted, key)
+        self.stats.record(mode, num_tokens, key.num_tokens)
+        self.stats.num_warm_ups += mode is not wanted
+        return mode, key
+
+    def wrap_step(self, step: Callable[..., Any]) -> GraphWrapper:
+        return GraphWrapper(
+            step,
+            GraphMode.FULL,
+            self._maker,
+            check_addresses=self._check,
+            on_no_memory=self._drop,
+            on_capture=self._count,
+        )
+
+    def wrap_model(self, model: Callable[..., Any]) -> PieceWrapper:
+        return PieceWrapper(
+            model,
+            self._maker,
+            self.gaps,
+            check_addresses=self._check,
+            on_no_memory=self._drop,
+            on_capture=self._count,
+        )
+
+    def wrap_piece(self, piece: Callable[..., Any]) -> GraphWrapper:
+        """A piece of a compiled model, between two attention layers."""
+        return GraphWrapper(
+            piece, GraphMode.PIECEWISE, self._maker, check_addresses=self._check, on_no_memory=self._drop
+        )
+
+    def capture_at_start(self, run: RunShape) -> None:
+        began, keys = time.monotonic(), self.schedule.at_start()
+        for mode, key in keys:
+            self._capture(mode, key, run)
+        if keys:
+            seconds, later = time.monotonic() - began, len(self.schedule)
+            rest = f"; {later} more when they are needed" if later else ""
+            logger.info("captured %d graphs in %.1f s (%s)%s", len(keys), seconds, self.dispatcher.mode.value, rest)
+
+    def capture_one(self, run: RunShape) -> bool:
+        found = self.schedule.next_idle()
+        if found is None:
+            return False
+        self._capture(*found, run)
+        return True
+
+    def _capture(self, mode: GraphMode, key: BatchDescriptor, run: RunShape) -> None:
+        try:
+            while self.schedule.admit(mode, key) is not mode:
+                run(GraphMode.NONE, key)
+            run(mode, key)
+        except torch.OutOfMemoryError:
+            self._drop(mode, key)
+
+    def _drop(self, mode: GraphMode, key: BatchDescriptor) -> None:
+        logger.warning(
+            "no memory for the %s graph of %d tokens; such steps run without one (less --gpu-memory-utilization "
+            "leaves more room)",
+            mode.value,
+            key.num_tokens,
+        )
+        self.dispatcher.drop(mode, key)
+        self.schedule.drop(mode, key)
+
+    def _count(self, mode: GraphMode, key: BatchDescriptor, seconds: float) -> None:
+        self.stats.num_captured += 1
+        self.stats.capture_seconds += seconds
+        logger.debug("captured %s %s in %.3f s", mode.value, key, seconds)

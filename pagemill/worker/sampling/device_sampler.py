@@ -1,0 +1,62 @@
+"""Sampling on the device by tensors alone: the same order, thresholds and noise as `Sampler`, and nothing that waits.
+
+Every row is computed in full, whatever it asks for, so that one captured graph serves all batches of a size. Knows no
+requests and no slots: rows of parameters come with the logits.
+"""
+
+import torch
+from torch import Tensor
+
+from pagemill.model.kernels.ops import argmax
+from pagemill.worker.batch.device_states import SamplingColumns
+
+_LOW = 0xFFFF_FFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def sample_greedy(logits: Tensor) -> Tensor:
+    """[L, V] -> [L] the most likely tokens."""
+    return argmax(logits)
+
+
+def sample_random(logits: Tensor, columns: SamplingColumns, positions: Tensor) -> Tensor:
+    """[L, V] float32 (changed), parameters of each row, and [L] int64 positions of the tokens to be sampled -> [L]
+    int64. Rows that are greedy get their most likely token."""
+    likeliest = argmax(logits)
+    logits.div_(columns.temperature.unsqueeze(1))
+    limit = logits.amax(-1, keepdim=True) + columns.min_p.log().unsqueeze(1)
+    logits.masked_fill_(logits < limit, -torch.inf)
+    thresholds = _thresholds(logits, columns.top_k.long(), columns.top_p)
+    logits.masked_fill_(logits < thresholds.unsqueeze(1), -torch.inf)
+    cumulative = logits.softmax(-1).to(torch.float64).cumsum(-1)
+    targets = (uniform(columns, positions) * cumulative[:, -1]).unsqueeze(1)
+    drawn = torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
+    return likeliest.where(columns.greedy != 0, drawn)
+
+
+def uniform(columns: SamplingColumns, positions: Tensor) -> Tensor:
+    """[L] float64 in (0, 1): the numbers of philox.py, for stream 0."""
+    zeros = torch.zeros_like(positions)
+    c0, c1, c2, c3 = positions & _LOW, (positions >> 32) & _LOW, zeros, zeros
+    k0, k1 = columns.seed_low.long() & _LOW, columns.seed_high.long() & _LOW
+    for _ in range(_ROUNDS):
+        # Products have 64 bits; as signed numbers they wrap around to the same bits.
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        high0, high1 = (product0 >> 32) & _LOW, (product1 >> 32) & _LOW
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, product1 & _LOW, high0 ^ c3 ^ k1, product0 & _LOW
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW, (k1 + _KEY_STEPS[1]) & _LOW
+    return (c0.to(torch.float64) + 0.5) * 2.0**-32
+
+
+def _thresholds(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """[L] the least logit that top-k and top-p keep of each row."""
+    vocab_size = logits.shape[1]
+    values = logits.sort(dim=-1, descending=True).values
+    limits = torch.where(top_k > 0, top_k.clamp(max=vocab_size), vocab_size).unsqueeze(1)
+    in_top_k = torch.arange(vocab_size, device=logits.device) < limits
+    probs = values.masked_fill(~in_top_k, -torch.inf).softmax(-1)
+    keep = in_top_k & ((probs.cumsum(-1) - probs < top_p.unsqueeze(1)) | (top_p.unsqueeze(1) >= 1.0))
+    last = (keep.sum(-1) - 1).clamp_(min=0)
+    return values.gather(1, last.unsqueeze(1)).squeeze(1)

@@ -1,0 +1,92 @@
+"""Graphs on the CPU, as close to CUDA's as it gets: what is recorded has no effect until it is replayed, a replay
+reads and writes the addresses of the recording, and results hold garbage before it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class FakeGraphMaker:
+    """Counts what happens. `room`: graphs that fit the memory."""
+
+    def __init__(self, room: int = 1_000_000) -> None:
+        self.graphs: list[FakeGraph] = []
+        self.room = room
+
+    def graph(self) -> "FakeGraph":
+        self.graphs.append(FakeGraph(fails=len(self.graphs) >= self.room))
+        return self.graphs[-1]
+
+    def borrow(self, tensor: Tensor) -> Tensor:
+        return tensor.view(tensor.shape)
+
+    @property
+    def num_replays(self) -> int:
+        return sum(graph.num_replays for graph in self.graphs)
+
+
+class FakeGraph(TorchDispatchMode):
+    """Records operations, undoes what they did, and does it again."""
+
+    open: "FakeGraph | None" = None
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.num_replays = 0
+        self._fails = fails
+        self._ops: list[tuple[Callable[..., object], tuple[object, ...], dict[str, object], object]] = []
+        self._undo: list[tuple[Tensor, Tensor]] = []
+
+    def begin(self) -> None:
+        assert FakeGraph.open is None, "recordings do not nest"
+        FakeGraph.open = self
+        self.__enter__()
+
+    def end(self) -> None:
+        self._leave()
+        for func, _, _, result in self._ops:
+            if all(returned.alias_info is None for returned in func._schema.returns):
+                pytree.tree_map_only(Tensor, _spoil, result)
+        for tensor, before in reversed(self._undo):
+            tensor.copy_(before)
+        self._undo.clear()
+
+    def abort(self) -> None:
+        self._leave()
+        for tensor, before in reversed(self._undo):
+            tensor.copy_(before)
+
+    def replay(self) -> None:
+        assert FakeGraph.open is None, "no replay while something is recorded"
+        self.num_replays += 1
+        for func, args, kwargs, result in self._ops:
+            for old, new in zip(pytree.tree_leaves(result), pytree.tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+    def _leave(self) -> None:
+        self.__exit__(None, None, None)
+        FakeGraph.open = None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self._fails:
+            raise torch.OutOfMemoryError("no room")
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.is_write and isinstance(value, Tensor):
+                self._undo.append((value, value.clone()))
+        for argument in func._schema.arguments:
+            if argument.is_write and isinstance(kwargs.get(argument.name), Tensor):
+                self._undo.append((kwargs[argument.name], kwargs[argument.name].clone()))
+        result = func(*args, **kwargs)
+        self._ops.append((func, args, kwargs, result))
+        return result
+
+
+def _spoil(tensor: Tensor) -> None:
+    """A recorded result that was not computed."""
+    if tensor.is_floating_point():
+        tensor.fill_(float("nan"))

@@ -1,0 +1,117 @@
+"""A CPU that behaves like a device with a queue: copies to the host arrive only when they are waited for, host memory
+is read late, and memory of copies that are over is spoiled."""
+
+import dataclasses
+
+import torch
+
+from pagemill.platforms.cpu import CpuPlatform
+from pagemill.platforms.interface import Transfers
+from tests.fakes.fake_graphs import FakeGraphMaker
+
+SPOILED = -123_456
+
+
+class QueuedMark:
+    """`arrive` brings what was asked for."""
+
+    def __init__(self, transfers, arrive=None):
+        self._transfers = transfers
+        self._arrive = arrive
+        transfers.open.append(self)
+
+    def reached(self):
+        return self._arrive is None
+
+    def wait(self):
+        while not self.reached():
+            self._transfers.open.pop(0).finish()
+
+    def finish(self):
+        if self._arrive is not None:
+            self._arrive()
+            self._arrive = None
+
+
+class QueuedTransfers(Transfers):
+    """Downloads are taken when asked for (as the work queued until then leaves them) and arrive when waited for."""
+
+    def __init__(self):
+        self.open = []
+        self.num_uploads = self.num_waits = 0
+
+    def host_buffer(self, shape, dtype):
+        return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+    def upload(self, target, source):
+        self.num_uploads += 1
+        target.copy_(source)
+
+    def download(self, target, source):
+        taken = source.clone()
+        target.fill_(SPOILED)
+
+        def arrive():
+            target.copy_(taken)
+
+        return QueuedMark(self, arrive)
+
+    def mark(self):
+        return QueuedMark(self, lambda: None)
+
+    def finish(self):
+        while self.open:
+            self.open.pop(0).finish()
+
+
+class FixedMemory:
+    """A device of 10,000,000 bytes, of which steps have taken `taken` at most."""
+
+    def __init__(self, taken=3_000_000, used_by_others=0):
+        self.taken, self.used_by_others = taken, used_by_others
+
+    def total(self):
+        return 10_000_000
+
+    def free(self):
+        return self.total() - self.used_by_others - self.taken - 500_000
+
+    def allocated(self):
+        return 1_000_000
+
+    def reserved(self):
+        return self.taken
+
+    def peak(self):
+        return self.taken
+
+    def restart_peak(self):
+        pass
+
+
+class QueuedPlatform(CpuPlatform):
+    """`graphs`: whether steps are captured."""
+
+    runs_ahead = True
+
+    def __init__(self, graphs=True, memory=None):
+        self.own_memory = memory
+        self.maker = FakeGraphMaker() if graphs else None
+        self.made = QueuedTransfers()
+
+    def memory(self):
+        return self.own_memory
+
+    def facts(self):
+        if self.own_memory is None:
+            return super().facts()
+        return dataclasses.replace(super().facts(), free_bytes=self.own_memory.total() - self.own_memory.used_by_others)
+
+    def attention_order(self):
+        return ("TORCH_PAGED",)
+
+    def transfers(self):
+        return self.made
+
+    def graph_maker(self):
+        return self.maker

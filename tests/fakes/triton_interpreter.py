@@ -1,0 +1,44 @@
+"""Import this before any Triton kernel: on a machine without a GPU, they run in Triton's interpreter from then on."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _accept_numpy_arrays_as_bounds() -> None:
+    """Loop bounds that a kernel loads are arrays of one element, which NumPy 2.4 no longer takes for numbers."""
+    from triton.runtime import interpreter  # deferred: only where it is used
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_fix(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_and_fix
+
+
+def _multiply_bfloat16() -> None:
+    """NumPy has no bfloat16: the interpreter keeps its bits as integers, and its `dot` multiplies these."""
+    import triton.language as tl  # deferred: only where it is used
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    multiply = builder.create_dot
+
+    def widen_and_multiply(self, a, b, *args):
+        wide = [self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b)]
+        return multiply(self, *wide, *args)
+
+    builder.create_dot = widen_and_multiply
+
+
+if DEVICE == "cpu":
+    _accept_numpy_arrays_as_bounds()
+    _multiply_bfloat16()

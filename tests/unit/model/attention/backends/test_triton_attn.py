@@ -1,0 +1,99 @@
+"""TRITON_ATTN in Triton's interpreter against the definition of attention."""
+
+import random
+
+import pytest
+import torch
+
+from tests.fakes.triton_interpreter import DEVICE  # isort: skip
+
+from pagemill.model.attention.backends.triton_attn import TritonBackend, write_kv
+from pagemill.model.attention.interface import AttentionLayerSpec
+from tests.fakes.paged_attention import PagedCase
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+BATCHES = {
+    "decodes": [(1, 1), (1, 37), (1, 64), (1, 330)],
+    "prefills": [(70, 70), (3, 3), (16, 16)],
+    "mixed": [(16, 80), (1, 33), (5, 5), (33, 129), (1, 200)],
+}
+
+
+def check(case: PagedCase, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(case.run(TritonBackend).double(), case.expected(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(4, 1, 64), (3, 3, 96), (6, 2, 128), (8, 1, 256)])
+def test_sizes(batch, heads, kv_heads, head_size):
+    spec = AttentionLayerSpec(heads, kv_heads, head_size, head_size**-0.5)
+    check(PagedCase(spec, BATCHES[batch], device=DEVICE))
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(
+    "traits",
+    [
+        {"window": 20}, {"chunk_size": 24}, {"soft_cap": 8.0}, {"has_sinks": True}, {"alibi_slopes": (0.5, 0.1)},
+        {"window": 5, "soft_cap": 30.0, "has_sinks": True},
+    ],
+    ids=lambda traits: "-".join(traits),
+)  # fmt: skip
+def test_traits(batch, traits):
+    check(PagedCase(AttentionLayerSpec(2, 1, 32, 32**-0.5, **traits), BATCHES[batch], device=DEVICE))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_batches(seed):
+    pick = random.Random(seed)
+    group, kv_heads = pick.randint(1, 8), pick.randint(1, 2)
+    head_size = pick.choice([64, 96, 128, 256])
+    requests = []
+    for _ in range(pick.randint(1, 5)):
+        query_len = pick.choice([1, 1, pick.randint(1, 60)])
+        requests.append((query_len, query_len + pick.randint(0, 250)))
+    traits = {
+        "window": pick.choice([None, pick.randint(1, 200)]),
+        "soft_cap": pick.choice([None, 20.0]),
+        "has_sinks": pick.random() < 0.3,
+    }
+    if pick.random() < 0.3:
+        traits["alibi_slopes"] = tuple(pick.random() for _ in range(group * kv_heads))
+    if traits["window"] is None:
+        traits["chunk_size"] = pick.choice([None, pick.randint(1, 100)])
+    spec = AttentionLayerSpec(group * kv_heads, kv_heads, head_size, head_size**-0.5, **traits)
+    check(PagedCase(spec, requests, pick.choice([16, 32, 48]), device=DEVICE, seed=seed))
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_bfloat16_is_close(batch):
+    spec = AttentionLayerSpec(8, 2, 64, 0.125)
+    check(PagedCase(spec, BATCHES[batch], dtype=torch.bfloat16, device=DEVICE), 2e-2)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_cache_of_one_byte_floats(cache_dtype):
+    spec = AttentionLayerSpec(8, 2, 64, 0.125)
+    # Float16: the interpreter does not convert one-byte floats to bfloat16.
+    check(PagedCase(spec, BATCHES["mixed"], dtype=torch.float16, device=DEVICE, cache_dtype=cache_dtype), 5e-3)
+
+
+def test_what_is_written():
+    cache = torch.full((3, 2, 16, 2, 8), torch.nan, device=DEVICE)
+    new = torch.randn(4, 6, 8, device=DEVICE)
+    key, value = new[:, 1:3], new[:, 4:]
+    slots = torch.tensor([17, -1, 47, 0], device=DEVICE)
+    write_kv(key, value, cache, slots)
+    for half, part in ((0, key), (1, value)):
+        assert torch.equal(cache[[1, 2, 0], half, [1, 15, 0]], part[[0, 2, 3]])
+    assert cache.isnan().sum() == cache.numel() - 3 * 2 * 16, "padding is written nowhere"
+
+
+def test_what_is_written_as_one_byte_floats():
+    cache = torch.zeros(2, 2, 16, 1, 16, device=DEVICE).to(torch.float8_e4m3fn)
+    key = torch.linspace(-900, 900, 32, device=DEVICE).view(2, 1, 16)
+    two, four = torch.full((1,), 2.0, device=DEVICE), torch.full((1,), 4.0, device=DEVICE)
+    write_kv(key, key, cache, torch.tensor([3, 20], device=DEVICE), two, four)
+    kept = cache.float()[[0, 1], :, [3, 4], 0]
+    torch.testing.assert_close(kept[:, 0], (key[:, 0] / 2).clamp(-448, 448), rtol=0.125, atol=0.1)
+    torch.testing.assert_close(kept[:, 1], key[:, 0] / 4, rtol=0.125, atol=0.1)

@@ -1,0 +1,128 @@
+"""One row and a few rows times a weight in Triton against float64, with every epilogue and odd sizes."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pagemill.model.kernels import reference
+from tests.fakes.triton_interpreter import DEVICE
+
+from pagemill.model.kernels.triton import choices, device, linear  # isort: skip
+from pagemill.model.kernels.triton.choices import GemvChoice, SkinnyChoice
+from pagemill.model.kernels.triton.gemv import gemv
+from pagemill.model.kernels.triton.norm_before import NormBefore
+from pagemill.model.kernels.triton.skinny import skinny
+
+STEP = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+GATES = [None, "silu", "gelu_tanh"]
+TILES = [GemvChoice(4, 64, 4, 1), GemvChoice(16, 32, 4, 3), GemvChoice(1, 512, 4, 1)]
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str | None) -> torch.Tensor:
+    result = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    if gate is None:
+        return result
+    first, second = result.chunk(2, -1)
+    act = functional.silu(first) if gate == "silu" else functional.gelu(first, approximate="tanh")
+    return act * second
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    assert actual.shape == expected.shape
+    scale = expected.abs().max().item() or 1.0
+    torch.testing.assert_close(actual.double(), expected, rtol=STEP[dtype], atol=STEP[dtype] * scale)
+
+
+@pytest.mark.parametrize("dtype", list(STEP))
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize(("num_outputs", "size"), [(8, 64), (30, 200), (64, 96)])
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_gemv(dtype: torch.dtype, tiles: GemvChoice, num_outputs: int, size: int, gate: str | None, biased: bool):
+    x, weight = random(1, size, dtype=dtype), random(num_outputs, size, dtype=dtype, seed=1)
+    bias = random(num_outputs, dtype=dtype, seed=2) if biased else None
+    result = gemv(x, weight, tiles, bias=bias, gate=gate)
+    assert result.dtype == dtype
+    close(result, exact(x, weight, bias, gate), dtype)
+
+
+def test_gemv_into_float32_is_not_rounded():
+    x, weight = random(1, 128, dtype=torch.bfloat16), random(16, 128, dtype=torch.bfloat16, seed=1)
+    result = gemv(x, weight, TILES[0], out_dtype=torch.float32)
+    assert result.dtype == torch.float32
+    close(result, exact(x, weight, None, None), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_residual", [False, True])
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize("size", [96, 256])
+def test_gemv_with_the_norm_before_it(dtype: torch.dtype, has_residual: bool, gate: str | None, size: int):
+    x, weight = random(1, size, dtype=dtype), random(24, size, dtype=dtype, seed=1)
+    norm_weight = random(size, dtype=dtype, seed=2)
+    residual = random(1, size, dtype=dtype, seed=3) if has_residual else None
+    before = NormBefore(norm_weight, 1e-5, residual, torch.empty_like(x))
+    result = gemv(x, weight, TILES[0], gate=gate, norm=before)
+    wide = x.double() if residual is None else x.double() + residual.double()
+    close(before.summed, wide, dtype)
+    if residual is not None:
+        assert torch.equal(residual, random(1, size, dtype=dtype, seed=3))
+    wide = before.summed.double()
+    normed = wide / (wide.square().mean() + 1e-5).sqrt() * norm_weight.double()
+    close(result, exact(normed, weight, None, gate), dtype)
+
+
+@pytest.mark.parametrize("tiles", [SkinnyChoice(16, 32, 4, 2), SkinnyChoice(32, 16, 4, 3, 4)], ids=str)
+@pytest.mark.parametrize("num_rows", [2, 17, 64])
+@pytest.mark.parametrize(("num_outputs", "size"), [(32, 64), (44, 88)])
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_skinny(tiles: SkinnyChoice, num_rows: int, num_outputs: int, size: int, gate: str | None, biased: bool):
+    dtype = torch.float16
+    x = random(num_rows, size + 8, dtype=dtype)[:, :size]
+    weight = random(num_outputs, size, dtype=dtype, seed=1)
+    bias = random(num_outputs, dtype=dtype, seed=2) if biased else None
+    result = skinny(x, weight, tiles, bias=bias, gate=gate)
+    assert result.dtype == dtype
+    close(result, exact(x, weight, bias, gate), dtype)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 20, 70])
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize("out_dtype", [None, torch.float32])
+def test_linear_chooses_by_rows(num_rows: int, gate: str | None, out_dtype: torch.dtype | None, monkeypatch):
+    shape = (24, 64, gate is not None)
+    monkeypatch.setattr(choices, "SKINNY_MEASURED", {(16, shape): SkinnyChoice(16, 32, 4, 2)})
+    # The interpreter cannot multiply matrices of bfloat16.
+    weight = random(48 if gate else 24, 64, dtype=torch.float16, seed=1)
+    x = random(num_rows, 64, dtype=torch.float16)
+    result = device.linear(x, weight, None, gate, out_dtype)
+    if gate is None:
+        assert result.dtype == (out_dtype or x.dtype)
+    close(result, exact(x, weight, None, gate), torch.float16)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_norm_linear(num_rows: int, fused: bool, has_residual: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(choices, "FUSED_NORM_MEASURED", {(24, 64, False)} if fused else set())
+    dtype = torch.float32
+    x, weight, norm = random(num_rows, 64, dtype=dtype), random(24, 64, dtype=dtype), random(64, dtype=dtype)
+    residual = random(num_rows, 64, dtype=dtype, seed=4) if has_residual else None
+    copy = None if residual is None else residual.clone()
+    result, summed = device.norm_linear(x, residual, (norm, 1e-5), weight)
+    expected, expected_sum = reference.norm_linear(x, copy, (norm, 1e-5), weight)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(summed, expected_sum)
+
+
+def test_a_weight_that_is_no_plain_matrix_goes_to_torch():
+    weight = random(64, 24, dtype=torch.float32).t()
+    assert not linear._takes(random(1, 64, dtype=torch.float32), weight)
+    x = random(1, 64, dtype=torch.float32)
+    torch.testing.assert_close(device.linear(x, weight), functional.linear(x, weight))
