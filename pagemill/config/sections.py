@@ -12,7 +12,21 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 QUANTIZATIONS = ("none", "int8")
 DEVICES = ("auto", "cuda", "cpu")
+POOLING_TYPES = ("LAST", "CLS", "MEAN")
+RUNNERS = ("auto", "generate", "pooling")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+
+
+@dataclass(frozen=True)
+class PoolerConfig:
+    """How a prompt becomes a vector, where a request does not say."""
+
+    pooling_type: str | None = setting(
+        None,
+        "of which hidden states: LAST, CLS (the first) or MEAN (default: the model's, or LAST)",
+        choices=POOLING_TYPES,
+    )
+    normalize: bool | None = setting(None, "scale vectors to length 1 (default: the model's, or true)")
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,17 @@ class ModelConfig:
     )
     chat_template: str | None = setting(None, "file with a Jinja chat template (default: the model's)")
     attention_backend: str | None = setting(None, "attention backend by name (default: the platform's first that fits)")
+    runner: str = setting(
+        "auto",
+        "generate: text; pooling: embeddings, by any model (default: pooling for folders that say they are for it)",
+        choices=RUNNERS,
+    )
+    pooler_config: PoolerConfig = setting(PoolerConfig(), "JSON object: how prompts become vectors")
+
+    @property
+    def pools(self) -> bool:
+        """Whether prompts become vectors instead of text; once resolved."""
+        return self.runner == "pooling"
 
 
 @dataclass(frozen=True)

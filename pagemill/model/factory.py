@@ -64,4 +64,6 @@ def build_model(
     quant = integers.choose(config.quantization, dtype, platform.torch_device())
     ctx = LayerContext(dtype, quant, attention, groups, expert_parallel)
     model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
+    if config.pools:
+        model.drop_head()
     return model

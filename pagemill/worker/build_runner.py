@@ -22,6 +22,7 @@ from pagemill.worker.forward.device import DeviceForward
 from pagemill.worker.forward.device_batch import DeviceBatch
 from pagemill.worker.forward.host import HostForward
 from pagemill.worker.forward.interface import Forward
+from pagemill.worker.forward.pooling import PoolingForward
 from pagemill.worker.forward.step_graphs import StepGraphs
 from pagemill.worker.graphs.dispatcher import BatchLimits, Dispatcher
 from pagemill.worker.graphs.downgrade import downgrade
@@ -30,6 +31,7 @@ from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.model_runner import ModelRunner
 from pagemill.worker.pipeline.linked_stage import LinkedStage
 from pagemill.worker.pipeline.stage import SoloStage, Stage
+from pagemill.worker.pooling.pooler import Pooler
 from pagemill.worker.sampling.sampler import Sampler
 
 
@@ -49,19 +51,26 @@ class RunnerSizes:
 
 
 def build_runner(
-    plan: KVCacheConfig, model: CausalLM, platform: Platform, sizes: RunnerSizes, stages: Group | None
+    plan: KVCacheConfig,
+    model: CausalLM,
+    platform: Platform,
+    sizes: RunnerSizes,
+    stages: Group | None,
+    *,
+    pools: bool = False,
 ) -> ModelRunner:
-    """A runner for layers that are bound to their cache; `stages`: the pipeline, where there is one."""
+    """A runner for layers that are bound to their cache; `stages`: the pipeline, where there is one. `pools`: prompts
+    become vectors, and no token is sampled."""
     device = platform.torch_device()
     states = RequestStates(sizes.max_num_seqs, sizes.max_model_len)
     if stages is not None and stages.size > 1:
         stage: Stage = LinkedStage(stages, states, hidden_size=model.hidden_size, dtype=model.dtype, device=device)
     else:
         stage = SoloStage()
-    if platform.runs_ahead and isinstance(stage, SoloStage):
+    if platform.runs_ahead and isinstance(stage, SoloStage) and not pools:
         tables, forward = _on_device(plan, model, platform, sizes, states)
     else:
-        tables, forward = _on_host(plan, model, platform, sizes, states, stage)
+        tables, forward = _on_host(plan, model, platform, sizes, states, stage, pools)
     return ModelRunner(states, tables, stage, forward)
 
 
@@ -72,12 +81,16 @@ def _on_host(
     sizes: RunnerSizes,
     states: RequestStates,
     stage: Stage,
+    pools: bool,
 ) -> tuple[BlockTables, Forward]:
     device = platform.torch_device()
     tables = BlockTables(
         tuple(BlockTable(sizes.max_num_seqs, sizes.max_model_len, group.spec.block_size) for group in plan.groups)
     )
     groups = AttentionGroups(plan, model.cache_layers(), tables, device)
+    if pools:
+        pooler = Pooler(sizes.max_num_seqs, model.hidden_size, torch.device(device))
+        return tables, PoolingForward(model, groups, pooler, stage, torch.device(device))
     return tables, HostForward(model, groups, Sampler(states), stage, torch.device(device))
 
 
