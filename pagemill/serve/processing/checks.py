@@ -132,7 +132,7 @@ CHECKS: tuple[Callable[[Admission, Bounds], None], ...] = (
 def check_kind(kind: type[SamplingParams] | type[PoolingParams], bounds: Bounds) -> None:
     """Raises RequestError when the engine does the other kind of work."""
     if kind is SamplingParams and bounds.embedding_size is not None:
-        raise RequestError("this model makes embeddings and generates no text (--runner pooling); use /v1/embeddings")
+        raise RequestError("this model makes embeddings and generates no text (--runner pooling); ask for embeddings")
     if kind is PoolingParams and bounds.embedding_size is None:
         raise RequestError("this model generates text and makes no embeddings; for those, start with --runner pooling")
 
