@@ -10,7 +10,7 @@ from pagemill.config.graph_mode import GRAPH_MODES
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", "fp8")
 DEVICES = ("auto", "cuda", "cpu")
 POOLING_TYPES = ("LAST", "CLS", "MEAN")
 RUNNERS = ("auto", "generate", "pooling")
@@ -39,8 +39,8 @@ class ModelConfig:
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
     quantization: str | None = setting(
         None,
-        "precision of weights: none dequantizes a quantized file, int8 quantizes a float checkpoint "
-        "(default: as in the file)",
+        "precision of weights: none dequantizes a quantized file, int8 (on CPUs) and fp8 (on GPUs) quantize a float "
+        "checkpoint (default: as in the file)",
         choices=QUANTIZATIONS,
     )
     seed: int = setting(0, "seed of everything random that no request seeds (dummy weights, request seeds)")

@@ -12,9 +12,10 @@ from pagemill.errors import ModelError
 from pagemill.model.attention.selector import choose
 from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_groups
 from pagemill.model.layers.context import LayerContext
+from pagemill.model.layers.moe.exchange import Exchange
 from pagemill.model.loading.load_weights import load_weights
 from pagemill.model.models.causal_lm import CausalLM
-from pagemill.model.quantization import integers
+from pagemill.model.quantization.choose import choose as choose_quantization
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
 
@@ -61,8 +62,9 @@ def build_model(
         order=platform.attention_order(),
     )
     dtype = getattr(torch, config.dtype)
-    quant = integers.choose(config.quantization, dtype, platform.torch_device())
-    ctx = LayerContext(dtype, quant, attention, groups, expert_parallel)
+    quant = choose_quantization(config.quantization, dtype, platform.torch_device())
+    exchange = Exchange(groups.dp, groups.ep) if expert_parallel and groups.dp.size > 1 else None
+    ctx = LayerContext(dtype, quant, attention, groups, expert_parallel, exchange)
     model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
     if config.pools:
         model.drop_head()

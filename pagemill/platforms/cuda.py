@@ -64,7 +64,7 @@ class CudaPlatform(Platform):
         """Threads of the CPU do no work that would gain by them."""
 
     def attention_order(self) -> tuple[str, ...]:
-        return ("TORCH_PAGED",)
+        return ("TRITON_ATTN", "TORCH_PAGED")
 
     def dist_backend(self) -> str:
         return "nccl"

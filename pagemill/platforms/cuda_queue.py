@@ -3,6 +3,8 @@
 Knows nothing about what is copied.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ class EventMark:
     """A CUDA event."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event()
+        self.event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.event.record(stream)
 
     def reached(self) -> bool:
@@ -30,8 +32,8 @@ class CudaTransfers(Transfers):
     """One stream brings, one takes away; the main stream waits for an upload on the device, the host never."""
 
     def __init__(self) -> None:
-        self._bring = torch.cuda.Stream()
-        self._take = torch.cuda.Stream()
+        self._bring = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._take = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def host_buffer(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         return torch.zeros(shape, dtype=getattr(torch, dtype), pin_memory=True)

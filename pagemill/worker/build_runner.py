@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
+from pagemill.config.compilation import is_cut
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import SchedulerConfig
+from pagemill.config.sections import CompilationConfig, SchedulerConfig
+from pagemill.log import get_logger
 from pagemill.messages.kv_spec import KVCacheConfig
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import MetadataBuilder
+from pagemill.model.attention.layer import Attention
 from pagemill.model.distributed.group import Group
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Platform
@@ -34,6 +37,8 @@ from pagemill.worker.pipeline.stage import SoloStage, Stage
 from pagemill.worker.pooling.pooler import Pooler
 from pagemill.worker.sampling.sampler import Sampler
 
+logger = get_logger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerSizes:
@@ -55,7 +60,8 @@ def build_runner(
     model: CausalLM,
     platform: Platform,
     sizes: RunnerSizes,
-    stages: Group | None,
+    compilation: CompilationConfig,
+    stages: Group | None = None,
     *,
     pools: bool = False,
 ) -> ModelRunner:
@@ -68,7 +74,7 @@ def build_runner(
     else:
         stage = SoloStage()
     if platform.runs_ahead and isinstance(stage, SoloStage) and not pools:
-        tables, forward = _on_device(plan, model, platform, sizes, states)
+        tables, forward = _on_device(plan, model, platform, sizes, states, compilation)
     else:
         tables, forward = _on_host(plan, model, platform, sizes, states, stage, pools)
     return ModelRunner(states, tables, stage, forward)
@@ -95,7 +101,12 @@ def _on_host(
 
 
 def _on_device(
-    plan: KVCacheConfig, model: CausalLM, platform: Platform, sizes: RunnerSizes, states: RequestStates
+    plan: KVCacheConfig,
+    model: CausalLM,
+    platform: Platform,
+    sizes: RunnerSizes,
+    states: RequestStates,
+    compilation: CompilationConfig,
 ) -> tuple[BlockTables, Forward]:
     device = torch.device(platform.torch_device())
     tables = tuple(
@@ -103,36 +114,46 @@ def _on_device(
         for group in plan.groups
     )
     groups = AttentionGroups(plan, model.cache_layers(), BlockTables(tables), platform.torch_device())
-    capture_sizes = default_capture_sizes(sizes.max_num_seqs)
-    most_rows = max(sizes.max_num_seqs, *capture_sizes)
+    settings = GraphSettings(compilation, sizes.max_num_seqs)
+    most_rows = max(sizes.max_num_seqs, *settings.capture_sizes, 1)
     batch = DeviceBatch(max(sizes.max_step_tokens, most_rows), most_rows, tables, device)
-    forward = DeviceForward(
-        model,
-        states,
-        batch,
-        groups,
-        Sampler(states),
-        platform.transfers(),
-        StepGraphs(_graphs(groups, platform, capture_sizes, sizes)),
-        device,
-    )
+    graphs = StepGraphs(_graphs(groups, model, platform, settings))
+    forward = DeviceForward(model, states, batch, groups, Sampler(states), platform.transfers(), graphs, device)
     return BlockTables(tables), forward
 
 
-def _graphs(groups: AttentionGroups, platform: Platform, capture_sizes: list[int], sizes: RunnerSizes) -> Graphs:
+@dataclass(frozen=True, slots=True)
+class GraphSettings:
+    """What is wished of graphs, before it is known what attention can."""
+
+    compilation: CompilationConfig
+    max_num_seqs: int
+
+    @property
+    def capture_sizes(self) -> tuple[int, ...]:
+        """Numbers of tokens for which there are graphs."""
+        return self.compilation.cudagraph_capture_sizes or ()
+
+
+def _graphs(groups: AttentionGroups, model: CausalLM, platform: Platform, settings: GraphSettings) -> Graphs:
     maker = platform.graph_maker()
     support = {type(planner).__name__: _graph_support(planner) for planner in groups.planners()}
-    mode, _ = downgrade(GraphMode.FULL_DECODE_ONLY, support, pieces=False)
+    pieces = is_cut(settings.compilation) and all(
+        isinstance(layer, Attention) for layer in model.cache_layers().values()
+    )
+    wanted = GraphMode[settings.compilation.cudagraph_mode or GraphMode.NONE.value]
+    mode, reason = downgrade(wanted, support, pieces=pieces)
+    if reason:
+        logger.info("CUDA graphs: %s instead of %s: %s", mode.value, wanted.value, reason)
     if maker is None or mode is GraphMode.NONE:
         return NoGraphs()
-    return GraphRunner(Dispatcher(mode, capture_sizes, BatchLimits(sizes.max_num_seqs)), maker)
+    return GraphRunner(
+        Dispatcher(mode, settings.capture_sizes, BatchLimits(settings.max_num_seqs)),
+        maker,
+        num_warm_ups=settings.compilation.cudagraph_num_of_warmups,
+        lazy=settings.compilation.cudagraph_lazy_capture,
+    )
 
 
 def _graph_support(planner: object) -> AttentionCGSupport:
     return planner.graph_support if isinstance(planner, MetadataBuilder) else AttentionCGSupport.NEVER
-
-
-def default_capture_sizes(most: int) -> list[int]:
-    """1, 2, 4, then every 8 up to 256, every 16 up to 512, and no further; up to the first that holds `most`."""
-    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
-    return [size for index, size in enumerate(sizes) if index == 0 or sizes[index - 1] < most]

@@ -163,8 +163,8 @@ class Worker:
 
     def _build_runner(self, plan: KVCacheConfig) -> ModelRunner:
         stages = None if self._groups is None else self._groups.pp
-        pools = self._config.model.pools
-        return build_runner(plan, self.model, self._platform, self._sizes(), stages, pools=pools)
+        compilation, pools = self._config.graphs.compilation_config, self._config.model.pools
+        return build_runner(plan, self.model, self._platform, self._sizes(), compilation, stages, pools=pools)
 
     def _sizes(self) -> RunnerSizes:
         return RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len or 0)

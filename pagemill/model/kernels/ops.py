@@ -78,6 +78,27 @@ def sample(
     return result
 
 
+def samples_rows(logits: Tensor) -> bool:
+    """Whether `sample_rows` has a kernel for these logits: it is meant for those only."""
+    return logits.is_cuda and device_kernels() is not reference
+
+
+def sample_rows(logits: Tensor, settings: Tensor, positions: Tensor, slots: Tensor | None = None) -> Tensor:
+    """[L, V] float32 on a GPU -> [L] int64: as worker/sampling does it, noise included, and nothing waits.
+
+    settings [L, 7] int32: the bits of temperature, top_p, min_p (float32), top_k, greedy, seed (low, high); or of
+    slots, with `slots` [L] int32. positions [L]: of the tokens to be sampled. Logits stay as they are.
+    """
+    result: Tensor = device_kernels().sample_rows(logits, settings, positions, slots)
+    return result
+
+
+def gather_pair(first: Tensor, second: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """(first[indices], second[indices]) of two tables [P, N] of the same strides; indices [T] int64."""
+    result: tuple[Tensor, Tensor] = _device_only(first).gather_pair(first, second, indices)
+    return result
+
+
 def linear(
     x: Tensor,
     weight: Tensor,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pagemill.errors import ModelError
+from pagemill.model.kernels.ops import gather_pair
 
 
 class Rotary:
@@ -22,7 +23,7 @@ class Rotary:
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[T] positions -> cos, sin, each [T, D], for all heads. Looked up once per step and setting."""
-        return self.cos[positions], self.sin[positions]
+        return gather_pair(self.cos, self.sin, positions)
 
 
 def rope_settings(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:

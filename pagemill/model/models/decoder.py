@@ -157,7 +157,10 @@ class DecoderLayer(nn.Module):
     def forward(self, hidden: Tensor, residual: Tensor | None, rope: Rope) -> tuple[Tensor, Tensor]:
         """[T, E] twice; `residual` None before the first layer."""
         hidden, residual = self.self_attn.after_norm(self.input_layernorm, hidden, residual, rope)
-        return self.mlp.after_norm(self.post_attention_layernorm, hidden, residual)
+        if isinstance(self.mlp, GatedMLP):
+            return self.mlp.after_norm(self.post_attention_layernorm, hidden, residual)
+        hidden, residual = self.post_attention_layernorm.add_forward(hidden, residual)
+        return self.mlp(hidden), residual
 
     def plan(self, builder: PlanBuilder, hidden: int, residual: int | None, tables: Tables) -> tuple[int, int]:
         """The same as operations. Raises NotPlannable."""

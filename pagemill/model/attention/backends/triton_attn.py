@@ -20,6 +20,7 @@ from pagemill.model.attention.interface import (
     CommonAttentionMetadata,
     MetadataBuilder,
 )
+from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.triton.attention_tiles import Tiles, power_of_two, split_budget, tiles_for
 
 FALLBACK_PROCESSORS = 4
@@ -70,7 +71,8 @@ class TritonBuilder(MetadataBuilder):
         self._resident = _num_processors(device) * self._decode.programs_per_sm
 
     def build(self, common: CommonAttentionMetadata) -> TritonMetadata:
-        from pagemill.model.kernels.triton.attention_plan import plan_items  # deferred: triton
+        from pagemill.model.kernels.triton import launch  # deferred: triton
+        from pagemill.model.kernels.triton.attention_plan import plan_items
 
         spec, requests = self.spec, common.num_requests
         tile_tokens = self._prefill.rows // self._group
@@ -83,6 +85,7 @@ class TritonBuilder(MetadataBuilder):
             items.tile_request, requests, budget, self._decode.min_share,
             DECODE_TOKENS=self.decode_tokens, TILE_TOKENS=tile_tokens, WINDOW=spec.window or 0,
             CHUNK=spec.chunk_size or 0, HAS_TILES=has_tiles, BLOCK_R=power_of_two(requests),
+            PDL=launch.dependent(), **launch.options(),
         )  # fmt: skip
         return TritonMetadata(common, items, requests + budget, num_tiles, self._decode, self._prefill)
 
@@ -115,6 +118,10 @@ class TritonImpl(AttentionImpl):
         super().__init__(spec)
         self._slopes: Tensor | None = None
 
+    def write_target(self, kv_cache: Tensor, metadata: TritonMetadata) -> KVTarget:
+        tensors, slots = self.tensors, metadata.common.slot_mapping
+        return KVTarget(kv_cache[:, 0], kv_cache[:, 1], slots, tensors.key_scale, tensors.value_scale)
+
     def forward(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: TritonMetadata
     ) -> Tensor:
@@ -130,7 +137,8 @@ class TritonImpl(AttentionImpl):
         return output
 
     def _attend(self, output: Tensor, query: Tensor, kv_cache: Tensor, metadata: TritonMetadata, split: bool) -> None:
-        from pagemill.model.kernels.triton.attention import paged_attention  # deferred: triton
+        from pagemill.model.kernels.triton import launch  # deferred: triton
+        from pagemill.model.kernels.triton.attention import paged_attention
 
         spec, items, common, tensors = self.spec, metadata.items, metadata.common, self.tensors
         tiles = (metadata.decode if split else metadata.prefill).for_elements(query.element_size())
@@ -148,11 +156,12 @@ class TritonImpl(AttentionImpl):
             BLOCK_D=items.partial_out.shape[3], BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, PAGE=common.block_size,
             ROWS=items.partial_out.shape[2], WINDOW=spec.window or 0, CHUNK=spec.chunk_size or 0,
             HAS_CAP=spec.soft_cap is not None, HAS_SINKS=tensors.sinks is not None, HAS_ALIBI=slopes is not None,
-            SCALED=scaled, SPLIT=split, num_warps=tiles.warps, num_stages=tiles.stages,
+            SCALED=scaled, SPLIT=split, PDL=launch.dependent(), num_stages=tiles.stages, **launch.options(tiles.warps),
         )  # fmt: skip
 
     def _merge(self, output: Tensor, metadata: TritonMetadata) -> None:
-        from pagemill.model.kernels.triton.attention import merge_splits  # deferred: triton
+        from pagemill.model.kernels.triton import launch  # deferred: triton
+        from pagemill.model.kernels.triton.attention import merge_splits
 
         items, spec = metadata.items, self.spec
         rows = items.partial_out.shape[2]
@@ -160,7 +169,7 @@ class TritonImpl(AttentionImpl):
             output, items.partial_out, items.partial_lse, metadata.common.query_start, items.split_first,
             output.stride(0), output.stride(1),
             GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size, BLOCK_D=items.partial_out.shape[3],
-            ROWS=rows, BLOCK_S=32, num_warps=4,
+            ROWS=rows, BLOCK_S=32, PDL=launch.dependent(), **launch.options(),
         )  # fmt: skip
 
     def _slopes_on(self, device: torch.device) -> Tensor | None:
@@ -176,7 +185,8 @@ def write_kv(
 ) -> None:  # fmt: skip
     """key, value [T, Hkv, D] with dense heads, any stride between tokens -> kv_cache [N, 2, block, Hkv, D], at the
     slots of slot_mapping [T]; a negative one is skipped. A cache of 1-byte floats gets key / key_scale, saturated."""
-    from pagemill.model.kernels.triton.cache_write import write_cache  # deferred: triton
+    from pagemill.model.kernels.triton import launch  # deferred: triton
+    from pagemill.model.kernels.triton.cache_write import write_cache
 
     num_tokens, heads, head_size = key.shape
     keys, values = kv_cache[:, 0], kv_cache[:, 1]
@@ -185,6 +195,7 @@ def write_kv(
         key, value, keys, values, slot_mapping, key_scale, value_scale, key.stride(0), value.stride(0),
         keys.stride(0), keys.stride(1), keys.stride(2), torch.finfo(kv_cache.dtype).max,
         HEADS=heads, HEAD=head_size, PAGE=kv_cache.shape[2], SCALED=scaled, BLOCK=power_of_two(heads * head_size),
+        PDL=launch.dependent(), **launch.options(),
     )  # fmt: skip
 
 

@@ -8,8 +8,18 @@ A program's rows are the query heads of one key head times some tokens, so that 
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def begin_kernel(PDL: tl.constexpr):
+    """With dependent launch: the next kernel may start, and what earlier ones wrote is there. Every program must call
+    it, or the next kernel's wait would not cover those before this one."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -83,6 +93,29 @@ def _attend(
 
 
 @triton.jit
+def _attend_all(
+    acc, top, total, query, begin, end, first_position, position, slope, row_table, keys, values, scale, cap, factor,
+    stride_block, stride_token,
+    PAGE: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr,
+):  # fmt: skip
+    """`_attend` to [begin, end): without masks as far as the row at `first_position`, the first, sees all."""
+    masked_begin = begin
+    if WINDOW == 0 and CHUNK == 0:
+        masked_begin += tl.maximum(tl.minimum(first_position + 1, end) - begin, 0) // BLOCK_N * BLOCK_N
+        acc, top, total = _attend(
+            acc, top, total, query, begin, masked_begin, end, position, slope, row_table, keys, values, scale, cap,
+            factor, stride_block, stride_token,
+            PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI, False,
+        )  # fmt: skip
+    return _attend(
+        acc, top, total, query, masked_begin, end, end, position, slope, row_table, keys, values, scale, cap,
+        factor, stride_block, stride_token,
+        PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI, True,
+    )  # fmt: skip
+
+
+@triton.jit
 def _place_of_item(
     item, first_item, item_request, query_start, seq_lens,
     TILE_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr,
@@ -122,7 +155,7 @@ def paged_attention(
     stride_block, stride_token, stride_head,
     GROUP: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, item). With SPLIT an item is a part of a request's keys, and its results go to the partial
     buffers unless it is the only one; without, it is a tile of a request's queries.
@@ -131,6 +164,7 @@ def paged_attention(
     first_item [R + 1], item_request [items]; sinks, slopes [H]; key_scale, value_scale [1];
     partial_out [items, Hkv, ROWS, BLOCK_D], partial_lse [items, Hkv, ROWS], both float32, base 2.
     """
+    begin_kernel(PDL)
     kv_head, item = tl.program_id(0), tl.program_id(1)
     if item >= tl.load(first_item + num_requests):
         return
@@ -159,17 +193,9 @@ def paged_attention(
         total = tl.where(has_sink, 1.0, total)
     row_table = block_table + request.to(tl.int64) * table_stride
     head_keys, head_values = keys + kv_head * stride_head, values + kv_head * stride_head
-    masked_begin = begin
-    if WINDOW == 0 and CHUNK == 0:
-        masked_begin += tl.maximum(tl.minimum(context + tile + 1, end) - begin, 0) // BLOCK_N * BLOCK_N
-        acc, top, total = _attend(
-            acc, top, total, loaded, begin, masked_begin, end, position, slope, row_table, head_keys, head_values,
-            scale, cap, factor, stride_block, stride_token,
-            PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI, False,
-        )  # fmt: skip
-    acc, top, total = _attend(
-        acc, top, total, loaded, masked_begin, end, end, position, slope, row_table, head_keys, head_values, scale,
-        cap, factor, stride_block, stride_token, PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI, True,
+    acc, top, total = _attend_all(
+        acc, top, total, loaded, begin, end, context + tile, position, slope, row_table, head_keys, head_values, scale,
+        cap, factor, stride_block, stride_token, PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     if SCALED:
@@ -186,8 +212,10 @@ def paged_attention(
 def merge_splits(
     out, partial_out, partial_lse, query_start, first_item, out_stride_token, out_stride_head,
     GROUP: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (request, row of a key head, key head): the weighted mean of what the request's items found."""
+    begin_kernel(PDL)
     request, row, kv_head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, past = tl.load(first_item + request), tl.load(first_item + request + 1)
     token_begin = tl.load(query_start + request)

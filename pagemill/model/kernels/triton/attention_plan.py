@@ -7,7 +7,7 @@ items, of which the kernels' surplus programs find themselves beyond the end.
 import triton
 import triton.language as tl
 
-from pagemill.model.kernels.triton.attention import first_seen
+from pagemill.model.kernels.triton.attention import begin_kernel, first_seen
 
 
 @triton.jit
@@ -27,10 +27,11 @@ def _give_items(first_item, item_request, counts, requests, me, num_requests):
 def plan_items(
     query_start, seq_lens, split_first, split_request, tile_first, tile_request, num_requests, budget, min_share,
     DECODE_TOKENS: tl.constexpr, TILE_TOKENS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
-    HAS_TILES: tl.constexpr, BLOCK_R: tl.constexpr,
+    HAS_TILES: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program per request. Requests of at most DECODE_TOKENS tokens have their keys split, so evenly that all of them
     together are at most num_requests + budget items; the queries of the others are cut into tiles."""
+    begin_kernel(PDL)
     me = tl.program_id(0)
     requests = tl.arange(0, BLOCK_R)
     real = requests < num_requests

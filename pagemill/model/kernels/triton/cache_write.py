@@ -6,15 +6,19 @@ Knows neither rotary embeddings nor norms: a kernel that fuses these with the wr
 import triton
 import triton.language as tl
 
+from pagemill.model.kernels.triton.attention import begin_kernel
+
 
 @triton.jit
 def write_cache(
     key, value, keys, values, slot_mapping, key_scale, value_scale,
     key_stride, value_stride, stride_block, stride_token, stride_head, largest,
     HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program per token. key, value [T, Hkv, D] with dense heads; keys, values: halves of the cache [N, PAGE, Hkv, D];
     slot_mapping [T], negative for a token that has no place. `largest`: the cache type's, for saturation."""
+    begin_kernel(PDL)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     if slot < 0:

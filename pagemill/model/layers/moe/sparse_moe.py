@@ -4,9 +4,9 @@ from torch import Tensor, nn
 
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.layers.moe.exchange import Exchange
 from pagemill.model.layers.moe.experts import Experts
 from pagemill.model.layers.moe.router import Router
+from pagemill.model.layers.norm import RMSNorm
 
 
 class SparseMoE(nn.Module):
@@ -29,14 +29,20 @@ class SparseMoE(nn.Module):
         self.gate = Router(size, num_experts, routing, ctx=ctx.child("gate"), corrected=corrected)
         self.experts = Experts(size, inner_size, num_experts, activation, ctx=ctx.child("experts"))
         self.shared_experts = shared
-        apart = ctx.expert_parallel and ctx.groups.dp.size > 1
-        self._exchange = Exchange(ctx.groups.dp, ctx.groups.ep) if apart else None
+        self._exchange = ctx.exchange
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[T, E] -> [T, E], on every rank that computes these tokens."""
         chosen, weights = self.gate.choose(hidden)
         mixed = self._mix(hidden, chosen, weights)
         return mixed if self.shared_experts is None else mixed + self.shared_experts(hidden)
+
+    def after_norm(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(forward(norm(hidden + residual)), hidden + residual)."""
+        if residual is None:
+            return self(norm(hidden)), hidden
+        normed, residual = norm.add_forward(hidden, residual)
+        return self(normed), residual
 
     def _mix(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         if self._exchange is not None:
