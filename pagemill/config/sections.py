@@ -13,6 +13,8 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 QUANTIZATIONS = ("none", "int8", "fp8")
 DEVICES = ("auto", "cuda", "cpu")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")
+POOLING_TYPES = ("LAST", "CLS", "MEAN")
+RUNNERS = ("auto", "generate", "pooling")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
@@ -27,6 +29,18 @@ class AttentionConfig:
         {}, "JSON object: pattern of layer names, such as *.0.self_attn.attn -> backend; the first that matches counts"
     )
     flash_attn_version: int | None = setting(None, "2 or 3, for FLASH_ATTN (default: the newest that is installed)")
+
+
+@dataclass(frozen=True)
+class PoolerConfig:
+    """How a prompt becomes a vector, where a request does not say."""
+
+    pooling_type: str | None = setting(
+        None,
+        "of which hidden states: LAST, CLS (the first) or MEAN (default: the model's, or LAST)",
+        choices=POOLING_TYPES,
+    )
+    normalize: bool | None = setting(None, "scale vectors to length 1 (default: the model's, or true)")
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,17 @@ class ModelConfig:
     attention_config: AttentionConfig = setting(
         AttentionConfig(), "JSON object: attention backends by layer and phase", short="-ac"
     )
+    runner: str = setting(
+        "auto",
+        "generate: text; pooling: embeddings, by any model (default: pooling for folders that say they are for it)",
+        choices=RUNNERS,
+    )
+    pooler_config: PoolerConfig = setting(PoolerConfig(), "JSON object: how prompts become vectors")
+
+    @property
+    def pools(self) -> bool:
+        """Whether prompts become vectors instead of text; once resolved."""
+        return self.runner == "pooling"
 
 
 @dataclass(frozen=True)

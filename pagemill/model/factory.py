@@ -65,6 +65,8 @@ def build_model(
     exchange = Exchange(groups.dp, groups.ep) if expert_parallel and groups.dp.size > 1 else None
     ctx = LayerContext(dtype, quant, attention, groups, expert_parallel, exchange)
     model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
+    if config.pools:
+        model.drop_head()
     return model
 
 

@@ -20,6 +20,7 @@ from pagemill.worker.forward.device import DeviceForward
 from pagemill.worker.forward.device_batch import DeviceBatch
 from pagemill.worker.forward.host import HostForward
 from pagemill.worker.forward.interface import Forward
+from pagemill.worker.forward.pooling import PoolingForward
 from pagemill.worker.forward.step_graphs import StepGraphs
 from pagemill.worker.graphs.dispatcher import BatchLimits
 from pagemill.worker.graphs.factory import make_graphs
@@ -29,6 +30,7 @@ from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.model_runner import ModelRunner
 from pagemill.worker.pipeline.linked_stage import LinkedStage
 from pagemill.worker.pipeline.stage import SoloStage, Stage
+from pagemill.worker.pooling.pooler import Pooler
 from pagemill.worker.sampling.sampler import Sampler
 
 
@@ -55,21 +57,24 @@ def build_runner(
     graphs: GraphConfig,
     stages: Group | None = None,
     rank: int = 0,
+    *,
+    pools: bool = False,
 ) -> ModelRunner:
     """A runner for layers that are bound to their cache; `stages`: the pipeline, where there is one; `rank`: of the
-    worker. Raises ConfigError for a model that cannot be compiled as `graphs` asks."""
+    worker. `pools`: prompts become vectors, and no token is sampled. Raises ConfigError for a model that cannot be
+    compiled as `graphs` asks."""
     device = platform.torch_device()
     states = RequestStates(sizes.max_num_seqs, sizes.max_model_len)
     if stages is not None and stages.size > 1:
         stage: Stage = LinkedStage(stages, states, hidden_size=model.hidden_size, dtype=model.dtype, device=device)
     else:
         stage = SoloStage()
-    if platform.runs_ahead and isinstance(stage, SoloStage):
+    if platform.runs_ahead and isinstance(stage, SoloStage) and not pools:
         made = _graphs(model, sizes, platform.graph_maker(), graphs, rank)
         tables, forward = _on_device(plan, model, platform, sizes, states, made)
     else:
         made = _graphs(model, sizes, None, graphs, rank)
-        tables, forward = _on_host(plan, model, platform, sizes, states, stage, made)
+        tables, forward = _on_host(plan, model, platform, sizes, states, stage, made, pools)
     return ModelRunner(states, tables, stage, forward)
 
 
@@ -81,12 +86,16 @@ def _on_host(
     states: RequestStates,
     stage: Stage,
     graphs: Graphs,
+    pools: bool,
 ) -> tuple[BlockTables, Forward]:
     device = platform.torch_device()
     tables = BlockTables(
         tuple(BlockTable(sizes.max_num_seqs, sizes.max_model_len, group.spec.block_size) for group in plan.groups)
     )
     groups = AttentionGroups(plan, model.cache_layers(), tables, device)
+    if pools:
+        pooler = Pooler(sizes.max_num_seqs, model.hidden_size, torch.device(device))
+        return tables, PoolingForward(model, groups, pooler, stage, torch.device(device))
     network = graphs.wrap_model(model)
     return tables, HostForward(model, network, groups, Sampler(states), stage, torch.device(device))
 

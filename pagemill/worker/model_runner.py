@@ -115,4 +115,4 @@ class StepTokens:
         if len(token_ids):
             self._places.fill(token_ids)
             self._stage.sampled(token_ids)
-        return ModelRunnerOutput(self._step_id, self._places.slots, token_ids)
+        return ModelRunnerOutput(self._step_id, self._places.slots, token_ids, self._tokens.vectors)

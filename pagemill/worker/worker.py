@@ -179,7 +179,8 @@ class Worker:
         stages, graphs = None if self._groups is None else self._groups.pp, self._config.graphs
         if not compiles:
             graphs = replace(graphs, compilation_config=replace(graphs.compilation_config, mode=NO_COMPILER))
-        return build_runner(plan, self.model, self._platform, self._sizes(), graphs, stages, self._rank.rank)
+        sizes, pools = self._sizes(), self._config.model.pools
+        return build_runner(plan, self.model, self._platform, sizes, graphs, stages, self._rank.rank, pools=pools)
 
     def _sizes(self) -> RunnerSizes:
         return RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len or 0)

@@ -128,7 +128,7 @@ class ScriptedWorker:
                 "tokens": new.token_ids.tolist(),
                 "computed": new.num_computed_tokens,
                 "tables": [list(ids) for ids in new.block_ids],
-                "seed": new.params.seed or 0,
+                "seed": getattr(new.params, "seed", None) or 0,
             }
         for grown in step.grown:
             for table, ids in zip(self.slots[grown.slot]["tables"], grown.block_ids, strict=True):

@@ -286,6 +286,8 @@ class Downloads:
 class DownloadedTokens:
     """On their way to host memory that is used again, so they are copied out of it."""
 
+    vectors = None
+
     def __init__(self, mark: Mark, target: Tensor) -> None:
         self._mark = mark
         self._target = target

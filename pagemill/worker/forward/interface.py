@@ -3,9 +3,14 @@
 from abc import ABC, abstractmethod
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch
+
+Vectors = npt.NDArray[np.float32]
 
 
 class TokensSoon(Protocol):
@@ -17,12 +22,17 @@ class TokensSoon(Protocol):
     def take(self) -> Int32Array:
         """[L] the sampled tokens, in the order of the batch."""
 
+    @property
+    def vectors(self) -> Vectors | None:
+        """[L, E] what was made of prompts instead, of a pooling model; the tokens are 0 then."""
+
 
 class TokensNow:
     """Tokens that are there."""
 
-    def __init__(self, token_ids: Int32Array) -> None:
+    def __init__(self, token_ids: Int32Array, vectors: Vectors | None = None) -> None:
         self._token_ids = token_ids
+        self.vectors = vectors
 
     def ready(self) -> bool:
         """Always."""
