@@ -13,6 +13,8 @@ from pagemill.errors import ConfigError
 from pagemill.platforms.interface import DeviceMemory, GraphMaker, Platform, Transfers
 
 TOKEN_BUDGET = 8192
+LIBRARY_FOLDERS = ("/usr/local/nvidia/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/wsl/lib/", "")
+"""Where the driver's library may be; at last, where the loader looks."""
 _NAME_BYTES = 96
 
 
@@ -109,7 +111,7 @@ class _Management:
     """libnvidia-ml. Raises OSError when it is not there, or refuses."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        self._library = _load()
         self._call("nvmlInit_v2")
 
     def count(self) -> int:
@@ -135,6 +137,15 @@ class _Management:
         status = getattr(self._library, name)(*args)
         if status:
             raise OSError(f"{name} failed with status {status}")
+
+
+def _load() -> ctypes.CDLL:
+    for folder in LIBRARY_FOLDERS:
+        try:
+            return ctypes.CDLL(f"{folder}libnvidia-ml.so.1")
+        except OSError as error:
+            missing = error
+    raise missing
 
 
 @cache

@@ -35,6 +35,8 @@ from pagemill.worker.sampling.sampler import Sampler
 class DeviceForward(Forward):
     """`sampler` changes logits where a request asks for it; sampling itself is done on the device."""
 
+    runs_ahead = True
+
     def __init__(
         self,
         model: CausalLM,
