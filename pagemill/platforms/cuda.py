@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from pagemill import envs
+from pagemill.catalog.attention import cuda_order
 from pagemill.config.facts import DeviceFacts
 from pagemill.errors import ConfigError
 from pagemill.platforms.interface import DeviceMemory, GraphMaker, Platform, Transfers
@@ -69,7 +70,8 @@ class CudaPlatform(Platform):
         """Threads of the CPU do no work that would gain by them."""
 
     def attention_order(self) -> tuple[str, ...]:
-        return ("TRITON_ATTN", "TORCH_PAGED")
+        capability = _Management().device(self._index).capability
+        return (*cuda_order(capability), *cuda_order(capability, mla=True))
 
     def dist_backend(self) -> str:
         return "nccl"

@@ -9,6 +9,7 @@ import torch
 
 from pagemill.config.sections import GraphConfig, SchedulerConfig
 from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.distributed.group import Group
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Platform
@@ -19,13 +20,17 @@ from pagemill.worker.forward.device import DeviceForward
 from pagemill.worker.forward.device_batch import DeviceBatch
 from pagemill.worker.forward.host import HostForward
 from pagemill.worker.forward.interface import Forward
+from pagemill.worker.forward.pooling import PoolingForward
 from pagemill.worker.forward.step_graphs import StepGraphs
 from pagemill.worker.graphs.dispatcher import BatchLimits
 from pagemill.worker.graphs.factory import make_graphs
+from pagemill.worker.graphs.graph import GraphMaker
+from pagemill.worker.graphs.graph_runner import Graphs
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.model_runner import ModelRunner
 from pagemill.worker.pipeline.linked_stage import LinkedStage
 from pagemill.worker.pipeline.stage import SoloStage, Stage
+from pagemill.worker.pooling.pooler import Pooler
 from pagemill.worker.sampling.sampler import Sampler
 
 
@@ -51,19 +56,25 @@ def build_runner(
     sizes: RunnerSizes,
     graphs: GraphConfig,
     stages: Group | None = None,
+    rank: int = 0,
+    *,
+    pools: bool = False,
 ) -> ModelRunner:
-    """A runner for layers that are bound to their cache. `graphs`: as resolved. `stages`: the pipeline, where there is
-    one."""
+    """A runner for layers that are bound to their cache; `stages`: the pipeline, where there is one; `rank`: of the
+    worker. `pools`: prompts become vectors, and no token is sampled. Raises ConfigError for a model that cannot be
+    compiled as `graphs` asks."""
     device = platform.torch_device()
     states = RequestStates(sizes.max_num_seqs, sizes.max_model_len)
     if stages is not None and stages.size > 1:
         stage: Stage = LinkedStage(stages, states, hidden_size=model.hidden_size, dtype=model.dtype, device=device)
     else:
         stage = SoloStage()
-    if platform.runs_ahead and isinstance(stage, SoloStage):
-        tables, forward = _on_device(plan, model, platform, sizes, states, graphs)
+    if platform.runs_ahead and isinstance(stage, SoloStage) and not pools:
+        made = _graphs(model, sizes, platform.graph_maker(), graphs, rank)
+        tables, forward = _on_device(plan, model, platform, sizes, states, made)
     else:
-        tables, forward = _on_host(plan, model, platform, sizes, states, stage)
+        made = _graphs(model, sizes, None, graphs, rank)
+        tables, forward = _on_host(plan, model, platform, sizes, states, stage, made, pools)
     return ModelRunner(states, tables, stage, forward)
 
 
@@ -74,13 +85,19 @@ def _on_host(
     sizes: RunnerSizes,
     states: RequestStates,
     stage: Stage,
+    graphs: Graphs,
+    pools: bool,
 ) -> tuple[BlockTables, Forward]:
     device = platform.torch_device()
     tables = BlockTables(
         tuple(BlockTable(sizes.max_num_seqs, sizes.max_model_len, group.spec.block_size) for group in plan.groups)
     )
     groups = AttentionGroups(plan, model.cache_layers(), tables, device)
-    return tables, HostForward(model, groups, Sampler(states), stage, torch.device(device))
+    if pools:
+        pooler = Pooler(sizes.max_num_seqs, model.hidden_size, torch.device(device))
+        return tables, PoolingForward(model, groups, pooler, stage, torch.device(device))
+    network = graphs.wrap_model(model)
+    return tables, HostForward(model, network, groups, Sampler(states), stage, torch.device(device))
 
 
 def _on_device(
@@ -89,18 +106,29 @@ def _on_device(
     platform: Platform,
     sizes: RunnerSizes,
     states: RequestStates,
-    graphs: GraphConfig,
+    graphs: Graphs,
 ) -> tuple[BlockTables, Forward]:
-    device, layers = torch.device(platform.torch_device()), model.cache_layers()
+    device = torch.device(platform.torch_device())
     tables = tuple(
         DeviceBlockTable(sizes.max_num_seqs, sizes.max_model_len, group.spec.block_size, device)
         for group in plan.groups
     )
-    groups = AttentionGroups(plan, layers, BlockTables(tables), platform.torch_device())
-    most_rows = max(sizes.max_num_seqs, *(graphs.compilation_config.cudagraph_capture_sizes or (1,)))
+    groups = AttentionGroups(plan, model.cache_layers(), BlockTables(tables), platform.torch_device())
+    most_rows = max(sizes.max_num_seqs, graphs.max_num_tokens)
     batch = DeviceBatch(max(sizes.max_step_tokens, most_rows), most_rows, tables, device)
-    captured = make_graphs(graphs, layers, BatchLimits(sizes.max_num_seqs), platform.graph_maker())
     forward = DeviceForward(
-        model, states, batch, groups, Sampler(states), platform.transfers(), StepGraphs(captured), device
+        model, states, batch, groups, Sampler(states), platform.transfers(), StepGraphs(graphs), device
     )
     return BlockTables(tables), forward
+
+
+def _graphs(model: CausalLM, sizes: RunnerSizes, maker: GraphMaker | None, config: GraphConfig, rank: int) -> Graphs:
+    return make_graphs(
+        config,
+        model.cache_layers(),
+        BatchLimits(sizes.max_num_seqs),
+        maker,
+        # Whole steps are made for decode batches only.
+        runner_support=AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE,
+        rank=rank,
+    )

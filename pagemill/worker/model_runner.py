@@ -61,6 +61,10 @@ class ModelRunner:
         """Capture what must be there before the first request. No request has a slot."""
         self._forward.capture_at_start()
 
+    def capture_one(self) -> bool:
+        """Capture one more, while no request has a slot; False when all are."""
+        return self._forward.capture_one()
+
     def close(self) -> None:
         """Finish the exchange with other stages. The last call."""
         self._stage.close()
@@ -116,5 +120,5 @@ class StepTokens:
             if len(token_ids):
                 self._places.fill(token_ids)
                 self._stage.sampled(token_ids)
-            self._output = ModelRunnerOutput(self._step_id, self._places.slots, token_ids)
+            self._output = ModelRunnerOutput(self._step_id, self._places.slots, token_ids, self._tokens.vectors)
         return self._output

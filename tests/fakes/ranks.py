@@ -35,8 +35,10 @@ def run_ranks(world_size, folder: Path, function, *args) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     files = [folder / f"rank{rank}.pkl" for rank in range(world_size)]
+    # As bytes: multiprocessing would share every tensor by a file descriptor, of which it has only 256.
+    arguments = pickle.dumps(args)
     processes = [
-        context.Process(target=_run, args=(rank, files[rank], function, args), daemon=True)
+        context.Process(target=_run, args=(rank, files[rank], function, arguments), daemon=True)
         for rank in range(world_size)
     ]
     for process in processes:
@@ -51,11 +53,11 @@ def run_ranks(world_size, folder: Path, function, *args) -> list[Any]:
     return results
 
 
-def _run(rank, file, function, args):
+def _run(rank, file, function, arguments):
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(TIMEOUT_S / 2)
     try:
-        function(rank, lambda result: file.write_bytes(pickle.dumps(result)), *args)
+        function(rank, lambda result: file.write_bytes(pickle.dumps(result)), *pickle.loads(arguments))
     except BaseException:
         file.write_bytes(pickle.dumps(traceback.format_exc()))
 

@@ -11,6 +11,7 @@ from pagemill.messages.kv_spec import (
     ChunkedLocalSpec,
     FullAttentionSpec,
     KVCacheSpec,
+    MLASpec,
     SharedKVSpec,
     SlidingWindowSpec,
 )
@@ -58,7 +59,7 @@ class Attention(nn.Module):
     def kv_spec(self, block_size: int, dtype: str) -> KVCacheSpec:
         """What the layer keeps per token."""
         spec, sizes = self.spec, (block_size, self.spec.num_kv_heads, self.spec.head_size, dtype)
-        kept = FullAttentionSpec(*sizes)
+        kept = FullAttentionSpec(*sizes) if spec.latent_size is None else MLASpec(*sizes)
         if spec.window is not None:
             kept = SlidingWindowSpec(*sizes, spec.window)
         elif spec.chunk_size is not None:
@@ -71,6 +72,9 @@ class Attention(nn.Module):
         shape, dim = list(self.backend.cache_shape(num_blocks, kept)), self.backend.block_dim
         blocks_first = [shape[dim], *shape[:dim], *shape[dim + 1 :]]
         self._cache = memory.view(getattr(torch, kept.dtype)).view(blocks_first).movedim(0, dim)
+        tensors = self._impl.tensors
+        if self._cache.element_size() == 1 and tensors.key_scale is None:
+            tensors.key_scale, tensors.value_scale = (torch.ones(1, device=memory.device) for _ in range(2))
 
     def planning(self) -> Hashable:
         """Layers with the same backend and spec are planned alike."""
@@ -88,7 +92,7 @@ class Attention(nn.Module):
     def write_target(self) -> KVTarget | None:
         """Where this step's keys and values go, when a kernel before attention may write them there; None: `forward`
         wants them."""
-        if self.kv_owner is not None or self._cache is None:
+        if self.kv_owner is not None or self._cache is None or torch.compiler.is_compiling():
             return None
         return self._impl.write_target(self._cache, current_forward().attention[self.name])
 

@@ -139,6 +139,10 @@ class DeviceForward(Forward):
     def capture_at_start(self) -> None:
         self._graphs.graphs.capture_at_start(self._run_shape)
 
+    @torch.inference_mode()
+    def capture_one(self) -> bool:
+        return self._graphs.graphs.capture_one(self._run_shape)
+
     def _run_shape(self, mode: GraphMode, key: BatchDescriptor) -> None:
         """A step of padding alone."""
         here, count = self._batch, key.num_tokens
@@ -283,6 +287,8 @@ class Downloads:
 
 class DownloadedTokens:
     """On their way to host memory that is used again, so they are copied out of it."""
+
+    vectors = None
 
     def __init__(self, mark: Mark, target: Tensor) -> None:
         self._mark = mark

@@ -28,10 +28,12 @@ def make_graphs(
     limits: BatchLimits,
     maker: GraphMaker | None,
     *,
+    runner_support: AttentionCGSupport = AttentionCGSupport.ALWAYS,
     rank: int = 0,
 ) -> Graphs:
     """`config`: complete (config.compilation). `layers`: of the model, by name. `maker`: None where the device has no
-    graphs. Raises ConfigError for a model that cannot be compiled."""
+    graphs. `runner_support`: the batches of which the runner can make one graph, whatever attention can. Raises
+    ConfigError for a model that cannot be compiled."""
     compilation = config.compilation_config
     compile_model = _compiler(compilation, layers, rank) if compilation.mode == PIECEWISE_COMPILER else None
     wanted = GraphMode[compilation.cudagraph_mode or GraphMode.NONE.value]
@@ -39,7 +41,7 @@ def make_graphs(
         return NoGraphs(compile_model)
     mode, why = downgrade(
         wanted,
-        graph_supports(layers),
+        graph_supports(layers) | {"the runner": runner_support},
         pieces=is_cut(compilation) and not uncut(layers),
         uniform_query_len=limits.uniform_query_len,
     )

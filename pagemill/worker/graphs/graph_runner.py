@@ -39,6 +39,8 @@ class Graphs(ABC):
 
     num_keys: int = 0
     """Shapes that may be captured."""
+    max_num_tokens: int = 0
+    """The largest of them."""
 
     @abstractmethod
     def choose(
@@ -108,14 +110,15 @@ class GraphRunner(Graphs):
         `reports`: log the figures now and then."""
         self.dispatcher = dispatcher
         self.stats = GraphStats()
-        keys = dispatcher.keys()
+        keys = dispatcher.graph_keys()
         self.num_keys = len(keys)
         self.schedule = CaptureSchedule(keys, num_warm_ups=num_warm_ups, lazy=lazy)
         self._maker = make_graph
         self._check = check_addresses
         self._compile_model = compile_model
         self._next_report = time.monotonic() + REPORT_SECONDS if reports else float("inf")
-        self.gaps = GapBuffers(max((key.num_tokens for _, key in keys), default=0))
+        self.max_num_tokens = max((key.num_tokens for _, key in keys), default=0)
+        self.gaps = GapBuffers(self.max_num_tokens)
 
     def choose(
         self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False

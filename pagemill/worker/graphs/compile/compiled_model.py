@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from pagemill import envs
+from pagemill.config.compilation import PIECEWISE_COMPILER
 from pagemill.config.sections import CompilationConfig
+from pagemill.errors import ConfigError
 from pagemill.model.attention.op import Attends, bound_layers
 from pagemill.worker.graphs.compile.backend import PieceTools, PiecewiseBackend, WrapPiece, no_guards
 from pagemill.worker.graphs.compile.dump import GraphDump
@@ -45,24 +47,40 @@ class CompiledModel:
             getattr(model, "forward", model),
             backend=self.backend,
             fullgraph=True,
-            dynamic=True,
+            # Only what `_prepare` marks is dynamic; otherwise numbers of the model would become inputs, too.
+            dynamic=False,
             options={"guard_filter_fn": no_guards},
         )
         self._traced = False
 
     def __call__(self, inputs: Tensor, positions: Tensor) -> Tensor:
-        """As the model's forward."""
+        """As the model's forward. Raises ConfigError when the model cannot be compiled."""
         if not self._traced:
-            if inputs.shape[0] < 2:
-                result: Tensor = self._model(inputs, positions)
-                return result
-            self._begin(inputs, positions)
-        with bound_layers(self._layers):
-            compiled: Tensor = self._compiled(inputs, positions)
-        self._traced = True
-        return compiled
+            return self._first(inputs, positions)
+        return self._run(inputs, positions)
 
-    def _begin(self, inputs: Tensor, positions: Tensor) -> None:
+    def _run(self, inputs: Tensor, positions: Tensor) -> Tensor:
+        with bound_layers(self._layers):
+            result: Tensor = self._compiled(inputs, positions)
+        return result
+
+    def _first(self, inputs: Tensor, positions: Tensor) -> Tensor:
+        if inputs.shape[0] < 2:
+            result: Tensor = self._model(inputs, positions)
+            return result
+        self._prepare(inputs, positions)
+        try:
+            result = self._run(inputs, positions)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            why = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"compilation_config: mode={PIECEWISE_COMPILER} cannot compile this model here ({why}); use mode 0, or "
+                "set debug_dump_path to see the graphs"
+            ) from error
+        self._traced = True
+        return result
+
+    def _prepare(self, inputs: Tensor, positions: Tensor) -> None:
         self._cache.mkdir(parents=True, exist_ok=True)
         envs.keep_compiled_code(self._cache)
         for tensor in (inputs, positions):

@@ -57,7 +57,7 @@ def test_a_batch_without_a_graph_is_not_padded():
 def test_in_full_mode_decode_batches_share_the_graphs_of_the_others():
     dispatcher = make("FULL")
     assert dispatcher.dispatch(3, 3, True) == dispatcher.dispatch(3, 2, False) == (FULL, BatchDescriptor(4, 4, False))
-    assert not any(key.uniform for _, key in dispatcher.keys())
+    assert not any(key.uniform for _, key in dispatcher.graph_keys())
 
 
 def test_a_graph_of_mixed_batches_has_room_for_every_number_of_requests():
@@ -67,14 +67,14 @@ def test_a_graph_of_mixed_batches_has_room_for_every_number_of_requests():
 def test_decode_graphs_go_up_to_the_most_requests_and_no_further():
     dispatcher = make("FULL_DECODE_ONLY", max_num_requests=7)
     assert dispatcher.dispatch(5, 5, True) == (FULL, decode(7))
-    assert max(key.num_tokens for _, key in dispatcher.keys()) == 7
+    assert max(key.num_tokens for _, key in dispatcher.graph_keys()) == 7
 
 
 def test_a_decode_step_with_drafts_has_as_many_tokens_per_request():
     dispatcher = make("FULL_AND_PIECEWISE", uniform_query_len=3)
     assert dispatcher.dispatch(9, 3, True) == (FULL, BatchDescriptor(9, 3, True))
     assert dispatcher.dispatch(12, 4, True) == (FULL, BatchDescriptor(18, 6, True))
-    assert {key.num_tokens % 3 for mode, key in dispatcher.keys() if mode is FULL} == {0}
+    assert {key.num_tokens % 3 for mode, key in dispatcher.graph_keys() if mode is FULL} == {0}
 
 
 def test_equal_lengths_that_are_no_decode_step_are_not_uniform():
@@ -83,16 +83,16 @@ def test_equal_lengths_that_are_no_decode_step_are_not_uniform():
 
 def test_without_adapters_there_are_no_graphs_with_them():
     dispatcher = make("FULL_AND_PIECEWISE")
-    assert not any(key.has_lora for _, key in dispatcher.keys())
+    assert not any(key.has_lora for _, key in dispatcher.graph_keys())
     assert dispatcher.dispatch(3, 3, True, has_lora=True)[0] is NONE
 
 
 def test_adapters_double_the_keys():
-    assert len(make("FULL_AND_PIECEWISE", lora=True).keys()) == 2 * len(make("FULL_AND_PIECEWISE").keys())
+    assert len(make("FULL_AND_PIECEWISE", lora=True).graph_keys()) == 2 * len(make("FULL_AND_PIECEWISE").graph_keys())
 
 
 def test_keys_are_listed_once_and_the_largest_first():
-    keys = make("FULL_AND_PIECEWISE").keys()
+    keys = make("FULL_AND_PIECEWISE").graph_keys()
     assert keys == [
         (PIECEWISE, BatchDescriptor(16, None)),
         (FULL, decode(8)),
@@ -109,7 +109,7 @@ def test_keys_are_listed_once_and_the_largest_first():
 def test_every_dispatched_graph_is_a_key():
     for mode in GraphMode:
         dispatcher = make(mode.value, lora=True, uniform_query_len=2)
-        keys = set(dispatcher.keys())
+        keys = set(dispatcher.graph_keys())
         for tokens in range(1, 20):
             for requests in range(1, min(tokens, 8) + 1):
                 for lora in (False, True):

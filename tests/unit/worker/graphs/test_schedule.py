@@ -9,7 +9,7 @@ FULL, PIECEWISE, NONE = GraphMode.FULL, GraphMode.PIECEWISE, GraphMode.NONE
 
 
 def make(lazy=True, warm_ups=1, mode=GraphMode.FULL_AND_PIECEWISE, **limits):
-    keys = Dispatcher(mode, (1, 2, 4, 8), BatchLimits(8, **limits)).keys()
+    keys = Dispatcher(mode, (1, 2, 4, 8), BatchLimits(8, **limits)).graph_keys()
     return CaptureSchedule(keys, num_warm_ups=warm_ups, lazy=lazy), keys
 
 

@@ -108,7 +108,7 @@ def test_a_full_graph_holds_the_pieces_and_never_activates_them():
 
 def test_piecewise_steps_capture_the_pieces_and_run_what_is_between():
     maker = FakeGraphMaker()
-    full, pieces, log = nested(maker)
+    full, _, log = nested(maker)
     x = torch.ones(4)
     for turn in range(3):
         x.fill_(turn)
