@@ -63,7 +63,7 @@ class CudaPlatform(Platform):
             )
         self._index = local_rank
         # What this process has taken already cannot be told from what others have, and is counted as its own.
-        self._others = 0 if torch.cuda.is_initialized() else _Management().device(local_rank).used_bytes
+        self._others = 0 if _has_context() else _Management().device(local_rank).used_bytes
         torch.cuda.set_device(local_rank)
 
     def set_threads(self, num_threads: int) -> None:
@@ -139,6 +139,13 @@ class _Management:
         status = getattr(self._library, name)(*args)
         if status:
             raise OSError(f"{name} failed with status {status}")
+
+
+def _has_context() -> bool:
+    import torch  # deferred: facts() must not cost the import of torch
+
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized
 
 
 def _load() -> ctypes.CDLL:
