@@ -211,7 +211,6 @@ def paged_attention(
     rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     tokens, heads = tile + rows // GROUP, kv_head * GROUP + rows % GROUP
     valid = (tokens < query_len) & (rows < BLOCK_M // GROUP * GROUP)
-    position = context + tokens
     mask = valid[:, None] & (dims < HEAD)[None, :]
     at = (token_begin + tokens).to(tl.int64)[:, None]
     places = at * query_stride_token + heads[:, None] * query_stride_head + dims[None, :]
@@ -230,7 +229,7 @@ def paged_attention(
         total = tl.where(has_sink, 1.0, total)
     row_table, head_offset = block_table + request.to(tl.int64) * table_stride, kv_head * stride_head
     acc, top, total = _attend_all(
-        acc, top, total, loaded, begin, end, context + tile, position, slope, row_table, keys + head_offset,
+        acc, top, total, loaded, begin, end, context + tile, context + tokens, slope, row_table, keys + head_offset,
         values + head_offset, scale, cap, factor, stride_block, stride_token,
         PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
@@ -239,9 +238,8 @@ def paged_attention(
         result = result * tl.load(value_scale)
     if SPLIT:
         row = (item.to(tl.int64) * tl.num_programs(0) + kv_head) * ROWS + rows
-        aside = count + CASCADE > 1
-        _put_aside(partial_out, partial_lse, row, result, top, total, valid & aside, BLOCK_D)
-        mask = mask & (aside == 0)
+        _put_aside(partial_out, partial_lse, row, result, top, total, valid & (count + CASCADE > 1), BLOCK_D)
+        mask = mask & (count + CASCADE == 1)
     places = at * out_stride_token + heads[:, None] * out_stride_head + dims[None, :]
     tl.store(out + places, result.to(out.dtype.element_ty), mask)
 
