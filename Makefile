@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 DEFAULT_MODEL := smollm2
 BROWSERS := chromium chromium-browser google-chrome chrome
 
-.PHONY: help run test nightly faults check lint unit conformance bench-smoke docs format clean
+.PHONY: help run test test-gpu nightly faults check lint unit conformance bench-smoke docs format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -30,6 +30,9 @@ test: $(VENV)/.stamp-dev ## every test but the GPU's and the long conformance ru
 	@for name in $(BROWSERS); do if command -v $$name >/dev/null; then exit 0; fi; done; \
 	  echo "NOTE: no Chromium on this machine: the browser tests of the playground are skipped (Debian: apt-get install chromium)"
 	$(BIN)/pytest -m "not gpu and not conformance" $(ARGS)
+
+test-gpu: ## tests that need a GPU, with $(PYTHON) as it is: nothing is installed (docs/gpu.md)
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PYTHON) -m pytest tests/gpu -m gpu -W default $(ARGS)
 
 nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, others every day (SOUNDNESS_SEED= repeats a day)
 	SOUNDNESS_STEPS=$(or $(SOUNDNESS_STEPS),100000) SOUNDNESS_SEED=$(or $(SOUNDNESS_SEED),$(shell date +%Y%m%d)) \

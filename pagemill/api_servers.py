@@ -15,6 +15,9 @@ from pagemill.errors import EngineDeadError, HandshakeError, PeerGoneError
 from pagemill.front_end import FrontEndBirth
 from pagemill.log import get_logger
 from pagemill.messages.core_calls import EngineCall, FrontEndGone
+from pagemill.messages.metrics import FrontEndCounts
+from pagemill.messages.process_reports import FrontEndReport, Listening
+from pagemill.observability.metrics_pool import MetricsPool
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.sockets import ClientSocket
@@ -31,11 +34,14 @@ HURRY_S = 3.0
 """What front ends get to end at once."""
 STOP_POLL_S = 0.05
 
+_REPORTS: msgspec.msgpack.Decoder[FrontEndReport] = msgspec.msgpack.Decoder(FrontEndReport)
+
 
 class ApiServers:
     """Keeps `count` front ends alive, each on a thread of its own, until `stop`.
 
-    `birth(index)` is what a front end is given; `engines()` are the addresses of those to be told of a death.
+    `birth(index)` is what a front end is given; `engines()` are the addresses of those to be told of a death. What
+    front ends have counted goes into `pool`.
     """
 
     def __init__(
@@ -44,10 +50,12 @@ class ApiServers:
         birth: Callable[[int], FrontEndBirth],
         sock: socket.socket,
         engines: Callable[[], list[str]],
+        pool: MetricsPool,
     ) -> None:
         self._birth = birth
         self._sock = sock
         self._engines = engines
+        self._pool = pool
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._children: dict[int, Child] = {}
@@ -127,6 +135,7 @@ class ApiServers:
             if child is None:
                 break
             status = self._watch(index, child)
+            self._pool.lost(index)
             if self._stopping.is_set():
                 break
             logger.error("api server %d is gone: %s; starting it again", index, describe_exit(status))
@@ -141,10 +150,22 @@ class ApiServers:
         """Until it ends; its exit status."""
         try:
             while True:
-                if child.report(POLL_S) is not None:
-                    self._listening[index].set()
+                match self._next_report(index, child):
+                    case Listening():
+                        self._listening[index].set()
+                    case FrontEndCounts() as counts:
+                        self._pool.take(index, counts)
         except EOFError:
             return child.stop(ask_s=1.0)
+
+    def _next_report(self, index: int, child: Child) -> FrontEndReport | None:
+        """What a front end says next, if it says something. Raises EOFError when it is gone."""
+        content = child.report(POLL_S)
+        try:
+            return _REPORTS.decode(content) if content is not None else None
+        except msgspec.DecodeError as error:
+            logger.error("dropped a report of api server %d: %s", index, error)
+            return None
 
     def _tell_engines(self, index: int) -> None:
         birth = self._birth(index)

@@ -1,6 +1,6 @@
 """What becomes of the engines, told to front ends in other processes: `EventFeed` at one end, `follow` at the other.
 
-Does not know who runs the engines, nor what a front end does with the news.
+Does not know who runs the engines or adds up metrics, nor what a front end does with the news.
 """
 
 import threading
@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 from pagemill.errors import PeerGoneError, TransportError
 from pagemill.log import get_logger
-from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
+from pagemill.messages.fleet import EngineDown, EngineUp, FrontEndNews
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.sockets import ClientSocket, Peer, ServerSocket
@@ -27,14 +27,14 @@ class EventFeed:
     def __init__(self, address: str, secret: str) -> None:
         self._socket = ServerSocket(address, secret, accepts=(Role.API_SERVER,))
         self.address = self._socket.address
-        self._events: SimpleQueue[FleetEvent] = SimpleQueue()
-        self._state: dict[int, FleetEvent] = {}
-        self._codec: Codec[FleetEvent] = Codec(FleetEvent)
+        self._events: SimpleQueue[FrontEndNews] = SimpleQueue()
+        self._state: dict[int, FrontEndNews] = {}
+        self._codec: Codec[FrontEndNews] = Codec(FrontEndNews)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="pagemill-feed", daemon=True)
         self._thread.start()
 
-    def publish(self, event: FleetEvent) -> None:
+    def publish(self, event: FrontEndNews) -> None:
         """Tell all. From any thread, never blocks."""
         self._events.put(event)
         self._socket.wake()
@@ -66,21 +66,21 @@ class EventFeed:
             for subscriber in self._socket.peers:
                 self._send(subscriber, event)
 
-    def _send(self, subscriber: Peer, event: FleetEvent) -> None:
+    def _send(self, subscriber: Peer, event: FrontEndNews) -> None:
         try:
             self._socket.send(subscriber, self._codec.encode(event))
         except PeerGoneError:
             logger.debug("%s is gone", subscriber)
 
 
-def follow(address: str, hello: Hello, listener: Callable[[FleetEvent], None]) -> None:
+def follow(address: str, hello: Hello, listener: Callable[[FrontEndNews], None]) -> None:
     """Subscribe, and call the listener with every event on a thread of its own, for the life of the process.
 
     Raises HandshakeError when nobody answers.
     """
     socket = ClientSocket(address, hello, timeout_s=CONNECT_S)
     socket.send(SUBSCRIBE)
-    codec: Codec[FleetEvent] = Codec(FleetEvent)
+    codec: Codec[FrontEndNews] = Codec(FrontEndNews)
 
     def listen() -> None:
         while True:

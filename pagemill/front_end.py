@@ -14,8 +14,10 @@ from pagemill.config.engine_config import EngineConfig
 from pagemill.config.sections import ServerConfig
 from pagemill.event_feed import follow
 from pagemill.log import name_process
-from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
+from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent, FrontEndNews
+from pagemill.messages.metrics import MetricsTotals
 from pagemill.messages.process_reports import Listening
+from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.balancer import BALANCERS
 from pagemill.serve.client.fleet import FleetClient
@@ -62,19 +64,24 @@ def serve_fleet(
     sock: socket.socket,
     announce: Callable[[str], None] = say_ready,
 ) -> None:
-    """Serve over HTTP on a bound socket until SIGINT or SIGTERM, then drain."""
-    server = birth.server
+    """Serve over HTTP on a bound socket until SIGINT or SIGTERM, then drain. The only front end of its engines."""
+    server, llm = birth.server, _make_llm(birth, fleet, tokenizer)
+    serve(build_app(llm, server), sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce)
+
+
+def _make_llm(birth: FrontEndBirth, fleet: FleetClient, tokenizer: Tokenizer) -> AsyncLLM:
+    """Prompts to outputs, over the client."""
     config = birth.config
-    llm = AsyncLLM(
+    return AsyncLLM(
         fleet,
         tokenizer,
         config.facts,
         config.scheduler,
         cache=config.cache,
-        served_model_name=server.served_model_name,
+        served_model_name=birth.server.served_model_name,
         log_interval_s=None if config.observability.disable_log_stats else envs.log_stats_interval_s(),
+        pooler=config.model.pooler_config if config.model.pools else None,
     )
-    serve(build_app(llm, server), sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce)
 
 
 class FirstUps:
@@ -84,14 +91,16 @@ class FirstUps:
         self._num_engines = num_engines
         self._events: list[FleetEvent] = []
         self._changed = threading.Condition()
-        self._listener: Callable[[FleetEvent], None] | None = None
+        self._listener: Callable[[FrontEndNews], None] | None = None
 
-    def __call__(self, event: FleetEvent) -> None:
+    def __call__(self, event: FrontEndNews) -> None:
         """Take an event."""
         with self._changed:
             if self._listener is not None:
                 self._listener(event)
                 return
+            if isinstance(event, MetricsTotals):
+                return  # nobody here has asked yet
             self._events.append(event)
             self._changed.notify_all()
 
@@ -102,7 +111,7 @@ class FirstUps:
                 self._changed.wait()
             return self._ups()
 
-    def hand_over(self, listener: Callable[[FleetEvent], None]) -> None:
+    def hand_over(self, listener: Callable[[FrontEndNews], None]) -> None:
         """Give the listener what came so far, and all that will come."""
         with self._changed:
             for event in self._events:
@@ -124,9 +133,13 @@ def run(payload: bytes, report: Report) -> None:
     follow(birth.feed, birth.hello(), ups)
     tokenizer = tokenizer_of(birth.config.model, birth.config.facts)
     fleet = make_fleet(birth, ups.wait())
-    ups.hand_over(fleet.notify)
+    llm = _make_llm(birth, fleet, tokenizer)
+    metrics = SharedMetrics(llm.metrics, birth.index, lambda counts: report(msgspec.msgpack.encode(counts)))
+    ups.hand_over(lambda news: metrics.take(news) if isinstance(news, MetricsTotals) else fleet.notify(news))
 
     def tell(url: str) -> None:
         report(msgspec.msgpack.encode(Listening()))
 
-    serve_fleet(birth, fleet, tokenizer, socket.socket(fileno=birth.socket_fd), tell)
+    server, sock = birth.server, socket.socket(fileno=birth.socket_fd)
+    app = build_app(llm, server, metrics=metrics)
+    serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, tell)

@@ -97,6 +97,7 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
         config.scheduler,
         cache=config.cache,
         log_interval_s=None if config.observability.disable_log_stats else envs.log_stats_interval_s(),
+        pooler=config.model.pooler_config if config.model.pools else None,
     )
     _say_ready(config, core.ready, timer)
     return LaunchedEngine(llm, config, tokenizer)
@@ -201,17 +202,21 @@ def _serve_in_others(
     from pagemill.api_servers import ApiServers  # deferred, with the next three: zmq, fastapi and uvicorn
     from pagemill.event_feed import EventFeed
     from pagemill.front_end import FrontEndBirth
+    from pagemill.observability.metrics_pool import MetricsPool
     from pagemill.serve.http.server import say_ready, url_of
 
     setproctitle.setproctitle("pagemill: dp coordinator" if fleet.data_parallel_size > 1 else "pagemill: supervisor")
     feed = EventFeed(engines.folder.ipc("feed"), engines.secret)
-    engines.subscribe(feed.publish)
+    pool = MetricsPool(fleet.data_parallel_size, feed.publish)
+    for listener in (feed.publish, pool.note):
+        engines.subscribe(listener)
     common = (fleet.data_parallel_size, fleet.data_parallel_balancer, engines.secret, feed.address, sock.fileno())
     servers = ApiServers(
         fleet.num_api_servers,
         lambda index: FrontEndBirth(config, server, index, *common),
         sock,
         lambda: list(engines.addresses().values()),
+        pool,
     )
     timer = PhaseTimer()
     servers.start()
@@ -228,7 +233,8 @@ def _serve_in_others(
     finally:
         servers.stop(0.0)
         sock.close()  # from now on nobody answers
-        engines.unsubscribe(feed.publish)
+        for listener in (feed.publish, pool.note):
+            engines.unsubscribe(listener)
         feed.close()
 
 

@@ -1,4 +1,4 @@
-"""pagemill as one engine of the comparison. Usage: python pagemill_engine.py MODEL [JSON of LLM arguments]."""
+"""pagemill as one engine of a comparison. Usage: python pagemill_engine.py MODEL [JSON of LLM arguments]."""
 
 import json
 import sys
@@ -9,8 +9,7 @@ from pagemill import LLM, SamplingParams
 
 
 def build() -> Generate:
-    settings = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
-    llm = LLM(sys.argv[1], **({"max_model_len": 2048, "max_num_seqs": 64} | settings))
+    llm = LLM(sys.argv[1], **(json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}))
 
     def generate(prompts: list[list[int]], num_tokens: int) -> None:
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)

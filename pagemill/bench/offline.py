@@ -1,7 +1,7 @@
 """Offline measurements through `LLM`: output tokens per second of many requests, and the time one batch takes."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +10,8 @@ from pagemill.bench.workload import WorkItem
 from pagemill.errors import ConfigError
 from pagemill.messages.outputs import RequestOutput
 from pagemill.messages.sampling_params import SamplingParams
+
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 
 
 class Generator(Protocol):
@@ -41,9 +43,12 @@ class Latency:
     latency: Summary
 
 
-def measure_throughput(llm: Generator, workload: Sequence[WorkItem]) -> Throughput:
-    """Run the whole workload at once. Greedy, past end-of-sequence: every request generates all it was asked for."""
-    outputs, duration_s = _timed(llm, workload)
+def measure_throughput(
+    llm: Generator, workload: Sequence[WorkItem], sampling: Mapping[str, Any] = GREEDY
+) -> Throughput:
+    """Run the whole workload at once, past end-of-sequence: every request generates all it was asked for. `sampling`
+    are SamplingParams by name."""
+    outputs, duration_s = run_timed(llm, workload, sampling)
     num_prompt_tokens = sum(len(item.prompt_token_ids) for item in workload)
     num_output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     return Throughput(
@@ -57,22 +62,30 @@ def measure_throughput(llm: Generator, workload: Sequence[WorkItem]) -> Throughp
     )
 
 
-def measure_latency(llm: Generator, batches: Sequence[Sequence[WorkItem]], num_warmups: int) -> Latency:
+def measure_latency(
+    llm: Generator,
+    batches: Sequence[Sequence[WorkItem]],
+    num_warmups: int,
+    sampling: Mapping[str, Any] = GREEDY,
+) -> Latency:
     """Run the batches one after the other; the first `num_warmups` are not counted.
 
     The batches should differ in their tokens, or all but the first find their prompts in the prefix cache.
     """
-    durations_s = [_timed(llm, batch)[1] for batch in batches][num_warmups:]
+    durations_s = [run_timed(llm, batch, sampling)[1] for batch in batches][num_warmups:]
     latency = summarize(durations_s)
     if latency is None:
         raise ConfigError(f"num_iterations={len(batches) - num_warmups} is too small: at least 1")
     return Latency(len(batches[0]), len(durations_s), latency)
 
 
-def _timed(llm: Generator, workload: Sequence[WorkItem]) -> tuple[list[RequestOutput], float]:
+def run_timed(
+    llm: Generator, workload: Sequence[WorkItem], sampling: Mapping[str, Any] = GREEDY
+) -> tuple[list[RequestOutput], float]:
+    """Outputs of the whole workload, run at once, and the seconds it took."""
     prompts = [{"prompt_token_ids": item.prompt_token_ids} for item in workload]
     params = [
-        SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=item.num_output_tokens, detokenize=False)
+        SamplingParams(**sampling, ignore_eos=True, max_tokens=item.num_output_tokens, detokenize=False)
         for item in workload
     ]
     start_s = time.perf_counter()

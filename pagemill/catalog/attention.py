@@ -17,6 +17,8 @@ ATTENTION: Registry[Any] = Registry(
         "CPU_ATTN": f"{_BACKENDS}.cpu:CpuBackend",
         "TORCH_PAGED": f"{_BACKENDS}.torch_paged:TorchPagedBackend",
         "TORCH_CPU": f"{_BACKENDS}.torch_cpu:TorchCpuBackend",
+        "TRITON_MLA": f"{_BACKENDS}.triton_mla:TritonMlaBackend",
+        "TORCH_MLA": f"{_BACKENDS}.torch_mla:TorchMlaBackend",
     },
 )
 for _name in (
@@ -48,8 +50,9 @@ BLACKWELL_MLA_ORDER = (
     "TRITON_MLA",
     "FLASHMLA_SPARSE",
     "FLASHINFER_MLA_SPARSE",
+    "TORCH_MLA",
 )
-HOPPER_MLA_ORDER = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA", "FLASHMLA_SPARSE")
+HOPPER_MLA_ORDER = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA", "FLASHMLA_SPARSE", "TORCH_MLA")
 
 
 def cuda_order(compute: tuple[int, int], mla: bool = False) -> tuple[str, ...]:

@@ -7,10 +7,14 @@ from pagemill.catalog.registry import Registry
 MODELS: Registry[Any] = Registry(
     "architecture",
     {
+        "DeepseekV2ForCausalLM": "pagemill.model.models.deepseek_v2:DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM": "pagemill.model.models.deepseek_v2:DeepseekV3ForCausalLM",
         "Gemma3ForCausalLM": "pagemill.model.models.gemma3:Gemma3ForCausalLM",
         "LlamaForCausalLM": "pagemill.model.models.llama:LlamaForCausalLM",
         "MistralForCausalLM": "pagemill.model.models.mistral:MistralForCausalLM",
+        "MixtralForCausalLM": "pagemill.model.models.mixtral:MixtralForCausalLM",
         "Qwen2ForCausalLM": "pagemill.model.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagemill.model.models.qwen3:Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM": "pagemill.model.models.qwen3_moe:Qwen3MoeForCausalLM",
     },
 )

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 from pagemill import envs
 from pagemill.cli.engine_flags import add_engine_flags, given_settings
 from pagemill.cli.errors import ServerError, UsageError
+from pagemill.cli.sampling_flags import check_params
 from pagemill.cli.session import DEFAULT_URL
 
 if TYPE_CHECKING:
+    from pagemill.bench.offline import Generator
     from pagemill.bench.workload import WorkItem
     from pagemill.llm import LLM
 
 WORKLOAD_NOT_ENGINE = ("seed",)
-"""Engine settings whose flag means the workload's here; the engine needs none, as benchmarks decode greedily."""
+"""Engine settings whose flag means the workload's here; what benchmarks sample need not be repeatable."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -42,6 +44,7 @@ def _add_throughput(kinds: Any) -> None:
     parser.set_defaults(measure=_throughput)
     parser.add_argument("--num-prompts", type=int, help="requests (default: 64, or all of --workload)")
     _add_workload_flags(parser, input_len=128, output_len=128)
+    _add_offline_flags(parser)
     add_engine_flags(parser, skip=WORKLOAD_NOT_ENGINE)
 
 
@@ -52,6 +55,7 @@ def _add_latency(kinds: Any) -> None:
     parser.add_argument("--num-iterations", type=int, default=5, help="measured runs (default: 5)")
     parser.add_argument("--num-warmups", type=int, default=1, help="runs before those (default: 1)")
     _add_workload_flags(parser, input_len=32, output_len=128, file=False)
+    _add_offline_flags(parser)
     add_engine_flags(parser, skip=WORKLOAD_NOT_ENGINE)
 
 
@@ -85,7 +89,7 @@ def _add_scheduler(kinds: Any) -> None:
 
 
 def _add_workload_flags(parser: argparse.ArgumentParser, input_len: int, output_len: int, file: bool = True) -> None:
-    group = parser.add_argument_group("workload", "Random token ids; decoding is greedy and ignores end-of-sequence.")
+    group = parser.add_argument_group("workload", "Random token ids; end-of-sequence is ignored.")
     if file:
         group.add_argument("--workload", type=Path, metavar="FILE", help="JSON Lines instead: prompt_token_ids, ...")
     group.add_argument("--input-len", type=int, default=input_len, help=f"prompt tokens (default: {input_len})")
@@ -97,11 +101,32 @@ def _add_workload_flags(parser: argparse.ArgumentParser, input_len: int, output_
     group.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there too")
 
 
+def _add_offline_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("decoding", "Greedy by default.")
+    for flag, kind, text in (
+        ("--temperature", float, "sample with this temperature (default: 0)"),
+        ("--top-k", int, "sample from this many most likely tokens"),
+        ("--top-p", float, "sample from the most likely tokens that together reach this probability"),
+    ):
+        group.add_argument(flag, type=kind, help=text)
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="afterwards, run once more and write what the GPU did there (.json or .json.gz, for a trace viewer)",
+    )
+
+
 def _throughput(args: argparse.Namespace) -> int:
     from pagemill.bench.offline import measure_throughput  # deferred: numpy
 
-    workload = _workload(args, args.num_prompts)
-    return _show(args, measure_throughput(_load_llm(args), workload))
+    workload, sampling = _workload(args, args.num_prompts), _sampling(args)
+    llm = _load_llm(args)
+    code = _show(args, measure_throughput(llm, workload, sampling))
+    if args.profile is not None:
+        again = workload if args.workload is not None else _workload(args, args.num_prompts, args.seed + 1)
+        _profile(args.profile, llm, again, sampling)
+    return code
 
 
 def _latency(args: argparse.Namespace) -> int:
@@ -109,10 +134,14 @@ def _latency(args: argparse.Namespace) -> int:
 
     if args.num_iterations < 1 or args.num_warmups < 0:
         raise UsageError("--num-iterations must be at least 1, and --num-warmups not negative")
-    size, num_batches = args.batch_size, args.num_iterations + args.num_warmups
+    size, num_batches, sampling = args.batch_size, args.num_iterations + args.num_warmups, _sampling(args)
     items = _workload(args, size * num_batches)
     batches = [items[start : start + size] for start in range(0, len(items), size)]
-    return _show(args, measure_latency(_load_llm(args), batches, args.num_warmups))
+    llm = _load_llm(args)
+    code = _show(args, measure_latency(llm, batches, args.num_warmups, sampling))
+    if args.profile is not None:
+        _profile(args.profile, llm, _workload(args, size, args.seed + 1), sampling)
+    return code
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -152,13 +181,32 @@ def _scheduler(args: argparse.Namespace) -> int:
     return 0
 
 
-def _workload(args: argparse.Namespace, num_prompts: int | None) -> "list[WorkItem]":
+def _sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Sampling parameters by name; raises RequestError that names the one out of range."""
+    given = {name: getattr(args, name) for name in ("top_k", "top_p") if getattr(args, name) is not None}
+    sampling = {"temperature": 0.0 if args.temperature is None else args.temperature, **given}
+    check_params(sampling)
+    return sampling
+
+
+def _profile(path: Path, llm: "Generator", workload: "list[WorkItem]", sampling: dict[str, Any]) -> None:
+    from pagemill.bench.gpu_timeline import gpu_table, read_trace, summarize_gpu  # deferred: like the measurement
+    from pagemill.bench.offline import run_timed
+    from pagemill.bench.profiling import gpu_trace
+
+    with gpu_trace(path):
+        run_timed(llm, workload, sampling)
+    timeline = summarize_gpu(read_trace(path))
+    print(f"the trace {path} shows no work of a GPU" if timeline is None else f"\n{gpu_table(timeline)}")
+
+
+def _workload(args: argparse.Namespace, num_prompts: int | None, seed: int | None = None) -> "list[WorkItem]":
     from pagemill.bench.workload import RandomShape, random_workload, read_workload  # deferred: numpy
 
     if getattr(args, "workload", None) is not None:
         return read_workload(args.workload, num_prompts)
     shape = RandomShape(args.input_len, args.output_len, args.range_ratio, args.prefix_len, args.vocab_size)
-    return random_workload(64 if num_prompts is None else num_prompts, shape, args.seed)
+    return random_workload(64 if num_prompts is None else num_prompts, shape, args.seed if seed is None else seed)
 
 
 def _load_llm(args: argparse.Namespace) -> "LLM":

@@ -19,6 +19,7 @@ from pagemill.config.sections import (
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
+    PoolerConfig,
     SchedulerConfig,
 )
 from pagemill.errors import ConfigError
@@ -148,6 +149,10 @@ def _partial_block_reuse(draft: Draft, model: ModelFacts, device: DeviceFacts) -
 
 def _parallel(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     sizes = draft.parallel
+    if sizes.enable_expert_parallel and not model.num_experts:
+        raise ConfigError(
+            f"enable_expert_parallel=True needs a mixture of experts, and {model.name} has no experts; leave it out"
+        )
     if sizes.tensor_parallel_size > 1 and not splits_over(model, sizes.tensor_parallel_size):
         heads, kv_heads, inner = _split_sizes(model)
         allowed = ", ".join(str(size) for size in range(1, heads + 1) if splits_over(model, size))
@@ -213,6 +218,33 @@ def _graphs(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     return draft.decide("graphs", "compilation_config", completed, why)
 
 
+def _runner(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    wanted = draft.model.runner
+    if wanted == "generate" and not model.has_head:
+        raise ConfigError(
+            f"runner='generate' needs an output head, and {model.name} has none: it is for embeddings only; "
+            "use --runner pooling"
+        )
+    if wanted != "auto":
+        return draft
+    if model.has_head and model.pooling_type is None:
+        return draft.decide("model", "runner", "generate", "default")
+    return draft.decide("model", "runner", "pooling", "the model is for embeddings")
+
+
+def _pooler(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    given = draft.model.pooler_config
+    if not draft.model.pools:
+        if given != PoolerConfig():
+            raise ConfigError("pooler_config has no effect on a model that generates text; use --runner pooling")
+        return draft
+    completed = PoolerConfig(
+        pooling_type=given.pooling_type or model.pooling_type or "LAST",
+        normalize=model.normalizes if given.normalize is None else given.normalize,
+    )
+    return draft.decide("model", "pooler_config", completed, "what is not given is the model's")
+
+
 def splits_over(model: ModelFacts, tensor_parallel_size: int) -> bool:
     """Whether every rank can have equally many heads and rows; fewer key and value heads than ranks are replicated."""
     heads, kv_heads, inner = _split_sizes(model)
@@ -228,6 +260,8 @@ def _split_sizes(model: ModelFacts) -> tuple[int, int, int]:
 
 RULES: tuple[Rule, ...] = (
     _device,
+    _runner,
+    _pooler,
     _dtype,
     _max_model_len,
     _block_size,

@@ -10,9 +10,11 @@ from pagemill.config.graph_mode import GRAPH_MODES
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", "fp8")
 DEVICES = ("auto", "cuda", "cpu")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")
+POOLING_TYPES = ("LAST", "CLS", "MEAN")
+RUNNERS = ("auto", "generate", "pooling")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
@@ -30,16 +32,29 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True)
+class PoolerConfig:
+    """How a prompt becomes a vector, where a request does not say."""
+
+    pooling_type: str | None = setting(
+        None,
+        "of which hidden states: LAST, CLS (the first) or MEAN (default: the model's, or LAST)",
+        choices=POOLING_TYPES,
+    )
+    normalize: bool | None = setting(None, "scale vectors to length 1 (default: the model's, or true)")
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Which model, and how its weights are held."""
 
     model: str = setting("smollm2", "alias, folder in Hugging Face format, .gguf file, or hub id")
     tokenizer: str | None = setting(None, "folder, .gguf file or hub id of the tokenizer (default: the model's)")
+    skip_tokenizer_init: bool = setting(False, "load no tokenizer: prompts are token ids, and outputs have no text")
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
     quantization: str | None = setting(
         None,
-        "precision of weights: none dequantizes a quantized file, int8 quantizes a float checkpoint "
-        "(default: as in the file)",
+        "precision of weights: none dequantizes a quantized file, int8 (on CPUs) and fp8 (on GPUs) quantize a float "
+        "checkpoint (default: as in the file)",
         choices=QUANTIZATIONS,
     )
     seed: int = setting(0, "seed of everything random that no request seeds (dummy weights, request seeds)")
@@ -58,6 +73,17 @@ class ModelConfig:
     attention_config: AttentionConfig = setting(
         AttentionConfig(), "JSON object: attention backends by layer and phase", short="-ac"
     )
+    runner: str = setting(
+        "auto",
+        "generate: text; pooling: embeddings, by any model (default: pooling for folders that say they are for it)",
+        choices=RUNNERS,
+    )
+    pooler_config: PoolerConfig = setting(PoolerConfig(), "JSON object: how prompts become vectors")
+
+    @property
+    def pools(self) -> bool:
+        """Whether prompts become vectors instead of text; once resolved."""
+        return self.runner == "pooling"
 
 
 @dataclass(frozen=True)
@@ -138,6 +164,9 @@ class ParallelConfig:
 
     tensor_parallel_size: int = setting(1, "workers that share every layer's weights and heads", low=1, short="-tp")
     pipeline_parallel_size: int = setting(1, "stages of consecutive layers, one after another", low=1, short="-pp")
+    enable_expert_parallel: bool = setting(
+        False, "deal out whole experts over all workers of a stage, of all engines, instead of a slice of each"
+    )
 
     distributed_executor_backend: str | None = setting(
         None,

@@ -3,6 +3,7 @@
 import msgspec
 
 from pagemill.messages.engine_io import EngineReady
+from pagemill.messages.metrics import MetricsTotals
 from pagemill.messages.stats import SchedulerStats
 
 
@@ -44,3 +45,5 @@ class EngineLoadReport(msgspec.Struct, frozen=True, tag="load"):
 
 
 FleetEvent = EngineUp | EngineDown | EngineStalled | EngineLoadReport
+FrontEndNews = FleetEvent | MetricsTotals
+"""All that front ends in processes of their own are told."""

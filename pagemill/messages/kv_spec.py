@@ -64,6 +64,14 @@ class FullAttentionSpec(KVCacheSpec):
 
 
 @dataclass(frozen=True)
+class MLASpec(FullAttentionSpec):
+    """One vector of every token, which is key and value of all heads; num_kv_heads is 1."""
+
+    def page_bytes(self) -> int:
+        return super().page_bytes() // 2
+
+
+@dataclass(frozen=True)
 class SlidingWindowSpec(FullAttentionSpec):
     """Keys and values of the last `window` tokens, the current one included."""
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from pagemill.messages.engine_io import EngineReady
+from pagemill.messages.metrics import FrontEndCounts
 from pagemill.messages.stats import SchedulerStats
 
 
@@ -36,3 +37,4 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
 
 
 ProcessReport = Started | Listening | Failed | Pulse
+FrontEndReport = Listening | FrontEndCounts

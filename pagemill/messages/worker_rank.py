@@ -24,7 +24,10 @@ class WorkerRank(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel_size: int
     init_address: str
     """Where the ranks meet: tcp://HOST:PORT, or file://PATH (a file that does not exist yet) on one host. Unused,
-    and may be empty, when world_size is 1."""
+    and may be empty, when world_size and num_replicas are 1."""
+    replica: int = 0
+    num_replicas: int = 1
+    """Engines whose workers all meet there, as their experts are dealt out over all of them."""
 
     def __post_init__(self) -> None:
         sizes = self.tensor_parallel_size, self.pipeline_parallel_size
@@ -36,6 +39,13 @@ class WorkerRank(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"rank={self.rank} is not in 0 <= rank < {self.world_size}")
         if self.local_rank < 0:
             raise ConfigError(f"local_rank={self.local_rank} is negative")
+        if not 0 <= self.replica < self.num_replicas:
+            raise ConfigError(f"replica={self.replica} is not in 0 <= replica < {self.num_replicas}")
+
+    @property
+    def global_rank(self) -> int:
+        """Rank among the workers of all replicas."""
+        return self.replica * self.world_size + self.rank
 
     @property
     def tp_rank(self) -> int:

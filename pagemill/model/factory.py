@@ -13,9 +13,10 @@ from pagemill.model.attention.capability import Surroundings
 from pagemill.model.attention.selector import Chooser, Wishes
 from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_groups
 from pagemill.model.layers.context import LayerContext
+from pagemill.model.layers.moe.exchange import Exchange
 from pagemill.model.loading.load_weights import load_weights
 from pagemill.model.models.causal_lm import CausalLM
-from pagemill.model.quantization import integers
+from pagemill.model.quantization.choose import choose as choose_quantization
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
 
@@ -29,13 +30,15 @@ def load_model(
     timer: PhaseTimer,
     groups: ParallelGroups | None = None,
     cache: CacheConfig = DEFAULT_CACHE,
+    expert_parallel: bool = False,
 ) -> CausalLM:
-    """A model ready to run, in config.dtype; with `groups`, this rank's part of one. Raises ModelError for files
-    that do not fit the architecture, ConfigError when it cannot be split over the groups."""
+    """A model ready to run, in config.dtype; with `groups`, this rank's part of one, whole experts where
+    `expert_parallel`. Raises ModelError for files that do not fit the architecture, ConfigError when it cannot be
+    split over the groups."""
     device = torch.device(platform.torch_device())
     # What layers make for themselves, such as rotary tables, is made where it is used.
     with timer.phase("build"), device:
-        model = build_model(facts, config, platform, groups or solo_groups(), cache)
+        model = build_model(facts, config, platform, groups or solo_groups(), cache, expert_parallel)
     with timer.phase("weights"):
         name = "dummy" if config.load_format == "dummy" else facts.weights_format
         source = WEIGHTS.resolve(name)
@@ -49,6 +52,7 @@ def build_model(
     platform: Platform,
     groups: ParallelGroups,
     cache: CacheConfig = DEFAULT_CACHE,
+    expert_parallel: bool = False,
 ) -> CausalLM:
     """The architecture without weights."""
     if facts.architecture not in MODELS:
@@ -57,9 +61,12 @@ def build_model(
         )
     attention = attention_chooser(config, cache, platform)
     dtype = getattr(torch, config.dtype)
-    quant = integers.choose(config.quantization, dtype, platform.torch_device())
-    ctx = LayerContext(dtype, quant, attention, groups)
+    quant = choose_quantization(config.quantization, dtype, platform.torch_device())
+    exchange = Exchange(groups.dp, groups.ep) if expert_parallel and groups.dp.size > 1 else None
+    ctx = LayerContext(dtype, quant, attention, groups, expert_parallel, exchange)
     model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
+    if config.pools:
+        model.drop_head()
     return model
 
 

@@ -6,6 +6,7 @@ Does not know how it is shown; an attribute is named after its metric, without t
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pagemill.messages.metrics import EngineCounts
 from pagemill.messages.stats import ResidencySamples
 from pagemill.observability.histogram import Histogram
 
@@ -49,6 +50,7 @@ RESIDENCY_HISTOGRAMS = {
     "kv_block_idle_before_evict_seconds": "Last use of a KV block to its eviction; sampled.",
     "kv_block_reuse_gap_seconds": "Between uses of a KV block; sampled, the most recent ones.",
 }
+COUNTERS = ("num_prompt_tokens", "num_generation_tokens")
 
 
 def one_two_five(highest: int) -> tuple[int, ...]:
@@ -76,7 +78,8 @@ class EndedCompletion:
     num_prompt_tokens: int
     num_generated_tokens: int
     num_cached_tokens: int
-    max_tokens: int
+    max_tokens: int | None
+    """None for what generates no tokens."""
     e2e_s: float
     times: EngineTimes | None
     """None where there was no token, or another engine went on with it: clocks of two machines say nothing."""
@@ -114,6 +117,20 @@ class EngineMetrics:
         """Those of these names."""
         return [getattr(self, name) for name in names]
 
+    def counts(self) -> EngineCounts:
+        """All of it, as a message."""
+        counters = {name: getattr(self, name) for name in COUNTERS}
+        names = (*HISTOGRAMS, *RESIDENCY_HISTOGRAMS)
+        return EngineCounts(counters, dict(self.num_ended), {name: getattr(self, name).counts() for name in names})
+
+    def restore(self, counts: EngineCounts) -> None:
+        """Become what a message says, made by an object like this one. Raises ValueError, KeyError."""
+        for name in COUNTERS:
+            setattr(self, name, counts.counters[name])
+        self.num_ended = {reason: counts.ended[reason] for reason in FINISH_REASONS}
+        for name in (*HISTOGRAMS, *RESIDENCY_HISTOGRAMS):
+            getattr(self, name).restore(counts.histograms[name])
+
     def residency(self, samples: ResidencySamples) -> None:
         """Blocks were evicted or used again."""
         self.kv_block_lifetime_seconds.observe_all(samples.lifetimes_s)
@@ -125,7 +142,8 @@ class EngineMetrics:
         self.num_ended[completion.reason] += 1
         self.request_prompt_tokens.observe(completion.num_prompt_tokens)
         self.request_generation_tokens.observe(completion.num_generated_tokens)
-        self.request_params_max_tokens.observe(completion.max_tokens)
+        if completion.max_tokens is not None:
+            self.request_params_max_tokens.observe(completion.max_tokens)
         self.request_prefill_kv_computed_tokens.observe(completion.num_prompt_tokens - completion.num_cached_tokens)
         self.e2e_request_latency_seconds.observe(completion.e2e_s)
         times = completion.times

@@ -7,6 +7,8 @@ one is used from one thread, and read by a collector.
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
+from pagemill.messages.metrics import HistogramCounts
+
 
 class Histogram:
     """Observations, by upper bounds that are part of their bucket. A last bucket has no bound."""
@@ -33,6 +35,16 @@ class Histogram:
     def count(self) -> int:
         """Observations so far."""
         return sum(self._counts)
+
+    def counts(self) -> HistogramCounts:
+        """A copy, as a message."""
+        return HistogramCounts(list(self._counts), self.total)
+
+    def restore(self, counts: HistogramCounts) -> None:
+        """Become what a message says. Raises ValueError when it has another number of buckets."""
+        if len(counts.counts) != len(self._counts):
+            raise ValueError(f"{len(counts.counts)} buckets of a histogram that has {len(self._counts)}")
+        self._counts, self.total = list(counts.counts), counts.total
 
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bound as text, and how many observations do not exceed it, as Prometheus has it."""

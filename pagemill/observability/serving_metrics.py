@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from pagemill.messages.metrics import FrontEndCounts, MetricsTotals
 from pagemill.messages.stats import SchedulerStats
 from pagemill.observability.engine_metrics import FINISH_REASONS, HISTOGRAMS, RESIDENCY_HISTOGRAMS, EngineMetrics
 from pagemill.observability.hit_rate import RecentHits
@@ -69,6 +70,26 @@ class ServingMetrics(Collector):
     def rejected(self) -> None:
         """A request was refused because too many wait."""
         self._num_rejected += 1
+
+    def counts(self, taken_at_ns: int, *, asks: bool) -> FrontEndCounts:
+        """All that this front end has counted, as a message."""
+        engines = {index: metrics.counts() for index, metrics in self._of_engine.items()}
+        return FrontEndCounts(taken_at_ns, asks, engines, self._num_rejected)
+
+    def text_of(self, totals: MetricsTotals) -> bytes:
+        """What all front ends of a server have counted, in the exposition format. Raises ValueError and KeyError for
+        totals of another kind of server."""
+        everything = ServingMetrics(
+            self._model_name,
+            self._max_model_len,
+            self._cache_config,
+            lambda: {index: totals.stats.get(index, SchedulerStats()) for index in self._engines()},
+            with_residency=self._histograms.keys() != HISTOGRAMS.keys(),
+        )
+        everything._num_rejected = totals.num_rejected
+        for index, counts in totals.engines.items():
+            everything.of_engine(index).restore(counts)
+        return everything.text()
 
     def engines(self) -> dict[int, SchedulerStats]:
         """The latest figures of each engine, by index."""

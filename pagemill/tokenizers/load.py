@@ -11,6 +11,8 @@ from pagemill.config.sections import ModelConfig
 from pagemill.errors import ModelError
 from pagemill.tokenizers import gguf_tokenizer, hf_folder
 from pagemill.tokenizers.hf_tokenizer import HfTokenizer
+from pagemill.tokenizers.interface import Tokenizer
+from pagemill.tokenizers.no_tokenizer import NoTokenizer
 
 
 def load_tokenizer(path: Path, chat_template_file: str | None = None) -> HfTokenizer:
@@ -26,7 +28,9 @@ def load_tokenizer(path: Path, chat_template_file: str | None = None) -> HfToken
     raise ModelError(f"{path}: no such file or folder")
 
 
-def tokenizer_of(model: ModelConfig, facts: ModelFacts) -> HfTokenizer:
-    """The tokenizer that the settings ask for: the model's own, unless another is named. Raises ModelError."""
+def tokenizer_of(model: ModelConfig, facts: ModelFacts) -> Tokenizer:
+    """The tokenizer that the settings ask for: the model's own, another that is named, or none. Raises ModelError."""
+    if model.skip_tokenizer_init:
+        return NoTokenizer()
     path = Path(facts.path) if model.tokenizer is None else locate(model.tokenizer, revision=model.revision)
     return load_tokenizer(path, chat_template_file=model.chat_template)

@@ -22,6 +22,7 @@ LENGTH = struct.Struct("!I")
 STACKS_SIGNAL = signal.SIGUSR1
 """A child writes the stacks of its threads to stderr when it gets this."""
 ASK_S, TERMINATE_S = 5.0, 3.0
+MAX_REPORT_BYTES = 1 << 24
 
 
 Report = Callable[[bytes], None]
@@ -87,11 +88,15 @@ class Child:
             return None
 
     def report(self, timeout_s: float) -> bytes | None:
-        """The next report; None when none came in time. Raises EOFError when the child is gone."""
+        """The next report; None when none came in time. Raises EOFError when the child is gone, or announces a report
+        above MAX_REPORT_BYTES."""
         deadline = time.monotonic() + timeout_s
         while True:
             if len(self._unread) >= LENGTH.size:
-                end = LENGTH.size + LENGTH.unpack_from(self._unread)[0]
+                num_bytes = LENGTH.unpack_from(self._unread)[0]
+                if num_bytes > MAX_REPORT_BYTES:
+                    raise EOFError(f"{self.title} announced a report of {num_bytes} bytes, and is not read any more")
+                end = LENGTH.size + num_bytes
                 if len(self._unread) >= end:
                     report, self._unread = self._unread[LENGTH.size : end], self._unread[end:]
                     return report

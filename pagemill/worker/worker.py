@@ -1,9 +1,11 @@
 """`Worker`: brings up the device, loads the model, measures memory, and implements `messages.worker_api.WorkerApi`."""
 
 import gc
+from dataclasses import replace
 
 from torch import Tensor
 
+from pagemill.config.compilation import NO_COMPILER
 from pagemill.config.engine_config import EngineConfig
 from pagemill.errors import ConfigError, PagemillError
 from pagemill.log import get_logger
@@ -80,18 +82,21 @@ class Worker:
         timer, rank = PhaseTimer(), self._rank
         with timer.phase("device"):
             self._platform.start(rank.local_rank)
-            self._watch = MemoryWatch.begin(self._platform)
+            memory = self._platform.memory()
+            self._watch = None if memory is None else MemoryWatch(memory)
         with timer.phase("ranks"):
             self._groups = init_distributed(
-                rank.rank,
-                rank.world_size,
+                rank.global_rank,
+                rank.world_size * rank.num_replicas,
                 rank.local_rank,
                 rank.init_address,
                 self._platform.dist_backend(),
-                ParallelSizes(rank.tensor_parallel_size, rank.pipeline_parallel_size),
+                ParallelSizes(rank.tensor_parallel_size, rank.pipeline_parallel_size, rank.num_replicas),
             )
+        config = self._config
+        experts = config.parallel.enable_expert_parallel
         self._loaded = load_model(
-            self._config.facts, self._config.model, self._platform, timer, self._groups, self._config.cache
+            config.facts, config.model, self._platform, timer, self._groups, config.cache, experts
         )
         if self._watch is not None:
             self._watch.loaded()
@@ -134,6 +139,10 @@ class Worker:
         self.sample_tokens()
         self.runner.capture_at_start()
 
+    def prepare_more(self) -> bool:
+        """Capture one more graph."""
+        return self.runner.capture_one()
+
     def execute_model(self, step: SchedulerOutput) -> None:
         """Copy what the step wants copied, then run its forward pass."""
         copy_blocks(self._kv_tensors, self._num_blocks, step.copies)
@@ -162,11 +171,16 @@ class Worker:
         if self._groups is not None:
             self._groups.close()
             self._groups = None
+        if self._watch is not None:
+            gc.collect()
+            self._watch.memory.restart_peak()
 
-    def _build_runner(self, plan: KVCacheConfig) -> ModelRunner:
-        stages = None if self._groups is None else self._groups.pp
-        compilation = self._config.graphs.compilation_config
-        return build_runner(plan, self.model, self._platform, self._sizes(), compilation, stages)
+    def _build_runner(self, plan: KVCacheConfig, *, compiles: bool = True) -> ModelRunner:
+        stages, graphs = None if self._groups is None else self._groups.pp, self._config.graphs
+        if not compiles:
+            graphs = replace(graphs, compilation_config=replace(graphs.compilation_config, mode=NO_COMPILER))
+        sizes, pools = self._sizes(), self._config.model.pools
+        return build_runner(plan, self.model, self._platform, sizes, graphs, stages, self._rank.rank, pools=pools)
 
     def _sizes(self) -> RunnerSizes:
         return RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len or 0)
@@ -176,7 +190,7 @@ class Worker:
         share, layers = self._config.cache.gpu_memory_utilization, self.model.cache_layers()
         watch.check_room(share)
         plan, tensors = bind_profile_cache(self.kv_cache_specs(), layers, self._platform.torch_device())
-        runner = self._build_runner(plan)
+        runner = self._build_runner(plan, compiles=False)
         for step in worst_steps([group.spec.block_size for group in plan.groups], self._sizes()):
             runner.execute_model(step)
             runner.sample_tokens().result()

@@ -20,6 +20,7 @@ from pagemill.messages.kv_spec import KVCacheConfig
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_rank import WorkerRank
 from pagemill.model.models.causal_lm import CausalLM
+from pagemill.model.quantization.experts import SeparateExperts
 from pagemill.model.quantization.panels import PanelWeight
 from pagemill.worker.worker import Worker
 
@@ -34,8 +35,10 @@ def run_ranks(world_size, folder: Path, function, *args) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     files = [folder / f"rank{rank}.pkl" for rank in range(world_size)]
+    # As bytes: multiprocessing would share every tensor by a file descriptor, of which it has only 256.
+    arguments = pickle.dumps(args)
     processes = [
-        context.Process(target=_run, args=(rank, files[rank], function, args), daemon=True)
+        context.Process(target=_run, args=(rank, files[rank], function, arguments), daemon=True)
         for rank in range(world_size)
     ]
     for process in processes:
@@ -50,11 +53,11 @@ def run_ranks(world_size, folder: Path, function, *args) -> list[Any]:
     return results
 
 
-def _run(rank, file, function, args):
+def _run(rank, file, function, arguments):
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(TIMEOUT_S / 2)
     try:
-        function(rank, lambda result: file.write_bytes(pickle.dumps(result)), *args)
+        function(rank, lambda result: file.write_bytes(pickle.dumps(result)), *pickle.loads(arguments))
     except BaseException:
         file.write_bytes(pickle.dumps(traceback.format_exc()))
 
@@ -126,10 +129,12 @@ class Replay:
     kv_bytes: int
 
 
-def replay(recording: Recording, rank: WorkerRank) -> Replay:
-    """The recorded steps on one rank's worker; all ranks must replay at the same time."""
+def replay(
+    recording: Recording, rank: WorkerRank, *, expert_parallel: bool = False, num_dummy_steps: int = 0
+) -> Replay:
+    """The recorded steps on one rank's worker, then others of no request; all ranks must replay at the same time."""
     config = build_config(EngineArgs(recording.path, **recording.settings))
-    sizes = ParallelConfig(rank.tensor_parallel_size, rank.pipeline_parallel_size)
+    sizes = ParallelConfig(rank.tensor_parallel_size, rank.pipeline_parallel_size, expert_parallel)
     worker = Worker(dataclasses.replace(config, parallel=sizes), rank)
     worker.load_model()
     layers = worker.model.cache_layers()
@@ -143,6 +148,10 @@ def replay(recording: Recording, rank: WorkerRank) -> Replay:
     for step in recording.steps:
         worker.execute_model(step)
         outputs.append(worker.sample_tokens())
+    num_logits = len(logits)
+    for _ in range(num_dummy_steps):
+        worker.execute_dummy_step()
+    del logits[num_logits:]
     kv_bytes = sum(spec.page_bytes() for spec in specs.values())
     result = Replay(rank.stage, outputs, logits, num_bytes, num_kv_heads, list(layers), kv_bytes)
     worker.shutdown()
@@ -176,10 +185,12 @@ def weight_bytes(model: CausalLM) -> int:
     """Bytes of all weights that a model without a KV cache holds; shared ones count once."""
     found = {}
     for module in model.modules():
-        for value in vars(module).values():
+        held = getattr(module, "weights", None)
+        experts = [*held.gate_up.values(), *held.down.values()] if isinstance(held, SeparateExperts) else []
+        for value in (*vars(module).values(), *experts):
             panels = isinstance(value, PanelWeight)
-            held = value.native(None).tensors if panels else (getattr(value, "weight", value),)
-            for tensor in held:
+            tensors = value.native(None).tensors if panels else (getattr(value, "weight", value),)
+            for tensor in tensors:
                 if isinstance(tensor, Tensor) and tensor.dim():
                     found[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
     return sum(found.values())

@@ -35,6 +35,9 @@ class AttentionLayerSpec:
     """Each head has a learnt logit that takes its share of the softmax and adds nothing."""
     alibi_slopes: tuple[float, ...] | None = None
     """Of each head: scores += slope * (position of the key - position of the query)."""
+    latent_size: int | None = None
+    """Of multi-head latent attention: there is no value, the last so many elements of the one key are. None: keys and
+    values are apart."""
 
     def first_seen(self, position: int) -> int:
         """The first position that the token at `position` sees."""
@@ -129,7 +132,8 @@ class AttentionImpl(ABC):
     ) -> Tensor:
         """Write key and value to their slots, then attend; both are None where another layer wrote them already.
 
-        query [T, H, D]; key, value [T, Hkv, D]; kv_cache as `cache_shape` says. Returns [T, H, D].
+        query [T, H, D]; key, value [T, Hkv, D]; kv_cache as `cache_shape` says. Returns [T, H, D]. Where the spec has a
+        latent_size, key is value too, and the result [T, H, latent_size].
         """
 
 

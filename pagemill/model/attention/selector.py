@@ -1,7 +1,7 @@
 """`choose`: the first backend that can run a layer, or an error with every backend and every reason."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from pagemill.catalog.attention import ATTENTION
@@ -48,7 +48,8 @@ class Chooser:
         return prefill if prefill is decode else phased(prefill, decode)
 
     def _one(self, spec: AttentionLayerSpec, wanted: str | None) -> type[AttentionBackend]:
-        return choose(spec, self.device, self.dtype, wanted, self.order, self.where)
+        where = replace(self.where, mla=spec.latent_size is not None)
+        return choose(spec, self.device, self.dtype, wanted, self.order, where)
 
 
 def choose(

@@ -1,6 +1,7 @@
 """The kernels that layers call: native ones on CPUs that have them, Triton's on GPUs, else plain torch.
 
-Arguments are not checked. Knows nothing about layers; tensors of other devices and types go to plain torch.
+Arguments are not checked. Knows nothing about layers; tensors of other devices and types go to plain torch, and so
+does what is traced for a compiler, which fuses by itself.
 """
 
 import functools
@@ -20,6 +21,8 @@ _DEVICE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def _for(x: Tensor) -> ModuleType:
+    if torch.compiler.is_compiling():
+        return reference
     if x.is_cuda:
         return device_kernels() if x.dtype in _DEVICE_DTYPES else reference
     use_native = x.is_cpu and x.dtype in native.DTYPES and native.library() is not None
@@ -75,6 +78,27 @@ def sample(
 ) -> Tensor:
     """[L, V] float32 logits to [L] int32 tokens, one draw each; see `reference.sample`."""
     result: Tensor = _for(logits).sample(logits, temperature, min_p, top_k, top_p, uniforms)
+    return result
+
+
+def samples_rows(logits: Tensor) -> bool:
+    """Whether `sample_rows` has a kernel for these logits: it is meant for those only."""
+    return logits.is_cuda and device_kernels() is not reference
+
+
+def sample_rows(logits: Tensor, settings: Tensor, positions: Tensor, slots: Tensor | None = None) -> Tensor:
+    """[L, V] float32 on a GPU -> [L] int64: as worker/sampling does it, noise included, and nothing waits.
+
+    settings [L, 7] int32: the bits of temperature, top_p, min_p (float32), top_k, greedy, seed (low, high); or of
+    slots, with `slots` [L] int32. positions [L]: of the tokens to be sampled. Logits stay as they are.
+    """
+    result: Tensor = device_kernels().sample_rows(logits, settings, positions, slots)
+    return result
+
+
+def gather_pair(first: Tensor, second: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """(first[indices], second[indices]) of two tables [P, N] of the same strides; indices [T] int64."""
+    result: tuple[Tensor, Tensor] = _device_only(first).gather_pair(first, second, indices)
     return result
 
 

@@ -69,6 +69,11 @@ def norm_linear(
     return linear(normed, weight, bias, gate), x if residual is None else residual
 
 
+def gather_pair(first: Tensor, second: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """(first[indices], second[indices]) of two tables [P, N]; indices [T] int64."""
+    return first[indices], second[indices]
+
+
 def write_kv(key: Tensor, value: Tensor, target: KVTarget) -> None:
     """Write [T, Hkv, D] to the slots of the cache; tokens with a negative slot are not written."""
     wanted = target.slot_mapping >= 0

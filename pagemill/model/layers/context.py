@@ -7,6 +7,7 @@ import torch
 
 from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec
 from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_groups
+from pagemill.model.layers.moe.exchange import Exchange
 from pagemill.model.quantization.interface import QuantMethod
 
 AttentionChooser = Callable[[AttentionLayerSpec, str], type[AttentionBackend]]
@@ -22,6 +23,10 @@ class LayerContext:
     attention: AttentionChooser
     groups: ParallelGroups = field(default_factory=solo_groups)
     """The ranks that compute the model together; a layer splits its weights over groups.tp."""
+    expert_parallel: bool = False
+    """Whether whole experts are dealt out over groups.ep, instead of a slice of each over groups.tp."""
+    exchange: Exchange | None = None
+    """Carries tokens between replicas, where experts are dealt out over several."""
     name: str = ""
 
     def child(self, name: str) -> "LayerContext":

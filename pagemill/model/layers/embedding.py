@@ -77,6 +77,9 @@ class OutputHead(Linear):
     def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
         super().load(kind, shard, _padded(tensor, self._vocab_size, self._group.size))
 
+    def take(self, weight: Tensor | BlockTensor) -> None:
+        self.weight = self._ctx.quant.prepare_head(weight)
+
     def share(self, embedding: Embedding) -> None:
         """Take the embedding's weight; of the two forms one is kept, where it serves both."""
         if isinstance(embedding.weight, Tensor):

@@ -76,7 +76,7 @@ class _Loading:
             return None
         self._seen.add(target)
         self._targets[name] = target
-        part: Part = _named(name, self._layers[target.layer].part, target.kind, target.shard, shape)
+        part: Part | None = _named(name, self._layers[target.layer].part, target.kind, target.shard, shape)
         return part
 
     def load(self, name: str, tensor: Tensor | BlockTensor) -> None:

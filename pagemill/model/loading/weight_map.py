@@ -1,7 +1,7 @@
 """`WeightMap`: checkpoint tensor name -> (layer, kind, shard), declared by the model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,25 @@ class WeightMap:
     strip_prefix: str = ""
     ignore: tuple[str, ...] = ()
     """Name endings of tensors that the model does not use."""
+    experts: tuple[str, ...] = ()
+    """Linear layers of an expert in a checkpoint: gate, up and down. Expert i of module `experts` has them as
+    experts.i.NAME; here they are shards 3 * i, 3 * i + 1 and 3 * i + 2 of the module."""
+    mlp: str = "mlp"
+    """A checkpoint's name of the module that is called mlp here."""
+
+    def with_experts(self, gate: str, up: str, down: str, mlp: str = "mlp") -> "WeightMap":
+        """The same names, and these for a mixture of experts."""
+        return replace(self, experts=(gate, up, down), mlp=mlp)
 
     def target(self, name: str) -> Target | None:
         """Where a tensor goes; None for one that is ignored."""
         if name.endswith(self.ignore):
             return None
-        layer, _, kind = name.removeprefix(self.strip_prefix).rpartition(".")
+        layer, _, kind = name.removeprefix(self.strip_prefix).replace(f".{self.mlp}.", ".mlp.").rpartition(".")
         parent, _, leaf = layer.rpartition(".")
+        module, _, number = parent.rpartition(".")
+        if leaf in self.experts and module.endswith(".experts") and number.isdecimal():
+            return Target(module, kind, int(number) * len(self.experts) + self.experts.index(leaf))
         for stacked, parts in self.stack.items():
             if leaf in parts:
                 return Target(f"{parent}.{stacked}", kind, parts.index(leaf))
@@ -41,5 +53,9 @@ class WeightMap:
         parent, _, leaf = target.layer.rpartition(".")
         parts = self.stack.get(leaf)
         layer = f"{parent}.{parts[target.shard]}" if parts else target.layer
+        if leaf == "experts" and self.experts:
+            expert, which = divmod(target.shard, len(self.experts))
+            layer = f"{target.layer}.{expert}.{self.experts[which]}"
+        layer = layer.replace(".mlp.", f".{self.mlp}.")
         prefix = "" if target.layer.startswith("lm_head") else self.strip_prefix
         return f"{prefix}{layer}.{target.kind}"

@@ -137,23 +137,36 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """norm, attention, norm, MLP; the residual sums are folded into the norms that follow them."""
+    """norm, attention, norm, MLP (`mlp`, by default a gated one); the residual sums are folded into the norms that
+    follow them."""
 
-    def __init__(self, config: Mapping[str, Any], traits: AttentionTraits, *, ctx: LayerContext) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        traits: AttentionTraits,
+        *,
+        ctx: LayerContext,
+        mlp: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         size, eps = config["hidden_size"], config["rms_norm_eps"]
         self.input_layernorm = RMSNorm(size, eps, ctx=ctx.child("input_layernorm"))
         self.self_attn = DecoderAttention(config, traits, ctx=ctx.child("self_attn"))
         self.post_attention_layernorm = RMSNorm(size, eps, ctx=ctx.child("post_attention_layernorm"))
-        self.mlp = GatedMLP(config, ctx=ctx.child("mlp"))
+        self.mlp = mlp or GatedMLP(config, ctx=ctx.child("mlp"))
 
     def forward(self, hidden: Tensor, residual: Tensor | None, rope: Rope) -> tuple[Tensor, Tensor]:
         """[T, E] twice; `residual` None before the first layer."""
         hidden, residual = self.self_attn.after_norm(self.input_layernorm, hidden, residual, rope)
-        return self.mlp.after_norm(self.post_attention_layernorm, hidden, residual)
+        if isinstance(self.mlp, GatedMLP):
+            return self.mlp.after_norm(self.post_attention_layernorm, hidden, residual)
+        hidden, residual = self.post_attention_layernorm.add_forward(hidden, residual)
+        return self.mlp(hidden), residual
 
     def plan(self, builder: PlanBuilder, hidden: int, residual: int | None, tables: Tables) -> tuple[int, int]:
         """The same as operations. Raises NotPlannable."""
+        if not isinstance(self.mlp, GatedMLP):
+            raise NotPlannable(f"{type(self.mlp).__name__} has no plan")
         first, second = self.input_layernorm.native(), self.post_attention_layernorm.native()
         if residual is None:
             normed, residual = builder.norm(hidden, first, "normed"), hidden

@@ -7,7 +7,8 @@ from pagemill.errors import ConfigError
 from pagemill.model.kernels.linear import packs_natively
 from pagemill.model.kernels.linear_int import BLOCK, Q8_0, pack_blocks, quantize_q8
 from pagemill.model.loading.block_tensor import BlockTensor
-from pagemill.model.quantization.interface import LinearWeight, QuantMethod
+from pagemill.model.quantization.experts import SeparateExperts
+from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
 from pagemill.model.quantization.panels import GATES, PanelWeight
 from pagemill.model.quantization.unquantized import Unquantized
 
@@ -27,6 +28,9 @@ class Integers(QuantMethod):
                 return self._floats.prepare(weight, gate)
             weight = BlockTensor(Q8_0, quantize_q8(weight))
         return PanelWeight(pack_blocks(weight.kind, weight.blocks, gate=GATES[gate]))
+
+    def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
+        return SeparateExperts(self, sizes, gate)
 
 
 def choose(wanted: str | None, dtype: torch.dtype, device: str) -> QuantMethod:

@@ -1,6 +1,7 @@
 """`QuantMethod`: holds the weight of one kind of linear layer. Knows no model."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -42,6 +43,34 @@ class LinearWeight(ABC):
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """Of the experts of one layer that a rank holds."""
+
+    num_experts: int
+    size: int
+    """E, of a token."""
+    inner_size: int
+    """I, between the two linear layers of an expert."""
+
+
+class ExpertWeights(ABC):
+    """The experts of one layer that a rank holds: each a gated linear layer and one back."""
+
+    @abstractmethod
+    def put_gate_up(self, expert: int, weight: Tensor) -> None:
+        """[2 * I, E] of one expert, counted from 0 on this rank; the tensor may be freed afterwards."""
+
+    @abstractmethod
+    def put_down(self, expert: int, weight: Tensor) -> None:
+        """[E, I] of one expert."""
+
+    @abstractmethod
+    def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
+        """The weighted sum of each token's experts: [T, E] -> [T, E]. chosen [T, K] int32 are numbers of the model's
+        experts, of which first .. first + num_experts are here; others add nothing. weights [T, K] float32."""
+
+
 class QuantMethod(ABC):
     """Turns a loaded weight into its computing form."""
 
@@ -54,3 +83,11 @@ class QuantMethod(ABC):
 
         `gate` names the activation whose gate is the first half of the outputs, where there is one: silu or gelu_tanh.
         """
+
+    def prepare_head(self, weight: Tensor | BlockTensor) -> LinearWeight:
+        """`prepare` for an output head."""
+        return self.prepare(weight)
+
+    @abstractmethod
+    def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
+        """Room for the experts of a layer, whose weights come in the model's type; `gate` as for `prepare`."""

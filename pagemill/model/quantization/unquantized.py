@@ -7,7 +7,8 @@ from torch.nn import functional
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import pack_bf16, packs_natively
 from pagemill.model.loading.block_tensor import BlockTensor
-from pagemill.model.quantization.interface import LinearWeight, QuantMethod
+from pagemill.model.quantization.experts import SeparateExperts, StackedExperts
+from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
 from pagemill.model.quantization.panels import GATES, PanelWeight
 
 
@@ -72,3 +73,8 @@ class Unquantized(QuantMethod):
         if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return PackedWeight(weight)
         return PlainWeight(weight)
+
+    def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
+        if device.type == "cpu":
+            return SeparateExperts(self, sizes, gate)
+        return StackedExperts(sizes, dtype, device, gate)

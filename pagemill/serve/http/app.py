@@ -1,8 +1,8 @@
 """`build_app`: the ASGI application, from the catalogue's routers and a list of middleware.
 Does not know how the engine was started or who serves the application."""
 
+import contextlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,6 +14,7 @@ from pagemill import envs
 from pagemill.catalog.endpoints import ENDPOINTS
 from pagemill.catalog.registry import Registry
 from pagemill.config.sections import ServerConfig
+from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.auth import AuthMiddleware
 from pagemill.serve.http.errors import ErrorMiddleware, answer_http_exception
@@ -22,15 +23,23 @@ from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddlew
 from pagemill.serve.http.state import make_services
 
 
-def build_app(engine: AsyncLLM, config: ServerConfig, endpoints: Registry[Any] = ENDPOINTS) -> FastAPI:
-    """The application around an engine, which is shut down with it.
+def build_app(
+    engine: AsyncLLM,
+    config: ServerConfig,
+    endpoints: Registry[Any] = ENDPOINTS,
+    *,
+    metrics: SharedMetrics | None = None,
+) -> FastAPI:
+    """The application around an engine, which is shut down with it. `metrics` are those of several servers; None: this
+    one answers for itself.
 
     Requests need `config.api_key` (or PAGEMILL_API_KEY) when one is set, except for `auth.PUBLIC_PATHS`.
     """
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with contextlib.nullcontext() if metrics is None else metrics.running():
+            yield
         await engine.shutdown()
 
     app = FastAPI(
@@ -45,7 +54,8 @@ def build_app(engine: AsyncLLM, config: ServerConfig, endpoints: Registry[Any] =
     for name in endpoints:
         # The routes themselves, not the router around them: the API-key check asks each which request it takes.
         app.router.routes.extend(endpoints.resolve(name).routes)
-    app.state.services = make_services(engine, ServedModel(config.served_model_name or engine.facts.name, now()))
+    model = ServedModel(config.served_model_name or engine.facts.name, now())
+    app.state.services = make_services(engine, model, metrics)
     return app
 
 

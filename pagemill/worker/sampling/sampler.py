@@ -60,10 +60,10 @@ class Sampler:
             self.process(logits, batch)
         greedy = self._states.greedy[batch.sampled_slots]
         if greedy.all():
-            return logits.argmax(-1).to(torch.int32).numpy()
+            return ops.argmax(logits).to(torch.int32).numpy()
         tokens = np.empty(len(greedy), np.int32)
         if greedy.any():
-            tokens[greedy] = logits[torch.from_numpy(greedy)].argmax(-1).numpy()
+            tokens[greedy] = ops.argmax(logits[torch.from_numpy(greedy)]).numpy()
         drawn = ~greedy
         rows = logits[torch.from_numpy(drawn)] if greedy.any() else logits
         tokens[drawn] = self._draw(rows, batch.sampled_slots[drawn], batch.sampled_positions[drawn])

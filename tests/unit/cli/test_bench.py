@@ -1,6 +1,8 @@
+import contextlib
 import functools
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,10 +22,12 @@ class FakeLLM:
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
         self.calls: list[list[list[int]]] = []
+        self.params: list[Any] = []
         FakeLLM.made.append(self)
 
     def generate(self, prompts: Any, sampling_params: Any, *, use_tqdm: bool) -> list[RequestOutput]:
         self.calls.append([prompt["prompt_token_ids"] for prompt in prompts])
+        self.params.append(sampling_params[0])
         return [
             RequestOutput("r", None, [], [CompletionOutput(0, "", [7] * params.max_tokens)], True)
             for params in sampling_params
@@ -53,6 +57,33 @@ def test_throughput(llms: list[FakeLLM], tmp_path: Path, capsys: pytest.CaptureF
     saved = json.loads((tmp_path / "r.json").read_text())
     assert saved["num_output_tokens"] == 128
     assert saved["arguments"]["model"] == "m" and saved["arguments"]["input_len"] == 32
+
+
+def test_decoding_is_greedy_unless_told_otherwise(llms: list[FakeLLM]):
+    argv = ["bench", "throughput", "--num-prompts", "2", "--input-len", "4", "--output-len", "2"]
+    assert main(argv) == 0
+    assert main([*argv, "--temperature", "0.8", "--top-k", "50", "--top-p", "0.95"]) == 0
+    greedy, drawn = (llm.params[0] for llm in llms)
+    assert greedy.greedy and greedy.ignore_eos
+    assert (drawn.temperature, drawn.top_k, drawn.top_p, drawn.ignore_eos) == (0.8, 50, 0.95, True)
+
+
+@pytest.mark.parametrize("kind", ["throughput", "latency"])
+def test_a_profile_is_of_new_prompts(
+    kind: str, llms: list[FakeLLM], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    @contextlib.contextmanager
+    def trace(path: Path) -> Iterator[None]:
+        yield
+        event = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1.0, "dur": 1500.0}
+        path.write_text(json.dumps({"traceEvents": [event]}))
+
+    monkeypatch.setattr("pagemill.bench.profiling.gpu_trace", trace)
+    argv = ["bench", kind, "--input-len", "4", "--output-len", "2", "--profile", str(tmp_path / "t.json")]
+    assert main(argv) == 0
+    calls = llms[0].calls
+    assert calls[-1] not in calls[:-1] and len(calls[-1]) == len(calls[0])
+    assert "GPU busy 100.0% of 1.5 ms" in capsys.readouterr().out
 
 
 def test_a_given_workload(llms: list[FakeLLM], tmp_path: Path):
@@ -139,6 +170,8 @@ def test_scheduler_beside_a_peer(small_work: None, monkeypatch: pytest.MonkeyPat
         (["bench", "serve", "--max-concurrency", "0"], 2, "--max-concurrency 0 must be at least 1"),
         (["bench", "throughput", "--num-prompts", "0"], 1, "num_prompts=0 is too small"),
         (["bench", "throughput", "--workload", "no-such"], 1, "cannot read the workload no-such"),
+        (["bench", "throughput", "--top-p", "0"], 1, "top_p=0.0"),
+        (["bench", "latency", "--temperature", "-1"], 1, "temperature=-1.0"),
         (["bench", "latency", "--batch-size", "0"], 1, "num_prompts=0 is too small"),
         (["bench", "scheduler", "--steps", "0"], 1, "num_steps=0 is too small: at least 1"),
         (["bench", "scheduler", "--peer-python", "x"], 2, "--peer-python x is of use with --compare only"),

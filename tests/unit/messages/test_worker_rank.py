@@ -35,3 +35,10 @@ def test_it_travels_as_message_pack():
 def test_contradictions_are_named(changes, message):
     with pytest.raises(ConfigError, match=message):
         rank(**changes)
+
+
+def test_replicas_come_one_after_the_other():
+    second = rank(rank=1, replica=1, num_replicas=2)
+    assert (second.global_rank, second.tp_rank, second.stage) == (5, 1, 0)
+    with pytest.raises(ConfigError, match="replica=2 is not in 0 <= replica < 2"):
+        rank(replica=2, num_replicas=2)

@@ -31,9 +31,10 @@ class TorchPagedBuilder(TorchCpuBuilder):
     """Decode batches are handed on; others are planned on the host."""
 
     graph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    hands_on_decodes = True
 
     def build(self, common: CommonAttentionMetadata) -> Any:
-        if common.max_query_len == 1 and common.num_tokens == common.num_requests:
+        if self.hands_on_decodes and common.max_query_len == 1 and common.num_tokens == common.num_requests:
             return DecodeMetadata(common.slot_mapping, common.block_table, common.seq_lens)
         here = replace(
             common,

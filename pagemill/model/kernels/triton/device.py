@@ -1,9 +1,21 @@
 """What reference.py computes, for device tensors. Knows where each kernel is."""
 
 from pagemill.model.kernels.triton.argmax import argmax
+from pagemill.model.kernels.triton.batching import gather_pair
 from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.linear import linear, norm_linear
 from pagemill.model.kernels.triton.norm import rms_norm
 from pagemill.model.kernels.triton.rotary import attention_inputs, rotate_
+from pagemill.model.kernels.triton.sampling import sample as sample_rows
 
-__all__ = ["argmax", "attention_inputs", "gated", "linear", "norm_linear", "rms_norm", "rotate_"]
+__all__ = [
+    "argmax",
+    "attention_inputs",
+    "gated",
+    "gather_pair",
+    "linear",
+    "norm_linear",
+    "rms_norm",
+    "rotate_",
+    "sample_rows",
+]

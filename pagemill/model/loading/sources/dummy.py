@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pagemill.config.facts import ModelFacts
+from pagemill.model.loading.expert_shapes import expert_shapes
 from pagemill.model.loading.part import Select, whole
 
 _SCALE = 0.02
@@ -41,11 +42,12 @@ def shapes(facts: ModelFacts) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "model.norm.weight", (size,)
     yield "lm_head.weight", (facts.vocab_size, size)
     for index in range(config["num_hidden_layers"]):
-        for name, shape in _layer_shapes(facts.architecture, config):
+        mixed = expert_shapes(facts, index)
+        for name, shape in (*mixed, *_layer_shapes(facts.architecture, config, dense=not mixed)):
             yield f"model.layers.{index}.{name}", shape
 
 
-def _layer_shapes(architecture: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _layer_shapes(architecture: str, config: dict[str, Any], dense: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     size, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_size = config.get("head_dim") or size // heads
     outs = {"q_proj": heads * head_size}
@@ -57,7 +59,8 @@ def _layer_shapes(architecture: str, config: dict[str, Any]) -> Iterator[tuple[s
     yield "self_attn.o_proj.weight", (size, outs["q_proj"])
     if config.get("attention_bias") and not architecture.startswith("Qwen2"):
         yield "self_attn.o_proj.bias", (size,)
-    for name, shape in (("gate_proj", (inner, size)), ("up_proj", (inner, size)), ("down_proj", (size, inner))):
+    mlp = (("gate_proj", (inner, size)), ("up_proj", (inner, size)), ("down_proj", (size, inner))) if dense else ()
+    for name, shape in mlp:
         yield f"mlp.{name}.weight", shape
         if config.get("mlp_bias"):
             yield f"mlp.{name}.bias", shape[:1]

@@ -10,5 +10,8 @@ router = APIRouter()
 
 @router.get("/metrics", response_model=None)
 async def metrics(request: Request) -> Response:
-    """The figures of this process's front end, in the exposition format."""
-    return Response(services(request).engine.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    """The figures of this server, however many processes answer for it, in the exposition format."""
+    here = services(request)
+    shared = here.shared_metrics
+    text = here.engine.metrics.text() if shared is None else await shared.text()
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

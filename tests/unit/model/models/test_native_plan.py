@@ -9,7 +9,7 @@ import torch
 from pagemill.model.kernels.native import library
 from pagemill.model.models.causal_lm import CausalLM, NotPlannable
 from tests.fakes.paged import PagedModel
-from tests.fakes.tiny_checkpoint import SPECIFIC, make_checkpoint
+from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
 
 TOKENS = [random.Random(0).randrange(3, 259) for _ in range(90)]
 
@@ -35,7 +35,7 @@ def logits(path: Path, chunk: int | None, *, planned: bool) -> torch.Tensor:
     return result
 
 
-@pytest.mark.parametrize("architecture", SPECIFIC)
+@pytest.mark.parametrize("architecture", PLANNABLE)
 @pytest.mark.parametrize("chunk", [None, 1, 3, 40])
 def test_every_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, chunk: int) -> None:
     path = make_checkpoint(tmp_path, architecture)
@@ -66,6 +66,12 @@ def test_what_cannot_be_planned_runs_layer_by_layer(tmp_path: Path) -> None:
     model = PagedModel.load(path, "bfloat16", backend="TORCH_CPU")
     model.logits(TOKENS)
     assert model.model._plan is None
+
+
+def test_experts_run_layer_by_layer(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "Qwen3MoeForCausalLM")
+    whole = logits(path, None, planned=False)
+    assert torch.equal(logits(path, 7, planned=False), whole), "a token's result does not depend on the others"
 
 
 @pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}])

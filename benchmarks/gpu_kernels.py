@@ -1,0 +1,409 @@
+"""Time of every GPU kernel but attention, in captured graphs with cold weights, beside cuBLAS and plain torch.
+
+    PYTHONPATH=. python benchmarks/gpu_kernels.py [--only linear|skinny|small|layer] [--json FILE] [--workers 14]
+
+Tries the tiles of choices.py on the shapes of two models, prints the best of each shape and, at the end, the lines of
+choices.py that make them the choice. Kernels are compiled by several processes first, into Triton's own cache. Knows
+one GPU; under three minutes on an H200, compiling included.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from pagemill.model.kernels import reference
+from pagemill.model.kernels.kv_target import KVTarget
+from pagemill.model.kernels.triton import choices, device, launch, linear
+from pagemill.model.kernels.triton.gemv import gemv
+from pagemill.model.kernels.triton.norm_before import NormBefore
+from pagemill.model.kernels.triton.skinny import skinny
+
+READ_GB_S = 4589
+"""Read bandwidth of an H200, measured; other GPUs: compare the times, not the shares."""
+COLD_BYTES = 160 << 20
+"""Weights that are gone through before one is read again: three times the L2 cache."""
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a dense decoder."""
+
+    name: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head: int
+    inner: int
+    vocab: int
+    layers: int
+    qk_norm: bool
+
+    def linears(self) -> dict[str, choices.Shape]:
+        """Name -> shape of each linear layer."""
+        return {
+            "qkv": ((self.heads + 2 * self.kv_heads) * self.head, self.hidden, False),
+            "o": (self.hidden, self.heads * self.head, False),
+            "gate_up": (self.inner, self.hidden, True),
+            "down": (self.hidden, self.inner, False),
+            "lm_head": (self.vocab, self.hidden, False),
+        }
+
+
+MODELS = (
+    Model("qwen3-8b", 4096, 32, 8, 128, 12288, 151936, 36, True),
+    Model("llama-3.2-1b", 2048, 32, 8, 64, 8192, 128256, 16, False),
+)
+SKINNY_ROWS = (16, 64)
+
+
+def weights_of(shape: choices.Shape) -> list[torch.Tensor]:
+    """As many weights of a shape as make the cache cold, two at least."""
+    outputs, inputs, gated = shape
+    rows = outputs * (2 if gated else 1)
+    count = max(2, -(-COLD_BYTES // (rows * inputs * 2)))
+    return [torch.randn(rows, inputs, dtype=DTYPE, device="cuda") / inputs**0.5 for _ in range(count)]
+
+
+def time_us(calls: Iterable[Callable[[], object]], replays: int = 7) -> float:
+    """Microseconds of one call, of these in one captured graph, gaps included: the median of the replays."""
+    calls = list(calls)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls[0]()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                call()
+        graph.replay()
+        times = []
+        for _ in range(replays):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) * 1e3 / len(calls))
+    return statistics.median(times)
+
+
+def over(weights: list[torch.Tensor], call: Callable[[torch.Tensor], object]) -> list[Callable[[], object]]:
+    """The call for each weight, often enough for a time that can be measured."""
+    rounds = max(1, 24 // len(weights))
+    return [lambda weight=weight: call(weight) for weight in weights * rounds]
+
+
+# --- compiling ahead ----------------------------------------------------------------------------------------------
+
+
+def compile_one(task: tuple[str, choices.Shape, object, int]) -> str | None:
+    """Run a kernel once in a process of its own, so that Triton's cache has it. The reason, where it does not run."""
+    kind, shape, choice, num_rows = task
+    outputs, inputs, gated = shape
+    gate = "silu" if gated else None
+    try:
+        weight = torch.zeros(outputs * (2 if gated else 1), inputs, dtype=DTYPE, device="cuda")
+        x = torch.zeros(num_rows, inputs, dtype=DTYPE, device="cuda")
+        wide = torch.float32 if outputs > 100_000 else None
+        if kind == "gemv":
+            gemv(x, weight, choice, gate=gate, out_dtype=wide)
+        else:
+            skinny(x, weight, choice, gate=gate, out_dtype=wide)
+        torch.cuda.synchronize()
+    except Exception as error:
+        return f"{kind} {shape} {choice}: {type(error).__name__}: {str(error)[:200]}"
+    return None
+
+
+def compile_all(tasks: list[tuple[str, choices.Shape, object, int]], workers: int) -> None:
+    """Fill Triton's cache."""
+    started = time.perf_counter()
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, context) as pool:
+        failures = [failure for failure in pool.map(compile_one, tasks, chunksize=2) if failure]
+    print(f"compiled {len(tasks)} kernels in {time.perf_counter() - started:.1f} s, {len(failures)} cannot be")
+    for failure in failures[:8]:
+        print("   ", failure)
+
+
+def tasks_of(only: str | None) -> list[tuple[str, choices.Shape, object, int]]:
+    """Every candidate of every shape, once."""
+    shapes = {shape for model in MODELS for shape in model.linears().values()}
+    tasks: list[tuple[str, choices.Shape, object, int]] = []
+    if only in (None, "linear", "layer"):
+        tasks += [("gemv", shape, choice, 1) for shape in shapes for choice in choices.GEMV_CANDIDATES]
+    if only in (None, "skinny"):
+        tasks += [
+            ("skinny", shape, choice, rows)
+            for shape in shapes
+            for choice in choices.SKINNY_CANDIDATES
+            for rows in SKINNY_ROWS
+        ]
+    return tasks
+
+
+# --- linear layers ------------------------------------------------------------------------------------------------
+
+
+def attempt(calls: list[Callable[[], object]]) -> float:
+    """Time, or infinity where a kernel cannot run (too much shared memory)."""
+    try:
+        return time_us(calls)
+    except Exception as error:
+        if "out of resource" not in str(error).lower() and "OutOfResources" not in type(error).__name__:
+            raise
+        return float("inf")
+
+
+def one_row(model: Model, name: str, shape: choices.Shape) -> dict:
+    """The best tiles of a shape, its time with the norm inside and before it, and that of cuBLAS."""
+    weights, (_, inputs, gated) = weights_of(shape), shape
+    gate, wide = ("silu" if gated else None), (torch.float32 if name == "lm_head" else None)
+    x, norm = torch.randn(1, inputs, dtype=DTYPE, device="cuda"), torch.randn(inputs, dtype=DTYPE, device="cuda")
+    residual = torch.randn_like(x)
+    cublas = time_us(over(weights, lambda w: functional.linear(x, w)))
+
+    def run(choice: choices.GemvChoice) -> Callable[[torch.Tensor], object]:
+        return lambda w: gemv(x, w, choice, gate=gate, out_dtype=wide)
+
+    times = {choice: attempt(over(weights, run(choice))) for choice in choices.GEMV_CANDIDATES}
+    best = min(times, key=lambda choice: times[choice])
+    before = NormBefore(norm, 1e-6, residual, torch.empty_like(x))
+    with_norm = apart = float("nan")
+    if name in ("qkv", "gate_up"):
+        with_norm = time_us(over(weights, lambda w: gemv(x, w, best, gate=gate, norm=before)))
+        normed_first = over(weights, lambda w: gemv(device.rms_norm(x, norm, 1e-6, residual), w, best, gate=gate))
+        apart = time_us(normed_first)
+    share = weights[0].numel() * 2 / times[best] / 1e3 / READ_GB_S
+    print(
+        f"{model.name + ' ' + name:<28}{cublas:>10.1f}{times[best]:>9.1f}{share:>9.0%}{with_norm:>11.1f}"
+        f"{apart:>11.1f}  {best}"
+    )
+    return {
+        "kernel": "gemv", "model": model.name, "name": name, "us": times[best], "cublas_us": cublas, "share": share,
+        "with_norm_us": with_norm, "norm_apart_us": apart, "choice": repr(best), "shape": shape, "best": best,
+        "all": {repr(choice): us for choice, us in times.items()},
+    }  # fmt: skip
+
+
+def bench_linear(results: list[dict], measured: dict, fused: set) -> None:
+    """One row, every shape."""
+    print(f"\n{'one row':<28}{'cuBLAS us':>10}{'ours us':>9}{'of read':>9}{'with norm':>11}{'norm + it':>11}  tiles")
+    for model in MODELS:
+        rows = [one_row(model, name, shape) for name, shape in model.linears().items()]
+        for row in rows:
+            shape = row.pop("shape")
+            measured[shape] = row.pop("best")
+            if row["with_norm_us"] < row["norm_apart_us"]:
+                fused.add(shape)
+        results += rows
+        ours, cublas = (sum(row[key] for row in rows[:-1]) * model.layers / 1e3 for key in ("us", "cublas_us"))
+        print(f"{model.name}: linears of {model.layers} layers {ours:.2f} ms, cuBLAS {cublas:.2f} ms")
+
+
+def few_rows(model: Model, name: str, shape: choices.Shape, weights: list[torch.Tensor], rows: int) -> dict:
+    """The best tiles of a shape for a few rows, and cuBLAS."""
+    gate, wide = ("silu" if shape[2] else None), (torch.float32 if name == "lm_head" else None)
+    x = torch.randn(rows, shape[1], dtype=DTYPE, device="cuda")
+
+    def blas(w: torch.Tensor) -> object:
+        if wide is not None:
+            return linear._wide(x, w, None, wide)
+        result = functional.linear(x, w)
+        return device.gated(result, False) if gate else result
+
+    def run(choice: choices.SkinnyChoice) -> Callable[[torch.Tensor], object]:
+        return lambda w: skinny(x, w, choice, gate=gate, out_dtype=wide)
+
+    cublas = time_us(over(weights, blas))
+    times = {choice: attempt(over(weights, run(choice))) for choice in choices.SKINNY_CANDIDATES}
+    best = min(times, key=lambda choice: times[choice])
+    share = weights[0].numel() * 2 / times[best] / 1e3 / READ_GB_S
+    print(f"{f'{model.name} {name} x{rows}':<36}{cublas:>10.1f}{times[best]:>9.1f}{share:>9.0%}  {best}")
+    return {
+        "kernel": "skinny", "model": model.name, "name": name, "rows": rows, "us": times[best], "cublas_us": cublas,
+        "share": share, "choice": repr(best), "best": best,
+    }  # fmt: skip
+
+
+def bench_skinny(results: list[dict], measured: dict) -> None:
+    """A few rows, every shape."""
+    print(f"\n{'few rows':<36}{'cuBLAS us':>10}{'ours us':>9}{'of read':>9}  tiles")
+    for model in MODELS:
+        for name, shape in model.linears().items():
+            weights = weights_of(shape)
+            for rows in SKINNY_ROWS:
+                row = few_rows(model, name, shape, weights, rows)
+                best = row.pop("best")
+                if row["us"] < 0.97 * row["cublas_us"]:
+                    measured[rows, shape] = best
+                results.append(row)
+            del weights
+
+
+# --- everything else ----------------------------------------------------------------------------------------------
+
+
+def sampling_rows(num_rows: int, temperature: float, top_p: float, top_k: int) -> torch.Tensor:
+    """Settings of as many rows."""
+    rows = np.zeros((num_rows, 7), np.int32)
+    rows[:, :3] = np.array([temperature, top_p, 0.0], np.float32).view(np.int32)
+    rows[:, 3], rows[:, 5] = top_k, np.arange(num_rows)
+    return torch.from_numpy(rows).cuda()
+
+
+def small_cases(model: Model, rows: int) -> dict[str, tuple[Callable, Callable | None, float]]:
+    """Name -> (ours, plain torch, bytes that must be moved)."""
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=DTYPE, device="cuda")
+
+    size = (model.heads + 2 * model.kv_heads) * model.head
+    x, residual, weight, inner = random(rows, model.hidden), random(rows, model.hidden), random(model.hidden), random(
+        rows, 2 * model.inner)  # fmt: skip
+    qkv, rope = random(rows, size), (random(rows, model.head), random(rows, model.head))
+    norms = ((random(model.head), 1e-6), (random(model.head), 1e-6)) if model.qk_norm else None
+    cache = torch.zeros(max(8, rows // 8), 2, 16, model.kv_heads, model.head, dtype=DTYPE, device="cuda")
+    target = KVTarget(cache[:, 0], cache[:, 1], torch.arange(rows, device="cuda"))
+    logits = torch.randn(rows, model.vocab, device="cuda") * 3
+    positions = torch.arange(rows, device="cuda")
+    some = {
+        "top_k 50, top_p .95": sampling_rows(rows, 1.0, 0.95, 50),
+        "top_p .95": sampling_rows(rows, 1.0, 0.95, 0),
+        "top_p .95, flat": sampling_rows(rows, 20.0, 0.95, 0),
+        "no limit": sampling_rows(rows, 1.0, 1.0, 0),
+    }
+    all_logits = logits.numel() * 4
+    cases: dict[str, tuple[Callable, Callable | None, float]] = {
+        "rms_norm + residual": (
+            lambda: device.rms_norm(x, weight, 1e-6, residual), lambda: reference.rms_norm(x, weight, 1e-6, residual),
+            8 * x.numel(),
+        ),
+        "silu_mul": (lambda: device.gated(inner, False), lambda: reference.gated(inner, False), 3 * inner.numel()),
+        "norms, rotary, KV write": (
+            lambda: device.attention_inputs(qkv, model.heads, model.head, rope, norms, target), None, 4 * qkv.numel()
+        ),
+        "argmax": (lambda: device.argmax(logits), lambda: logits.argmax(-1), all_logits),
+    }  # fmt: skip
+    for name, settings in some.items():
+        cases[f"sample {name}"] = (
+            lambda s=settings: device.sample_rows(logits, s, positions), None, all_logits
+        )  # fmt: skip
+    return cases
+
+
+def bench_small(results: list[dict]) -> None:
+    """Kernels around the linear layers, for one row and for many."""
+    print(f"\n{'others':<48}{'torch us':>10}{'ours us':>9}{'of read':>9}")
+    for model in MODELS:
+        for rows in (1, 256):
+            for name, (ours, plain, size) in small_cases(model, rows).items():
+                us = time_us([ours] * 20)
+                torch_us = float("nan") if plain is None else time_us([plain] * 20)
+                share = size / us / 1e3 / READ_GB_S
+                print(f"{f'{model.name} {name} x{rows}':<48}{torch_us:>10.1f}{us:>9.1f}{share:>9.0%}")
+                results.append(
+                    {"kernel": name, "model": model.name, "rows": rows, "us": us, "torch_us": torch_us, "share": share}
+                )
+
+
+def layer_step(model: Model, rows: int, count: int) -> Callable[[], object]:
+    """All of `count` layers but attention, which only hands on the query."""
+    shapes = model.linears()
+    names = ("qkv", "o", "gate_up", "down")
+    weights = [
+        {
+            name: torch.randn(shapes[name][0] * (2 if shapes[name][2] else 1), shapes[name][1], device="cuda").to(DTYPE)
+            / shapes[name][1] ** 0.5
+            for name in names
+        }
+        for _ in range(count)
+    ]
+    norm = torch.ones(model.hidden, dtype=DTYPE, device="cuda")
+    head_norm = (torch.ones(model.head, dtype=DTYPE, device="cuda"), 1e-6)
+    norms = (head_norm, head_norm) if model.qk_norm else None
+    rope = (torch.ones(rows, model.head, dtype=DTYPE, device="cuda"),) * 2
+    cache = torch.zeros(max(8, rows // 8), 2, 16, model.kv_heads, model.head, dtype=DTYPE, device="cuda")
+    target = KVTarget(cache[:, 0], cache[:, 1], torch.arange(rows, device="cuda"))
+    start = torch.randn(rows, model.hidden, dtype=DTYPE, device="cuda")
+
+    def step() -> torch.Tensor:
+        hidden, residual = start, None
+        for layer in weights:
+            qkv, residual = device.norm_linear(hidden, residual, (norm, 1e-6), layer["qkv"])
+            query, _, _ = device.attention_inputs(qkv, model.heads, model.head, rope, norms, target)
+            hidden = device.linear(query.view(rows, -1), layer["o"])
+            inner, residual = device.norm_linear(hidden, residual, (norm, 1e-6), layer["gate_up"], None, "silu")
+            hidden = device.linear(inner, layer["down"])
+        return hidden
+
+    return step
+
+
+def bench_layer(results: list[dict], fused: set) -> None:
+    """Layers without attention as they follow each other, with the choices of this run."""
+    print(f"\n{'layers without attention, us a layer':<40}{'plain':>9}{'norm in':>9}{'dependent':>11}{'both':>9}")
+    for model in MODELS:
+        count = min(model.layers, 12)
+        step = layer_step(model, 1, count)
+        times = []
+        for dependent in (False, True):
+            for norms in (frozenset(), frozenset(fused)):
+                launch.set_dependent(dependent)
+                choices.FUSED_NORM_MEASURED = norms
+                try:
+                    times.append(time_us([step]) / count)
+                except Exception as error:
+                    print(f"    dependent={dependent}: {type(error).__name__}: {str(error)[:300]}")
+                    times.append(float("nan"))
+        launch.set_dependent(False)
+        choices.FUSED_NORM_MEASURED = frozenset(fused)
+        print(f"{model.name:<40}{times[0]:>9.1f}{times[1]:>9.1f}{times[2]:>11.1f}{times[3]:>9.1f}")
+        results.append({"kernel": "layer", "model": model.name, "plain, norm in, dependent, both": times})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("linear", "skinny", "small", "layer"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--workers", type=int, default=14)
+    arguments = parser.parse_args()
+    started, results = time.perf_counter(), []
+    measured: dict[choices.Shape, choices.GemvChoice] = {}
+    skinny_measured: dict[tuple[int, choices.Shape], choices.SkinnyChoice] = {}
+    fused: set[choices.Shape] = set()
+    print(torch.cuda.get_device_name(), f"torch {torch.__version__}")
+    if arguments.only != "small":
+        compile_all(tasks_of(arguments.only), arguments.workers)
+    with torch.inference_mode():
+        if arguments.only in (None, "linear", "layer"):
+            bench_linear(results, measured, fused)
+            choices.GEMV_MEASURED.update(measured)
+        if arguments.only in (None, "layer"):
+            bench_layer(results, fused)
+        if arguments.only in (None, "small"):
+            bench_small(results)
+        if arguments.only in (None, "skinny"):
+            bench_skinny(results, skinny_measured)
+    print("\n# choices.py\nGEMV_MEASURED = {")
+    print("".join(f"    {shape}: {choice},\n" for shape, choice in measured.items()) + "}\nSKINNY_MEASURED = {")
+    print("".join(f"    {key}: {choice},\n" for key, choice in skinny_measured.items()) + "}")
+    print(f"FUSED_NORM_MEASURED = frozenset({sorted(fused)})")
+    print(f"{time.perf_counter() - started:.0f} s")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

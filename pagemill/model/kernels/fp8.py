@@ -1,0 +1,73 @@
+"""Linear layers with weights of 8-bit floats (e4m3): quantizing, and multiplying; by Triton on GPUs, else plain torch.
+
+Arguments are not checked. A weight has a factor per output. Inputs are quantized too, with a factor per token, where
+there are so many tokens that the tensor cores' 8-bit product is faster; for few, the weight is read in 8 bits and
+multiplied with the inputs as they are.
+"""
+
+import functools
+import importlib
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pagemill.log import get_logger
+from pagemill.model.kernels.reference import gated
+
+logger = get_logger(__name__)
+
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0
+"""The largest finite value of FP8."""
+SMALLEST_FACTOR = 1e-12
+"""Of a row of zeros; keeps the inverse finite."""
+
+
+def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """[M, K] -> 8-bit floats [M, K] and factors [M] float32: row = factor * floats, the largest of a row being 448."""
+    kernels = _device_kernels() if rows.is_cuda else None
+    if kernels is None or rows.shape[1] > kernels.MAX_COLUMNS:
+        return reference_quantize(rows)
+    result: tuple[Tensor, Tensor] = kernels.quantize(rows)
+    return result
+
+
+def linear(x: Tensor, weight: Tensor, factors: Tensor, bias: Tensor | None = None, gate: str | None = None) -> Tensor:
+    """[T, K] times 8-bit floats [N, K] with factors [N] -> [T, N] in x's type; with a gate (silu, gelu_tanh) of the
+    first half, [T, N / 2]."""
+    kernels = _device_kernels() if x.is_cuda else None
+    if kernels is None:
+        return reference_linear(x, weight, factors, bias, gate)
+    result: Tensor = kernels.linear(x, weight, factors, bias, gate)
+    return result
+
+
+@functools.cache
+def _device_kernels() -> ModuleType | None:
+    """The kernels for GPUs, imported at the first call; None where Triton is not installed."""
+    try:
+        return importlib.import_module("pagemill.model.kernels.triton.fp8")
+    except ImportError as error:
+        logger.warning("the GPU kernels for 8-bit floats cannot be loaded, plain torch runs instead: %s", error)
+        return None
+
+
+def reference_quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """`quantize` in plain torch."""
+    wide = rows.float()
+    factors = (wide.abs().amax(-1) / LARGEST).clamp(min=SMALLEST_FACTOR)
+    floats = (wide * (1.0 / factors).unsqueeze(-1)).clamp(-LARGEST, LARGEST)
+    return floats.to(FP8), factors
+
+
+def reference_linear(
+    x: Tensor, weight: Tensor, factors: Tensor, bias: Tensor | None = None, gate: str | None = None
+) -> Tensor:
+    """`linear` in plain torch; inputs are quantized whatever their number."""
+    floats, token_factors = reference_quantize(x)
+    result = functional.linear(floats.float(), weight.float()) * token_factors.unsqueeze(1) * factors
+    if bias is not None:
+        result += bias.float()
+    return (result if gate is None else gated(result, gate == "gelu_tanh")).to(x.dtype)

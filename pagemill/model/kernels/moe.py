@@ -1,0 +1,106 @@
+"""What a mixture of experts computes: `route` and `experts`, by Triton on GPUs, else in plain torch.
+
+Arguments are not checked. Letters in shapes: T tokens, K experts of a token, X experts of the model, N experts here,
+E hidden size, I inner size.
+"""
+
+import functools
+import importlib
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from pagemill.log import get_logger
+from pagemill.model.kernels.reference import gated
+from pagemill.model.kernels.routing import Routing
+
+logger = get_logger(__name__)
+
+
+def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """[T, X] float32 -> (experts [T, K] int32, weights [T, K] float32). `bias` [X] is added to the scores for choosing,
+    not for weighing."""
+    kernels = _device_kernels() if logits.is_cuda else None
+    if kernels is None:
+        return reference_route(logits, routing, bias)
+    result: tuple[Tensor, Tensor] = kernels.route(logits, routing, bias)
+    return result
+
+
+def experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    first: int,
+    gelu: bool,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The weighted sum of each token's experts: [T, E] -> [T, E].
+
+    gate_up [N, 2 * I, E] and down [N, E, I] are those of experts first .. first + N; what others would add is left out.
+    Weights of 8-bit floats come with their factors per output, [N, 2 * I] and [N, E] float32.
+    """
+    kernels = _device_kernels() if x.is_cuda else None
+    if kernels is None:
+        return reference_experts(x, gate_up, down, chosen, weights, first, gelu, scales)
+    result: Tensor = kernels.experts(x, gate_up, down, chosen, weights, first, gelu, scales)
+    return result
+
+
+@functools.cache
+def _device_kernels() -> ModuleType | None:
+    """The kernels for GPUs, imported at the first call; None where Triton is not installed."""
+    try:
+        return importlib.import_module("pagemill.model.kernels.triton.moe")
+    except ImportError as error:
+        logger.warning("the GPU kernels of mixtures of experts cannot be loaded, plain torch runs instead: %s", error)
+        return None
+
+
+def reference_route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`route` in plain torch."""
+    wide = logits.float()
+    scores = wide.sigmoid() if routing.sigmoid else wide.softmax(-1)
+    choice = scores if bias is None else scores + bias
+    if routing.num_groups > 1:
+        choice = choice.masked_fill(~_in_best_groups(choice, routing), -torch.inf)
+    chosen = choice.topk(routing.top_k, dim=-1).indices
+    weights = scores.gather(1, chosen)
+    if routing.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return chosen.to(torch.int32), weights * routing.scale
+
+
+def _in_best_groups(choice: Tensor, routing: Routing) -> Tensor:
+    """[T, X] bool."""
+    num_tokens, num_experts = choice.shape
+    grouped = choice.view(num_tokens, routing.num_groups, -1)
+    quality = grouped.topk(2, dim=-1).values.sum(-1) if routing.group_by_two else grouped.amax(-1)
+    best = quality.topk(routing.top_groups, dim=-1).indices
+    picked = torch.zeros_like(quality, dtype=torch.bool).scatter_(1, best, True)
+    return picked.repeat_interleave(num_experts // routing.num_groups, dim=1)
+
+
+def reference_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    first: int,
+    gelu: bool,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """`experts` in plain torch; inner products in float32, intermediate results in x's type."""
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in range(len(gate_up)):
+        tokens, places = (chosen == first + expert).nonzero(as_tuple=True)
+        up, back = gate_up[expert].float(), down[expert].float()
+        if scales is not None:
+            up, back = up * scales[0][expert].unsqueeze(1), back * scales[1][expert].unsqueeze(1)
+        inner = gated(x[tokens].float() @ up.T, gelu).to(x.dtype)
+        out.index_add_(0, tokens, inner.float() @ back.T * weights[tokens, places].unsqueeze(1))
+    return out.to(x.dtype)

@@ -1,0 +1,83 @@
+"""Experts on GPUs: the kernels by number of slots. Knows shapes, not layers.
+
+Nothing is read back by the host, and grids depend on shapes alone: everything can be captured in a CUDA graph.
+"""
+
+import torch
+from torch import Tensor
+
+from pagemill.model.kernels.triton.moe_choices import (
+    FEW_DOWN,
+    FEW_GATE_UP,
+    MAX_FEW_SLOTS,
+    GroupedChoice,
+    grouped_choices,
+)
+from pagemill.model.kernels.triton.moe_few import few_down, few_gate_up
+from pagemill.model.kernels.triton.moe_grouped import combine, grouped_down, grouped_gate_up
+from pagemill.model.kernels.triton.moe_route import route
+from pagemill.model.kernels.triton.moe_sort import sort_slots
+
+__all__ = ["experts", "few", "grouped", "route"]
+
+Scales = tuple[Tensor, Tensor] | None
+
+
+def experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    first: int,
+    gelu: bool,
+    scales: Scales = None,
+) -> Tensor:
+    """As kernels.moe.experts: [T, E] -> [T, E]."""
+    if not len(x):
+        return torch.empty_like(x)
+    x, chosen, weights = _rows(x), chosen.contiguous(), weights.contiguous()
+    if chosen.numel() <= MAX_FEW_SLOTS:
+        return few(x, gate_up, down, chosen, weights, first, gelu, scales)
+    choices = grouped_choices(chosen.numel(), len(gate_up))
+    return grouped(x, gate_up, down, (chosen, weights), first, gelu, choices, scales)
+
+
+def few(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    first: int,
+    gelu: bool,
+    scales: Scales = None,
+) -> Tensor:
+    """Slot by slot."""
+    gate_up_scales, down_scales = scales or (None, None)
+    inner = few_gate_up(x, gate_up, chosen, first, gelu, FEW_GATE_UP, gate_up_scales)
+    return few_down(inner, down, chosen, weights, first, FEW_DOWN, down_scales)
+
+
+def grouped(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    routed: tuple[Tensor, Tensor],
+    first: int,
+    gelu: bool,
+    choices: tuple[GroupedChoice, GroupedChoice],
+    scales: Scales = None,
+) -> Tensor:
+    """Expert by expert. `routed`: chosen experts and their weights."""
+    chosen, weights = routed
+    gate_up_scales, down_scales = scales or (None, None)
+    order = sort_slots(chosen, first, len(gate_up), choices[0].block_m)
+    inner = grouped_gate_up(x, gate_up, order, chosen.shape[1], gelu, choices[0], gate_up_scales)
+    parts = grouped_down(inner, down, order, choices[1], down_scales)
+    return combine(parts, chosen, weights, first, len(gate_up))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Rows in one piece each, on which the kernels rely."""
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,73 @@
+"""Tiles of the kernels for experts: rules, by the slots (a token and one of its experts) that an expert has on average.
+
+Data only. `benchmarks/gpu_moe.py --tune` measures the candidates.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class FewChoice:
+    """Tiles of moe_few.py: outputs and inputs of a program's step."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedChoice:
+    """Tiles of moe_grouped.py. `swap`: the weight is the left operand, so that its rows fill the wide side of the
+    tensor cores' instruction when there are few tokens."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    swap: bool = False
+
+
+MAX_FEW_SLOTS: Final = 64
+"""Up to so many slots each is computed by itself: most are of different experts."""
+
+FEW_GATE_UP: Final = FewChoice(4, 1024, 4)
+FEW_DOWN: Final = FewChoice(4, 256, 4)
+FEW_CANDIDATES: Final = tuple(
+    FewChoice(*choice)
+    for choice in (
+        (1, 1024, 4), (2, 1024, 4), (4, 512, 4), (4, 1024, 4), (4, 2048, 8), (8, 256, 4), (8, 512, 4), (8, 1024, 8),
+        (2, 256, 2), (4, 256, 4), (4, 256, 2), (16, 256, 8),
+    )
+)  # fmt: skip
+
+GATE_UP: Final = (
+    (10, GroupedChoice(16, 64, 128, 4, 4)),
+    (24, GroupedChoice(32, 64, 128, 4, 3)),
+    (48, GroupedChoice(64, 64, 64, 4, 4)),
+    (None, GroupedChoice(128, 64, 64, 8, 4)),
+)
+"""Up to so many slots an expert on average -> tiles of the first layer; block_n of the gate and as many of up."""
+DOWN: Final = (
+    (10, GroupedChoice(16, 64, 128, 4, 4)),
+    (24, GroupedChoice(32, 64, 128, 4, 4)),
+    (48, GroupedChoice(64, 128, 64, 4, 4)),
+    (None, GroupedChoice(128, 128, 64, 8, 4)),
+)
+"""The same for the second. Both have one block_m, for they share the sorted slots."""
+
+GROUPED_CANDIDATES: Final = {
+    16: ((64, 128, 4, 4), (64, 128, 4, 3), (32, 256, 4, 3), (128, 64, 4, 4), (64, 256, 4, 3), (128, 128, 8, 3)),
+    32: ((64, 128, 4, 4), (64, 128, 4, 3), (32, 256, 4, 3), (128, 64, 4, 4), (64, 64, 4, 5), (128, 128, 8, 3)),
+    64: ((64, 64, 4, 4), (128, 64, 4, 4), (128, 64, 8, 4), (64, 128, 4, 3), (128, 128, 8, 3)),
+    128: ((64, 64, 8, 4), (128, 64, 8, 4), (128, 64, 8, 3), (256, 64, 8, 3), (128, 64, 4, 4)),
+}
+"""block_m -> (block_n, block_k, num_warps, num_stages), each also with `swap`."""
+
+
+def grouped_choices(num_slots: int, num_experts: int) -> tuple[GroupedChoice, GroupedChoice]:
+    """Tiles of both layers."""
+    average = num_slots / num_experts
+    place = next(index for index, (most, _) in enumerate(GATE_UP) if most is None or average <= most)
+    return GATE_UP[place][1], DOWN[place][1]

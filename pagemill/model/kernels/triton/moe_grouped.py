@@ -1,0 +1,188 @@
+"""Experts for many tokens: matrix products over tiles of slots of one expert, read through their sorted order.
+
+A slot is a token and one of its experts. Each weight is read once for all slots of its tile; tiles that a step does
+not need return at once, so that one grid does for all steps of a shape.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.gated import activate
+from pagemill.model.kernels.triton.moe_choices import GroupedChoice
+from pagemill.model.kernels.triton.moe_sort import SortedSlots
+
+
+@triton.jit
+def _product(rows, tile, acc, SWAP: tl.constexpr):
+    """acc + rows [M, K] x tile [N, K]^T; with SWAP acc is [N, M]."""
+    tile = tile.to(rows.dtype)
+    if SWAP:
+        return tl.dot(tile, tl.trans(rows), acc, input_precision="ieee")
+    return tl.dot(rows, tl.trans(tile), acc, input_precision="ieee")
+
+
+@triton.jit
+def _gate_up(
+    out, x, weight, scales, slots, tiles, max_tiles, num_columns, stride_x,
+    INNER: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GELU: tl.constexpr, SCALED: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    tile, column = tl.program_id(0) // num_columns, tl.program_id(0) % num_columns
+    num_rows = tl.load(tiles + 2 * max_tiles + tile)
+    if num_rows > 0:
+        EVEN: tl.constexpr = (E % BLOCK_K == 0) and (INNER % BLOCK_N == 0)
+        expert = tl.load(tiles + tile).to(tl.int64)
+        begin = tl.load(tiles + max_tiles + tile)
+        members, lanes = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+        # Rows beyond the tile repeat some token; what they give is not stored.
+        slot = tl.load(slots + begin + members, mask=members < num_rows, other=0)
+        outputs = column * BLOCK_N + tl.arange(0, BLOCK_N)
+        rows = x + (slot // K).to(tl.int64)[:, None] * stride_x + lanes[None, :]
+        places = weight + expert * (2 * INNER * E) + outputs[:, None] * E + lanes[None, :]
+        HIGH: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
+        WIDE: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
+        gate = tl.zeros([HIGH, WIDE], tl.float32)
+        up = tl.zeros([HIGH, WIDE], tl.float32)
+        for start in tl.range(0, E, BLOCK_K):
+            if EVEN:
+                values = tl.load(rows + start)
+                gates = tl.load(places + start)
+                ups = tl.load(places + INNER * E + start)
+            else:
+                live = (start + lanes < E)[None, :]
+                real = (outputs < INNER)[:, None] & live
+                values = tl.load(rows + start, mask=live, other=0.0)
+                gates = tl.load(places + start, mask=real, other=0.0)
+                ups = tl.load(places + INNER * E + start, mask=real, other=0.0)
+            gate = _product(values, gates, gate, SWAP)
+            up = _product(values, ups, up, SWAP)
+        if SWAP:
+            gate, up = tl.trans(gate), tl.trans(up)
+        if SCALED:
+            factors = scales + expert * (2 * INNER) + outputs
+            gate *= tl.load(factors, mask=outputs < INNER, other=0.0)[None, :]
+            up *= tl.load(factors + INNER, mask=outputs < INNER, other=0.0)[None, :]
+        result = (activate(gate, GELU) * up).to(out.dtype.element_ty)
+        targets = out + (begin + members).to(tl.int64)[:, None] * INNER + outputs[None, :]
+        tl.store(targets, result, mask=(members < num_rows)[:, None] & (outputs < INNER)[None, :])
+
+
+@triton.jit
+def _down(
+    out, inner, weight, scales, slots, tiles, max_tiles, num_columns,
+    INNER: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SCALED: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    tile, column = tl.program_id(0) // num_columns, tl.program_id(0) % num_columns
+    num_rows = tl.load(tiles + 2 * max_tiles + tile)
+    if num_rows > 0:
+        EVEN: tl.constexpr = (INNER % BLOCK_K == 0) and (E % BLOCK_N == 0)
+        expert = tl.load(tiles + tile).to(tl.int64)
+        begin = tl.load(tiles + max_tiles + tile)
+        members, lanes = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+        outputs = column * BLOCK_N + tl.arange(0, BLOCK_N)
+        here = members < num_rows
+        row = begin + tl.where(here, members, 0)
+        rows = inner + row.to(tl.int64)[:, None] * INNER + lanes[None, :]
+        places = weight + expert * (E * INNER) + outputs[:, None] * INNER + lanes[None, :]
+        HIGH: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
+        WIDE: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
+        acc = tl.zeros([HIGH, WIDE], tl.float32)
+        for start in tl.range(0, INNER, BLOCK_K):
+            if EVEN:
+                values = tl.load(rows + start)
+                weights = tl.load(places + start)
+            else:
+                live = (start + lanes < INNER)[None, :]
+                values = tl.load(rows + start, mask=live, other=0.0)
+                weights = tl.load(places + start, mask=(outputs < E)[:, None] & live, other=0.0)
+            acc = _product(values, weights, acc, SWAP)
+        if SWAP:
+            acc = tl.trans(acc)
+        if SCALED:
+            acc *= tl.load(scales + expert * E + outputs, mask=outputs < E, other=0.0)[None, :]
+        slot = tl.load(slots + begin + members, mask=here, other=0).to(tl.int64)
+        targets = out + slot[:, None] * E + outputs[None, :]
+        tl.store(targets, acc.to(out.dtype.element_ty), mask=here[:, None] & (outputs < E)[None, :])
+
+
+@triton.jit
+def _combine(
+    out, parts, chosen, weights, first, N: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """The weighted sum of a token's slots, those elsewhere left out."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for place in tl.static_range(K):
+        slot = token * K + place
+        expert = tl.load(chosen + slot) - first
+        here = (expert >= 0) & (expert < N)
+        part = tl.load(parts + slot * E + columns, mask=(columns < E) & here, other=0.0).to(tl.float32)
+        total += part * tl.load(weights + slot)
+    tl.store(out + token * E + columns, total.to(out.dtype.element_ty), mask=columns < E)
+
+
+def grouped_gate_up(
+    x: Tensor,
+    weight: Tensor,
+    order: SortedSlots,
+    top_k: int,
+    gelu: bool,
+    choice: GroupedChoice,
+    scales: Tensor | None = None,
+) -> Tensor:
+    """[T, E] times [N, 2 * I, E] -> activated [S, I], in the order of the sorted slots."""
+    _, double, size = weight.shape
+    inner_size = double // 2
+    out = torch.empty(len(order.slots), inner_size, dtype=x.dtype, device=x.device)
+    num_columns = triton.cdiv(inner_size, choice.block_n)
+    _gate_up[(order.max_tiles * num_columns,)](
+        out, x, weight, x if scales is None else scales, order.slots, order.tiles, order.max_tiles, num_columns,
+        x.stride(0), INNER=inner_size, E=size, K=top_k, BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n,
+        BLOCK_K=choice.block_k, GELU=gelu, SCALED=scales is not None, SWAP=choice.swap, PDL=launch.dependent(),
+        num_stages=choice.num_stages, **launch.options(choice.num_warps),
+    )  # fmt: skip
+    return out
+
+
+def grouped_down(
+    inner: Tensor, weight: Tensor, order: SortedSlots, choice: GroupedChoice, scales: Tensor | None = None
+) -> Tensor:
+    """[S, I] in sorted order times [N, E, I] -> [S, E] by slot; slots elsewhere are not written."""
+    _, size, inner_size = weight.shape
+    out = torch.empty(len(order.slots), size, dtype=inner.dtype, device=inner.device)
+    num_columns = triton.cdiv(size, choice.block_n)
+    _down[(order.max_tiles * num_columns,)](
+        out, inner, weight, inner if scales is None else scales, order.slots, order.tiles, order.max_tiles,
+        num_columns, INNER=inner_size, E=size, BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n, BLOCK_K=choice.block_k,
+        SCALED=scales is not None, SWAP=choice.swap, PDL=launch.dependent(), num_stages=choice.num_stages,
+        **launch.options(choice.num_warps),
+    )  # fmt: skip
+    return out
+
+
+def combine(parts: Tensor, chosen: Tensor, weights: Tensor, first: int, num_experts: int) -> Tensor:
+    """[S, E] by slot -> [T, E]: the weighted sums."""
+    (num_tokens, top_k), size = chosen.shape, parts.shape[1]
+    out = torch.empty(num_tokens, size, dtype=parts.dtype, device=parts.device)
+    block = min(1024, triton.next_power_of_2(size))
+    _combine[(num_tokens, triton.cdiv(size, block))](
+        out, parts, chosen, weights, first, N=num_experts, E=size, K=top_k, BLOCK=block, PDL=launch.dependent(),
+        **launch.options(),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,55 @@
+"""`Router`: chooses the experts of each token. Knows nothing about experts but their number."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from pagemill.errors import ModelError
+from pagemill.model.kernels.moe import route
+from pagemill.model.kernels.routing import Routing
+from pagemill.model.layers.context import LayerContext
+from pagemill.model.layers.linear import Linear
+from pagemill.model.loading.block_tensor import BlockTensor
+from pagemill.model.loading.part import Part, whole
+from pagemill.model.quantization.unquantized import Unquantized
+
+CORRECTION = "e_score_correction_bias"
+
+
+class Router(Linear):
+    """[T, E] -> chosen experts [T, K] int32 and their weights [T, K] float32.
+
+    It is whole on every rank and never quantized: a wrong expert costs more than its few rows save. With `corrected`,
+    the checkpoint has a number per expert that is added to its score when experts are chosen (DeepSeek-V3, 2024).
+    """
+
+    def __init__(
+        self, size: int, num_experts: int, routing: Routing, *, ctx: LayerContext, corrected: bool = False
+    ) -> None:
+        super().__init__(size, (num_experts,), bias=False, ctx=dataclasses.replace(ctx, quant=Unquantized()))
+        if not 0 < routing.top_k <= num_experts:
+            raise ModelError(f"{self.name}: num_experts_per_tok={routing.top_k} is not in 1 to {num_experts} experts")
+        if num_experts % routing.num_groups:
+            raise ModelError(f"{self.name}: {num_experts} experts cannot be divided into n_group={routing.num_groups}")
+        self.routing = routing
+        self.correction: Tensor | None = None
+        self._corrected = corrected
+
+    def expected(self) -> tuple[str, ...]:
+        return ("weight", CORRECTION) if self._corrected else ("weight",)
+
+    def part(self, kind: str, shard: int, shape: tuple[int, ...]) -> Part:
+        if kind == CORRECTION and tuple(shape) == self.shards:
+            return whole(self.name, shape)
+        return super().part(kind, shard, shape)
+
+    def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
+        if kind == CORRECTION and isinstance(tensor, Tensor):
+            self.correction = tensor.to(torch.float32)
+        else:
+            super().load(kind, shard, tensor)
+
+    def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(experts, weights) of [T, E]. Logits are float32, whatever x is: near ties are common."""
+        return route(self.weight.logits(x), self.routing, self.correction)  # type: ignore[union-attr]

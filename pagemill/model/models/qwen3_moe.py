@@ -1,0 +1,36 @@
+"""Qwen3-MoE: Qwen3 with experts in place of the MLP, in all layers or in some."""
+
+from torch import nn
+
+from pagemill.model.kernels.routing import Routing
+from pagemill.model.layers.context import LayerContext
+from pagemill.model.layers.moe.sparse_moe import SparseMoE
+from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
+from pagemill.model.models.decoder import AttentionTraits, DecoderLayer
+from pagemill.model.models.qwen2 import layer_window
+
+
+class Qwen3MoeForCausalLM(CausalLM):
+    """Norms of query and key; a softmax router, whose weights may be made to add up to 1."""
+
+    weights = DECODER_WEIGHTS.with_experts("gate_proj", "up_proj", "down_proj")
+
+    def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
+        config = self.config
+        bias, window = bool(config.get("attention_bias")), layer_window(config, index)
+        traits = AttentionTraits.of(config, qk_norm=True, qkv_bias=bias, out_bias=bias, window=window)
+        return DecoderLayer(
+            config, traits, ctx=ctx, mlp=self._experts(ctx.child("mlp")) if self._mixes(index) else None
+        )
+
+    def _mixes(self, index: int) -> bool:
+        """Whether a layer has experts."""
+        step = self.config.get("decoder_sparse_step") or 1
+        dense = self.config.get("mlp_only_layers") or ()
+        return self.num_experts > 0 and index not in dense and (index + 1) % step == 0
+
+    def _experts(self, ctx: LayerContext) -> nn.Module:
+        config = self.config
+        routing = Routing(config["num_experts_per_tok"], renormalize=bool(config.get("norm_topk_prob")))
+        sizes = (config["hidden_size"], config["moe_intermediate_size"], self.num_experts)
+        return SparseMoE(sizes, routing, config.get("hidden_act", "silu"), ctx=ctx)

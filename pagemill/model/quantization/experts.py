@@ -1,0 +1,72 @@
+"""`SeparateExperts`: experts as pairs of linear weights, and `StackedExperts`: as two tensors for fused kernels.
+
+Knows neither routers nor ranks.
+"""
+
+import torch
+from torch import Tensor
+
+from pagemill.model.kernels import moe, ops
+from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
+
+
+class SeparateExperts(ExpertWeights):
+    """Each expert in the form in which its method holds linear layers; each computes the tokens that chose it.
+
+    A token's result does not depend on the others: experts are added up in float32, in their order.
+    """
+
+    def __init__(self, method: QuantMethod, sizes: ExpertSizes, gate: str) -> None:
+        self._method = method
+        self._sizes = sizes
+        self._gate = gate
+        self._activation = ops.gelu_tanh_mul if gate == "gelu_tanh" else ops.silu_mul
+        self.gate_up: dict[int, LinearWeight] = {}
+        self.down: dict[int, LinearWeight] = {}
+
+    def put_gate_up(self, expert: int, weight: Tensor) -> None:
+        self.gate_up[expert] = self._method.prepare(weight, self._gate)
+
+    def put_down(self, expert: int, weight: Tensor) -> None:
+        self.down[expert] = self._method.prepare(weight)
+
+    def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        num_here, top_k = self._sizes.num_experts, chosen.shape[1]
+        local = chosen.reshape(-1).long() - first
+        local = torch.where((local < 0) | (local >= num_here), num_here, local)
+        order = local.argsort(stable=True)
+        factors = weights.reshape(-1)[order].unsqueeze(1)
+        tokens = order // top_k
+        start = 0
+        for expert, count in enumerate(torch.bincount(local, minlength=num_here).tolist()[:num_here]):
+            if count:
+                part = slice(start, start + count)
+                result = self._expert(expert, x[tokens[part]]).float().mul_(factors[part])
+                out.index_add_(0, tokens[part], result)
+            start += count
+        return out.to(x.dtype)
+
+    def _expert(self, expert: int, x: Tensor) -> Tensor:
+        gate_up = self.gate_up[expert]
+        inner = gate_up.apply(x, None)
+        return self.down[expert].apply(inner if gate_up.gated else self._activation(inner), None)
+
+
+class StackedExperts(ExpertWeights):
+    """All experts in two tensors, in the model's type."""
+
+    def __init__(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> None:
+        shape = (sizes.num_experts, 2 * sizes.inner_size, sizes.size)
+        self.gate_up = torch.empty(shape, dtype=dtype, device=device)
+        self.down = torch.empty(sizes.num_experts, sizes.size, sizes.inner_size, dtype=dtype, device=device)
+        self._gelu = gate == "gelu_tanh"
+
+    def put_gate_up(self, expert: int, weight: Tensor) -> None:
+        self.gate_up[expert].copy_(weight)
+
+    def put_down(self, expert: int, weight: Tensor) -> None:
+        self.down[expert].copy_(weight)
+
+    def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
+        return moe.experts(x, self.gate_up, self.down, chosen, weights, first, self._gelu)

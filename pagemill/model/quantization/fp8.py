@@ -1,0 +1,87 @@
+"""Weights of 8-bit floats, made of a float checkpoint at load: half the bytes, and twice the speed of the tensor cores.
+
+Knows no file format. The output head stays as it is: its errors would be those of the logits.
+"""
+
+import torch
+from torch import Tensor
+
+from pagemill.errors import ConfigError
+from pagemill.model.kernels import fp8, moe
+from pagemill.model.loading.block_tensor import BlockTensor
+from pagemill.model.quantization.experts import SeparateExperts
+from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
+from pagemill.model.quantization.unquantized import Unquantized
+
+MIN_CAPABILITY = (8, 9)
+"""Compute capability from which on GPUs multiply 8-bit floats."""
+
+
+class Fp8Weight(LinearWeight):
+    """[N, K] 8-bit floats with a factor per output, the gated activation included."""
+
+    def __init__(self, weight: Tensor, gate: str | None) -> None:
+        self.weight, self.factors = fp8.quantize(weight)
+        self.gate = gate
+        self.gated = gate is not None
+
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return fp8.linear(x, self.weight, self.factors, bias, self.gate)
+
+
+class Fp8Experts(ExpertWeights):
+    """All experts in two tensors of 8-bit floats, with a factor per output."""
+
+    def __init__(self, sizes: ExpertSizes, device: torch.device, gate: str) -> None:
+        count, size, inner = sizes.num_experts, sizes.size, sizes.inner_size
+        self.gate_up = torch.empty(count, 2 * inner, size, dtype=fp8.FP8, device=device)
+        self.down = torch.empty(count, size, inner, dtype=fp8.FP8, device=device)
+        self.factors = (
+            torch.empty(count, 2 * inner, dtype=torch.float32, device=device),
+            torch.empty(count, size, dtype=torch.float32, device=device),
+        )
+        self._gelu = gate == "gelu_tanh"
+
+    def put_gate_up(self, expert: int, weight: Tensor) -> None:
+        _put(self.gate_up[expert], self.factors[0][expert], weight)
+
+    def put_down(self, expert: int, weight: Tensor) -> None:
+        _put(self.down[expert], self.factors[1][expert], weight)
+
+    def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
+        return moe.experts(x, self.gate_up, self.down, chosen, weights, first, self._gelu, self.factors)
+
+
+def _put(floats: Tensor, factors: Tensor, weight: Tensor) -> None:
+    quantized, own_factors = fp8.quantize(weight)
+    floats.copy_(quantized)
+    factors.copy_(own_factors)
+
+
+class Fp8(QuantMethod):
+    """Every linear layer but the output head and routers. On a CPU: slow, for trying out what it costs in quality."""
+
+    def __init__(self) -> None:
+        self._floats = Unquantized()
+
+    def prepare(self, weight: Tensor | BlockTensor, gate: str | None = None) -> LinearWeight:
+        if isinstance(weight, BlockTensor):
+            weight = weight.dequantized(torch.bfloat16)
+        return Fp8Weight(weight, gate)
+
+    def prepare_head(self, weight: Tensor | BlockTensor) -> LinearWeight:
+        return self._floats.prepare(weight)
+
+    def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
+        return SeparateExperts(self, sizes, gate) if device.type == "cpu" else Fp8Experts(sizes, device, gate)
+
+
+def make_fp8(device: str) -> QuantMethod:
+    """The method on a device. Raises ConfigError for a GPU that has no 8-bit floats."""
+    if device.startswith("cuda") and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+        major, minor = torch.cuda.get_device_capability(device)
+        raise ConfigError(
+            f"quantization=fp8 needs a GPU of compute capability {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or higher; "
+            f"this one has {major}.{minor}; leave out --quantization"
+        )
+    return Fp8()

@@ -1,0 +1,52 @@
+"""`NoTokenizer`: for those who give prompts as token ids and want token ids back (`skip_tokenizer_init`).
+Makes no text: every output's text is empty."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagemill.errors import RequestError
+
+
+class NoText:
+    """Implements `IncrementalDecoder`."""
+
+    def step(self, token_ids: Sequence[int]) -> str:
+        """Always empty."""
+        return ""
+
+    def flush(self) -> str:
+        """Always empty."""
+        return ""
+
+
+class NoTokenizer:
+    """Implements `pagemill.tokenizers.interface.Tokenizer` without one."""
+
+    vocab_size = 0
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    chat_template: str | None = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Raises RequestError."""
+        raise RequestError("skip_tokenizer_init=True: give the prompt as prompt_token_ids, not as text", "prompt")
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Always empty."""
+        return ""
+
+    def incremental(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> NoText:
+        """A decoder that shows nothing."""
+        return NoText()
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **template_variables: Any,
+    ) -> str:
+        """Raises RequestError."""
+        raise RequestError("skip_tokenizer_init=True: conversations need a tokenizer", "messages")

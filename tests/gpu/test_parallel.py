@@ -1,0 +1,31 @@
+"""Several GPUs compute what one does: tensor and pipeline parallel ranks over NCCL."""
+
+import pytest
+import torch
+
+from tests.gpu.engines import greedy, make_llm, make_prompts, run, share_equal
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+LAYOUTS = [
+    ({"tensor_parallel_size": 2}, 2),
+    ({"pipeline_parallel_size": 2}, 2),
+    ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 4),
+]
+"""The model has two key-value heads, so two ranks are the most that share a layer without copies."""
+
+
+def need_gpus(count: int) -> None:
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"{count} GPUs are needed, {torch.cuda.device_count()} are here")
+
+
+@pytest.mark.parametrize(("settings", "num_gpus"), LAYOUTS)
+def test_ranks_equal_one_gpu(checkpoints, settings, num_gpus):
+    need_gpus(num_gpus)
+    prompts = make_prompts(24)
+    with make_llm(checkpoints.path(ARCHITECTURE)) as llm:
+        one = run(llm, prompts, greedy(24))
+    with make_llm(checkpoints.path(ARCHITECTURE), **settings) as llm:
+        several = run(llm, prompts, greedy(24))
+    checkpoints.reference(ARCHITECTURE).check(prompts, several, "bfloat16")
+    assert share_equal(one, several) >= 0.6

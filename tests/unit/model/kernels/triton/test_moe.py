@@ -1,0 +1,126 @@
+"""Routing and experts in Triton against plain torch: every way to route, few and many tokens, experts elsewhere."""
+
+import pytest
+import torch
+
+from pagemill.model.kernels.moe import reference_experts, reference_route
+from pagemill.model.kernels.routing import Routing
+from tests.fakes.triton_interpreter import DEVICE
+
+from pagemill.model.kernels.triton import moe, moe_choices  # isort: skip
+from pagemill.model.kernels.triton.moe_choices import GroupedChoice
+from pagemill.model.kernels.triton.moe_sort import sort_slots
+
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+"""The interpreter rounds bfloat16 towards zero."""
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        Routing(2),
+        Routing(3, renormalize=True, scale=2.5),
+        Routing(1, sigmoid=True),
+        Routing(3, num_groups=4, top_groups=2),
+        Routing(4, sigmoid=True, renormalize=True, num_groups=4, top_groups=3, group_by_two=True, scale=2.5),
+    ],
+)
+@pytest.mark.parametrize("num_experts", [8, 12])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_routes_as_the_reference(routing: Routing, num_experts: int, with_bias: bool):
+    logits = random(9, 2 * num_experts)[:, :num_experts]
+    bias = random(num_experts, seed=1) if with_bias else None
+    chosen, weights = moe.route(logits, routing, bias)
+    expected, expected_weights = reference_route(logits, routing, bias)
+    assert torch.equal(chosen, expected)
+    torch.testing.assert_close(weights, expected_weights)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_routing_survives_nan():
+    logits = torch.full((2, 6), torch.nan, device=DEVICE)
+    chosen, _ = moe.route(logits, Routing(2))
+    assert ((chosen >= 0) & (chosen < 6)).all()
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_tiles_cover_every_slot_of_the_experts_here_once(first: int):
+    num_experts, tile = 5, 16
+    chosen = torch.randint(0, 9, (70, 2), generator=torch.Generator().manual_seed(0)).to(torch.int32).to(DEVICE)
+    order = sort_slots(chosen, first, num_experts, tile)
+    seen: list[int] = []
+    for expert, begin, count in order.tiles.T.tolist():
+        assert count <= tile
+        members = order.slots[begin : begin + count].tolist()
+        assert all(chosen.reshape(-1)[slot] == first + expert for slot in members)
+        seen += members
+    here = (chosen >= first) & (chosen < first + num_experts)
+    assert sorted(seen) == here.reshape(-1).nonzero().squeeze(1).tolist()
+
+
+def case(num_tokens: int, dtype: torch.dtype, size: int, inner: int, held: range, num_experts: int = 7):
+    x = random(num_tokens, size + 8, dtype=dtype)[:, 8:]
+    gate_up = random(len(held), 2 * inner, size, dtype=dtype, seed=1) / size**0.5
+    down = random(len(held), size, inner, dtype=dtype, seed=2) / inner**0.5
+    chosen, weights = reference_route(random(num_tokens, num_experts, seed=3), Routing(3, renormalize=True))
+    return x, gate_up, down, chosen, weights, held.start
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    step = ROUNDING[actual.dtype]
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(actual, expected, rtol=step, atol=step * scale)
+
+
+HELD = [range(7), range(2, 5)]
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize(("size", "inner"), [(64, 32), (100, 24)])
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+def test_few_tokens(held: range, gelu: bool, size: int, inner: int, dtype: torch.dtype):
+    args = case(3, dtype, size, inner, held)
+    close(moe.few(*args, gelu), reference_experts(*args, gelu))
+
+
+CHOICES = [GroupedChoice(16, 32, 32, 4, 2), GroupedChoice(32, 16, 64, 4, 2, swap=True)]
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize(("size", "inner"), [(64, 32), (100, 24)])
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+def test_many_tokens(held: range, choice: GroupedChoice, size: int, inner: int, dtype: torch.dtype):
+    x, gate_up, down, chosen, weights, first = args = case(41, dtype, size, inner, held)
+    result = moe.grouped(x, gate_up, down, (chosen, weights), first, False, (choice, choice))
+    close(result, reference_experts(*args, False))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 30])
+def test_weights_of_8_bits(num_tokens: int):
+    x, gate_up, down, *routed = case(num_tokens, torch.float32, 64, 32, range(7))
+    scales = tuple(weight.abs().amax(-1) / 448 for weight in (gate_up, down))
+    packed = [
+        (weight / scale.unsqueeze(-1)).to(torch.float8_e4m3fn)
+        for weight, scale in zip((gate_up, down), scales, strict=True)
+    ]
+    result = moe.experts(x, *packed, *routed, False, scales)
+    close(result, reference_experts(x, *packed, *routed, False, scales))
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 21, 22])
+def test_the_number_of_tokens_decides_how(num_tokens: int):
+    args = case(num_tokens, torch.float32, 64, 32, range(7))
+    assert moe_choices.MAX_FEW_SLOTS in range(21 * 3, 22 * 3)
+    close(moe.experts(*args, False), reference_experts(*args, False)) if num_tokens else moe.experts(*args, False)
+
+
+def test_every_number_of_slots_has_tiles_of_one_height():
+    for average in (0.1, 5, 15, 40, 1000):
+        gate_up, down = moe_choices.grouped_choices(int(average * 128), 128)
+        assert gate_up.block_m == down.block_m
