@@ -74,12 +74,13 @@ def test_orders_of_gpus():
     ampere = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_PAGED")
     assert cuda_order((8, 0)) == cuda_order((8, 9)) == cuda_order((9, 0)) == cuda_order((7, 5)) == ampere
     assert cuda_order((10, 0)) == ("FLASHINFER", "FLASH_ATTN", *ampere[2:])
-    no_triton = [name for name in cuda_order((10, 0), mla=True) if name != "TRITON_MLA"]
-    assert no_triton == [
-        "FLASHINFER_MLA", "CUTLASS_MLA", "FLASH_ATTN_MLA", "FLASHMLA", "FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE"
-    ]  # fmt: skip
-    no_triton = [name for name in cuda_order((9, 0), mla=True) if name != "TRITON_MLA"]
-    assert no_triton == ["FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "FLASHMLA_SPARSE"]
+    assert cuda_order((10, 0), mla=True) == (
+        "FLASHINFER_MLA", "CUTLASS_MLA", "FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA", "FLASHMLA_SPARSE",
+        "FLASHINFER_MLA_SPARSE", "TORCH_MLA",
+    )  # fmt: skip
+    assert cuda_order((9, 0), mla=True) == (
+        "FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA", "FLASHMLA_SPARSE", "TORCH_MLA"
+    )  # fmt: skip
 
 
 @pytest.mark.usefixtures("everything_installed")
