@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pagemill.config.arguments import EngineArgs
     from pagemill.llm import LLM
-    from pagemill.messages.outputs import CompletionOutput, RequestOutput
+    from pagemill.messages.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
+    from pagemill.messages.pooling_params import PoolingParams
     from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
     from pagemill.serve.async_llm import AsyncLLM
 
@@ -17,6 +18,9 @@ _PUBLIC = {
     "CompletionOutput": "pagemill.messages.outputs",
     "EngineArgs": "pagemill.config.arguments",
     "LLM": "pagemill.llm",
+    "PoolingOutput": "pagemill.messages.outputs",
+    "PoolingParams": "pagemill.messages.pooling_params",
+    "PoolingRequestOutput": "pagemill.messages.outputs",
     "RequestOutput": "pagemill.messages.outputs",
     "RequestOutputKind": "pagemill.messages.sampling_params",
     "SamplingParams": "pagemill.messages.sampling_params",
@@ -27,6 +31,9 @@ __all__ = [
     "AsyncLLM",
     "CompletionOutput",
     "EngineArgs",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",

@@ -80,6 +80,7 @@ def _make_llm(birth: FrontEndBirth, fleet: FleetClient, tokenizer: Tokenizer) ->
         cache=config.cache,
         served_model_name=birth.server.served_model_name,
         log_interval_s=None if config.observability.disable_log_stats else envs.log_stats_interval_s(),
+        pooler=config.model.pooler_config if config.model.pools else None,
     )
 
 

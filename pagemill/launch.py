@@ -97,6 +97,7 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
         config.scheduler,
         cache=config.cache,
         log_interval_s=None if config.observability.disable_log_stats else envs.log_stats_interval_s(),
+        pooler=config.model.pooler_config if config.model.pools else None,
     )
     _say_ready(config, core.ready, timer)
     return LaunchedEngine(llm, config, tokenizer)

@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 from pagemill.config.arguments import EngineArgs
 from pagemill.launch import build_inproc
-from pagemill.messages.outputs import RequestOutput
+from pagemill.messages.outputs import PoolingRequestOutput, RequestOutput
+from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt, Prompts
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
 from pagemill.observability.readings import Metric, readings
@@ -129,6 +130,31 @@ class LLM:
         rendered: list[Prompt] = [self._engine.render_chat(conversation, options) for conversation in conversations]
         return self._complete(rendered, self._params_for(len(rendered), sampling_params), False, use_tqdm)
 
+    def encode(
+        self,
+        prompts: Prompts,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """Make vectors of prompts, in their order; `outputs.data` of each is a float32 array. Prompts are given as for
+        `generate`. Raises RequestError, also when the model was loaded to generate (runner="generate")."""
+        batch = _as_batch(prompts)
+        params = pooling_params if isinstance(pooling_params, Sequence) else [pooling_params or PoolingParams()]
+        if len(params) not in (1, len(batch)):
+            raise ValueError(f"pooling_params has {len(params)} entries for {len(batch)} prompts")
+        given = [*params] * (len(batch) if len(params) == 1 else 1)
+        jobs = list(zip((str(next(self._request_ids)) for _ in batch), batch, given, strict=True))
+        return self._loop.run(_pool_batch(self._engine, jobs, use_tqdm))
+
+    def embed(
+        self,
+        prompts: Prompts,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """`encode`; `outputs.embedding` of each is a list of numbers."""
+        return self.encode(prompts, pooling_params, use_tqdm)
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._engine.tokenizer
@@ -189,6 +215,21 @@ async def _run_batch(
                 num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
                 elapsed_s = bar.format_dict["elapsed"] or 1e-9
                 bar.set_postfix_str(f"{num_tokens / elapsed_s:.1f} tokens/s", refresh=False)
+                bar.update()
+    return [finished[request_id] for request_id in request_ids]
+
+
+async def _pool_batch(
+    engine: AsyncLLM, batch: Sequence[tuple[str, Prompt, PoolingParams]], use_tqdm: bool
+) -> list[PoolingRequestOutput]:
+    """`_run_batch`, for vectors."""
+    requests = [await engine.prepare(prompt, params) for _, prompt, params in batch]
+    request_ids = [request_id for request_id, _, _ in batch]
+    finished: dict[str, PoolingRequestOutput] = {}
+    with tqdm(total=len(requests), desc="Embedding", disable=not use_tqdm, unit="prompt") as bar:
+        async with contextlib.aclosing(engine.pool(requests, request_ids)) as outputs:
+            async for output in outputs:
+                finished[output.request_id] = output
                 bar.update()
     return [finished[request_id] for request_id in request_ids]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pagemill.artifacts import aliases, gguf_metadata, hf_config, hub
 from pagemill.artifacts.gguf_file import read_gguf
+from pagemill.artifacts.sentence_pooling import sentence_pooling
 from pagemill.catalog.models import MODELS
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
@@ -49,7 +50,8 @@ def describe(
     """
     facts = _from_gguf(name, path) if path.is_file() else _from_folder(name, path, load_format)
     config = hf_config.with_classic_rope(facts.hf_config | dict(hf_overrides or {}))
-    architecture = _first(config.get("architectures")) or facts.architecture
+    named = _first(config.get("architectures")) or facts.architecture
+    architecture = _with_head(named)
     if architecture not in MODELS:
         raise ModelError(
             f"{name}: architecture {architecture!r} is not supported; supported: {', '.join(sorted(MODELS))}"
@@ -60,6 +62,7 @@ def describe(
         facts,
         weights_format="dummy" if load_format == "dummy" else facts.weights_format,
         architecture=architecture,
+        has_head=architecture == named,
         hf_config=config,
         max_position=_positive(name, config, "max_position_embeddings"),
         vocab_size=_positive(name, config, "vocab_size"),
@@ -99,6 +102,7 @@ def _from_folder(name: str, path: Path, load_format: str) -> ModelFacts:
     folder = hf_config.read_folder(path)
     if load_format != "dummy":
         hf_config.require_safetensors(path)
+    pooling = sentence_pooling(path)
     return ModelFacts(
         name=name,
         path=str(path),
@@ -110,7 +114,15 @@ def _from_folder(name: str, path: Path, load_format: str) -> ModelFacts:
         vocab_size=0,
         eos_token_ids=folder.eos_token_ids,
         generation_defaults=dict(folder.generation_defaults),
+        pooling_type=None if pooling is None else pooling.pooling_type,
+        normalizes=pooling is None or pooling.normalizes,
     )
+
+
+def _with_head(architecture: str) -> str:
+    """What is known under the name of the whole model, where a checkpoint of it has no output head: Qwen3Model."""
+    whole = f"{architecture.removesuffix('Model')}ForCausalLM"
+    return whole if architecture not in MODELS and architecture.endswith("Model") and whole in MODELS else architecture
 
 
 def _first(names: object) -> str | None:

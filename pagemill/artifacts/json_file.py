@@ -9,6 +9,21 @@ from pagemill.errors import ModelError
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """The object in a file. Raises ModelError when it is missing, unreadable, or not a JSON object."""
+    value = _read(path)
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is damaged: not a JSON object")
+    return value
+
+
+def read_json_objects(path: Path) -> list[dict[str, Any]]:
+    """The list of objects in a file. Raises ModelError like `read_json_object`."""
+    value = _read(path)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ModelError(f"{path} is damaged: not a list of JSON objects")
+    return value
+
+
+def _read(path: Path) -> Any:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -17,8 +32,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is damaged: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} is damaged: not a JSON object")
     return value
 
 

@@ -9,6 +9,7 @@ ENDPOINTS: Registry[Any] = Registry(
     {
         "chat": "pagemill.serve.http.routes.chat:router",
         "completions": "pagemill.serve.http.routes.completions:router",
+        "embeddings": "pagemill.serve.http.routes.embeddings:router",
         "models": "pagemill.serve.http.routes.models:router",
         "health": "pagemill.serve.http.routes.health:router",
         "metrics": "pagemill.serve.http.routes.metrics:router",

@@ -29,6 +29,12 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     """From generation_config.json: temperature, top_p, top_k, min_p, where given."""
+    has_head: bool = True
+    """Whether there is an output head: without one, no text can be generated."""
+    pooling_type: str | None = None
+    """LAST, CLS or MEAN, where the files say that the model is for embeddings."""
+    normalizes: bool = True
+    """Whether its vectors are scaled to length 1, where they say so."""
 
     @property
     def num_experts(self) -> int:

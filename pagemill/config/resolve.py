@@ -19,6 +19,7 @@ from pagemill.config.sections import (
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
+    PoolerConfig,
     SchedulerConfig,
 )
 from pagemill.errors import ConfigError
@@ -99,6 +100,18 @@ def _kv_events(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
             "--no-enable-prefix-caching, or set enable_kv_cache_events to false"
         )
     check_endpoints(events, 1)
+    return draft
+
+
+def _attention(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    given = draft.model.attention_config
+    if draft.model.attention_backend is not None and given.backend is not None:
+        raise ConfigError(
+            f"attention_backend={draft.model.attention_backend!r} and attention_config.backend={given.backend!r} are "
+            "mutually exclusive; use one of them"
+        )
+    if given.flash_attn_version not in (None, 2, 3):
+        raise ConfigError(f"attention_config.flash_attn_version={given.flash_attn_version} is not allowed: 2 or 3")
     return draft
 
 
@@ -205,6 +218,33 @@ def _graphs(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     return draft.decide("graphs", "compilation_config", completed, why)
 
 
+def _runner(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    wanted = draft.model.runner
+    if wanted == "generate" and not model.has_head:
+        raise ConfigError(
+            f"runner='generate' needs an output head, and {model.name} has none: it is for embeddings only; "
+            "use --runner pooling"
+        )
+    if wanted != "auto":
+        return draft
+    if model.has_head and model.pooling_type is None:
+        return draft.decide("model", "runner", "generate", "default")
+    return draft.decide("model", "runner", "pooling", "the model is for embeddings")
+
+
+def _pooler(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    given = draft.model.pooler_config
+    if not draft.model.pools:
+        if given != PoolerConfig():
+            raise ConfigError("pooler_config has no effect on a model that generates text; use --runner pooling")
+        return draft
+    completed = PoolerConfig(
+        pooling_type=given.pooling_type or model.pooling_type or "LAST",
+        normalize=model.normalizes if given.normalize is None else given.normalize,
+    )
+    return draft.decide("model", "pooler_config", completed, "what is not given is the model's")
+
+
 def splits_over(model: ModelFacts, tensor_parallel_size: int) -> bool:
     """Whether every rank can have equally many heads and rows; fewer key and value heads than ranks are replicated."""
     heads, kv_heads, inner = _split_sizes(model)
@@ -220,11 +260,14 @@ def _split_sizes(model: ModelFacts) -> tuple[int, int, int]:
 
 RULES: tuple[Rule, ...] = (
     _device,
+    _runner,
+    _pooler,
     _dtype,
     _max_model_len,
     _block_size,
     _kv_events,
     _partial_block_reuse,
+    _attention,
     _token_budget,
     _parallel,
     _threads,

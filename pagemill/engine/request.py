@@ -5,6 +5,8 @@ from array import array
 from enum import IntEnum
 
 from pagemill.messages.engine_io import EngineCoreRequest
+from pagemill.messages.pooling_params import PoolingParams
+from pagemill.messages.sampling_params import SamplingParams
 
 
 class RequestStatus(IntEnum):
@@ -45,6 +47,7 @@ class Request:
         "params",
         "priority",
         "queued_at",
+        "reads_all_tokens",
         "request_id",
         "scheduled_at",
         "sequence",
@@ -55,7 +58,7 @@ class Request:
 
     def __init__(self, core_request: EngineCoreRequest, *, sequence: int, max_model_len: int) -> None:
         """`sequence` is the order of arrival at this engine. Raises OverflowError or TypeError for token ids that
-        are not 32-bit integers, ValueError for a prompt that has no room for a token."""
+        are not 32-bit integers, ValueError for a prompt that does not fit, with a token if one is to be sampled."""
         prompt, params = core_request.prompt_token_ids, core_request.params
         self.request_id = core_request.request_id
         self.params = params
@@ -69,11 +72,13 @@ class Request:
         """Prompt and generated tokens, those that the client was sent before included."""
         self.token_ids.extend(core_request.emitted_token_ids)
         self.num_prompt_tokens = len(prompt)
-        if not 0 < len(prompt) < max_model_len:
-            raise ValueError(f"the prompt has {len(prompt)} tokens; 1 to {max_model_len - 1} are allowed")
-        wanted = max_model_len if params.max_tokens is None else params.max_tokens
-        self.length_limit = min(len(prompt) + wanted, max_model_len)
+        most = max_model_len if isinstance(params, PoolingParams) else max_model_len - 1
+        if not 0 < len(prompt) <= most:
+            raise ValueError(f"the prompt has {len(prompt)} tokens; 1 to {most} are allowed")
+        self.length_limit = _length_limit(len(prompt), params, max_model_len)
         """Tokens of prompt and output at which the request ends."""
+        self.reads_all_tokens = isinstance(params, PoolingParams) and params.reads_all_tokens
+        """Whether every token's hidden state is needed, so that none may come from the prefix cache."""
         self.status = RequestStatus.WAITING
         self.slot: int | None = None
         """None unless running."""
@@ -94,3 +99,10 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.status.name}, {self.num_tokens} tokens)"
+
+
+def _length_limit(num_prompt_tokens: int, params: SamplingParams | PoolingParams, max_model_len: int) -> int:
+    if isinstance(params, PoolingParams):
+        return num_prompt_tokens + 1  # a vector takes the place of the one token that would be sampled
+    wanted = max_model_len if params.max_tokens is None else params.max_tokens
+    return min(num_prompt_tokens + wanted, max_model_len)

@@ -3,7 +3,10 @@
 from enum import Enum
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
+from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.stats import SchedulerStats
 
@@ -40,14 +43,15 @@ class LoRARequest(msgspec.Struct, frozen=True, array_like=True):
 class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
     """One admitted request. Everything is validated; the engine never rejects, it only schedules or aborts.
 
-    `params.seed` is set, `params.max_tokens` is set and fits the context, and `params.stop_token_ids` holds all
-    ids that end the output (the model's end-of-sequence ids included unless ignore_eos).
+    Of SamplingParams, the seed is set, max_tokens is set and fits the context, and stop_token_ids holds all ids that
+    end the output (the model's end-of-sequence ids included unless ignore_eos). Of PoolingParams, every field is set
+    but `dimensions`, which the model has.
     """
 
     request_id: str
     """Chosen by the front end, never by a client."""
     prompt_token_ids: list[int]
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     arrival_time: float
     """Seconds of time.monotonic() in the front end."""
     emitted_token_ids: list[int] = []
@@ -84,6 +88,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
     """When the engine got it; like the next one in seconds of the engine's clock, and sent with the first output."""
     scheduled_at: float | None = None
     """When it first ran."""
+    pooled: npt.NDArray[np.float32] | None = None
+    """[D] what a pooling request asked for; with its only output, which ends it."""
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):

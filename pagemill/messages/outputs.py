@@ -1,6 +1,9 @@
-"""What users get back: `RequestOutput` with one `CompletionOutput` per completion."""
+"""What users get back: `RequestOutput` with one `CompletionOutput` per completion; `PoolingRequestOutput`: a vector."""
 
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(slots=True)
@@ -30,5 +33,35 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
+    num_cached_tokens: int = 0
+    """Prompt tokens that were found in the prefix cache."""
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """What was made of a prompt."""
+
+    data: npt.NDArray[np.float32]
+    """[D]; empty unless finish_reason is stop."""
+    finish_reason: str = "stop"
+    """stop, abort or error."""
+
+    @property
+    def embedding(self) -> list[float]:
+        """As a list of numbers."""
+        numbers: list[float] = self.data.tolist()
+        return numbers
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """A pooling request, finished."""
+
+    request_id: str
+    prompt: str | None
+    """The prompt's text; None when it was given as token ids."""
+    prompt_token_ids: list[int]
+    outputs: PoolingOutput
+    finished: bool = True
     num_cached_tokens: int = 0
     """Prompt tokens that were found in the prefix cache."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -28,7 +29,7 @@ class NewRequest:
     """Tokens whose keys and values are in the blocks already (a prefix-cache hit)."""
     block_ids: tuple[list[int], ...]
     """One list per KV group, for all tokens of this step included."""
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +83,6 @@ class ModelRunnerOutput:
     slots: Int32Array
     """[L] slots that sampled, in batch order."""
     token_ids: Int32Array
-    """[L] the sampled token of each."""
+    """[L] the sampled token of each; 0 where something else was made of it."""
+    vectors: npt.NDArray[np.float32] | None = None
+    """[L, E] of a pooling engine, whose requests all end with this; what lies behind a request's `dimensions` is 0."""

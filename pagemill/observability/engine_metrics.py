@@ -78,7 +78,8 @@ class EndedCompletion:
     num_prompt_tokens: int
     num_generated_tokens: int
     num_cached_tokens: int
-    max_tokens: int
+    max_tokens: int | None
+    """None for what generates no tokens."""
     e2e_s: float
     times: EngineTimes | None
     """None where there was no token, or another engine went on with it: clocks of two machines say nothing."""
@@ -141,7 +142,8 @@ class EngineMetrics:
         self.num_ended[completion.reason] += 1
         self.request_prompt_tokens.observe(completion.num_prompt_tokens)
         self.request_generation_tokens.observe(completion.num_generated_tokens)
-        self.request_params_max_tokens.observe(completion.max_tokens)
+        if completion.max_tokens is not None:
+            self.request_params_max_tokens.observe(completion.max_tokens)
         self.request_prefill_kv_computed_tokens.observe(completion.num_prompt_tokens - completion.num_cached_tokens)
         self.e2e_request_latency_seconds.observe(completion.e2e_s)
         times = completion.times

@@ -5,27 +5,28 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import CacheConfig, SchedulerConfig
+from pagemill.config.sections import CacheConfig, PoolerConfig, SchedulerConfig
 from pagemill.errors import ConfigError, EngineDeadError, EngineOverloadedError, RequestError, UnavailableError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutputs
-from pagemill.messages.outputs import RequestOutput
+from pagemill.messages.outputs import PoolingRequestOutput, RequestOutput
+from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.observability.serving_metrics import ServingMetrics
 from pagemill.observability.stats_log import StatsLog
 from pagemill.serve.client.interface import EngineClient
 from pagemill.serve.processing.conversation import parse_conversation
-from pagemill.serve.processing.input_processor import InputProcessor, PreparedRequest, RequestOptions
+from pagemill.serve.processing.input_processor import InputProcessor, Pooling, PreparedRequest, RequestOptions
 from pagemill.serve.processing.output_processor import OutputProcessor, in_chunks
 from pagemill.serve.processing.parallel_sampling import fan_out
 from pagemill.serve.processing.request_metrics import RequestMetrics
-from pagemill.serve.processing.request_stream import OutputQueue, RequestStream
+from pagemill.serve.processing.request_stream import OutputQueue, PoolingStream, RequestStream, Stream
 from pagemill.tokenizers.interface import Tokenizer
 
 logger = get_logger(__name__)
@@ -34,6 +35,7 @@ LONG_TEXT_CHARS = 16_384
 """Texts from this length on are tokenized off the event loop's thread."""
 _GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 DEFAULT_OPTIONS = RequestOptions()
+Output = TypeVar("Output", RequestOutput, PoolingRequestOutput)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,11 @@ class AsyncLLM:
         cache: CacheConfig | None = None,
         served_model_name: str | None = None,
         log_interval_s: float | None = None,
+        pooler: PoolerConfig | None = None,
     ) -> None:
         """`served_model_name` is what metrics call the model (default: its name in `facts`). While there is work, a
-        line of figures is logged every `log_interval_s` seconds; None: never."""
+        line of figures is logged every `log_interval_s` seconds; None: never. `pooler`: of an engine that makes
+        vectors and no text."""
         scheduler = scheduler or SchedulerConfig()
         self.tokenizer = tokenizer
         self.facts = facts
@@ -82,6 +86,7 @@ class AsyncLLM:
             client.ready,
             (*facts.eos_token_ids, *tokenizer.eos_token_ids),
             has_priorities=scheduler.scheduling_policy == "priority",
+            pooling=None if pooler is None else _pooling(pooler, facts),
         )
         cache = cache or CacheConfig()
         self.metrics = ServingMetrics(
@@ -122,8 +127,29 @@ class AsyncLLM:
             async for output in outputs:
                 yield output
 
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """The one output of a pooling request: a vector. Closing the generator, or cancelling its task, aborts it.
+
+        Raises RequestError (also when the engine generates text), EngineOverloadedError, EngineDeadError, all at the
+        first iteration or later.
+        """
+        options = RequestOptions(priority=priority, cache_salt=cache_salt)
+        prepared = await self.prepare(prompt, pooling_params or PoolingParams(), options)
+        self.check_load()
+        async with contextlib.aclosing(self.pool([prepared], [request_id] if request_id else None)) as outputs:
+            async for output in outputs:
+                yield output
+
     async def prepare(
-        self, prompt: Prompt, params: SamplingParams, options: RequestOptions = DEFAULT_OPTIONS
+        self, prompt: Prompt, params: SamplingParams | PoolingParams, options: RequestOptions = DEFAULT_OPTIONS
     ) -> PreparedRequest:
         """Tokenize and check a request without starting it. Raises RequestError."""
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
@@ -138,13 +164,42 @@ class AsyncLLM:
 
         `request_ids` are what the outputs are called, one per request. Raises EngineDeadError.
         """
+
+        def text(name: str, prepared: PreparedRequest, queue: OutputQueue[RequestOutput]) -> Stream[RequestOutput]:
+            return RequestStream(name, prepared.prompt, fan_out(prepared.request), self.tokenizer, queue)
+
+        async with contextlib.aclosing(self._run(text, requests, request_ids)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def pool(
+        self, requests: Sequence[PreparedRequest], request_ids: Sequence[str] | None = None
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """`stream`, for pooling requests: one output of each, as they come."""
+
+        def vector(
+            name: str, prepared: PreparedRequest, queue: OutputQueue[PoolingRequestOutput]
+        ) -> Stream[PoolingRequestOutput]:
+            return PoolingStream(name, prepared.prompt, prepared.request, queue)
+
+        async with contextlib.aclosing(self._run(vector, requests, request_ids)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _run(
+        self,
+        make_stream: Callable[[str, PreparedRequest, OutputQueue[Output]], Stream[Output]],
+        requests: Sequence[PreparedRequest],
+        request_ids: Sequence[str] | None,
+    ) -> AsyncGenerator[Output, None]:
         if self._error is not None:
             raise self._error
         external_ids = request_ids or [f"request-{next(self._count)}" for _ in requests]
-        queue, streams = OutputQueue(), []
+        queue: OutputQueue[Output] = OutputQueue()
+        streams: list[Stream[Output]] = []
         try:
             for external_id, prepared in zip(external_ids, requests, strict=True):
-                stream = RequestStream(external_id, prepared.prompt, fan_out(prepared.request), self.tokenizer, queue)
+                stream = make_stream(external_id, prepared, queue)
                 streams.append(stream)
                 self._outputs.add(stream)
                 for child in stream.children:
@@ -176,6 +231,7 @@ class AsyncLLM:
 
     def render_chat(self, messages: Any, options: ChatOptions) -> str:
         """A conversation as the text of a prompt, special tokens included. Raises RequestError."""
+        self._inputs.check_generates()
         if options.add_generation_prompt and options.continue_final_message:
             raise RequestError(
                 "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"
@@ -291,6 +347,11 @@ def _plain_settings(section: Any) -> dict[str, Any]:
     """The fields of a section, without sections inside it."""
     fields = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     return {name: value for name, value in fields.items() if not dataclasses.is_dataclass(value)}
+
+
+def _pooling(pooler: PoolerConfig, facts: ModelFacts) -> Pooling:
+    params = PoolingParams(pooling_type=pooler.pooling_type, normalize=pooler.normalize)
+    return Pooling(params, int(facts.hf_config.get("hidden_size", 0)))
 
 
 def _default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:

@@ -32,7 +32,8 @@ ARRAY_TYPES = {
 _NAMES = {dtype: name for name, dtype in ARRAY_TYPES.items()}  # numpy makes dtype.name anew each time, slowly
 MAX_DIMENSIONS = 8
 INLINE_BYTES = 4096
-"""Arrays up to this size travel inside the body: a frame of its own costs more than copying them."""
+"""Arrays up to this size travel inside the body: a frame of its own costs more than copying them. So do those for
+which there is no frame left."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Codec(Generic[T]):
             kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
             raise TypeError(f"a message holds a value that cannot travel: {kind}")
         shape = list(value.shape)
-        if value.nbytes <= INLINE_BYTES:
+        if value.nbytes <= INLINE_BYTES or len(self._frames) >= self._limits.max_frames:
             return _ArrayWire(name, shape, value.tobytes())
         flat = np.ascontiguousarray(value).reshape(-1)
         self._frames.append(flat.view(np.uint8).data)

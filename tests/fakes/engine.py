@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from pagemill.catalog.endpoints import ENDPOINTS
 from pagemill.catalog.registry import Registry
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import SchedulerConfig, ServerConfig
+from pagemill.config.sections import PoolerConfig, SchedulerConfig, ServerConfig
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
 from pagemill.serve.http.app import build_app
@@ -26,7 +26,7 @@ FACTS = ModelFacts(
     path="/nowhere/fake",
     weights_format="safetensors",
     architecture="FakeForCausalLM",
-    hf_config={},
+    hf_config={"hidden_size": 8},
     dtype="float32",
     max_position=256,
     vocab_size=VOCAB_SIZE,
@@ -35,12 +35,16 @@ FACTS = ModelFacts(
 
 
 def make_engine(
-    core: FakeCore | None = None, inline: bool = True, log_interval_s: float | None = None, **scheduler: Any
+    core: FakeCore | None = None,
+    inline: bool = True,
+    log_interval_s: float | None = None,
+    pooler: PoolerConfig | None = None,
+    **scheduler: Any,
 ) -> AsyncLLM:
     """An engine on a fake core; further keywords are fields of SchedulerConfig."""
     section = dataclasses.replace(SchedulerConfig(), **scheduler)
     client = InprocClient(core or FakeCore(), inline)
-    return AsyncLLM(client, ByteTokenizer(), FACTS, section, log_interval_s=log_interval_s)
+    return AsyncLLM(client, ByteTokenizer(), FACTS, section, log_interval_s=log_interval_s, pooler=pooler)
 
 
 def endpoints() -> Registry[Any]:

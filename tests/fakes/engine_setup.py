@@ -1,5 +1,7 @@
 """Engines with a scripted worker, and requests for them, in a line each."""
 
+import msgspec
+
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import CacheConfig, CpuConfig, KVEventsConfig, ModelConfig, SchedulerConfig
@@ -7,6 +9,7 @@ from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.kv_spec import ChunkedLocalSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import SamplingParams
 from tests.fakes.scripted_worker import ScriptedWorker
 
@@ -81,6 +84,12 @@ def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None
     )
 
 
+def pooling_request(name, prompt, **params):
+    """`core_request`, for a vector; the parameters are complete."""
+    given = PoolingParams(**({"pooling_type": "LAST", "normalize": False} | params))
+    return msgspec.structs.replace(core_request(name, prompt), params=given)
+
+
 class Client:
     """Collects what a core reports, per request."""
 
@@ -89,6 +98,7 @@ class Client:
         self.tokens = {}
         self.finish = {}
         self.cached = {}
+        self.vectors = {}
         self.stats = None
 
     def add(self, *requests):
@@ -107,6 +117,8 @@ class Client:
                 if output.num_cached_tokens is not None:
                     assert output.request_id not in self.cached, "cached tokens are reported twice"
                     self.cached[output.request_id] = output.num_cached_tokens
+                if output.pooled is not None:
+                    self.vectors[output.request_id] = output.pooled.tolist()
                 if output.finish is not None:
                     self.finish[output.request_id] = output.finish
             self.stats = outputs.stats

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from pagemill.messages.engine_io import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -13,6 +15,7 @@ from pagemill.messages.engine_io import (
     Finish,
     FinishReason,
 )
+from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.stats import SchedulerStats
 from tests.fakes.fake_tokenizer import BOS, VOCAB_SIZE
 
@@ -28,6 +31,28 @@ def echo(request: EngineCoreRequest) -> Sequence[int]:
 def say(text: str, *more: int) -> Script:
     """Always the same answer; `more` are token ids after it."""
     return lambda request: [*text.encode(), *more]
+
+
+def pools(request: EngineCoreRequest) -> bool:
+    return isinstance(request.params, PoolingParams)
+
+
+def vector_of(token_ids: Sequence[int], size: int = 8) -> np.ndarray:
+    """What `FakeCore` makes of a prompt."""
+    return np.array([sum(token_ids) / (place + 1) for place in range(size)], np.float32)
+
+
+def pooled(request: EngineCoreRequest) -> EngineCoreOutput:
+    vector = vector_of(request.prompt_token_ids)[: request.params.dimensions]
+    at = request.arrival_time
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        pooled=vector / np.linalg.norm(vector) if request.params.normalize else vector,
+        finish=Finish(FinishReason.STOP),
+        num_cached_tokens=1,
+        queued_at=at,
+        scheduled_at=at,
+    )
 
 
 class FakeCore:
@@ -56,7 +81,7 @@ class FakeCore:
         if self.refuse:
             raise RuntimeError("refused at 0x7f00deadbeef")
         self.seen.append(request)
-        self._running[request.request_id] = (request, list(self.script(request)), 0)
+        self._running[request.request_id] = (request, [] if pools(request) else list(self.script(request)), 0)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._note_thread()
@@ -77,6 +102,8 @@ class FakeCore:
         plain_ids: list[str] = []
         plain_tokens: list[int] = []
         outputs = []
+        for request_id in [name for name, (request, _, _) in self._running.items() if pools(request)]:
+            outputs.append(pooled(self._running.pop(request_id)[0]))
         for request_id, (request, answer, position) in list(self._running.items()):
             finish = self._finish(request, answer, position)
             if finish is None and position:

@@ -105,6 +105,9 @@ class ScriptedWorker:
     def warm_up(self):
         self.calls.append("warm_up")
 
+    def prepare_more(self):
+        return False
+
     def execute_dummy_step(self):
         self.num_dummy_steps += 1
 
@@ -125,7 +128,7 @@ class ScriptedWorker:
                 "tokens": new.token_ids.tolist(),
                 "computed": new.num_computed_tokens,
                 "tables": [list(ids) for ids in new.block_ids],
-                "seed": new.params.seed or 0,
+                "seed": getattr(new.params, "seed", None) or 0,
             }
         for grown in step.grown:
             for table, ids in zip(self.slots[grown.slot]["tables"], grown.block_ids, strict=True):

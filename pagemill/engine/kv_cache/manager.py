@@ -69,8 +69,9 @@ class KVCacheManager:
             self._partial.begin_step()
 
     def cached_prefix(self, request: Request) -> CachedPrefix:
-        """The longest cached prefix. The last token is never in it: somebody must compute it, to sample the next."""
-        if self._hasher is None:
+        """The longest cached prefix. The last token is never in it: somebody must compute it, to sample the next. None
+        at all for a request that reads what all tokens become, which is nowhere kept."""
+        if self._hasher is None or request.reads_all_tokens:
             return self._nothing
         self._hasher.extend(request)
         num_tokens, block_ids = self.coordinator.cached_prefix(request.block_hashes, request.num_tokens - 1)

@@ -120,5 +120,7 @@ class Admission:
             return
         request.scheduled_at = time.monotonic()
         request.num_cached_tokens = min(prefix.num_tokens, request.num_prompt_tokens)
+        if request.reads_all_tokens:
+            return  # it was not looked up
         self.num_prefix_queries += request.num_prompt_tokens
         self.num_prefix_hits += request.num_cached_tokens

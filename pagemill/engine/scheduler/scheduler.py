@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.request import Request, RequestStatus
@@ -18,7 +19,7 @@ from pagemill.engine.scheduler.limits import IntArray, SchedulerLimits, share_bu
 from pagemill.engine.scheduler.queues import make_queue
 from pagemill.engine.scheduler.slots import SlotStates
 from pagemill.engine.scheduler.step_builder import StepBuilder
-from pagemill.engine.scheduler.update import FINISHED_STATUS, apply_tokens, report
+from pagemill.engine.scheduler.update import FINISHED_STATUS, POOLED, apply_tokens, report, report_pooled
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
 from pagemill.messages.stats import SchedulerStats
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput, SlotBlocks
@@ -134,6 +135,8 @@ class Scheduler:
     def update(self, output: ModelRunnerOutput) -> EngineCoreOutputs:
         """Apply the sampled tokens of the oldest step in flight. Raises RuntimeError when they are another's."""
         flight, slots, token_ids = self._match(output)
+        if output.vectors is not None:
+            return self._update_pooled(flight, slots, output.vectors[np.isin(flight.slots, slots)])
         finished = apply_tokens(self._states, slots, token_ids)
         rows = report(self._states, slots, token_ids, finished)
         if finished:
@@ -276,6 +279,16 @@ class Scheduler:
         token_ids = output.token_ids.astype(np.int64)
         live = self._states.epoch[slots] == flight.epochs
         return (flight, slots, token_ids) if live.all() else (flight, slots[live], token_ids[live])
+
+    def _update_pooled(
+        self, flight: StepInFlight, slots: IntArray, vectors: npt.NDArray[np.float32]
+    ) -> EngineCoreOutputs:
+        """`update` for prompts that became vectors; all of them end."""
+        outputs = report_pooled(self._states, slots, vectors)
+        self._finish(slots, dict.fromkeys(range(len(outputs)), POOLED))
+        return EngineCoreOutputs(
+            outputs=outputs, stats=self._stats_of_step(), step_at=time.monotonic(), num_step_tokens=flight.num_tokens
+        )
 
     def _stats_of_step(self) -> SchedulerStats:
         """State now, and the residency of blocks that was sampled since the last step."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from pagemill.engine.request import Request, RequestStatus
 from pagemill.engine.scheduler.limits import IntArray
+from pagemill.messages.sampling_params import SamplingParams
 
 NUM_STOP_IDS = 8
 """Stop ids kept in an array; requests with more of them keep all in a set."""
@@ -70,10 +71,9 @@ class SlotStates:
         self.num_computed[slot] = num_computed
         self.capacity[slot] = self.next_commit[slot] = 0
         self.length_limit[slot] = request.length_limit
-        self.stop_from[slot] = request.num_prompt_tokens + request.params.min_tokens
         self.unannounced[slot] = not request.announced
         self._num_recent[slot] = 0
-        self._set_stop_ids(slot, request)
+        self._set_stops(slot, request)
         return slot
 
     def release(self, slots: list[int]) -> None:
@@ -114,9 +114,13 @@ class SlotStates:
             self._num_recent[slot] = 0
         return request
 
-    def _set_stop_ids(self, slot: int, request: Request) -> None:
-        stop_ids = request.params.stop_token_ids or ()
+    def _set_stops(self, slot: int, request: Request) -> None:
+        params = request.params
         self.stop_ids[slot] = NO_TOKEN
+        if not isinstance(params, SamplingParams):
+            return
+        stop_ids = params.stop_token_ids or ()
+        self.stop_from[slot] = request.num_prompt_tokens + params.min_tokens
         if len(stop_ids) <= NUM_STOP_IDS:
             self.stop_ids[slot, : len(stop_ids)] = stop_ids
         else:

@@ -12,6 +12,7 @@ from pagemill.engine.request import RequestStatus
 from pagemill.engine.scheduler.limits import IntArray
 from pagemill.engine.scheduler.slots import SlotStates
 from pagemill.messages.engine_io import EngineCoreOutput, Finish, FinishReason
+from pagemill.messages.pooling_params import PoolingParams
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -19,6 +20,8 @@ FINISHED_STATUS = {
     FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
     FinishReason.LENGTH: RequestStatus.FINISHED_LENGTH,
 }
+POOLED = Finish(FinishReason.STOP)
+"""The end of every pooling request that was not aborted."""
 
 
 def ends_by_stop_id(states: SlotStates, slots: IntArray, token_ids: IntArray) -> BoolArray:
@@ -48,6 +51,24 @@ def apply_tokens(states: SlotStates, slots: IntArray, token_ids: IntArray) -> di
         row: Finish(FinishReason.STOP, int(token_ids[row])) if stopped[row] else Finish(FinishReason.LENGTH)
         for row in np.flatnonzero(ended).tolist()
     }
+
+
+def report_pooled(states: SlotStates, slots: IntArray, vectors: npt.NDArray[np.float32]) -> list[EngineCoreOutput]:
+    """What the front end is told about [L] slots whose prompts became [L, E] vectors, which ends their requests."""
+    outputs = []
+    for slot, vector in zip(slots.tolist(), vectors, strict=True):
+        request = states.occupant(slot)
+        outputs.append(
+            EngineCoreOutput(
+                request_id=request.request_id,
+                pooled=vector[: request.params.dimensions] if isinstance(request.params, PoolingParams) else vector,
+                finish=POOLED,
+                num_cached_tokens=request.num_cached_tokens,
+                queued_at=request.queued_at,
+                scheduled_at=request.scheduled_at,
+            )
+        )
+    return outputs
 
 
 class StepReport(NamedTuple):

@@ -92,6 +92,7 @@ class CausalLM(nn.Module):
         if self.is_last:
             self.norm = RMSNorm(size, eps, ctx=ctx.child("norm"), offset=self.norm_offset)
             self.lm_head = OutputHead(size, vocab_size, ctx=ctx.child("lm_head"))
+        self.has_head = self.is_last
         self.rotaries: dict[str, Rotary] = {
             kind: make_rotary(settings, self.head_size(config), max_model_len, ctx.dtype)
             for kind, settings in self.rope_kinds(config).items()
@@ -127,31 +128,37 @@ class CausalLM(nn.Module):
         """Checkpoint layer -> the layer that takes its tensors. A tied head is loaded from the embedding's, or takes
         the embedding's weight when both are here."""
         layers = {name: module for name, module in self.named_modules() if hasattr(module, "expected")}
-        if self.tied and self.is_last:
+        if self.tied and self.has_head:
             layers.setdefault("embed_tokens", layers.pop("lm_head"))
         return layers
 
     def elsewhere(self, layer: str) -> bool:
-        """Whether a checkpoint layer belongs to another stage, or is a head of its own that a tied model ignores."""
+        """Whether a checkpoint layer belongs to another stage, or is a head that is not needed."""
         if layer in ("embed_tokens", "norm"):
             return True
         if layer == "lm_head":
-            return self.tied or not self.is_last
+            return self.tied or not self.has_head
         head, _, rest = layer.partition(".")
         index = rest.partition(".")[0]
         is_layer = head == "layers" and index.isdecimal() and int(index) < self.config["num_hidden_layers"]
         return is_layer and index not in self.layers
 
+    def drop_head(self) -> None:
+        """Do without an output head: only hidden states are asked for. Before anything is loaded."""
+        if self.has_head:
+            self.has_head = False
+            del self.lm_head
+
     def finish_loading(self) -> None:
         """Called once, after the last weight: the head takes the embedding's weight when they are tied."""
-        if self.tied and self.is_first and self.is_last and self.embed_tokens.weight is not None:
+        if self.tied and self.is_first and self.has_head and self.embed_tokens.weight is not None:
             self.lm_head.share(self.embed_tokens)
 
     def forward(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """[T] int64 token ids, on a later stage [T, E] from the stage before it; [T] int64 -> [T, E], for the next
         stage or, from the last one, for `compute_logits`."""
         hidden, residual = self.embed_tokens(inputs) if self.is_first else inputs, None
-        plan = self._native_plan()
+        plan = None if torch.compiler.is_compiling() else self._native_plan()
         if plan is not None:
             metadata = current_forward().attention
             return plan.run(hidden, positions, [metadata[name].address for name in plan.groups])

@@ -8,6 +8,7 @@ from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.handlers.chat import ChatHandler
 from pagemill.serve.http.handlers.completions import CompletionHandler
+from pagemill.serve.http.handlers.embeddings import EmbeddingHandler
 from pagemill.serve.http.handlers.generation import ServedModel
 
 
@@ -19,13 +20,21 @@ class Services:
     model: ServedModel
     chat: ChatHandler
     completions: CompletionHandler
+    embeddings: EmbeddingHandler
     shared_metrics: SharedMetrics | None
     """Those of several servers together; None where this is the only one."""
 
 
 def make_services(engine: AsyncLLM, model: ServedModel, metrics: SharedMetrics | None = None) -> Services:
     """The handlers around an engine."""
-    return Services(engine, model, ChatHandler(engine, model), CompletionHandler(engine, model), metrics)
+    return Services(
+        engine,
+        model,
+        ChatHandler(engine, model),
+        CompletionHandler(engine, model),
+        EmbeddingHandler(engine, model),
+        metrics,
+    )
 
 
 def services(request: Request) -> Services:

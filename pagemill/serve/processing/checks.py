@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagemill.errors import RequestError
+from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import SamplingParams
 
 _SALT = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -23,6 +24,8 @@ class Bounds:
     vocab_size: int
     """Valid token ids are 0 <= id < vocab_size."""
     has_priorities: bool
+    embedding_size: int | None = None
+    """Numbers of a vector, where prompts become vectors; None where they are continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Admission:
     """A request on its way in: prompt as token ids, parameters as given."""
 
     token_ids: Sequence[int]
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     priority: int = 0
     cache_salt: str | None = None
 
@@ -49,11 +52,12 @@ def _prompt_is_not_empty(admission: Admission, bounds: Bounds) -> None:
 
 
 def _prompt_fits(admission: Admission, bounds: Bounds) -> None:
-    num_tokens, most = len(admission.token_ids), bounds.max_model_len - 1
+    pools = isinstance(admission.params, PoolingParams)
+    num_tokens, most = len(admission.token_ids), bounds.max_model_len - (not pools)
     if num_tokens > most:
         raise RequestError(
             f"the prompt has {num_tokens} tokens, at most {most} fit: this model's context is "
-            f"{bounds.max_model_len} tokens, prompt and output together",
+            f"{bounds.max_model_len} tokens{'' if pools else ', prompt and output together'}",
             "prompt",
         )
 
@@ -70,8 +74,15 @@ def _token_ids_are_known(admission: Admission, bounds: Bounds) -> None:
         )
 
 
+def _dimensions_are_there(admission: Admission, bounds: Bounds) -> None:
+    params, most = admission.params, bounds.embedding_size or 0
+    if isinstance(params, PoolingParams) and (params.dimensions or 0) > most:
+        raise RequestError(f"dimensions={shown(params.dimensions)} is not allowed: 1 to {most}", "dimensions")
+
+
 def _stop_token_ids_are_known(admission: Admission, bounds: Bounds) -> None:
-    for token in admission.params.stop_token_ids or ():
+    params = admission.params
+    for token in (isinstance(params, SamplingParams) and params.stop_token_ids) or ():
         if token >= bounds.vocab_size:
             raise RequestError(
                 f"stop_token_ids holds {shown(token)}; token ids are 0 to {bounds.vocab_size - 1}", "stop_token_ids"
@@ -79,7 +90,8 @@ def _stop_token_ids_are_known(admission: Admission, bounds: Bounds) -> None:
 
 
 def _stop_strings_are_unicode(admission: Admission, bounds: Bounds) -> None:
-    for stop in admission.params.stop or ():
+    params = admission.params
+    for stop in (isinstance(params, SamplingParams) and params.stop) or ():
         check_unicode(stop, "stop")
 
 
@@ -106,6 +118,7 @@ def _salt_is_well_formed(admission: Admission, bounds: Bounds) -> None:
 
 
 CHECKS: tuple[Callable[[Admission, Bounds], None], ...] = (
+    _dimensions_are_there,
     _prompt_is_not_empty,
     _prompt_fits,
     _token_ids_are_known,
@@ -114,6 +127,14 @@ CHECKS: tuple[Callable[[Admission, Bounds], None], ...] = (
     _priority_is_in_use,
     _salt_is_well_formed,
 )
+
+
+def check_kind(kind: type[SamplingParams] | type[PoolingParams], bounds: Bounds) -> None:
+    """Raises RequestError when the engine does the other kind of work."""
+    if kind is SamplingParams and bounds.embedding_size is not None:
+        raise RequestError("this model makes embeddings and generates no text (--runner pooling); ask for embeddings")
+    if kind is PoolingParams and bounds.embedding_size is None:
+        raise RequestError("this model generates text and makes no embeddings; for those, start with --runner pooling")
 
 
 def check_unicode(text: str, field: str) -> None:

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from pagemill.errors import RequestError
 from pagemill.messages.engine_io import EngineCoreRequest, EngineReady
+from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import MAX_SEED, SamplingParams
-from pagemill.serve.processing.checks import CHECKS, Admission, Bounds, check_unicode, shown
+from pagemill.serve.processing.checks import CHECKS, Admission, Bounds, check_kind, check_unicode, shown
 from pagemill.tokenizers.interface import Tokenizer
 
 MAX_CHARS_PER_TOKEN = 64
@@ -40,24 +41,48 @@ class PreparedRequest(NamedTuple):
     request: EngineCoreRequest
 
 
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """What requests for vectors get unless they say otherwise."""
+
+    params: PoolingParams
+    """Complete, but for `dimensions`."""
+    embedding_size: int
+
+
 class InputProcessor:
     """Checks and completes requests for one running engine."""
 
     def __init__(
-        self, tokenizer: Tokenizer, ready: EngineReady, eos_token_ids: tuple[int, ...], has_priorities: bool
+        self,
+        tokenizer: Tokenizer,
+        ready: EngineReady,
+        eos_token_ids: tuple[int, ...],
+        has_priorities: bool,
+        pooling: Pooling | None = None,
     ) -> None:
+        """`pooling`: of an engine that makes vectors and no text."""
         self._tokenizer = tokenizer
-        self._bounds = Bounds(ready.max_model_len, ready.vocab_size, has_priorities)
+        self._pooling = pooling
+        size = None if pooling is None else pooling.embedding_size
+        self._bounds = Bounds(ready.max_model_len, ready.vocab_size, has_priorities, size)
         self._eos_token_ids = tuple(sorted(token for token in set(eos_token_ids) if 0 <= token < ready.vocab_size))
         self._prefix = secrets.token_hex(8)
         self._count = itertools.count()
 
-    def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> PreparedRequest:
-        """The engine request for a prompt; params.n is kept (see `parallel_sampling`). Raises RequestError.
+    def check_generates(self) -> None:
+        """Raises RequestError when the engine makes vectors."""
+        check_kind(SamplingParams, self._bounds)
 
-        The seed, max_tokens and stop_token_ids of the result are complete, as `EngineCoreRequest` promises. Its id
-        is made here and unknown to clients.
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams | PoolingParams, options: RequestOptions
+    ) -> PreparedRequest:
+        """The engine request for a prompt; `n` is kept (see `parallel_sampling`). Raises RequestError.
+
+        The parameters of the result are complete, as `EngineCoreRequest` promises. Its id is made here and unknown to
+        clients.
         """
+        check_kind(type(params), self._bounds)
         text, token_ids = self._tokens_of(prompt, options.add_special_tokens)
         admission = Admission(token_ids, params, options.priority, options.cache_salt)
         for check in CHECKS:
@@ -98,7 +123,21 @@ class InputProcessor:
         check_unicode(text, "prompt")
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def _complete(self, params: SamplingParams, num_prompt_tokens: int, clamp: bool) -> SamplingParams:
+    def _complete(
+        self, params: SamplingParams | PoolingParams, num_prompt_tokens: int, clamp: bool
+    ) -> SamplingParams | PoolingParams:
+        if isinstance(params, PoolingParams):
+            return self._complete_pooling(params)
+        return self._complete_sampling(params, num_prompt_tokens, clamp)
+
+    def _complete_pooling(self, params: PoolingParams) -> PoolingParams:
+        default = PoolingParams() if self._pooling is None else self._pooling.params
+        return params.replace(
+            pooling_type=params.pooling_type or default.pooling_type,
+            normalize=default.normalize if params.normalize is None else params.normalize,
+        )
+
+    def _complete_sampling(self, params: SamplingParams, num_prompt_tokens: int, clamp: bool) -> SamplingParams:
         room = self._bounds.max_model_len - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else params.max_tokens
         if max_tokens > room and not clamp:

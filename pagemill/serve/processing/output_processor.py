@@ -2,13 +2,14 @@
 Does not know how outputs travel; it only says which requests the engine need not go on with."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import msgspec
 
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason
 from pagemill.serve.processing.request_metrics import NoMetrics, RequestMetrics
-from pagemill.serve.processing.request_stream import CompletionState, RequestStream
+from pagemill.serve.processing.request_stream import CompletionState, Stream
 
 logger = get_logger(__name__)
 
@@ -44,7 +45,7 @@ class OutputProcessor:
         """Completions that have not ended."""
         return len(self._completions)
 
-    def add(self, stream: RequestStream) -> None:
+    def add(self, stream: Stream[Any]) -> None:
         """Expect outputs for the children of a stream."""
         for child, completion in zip(stream.children, stream.completions, strict=True):
             self._completions[child.request_id] = completion
@@ -72,7 +73,7 @@ class OutputProcessor:
                 self._process_one(output, outputs, aborts)
         return aborts
 
-    def discard(self, streams: Iterable[RequestStream]) -> list[str]:
+    def discard(self, streams: Iterable[Stream[Any]]) -> list[str]:
         """Forget streams whose consumer is gone. Returns the ids that the engine still runs."""
         unfinished = []
         for stream in streams:
@@ -112,6 +113,9 @@ class OutputProcessor:
             stream.num_cached_tokens = output.num_cached_tokens
         if output.scheduled_at is not None:
             self._metrics.scheduled(completion, outputs.engine_index, output)
+        if output.pooled is not None:
+            completion.vector = output.pooled
+            self._metrics.pooled(completion)
         if output.new_token_ids:
             self._metrics.tokens(completion, len(output.new_token_ids), outputs.step_at)
         try:

@@ -4,7 +4,7 @@ Does not know how their outputs are put together again."""
 import msgspec
 
 from pagemill.messages.engine_io import EngineCoreRequest
-from pagemill.messages.sampling_params import MAX_SEED
+from pagemill.messages.sampling_params import MAX_SEED, SamplingParams
 
 
 def fan_out(request: EngineCoreRequest) -> list[EngineCoreRequest]:
@@ -12,14 +12,15 @@ def fan_out(request: EngineCoreRequest) -> list[EngineCoreRequest]:
 
     They share the prompt's list. Child 0 equals the request asked for one completion.
     """
-    seed, num_children = request.params.seed or 0, request.params.n
-    if num_children == 1:
+    params = request.params
+    if not isinstance(params, SamplingParams) or params.n == 1:
         return [request]
+    seed = params.seed or 0
     return [
         msgspec.structs.replace(
             request,
             request_id=f"{request.request_id}.{index}",
-            params=request.params.replace(n=1, seed=(seed + index) & MAX_SEED),
+            params=params.replace(n=1, seed=(seed + index) & MAX_SEED),
         )
-        for index in range(num_children)
+        for index in range(params.n)
     ]

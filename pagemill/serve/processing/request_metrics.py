@@ -3,6 +3,7 @@
 import time
 
 from pagemill.messages.engine_io import EngineCoreOutput, FinishReason
+from pagemill.messages.sampling_params import SamplingParams
 from pagemill.observability.engine_metrics import EndedCompletion, EngineTimes
 from pagemill.observability.serving_metrics import ServingMetrics
 from pagemill.serve.processing.request_stream import CompletionState
@@ -16,6 +17,9 @@ class NoMetrics:
 
     def tokens(self, completion: CompletionState, count: int, step_at: float) -> None:
         """New tokens came, of a step that ended at `step_at` by the engine's clock."""
+
+    def pooled(self, completion: CompletionState) -> None:
+        """Its prompt became a vector."""
 
     def ended(self, completion: CompletionState) -> None:
         """A completion ended, one way or another; its stream counts it no more."""
@@ -53,6 +57,11 @@ class RequestMetrics(NoMetrics):
             metrics.num_prompt_tokens += len(request.prompt_token_ids)
             metrics.time_to_first_token_seconds.observe(time.monotonic() - request.arrival_time)
 
+    def pooled(self, completion: CompletionState) -> None:
+        metrics = completion.timeline.metrics
+        if metrics is not None:
+            metrics.num_prompt_tokens += len(completion.stream.children[completion.index].prompt_token_ids)
+
     def ended(self, completion: CompletionState) -> None:
         stream, timeline = completion.stream, completion.timeline
         request = stream.children[completion.index]
@@ -64,7 +73,7 @@ class RequestMetrics(NoMetrics):
                 num_prompt_tokens=len(request.prompt_token_ids),
                 num_generated_tokens=len(completion.token_ids),
                 num_cached_tokens=stream.num_cached_tokens or 0,
-                max_tokens=request.params.max_tokens or 0,
+                max_tokens=request.params.max_tokens or 0 if isinstance(request.params, SamplingParams) else None,
                 e2e_s=time.monotonic() - request.arrival_time,
                 times=_engine_times(completion),
             )

@@ -2,27 +2,34 @@
 Does not know the engine; it is told which tokens came and how it ended."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from pagemill.messages.engine_io import EngineCoreRequest, FinishReason
-from pagemill.messages.outputs import CompletionOutput, RequestOutput
-from pagemill.messages.sampling_params import RequestOutputKind
+from pagemill.messages.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
+from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
 from pagemill.observability.engine_metrics import EngineMetrics
-from pagemill.serve.processing.detokenizer import Detokenizer, make_detokenizer
+from pagemill.serve.processing.detokenizer import Detokenizer, NoText, make_detokenizer
 from pagemill.tokenizers.interface import Tokenizer
 
+Output = TypeVar("Output")
 
-class OutputQueue:
+
+class OutputQueue(Generic[Output]):
     """Streams that have news for one consumer. Nothing piles up: a stream waits in it once, and what arrives until
     the consumer takes its output becomes part of that output."""
 
     def __init__(self) -> None:
-        self._ready: dict[RequestStream, None] = {}
+        self._ready: dict[Stream[Output], None] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
 
-    def mark_ready(self, stream: "RequestStream") -> None:
+    def mark_ready(self, stream: "Stream[Output]") -> None:
         """The stream has news."""
         self._ready[stream] = None
         self._wake()
@@ -32,7 +39,7 @@ class OutputQueue:
         self._error = error
         self._wake()
 
-    async def get(self) -> RequestOutput:
+    async def get(self) -> Output:
         """The news of the stream that has waited longest; waits when there is none. Raises what `fail` was given."""
         while True:
             if self._error is not None:
@@ -71,10 +78,10 @@ class CompletionState:
 
     __slots__ = (
         "detokenizer", "finish_reason", "include_stop", "index", "num_taken", "reported", "started", "stop_reason",
-        "stream", "text", "timeline", "token_ids",
+        "stream", "text", "timeline", "token_ids", "vector",
     )  # fmt: skip
 
-    def __init__(self, stream: "RequestStream", index: int, detokenizer: Detokenizer, include_stop: bool) -> None:
+    def __init__(self, stream: "Stream[Any]", index: int, detokenizer: Detokenizer, include_stop: bool) -> None:
         self.stream = stream
         self.index = index
         self.detokenizer = detokenizer
@@ -90,6 +97,8 @@ class CompletionState:
         self.reported = False
         """Whether the end was reported."""
         self.timeline = Timeline()
+        self.vector: npt.NDArray[np.float32] | None = None
+        """What the prompt became, of a pooling request."""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
 
@@ -133,35 +142,22 @@ class CompletionState:
         return not self.reported and (self.finish_reason is not None or len(self.token_ids) > self.num_taken)
 
 
-class RequestStream:
+class Stream(ABC, Generic[Output]):
     """One request of a user: its prompt and its completions, one per child request of the engine."""
 
     def __init__(
-        self,
-        external_id: str,
-        prompt: str | None,
-        children: Sequence[EngineCoreRequest],
-        tokenizer: Tokenizer,
-        queue: OutputQueue,
+        self, external_id: str, prompt: str | None, children: Sequence[EngineCoreRequest], queue: OutputQueue[Output]
     ) -> None:
-        first, params = children[0], children[0].params
         self.external_id = external_id
         self.children = children
         self.num_cached_tokens: int | None = None
         self.num_open = len(children)
         """Completions that have not ended."""
-        self.completions = [
-            CompletionState(
-                self,
-                index,
-                make_detokenizer(tokenizer, first.prompt_token_ids, params),
-                params.include_stop_str_in_output,
-            )
-            for index in range(len(children))
-        ]
+        self.completions: list[CompletionState] = []
+        """One per child."""
         self._prompt = prompt
-        self._prompt_token_ids = first.prompt_token_ids
-        self._kind = params.output_kind
+        self._prompt_token_ids = children[0].prompt_token_ids
+        self._kind = RequestOutputKind.FINAL_ONLY
         self._queue = queue
 
     @property
@@ -178,6 +174,38 @@ class RequestStream:
         """Raise in the consumer."""
         self._queue.fail(error)
 
+    @abstractmethod
+    def take(self) -> Output:
+        """The output as of now."""
+
+
+class RequestStream(Stream[RequestOutput]):
+    """Text."""
+
+    def __init__(
+        self,
+        external_id: str,
+        prompt: str | None,
+        children: Sequence[EngineCoreRequest],
+        tokenizer: Tokenizer,
+        queue: OutputQueue[RequestOutput],
+    ) -> None:
+        """Raises TypeError for a request that is not to be sampled."""
+        super().__init__(external_id, prompt, children, queue)
+        first, params = children[0], children[0].params
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"text is made by SamplingParams, not by {type(params).__name__}")
+        self.completions = [
+            CompletionState(
+                self,
+                index,
+                make_detokenizer(tokenizer, first.prompt_token_ids, params),
+                params.include_stop_str_in_output,
+            )
+            for index in range(len(children))
+        ]
+        self._kind = params.output_kind
+
     def take(self) -> RequestOutput:
         """The output as of now. A DELTA output lists only the completions that have news."""
         delta = self._kind is RequestOutputKind.DELTA
@@ -188,5 +216,27 @@ class RequestStream:
             prompt_token_ids=self._prompt_token_ids,
             outputs=outputs,
             finished=self.finished,
+            num_cached_tokens=self.num_cached_tokens or 0,
+        )
+
+
+class PoolingStream(Stream[PoolingRequestOutput]):
+    """A vector, which comes at once or not at all."""
+
+    def __init__(
+        self, external_id: str, prompt: str | None, child: EngineCoreRequest, queue: OutputQueue[PoolingRequestOutput]
+    ) -> None:
+        super().__init__(external_id, prompt, [child], queue)
+        self.completions = [CompletionState(self, 0, NoText(), False)]
+
+    def take(self) -> PoolingRequestOutput:
+        (only,) = self.completions
+        reason = (only.finish_reason or FinishReason.ABORT).value
+        vector = np.zeros(0, np.float32) if only.vector is None else only.vector
+        return PoolingRequestOutput(
+            request_id=self.external_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=PoolingOutput(vector, reason),
             num_cached_tokens=self.num_cached_tokens or 0,
         )

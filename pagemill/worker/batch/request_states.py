@@ -46,7 +46,8 @@ class RequestStates:
         self.num_computed[slot] = new.num_computed_tokens
         self.num_sampled[slot] = 0
         self.occupants[slot] += 1
-        self._set_sampling(slot, new.params)
+        if isinstance(new.params, SamplingParams):
+            self._set_sampling(slot, new.params)
 
     def _set_sampling(self, slot: int, params: SamplingParams) -> None:
         self.greedy[slot] = params.greedy

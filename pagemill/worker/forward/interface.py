@@ -3,8 +3,14 @@
 from abc import ABC, abstractmethod
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch
+
+Vectors = npt.NDArray[np.float32]
 
 
 class TokensSoon(Protocol):
@@ -16,12 +22,17 @@ class TokensSoon(Protocol):
     def take(self) -> Int32Array:
         """[L] the sampled tokens, in the order of the batch."""
 
+    @property
+    def vectors(self) -> Vectors | None:
+        """[L, E] what was made of prompts instead, of a pooling model; the tokens are 0 then."""
+
 
 class TokensNow:
     """Tokens that are there."""
 
-    def __init__(self, token_ids: Int32Array) -> None:
+    def __init__(self, token_ids: Int32Array, vectors: Vectors | None = None) -> None:
         self._token_ids = token_ids
+        self.vectors = vectors
 
     def ready(self) -> bool:
         """Always."""
@@ -45,9 +56,15 @@ class Forward(ABC):
 
     num_graphs: int = 0
     """Graphs that there may be in the end."""
+    uploads: UploadRing | None = None
+    """What is sent to a device ahead of its work."""
 
     def capture_at_start(self) -> None:  # noqa: B027 - without graphs there is nothing to do
         """Capture what must be there before the first request. No request has a slot."""
+
+    def capture_one(self) -> bool:
+        """Capture one more graph, while no request has a slot; False when all are."""
+        return False
 
     @abstractmethod
     def run(self, batch: InputBatch) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from pagemill.errors import ModelError
+from tests.fakes.scripted_pooling import PoolingWorker
 from tests.fakes.scripted_worker import ScriptedWorker
 
 POISON, HANG = 319, 318
@@ -39,3 +40,7 @@ class LabWorker(ScriptedWorker):
         time.sleep(self.step_s)
         super().execute_model(step)
         self.steps.clear()
+
+
+class PoolingLabWorker(LabWorker, PoolingWorker):
+    """The same, of prompts that become vectors."""

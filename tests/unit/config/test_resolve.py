@@ -122,3 +122,32 @@ def test_kv_events_are_checked_before_anything_starts():
     with pytest.raises(ConfigError, match="endpoint='here' is not an endpoint"):
         settle(kv_events_config=events | {"endpoint": "here"})
     settle(kv_events_config=events | {"endpoint": "here", "publisher": "null"}, enable_prefix_caching=False)
+
+
+def runner_of(facts=FACTS, **settings):
+    config, _ = resolve(EngineArgs("m", **settings).draft, facts, FAST)
+    pooler = config.model.pooler_config
+    return config.model.runner, pooler.pooling_type, pooler.normalize
+
+
+FOR_EMBEDDINGS = dataclasses.replace(FACTS, pooling_type="MEAN", normalizes=False)
+HEADLESS = dataclasses.replace(FACTS, has_head=False)
+
+
+def test_the_runner_is_what_the_model_is_for():
+    assert runner_of() == ("generate", None, None)
+    assert runner_of(FOR_EMBEDDINGS) == ("pooling", "MEAN", False)
+    assert runner_of(HEADLESS) == ("pooling", "LAST", True)
+    assert runner_of(FOR_EMBEDDINGS, runner="generate") == ("generate", None, None)
+    assert runner_of(runner="pooling") == ("pooling", "LAST", True)
+    given = {"pooling_type": "cls", "normalize": True}
+    assert runner_of(FOR_EMBEDDINGS, pooler_config=given) == ("pooling", "CLS", True)
+
+
+def test_runners_that_cannot_be():
+    with pytest.raises(ConfigError, match=r"runner='generate' needs an output head.*--runner pooling"):
+        runner_of(HEADLESS, runner="generate")
+    with pytest.raises(ConfigError, match="pooler_config has no effect"):
+        runner_of(pooler_config={"normalize": False})
+    with pytest.raises(ConfigError, match="pooling_type='SUM' is not one of LAST, CLS, MEAN"):
+        runner_of(pooler_config={"pooling_type": "SUM"})

@@ -12,8 +12,9 @@ from torch import Tensor
 from pagemill.messages.kv_spec import FullAttentionSpec
 from pagemill.model.attention.backends.torch_cpu import Rows
 from pagemill.model.attention.backends.torch_paged import TorchPagedBuilder
+from pagemill.model.attention.capability import Capability
 from pagemill.model.attention.graph_support import AttentionCGSupport
-from pagemill.model.attention.interface import AttentionBackend, AttentionImpl, Capability
+from pagemill.model.attention.interface import AttentionBackend, AttentionImpl
 
 
 class TorchMlaBuilder(TorchPagedBuilder):

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from pagemill.model.attention.backends.torch_cpu import Rows, TorchCpuBackend, TorchCpuBuilder, TorchCpuImpl
 from pagemill.model.attention.backends.torch_cpu import TorchCpuMetadata as RowsMetadata
+from pagemill.model.attention.capability import Capability
 from pagemill.model.attention.graph_support import AttentionCGSupport
-from pagemill.model.attention.interface import Capability, CommonAttentionMetadata
+from pagemill.model.attention.interface import CommonAttentionMetadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
+from pagemill.model.attention.capability import ANYWHERE, Capability, Surroundings
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
     AttentionLayerSpec,
-    Capability,
     CommonAttentionMetadata,
     MetadataBuilder,
 )
@@ -92,8 +92,10 @@ class TritonMlaBackend(AttentionBackend):
     block_dim = 0
 
     @classmethod
-    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
-        reasons = super().missing(spec, device, dtype)
+    def missing(
+        cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE
+    ) -> list[str]:
+        reasons = super().missing(spec, device, dtype, where)
         return reasons if find_spec("triton") else [*reasons, "the package triton is not installed"]
 
     @staticmethod

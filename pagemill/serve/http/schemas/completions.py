@@ -45,8 +45,8 @@ class CompletionBody(GenerationBody):
         return self.sampling_params(defaults, DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens)
 
 
-def parse_prompts(value: Any) -> list[Prompt]:
-    """The four forms of a prompt as a list. Raises RequestError. Ids are checked on admission."""
+def parse_prompts(value: Any, field: str = "prompt") -> list[Prompt]:
+    """The four forms of a prompt as a list. Raises RequestError that names the field. Ids are checked on admission."""
     if isinstance(value, str):
         return [value]
     kinds = set(map(type, value)) if isinstance(value, list) else set()
@@ -54,10 +54,10 @@ def parse_prompts(value: Any) -> list[Prompt]:
         return [value]
     if kinds not in ({str}, {list}):
         raise RequestError(
-            f"prompt={shown(value)} is not allowed: a text, a list of texts, a list of token ids, or a list of those; "
+            f"{field}={shown(value)} is not allowed: a text, a list of texts, a list of token ids, or a list of those; "
             "not empty and not mixed",
-            "prompt",
+            field,
         )
     if len(value) > MAX_PROMPTS:
-        raise RequestError(f"prompt holds {len(value)} prompts; at most {MAX_PROMPTS} per request", "prompt")
+        raise RequestError(f"{field} holds {len(value)} prompts; at most {MAX_PROMPTS} per request", field)
     return list(value)

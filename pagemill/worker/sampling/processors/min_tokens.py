@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.sampling.processors.interface import LogitsProcessor
@@ -17,8 +18,11 @@ class MinTokensProcessor(LogitsProcessor):
 
     def add(self, new: NewRequest) -> bool:
         self.remove(new.slot)
-        stop_ids = new.params.stop_token_ids or ()
-        allowed_from = new.num_prompt_tokens + new.params.min_tokens
+        params = new.params
+        if not isinstance(params, SamplingParams):
+            return False
+        stop_ids = params.stop_token_ids or ()
+        allowed_from = new.num_prompt_tokens + params.min_tokens
         if not stop_ids or len(new.token_ids) >= allowed_from:
             return False
         self._allowed_from[new.slot] = allowed_from

@@ -1,0 +1,46 @@
+"""`PoolingParams`: how one prompt becomes a vector. Knows nothing about models.
+
+The hidden states are those of the last layer, after the final norm.
+"""
+
+from typing import Any
+
+import msgspec
+
+from pagemill.errors import RequestError
+
+POOLING_TYPES = ("LAST", "CLS", "MEAN")
+
+
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pooling"):
+    """Parameters of one pooling request. What is None is filled in on admission, with what the server was started with.
+
+    Raises RequestError (a ValueError) that names the field.
+    """
+
+    pooling_type: str | None = None
+    """LAST: the last token's hidden state; CLS: the first one's; MEAN: the mean of all."""
+    dimensions: int | None = None
+    """Only the first so many numbers; None: all. Of use for models that were trained for it (Matryoshka)."""
+    normalize: bool | None = None
+    """Scale the vector, once shortened, to length 1."""
+
+    def __post_init__(self) -> None:
+        if self.pooling_type is not None and self.pooling_type not in POOLING_TYPES:
+            raise RequestError(
+                f"pooling_type={self.pooling_type!r} is not allowed: {', '.join(POOLING_TYPES)}", "pooling_type"
+            )
+        dimensions = self.dimensions
+        if dimensions is not None and (type(dimensions) is not int or not 0 < dimensions < 2**31):
+            raise RequestError(f"dimensions={dimensions!r} is not allowed: an integer from 1", "dimensions")
+        if self.normalize is not None and type(self.normalize) is not bool:
+            raise RequestError(f"normalize={self.normalize!r} is not allowed: true or false", "normalize")
+
+    @property
+    def reads_all_tokens(self) -> bool:
+        """Whether the hidden states of earlier tokens are read, so that all of them must be computed."""
+        return self.pooling_type in ("CLS", "MEAN")
+
+    def replace(self, **changes: Any) -> "PoolingParams":
+        """A copy with some fields changed, checked again."""
+        return msgspec.structs.replace(self, **changes)

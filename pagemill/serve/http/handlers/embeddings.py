@@ -1,0 +1,79 @@
+"""POST /v1/embeddings: prompts in, a vector for each out."""
+
+import base64
+import contextlib
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.http.connection import respond_unless_gone
+from pagemill.serve.http.errors import GenerationFailedError
+from pagemill.serve.http.handlers.generation import ServedModel, now
+from pagemill.serve.http.schemas.embeddings import EmbeddingBody
+from pagemill.serve.processing.input_processor import PreparedRequest, RequestOptions
+
+_encode = msgspec.json.encode
+
+
+class EmbeddingHandler:
+    """Makes vectors of texts with one engine."""
+
+    def __init__(self, engine: AsyncLLM, model: ServedModel) -> None:
+        self._engine = engine
+        self._model = model
+
+    async def respond(self, body: EmbeddingBody, request: Request) -> Response:
+        """Check every prompt before any runs, then make the vectors.
+
+        Raises RequestError, EngineOverloadedError, EngineDeadError.
+        """
+        self._model.check(body.model)
+        params = body.to_pooling_params()
+        options = RequestOptions(
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            add_special_tokens=body.add_special_tokens is not False,
+        )
+        prepared = [await self._engine.prepare(prompt, params, options) for prompt in body.input]
+        name = f"embd-{request.scope['request_id']}"
+        return await respond_unless_gone(request, self._collect(name, prepared, body.encoding_format == "base64"))
+
+    async def _collect(self, name: str, requests: list[PreparedRequest], as_base64: bool) -> Response:
+        self._engine.check_load()
+        number_of = {f"{name}-{number}": number for number in range(len(requests))}
+        vectors: dict[int, npt.NDArray[np.float32]] = {}
+        num_cached = 0
+        async with contextlib.aclosing(self._engine.pool(requests, list(number_of))) as outputs:
+            async for output in outputs:
+                if output.outputs.finish_reason != "stop":
+                    raise GenerationFailedError("the engine could not complete this request")
+                vectors[number_of[output.request_id]] = output.outputs.data
+                num_cached += output.num_cached_tokens
+        num_tokens = sum(len(item.request.prompt_token_ids) for item in requests)
+        body = {
+            "id": name,
+            "object": "list",
+            "created": now(),
+            "model": self._model.name,
+            "data": [
+                {"object": "embedding", "index": number, "embedding": _as_json(vectors[number], as_base64)}
+                for number in range(len(requests))
+            ],
+            "usage": {
+                "prompt_tokens": num_tokens,
+                "total_tokens": num_tokens,
+                "completion_tokens": 0,
+                "prompt_tokens_details": {"cached_tokens": num_cached},
+            },
+        }
+        return Response(_encode(body), media_type="application/json")
+
+
+def _as_json(vector: npt.NDArray[np.float32], as_base64: bool) -> Any:
+    """Numbers, or the base64 of little-endian 32-bit floats."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
