@@ -56,7 +56,8 @@ class LatentAttention(nn.Module):
         num_heads = heads // ctx.groups.tp.size
         scale = (plain + turned) ** -0.5 * _magnitude(config) ** 2
         spec = AttentionLayerSpec(num_heads, 1, turned + latent, scale, latent_size=latent)
-        self.attn = Attention(spec, name=ctx.child("attn").name, backend=ctx.attention(spec))
+        name = ctx.child("attn").name
+        self.attn = Attention(spec, name=name, backend=ctx.attention(spec, name))
 
     def forward(self, hidden: Tensor, rope: Rope) -> Tensor:
         """[T, E] -> [T, E]."""

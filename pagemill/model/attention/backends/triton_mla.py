@@ -92,9 +92,7 @@ class TritonMlaBackend(AttentionBackend):
     block_dim = 0
 
     @classmethod
-    def missing(
-        cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE
-    ) -> list[str]:
+    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
         reasons = super().missing(spec, device, dtype, where)
         return reasons if find_spec("triton") else [*reasons, "the package triton is not installed"]
 
