@@ -69,7 +69,7 @@ class CudaPlatform(Platform):
 
     def attention_order(self) -> tuple[str, ...]:
         capability = _Management().device(self._index).capability
-        return (*cuda_order(capability), *cuda_order(capability, mla=True))
+        return (*cuda_order(capability), *cuda_order(capability, mla=True), "TORCH_MLA")
 
     def dist_backend(self) -> str:
         return "nccl"
