@@ -25,53 +25,72 @@ from typing import Any
 import workload
 from peers.contestants import FOLDER, THEIRS, Contestant, start
 from peers.jobs import VLLM, VLLM_SERVER, Job, Row, Series, all_jobs
-from peers.processes import REPOSITORY, cpu_seconds, machine_cpu_seconds
+from peers.processes import REPOSITORY, cpu_seconds, machine_cpu_seconds, pause
 
 SETUP = REPOSITORY / "benchmarks/setup_peers.sh"
 SETTLE_S = 0.3
 """Before each work: threads that spin for more work have gone to sleep."""
 BUSY = 0.05
-"""Share of one core above which idleness, or the rest of the machine, is worth a note."""
+"""Share of a core, or of the machine, above which computing out of turn is too much."""
 
 
 class Field:
-    """The contestants that are up. Brings them up when they are first needed."""
+    """The contestants that are up. Brings them up when they are first needed.
+
+    Peers are stopped while it is not their turn: vLLM's processes spin between requests, for all of a core at times.
+    Ours are not: they must be able to live beside others.
+    """
 
     def __init__(self) -> None:
         self._up: dict[str, Contestant] = {}
 
-    def get(self, name: str) -> Contestant:
+    def bring_up(self, name: str) -> None:
         """By name, as in peers/contestants.py."""
         if name not in self._up:
             began = time.perf_counter()
             self._up[name] = start(name)
             print(f"  {name} is up after {time.perf_counter() - began:.1f} s", flush=True)
-        return self._up[name]
+            self._rest(name, True)
+
+    def run(self, name: str, work: str, repetition: int, sizes: workload.Sizes) -> dict[str, float]:
+        """A contestant's turn: figure -> value."""
+        self._rest(name, False)
+        time.sleep(SETTLE_S)
+        try:
+            return self._up[name].run(work, repetition, sizes)
+        finally:
+            self._rest(name, True)
+
+    def idle_note(self) -> None:
+        """Say who of ours computes while nobody is asked to."""
+        up = {name: one.pid for name, one in self._up.items() if one.pid is not None}
+        before = {name: cpu_seconds(pid) for name, pid in up.items()}
+        time.sleep(1)
+        for name, pid in up.items():
+            share = cpu_seconds(pid) - before[name]
+            if share > BUSY:
+                print(f"  NOTE: {name} uses {share:.0%} of a core while it is idle", flush=True)
 
     def keep(self, names: set[str]) -> None:
         """End the others."""
         for name in set(self._up) - names:
+            self._rest(name, False)
             self._up.pop(name).close()
 
-    def idle_note(self) -> None:
-        """Say who computes while nobody is asked to."""
-        up = [one for one in self._up.values() if one.pid is not None]
-        before = [cpu_seconds(one.pid) for one in up]
-        time.sleep(1)
-        for one, used in zip(up, before, strict=True):
-            share = cpu_seconds(one.pid) - used
-            if share > BUSY:
-                print(f"  NOTE: {one.name} uses {share:.0%} of a core while it is idle", flush=True)
+    def _rest(self, name: str, rest: bool) -> None:
+        pid = self._up[name].pid
+        if pid is not None and not name.startswith(("ours", "machine")):
+            pause(pid, rest)
 
 
 def run_job(job: Job, field: Field, args: argparse.Namespace, offset: int) -> tuple[Series, float]:
     """Every series of a job, and the share of the machine that others used meanwhile."""
     sizes = workload.TINY if args.tiny else workload.FULL
     for name, _ in job.runs:
-        field.get(name)
+        field.bring_up(name)
     if job.warm_up:
         for name, work in job.runs:
-            field.get(name).run(work, offset + args.repeats, sizes)
+            field.run(name, work, offset + args.repeats, sizes)
     field.idle_note()
     series: Series = {}
     began, others = time.perf_counter(), machine_cpu_seconds() - cpu_seconds(os.getpid())
@@ -79,8 +98,7 @@ def run_job(job: Job, field: Field, args: argparse.Namespace, offset: int) -> tu
         for name, work in job.runs if repetition % 2 == 0 else reversed(job.runs):
             if repetition and name in job.once:
                 continue
-            time.sleep(SETTLE_S)
-            for figure, value in field.get(name).run(work, offset + repetition, sizes).items():
+            for figure, value in field.run(name, work, offset + repetition, sizes).items():
                 series.setdefault((name, figure), []).append(value)
     others = machine_cpu_seconds() - cpu_seconds(os.getpid()) - others
     if job.derive is not None:

@@ -96,3 +96,8 @@ def shown_cuda_devices() -> list[str] | None:
 def show_cuda_devices(names: Sequence[str]) -> None:
     """CUDA_VISIBLE_DEVICES: the GPUs that may be used; in a Ray actor set to those of its engine's workers there."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+
+
+def keep_compiled_code(folder: Path) -> None:
+    """TORCHINDUCTOR_CACHE_DIR: where torch.compile keeps compiled code; set to compilation_config.cache_dir."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

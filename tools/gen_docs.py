@@ -17,6 +17,7 @@ from pathlib import Path
 from pagemill import envs
 from pagemill.config.arguments import ENGINE_SECTIONS
 from pagemill.config.sections import ServerConfig
+from pagemill.model.attention import support_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pagemill"
@@ -48,6 +49,7 @@ def generated() -> dict[Path, str]:
     architecture = ROOT / "ARCHITECTURE.md"
     return {
         reference / "flags.md": flags_page(),
+        reference / "attention-backends.md": support_table.page(NOTE),
         reference / "environment.md": environment_page(),
         reference / "sampling-params.md": sampling_page(),
         architecture: with_tree(architecture.read_text()),

@@ -82,7 +82,7 @@ def _forms(num_rows: int) -> list[Callable[[Tensor], Product]]:
         return lambda x: torch.nn.functional.linear(x, weight)
 
     def onednn(weight: Tensor) -> Product:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.to_mkldnn(), num_rows)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
     def ours(weight: Tensor) -> Product:

@@ -156,48 +156,26 @@ class Server:
 
 
 class Fresh:
-    """Starts a server for every work and ends it: its start, and the memory of its tree."""
+    """Starts an engine or a server for every work and ends it: its start, and the memory of its tree."""
 
     pid = None
 
-    def __init__(self, name: str, start: Callable[[], Server]) -> None:
+    def __init__(self, name: str, start: Callable[[], Server | Engine]) -> None:
         self.name = name
         self._start = start
 
     def run(self, work: str, repetition: int, sizes: Sizes) -> dict[str, float]:
-        """start: seconds from the process to the first token; memory: peak PSS in GB over `throughput`."""
-        server = self._start()
-        try:
-            if work == "start":
-                return {"start_s": server.started_s}
-            with watched_pss(server.pid) as peak:
-                server.run("throughput", repetition, sizes)
-            return {"pss_gb": peak[0] / 1e9}
-        finally:
-            server.close()
-
-    def close(self) -> None:
-        """Nothing stays."""
-
-
-class FreshEngine:
-    """The memory of an engine without a server, in a process for every work."""
-
-    pid = None
-
-    def __init__(self, name: str, start: Callable[[], Engine]) -> None:
-        self.name = name
-        self._start = start
-
-    def run(self, work: str, repetition: int, sizes: Sizes) -> dict[str, float]:
-        """memory: peak PSS in GB over `throughput`."""
-        engine = self._start()
-        try:
-            with watched_pss(engine.pid) as peak:
-                engine.run("throughput", repetition, sizes)
-            return {"pss_gb": peak[0] / 1e9}
-        finally:
-            engine.close()
+        """start: seconds from the process to the first token. memory: peak PSS in GB, from the start of the process
+        to the end of `throughput`."""
+        with watched_pss() if work == "memory" else contextlib.nullcontext([0]) as peak:
+            one = self._start()
+            try:
+                if work == "start":
+                    return {"start_s": one.started_s}
+                one.run("throughput", repetition, sizes)
+            finally:
+                one.close()
+        return {"pss_gb": peak[0] / 1e9}
 
     def close(self) -> None:
         """Nothing stays."""
@@ -258,7 +236,7 @@ def _make_ours(name: str, kind: str) -> Contestant:
     if kind == "fresh server":
         return Fresh(name, lambda: _our_server(name, OURS["4-bit"]))
     if kind == "fresh engine":
-        return FreshEngine(name, lambda: Engine(name, _our_engine(OURS["4-bit"])))
+        return Fresh(name, lambda: Engine(name, _our_engine(OURS["4-bit"])))
     if kind.startswith("server "):
         return _our_server(name, OURS[kind.removeprefix("server ")])
     return Engine(name, _our_engine(OURS[kind]))
@@ -308,9 +286,7 @@ def _make_vllm(name: str, kind: str) -> Contestant:
 def _make_transformers(name: str, kind: str) -> Contestant:
     """transformers fresh engine."""
     python = str(PEERS_HOME / "venvs/base/bin/python")
-    return FreshEngine(
-        name, lambda: Engine(name, Command([python, str(ENGINES / "transformers_engine.py"), str(FOLDER)]))
-    )
+    return Fresh(name, lambda: Engine(name, Command([python, str(ENGINES / "transformers_engine.py"), str(FOLDER)])))
 
 
 def _make_machine(name: str, kind: str) -> Contestant:

@@ -10,6 +10,7 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogFormatter
 
 COLOURS = {"ours": "#1f6feb", "peer": "#d9822b"}
 LABELS = {"ours": "pagemill", "peer": "llama.cpp"}
@@ -42,6 +43,7 @@ def draw(axes: Axes, results: list[dict], sweep: str, suffix: str) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.2, 0.5)))
     axes.set_xlabel(f"{SWEEPS[sweep]} ({FIXED[sweep]})")
     axes.grid(alpha=0.3, which="both")
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -59,10 +59,10 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def pss_bytes(pid: int) -> int:
-    """Proportional set size of a tree: shared pages count once."""
+def pss_bytes(pids: Iterable[int]) -> int:
+    """Proportional set size of processes: pages that several share count once."""
     total = 0
-    for one in tree(pid):
+    for one in pids:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{one}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
@@ -86,13 +86,13 @@ def machine_cpu_seconds() -> float:
 
 
 @contextlib.contextmanager
-def watched_pss(pid: int) -> Iterator[list[int]]:
-    """Yields a list that holds the peak of `pss_bytes`, in bytes, at the end of the body."""
-    peak, stop = [0], threading.Event()
+def watched_pss() -> Iterator[list[int]]:
+    """Yields a list that holds, at the end of the body, the peak of `pss_bytes` of what was started in it."""
+    peak, stop, before = [0], threading.Event(), set(tree(os.getpid()))
 
     def watch() -> None:
         while not stop.wait(0.1):
-            peak[0] = max(peak[0], pss_bytes(pid))
+            peak[0] = max(peak[0], pss_bytes(pid for pid in tree(os.getpid()) if pid not in before))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -106,6 +106,7 @@ def watched_pss(pid: int) -> Iterator[list[int]]:
 def end(process: "subprocess.Popen[str]") -> None:
     """Ask, and after a while kill all that it started."""
     members = tree(process.pid)
+    pause(process.pid, False)
     if process.poll() is None:
         process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -115,6 +116,13 @@ def end(process: "subprocess.Popen[str]") -> None:
             if os.getpgid(pid) == process.pid:
                 os.kill(pid, signal.SIGKILL)
     process.wait()
+
+
+def pause(pid: int, stopped: bool) -> None:
+    """Stop a tree where it is, or let it go on."""
+    for one in tree(pid):
+        with contextlib.suppress(OSError):
+            os.kill(one, signal.SIGSTOP if stopped else signal.SIGCONT)
 
 
 def log_of(name: str) -> Path:

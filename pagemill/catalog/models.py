@@ -7,6 +7,8 @@ from pagemill.catalog.registry import Registry
 MODELS: Registry[Any] = Registry(
     "architecture",
     {
+        "DeepseekV2ForCausalLM": "pagemill.model.models.deepseek_v2:DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM": "pagemill.model.models.deepseek_v2:DeepseekV3ForCausalLM",
         "Gemma3ForCausalLM": "pagemill.model.models.gemma3:Gemma3ForCausalLM",
         "LlamaForCausalLM": "pagemill.model.models.llama:LlamaForCausalLM",
         "MistralForCausalLM": "pagemill.model.models.mistral:MistralForCausalLM",

@@ -30,6 +30,16 @@ class Registry(Generic[T]):
             raise ConfigError(f"{self.kind} {name!r} is already registered as {self._paths[name]!r}")
         self._paths[name] = path
 
+    def replace(self, name: str, path: str) -> None:
+        """Add a line, in place of one of that name if there is one. Raises ConfigError when the path is malformed."""
+        former = self._paths.pop(name, None)
+        try:
+            self.add(name, path)
+        except ConfigError:
+            if former is not None:
+                self._paths[name] = former
+            raise
+
     def resolve(self, name: str) -> T:
         """Import and return the entry. Raises ConfigError that lists the known names."""
         if name not in self._paths:

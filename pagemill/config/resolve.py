@@ -103,6 +103,18 @@ def _kv_events(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     return draft
 
 
+def _attention(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    given = draft.model.attention_config
+    if draft.model.attention_backend is not None and given.backend is not None:
+        raise ConfigError(
+            f"attention_backend={draft.model.attention_backend!r} and attention_config.backend={given.backend!r} are "
+            "mutually exclusive; use one of them"
+        )
+    if given.flash_attn_version not in (None, 2, 3):
+        raise ConfigError(f"attention_config.flash_attn_version={given.flash_attn_version} is not allowed: 2 or 3")
+    return draft
+
+
 def _token_budget(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     limits, length = draft.scheduler, draft.model.max_model_len or 0
     budget = limits.max_num_batched_tokens
@@ -255,6 +267,7 @@ RULES: tuple[Rule, ...] = (
     _block_size,
     _kv_events,
     _partial_block_reuse,
+    _attention,
     _token_budget,
     _parallel,
     _threads,

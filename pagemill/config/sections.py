@@ -12,9 +12,23 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 QUANTIZATIONS = ("none", "int8", "fp8")
 DEVICES = ("auto", "cuda", "cpu")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")
 POOLING_TYPES = ("LAST", "CLS", "MEAN")
 RUNNERS = ("auto", "generate", "pooling")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Which attention backends run, by name (docs/reference/attention-backends.md)."""
+
+    backend: str | None = setting(None, "for every layer and step (default: the platform's first that fits)")
+    prefill_backend: str | None = setting(None, "for steps in which some request has several tokens")
+    decode_backend: str | None = setting(None, "for steps in which every request has one token")
+    layer_backends: dict[str, object] = setting(
+        {}, "JSON object: pattern of layer names, such as *.0.self_attn.attn -> backend; the first that matches counts"
+    )
+    flash_attn_version: int | None = setting(None, "2 or 3, for FLASH_ATTN (default: the newest that is installed)")
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,9 @@ class ModelConfig:
     )
     chat_template: str | None = setting(None, "file with a Jinja chat template (default: the model's)")
     attention_backend: str | None = setting(None, "attention backend by name (default: the platform's first that fits)")
+    attention_config: AttentionConfig = setting(
+        AttentionConfig(), "JSON object: attention backends by layer and phase", short="-ac"
+    )
     runner: str = setting(
         "auto",
         "generate: text; pooling: embeddings, by any model (default: pooling for folders that say they are for it)",
@@ -97,6 +114,9 @@ class CacheConfig:
     """The paged KV cache."""
 
     block_size: int | None = setting(None, "tokens per block (default: 16)", low=1)
+    kv_cache_dtype: str = setting(
+        "auto", "type of keys and values in the cache; auto is the model's, fp8 is fp8_e4m3", choices=KV_CACHE_DTYPES
+    )
     enable_prefix_caching: bool = setting(True, "share the blocks of equal prefixes")
     prefix_caching_hash_algo: str = setting("sha256", "hash of a block's tokens", choices=HASH_ALGORITHMS)
     kv_cache_metrics: bool = setting(False, "measure how long KV blocks stay, lie unused and are used again")

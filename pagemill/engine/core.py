@@ -110,6 +110,15 @@ class EngineCore:
             raise self._die(error) from error
         self.num_executed += 1
 
+    def prepare_more(self) -> bool:
+        """Let the workers do a piece of what later requests would wait for; False when nothing is left. Only while
+        there is no work. Raises EngineDeadError."""
+        self._check_alive()
+        try:
+            return any(self._executor.call_all("prepare_more"))
+        except Exception as error:
+            raise self._die(error) from error
+
     def call(self, name: str, *args: Any) -> Any:
         """A rare call by name: reset_prefix_cache, which returns whether the cache was emptied (it is not while a
         request runs). Raises ValueError for another name."""

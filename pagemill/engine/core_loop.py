@@ -60,6 +60,7 @@ class SteppedCore(Protocol):
 
 Letter = tuple[int, EngineCall]
 """Index of the front end that wrote it, and what it asks."""
+IDLE_BEFORE_PREPARING_S = 0.05
 Post = Callable[[int, EngineReport], None]
 """Sends a report to a front end. Never blocks."""
 
@@ -70,8 +71,11 @@ class CoreLoop:
     `num_steps`, `idle` and `stats` may be read by any thread.
     """
 
-    def __init__(self, core: SteppedCore, post: Post, waves: Waves | None = None) -> None:
-        """`waves` decides when to step (default: whenever there is work)."""
+    def __init__(
+        self, core: SteppedCore, post: Post, waves: Waves | None = None, prepare: Callable[[], bool] | None = None
+    ) -> None:
+        """`waves` decides when to step (default: whenever there is work). `prepare` does a piece of what later requests
+        would wait for, and is called while there is nothing else to do until it returns False."""
         self.inbox: SimpleQueue[Letter | None] = SimpleQueue()
         self.num_steps = 0
         self.idle = True
@@ -85,6 +89,7 @@ class CoreLoop:
         self._num_owned: Counter[int] = Counter()
         self._stopping = False
         self._failure: EngineDeadError | None = None
+        self._prepare = prepare
 
     def fail(self, error: EngineDeadError) -> None:
         """End `run` with this error: a worker died while there was nothing to do."""
@@ -120,7 +125,7 @@ class CoreLoop:
     def _read_inbox(self, wait: bool) -> None:
         if wait:
             self.idle = True
-            letter = self.inbox.get()
+            letter = self._next_letter()
             self.idle = False
             self._apply(letter)
         while True:
@@ -129,6 +134,15 @@ class CoreLoop:
             except Empty:
                 return
             self._apply(letter)
+
+    def _next_letter(self) -> Letter | None:
+        while self._prepare is not None:
+            try:
+                return self.inbox.get(timeout=IDLE_BEFORE_PREPARING_S)
+            except Empty:
+                if not self._prepare():
+                    self._prepare = None
+        return self.inbox.get()
 
     def _apply(self, letter: Letter | None) -> None:
         if letter is None:

@@ -156,7 +156,8 @@ def run(payload: bytes, report: Report) -> None:
         raise SystemExit(1) from error
     mail = MailRoom(socket)
     waves = WaveMember(core.has_work, mail.tell_coordinator) if birth.lockstep else None
-    loop = CoreLoop(core, mail.post, waves)
+    # What workers prepare may exchange data between replicas, which then have to do it together.
+    loop = CoreLoop(core, mail.post, waves, core.prepare_more if waves is None else None)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     mail.open(loop)
     tell(Started(socket.address, core.ready))

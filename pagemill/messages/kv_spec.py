@@ -6,11 +6,18 @@ from dataclasses import dataclass, field
 
 from pagemill.utils.math import ceil_div, round_up
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+ONE_BYTE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""What a setting calls them -> names of torch dtypes."""
 TOKENS_PER_STATE = 512
 """At least so many tokens lie between two cached states of a model that keeps nothing but states."""
 STATE_ALIGNMENT = 16
 """Bytes to whose multiple each of a layer's states is padded, so that it can be viewed as any type."""
+
+
+def cache_dtype(setting: str, model_dtype: str) -> str:
+    """The torch dtype of a cache: `setting` is a type, or auto for the model's."""
+    return model_dtype if setting == "auto" else ONE_BYTE_DTYPES.get(setting, setting)
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,14 @@ class FullAttentionSpec(KVCacheSpec):
 
     def max_blocks(self, max_len: int) -> int:
         return ceil_div(max_len, self.block_size)
+
+
+@dataclass(frozen=True)
+class MLASpec(FullAttentionSpec):
+    """One vector of every token, which is key and value of all heads; num_kv_heads is 1."""
+
+    def page_bytes(self) -> int:
+        return super().page_bytes() // 2
 
 
 @dataclass(frozen=True)

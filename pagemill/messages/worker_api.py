@@ -39,6 +39,10 @@ class WorkerApi(Protocol):
     def warm_up(self) -> None:
         """Run what the first request must not pay for."""
 
+    def prepare_more(self) -> bool:
+        """Do a piece of what later requests would wait for, while no request has a slot; False when nothing is left.
+        Ranks of a replica are called alike."""
+
     def execute_model(self, step: SchedulerOutput) -> None:
         """Run the forward pass of a step and keep its result for `sample_tokens`."""
 

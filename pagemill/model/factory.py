@@ -7,9 +7,10 @@ import torch
 from pagemill.catalog.models import MODELS
 from pagemill.catalog.weights import WEIGHTS
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import ModelConfig
+from pagemill.config.sections import CacheConfig, ModelConfig
 from pagemill.errors import ModelError
-from pagemill.model.attention.selector import choose
+from pagemill.model.attention.capability import Surroundings
+from pagemill.model.attention.selector import Chooser, Wishes
 from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_groups
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.moe.exchange import Exchange
@@ -19,6 +20,8 @@ from pagemill.model.quantization.choose import choose as choose_quantization
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
 
+DEFAULT_CACHE = CacheConfig()
+
 
 def load_model(
     facts: ModelFacts,
@@ -26,6 +29,7 @@ def load_model(
     platform: Platform,
     timer: PhaseTimer,
     groups: ParallelGroups | None = None,
+    cache: CacheConfig = DEFAULT_CACHE,
     expert_parallel: bool = False,
 ) -> CausalLM:
     """A model ready to run, in config.dtype; with `groups`, this rank's part of one, whole experts where
@@ -34,7 +38,7 @@ def load_model(
     device = torch.device(platform.torch_device())
     # What layers make for themselves, such as rotary tables, is made where it is used.
     with timer.phase("build"), device:
-        model = build_model(facts, config, platform, groups or solo_groups(), expert_parallel)
+        model = build_model(facts, config, platform, groups or solo_groups(), cache, expert_parallel)
     with timer.phase("weights"):
         name = "dummy" if config.load_format == "dummy" else facts.weights_format
         source = WEIGHTS.resolve(name)
@@ -47,6 +51,7 @@ def build_model(
     config: ModelConfig,
     platform: Platform,
     groups: ParallelGroups,
+    cache: CacheConfig = DEFAULT_CACHE,
     expert_parallel: bool = False,
 ) -> CausalLM:
     """The architecture without weights."""
@@ -54,13 +59,7 @@ def build_model(
         raise ModelError(
             f"architecture {facts.architecture!r} is not supported; supported: {', '.join(sorted(MODELS))}"
         )
-    attention = partial(
-        choose,
-        device=platform.torch_device(),
-        dtype=config.dtype,
-        requested=config.attention_backend,
-        order=platform.attention_order(),
-    )
+    attention = attention_chooser(config, cache, platform)
     dtype = getattr(torch, config.dtype)
     quant = choose_quantization(config.quantization, dtype, platform.torch_device())
     exchange = Exchange(groups.dp, groups.ep) if expert_parallel and groups.dp.size > 1 else None
@@ -69,3 +68,21 @@ def build_model(
     if config.pools:
         model.drop_head()
     return model
+
+
+def attention_chooser(config: ModelConfig, cache: CacheConfig, platform: Platform) -> Chooser:
+    """Chooses the backends that the settings and the platform ask for."""
+    wanted = config.attention_config
+    wishes = Wishes(
+        config.attention_backend or wanted.backend,
+        wanted.prefill_backend,
+        wanted.decode_backend,
+        {pattern: str(name) for pattern, name in wanted.layer_backends.items()},
+    )
+    where = Surroundings(
+        compute=platform.facts().capability,
+        kv_cache_dtype=cache.kv_cache_dtype,
+        block_size=cache.block_size,
+        flash_attn_version=wanted.flash_attn_version,
+    )
+    return Chooser(platform.torch_device(), config.dtype, platform.attention_order(), wishes, where)

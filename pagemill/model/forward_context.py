@@ -8,7 +8,7 @@ D head size, E hidden size, V vocabulary.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -44,8 +44,6 @@ class ForwardContext:
     """NONE, PIECEWISE or FULL: what this step runs in. Graph wrappers trust it."""
     descriptor: BatchDescriptor | None = None
     """The graph's key; None outside graphs."""
-    layers: Mapping[str, Any] = field(default_factory=dict)
-    """Layer name -> attention layer, for calls out of compiled code; empty where nothing is compiled."""
 
 
 @contextmanager

@@ -23,7 +23,7 @@ class CpuPlatform(Platform):
         torch.set_num_threads(num_threads)
 
     def attention_order(self) -> tuple[str, ...]:
-        return ("CPU_ATTN", "TORCH_CPU")
+        return ("CPU_ATTN", "TORCH_CPU", "TORCH_MLA")
 
     def dist_backend(self) -> str:
         return "gloo"

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from pagemill import envs
+from pagemill.catalog.attention import cuda_order
 from pagemill.config.facts import DeviceFacts
 from pagemill.errors import ConfigError
 from pagemill.platforms.interface import DeviceMemory, GraphMaker, Platform, Transfers
@@ -24,6 +25,7 @@ class CudaPlatform(Platform):
 
     def __init__(self) -> None:
         self._index = 0
+        self._others = 0
 
     def absence(self) -> str | None:
         if not _torch_has_cuda():
@@ -58,13 +60,16 @@ class CudaPlatform(Platform):
                 f"{torch.cuda.device_count()}; lower tensor_parallel_size or pipeline_parallel_size"
             )
         self._index = local_rank
+        # What this process has taken already cannot be told from what others have, and is counted as its own.
+        self._others = 0 if torch.cuda.is_initialized() else _Management().device(local_rank).used_bytes
         torch.cuda.set_device(local_rank)
 
     def set_threads(self, num_threads: int) -> None:
         """Threads of the CPU do no work that would gain by them."""
 
     def attention_order(self) -> tuple[str, ...]:
-        return ("TRITON_ATTN", "TORCH_PAGED")
+        capability = _Management().device(self._index).capability
+        return (*cuda_order(capability), *cuda_order(capability, mla=True), "TORCH_MLA")
 
     def dist_backend(self) -> str:
         return "nccl"
@@ -75,7 +80,7 @@ class CudaPlatform(Platform):
     def memory(self) -> DeviceMemory:
         from pagemill.platforms.cuda_queue import CudaMemory  # deferred: torch
 
-        return CudaMemory()
+        return CudaMemory(self._others)
 
     def transfers(self) -> Transfers:
         from pagemill.platforms.cuda_queue import CudaTransfers  # deferred: torch
@@ -91,8 +96,9 @@ class CudaPlatform(Platform):
 class _Device:
     """What the driver says about one GPU."""
 
-    def __init__(self, title: str, free_bytes: int, capability: tuple[int, int]) -> None:
-        self.title, self.free_bytes, self.capability = title, free_bytes, capability
+    def __init__(self, title: str, memory: "_Memory", capability: tuple[int, int]) -> None:
+        self.title, self.capability = title, capability
+        self.free_bytes, self.used_bytes = memory.free, memory.total - memory.free
 
 
 class _Memory(ctypes.Structure):
@@ -125,7 +131,7 @@ class _Management:
         self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         self._call("nvmlDeviceGetName", handle, title, ctypes.c_uint(_NAME_BYTES))
         self._call("nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor))
-        return _Device(title.value.decode(errors="replace"), memory.free, (major.value, minor.value))
+        return _Device(title.value.decode(errors="replace"), memory, (major.value, minor.value))
 
     def _call(self, name: str, *args: object) -> None:
         status = getattr(self._library, name)(*args)

@@ -59,6 +59,13 @@ class CudaTransfers(Transfers):
 class CudaMemory:
     """Of the current device."""
 
+    def __init__(self, others: int) -> None:
+        self._others = others
+
+    def others(self) -> int:
+        """As it was found."""
+        return self._others
+
     def total(self) -> int:
         """As the driver says."""
         return int(torch.cuda.mem_get_info()[1])

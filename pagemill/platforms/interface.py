@@ -107,6 +107,9 @@ class DeviceMemory(Protocol):
     def free(self) -> int:
         """Of the device, whoever asks."""
 
+    def others(self) -> int:
+        """In use before this process took any: other processes' memory."""
+
     def allocated(self) -> int:
         """In tensors of this process."""
 

@@ -6,7 +6,7 @@ Knows no steps: whoever runs the largest ones says when to look.
 from dataclasses import dataclass
 
 from pagemill.errors import ConfigError
-from pagemill.platforms.interface import DeviceMemory, Platform
+from pagemill.platforms.interface import DeviceMemory
 
 GIB = 2**30
 GRAPH_BYTES = 8 * 2**20
@@ -78,18 +78,10 @@ class MemoryBudget:
 
 @dataclass(slots=True)
 class MemoryWatch:
-    """Reads a device at the right moments. `used_before`: bytes of the device in use before this process took any."""
+    """Reads a device at the right moments."""
 
     memory: DeviceMemory
-    used_before: int
     weights: int = 0
-
-    @classmethod
-    def begin(cls, platform: Platform) -> "MemoryWatch | None":
-        """Before this process takes anything; None for a device that computes in the host's memory."""
-        free = platform.facts().free_bytes
-        memory = platform.memory()
-        return None if memory is None else cls(memory, memory.total() - free)
 
     def loaded(self) -> None:
         """The weights are there, and nothing else."""
@@ -101,7 +93,7 @@ class MemoryWatch:
         and none needs more than the largest step."""
         memory = self.memory
         total, steps = memory.total(), max(0, memory.peak() - kv_cache - self.weights)
-        outside = max(0, total - memory.free() - memory.reserved() - self.used_before)
+        outside = max(0, total - memory.free() - memory.reserved() - memory.others())
         return MemoryBudget(
             total=total,
             share=share,
@@ -114,7 +106,7 @@ class MemoryWatch:
     def check_room(self, share: float) -> None:
         """Raises ConfigError when others have taken what this process is allowed to use."""
         total = self.memory.total()
-        free = total - self.used_before
+        free = total - self.memory.others()
         if total * share > free:
             raise ConfigError(
                 f"gpu_memory_utilization={share} asks for {_gib(int(total * share))} GiB, and {_gib(free)} of "

@@ -2,6 +2,7 @@
 
 from pagemill.messages.step import Int32Array, ModelRunnerOutput, SchedulerOutput
 from pagemill.worker.batch.block_tables import BlockTables
+from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch, build_batch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.forward.interface import Forward, TokensNow, TokensSoon
@@ -48,9 +49,18 @@ class ModelRunner:
         """Graphs that there may be in the end."""
         return self._forward.num_graphs
 
+    @property
+    def uploads(self) -> UploadRing | None:
+        """What is sent to the device ahead of its work; None where nothing is."""
+        return self._forward.uploads
+
     def capture_at_start(self) -> None:
         """Capture what must be there before the first request. No request has a slot."""
         self._forward.capture_at_start()
+
+    def capture_one(self) -> bool:
+        """Capture one more, while no request has a slot; False when all are."""
+        return self._forward.capture_one()
 
     def close(self) -> None:
         """Finish the exchange with other stages. The last call."""

@@ -1,13 +1,15 @@
 """`Worker`: brings up the device, loads the model, measures memory, and implements `messages.worker_api.WorkerApi`."""
 
 import gc
+from dataclasses import replace
 
 from torch import Tensor
 
+from pagemill.config.compilation import NO_COMPILER
 from pagemill.config.engine_config import EngineConfig
 from pagemill.errors import ConfigError, PagemillError
 from pagemill.log import get_logger
-from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec, cache_dtype
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_api import OutputSoon
 from pagemill.messages.worker_rank import SOLO_RANK, WorkerRank
@@ -80,7 +82,8 @@ class Worker:
         timer, rank = PhaseTimer(), self._rank
         with timer.phase("device"):
             self._platform.start(rank.local_rank)
-            self._watch = MemoryWatch.begin(self._platform)
+            memory = self._platform.memory()
+            self._watch = None if memory is None else MemoryWatch(memory)
         with timer.phase("ranks"):
             self._groups = init_distributed(
                 rank.global_rank,
@@ -90,15 +93,19 @@ class Worker:
                 self._platform.dist_backend(),
                 ParallelSizes(rank.tensor_parallel_size, rank.pipeline_parallel_size, rank.num_replicas),
             )
-        experts = self._config.parallel.enable_expert_parallel
-        self._loaded = load_model(self._config.facts, self._config.model, self._platform, timer, self._groups, experts)
+        config = self._config
+        experts = config.parallel.enable_expert_parallel
+        self._loaded = load_model(
+            config.facts, config.model, self._platform, timer, self._groups, config.cache, experts
+        )
         if self._watch is not None:
             self._watch.loaded()
         logger.debug("loaded %s: %s", self._config.facts.architecture, timer.summary())
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Layer name -> what it keeps, in layer order."""
-        block_size, dtype = self._config.cache.block_size or 16, self._config.model.dtype
+        cache = self._config.cache
+        block_size, dtype = cache.block_size or 16, cache_dtype(cache.kv_cache_dtype, self._config.model.dtype)
         return {name: layer.kv_spec(block_size, dtype) for name, layer in self.model.cache_layers().items()}
 
     def available_kv_bytes(self) -> int:
@@ -132,6 +139,10 @@ class Worker:
         self.sample_tokens()
         self.runner.capture_at_start()
 
+    def prepare_more(self) -> bool:
+        """Capture one more graph."""
+        return self.runner.capture_one()
+
     def execute_model(self, step: SchedulerOutput) -> None:
         """Copy what the step wants copied, then run its forward pass."""
         copy_blocks(self._kv_tensors, self._num_blocks, step.copies)
@@ -160,11 +171,16 @@ class Worker:
         if self._groups is not None:
             self._groups.close()
             self._groups = None
+        if self._watch is not None:
+            gc.collect()
+            self._watch.memory.restart_peak()
 
-    def _build_runner(self, plan: KVCacheConfig) -> ModelRunner:
-        stages = None if self._groups is None else self._groups.pp
-        compilation, pools = self._config.graphs.compilation_config, self._config.model.pools
-        return build_runner(plan, self.model, self._platform, self._sizes(), compilation, stages, pools=pools)
+    def _build_runner(self, plan: KVCacheConfig, *, compiles: bool = True) -> ModelRunner:
+        stages, graphs = None if self._groups is None else self._groups.pp, self._config.graphs
+        if not compiles:
+            graphs = replace(graphs, compilation_config=replace(graphs.compilation_config, mode=NO_COMPILER))
+        sizes, pools = self._sizes(), self._config.model.pools
+        return build_runner(plan, self.model, self._platform, sizes, graphs, stages, self._rank.rank, pools=pools)
 
     def _sizes(self) -> RunnerSizes:
         return RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len or 0)
@@ -174,7 +190,7 @@ class Worker:
         share, layers = self._config.cache.gpu_memory_utilization, self.model.cache_layers()
         watch.check_room(share)
         plan, tensors = bind_profile_cache(self.kv_cache_specs(), layers, self._platform.torch_device())
-        runner = self._build_runner(plan)
+        runner = self._build_runner(plan, compiles=False)
         for step in worst_steps([group.spec.block_size for group in plan.groups], self._sizes()):
             runner.execute_model(step)
             runner.sample_tokens().result()

@@ -39,6 +39,10 @@ VARIANTS = {
         "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}),
     "one-kv-head": ("LlamaForCausalLM", {"num_key_value_heads": 1}),
     "no-gqa": ("MistralForCausalLM", {"num_key_value_heads": 4, "sliding_window": None}),
+    "deepseek-yarn": ("DeepseekV3ForCausalLM", {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64,
+        "mscale": 0.7, "mscale_all_dim": 1.0}}),
+    "deepseek-greedy": ("DeepseekV2ForCausalLM", {"topk_method": "greedy", "q_lora_rank": 24}),
     "odd-head-size": ("Qwen3ForCausalLM", {"head_dim": 24}),
 }  # fmt: skip
 CASES = {name: (name, {}) for name in SPECIFIC} | VARIANTS

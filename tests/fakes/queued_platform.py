@@ -76,6 +76,9 @@ class FixedMemory:
     def free(self):
         return self.total() - self.used_by_others - self.taken - 500_000
 
+    def others(self):
+        return self.used_by_others
+
     def allocated(self):
         return 1_000_000
 
@@ -103,9 +106,7 @@ class QueuedPlatform(CpuPlatform):
         return self.own_memory
 
     def facts(self):
-        if self.own_memory is None:
-            return super().facts()
-        return dataclasses.replace(super().facts(), free_bytes=self.own_memory.total() - self.own_memory.used_by_others)
+        return dataclasses.replace(super().facts(), runs_ahead=True, captures=self.maker is not None)
 
     def attention_order(self):
         return ("TORCH_PAGED",)

@@ -105,6 +105,9 @@ class ScriptedWorker:
     def warm_up(self):
         self.calls.append("warm_up")
 
+    def prepare_more(self):
+        return False
+
     def execute_dummy_step(self):
         self.num_dummy_steps += 1
 

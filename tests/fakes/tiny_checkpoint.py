@@ -22,6 +22,16 @@ COMMON: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "head_dim": 8,
+}
+
 SPECIFIC: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"tie_word_embeddings": True},
     "MistralForCausalLM": {"sliding_window": 24},
@@ -34,6 +44,29 @@ SPECIFIC: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [1],
         "norm_topk_prob": True,
+    },
+    "DeepseekV2ForCausalLM": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+        **LATENT,
+        "q_lora_rank": None,
+    },
+    "DeepseekV3ForCausalLM": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        **LATENT,
     },
     "MixtralForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24},
     "Gemma3ForCausalLM": {

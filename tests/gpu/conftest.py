@@ -22,7 +22,12 @@ MATRIX_SCALE = 0.5
 """Of the matrices of tests.fakes.tiny_checkpoint, which are for a hidden size of 64."""
 EMBEDDING_SCALE = {"Gemma3ForCausalLM": 0.02}
 """Of embeddings, where they would outweigh the layers: the model would repeat its input, whatever attention does."""
-SPECIFIC = {"Gemma3ForCausalLM": {"sliding_window": 24, "query_pre_attn_scalar": 64}}
+LATENT = {"num_key_value_heads": 4, "head_dim": 32, "kv_lora_rank": 64, "qk_rope_head_dim": 32, "v_head_dim": 48}
+SPECIFIC = {
+    "Gemma3ForCausalLM": {"sliding_window": 24, "query_pre_attn_scalar": 64},
+    "DeepseekV2ForCausalLM": LATENT,
+    "DeepseekV3ForCausalLM": LATENT,
+}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -20,11 +20,13 @@ from pagemill.messages.kv_spec import (
     KVCacheConfig,
     KVCacheSpec,
     MambaSpec,
+    MLASpec,
     SlidingWindowSpec,
 )
 
 MANAGERS: dict[type[KVCacheSpec], Any] = {
     FullAttentionSpec: FullAttentionManager,
+    MLASpec: FullAttentionManager,
     SlidingWindowSpec: SlidingWindowManager,
     ChunkedLocalSpec: ChunkedLocalManager,
     MambaSpec: MambaManager,

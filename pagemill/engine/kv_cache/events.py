@@ -24,11 +24,13 @@ from pagemill.messages.kv_spec import (
     KVCacheConfig,
     KVCacheSpec,
     MambaSpec,
+    MLASpec,
     SlidingWindowSpec,
 )
 
 SPEC_KINDS: dict[type[KVCacheSpec], str] = {
     FullAttentionSpec: "full_attention",
+    MLASpec: "mla_attention",
     SlidingWindowSpec: "sliding_window",
     ChunkedLocalSpec: "chunked_local_attention",
     MambaSpec: "mamba",

@@ -14,6 +14,7 @@ from pagemill.messages.kv_spec import (
     KVCacheConfig,
     KVCacheGroup,
     KVCacheSpec,
+    MLASpec,
     SharedKVSpec,
 )
 
@@ -111,7 +112,8 @@ def all_as_full(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
                 f"disable_hybrid_kv_cache_manager=True keeps all tokens of every layer, and layer {name!r} keeps a "
                 f"state instead ({type(spec).__name__}); leave out --disable-hybrid-kv-cache-manager"
             )
-        full[name] = FullAttentionSpec(spec.block_size, spec.num_kv_heads, spec.head_size, spec.dtype)
+        kind = MLASpec if isinstance(spec, MLASpec) else FullAttentionSpec
+        full[name] = kind(spec.block_size, spec.num_kv_heads, spec.head_size, spec.dtype)
     return full
 
 

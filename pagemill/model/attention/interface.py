@@ -2,7 +2,7 @@
 an implementation (run once per layer)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheSpec
+from pagemill.model.attention.capability import ANYWHERE, Capability, Surroundings
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.native import Layer
@@ -34,6 +35,9 @@ class AttentionLayerSpec:
     """Each head has a learnt logit that takes its share of the softmax and adds nothing."""
     alibi_slopes: tuple[float, ...] | None = None
     """Of each head: scores += slope * (position of the key - position of the query)."""
+    latent_size: int | None = None
+    """Of multi-head latent attention: there is no value, the last so many elements of the one key are. None: keys and
+    values are apart."""
 
     def first_seen(self, position: int) -> int:
         """The first position that the token at `position` sees."""
@@ -75,36 +79,6 @@ class CommonAttentionMetadata:
     query_start_host: Tensor | None = None
     """`query_start` on the host, where it is elsewhere: for backends that plan there."""
     seq_lens_host: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Capability:
-    """What a backend can do, as data."""
-
-    devices: frozenset[str]
-    dtypes: frozenset[str]
-    head_sizes: Sequence[int] | None = None
-    """None: any."""
-    sliding_window: bool = False
-    chunked_local: bool = False
-    soft_cap: bool = False
-    sinks: bool = False
-    alibi: bool = False
-
-    def missing(self, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
-        """Reasons why the backend cannot run this layer; empty when it can."""
-        wants = {
-            f"device {device} not supported": device not in self.devices,
-            f"dtype {dtype} not supported": dtype not in self.dtypes,
-            f"head size {spec.head_size} not supported": self.head_sizes is not None
-            and spec.head_size not in self.head_sizes,
-            "sliding window not supported": spec.window is not None and not self.sliding_window,
-            "chunked local attention not supported": spec.chunk_size is not None and not self.chunked_local,
-            "soft cap not supported": spec.soft_cap is not None and not self.soft_cap,
-            "sinks not supported": spec.has_sinks and not self.sinks,
-            "ALiBi not supported": spec.alibi_slopes is not None and not self.alibi,
-        }
-        return [reason for reason, lacks in wants.items() if lacks]
 
 
 class StepPlanner(Protocol):
@@ -155,7 +129,8 @@ class AttentionImpl(ABC):
     ) -> Tensor:
         """Write key and value to their slots, then attend; both are None where another layer wrote them already.
 
-        query [T, H, D]; key, value [T, Hkv, D]; kv_cache as `cache_shape` says. Returns [T, H, D].
+        query [T, H, D]; key, value [T, Hkv, D]; kv_cache as `cache_shape` says. Returns [T, H, D]. Where the spec has a
+        latent_size, key is value too, and the result [T, H, latent_size].
         """
 
 
@@ -184,10 +159,15 @@ class AttentionBackend(ABC):
     block_dim: ClassVar[int] = 1
 
     @classmethod
-    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
+    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
         """Reasons why the backend cannot run this layer here; empty when it can. A backend that needs more than its
         capability says (a compiled library, a package) adds its reason."""
-        return cls.capability.missing(spec, device, dtype)
+        return cls.capability.missing(spec, device, dtype, where)
+
+    @classmethod
+    def configured(cls, spec: AttentionLayerSpec, where: Surroundings) -> "type[AttentionBackend]":
+        """What runs where this backend is chosen: itself, or a variant of it. Equal choices give the same class."""
+        return cls
 
     @staticmethod
     @abstractmethod

@@ -11,10 +11,12 @@ from pagemill.messages.kv_spec import (
     ChunkedLocalSpec,
     FullAttentionSpec,
     KVCacheSpec,
+    MLASpec,
     SharedKVSpec,
     SlidingWindowSpec,
 )
 from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, StepPlanner
+from pagemill.model.attention.op import attention
 from pagemill.model.forward_context import current_forward, current_gap
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.native import Layer
@@ -57,7 +59,7 @@ class Attention(nn.Module):
     def kv_spec(self, block_size: int, dtype: str) -> KVCacheSpec:
         """What the layer keeps per token."""
         spec, sizes = self.spec, (block_size, self.spec.num_kv_heads, self.spec.head_size, dtype)
-        kept = FullAttentionSpec(*sizes)
+        kept = FullAttentionSpec(*sizes) if spec.latent_size is None else MLASpec(*sizes)
         if spec.window is not None:
             kept = SlidingWindowSpec(*sizes, spec.window)
         elif spec.chunk_size is not None:
@@ -70,6 +72,9 @@ class Attention(nn.Module):
         shape, dim = list(self.backend.cache_shape(num_blocks, kept)), self.backend.block_dim
         blocks_first = [shape[dim], *shape[:dim], *shape[dim + 1 :]]
         self._cache = memory.view(getattr(torch, kept.dtype)).view(blocks_first).movedim(0, dim)
+        tensors = self._impl.tensors
+        if self._cache.element_size() == 1 and tensors.key_scale is None:
+            tensors.key_scale, tensors.value_scale = (torch.ones(1, device=memory.device) for _ in range(2))
 
     def planning(self) -> Hashable:
         """Layers with the same backend and spec are planned alike."""
@@ -87,7 +92,7 @@ class Attention(nn.Module):
     def write_target(self) -> KVTarget | None:
         """Where this step's keys and values go, when a kernel before attention may write them there; None: `forward`
         wants them."""
-        if self.kv_owner is not None or self._cache is None:
+        if self.kv_owner is not None or self._cache is None or torch.compiler.is_compiling():
             return None
         return self._impl.write_target(self._cache, current_forward().attention[self.name])
 
@@ -95,6 +100,9 @@ class Attention(nn.Module):
         """query [T, H, D]; key, value [T, Hkv, D], None with a `kv_owner`, or when they are `written` -> [T, H, D]."""
         if (key is None) != (self.kv_owner is not None or written):
             raise PagemillError(f"{self.name} has kv_owner={self.kv_owner}, and key and value are for layers without")
+        if torch.compiler.is_compiling():
+            traced: Tensor = attention(query, key, value, self.name)
+            return traced
         gap = current_gap()
         return self.attend(query, key, value) if gap is None else gap(self.attend, query, key, value)
 

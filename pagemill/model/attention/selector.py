@@ -1,27 +1,77 @@
 """`choose`: the first backend that can run a layer, or an error with every backend and every reason."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 from pagemill.catalog.attention import ATTENTION
 from pagemill.errors import ConfigError
+from pagemill.model.attention.capability import ANYWHERE, Surroundings
 from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec
+from pagemill.model.attention.phased import phased
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Which backends a user asks for, by name."""
+
+    backend: str | None = None
+    prefill: str | None = None
+    """For steps in which some request has several tokens."""
+    decode: str | None = None
+    layers: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of layer names, such as *.0.self_attn.attn -> backend; the first that matches counts."""
+
+    def of(self, layer: str) -> str | None:
+        """The backend that is asked for this layer."""
+        matching = (name for pattern, name in self.layers.items() if fnmatchcase(layer, pattern))
+        return next(matching, self.backend)
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """Chooses for the layers of one model."""
+
+    device: str
+    dtype: str
+    order: Sequence[str]
+    wishes: Wishes = Wishes()
+    where: Surroundings = ANYWHERE
+
+    def __call__(self, spec: AttentionLayerSpec, layer: str = "") -> type[AttentionBackend]:
+        """The layer's backend. Raises ConfigError with the reasons when there is none."""
+        wanted = self.wishes.of(layer)
+        if not (self.wishes.prefill or self.wishes.decode):
+            return self._one(spec, wanted)
+        prefill = self._one(spec, self.wishes.prefill or wanted)
+        decode = self._one(spec, self.wishes.decode or wanted)
+        return prefill if prefill is decode else phased(prefill, decode)
+
+    def _one(self, spec: AttentionLayerSpec, wanted: str | None) -> type[AttentionBackend]:
+        where = replace(self.where, mla=spec.latent_size is not None)
+        return choose(spec, self.device, self.dtype, wanted, self.order, where)
 
 
 def choose(
-    spec: AttentionLayerSpec, device: str, dtype: str, requested: str | None, order: Sequence[str]
+    spec: AttentionLayerSpec,
+    device: str,
+    dtype: str,
+    requested: str | None,
+    order: Sequence[str],
+    where: Surroundings = ANYWHERE,
 ) -> type[AttentionBackend]:
     """The requested backend, or the first of `order` that fits. Raises ConfigError with the reasons."""
     if requested is not None:
         backend: type[AttentionBackend] = ATTENTION.resolve(requested)
-        reasons = backend.missing(spec, device, dtype)
+        reasons = backend.missing(spec, device, dtype, where)
         if reasons:
             raise ConfigError(f"Selected backend {requested} is not valid for this configuration. Reason: {reasons}")
-        return backend
+        return backend.configured(spec, where)
     refused = {}
     for name in order:
         backend = ATTENTION.resolve(name)
-        refused[name] = backend.missing(spec, device, dtype)
+        refused[name] = backend.missing(spec, device, dtype, where)
         if not refused[name]:
-            return backend
+            return backend.configured(spec, where)
     reasons_text = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in refused.items())
     raise ConfigError(f"no attention backend can run {spec} in {dtype} on {device}: {reasons_text}")

@@ -1,71 +1,58 @@
 """What the device does around a step by itself: gather a decode batch from the slots, place tokens, keep what was
-sampled. Plain torch, which also says what the Triton forms compute. Knows no model and no request.
+sampled. Triton on GPUs that have it, else plain torch (`batching_reference`, which says what each computes)."""
 
-Letters: S slots (the last one stands for padding), R rows of a batch, C blocks of a row, T tokens.
-"""
+import functools
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
 
-import torch
 from torch import Tensor
+
+from pagemill.model.kernels import batching_reference
+from pagemill.model.kernels.batching_reference import SlotTokens, TableRows
 
 
 def begin_decode(
-    slots: Tensor, next_positions: Tensor, last_tokens: Tensor, token_ids: Tensor, positions: Tensor, seq_lens: Tensor
+    slots: Tensor,
+    next_positions: Tensor,
+    last_tokens: Tensor,
+    token_ids: Tensor,
+    positions: Tensor,
+    seq_lens: Tensor,
+    groups: Sequence[TableRows],
 ) -> None:
-    """One token for each row: its slot's last, at its next position, which moves on. Rows of padding stay where they
-    are.
-
-    slots [R] int32; next_positions [R] int64, changed; last_tokens [S] int64. Written: token_ids [R] int64, positions
-    [R] int64, seq_lens [R] int32.
-    """
-    token_ids.copy_(last_tokens.index_select(0, slots))
-    positions.copy_(next_positions)
-    seq_lens.copy_(next_positions + 1)
-    next_positions.add_((slots != len(last_tokens) - 1).to(next_positions.dtype))
+    """The inputs of a decode batch."""
+    _for(slots).begin_decode(slots, next_positions, last_tokens, token_ids, positions, seq_lens, groups)
 
 
-def gather_tables(
-    slots: Tensor, positions: Tensor, table: Tensor, block_size: int, rows: Tensor, slot_mapping: Tensor
+def place_tokens(
+    tokens: SlotTokens,
+    last_tokens: Tensor,
+    token_ids: Tensor,
+    positions: Tensor,
+    groups: Sequence[tuple[Tensor, int, Tensor]],
 ) -> None:
-    """The block table of a decode batch, and where each row's key and value go.
-
-    slots [R] int32; positions [R] int64; table [S, C] int32. Written: rows [R, C] int32, slot_mapping [R] int64 (block
-    id * block_size + offset; -1 for padding).
-    """
-    rows.copy_(table.index_select(0, slots))
-    blocks = rows.gather(1, (positions // block_size).unsqueeze(1)).squeeze(1)
-    places = blocks.long() * block_size + positions % block_size
-    slot_mapping.copy_(places.masked_fill_(slots == len(table) - 1, -1))
-
-
-def place_tokens(token_slots: Tensor, positions: Tensor, table: Tensor, block_size: int, slot_mapping: Tensor) -> None:
-    """Where the key and value of each token of any batch go. token_slots [T] int32, positions [T] int64, table [S, C];
-    written: slot_mapping [T] int64."""
-    places = token_slots.long() * table.shape[1] + positions // block_size
-    blocks = table.view(-1).index_select(0, places)
-    slot_mapping.copy_(blocks.long() * block_size + positions % block_size)
-
-
-def splice_tokens(token_slots: Tensor, known: Tensor, given: Tensor, last_tokens: Tensor, token_ids: Tensor) -> None:
-    """Token ids of any batch: what the host gave where it knew, else the slot's last token.
-
-    token_slots, known (0 or 1), given [T] int32; last_tokens [S] int64; written: token_ids [T] int64.
-    """
-    sampled = last_tokens.index_select(0, token_slots)
-    token_ids.copy_(given.long().where(known != 0, sampled))
+    """The inputs of any batch."""
+    _for(last_tokens).place_tokens(tokens, last_tokens, token_ids, positions, groups)
 
 
 def end_step(slots: Tensor, sampled: Tensor, last_tokens: Tensor, results: Tensor, turn: Tensor) -> None:
-    """Keep sampled tokens for the next step, and in the next row of `results` for the host.
-
-    slots [R] int32; sampled [R], any integers. Changed: last_tokens [S] int64, results [K, most rows] int32, turn [1]
-    int64: the row, which moves on.
-    """
-    last_tokens.index_copy_(0, slots.long(), sampled.long())
-    places = turn * results.shape[1] + torch.arange(len(sampled), device=sampled.device)
-    results.view(-1).index_copy_(0, places, sampled.to(results.dtype))
-    turn.copy_((turn + 1) % len(results))
+    """Keep what was sampled."""
+    _for(slots).end_step(slots, sampled, last_tokens, results, turn)
 
 
 def write_places(table: Tensor, places: Tensor, values: Tensor) -> None:
-    """table [S, C] int32: values [N] at the flat places [N], both int32."""
-    table.view(-1).index_copy_(0, places.long(), values)
+    """Changes of a block table."""
+    _for(table).write_places(table, places, values)
+
+
+def _for(x: Tensor) -> ModuleType:
+    return _device_kernels() if x.is_cuda else batching_reference
+
+
+@functools.cache
+def _device_kernels() -> ModuleType:
+    try:
+        return importlib.import_module("pagemill.model.kernels.triton.batching")
+    except ImportError:
+        return batching_reference

@@ -1,4 +1,4 @@
-"""What a mixture of experts computes beside its linear layers: `route` and `experts`, by Triton on GPUs, else plain torch.
+"""What a mixture of experts computes: `route` and `experts`, by Triton on GPUs, else in plain torch.
 
 Arguments are not checked. Letters in shapes: T tokens, K experts of a token, X experts of the model, N experts here,
 E hidden size, I inner size.

@@ -1,6 +1,7 @@
 """The kernels that layers call: native ones on CPUs that have them, Triton's on GPUs, else plain torch.
 
-Arguments are not checked. Knows nothing about layers; tensors of other devices and types go to plain torch.
+Arguments are not checked. Knows nothing about layers; tensors of other devices and types go to plain torch, and so
+does what is traced for a compiler, which fuses by itself.
 """
 
 import functools
@@ -20,6 +21,8 @@ _DEVICE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def _for(x: Tensor) -> ModuleType:
+    if torch.compiler.is_compiling():
+        return reference
     if x.is_cuda:
         return device_kernels() if x.dtype in _DEVICE_DTYPES else reference
     use_native = x.is_cpu and x.dtype in native.DTYPES and native.library() is not None

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class Routing:
     """From [T, X] router logits to the top_k experts of each token and their weights.
 
-    Scores are the softmax or the sigmoid of the logits. With groups (DeepSeek-V2 and V3, 2024), only experts of the best
-    `top_groups` of `num_groups` equal groups of neighbours are chosen from. A group is as good as its best expert or,
-    where `group_by_two`, as its best two together.
+    Scores are the softmax or the sigmoid of the logits. With groups (DeepSeek-V2 and V3, 2024), only experts of the
+    best `top_groups` of `num_groups` equal groups of neighbours are chosen from. A group is as good as its best expert
+    or, where `group_by_two`, as its best two together.
     """
 
     top_k: int

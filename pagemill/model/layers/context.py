@@ -10,7 +10,8 @@ from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_grou
 from pagemill.model.layers.moe.exchange import Exchange
 from pagemill.model.quantization.interface import QuantMethod
 
-AttentionChooser = Callable[[AttentionLayerSpec], type[AttentionBackend]]
+AttentionChooser = Callable[[AttentionLayerSpec, str], type[AttentionBackend]]
+"""(what the layer computes, its name) -> the backend."""
 
 
 @dataclass(frozen=True)

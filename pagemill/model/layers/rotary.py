@@ -52,9 +52,22 @@ def make_rotary(settings: Mapping[str, Any], head_size: int, max_position: int, 
     if kind == "llama3":
         return Rotary(_llama3(inv_freq, settings), max_position, dtype)
     if kind == "yarn":
-        factor = settings.get("attention_factor") or 0.1 * math.log(settings["factor"]) + 1.0
+        factor = settings.get("attention_factor") or _yarn_factor(settings)
         return Rotary(_yarn(inv_freq, settings, head_size), max_position, dtype, factor)
     raise ModelError(f"rope type {kind!r} is not supported; known: default, linear, llama3, yarn")
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """What YaRN multiplies queries and keys by when positions are stretched by `factor`."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _yarn_factor(settings: Mapping[str, Any]) -> float:
+    """On cos and sin. With mscale and mscale_all_dim, the part that is not on the whole of the query (DeepSeek)."""
+    factor, part, whole = settings["factor"], settings.get("mscale"), settings.get("mscale_all_dim")
+    if part and whole:
+        return yarn_magnitude(factor, part) / yarn_magnitude(factor, whole)
+    return yarn_magnitude(factor)
 
 
 def _llama3(inv_freq: Tensor, settings: Mapping[str, Any]) -> Tensor:

@@ -22,9 +22,7 @@ def expert_shapes(facts: ModelFacts, index: int) -> Shapes:
     return []
 
 
-def _experts(
-    module: str, names: tuple[str, str, str], num_experts: int, inner: int, config: dict[str, Any]
-) -> Shapes:
+def _experts(module: str, names: tuple[str, str, str], num_experts: int, inner: int, config: dict[str, Any]) -> Shapes:
     size = config["hidden_size"]
     found: Shapes = [(f"{module}.gate.weight", (num_experts, size))]
     for expert in range(num_experts):

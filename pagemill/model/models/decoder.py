@@ -67,7 +67,8 @@ class DecoderAttention(nn.Module):
         spec = AttentionLayerSpec(
             self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads, dim, traits.scale, traits.window, traits.soft_cap
         )
-        self.attn = Attention(spec, name=ctx.child("attn").name, backend=ctx.attention(spec))
+        name = ctx.child("attn").name
+        self.attn = Attention(spec, name=name, backend=ctx.attention(spec, name))
 
     def forward(self, hidden: Tensor, rope: Rope) -> Tensor:
         """[T, E] -> [T, E]."""

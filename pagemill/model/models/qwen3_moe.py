@@ -19,7 +19,9 @@ class Qwen3MoeForCausalLM(CausalLM):
         config = self.config
         bias, window = bool(config.get("attention_bias")), layer_window(config, index)
         traits = AttentionTraits.of(config, qk_norm=True, qkv_bias=bias, out_bias=bias, window=window)
-        return DecoderLayer(config, traits, ctx=ctx, mlp=self._experts(ctx.child("mlp")) if self._mixes(index) else None)
+        return DecoderLayer(
+            config, traits, ctx=ctx, mlp=self._experts(ctx.child("mlp")) if self._mixes(index) else None
+        )
 
     def _mixes(self, index: int) -> bool:
         """Whether a layer has experts."""

@@ -1,4 +1,4 @@
-"""`SeparateExperts`: experts as so many pairs of linear weights, and `StackedExperts`: as two tensors for fused kernels.
+"""`SeparateExperts`: experts as pairs of linear weights, and `StackedExperts`: as two tensors for fused kernels.
 
 Knows neither routers nor ranks.
 """

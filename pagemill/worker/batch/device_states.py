@@ -26,6 +26,9 @@ class DeviceStates:
         """[1] row of `results` that the next step writes."""
         self.sampling: Tensor = torch.zeros((num_slots + 1, NUM_COLUMNS), dtype=torch.int32, device=device)
         """[S + 1, columns] bits of: temperature, top_p, min_p (float32), top_k, greedy, seed (low, high)."""
+        columns = SamplingColumns(self.sampling)
+        for column in (columns.temperature, columns.top_p, columns.greedy):
+            column.fill_(1)
 
     @staticmethod
     def sampling_rows(states: RequestStates, slots: Int32Array) -> Int32Array:

@@ -15,17 +15,16 @@ from torch import Tensor
 
 from pagemill.config.graph_mode import GraphMode
 from pagemill.messages.step import Int32Array, NewRequest
-from pagemill.model.attention.interface import CommonAttentionMetadata
 from pagemill.model.forward_context import BatchDescriptor, ForwardContext, forward_context
 from pagemill.model.kernels import batching
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Mark, Transfers
 from pagemill.worker.batch.buffers import UploadRing
-from pagemill.worker.batch.device_states import RESULT_TURNS, DeviceStates, SamplingColumns, known_tokens
+from pagemill.worker.batch.device_states import RESULT_TURNS, DeviceStates, known_tokens
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.forward.decode_rows import DecodeRows
-from pagemill.worker.forward.device_batch import DeviceBatch
+from pagemill.worker.forward.device_batch import DeviceBatch, MixedRequests
 from pagemill.worker.forward.interface import Forward, TokensSoon
 from pagemill.worker.forward.step_graphs import Ending, StepGraphs
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
@@ -58,18 +57,13 @@ class DeviceForward(Forward):
         self._slots = DeviceStates(num_slots, batch.max_requests, device)
         self._rows = DecodeRows(states, self._slots.pad_slot)
         self.num_graphs = graphs.num_graphs
-        self._uploads = UploadRing(transfers, device, 4 * (batch.max_tokens + 4 * batch.max_requests))
+        self.uploads = UploadRing(transfers, device, 4 * (batch.max_tokens + 4 * batch.max_requests))
         self._downloads = Downloads(transfers, self._slots.results)
         self._added: list[int] = []
         self._planned: dict[str, object] = {}
         """Metadata of the step, where the network finds it."""
         self._network = graphs.graphs.wrap_model(model)
         self._decode = {ending: graphs.wrap(partial(self._decode_step, ending=ending)) for ending in Ending}
-
-    @property
-    def uploads(self) -> UploadRing:
-        """What the host sends."""
-        return self._uploads
 
     def add(self, new: NewRequest) -> None:
         self._sampler.add(new)
@@ -103,7 +97,7 @@ class DeviceForward(Forward):
             self._batch.next_positions[:num_rows].copy_(positions)
             if len(known):
                 self._slots.last_tokens.index_copy_(0, known_slots.long(), known.long())
-            self._uploads.sent_is_used()
+            self.uploads.sent_is_used()
         logits = self._queue_decode(ending, mode, key)
         if ending is Ending.LOGITS:
             count = len(batch.slots)
@@ -127,17 +121,8 @@ class DeviceForward(Forward):
             here.token_ids[:num_rows],
             positions,
             here.seq_lens[:num_rows],
+            [here.table_rows(group, num_rows) for group in self._groups.indices],
         )
-        for group in self._groups.indices:
-            table = here.tables[group]
-            batching.gather_tables(
-                slots,
-                positions,
-                table.device_blocks,
-                table.block_size,
-                here.block_rows[group][:num_rows],
-                here.slot_mapping[group][:num_rows],
-            )
         self._planned.update(self._groups.plan_with(lambda group: here.decode_common(group, num_rows)))
         hidden = self._network(here.token_ids[:num_rows], positions)
         if ending is Ending.LOGITS:
@@ -152,21 +137,26 @@ class DeviceForward(Forward):
     def capture_at_start(self) -> None:
         self._graphs.graphs.capture_at_start(self._run_shape)
 
+    @torch.inference_mode()
+    def capture_one(self) -> bool:
+        return self._graphs.graphs.capture_one(self._run_shape)
+
     def _run_shape(self, mode: GraphMode, key: BatchDescriptor) -> None:
         """A step of padding alone."""
         here, count = self._batch, key.num_tokens
         self._rows.forget()
-        if key.uniform:
+        if mode is GraphMode.FULL or key.uniform:
             here.slots[:count].fill_(self._slots.pad_slot)
             here.next_positions[:count].zero_()
             self._queue_decode(Ending.GREEDY, self._graphs.admit(Ending.GREEDY, mode, key), key)
             self._downloads.queued()
             return
         self._pad(0, count)
-        here.query_start[:2].copy_(here.decode_query_start[:2] * count)
-        here.seq_lens[:1].fill_(count)
+        start = here.decode_query_start[:2] * count
+        pad_slot = here.decode_query_start[:1] + self._slots.pad_slot
+        told = MixedRequests(pad_slot, start, start[1:], count, count, count)
         self._planned.clear()
-        self._planned.update(self._groups.plan_with(partial(here.padding_common, count)))
+        self._planned.update(self._groups.plan_with(partial(here.mixed_common, told, count)))
         with forward_context(ForwardContext(self._planned, mode, key)):
             self._network(here.token_ids[:count], here.positions[:count])
 
@@ -191,16 +181,18 @@ class DeviceForward(Forward):
                 batch.sampled_positions.astype(np.int32),
             ]
         )
-        token_slots, known_here, given, positions, slots, query_start, seq_lens, wanted, sampled, at = sent
-        num_requests = len(slots)
-        batching.splice_tokens(token_slots, known_here, given, self._slots.last_tokens, here.token_ids[:count])
-        here.positions[:count].copy_(positions)
-        here.query_start[: num_requests + 1].copy_(query_start)
-        here.seq_lens[:num_requests].copy_(seq_lens)
+        slots, query_start, seq_lens, wanted, sampled, at = sent[4:]
+        batching.place_tokens(
+            batching.SlotTokens(*sent[:4]),
+            self._slots.last_tokens,
+            here.token_ids[:count],
+            here.positions[:count],
+            [here.mapping(group, count) for group in self._groups.indices],
+        )
         self._pad(count, key.num_tokens)
         self._planned.clear()
-        common = partial(self._mixed_common, batch, key.num_tokens, token_slots, slots)
-        self._planned.update(self._groups.plan_with(common))
+        told = MixedRequests(slots, query_start, seq_lens, batch.max_query_len, batch.max_seq_len, key.num_tokens)
+        self._planned.update(self._groups.plan_with(partial(here.mixed_common, told, count)))
         with forward_context(ForwardContext(self._planned, mode, key)):
             hidden = self._network(here.token_ids[: key.num_tokens], here.positions[: key.num_tokens])
         if len(wanted):
@@ -211,28 +203,7 @@ class DeviceForward(Forward):
                 tokens = self._sample(rows, ending, sampled, at.long())
                 self._keep(sampled, tokens)
             self._downloads.queued()
-        self._uploads.sent_is_used()
-
-    def _mixed_common(
-        self, batch: InputBatch, padded: int, token_slots: Tensor, slots: Tensor, group: int
-    ) -> CommonAttentionMetadata:
-        here, count, num_requests = self._batch, batch.num_tokens, len(batch.slots)
-        table = here.tables[group]
-        blocks, size = table.device_blocks, table.block_size
-        mapping = here.slot_mapping[group]
-        batching.place_tokens(token_slots, here.positions[:count], blocks, size, mapping[:count])
-        width = -(-batch.max_seq_len // size)
-        return CommonAttentionMetadata(
-            query_start=here.query_start[: num_requests + 1],
-            seq_lens=here.seq_lens[:num_requests],
-            block_table=blocks[:, :width].index_select(0, slots),
-            slot_mapping=mapping[:padded],
-            num_requests=num_requests,
-            num_tokens=count,
-            max_query_len=batch.max_query_len,
-            max_seq_len=batch.max_seq_len,
-            block_size=size,
-        )
+        self.uploads.sent_is_used()
 
     def _pad(self, count: int, padded: int) -> None:
         """Tokens that only fill up a graph: they are computed, and nothing is kept of them."""
@@ -259,21 +230,20 @@ class DeviceForward(Forward):
         self._added = []
         packed = [array for _, changes in tables for array in changes]
         sampling = self._slots.sampling_rows(self._states, added)
-        sent = self._uploads.send([*packed, added, sampling, *arrays])
+        sent = self.uploads.send([*packed, added, sampling, *arrays])
         for index, (table, _) in enumerate(tables):
             batching.write_places(table.device_blocks, sent[2 * index], sent[2 * index + 1])
         here, rows, *rest = sent[2 * len(tables) :]
         if len(added):
             self._slots.sampling.index_copy_(0, here.long(), rows)
         if not rest:
-            self._uploads.sent_is_used()
+            self.uploads.sent_is_used()
         return rest
 
     def _sample(self, hidden: Tensor, ending: Ending, slots: Tensor, positions: Tensor) -> Tensor:
         if ending is Ending.GREEDY:
             return sample_greedy(self._model.compute_logits(hidden))
-        columns = SamplingColumns(self._slots.sampling.index_select(0, slots))
-        return sample_random(self._model.compute_logits(hidden), columns, positions)
+        return sample_random(self._model.compute_logits(hidden), self._slots.sampling, slots, positions)
 
     def _end(self, logits: Tensor, batch: InputBatch, slots: Tensor, positions: Tensor) -> None:
         """Sample from logits that processors change first."""
@@ -281,8 +251,7 @@ class DeviceForward(Forward):
         if self._states.greedy[batch.sampled_slots].all():
             self._keep(slots, sample_greedy(logits))
         else:
-            columns = SamplingColumns(self._slots.sampling.index_select(0, slots))
-            self._keep(slots, sample_random(logits, columns, positions))
+            self._keep(slots, sample_random(logits, self._slots.sampling, slots, positions))
 
     def _keep(self, slots: Tensor, sampled: Tensor) -> None:
         states = self._slots

@@ -3,11 +3,30 @@
 Knows their sizes, not when they are written.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from pagemill.model.attention.interface import CommonAttentionMetadata
+from pagemill.model.kernels.batching import TableRows
 from pagemill.worker.batch.device_tables import DeviceBlockTable
+
+
+@dataclass(frozen=True, slots=True)
+class MixedRequests:
+    """The requests of any batch. Tensors are int32 on the device."""
+
+    slots: Tensor
+    """[R]."""
+    query_start: Tensor
+    """[R + 1]."""
+    seq_lens: Tensor
+    """[R]."""
+    max_query_len: int
+    max_seq_len: int
+    padded_tokens: int
+    """Tokens, with those that only fill up a graph."""
 
 
 class DeviceBatch:
@@ -28,25 +47,34 @@ class DeviceBatch:
         self.next_positions = zeros(max_requests, dtype=torch.int64)
         """[R] where each row of a decode batch goes on; moved by the device."""
         self.seq_lens = zeros(max_requests, dtype=torch.int32)
-        self.query_start = zeros(max_requests + 1, dtype=torch.int32)
         self.decode_query_start = torch.arange(max_requests + 1, dtype=torch.int32, device=device)
         self.slot_mapping = [zeros(max_tokens, dtype=torch.int64) for _ in tables]
         self.block_rows = [zeros(max_requests, table.blocks.shape[1], dtype=torch.int32) for table in tables]
 
-    def padding_common(self, num_tokens: int, group: int) -> CommonAttentionMetadata:
-        """One request of padding; `query_start` and `seq_lens` are written already."""
+    def table_rows(self, group: int, num_rows: int) -> TableRows:
+        """What a decode batch has of a group's table."""
         table = self.tables[group]
-        width = -(-num_tokens // table.block_size)
-        blocks = torch.zeros(1, width, dtype=torch.int32, device=self.seq_lens.device)
+        rows, mapping = self.block_rows[group][:num_rows], self.slot_mapping[group][:num_rows]
+        return TableRows(table.device_blocks, table.block_size, rows, mapping)
+
+    def mapping(self, group: int, num_tokens: int) -> tuple[Tensor, int, Tensor]:
+        """Table, block size and slot mapping of a group."""
+        table = self.tables[group]
+        return table.device_blocks, table.block_size, self.slot_mapping[group][:num_tokens]
+
+    def mixed_common(self, told: "MixedRequests", num_tokens: int, group: int) -> CommonAttentionMetadata:
+        """Any batch; its slot mapping is written already, that of its padding too."""
+        table = self.tables[group]
+        width = -(-told.max_seq_len // table.block_size)
         return CommonAttentionMetadata(
-            query_start=self.query_start[:2],
-            seq_lens=self.seq_lens[:1],
-            block_table=blocks,
-            slot_mapping=self.slot_mapping[group][:num_tokens],
-            num_requests=1,
+            query_start=told.query_start,
+            seq_lens=told.seq_lens,
+            block_table=table.device_blocks[:, :width].index_select(0, told.slots),
+            slot_mapping=self.slot_mapping[group][: told.padded_tokens],
+            num_requests=len(told.slots),
             num_tokens=num_tokens,
-            max_query_len=num_tokens,
-            max_seq_len=num_tokens,
+            max_query_len=told.max_query_len,
+            max_seq_len=told.max_seq_len,
             block_size=table.block_size,
         )
 

@@ -1,6 +1,8 @@
 """`HostForward`: each step is gathered, computed and sampled when the call returns; one pipeline stage of several, or
 all of the model. Knows no graphs and no queue; on a device it waits for every step."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,12 +17,20 @@ from pagemill.worker.sampling.sampler import Sampler
 
 
 class HostForward(Forward):
-    """Arrays of the batch become tensors as they are; `device`: where the model is."""
+    """Arrays of the batch become tensors as they are; `device`: where the model is; `network`: its forward pass,
+    compiled or not."""
 
     def __init__(
-        self, model: CausalLM, groups: AttentionGroups, sampler: Sampler, stage: Stage, device: torch.device
+        self,
+        model: CausalLM,
+        network: Callable[[Tensor, Tensor], Tensor],
+        groups: AttentionGroups,
+        sampler: Sampler,
+        stage: Stage,
+        device: torch.device,
     ) -> None:
         self._model = model
+        self._network = network
         self._groups = groups
         self._sampler = sampler
         self._stage = stage
@@ -36,7 +46,7 @@ class HostForward(Forward):
     def run(self, batch: InputBatch) -> None:
         positions = torch.from_numpy(batch.positions).to(self._device)
         with torch.inference_mode(), forward_context(ForwardContext(self._groups.plan(batch))):
-            hidden = self._model(self._stage.receive(batch).to(self._device), positions)
+            hidden = self._network(self._stage.receive(batch).to(self._device), positions)
             self._rows = self._stage.pass_on(batch, hidden)
 
     def sample(self, batch: InputBatch) -> TokensSoon:

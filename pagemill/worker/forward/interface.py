@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch
 
 Vectors = npt.NDArray[np.float32]
@@ -55,9 +56,15 @@ class Forward(ABC):
 
     num_graphs: int = 0
     """Graphs that there may be in the end."""
+    uploads: UploadRing | None = None
+    """What is sent to a device ahead of its work."""
 
     def capture_at_start(self) -> None:  # noqa: B027 - without graphs there is nothing to do
         """Capture what must be there before the first request. No request has a slot."""
+
+    def capture_one(self) -> bool:
+        """Capture one more graph, while no request has a slot; False when all are."""
+        return False
 
     @abstractmethod
     def run(self, batch: InputBatch) -> None:

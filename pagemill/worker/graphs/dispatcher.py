@@ -57,7 +57,7 @@ class Dispatcher:
             return GraphMode.PIECEWISE, key
         return GraphMode.NONE, BatchDescriptor(num_tokens, num_requests, uniform, has_lora)
 
-    def keys(self) -> list[tuple[GraphMode, BatchDescriptor]]:
+    def graph_keys(self) -> list[tuple[GraphMode, BatchDescriptor]]:
         """Every graph there can be, the largest first, decode graphs before others of their size."""
         found: dict[tuple[GraphMode, BatchDescriptor], None] = {}
         for mode, tables in (

@@ -26,12 +26,21 @@ RunShape = Callable[[GraphMode, BatchDescriptor], None]
 """Runs a step of no request, on the null block, in this mode and of this shape, as `choose` might have said."""
 
 
+WrapPiece = Callable[[Callable[..., Any]], Callable[..., Any]]
+CompileModel = Callable[[Callable[..., Any], WrapPiece, GapBuffers], Callable[..., Any]]
+"""(model, what to make of each piece, where results between pieces lie) -> the compiled model."""
+
+REPORT_SECONDS = 10.0
+
+
 class Graphs(ABC):
     """What a model runner asks about graphs. `choose` first, then a forward context with what it said, then the
     wrapped callables."""
 
     num_keys: int = 0
     """Shapes that may be captured."""
+    max_num_tokens: int = 0
+    """The largest of them."""
 
     @abstractmethod
     def choose(
@@ -57,7 +66,10 @@ class Graphs(ABC):
 
 
 class NoGraphs(Graphs):
-    """Where nothing is captured: every step runs as it is."""
+    """Where nothing is captured: every step runs as it is, its model compiled or not."""
+
+    def __init__(self, compile_model: CompileModel | None = None) -> None:
+        self._compile_model = compile_model
 
     def choose(
         self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False
@@ -68,7 +80,9 @@ class NoGraphs(Graphs):
         return step
 
     def wrap_model(self, model: Callable[..., Any]) -> Callable[..., Any]:
-        return model
+        if self._compile_model is None:
+            return model
+        return self._compile_model(model, lambda piece: piece, GapBuffers(0))
 
     def capture_at_start(self, run: RunShape) -> None:
         pass
@@ -89,15 +103,22 @@ class GraphRunner(Graphs):
         num_warm_ups: int = 1,
         lazy: bool = True,
         check_addresses: bool = False,
+        compile_model: CompileModel | None = None,
+        reports: bool = False,
     ) -> None:
+        """`compile_model`: cuts the model into pieces; without, it is cut while a piecewise graph is captured.
+        `reports`: log the figures now and then."""
         self.dispatcher = dispatcher
         self.stats = GraphStats()
-        keys = dispatcher.keys()
+        keys = dispatcher.graph_keys()
         self.num_keys = len(keys)
         self.schedule = CaptureSchedule(keys, num_warm_ups=num_warm_ups, lazy=lazy)
         self._maker = make_graph
         self._check = check_addresses
-        self.gaps = GapBuffers(max((key.num_tokens for _, key in keys), default=0))
+        self._compile_model = compile_model
+        self._next_report = time.monotonic() + REPORT_SECONDS if reports else float("inf")
+        self.max_num_tokens = max((key.num_tokens for _, key in keys), default=0)
+        self.gaps = GapBuffers(self.max_num_tokens)
 
     def choose(
         self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False
@@ -106,6 +127,9 @@ class GraphRunner(Graphs):
         mode = self.schedule.admit(wanted, key)
         self.stats.record(mode, num_tokens, key.num_tokens)
         self.stats.num_warm_ups += mode is not wanted
+        if time.monotonic() > self._next_report:
+            self._next_report = time.monotonic() + REPORT_SECONDS
+            logger.info("%s", self.stats.line())
         return mode, key
 
     def wrap_step(self, step: Callable[..., Any]) -> GraphWrapper:
@@ -118,7 +142,9 @@ class GraphRunner(Graphs):
             on_capture=self._count,
         )
 
-    def wrap_model(self, model: Callable[..., Any]) -> PieceWrapper:
+    def wrap_model(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        if self._compile_model is not None:
+            return self._compile_model(model, self.wrap_piece, self.gaps)
         return PieceWrapper(
             model,
             self._maker,

@@ -1,13 +1,13 @@
 """Sampling on the device by tensors alone: the same order, thresholds and noise as `Sampler`, and nothing that waits.
 
-Every row is computed in full, whatever it asks for, so that one captured graph serves all batches of a size. Knows no
-requests and no slots: rows of parameters come with the logits.
+One captured graph serves all batches of a size, whatever its rows ask for. A kernel where there is one, else plain
+torch. Knows no requests.
 """
 
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.ops import argmax
+from pagemill.model.kernels.ops import argmax, sample_rows, samples_rows
 from pagemill.worker.batch.device_states import SamplingColumns
 
 _LOW = 0xFFFF_FFFF
@@ -21,9 +21,12 @@ def sample_greedy(logits: Tensor) -> Tensor:
     return argmax(logits)
 
 
-def sample_random(logits: Tensor, columns: SamplingColumns, positions: Tensor) -> Tensor:
-    """[L, V] float32 (changed), parameters of each row, and [L] int64 positions of the tokens to be sampled -> [L]
-    int64. Rows that are greedy get their most likely token."""
+def sample_random(logits: Tensor, settings: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+    """[L, V] float32 (may be changed), `DeviceStates.sampling`, [L] int32 slots and [L] int64 positions of the tokens
+    to be sampled -> [L] int64. Rows that are greedy get their most likely token."""
+    if samples_rows(logits):
+        return sample_rows(logits, settings, positions, slots)
+    columns = SamplingColumns(settings.index_select(0, slots))
     likeliest = argmax(logits)
     logits.div_(columns.temperature.unsqueeze(1))
     limit = logits.amax(-1, keepdim=True) + columns.min_p.log().unsqueeze(1)

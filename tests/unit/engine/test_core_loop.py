@@ -176,3 +176,49 @@ def test_one_front_end_gets_the_outputs_as_they_are():
     loop._deliver(outputs)
     assert posted == [(0, StepOutputs(outputs))]
     assert posted[0][1].outputs is outputs
+
+
+def test_idle_time_is_for_what_can_be_prepared():
+    core, _ = make_core()
+    left, prepared = 3, []
+
+    def prepare():
+        prepared.append(threading.current_thread().name)
+        return len(prepared) < left
+
+    loop = CoreLoop(core, Post(), prepare=prepare)
+    thread = threading.Thread(target=loop.run, name="loop")
+    thread.start()
+    wait_until(lambda: len(prepared) == left)
+    time.sleep(0.15)
+    loop.stop()
+    thread.join(10)
+    assert prepared == ["loop"] * left
+
+
+def test_nothing_is_prepared_while_there_is_something_to_do():
+    core, _ = make_core()
+    seen = []
+    post = Post()
+    loop = CoreLoop(core, post, prepare=lambda: seen.append(core.has_work()) or True)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    for index in range(3):
+        loop.inbox.put((0, AddRequests([core_request(f"r{index}", [1, 2, 3], max_tokens=20)])))
+        time.sleep(0.1)
+    loop.stop()
+    thread.join(10)
+    assert seen and not any(seen)
+    assert len(post.finish) == 3
+
+
+def test_a_core_that_cannot_prepare_is_dead():
+    core, worker = make_core()
+
+    def broken():
+        raise RuntimeError("no such graph")
+
+    worker.prepare_more = broken
+    loop = CoreLoop(core, Post(), prepare=core.prepare_more)
+    with pytest.raises(EngineDeadError):
+        loop.run()

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
+from pagemill.model.attention.capability import ANYWHERE, Capability, Surroundings
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
     AttentionLayerSpec,
-    Capability,
     CommonAttentionMetadata,
     MetadataBuilder,
 )
@@ -87,8 +87,8 @@ class CpuBackend(AttentionBackend):
     impl = CpuImpl
 
     @classmethod
-    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
-        reasons = super().missing(spec, device, dtype)
+    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
+        reasons = super().missing(spec, device, dtype, where)
         return reasons if native.library() is not None else [*reasons, "native kernels not available"]
 
     @staticmethod

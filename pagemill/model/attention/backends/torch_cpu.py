@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
+from pagemill.model.attention.capability import Capability
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
-    Capability,
     CommonAttentionMetadata,
     MetadataBuilder,
 )

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from pagemill.model.attention.backends.torch_cpu import Rows, TorchCpuBackend, TorchCpuBuilder, TorchCpuImpl
 from pagemill.model.attention.backends.torch_cpu import TorchCpuMetadata as RowsMetadata
+from pagemill.model.attention.capability import Capability
 from pagemill.model.attention.graph_support import AttentionCGSupport
-from pagemill.model.attention.interface import Capability, CommonAttentionMetadata
+from pagemill.model.attention.interface import CommonAttentionMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,10 @@ class TorchPagedBuilder(TorchCpuBuilder):
     """Decode batches are handed on; others are planned on the host."""
 
     graph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    hands_on_decodes = True
 
     def build(self, common: CommonAttentionMetadata) -> Any:
-        if common.max_query_len == 1 and common.num_tokens == common.num_requests:
+        if self.hands_on_decodes and common.max_query_len == 1 and common.num_tokens == common.num_requests:
             return DecodeMetadata(common.slot_mapping, common.block_table, common.seq_lens)
         here = replace(
             common,

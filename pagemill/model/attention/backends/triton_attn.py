@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
+from pagemill.model.attention.capability import ANYWHERE, ONE_BYTE_KV, SAME_KV, Capability, MultipleOf, Surroundings
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
     AttentionLayerSpec,
-    Capability,
     CommonAttentionMetadata,
     MetadataBuilder,
 )
@@ -61,12 +61,18 @@ class TritonBuilder(MetadataBuilder):
     decode_tokens = 1
     """Requests of at most so many tokens have their keys split."""
 
-    def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: AttentionLayerSpec,
+        device: torch.device,
+        decode: Tiles | None = None,
+        prefill: Tiles | None = None,
+    ) -> None:
         super().__init__(spec, device)
         self._buffers: dict[tuple[int, int], Items] = {}
         group = spec.num_heads // spec.num_kv_heads
-        self._decode = tiles_for("decode", group, spec.head_size, self.decode_tokens)
-        self._prefill = tiles_for("prefill", group, spec.head_size)
+        self._decode = decode or tiles_for("decode", group, spec.head_size, self.decode_tokens)
+        self._prefill = prefill or tiles_for("prefill", group, spec.head_size)
         self._group = group
         self._resident = _num_processors(device) * self._decode.programs_per_sm
 
@@ -213,6 +219,8 @@ class TritonBackend(AttentionBackend):
     capability = Capability(
         devices=frozenset({"cuda"}),
         dtypes=frozenset({"float16", "bfloat16", "float32"}),
+        kv_dtypes=SAME_KV | ONE_BYTE_KV,
+        block_sizes=MultipleOf(16),
         sliding_window=True,
         chunked_local=True,
         soft_cap=True,
@@ -224,8 +232,8 @@ class TritonBackend(AttentionBackend):
     block_dim = 0
 
     @classmethod
-    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str) -> list[str]:
-        reasons = super().missing(spec, device, dtype)
+    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
+        reasons = super().missing(spec, device, dtype, where)
         return reasons if find_spec("triton") else [*reasons, "the package triton is not installed"]
 
     @staticmethod

@@ -31,7 +31,7 @@ class Tiles:
 
 DECODE: dict[int, Tiles] = {
     64: Tiles(16, 128, 4, 5),
-    128: Tiles(16, 64, 4, 5),
+    128: Tiles(16, 64, 4, 5, programs_per_sm=3),
     256: Tiles(16, 32, 4, 5),
     512: Tiles(16, 32, 4, 3),
 }

@@ -1,114 +1,150 @@
-"""What the device does around a decode step, a kernel for each part: gather rows from the slots, keep what was sampled.
+"""What `batching_reference` computes, in a launch each: a step must not wait for many small kernels. Knows no request.
 
-Knows no model and no request. Letters: S slots (the last one stands for padding), R rows, C blocks of a row.
+A decode batch is one program per row; further KV groups take a launch each.
 """
+
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagemill.model.kernels.batching_reference import SlotTokens, TableRows
 from pagemill.model.kernels.triton import launch
 
-_BLOCK = 256
+_COLUMNS = 128
+_TOKENS = 256
 
 
 @triton.jit
-def _begin_decode(
-    slots, next_positions, last_tokens, token_ids, positions, seq_lens, R, pad_slot,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = rows < R
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    slot = tl.load(slots + rows, mask, 0)
-    position = tl.load(next_positions + rows, mask, 0)
-    tl.store(token_ids + rows, tl.load(last_tokens + slot, mask, 0), mask)
-    tl.store(positions + rows, position, mask)
-    tl.store(seq_lens + rows, (position + 1).to(tl.int32), mask)
-    tl.store(next_positions + rows, position + (slot != pad_slot).to(tl.int64), mask)
-
-
-def begin_decode(
-    slots: Tensor, next_positions: Tensor, last_tokens: Tensor, token_ids: Tensor, positions: Tensor, seq_lens: Tensor
-) -> None:
-    """One token for each row: its slot's last, at its next position, which moves on. Rows of padding stay where they
-    are.
-
-    slots [R] int32; next_positions [R] int64, changed; last_tokens [S] int64. Written: token_ids [R] int64, positions
-    [R] int64, seq_lens [R] int32. All contiguous.
-    """
-    num_rows = len(slots)
-    _begin_decode[(triton.cdiv(num_rows, _BLOCK),)](
-        slots, next_positions, last_tokens, token_ids, positions, seq_lens, num_rows, len(last_tokens) - 1,
-        BLOCK=_BLOCK, PDL=launch.dependent(), **launch.options(),
-    )  # fmt: skip
-
-
-@triton.jit
-def _gather_tables(
-    slots, positions, table, rows, slot_mapping, table_stride, rows_stride, C, pad_slot,
-    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+def _decode_row(
+    slots, next_positions, last_tokens, token_ids, positions, seq_lens, table, rows, slot_mapping, pad_slot,
+    num_columns, row_stride, PAGE: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     slot = tl.load(slots + row)
-    source = table + slot.to(tl.int64) * table_stride
-    tl.store(rows + row.to(tl.int64) * rows_stride + cols, tl.load(source + cols, cols < C, 0), cols < C)
-    if tl.program_id(1) == 0:
+    if FIRST:
+        position = tl.load(next_positions + row)
+        tl.store(token_ids + row, tl.load(last_tokens + slot))
+        tl.store(positions + row, position)
+        tl.store(seq_lens + row, (position + 1).to(tl.int32))
+        tl.store(next_positions + row, position + (slot != pad_slot).to(tl.int64))
+    else:
         position = tl.load(positions + row)
-        place = tl.load(source + position // BLOCK_SIZE).to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
-        tl.store(slot_mapping + row, tl.where(slot == pad_slot, -1, place))
-
-
-def gather_tables(
-    slots: Tensor, positions: Tensor, table: Tensor, block_size: int, rows: Tensor, slot_mapping: Tensor
-) -> None:
-    """The block table of a decode batch, and where each row's key and value go.
-
-    slots [R] int32; positions [R] int64; table [S, C] int32. Written: rows [R, C] int32, slot_mapping [R] int64 (block
-    id * block_size + offset; -1 for padding).
-    """
-    num_rows, width = rows.shape
-    _gather_tables[(num_rows, triton.cdiv(width, 1024))](
-        slots, positions, table, rows, slot_mapping, table.stride(0), rows.stride(0), width, len(table) - 1,
-        BLOCK_SIZE=block_size, BLOCK=1024, PDL=launch.dependent(), **launch.options(),
-    )  # fmt: skip
+    last = position // PAGE
+    start_of_row = table + slot.to(tl.int64) * num_columns
+    block = tl.load(start_of_row + last).to(tl.int64)
+    place = tl.where(slot == pad_slot, -1, block * PAGE + position % PAGE)
+    tl.store(slot_mapping + row, place)
+    columns = tl.arange(0, BLOCK)
+    for start in range(0, (last + 1).to(tl.int32), BLOCK):
+        here = start + columns
+        found = tl.load(start_of_row + here, here <= last, 0)
+        tl.store(rows + row.to(tl.int64) * row_stride + here, found, here <= last)
 
 
 @triton.jit
-def _end_step(
-    slots, sampled, last_tokens, results, turn, R, row_size, num_turns, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+def _place(
+    slots, known, given, given_positions, last_tokens, token_ids, positions, table, slot_mapping, num_tokens,
+    num_columns, PAGE: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < num_tokens
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
+    slot = tl.load(slots + token, inside, 0).to(tl.int64)
+    position = tl.load(given_positions + token, inside, 0).to(tl.int64)
+    if FIRST:
+        is_known = tl.load(known + token, inside, 1) != 0
+        sampled = tl.load(last_tokens + slot, inside & (is_known == 0), 0)
+        told = tl.load(given + token, inside, 0).to(tl.int64)
+        tl.store(token_ids + token, tl.where(is_known, told, sampled), inside)
+        tl.store(positions + token, position, inside)
+    block = tl.load(table + slot * num_columns + position // PAGE, inside, 0).to(tl.int64)
+    tl.store(slot_mapping + token, block * PAGE + position % PAGE, inside)
+
+
+@triton.jit
+def _end(
+    slots, sampled, last_tokens, results, turn, num_rows, max_rows, num_turns, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    row = tl.arange(0, BLOCK)
+    inside = row < num_rows
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    slot = tl.load(slots + row, inside, 0)
+    token = tl.load(sampled + row, inside, 0)
     now = tl.load(turn)
-    for start in range(0, R, BLOCK):
-        rows = start + tl.arange(0, BLOCK)
-        mask = rows < R
-        token = tl.load(sampled + rows, mask, 0)
-        tl.store(last_tokens + tl.load(slots + rows, mask, 0), token.to(tl.int64), mask)
-        tl.store(results + now * row_size + rows, token.to(tl.int32), mask)
-    # The one program that there is: all its threads have read the turn before one moves it on.
-    tl.debug_barrier()
+    tl.store(last_tokens + slot, token.to(tl.int64), inside)
+    tl.store(results + now * max_rows + row, token.to(tl.int32), inside)
+    tl.debug_barrier()  # every thread has read the turn
     tl.store(turn, (now + 1) % num_turns)
 
 
-def end_step(slots: Tensor, sampled: Tensor, last_tokens: Tensor, results: Tensor, turn: Tensor) -> None:
-    """Keep sampled tokens for the next step, and in the next row of `results` for the host.
+@triton.jit
+def _write(table, places, values, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < count
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    place = tl.load(places + index, inside, 0).to(tl.int64)
+    tl.store(table + place, tl.load(values + index, inside, 0), inside)
 
-    slots [R] int32; sampled [R], any integers. Changed: last_tokens [S] int64, results [K, most rows] int32, turn [1]
-    int64: the row, which moves on. Of several rows of padding any one's token is kept.
-    """
-    _end_step[(1,)](
+
+def begin_decode(
+    slots: Tensor,
+    next_positions: Tensor,
+    last_tokens: Tensor,
+    token_ids: Tensor,
+    positions: Tensor,
+    seq_lens: Tensor,
+    groups: Sequence[TableRows],
+) -> None:
+    """See batching_reference."""
+    for index, group in enumerate(groups):
+        _decode_row[(len(slots),)](
+            slots, next_positions, last_tokens, token_ids, positions, seq_lens, group.table, group.rows,
+            group.slot_mapping, len(last_tokens) - 1, group.table.stride(0), group.rows.stride(0),
+            PAGE=group.block_size, FIRST=index == 0, BLOCK=_COLUMNS, PDL=launch.dependent(), **launch.options(1),
+        )  # fmt: skip
+
+
+def place_tokens(
+    tokens: SlotTokens,
+    last_tokens: Tensor,
+    token_ids: Tensor,
+    positions: Tensor,
+    groups: Sequence[tuple[Tensor, int, Tensor]],
+) -> None:
+    """See batching_reference."""
+    count = len(tokens.slots)
+    for index, (table, block_size, slot_mapping) in enumerate(groups):
+        _place[(triton.cdiv(count, _TOKENS),)](
+            tokens.slots, tokens.known, tokens.given, tokens.positions, last_tokens, token_ids, positions, table,
+            slot_mapping, count, table.stride(0), PAGE=block_size, FIRST=index == 0, BLOCK=_TOKENS,
+            PDL=launch.dependent(), **launch.options(),
+        )  # fmt: skip
+
+
+def end_step(slots: Tensor, sampled: Tensor, last_tokens: Tensor, results: Tensor, turn: Tensor) -> None:
+    """See batching_reference."""
+    _end[(1,)](
         slots, sampled, last_tokens, results, turn, len(slots), results.shape[1], len(results),
-        BLOCK=1024, PDL=launch.dependent(), **launch.options(8),
+        BLOCK=launch.power_of_two(len(slots)), PDL=launch.dependent(), **launch.options(),
+    )  # fmt: skip
+
+
+def write_places(table: Tensor, places: Tensor, values: Tensor) -> None:
+    """See batching_reference."""
+    _write[(triton.cdiv(len(places), _TOKENS),)](
+        table, places, values, len(places), BLOCK=_TOKENS, PDL=launch.dependent(), **launch.options(),
     )  # fmt: skip
 
 

@@ -32,25 +32,31 @@ class SkinnyChoice:
     num_warps: int
     num_stages: int
     split_k: int = 1
+    weight_first: bool = False
+    """Multiply the weight by the rows, not the rows by the weight: the tensor cores' tiles are taller than wide."""
 
 
 MAX_SKINNY_ROWS: Final = 64
 
+# With block_k = 256 * num_warps the row is loaded in the layout of the weight: no barrier in the loop.
 GEMV_CANDIDATES: Final = tuple(
-    GemvChoice(block_n, block_k, num_warps, num_stages)
-    for block_n, block_k, num_warps in (
-        (1, 2048, 4), (2, 1024, 4), (4, 512, 4), (4, 1024, 4), (4, 2048, 8), (8, 256, 4), (8, 512, 4), (8, 1024, 8),
-        (16, 256, 4), (16, 512, 8), (2, 512, 2), (4, 256, 2),
+    GemvChoice(*tiles)
+    for tiles in (
+        (2, 1024, 4, 1), (4, 1024, 4, 1), (8, 1024, 4, 1), (1, 2048, 4, 1), (2, 2048, 4, 1), (4, 2048, 4, 1),
+        (4, 512, 2, 1), (8, 512, 2, 1), (16, 512, 2, 1), (4, 256, 1, 1), (8, 256, 1, 1), (16, 256, 1, 1),
+        (2, 2048, 8, 1), (4, 2048, 8, 1), (4, 512, 4, 1), (8, 512, 4, 1), (16, 256, 4, 1),
+        (4, 1024, 4, 3), (8, 1024, 4, 3), (8, 512, 2, 4), (4, 512, 4, 3),
     )
-    for num_stages in (1, 3)
 )  # fmt: skip
 
 SKINNY_CANDIDATES: Final = tuple(
-    SkinnyChoice(block_n, block_k, num_warps, num_stages, split_k)
-    for block_n, block_k, num_warps, num_stages in (
-        (16, 256, 4, 4), (32, 128, 4, 5), (32, 256, 4, 4), (64, 128, 4, 5), (128, 64, 4, 6),
+    SkinnyChoice(*tiles)
+    for tiles in (
+        (16, 256, 4, 4, 1), (32, 128, 4, 5, 1), (32, 256, 4, 4, 1), (64, 128, 4, 5, 1), (128, 64, 4, 6, 1),
+        (32, 256, 4, 3, 4), (64, 128, 4, 5, 4), (128, 64, 4, 5, 4),
+        (64, 128, 4, 5, 1, True), (64, 128, 4, 5, 2, True), (64, 128, 4, 5, 4, True), (128, 64, 4, 6, 1, True),
+        (128, 128, 8, 4, 4, True),
     )
-    for split_k in (1, 4)
 )  # fmt: skip
 
 GEMV_MEASURED: Final[dict[Shape, GemvChoice]] = {}
@@ -68,10 +74,7 @@ def gemv_choice(shape: Shape, dtype: torch.dtype) -> GemvChoice:
     measured = GEMV_MEASURED.get(shape)
     if measured is not None and dtype.itemsize == 2:
         return measured
-    num_outputs, _, gated = shape
-    # Many small programs for few outputs, so that every multiprocessor reads; a gate doubles what each holds.
-    block_n = 4 if num_outputs <= 8192 or gated else 8
-    return GemvChoice(block_n, 512 if dtype.itemsize == 2 else 256, 4, 1)
+    return GemvChoice(4, 1024 if dtype.itemsize == 2 else 512, 4, 1)
 
 
 def skinny_choice(num_rows: int, shape: Shape, dtype: torch.dtype) -> SkinnyChoice | None:

@@ -1,7 +1,7 @@
 """What reference.py computes, for device tensors. Knows where each kernel is."""
 
 from pagemill.model.kernels.triton.argmax import argmax
-from pagemill.model.kernels.triton.batching import begin_decode, end_step, gather_pair, gather_tables
+from pagemill.model.kernels.triton.batching import gather_pair
 from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.linear import linear, norm_linear
 from pagemill.model.kernels.triton.norm import rms_norm
@@ -11,11 +11,8 @@ from pagemill.model.kernels.triton.sampling import sample as sample_rows
 __all__ = [
     "argmax",
     "attention_inputs",
-    "begin_decode",
-    "end_step",
     "gated",
     "gather_pair",
-    "gather_tables",
     "linear",
     "norm_linear",
     "rms_norm",

@@ -5,10 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels import ops
+from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.fp8_choices import MAX_FEW_ROWS, few_rows_choice, one_row_choice
-from pagemill.model.kernels.triton.fp8_rows import few_rows, one_row
+from pagemill.model.kernels.triton.fp8_rows import few_rows
+from pagemill.model.kernels.triton.gemv import gemv
 
 MAX_COLUMNS = 32768
 """Of a row that a program of `quantize` holds in its registers."""
@@ -17,7 +20,10 @@ _ALIGNMENT = 16
 
 
 @triton.jit
-def _quantize(floats, factors, rows, stride, K, BLOCK: tl.constexpr):
+def _quantize(floats, factors, rows, stride, K, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     real = columns < K
@@ -37,8 +43,9 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     if num_rows:
         block = triton.next_power_of_2(size)
         _quantize[(num_rows,)](
-            floats, factors, rows, rows.stride(0), size, BLOCK=block, num_warps=min(16, max(1, block // 512))
-        )
+            floats, factors, rows, rows.stride(0), size, BLOCK=block, PDL=launch.dependent(),
+            **launch.options(min(16, max(1, block // 512))),
+        )  # fmt: skip
     return floats, factors
 
 
@@ -48,7 +55,7 @@ def linear(x: Tensor, weight: Tensor, factors: Tensor, bias: Tensor | None = Non
     num_outputs, size = weight.shape
     if len(x) == 1:
         choice = one_row_choice(num_outputs if gate is None else num_outputs // 2, gate is not None)
-        return one_row(x, weight, factors, bias, gate, choice)
+        return gemv(x.contiguous(), weight, choice, bias=bias, gate=gate, factors=factors)
     if 1 < len(x) <= MAX_FEW_ROWS:
         return few_rows(x, weight, factors, bias, gate, few_rows_choice(num_outputs, size))
     result = _product(x, weight, factors)

@@ -6,14 +6,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-
-@dataclass(frozen=True, slots=True)
-class OneRowChoice:
-    """Tiles of one row times a weight."""
-
-    block_n: int
-    block_k: int
-    num_warps: int
+from pagemill.model.kernels.triton.choices import GemvChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +24,10 @@ MAX_FEW_ROWS: Final = 32
 """More rows are quantized too, and go to the 8-bit product of cuBLAS and CUTLASS."""
 
 ONE_ROW_CANDIDATES: Final = tuple(
-    OneRowChoice(*choice)
+    GemvChoice(*choice)
     for choice in (
-        (1, 2048, 4), (2, 1024, 4), (2, 2048, 4), (4, 512, 4), (4, 1024, 4), (4, 2048, 8), (8, 512, 4), (8, 1024, 8),
-        (16, 512, 8), (1, 4096, 4),
+        (1, 2048, 4, 1), (2, 1024, 4, 1), (2, 2048, 4, 1), (4, 512, 4, 1), (4, 1024, 4, 1), (4, 2048, 8, 1),
+        (8, 512, 4, 1), (8, 1024, 8, 1), (16, 512, 8, 1), (1, 4096, 4, 1), (4, 1024, 4, 3), (8, 512, 4, 3),
     )
 )  # fmt: skip
 FEW_ROWS_CANDIDATES: Final = tuple(
@@ -46,9 +39,9 @@ FEW_ROWS_CANDIDATES: Final = tuple(
 NUM_PROCESSORS: Final = 132
 
 
-def one_row_choice(num_outputs: int, gated: bool) -> OneRowChoice:
+def one_row_choice(num_outputs: int, gated: bool) -> GemvChoice:
     """By the outputs (of one half, where gated)."""
-    return OneRowChoice(2 if num_outputs <= 8192 or gated else 4, 1024, 4)
+    return GemvChoice(2 if num_outputs <= 8192 or gated else 4, 1024, 4, 1)
 
 
 def few_rows_choice(num_outputs: int, num_inputs: int) -> FewRowsChoice:

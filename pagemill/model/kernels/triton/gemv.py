@@ -42,10 +42,10 @@ def _weights(places, cols, rows, N, K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_
 
 @triton.jit
 def _gemv(
-    out, x, weight, bias, residual, norm_weight, summed, N, eps,
+    out, x, weight, factors, bias, residual, norm_weight, summed, N, eps,
     K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, EVEN_N: tl.constexpr,
     HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, NORM: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    PDL: tl.constexpr,
+    SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
     pid = tl.program_id(0)
@@ -91,6 +91,9 @@ def _gemv(
     if NORM:
         inverse = tl.math.rsqrt(tl.sum(squares, 0) / K + eps)
         result, up = result * inverse, up * inverse
+    if SCALED:
+        result *= tl.load(factors + rows, rows < N, 0.0)
+        up *= tl.load(factors + rows + (N if GATED else 0), rows < N, 0.0)
     if HAS_BIAS:
         result += tl.load(bias + rows, rows < N, 0.0).to(tl.float32)
         if GATED:
@@ -109,8 +112,10 @@ def gemv(
     gate: str | None = None,
     out_dtype: torch.dtype | None = None,
     norm: NormBefore | None = None,
+    factors: Tensor | None = None,
 ) -> Tensor:
-    """[1, K] times [N, K] -> [1, N]; with a gate [1, N / 2]. The weight and x are contiguous.
+    """[1, K] times [N, K] -> [1, N]; with a gate [1, N / 2]. The weight and x are contiguous. `factors` [N] float32
+    are those of the rows of a weight of 8-bit floats.
 
     `norm`: x (plus the residual) goes through an RMSNorm first; its sum is left in norm.summed.
     """
@@ -121,11 +126,12 @@ def gemv(
     block_k = min(choice.block_k, launch.power_of_two(size))
     residual = None if norm is None else norm.residual
     _gemv[(triton.cdiv(num_outputs, block_n),)](
-        out, x, weight, x if bias is None else bias, x if residual is None else residual,
-        x if norm is None else norm.weight, x if norm is None else norm.summed, num_outputs,
-        0.0 if norm is None else norm.eps,
+        out, x, weight, x if factors is None else factors, x if bias is None else bias,
+        x if residual is None else residual, x if norm is None else norm.weight,
+        x if norm is None else norm.summed, num_outputs, 0.0 if norm is None else norm.eps,
         K=size, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=choice.num_stages, EVEN_N=num_outputs % block_n == 0,
         HAS_BIAS=bias is not None, GATED=gate is not None, GELU=gate == "gelu_tanh", NORM=norm is not None,
-        HAS_RESIDUAL=residual is not None, PDL=launch.dependent(), **launch.options(choice.num_warps),
+        HAS_RESIDUAL=residual is not None, SCALED=factors is not None, PDL=launch.dependent(),
+        **launch.options(choice.num_warps),
     )  # fmt: skip
     return out

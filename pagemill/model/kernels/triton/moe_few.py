@@ -7,26 +7,29 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagemill.model.kernels.triton.moe_activation import activate
+from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.gated import activate
 from pagemill.model.kernels.triton.moe_choices import FewChoice
-
-Scales = tuple[Tensor, Tensor] | None
 
 
 @triton.jit
 def _gate_up(
     out, x, weight, scales, chosen, first, stride_x,
-    N: tl.constexpr, I: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GELU: tl.constexpr, SCALED: tl.constexpr,
+    N: tl.constexpr, INNER: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GELU: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     slot = tl.program_id(0).to(tl.int64)
     expert = tl.load(chosen + slot).to(tl.int64) - first
     if (expert >= 0) & (expert < N):
         rows = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         lanes = tl.arange(0, BLOCK_K)
-        real = rows < I
-        base = weight + expert * (2 * I * E)
+        real = rows < INNER
+        base = weight + expert * (2 * INNER * E)
         row = x + (slot // K) * stride_x
         gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -36,21 +39,24 @@ def _gate_up(
             places = base + rows[:, None] * E + columns[None, :]
             value = tl.load(row + columns, mask=columns < E, other=0.0).to(tl.float32)[None, :]
             gates += tl.load(places, mask=mask, other=0.0).to(tl.float32) * value
-            ups += tl.load(places + I * E, mask=mask, other=0.0).to(tl.float32) * value
+            ups += tl.load(places + INNER * E, mask=mask, other=0.0).to(tl.float32) * value
         gate, up = tl.sum(gates, 1), tl.sum(ups, 1)
         if SCALED:
-            factors = scales + expert * (2 * I) + rows
+            factors = scales + expert * (2 * INNER) + rows
             gate *= tl.load(factors, mask=real, other=0.0)
-            up *= tl.load(factors + I, mask=real, other=0.0)
-        tl.store(out + slot * I + rows, (activate(gate, GELU) * up).to(out.dtype.element_ty), mask=real)
+            up *= tl.load(factors + INNER, mask=real, other=0.0)
+        tl.store(out + slot * INNER + rows, (activate(gate, GELU) * up).to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def _down(
     out, inner, weight, scales, chosen, weights, first,
-    N: tl.constexpr, I: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SCALED: tl.constexpr,
+    N: tl.constexpr, INNER: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     rows = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     lanes = tl.arange(0, BLOCK_K)
@@ -61,13 +67,13 @@ def _down(
         expert = tl.load(chosen + slot).to(tl.int64) - first
         here = (expert >= 0) & (expert < N)
         expert = tl.where(here, expert, 0)
-        base = weight + expert * (E * I)
+        base = weight + expert * (E * INNER)
         sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        for start in tl.static_range(0, I, BLOCK_K):
+        for start in tl.static_range(0, INNER, BLOCK_K):
             columns = start + lanes
-            live = (columns < I) & here
-            value = tl.load(inner + slot * I + columns, mask=live, other=0.0).to(tl.float32)
-            places = base + rows[:, None] * I + columns[None, :]
+            live = (columns < INNER) & here
+            value = tl.load(inner + slot * INNER + columns, mask=live, other=0.0).to(tl.float32)
+            places = base + rows[:, None] * INNER + columns[None, :]
             tile = tl.load(places, mask=real[:, None] & live[None, :], other=0.0)
             sums += tile.to(tl.float32) * value[None, :]
         factor = tl.load(weights + slot)
@@ -87,9 +93,9 @@ def few_gate_up(
     out = torch.empty(num_slots, inner_size, dtype=x.dtype, device=x.device)
     _gate_up[(num_slots, triton.cdiv(inner_size, choice.block_n))](
         out, x, weight, x if scales is None else scales, chosen, first, x.stride(0),
-        N=num_experts, I=inner_size, E=size, K=top_k, BLOCK_N=choice.block_n,
+        N=num_experts, INNER=inner_size, E=size, K=top_k, BLOCK_N=choice.block_n,
         BLOCK_K=min(choice.block_k, triton.next_power_of_2(size)), GELU=gelu, SCALED=scales is not None,
-        num_warps=choice.num_warps,
+        PDL=launch.dependent(), **launch.options(choice.num_warps),
     )  # fmt: skip
     return out
 
@@ -109,8 +115,8 @@ def few_down(
     out = torch.empty(num_tokens, size, dtype=inner.dtype, device=inner.device)
     _down[(num_tokens, triton.cdiv(size, choice.block_n))](
         out, inner, weight, inner if scales is None else scales, chosen, weights, first,
-        N=num_experts, I=inner_size, E=size, K=top_k, BLOCK_N=choice.block_n,
+        N=num_experts, INNER=inner_size, E=size, K=top_k, BLOCK_N=choice.block_n,
         BLOCK_K=min(choice.block_k, triton.next_power_of_2(inner_size)), SCALED=scales is not None,
-        num_warps=choice.num_warps,
+        PDL=launch.dependent(), **launch.options(choice.num_warps),
     )  # fmt: skip
     return out

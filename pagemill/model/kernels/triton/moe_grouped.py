@@ -8,8 +8,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagemill.model.kernels.triton.moe_activation import activate
+from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.gated import activate
 from pagemill.model.kernels.triton.moe_choices import GroupedChoice
 from pagemill.model.kernels.triton.moe_sort import SortedSlots
 
@@ -20,20 +22,22 @@ def _product(rows, tile, acc, SWAP: tl.constexpr):
     tile = tile.to(rows.dtype)
     if SWAP:
         return tl.dot(tile, tl.trans(rows), acc, input_precision="ieee")
-    else:
-        return tl.dot(rows, tl.trans(tile), acc, input_precision="ieee")
+    return tl.dot(rows, tl.trans(tile), acc, input_precision="ieee")
 
 
 @triton.jit
 def _gate_up(
     out, x, weight, scales, slots, tiles, max_tiles, num_columns, stride_x,
-    I: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GELU: tl.constexpr, SCALED: tl.constexpr, SWAP: tl.constexpr,
+    INNER: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GELU: tl.constexpr, SCALED: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     tile, column = tl.program_id(0) // num_columns, tl.program_id(0) % num_columns
     num_rows = tl.load(tiles + 2 * max_tiles + tile)
     if num_rows > 0:
-        EVEN: tl.constexpr = (E % BLOCK_K == 0) and (I % BLOCK_N == 0)
+        EVEN: tl.constexpr = (E % BLOCK_K == 0) and (INNER % BLOCK_N == 0)
         expert = tl.load(tiles + tile).to(tl.int64)
         begin = tl.load(tiles + max_tiles + tile)
         members, lanes = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
@@ -41,65 +45,65 @@ def _gate_up(
         slot = tl.load(slots + begin + members, mask=members < num_rows, other=0)
         outputs = column * BLOCK_N + tl.arange(0, BLOCK_N)
         rows = x + (slot // K).to(tl.int64)[:, None] * stride_x + lanes[None, :]
-        places = weight + expert * (2 * I * E) + outputs[:, None] * E + lanes[None, :]
-        if SWAP:
-            gate = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-            up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        else:
-            gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-            up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        places = weight + expert * (2 * INNER * E) + outputs[:, None] * E + lanes[None, :]
+        HIGH: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
+        WIDE: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
+        gate = tl.zeros([HIGH, WIDE], tl.float32)
+        up = tl.zeros([HIGH, WIDE], tl.float32)
         for start in tl.range(0, E, BLOCK_K):
             if EVEN:
                 values = tl.load(rows + start)
                 gates = tl.load(places + start)
-                ups = tl.load(places + I * E + start)
+                ups = tl.load(places + INNER * E + start)
             else:
                 live = (start + lanes < E)[None, :]
-                real = (outputs < I)[:, None] & live
+                real = (outputs < INNER)[:, None] & live
                 values = tl.load(rows + start, mask=live, other=0.0)
                 gates = tl.load(places + start, mask=real, other=0.0)
-                ups = tl.load(places + I * E + start, mask=real, other=0.0)
+                ups = tl.load(places + INNER * E + start, mask=real, other=0.0)
             gate = _product(values, gates, gate, SWAP)
             up = _product(values, ups, up, SWAP)
         if SWAP:
             gate, up = tl.trans(gate), tl.trans(up)
         if SCALED:
-            factors = scales + expert * (2 * I) + outputs
-            gate *= tl.load(factors, mask=outputs < I, other=0.0)[None, :]
-            up *= tl.load(factors + I, mask=outputs < I, other=0.0)[None, :]
+            factors = scales + expert * (2 * INNER) + outputs
+            gate *= tl.load(factors, mask=outputs < INNER, other=0.0)[None, :]
+            up *= tl.load(factors + INNER, mask=outputs < INNER, other=0.0)[None, :]
         result = (activate(gate, GELU) * up).to(out.dtype.element_ty)
-        targets = out + (begin + members).to(tl.int64)[:, None] * I + outputs[None, :]
-        tl.store(targets, result, mask=(members < num_rows)[:, None] & (outputs < I)[None, :])
+        targets = out + (begin + members).to(tl.int64)[:, None] * INNER + outputs[None, :]
+        tl.store(targets, result, mask=(members < num_rows)[:, None] & (outputs < INNER)[None, :])
 
 
 @triton.jit
 def _down(
     out, inner, weight, scales, slots, tiles, max_tiles, num_columns,
-    I: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SCALED: tl.constexpr, SWAP: tl.constexpr,
+    INNER: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SCALED: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     tile, column = tl.program_id(0) // num_columns, tl.program_id(0) % num_columns
     num_rows = tl.load(tiles + 2 * max_tiles + tile)
     if num_rows > 0:
-        EVEN: tl.constexpr = (I % BLOCK_K == 0) and (E % BLOCK_N == 0)
+        EVEN: tl.constexpr = (INNER % BLOCK_K == 0) and (E % BLOCK_N == 0)
         expert = tl.load(tiles + tile).to(tl.int64)
         begin = tl.load(tiles + max_tiles + tile)
         members, lanes = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
         outputs = column * BLOCK_N + tl.arange(0, BLOCK_N)
         here = members < num_rows
         row = begin + tl.where(here, members, 0)
-        rows = inner + row.to(tl.int64)[:, None] * I + lanes[None, :]
-        places = weight + expert * (E * I) + outputs[:, None] * I + lanes[None, :]
-        if SWAP:
-            acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        else:
-            acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for start in tl.range(0, I, BLOCK_K):
+        rows = inner + row.to(tl.int64)[:, None] * INNER + lanes[None, :]
+        places = weight + expert * (E * INNER) + outputs[:, None] * INNER + lanes[None, :]
+        HIGH: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
+        WIDE: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
+        acc = tl.zeros([HIGH, WIDE], tl.float32)
+        for start in tl.range(0, INNER, BLOCK_K):
             if EVEN:
                 values = tl.load(rows + start)
                 weights = tl.load(places + start)
             else:
-                live = (start + lanes < I)[None, :]
+                live = (start + lanes < INNER)[None, :]
                 values = tl.load(rows + start, mask=live, other=0.0)
                 weights = tl.load(places + start, mask=(outputs < E)[:, None] & live, other=0.0)
             acc = _product(values, weights, acc, SWAP)
@@ -114,9 +118,13 @@ def _down(
 
 @triton.jit
 def _combine(
-    out, parts, chosen, weights, first, N: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr
-):
+    out, parts, chosen, weights, first, N: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     """The weighted sum of a token's slots, those elsewhere left out."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -145,9 +153,9 @@ def grouped_gate_up(
     num_columns = triton.cdiv(inner_size, choice.block_n)
     _gate_up[(order.max_tiles * num_columns,)](
         out, x, weight, x if scales is None else scales, order.slots, order.tiles, order.max_tiles, num_columns,
-        x.stride(0), I=inner_size, E=size, K=top_k, BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n,
-        BLOCK_K=choice.block_k, GELU=gelu, SCALED=scales is not None, SWAP=choice.swap, num_warps=choice.num_warps,
-        num_stages=choice.num_stages,
+        x.stride(0), INNER=inner_size, E=size, K=top_k, BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n,
+        BLOCK_K=choice.block_k, GELU=gelu, SCALED=scales is not None, SWAP=choice.swap, PDL=launch.dependent(),
+        num_stages=choice.num_stages, **launch.options(choice.num_warps),
     )  # fmt: skip
     return out
 
@@ -161,8 +169,9 @@ def grouped_down(
     num_columns = triton.cdiv(size, choice.block_n)
     _down[(order.max_tiles * num_columns,)](
         out, inner, weight, inner if scales is None else scales, order.slots, order.tiles, order.max_tiles,
-        num_columns, I=inner_size, E=size, BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n, BLOCK_K=choice.block_k,
-        SCALED=scales is not None, SWAP=choice.swap, num_warps=choice.num_warps, num_stages=choice.num_stages,
+        num_columns, INNER=inner_size, E=size, BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n, BLOCK_K=choice.block_k,
+        SCALED=scales is not None, SWAP=choice.swap, PDL=launch.dependent(), num_stages=choice.num_stages,
+        **launch.options(choice.num_warps),
     )  # fmt: skip
     return out
 
@@ -173,6 +182,7 @@ def combine(parts: Tensor, chosen: Tensor, weights: Tensor, first: int, num_expe
     out = torch.empty(num_tokens, size, dtype=parts.dtype, device=parts.device)
     block = min(1024, triton.next_power_of_2(size))
     _combine[(num_tokens, triton.cdiv(size, block))](
-        out, parts, chosen, weights, first, N=num_experts, E=size, K=top_k, BLOCK=block
-    )
+        out, parts, chosen, weights, first, N=num_experts, E=size, K=top_k, BLOCK=block, PDL=launch.dependent(),
+        **launch.options(),
+    )  # fmt: skip
     return out

@@ -4,8 +4,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.routing import Routing
+from pagemill.model.kernels.triton import launch
 
 
 @triton.jit
@@ -41,8 +43,11 @@ def _route(
     logits, bias, chosen, weights, stride, scale,
     X: tl.constexpr, BLOCK_X: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr,
     RENORMALIZE: tl.constexpr, HAS_BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
-    BY_TWO: tl.constexpr, GROUP_PLACES: tl.constexpr,
+    BY_TWO: tl.constexpr, GROUP_PLACES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     columns, places = tl.arange(0, BLOCK_X), tl.arange(0, BLOCK_K)
     real = columns < X
@@ -83,6 +88,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
             X=num_experts, BLOCK_X=triton.next_power_of_2(num_experts), K=top_k,
             BLOCK_K=triton.next_power_of_2(top_k), SIGMOID=routing.sigmoid, RENORMALIZE=routing.renormalize,
             HAS_BIAS=bias is not None, GROUPS=routing.num_groups, TOP=routing.top_groups,
-            BY_TWO=routing.group_by_two, GROUP_PLACES=triton.next_power_of_2(routing.num_groups), num_warps=1,
+            BY_TWO=routing.group_by_two, GROUP_PLACES=triton.next_power_of_2(routing.num_groups),
+            PDL=launch.dependent(), **launch.options(1),
         )  # fmt: skip
     return chosen, weights

@@ -10,6 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagemill.model.kernels.triton import launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,12 @@ def _count(chosen, counts, ranks, num_slots, first, N: tl.constexpr, BLOCK: tl.c
 def _place(
     chosen, counts, ranks, sorted_slots, tiles, num_slots, first, max_tiles,
     N: tl.constexpr, BLOCK_N: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Slots to their places, and what each tile covers; every program does some of both."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     experts = tl.arange(0, BLOCK_N)
     count = tl.load(counts + experts, mask=experts < N, other=0)
     begin = tl.cumsum(count, 0) - count
@@ -85,5 +92,6 @@ def sort_slots(chosen: Tensor, first: int, num_experts: int, tile_rows: int) -> 
     _place[(triton.cdiv(max(num_slots, max_tiles), block),)](
         chosen, counts, ranks, slots, tiles, num_slots, first, max_tiles,
         N=num_experts, BLOCK_N=triton.next_power_of_2(num_experts), TILE=tile_rows, BLOCK=block,
+        PDL=launch.dependent(), **launch.options(),
     )  # fmt: skip
     return SortedSlots(slots, counts, tiles, tile_rows)

@@ -184,6 +184,34 @@ def _pick(values, count, threshold, floor, top, temperature, uniform, TILE: tl.c
 
 
 @triton.jit
+def _likeliest(logits, maximum, V, GROUP: tl.constexpr, BLOCK_G: tl.constexpr):
+    """The first of the largest logits."""
+    groups = tl.arange(0, BLOCK_G)
+    group = tl.min(tl.where(maximum == tl.max(maximum, 0), groups, BLOCK_G), 0)
+    cols = group * GROUP + tl.arange(0, GROUP)
+    value = _load(logits + cols, cols < V)
+    token = tl.min(tl.where(value == tl.max(value, 0), cols, V - 1), 0)
+    return tl.minimum(token, V - 1)
+
+
+@triton.jit
+def _least_kept(values, count, floor, top, temperature, k, V, top_p, min_p, whole, TILE: tl.constexpr):
+    """Key of the least logit that top-k and top-p keep; `whole` is the mass of the row, where nothing limits it."""
+    threshold = tl.full((), _LOWEST_KEY, tl.int64)
+    if k < V:
+        threshold = _search(values, count, floor, top, temperature, k.to(tl.float32), True, TILE)
+        if top_p < 1.0:
+            whole = _top_k_mass(values, count, floor, top, temperature, threshold, k.to(tl.float32), TILE)
+    elif (min_p > 0.0) & (top_p < 1.0):
+        lowest = tl.full([_PIVOTS], -0x80000000, tl.int32)
+        whole = tl.max(_reach(values, count, floor, top, temperature, lowest, False, TILE), 0)
+    if top_p < 1.0:
+        nucleus = _search(values, count, floor, top, temperature, top_p * whole, False, TILE)
+        threshold = tl.maximum(threshold, nucleus)
+    return threshold
+
+
+@triton.jit
 def _sample(
     out, logits, maxima, masses, group_ids, candidates, indices, settings, slots, positions, stride, V, G,
     GROUP: tl.constexpr, BLOCK_G: tl.constexpr, TILE: tl.constexpr, MOST: tl.constexpr, NUCLEUS: tl.constexpr,
@@ -207,11 +235,7 @@ def _sample(
     # A row with nothing to draw gives some token.
     top = tl.where(top == float("-inf"), 0.0, top)
     if greedy:
-        group = tl.min(tl.where(maximum == tl.max(maximum, 0), groups, BLOCK_G), 0)
-        cols = group * GROUP + tl.arange(0, GROUP)
-        value = _load(logits + cols, cols < V)
-        token = tl.min(tl.where(value == tl.max(value, 0), cols, V - 1), 0)
-        tl.store(out + row, tl.minimum(token, V - 1).to(out.dtype.element_ty))
+        tl.store(out + row, _likeliest(logits, maximum, V, GROUP, BLOCK_G).to(out.dtype.element_ty))
     else:
         uniform = _uniform(tl.load(place + 5), tl.load(place + 6), tl.load(positions + row).to(tl.int64))
         floor = tl.where(min_p > 0.0, top + temperature * tl.log(tl.maximum(min_p, 1e-30)), float("-inf"))
@@ -237,17 +261,7 @@ def _sample(
             in_full = held < top_p * whole
         values = tl.where(in_full, logits, candidates)
         count = tl.where(in_full, V, found)
-        threshold = tl.full((), _LOWEST_KEY, tl.int64)
-        if k < V:
-            threshold = _search(values, count, floor, top, temperature, k.to(tl.float32), True, TILE)
-            if top_p < 1.0:
-                whole = _top_k_mass(values, count, floor, top, temperature, threshold, k.to(tl.float32), TILE)
-        elif (min_p > 0.0) & (top_p < 1.0):
-            lowest = tl.full([_PIVOTS], -0x80000000, tl.int32)
-            whole = tl.max(_reach(values, count, floor, top, temperature, lowest, False, TILE), 0)
-        if top_p < 1.0:
-            nucleus = _search(values, count, floor, top, temperature, top_p * whole, False, TILE)
-            threshold = tl.maximum(threshold, nucleus)
+        threshold = _least_kept(values, count, floor, top, temperature, k, V, top_p, min_p, whole, TILE)
         at = _pick(values, count, threshold, floor, top, temperature, uniform, TILE)
         if in_full:
             tl.store(out + row, at.to(out.dtype.element_ty))

@@ -21,7 +21,8 @@ _COMBINED = 1024
 def _skinny(
     out, x, weight, bias, M, N, x_stride, out_stride, part_stride,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
-    STAGES: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     PART: tl.constexpr = (K + SPLIT * BLOCK_K - 1) // (SPLIT * BLOCK_K) * BLOCK_K
     part = tl.program_id(1)
@@ -31,17 +32,21 @@ def _skinny(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    up_sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    sums = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
+    up_sums = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
     for start in tl.range(0, PART, BLOCK_K, num_stages=STAGES):
         cols = part * PART + start + lanes
         inside = cols < K
         a = tl.load(x + tokens[:, None] * x_stride + cols[None, :], (tokens < M)[:, None] & inside[None, :], 0.0)
-        places = weight + rows[None, :].to(tl.int64) * K + cols[:, None]
-        mask = (rows < N)[None, :] & inside[:, None]
-        sums = tl.dot(a, tl.load(places, mask, 0.0), sums)
+        places = weight + rows[:, None].to(tl.int64) * K + cols[None, :]
+        mask = (rows < N)[:, None] & inside[None, :]
+        b = tl.load(places, mask, 0.0)
+        sums = tl.dot(b, tl.trans(a), sums) if SWAP else tl.dot(a, tl.trans(b), sums)
         if GATED:
-            up_sums = tl.dot(a, tl.load(places + (part.to(tl.int64) * 0 + N) * K, mask, 0.0), up_sums)
+            b = tl.load(places + (part.to(tl.int64) * 0 + N) * K, mask, 0.0)
+            up_sums = tl.dot(b, tl.trans(a), up_sums) if SWAP else tl.dot(a, tl.trans(b), up_sums)
+    if SWAP:
+        sums, up_sums = tl.trans(sums), tl.trans(up_sums)
     mask = (tokens < M)[:, None] & (rows < N)[None, :]
     places = out + part.to(tl.int64) * part_stride + tokens[:, None] * out_stride + rows[None, :]
     if SPLIT > 1:
@@ -112,7 +117,7 @@ def skinny(
         parts, x, weight, bias, num_rows, num_outputs, x.stride(0), stacked if split > 1 else num_outputs,
         num_rows * stacked if split > 1 else 0,
         K=size, BLOCK_M=rows_class(num_rows), BLOCK_N=choice.block_n, BLOCK_K=choice.block_k, SPLIT=split,
-        STAGES=choice.num_stages, **epilogue, **launch.options(choice.num_warps),
+        STAGES=choice.num_stages, SWAP=choice.weight_first, **epilogue, **launch.options(choice.num_warps),
     )  # fmt: skip
     if split > 1:
         block = min(_COMBINED, launch.power_of_two(num_outputs))

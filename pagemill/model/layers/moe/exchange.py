@@ -1,8 +1,8 @@
 """`Exchange`: tokens of all replicas to the ranks that hold their experts, and the results back.
 
-Knows nothing about experts. Each rank gets the tokens of all replicas, computes its share for each, and the shares are
-added up: the volume is that of all-to-all times the replicas over the experts per token, but every transfer is of one
-size, and a rank that got no token still takes part.
+Knows nothing about experts. Each rank gets the tokens of all replicas and computes its share for each; the shares are
+added up. That is more volume than sending each token only where it is wanted, but every transfer is of one size, known
+without asking which experts were chosen, and a rank that gets no token takes part like any other.
 """
 
 import torch
@@ -13,8 +13,8 @@ from pagemill.model.forward_context import ForwardContext, current_forward
 
 
 class Exchange:
-    """Between the replicas in `dp`, whose ranks together are `ep`. One per model: the number of tokens that each replica
-    has is exchanged once per forward pass, by the first layer that asks."""
+    """Between the replicas in `dp`, whose ranks together are `ep`. One per model: the number of tokens that each
+    replica has is exchanged once per forward pass, by the first layer that asks."""
 
     def __init__(self, dp: Group, ep: Group) -> None:
         self._dp, self._ep = dp, ep

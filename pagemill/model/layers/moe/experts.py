@@ -15,7 +15,7 @@ GATE, UP, DOWN = range(3)
 
 
 class Experts(nn.Module):
-    """Whole experts of the expert-parallel group's, or a slice of the inner size of each over the tensor-parallel ranks.
+    """Some whole experts, dealt out over the expert-parallel ranks, or a slice of each, over the tensor-parallel ranks.
 
     Either way `forward` gives this rank's share of the sum over a token's experts.
     """

@@ -20,8 +20,8 @@ CORRECTION = "e_score_correction_bias"
 class Router(Linear):
     """[T, E] -> chosen experts [T, K] int32 and their weights [T, K] float32.
 
-    It is whole on every rank and never quantized: a wrong expert costs more than its few rows save. With `corrected`, the
-    checkpoint has a number per expert that is added to its score when experts are chosen (DeepSeek-V3, 2024).
+    It is whole on every rank and never quantized: a wrong expert costs more than its few rows save. With `corrected`,
+    the checkpoint has a number per expert that is added to its score when experts are chosen (DeepSeek-V3, 2024).
     """
 
     def __init__(

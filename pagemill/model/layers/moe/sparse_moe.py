@@ -1,4 +1,4 @@
-"""`SparseMoE`: the MLP of a layer with experts - router, experts, the sum over ranks, and experts that all tokens share."""
+"""`SparseMoE`: the MLP of a layer with experts: router, experts, the sum over ranks, and what all tokens share."""
 
 from torch import Tensor, nn
 

@@ -88,3 +88,40 @@ def test_a_call_waits_for_the_steps_before_it():
     core._executor.call_all("warm_up")
     assert len(worker.steps) == 1
     core.shutdown()
+
+
+class AheadWorker(ScriptedWorker):
+    """Its tokens are there when they are asked for, and not before."""
+
+    runs_ahead = True
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.asked = []
+
+    def start_sampling(self):
+        output = self.sample_tokens()
+        worker = self
+
+        class Soon:
+            def ready(self):
+                return False
+
+            def result(self):
+                worker.asked.append(output.step_id)
+                return output
+
+        return Soon()
+
+
+def test_a_worker_that_runs_ahead_needs_no_thread():
+    worker = AheadWorker()
+    core, _ = make_core(overlap=True, worker=worker)
+    client = Client(core)
+    client.add(core_request("a", 3, max_tokens=5))
+    client.step()
+    client.step()
+    assert len(worker.steps) - len(worker.asked) >= 1
+    client.run()
+    assert client.tokens["a"] == alone(core_request("a", 3, max_tokens=5), worker.group_specs, worker.vocab_size, 64)
+    assert worker.asked == sorted(worker.asked)

@@ -1,12 +1,54 @@
-"""Choosing a backend: the first that fits, the requested one, or every reason why not."""
+"""Choosing a backend: the first that fits, the requested one, or every reason why not; golden orders for GPUs."""
+
+import dataclasses
 
 import pytest
 
+from pagemill.catalog.attention import ATTENTION, cuda_order, register_backend
 from pagemill.errors import ConfigError
+from pagemill.model.attention import flash_providers
+from pagemill.model.attention.backends import flashinfer, triton_attn
+from pagemill.model.attention.backends.triton_attn import TritonBackend
+from pagemill.model.attention.capability import Surroundings
 from pagemill.model.attention.interface import AttentionLayerSpec
-from pagemill.model.attention.selector import choose
+from pagemill.model.attention.selector import Chooser, Wishes, choose
 
 SPEC = AttentionLayerSpec(4, 2, 64, 0.125)
+SM80, SM90, SM100 = Surroundings((8, 0)), Surroundings((9, 0)), Surroundings((10, 0))
+
+
+class OwnBackend(TritonBackend):
+    name = "OWN"
+
+
+@pytest.fixture
+def everything_installed(monkeypatch):
+    monkeypatch.setattr(flash_providers, "find_spec", lambda name: name)
+    monkeypatch.setattr(flash_providers, "_in_package", lambda package, folder: True)
+    monkeypatch.setattr(flash_providers, "_torch_takes_blocks", lambda: True)
+    monkeypatch.setattr(flashinfer, "find_spec", lambda name: name)
+    monkeypatch.setattr(triton_attn, "find_spec", lambda name: name)
+    flash_providers.providers.cache_clear()
+    yield
+    flash_providers.providers.cache_clear()
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch):
+    monkeypatch.setattr(flash_providers, "providers", lambda compute: [])
+    monkeypatch.setattr("pagemill.model.attention.backends.flash_attn.providers", lambda compute: [])
+    monkeypatch.setattr(flashinfer, "find_spec", lambda name: None)
+
+
+@pytest.fixture
+def registry():
+    before = dict(ATTENTION._paths)
+    yield
+    ATTENTION._paths = before
+
+
+def on_gpu(where, spec=SPEC, dtype="bfloat16", requested=None, mla=False):
+    return choose(spec, "cuda", dtype, requested, cuda_order(where.compute, mla), where)
 
 
 def test_the_first_that_fits_is_taken():
@@ -24,5 +66,117 @@ def test_every_reason_is_listed_when_none_fits():
 
 
 def test_an_unknown_name_lists_the_known():
-    with pytest.raises(ConfigError, match="CPU_ATTN, TORCH_CPU"):
+    with pytest.raises(ConfigError, match=r"unknown attention backend 'FLASH'; known: CPU_ATTN, .*, TRITON_ATTN"):
         choose(SPEC, "cpu", "float32", "FLASH", ())
+
+
+def test_orders_of_gpus():
+    ampere = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_PAGED")
+    assert cuda_order((8, 0)) == cuda_order((8, 9)) == cuda_order((9, 0)) == cuda_order((7, 5)) == ampere
+    assert cuda_order((10, 0)) == ("FLASHINFER", "FLASH_ATTN", *ampere[2:])
+    no_triton = [name for name in cuda_order((10, 0), mla=True) if name != "TRITON_MLA"]
+    assert no_triton == [
+        "FLASHINFER_MLA", "CUTLASS_MLA", "FLASH_ATTN_MLA", "FLASHMLA", "FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE"
+    ]  # fmt: skip
+    no_triton = [name for name in cuda_order((9, 0), mla=True) if name != "TRITON_MLA"]
+    assert no_triton == ["FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "FLASHMLA_SPARSE"]
+
+
+@pytest.mark.usefixtures("everything_installed")
+@pytest.mark.parametrize(
+    ("compute", "spec", "dtype", "settings", "expected"),
+    [
+        ((8, 0), {}, "bfloat16", {}, "FLASH_ATTN"),
+        ((9, 0), {}, "bfloat16", {}, "FLASH_ATTN"),
+        ((10, 0), {}, "bfloat16", {}, "FLASHINFER"),
+        ((7, 5), {}, "float16", {}, "FLASHINFER"),
+        ((9, 0), {}, "float32", {}, "TRITON_ATTN"),
+        ((10, 0), {"head_size": 96}, "bfloat16", {}, "FLASH_ATTN"),
+        ((9, 0), {"head_size": 512}, "bfloat16", {}, "TRITON_ATTN"),
+        ((9, 0), {"has_sinks": True}, "bfloat16", {}, "TRITON_ATTN"),
+        ((9, 0), {"chunk_size": 64}, "bfloat16", {}, "TRITON_ATTN"),
+        ((9, 0), {"alibi_slopes": (0.5,) * 4}, "bfloat16", {}, "TRITON_ATTN"),
+        ((9, 0), {"soft_cap": 30.0, "window": 64}, "bfloat16", {}, "FLASH_ATTN"),
+        ((9, 0), {}, "bfloat16", {"kv_cache_dtype": "fp8"}, "FLASHINFER"),
+        ((9, 0), {"head_size": 96}, "bfloat16", {"kv_cache_dtype": "fp8"}, "TRITON_ATTN"),
+        ((9, 0), {}, "bfloat16", {"block_size": 128}, "FLASH_ATTN"),
+        ((10, 0), {}, "bfloat16", {"block_size": 128}, "FLASH_ATTN"),
+        ((9, 0), {}, "bfloat16", {"block_size": 24}, "FLEX_ATTENTION"),
+    ],
+)
+def test_what_is_chosen_on_gpus(compute, spec, dtype, settings, expected):
+    where = Surroundings(compute, **settings)
+    assert on_gpu(where, dataclasses.replace(SPEC, **spec), dtype).name == expected
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_without_packages_triton_runs():
+    assert on_gpu(SM90) is TritonBackend
+    with pytest.raises(ConfigError, match=r"\['FlashAttention not installed \(torch >= 2.12, flash-attn, flash_attn"):
+        on_gpu(SM90, requested="FLASH_ATTN")
+    with pytest.raises(ConfigError, match=r"\['the package flashinfer is not installed'\]"):
+        on_gpu(SM90, requested="FLASHINFER")
+
+
+def test_the_documented_message():
+    with pytest.raises(ValueError) as caught:
+        on_gpu(dataclasses.replace(SM80, mla=True), requested="FLASHMLA")
+    assert str(caught.value) == (
+        "Selected backend FLASHMLA is not valid for this configuration. Reason: ['compute capability not supported']"
+    )
+    with pytest.raises(ConfigError, match=r"Reason: \['pagemill has no implementation of it'\]"):
+        on_gpu(dataclasses.replace(SM90, mla=True), requested="FLASHMLA")
+
+
+def test_all_reasons_are_listed_for_a_gpu():
+    mla = dataclasses.replace(SM100, mla=True)
+    with pytest.raises(ConfigError) as caught:
+        choose(SPEC, "cuda", "float32", None, ("FLASHMLA", "TRITON_ATTN", "FLASHMLA_SPARSE"), mla)
+    assert "FLASHMLA: dtype float32 not supported; TRITON_ATTN: MLA not supported" in str(caught.value)
+    assert "FLASHMLA_SPARSE: dtype float32 not supported, head size 64 not supported, non-sparse" in str(caught.value)
+
+
+@pytest.mark.usefixtures("everything_installed")
+def test_the_version_of_flash_attention_can_be_asked_for():
+    def provider(**settings):
+        return on_gpu(Surroundings((9, 0), **settings), requested="FLASH_ATTN").impl.provider
+
+    assert (provider().name, provider().version) == ("flash_attn_interface", 3)
+    assert (provider(flash_attn_version=2).name, provider(block_size=16).version) == ("vllm.vllm_flash_attn", 3)
+    assert on_gpu(SM90) is on_gpu(SM90), "one class, so that layers are planned together"
+    with pytest.raises(ConfigError, match=r"\['FlashAttention 3 not installed"):
+        on_gpu(Surroundings((8, 0), flash_attn_version=3), requested="FLASH_ATTN")
+
+
+def test_layers_and_phases_have_backends_of_their_own():
+    wishes = Wishes("TORCH_CPU", layers={"*.1.attn": "FLEX_ATTENTION", "*.attn": "TRITON_ATTN"})
+    assert wishes.of("model.1.attn") == "FLEX_ATTENTION"
+    assert wishes.of("model.2.attn") == "TRITON_ATTN"
+    assert wishes.of("other") == "TORCH_CPU"
+    order = cuda_order((9, 0))
+    both = Chooser("cuda", "bfloat16", order, Wishes(prefill="FLEX_ATTENTION", decode="TRITON_ATTN"), SM90)
+    assert both(SPEC).name == "FLEX_ATTENTION+TRITON_ATTN"
+    assert both(SPEC) is both(SPEC)
+    only = Chooser("cuda", "bfloat16", order, Wishes("TRITON_ATTN", prefill="TRITON_ATTN"), SM90)
+    assert only(SPEC) is TritonBackend
+    with pytest.raises(ConfigError, match="keep the KV cache in different shapes"):
+        mixed = Wishes(prefill="TORCH_PAGED", decode="TRITON_ATTN")
+        Chooser("cuda", "bfloat16", order, mixed, SM90)(SPEC)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_backend_of_ones_own():
+    register_backend("OWN", f"{__name__}:OwnBackend")
+    assert on_gpu(SM90, requested="OWN") is OwnBackend
+    register_backend("FLASH_ATTN", f"{__name__}:OwnBackend")
+    assert on_gpu(SM90) is OwnBackend, "in place of the first of the order"
+    with pytest.raises(ConfigError, match="not of the form"):
+        register_backend("FLASH_ATTN", "nonsense")
+    assert on_gpu(SM90) is OwnBackend
+
+
+def test_every_name_of_the_catalogue_says_what_it_can_do():
+    for name in ATTENTION:
+        backend = ATTENTION.resolve(name)
+        assert backend.name == name
+        assert backend.missing(SPEC, "nowhere", "float32")

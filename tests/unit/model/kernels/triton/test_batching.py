@@ -1,48 +1,95 @@
-"""The parts of a decode step around the network, in Triton, against their definitions."""
+"""The kernels around a step in Triton against plain torch."""
 
+import pytest
 import torch
 
+from pagemill.model.kernels import batching_reference as reference
+from pagemill.model.kernels.batching_reference import SlotTokens, TableRows
 from tests.fakes.triton_interpreter import DEVICE
 
-from pagemill.model.kernels.triton import batching  # isort: skip
+from pagemill.model.kernels.triton import batching as kernels  # isort: skip
+
+SLOTS, COLUMNS, PAGE = 9, 300, 4
 
 
-def ints(values: list[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+def ints(*values, dtype=torch.int32):
     return torch.tensor(values, dtype=dtype, device=DEVICE)
 
 
-def test_begin_decode():
-    slots, next_positions = ints([2, 0, 4], torch.int32), ints([7, 0, 0])
-    last_tokens = ints([10, 11, 12, 13, 14])
-    token_ids, positions, seq_lens = ints([0] * 4), ints([-5] * 4), ints([0] * 4, torch.int32)
-    batching.begin_decode(slots, next_positions, last_tokens, token_ids[:3], positions[:3], seq_lens[:3])
-    assert token_ids.tolist() == [12, 10, 14, 0]
-    assert positions.tolist() == [7, 0, 0, -5]
-    assert seq_lens.tolist() == [8, 1, 1, 0]
-    assert next_positions.tolist() == [8, 1, 0], "padding stays where it is"
+def table(seed):
+    blocks = torch.randint(
+        1, 900, (SLOTS + 1, COLUMNS), generator=torch.Generator().manual_seed(seed), dtype=torch.int32
+    )
+    blocks[-1] = 0
+    return blocks.to(DEVICE)
 
 
-def test_gather_tables():
-    table = torch.arange(4 * 1500, dtype=torch.int32, device=DEVICE).view(4, 1500)
-    slots, positions = ints([1, 3, 0], torch.int32), ints([33, 0, 16])
-    rows = torch.zeros(3, 1500, dtype=torch.int32, device=DEVICE)
-    slot_mapping = ints([0, 0, 0])
-    batching.gather_tables(slots, positions, table, 16, rows, slot_mapping)
-    assert torch.equal(rows, table[slots.long()])
-    assert slot_mapping.tolist() == [1502 * 16 + 1, -1, 1 * 16]
+def last_tokens():
+    return torch.arange(100, 101 + SLOTS, device=DEVICE)
 
 
-def test_end_step_takes_turns():
-    last_tokens, results, turn = ints([0] * 5), torch.zeros(3, 4, dtype=torch.int32, device=DEVICE), ints([1])
-    for sampled in ([5, 6], [7, 8], [9, 10]):
-        batching.end_step(ints([3, 1], torch.int32), ints(sampled), last_tokens, results, turn)
-    assert last_tokens.tolist() == [0, 10, 0, 9, 0]
-    assert results[:, :2].tolist() == [[9, 10], [5, 6], [7, 8]]
-    assert turn.tolist() == [1]
+def decode(module):
+    slots = ints(3, 0, 8, SLOTS, SLOTS)
+    next_positions = ints(0, 7, 900, 0, 0, dtype=torch.int64)
+    count = len(slots)
+    written = [torch.full((count,), -7, dtype=kind, device=DEVICE) for kind in (torch.int64, torch.int64, torch.int32)]
+    groups = [
+        TableRows(
+            table(seed),
+            PAGE,
+            torch.zeros(count, COLUMNS, dtype=torch.int32, device=DEVICE),
+            torch.zeros(count, dtype=torch.int64, device=DEVICE),
+        )
+        for seed in (0, 1)
+    ]
+    module.begin_decode(slots, next_positions, last_tokens(), *written, groups)
+    needed = [group.rows[row, : int(written[2][row] + PAGE - 1) // PAGE] for group in groups for row in range(count)]
+    return [next_positions, *written, *(group.slot_mapping for group in groups), torch.cat(needed)]
+
+
+def place(module):
+    count = 300
+    generator = torch.Generator().manual_seed(5)
+    tokens = [
+        torch.randint(0, high, (count,), generator=generator, dtype=torch.int32).to(DEVICE)
+        for high in (SLOTS, 2, 1000, PAGE * COLUMNS)
+    ]
+    token_ids, positions, *mappings = (torch.zeros(count, dtype=torch.int64, device=DEVICE) for _ in range(4))
+    groups = [(table(seed), PAGE, mapping) for seed, mapping in enumerate(mappings)]
+    module.place_tokens(SlotTokens(*tokens), last_tokens(), token_ids, positions, groups)
+    return [token_ids, positions, *mappings]
+
+
+def end(module):
+    tokens, turn = last_tokens(), ints(0, dtype=torch.int64)
+    results = torch.zeros(4, 6, dtype=torch.int32, device=DEVICE)
+    for step in range(6):
+        sampled = ints(11 + step, 12, 13, dtype=torch.int64)
+        module.end_step(ints(4, step, 7), sampled, tokens, results, turn)
+    return [tokens, turn, results]
+
+
+def write(module):
+    blocks = table(0)
+    module.write_places(blocks, ints(0, COLUMNS + 3, 5), ints(77, 78, 79))
+    return [blocks]
+
+
+@pytest.mark.parametrize("work", [decode, place, end, write])
+def test_as_plain_torch(work):
+    for actual, expected in zip(work(kernels), work(reference), strict=True):
+        assert actual.tolist() == expected.tolist()
+
+
+def test_padding_stays_where_it_is():
+    next_positions, _, _, seq_lens, mapping, *_ = decode(reference)
+    assert next_positions.tolist() == [1, 8, 901, 0, 0]
+    assert seq_lens.tolist() == [1, 8, 901, 1, 1]
+    assert mapping.tolist()[3:] == [-1, -1]
 
 
 def test_gather_pair():
     first, second = torch.randn(50, 24, device=DEVICE), torch.randn(50, 24, device=DEVICE)
-    indices = ints([3, 49, 0, 3])
-    for actual, table in zip(batching.gather_pair(first, second, indices), (first, second), strict=True):
-        assert torch.equal(actual, table[indices])
+    indices = ints(3, 49, 0, 3, dtype=torch.int64)
+    for actual, rows in zip(kernels.gather_pair(first, second, indices), (first, second), strict=True):
+        assert torch.equal(actual, rows[indices])

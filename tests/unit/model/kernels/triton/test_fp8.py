@@ -7,8 +7,10 @@ from pagemill.model.kernels.fp8 import reference_quantize
 from tests.fakes.triton_interpreter import DEVICE
 
 from pagemill.model.kernels.triton import fp8  # isort: skip
-from pagemill.model.kernels.triton.fp8_choices import FewRowsChoice, OneRowChoice, few_rows_choice, one_row_choice
-from pagemill.model.kernels.triton.fp8_rows import few_rows, one_row
+from pagemill.model.kernels.triton.choices import GemvChoice
+from pagemill.model.kernels.triton.fp8_choices import FewRowsChoice, few_rows_choice, one_row_choice
+from pagemill.model.kernels.triton.fp8_rows import few_rows
+from pagemill.model.kernels.triton.gemv import gemv
 
 STEP = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 GATES = [None, "silu", "gelu_tanh"]
@@ -55,7 +57,8 @@ def test_one_row_and_a_few(dtype: torch.dtype, gate, with_bias: bool, outputs: i
     weight, factors = reference_quantize(random(outputs, size, seed=1) / 8)
     bias = random(outputs, dtype=dtype, seed=2) if with_bias else None
     x = random(1, size, dtype=dtype)
-    check(one_row(x, weight, factors, bias, gate, OneRowChoice(4, 64, 4)), exact(x, weight, factors, bias, gate))
+    one = gemv(x, weight, GemvChoice(4, 64, 4, 1), bias=bias, gate=gate, factors=factors)
+    check(one, exact(x, weight, factors, bias, gate))
     x = random(5, size + 8, dtype=dtype)[:, 8:]
     for split_k in (1, 2):
         choice = FewRowsChoice(16, 32, 4, 2, split_k)

@@ -76,7 +76,9 @@ def test_gemv_with_the_norm_before_it(dtype: torch.dtype, has_residual: bool, ga
     close(result, exact(normed, weight, None, gate), dtype)
 
 
-@pytest.mark.parametrize("tiles", [SkinnyChoice(16, 32, 4, 2), SkinnyChoice(32, 16, 4, 3, 4)], ids=str)
+@pytest.mark.parametrize(
+    "tiles", [SkinnyChoice(16, 32, 4, 2), SkinnyChoice(32, 16, 4, 3, 4), SkinnyChoice(64, 32, 4, 2, 1, True)], ids=str
+)
 @pytest.mark.parametrize("num_rows", [2, 17, 64])
 @pytest.mark.parametrize(("num_outputs", "size"), [(32, 64), (44, 88)])
 @pytest.mark.parametrize("gate", GATES)

@@ -116,7 +116,7 @@ def test_weights_of_8_bits(num_tokens: int):
 @pytest.mark.parametrize("num_tokens", [0, 1, 21, 22])
 def test_the_number_of_tokens_decides_how(num_tokens: int):
     args = case(num_tokens, torch.float32, 64, 32, range(7))
-    assert (21 * 3 <= moe_choices.MAX_FEW_SLOTS) and (22 * 3 > moe_choices.MAX_FEW_SLOTS)
+    assert moe_choices.MAX_FEW_SLOTS in range(21 * 3, 22 * 3)
     close(moe.experts(*args, False), reference_experts(*args, False)) if num_tokens else moe.experts(*args, False)
 
 

@@ -1,0 +1,104 @@
+"""TRITON_MLA: attention over latent vectors by Triton kernels, for decode and prefill in one batch, safe to capture.
+
+All heads of a token read one entry of the cache per token (DeepSeek-V2, 2024, in the absorbed form). That is the least
+that decoding can read; a long prompt would be faster with keys and values of their own for each head.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from pagemill.messages.kv_spec import FullAttentionSpec
+from pagemill.model.attention.capability import ANYWHERE, Capability, Surroundings
+from pagemill.model.attention.graph_support import AttentionCGSupport
+from pagemill.model.attention.interface import (
+    AttentionBackend,
+    AttentionImpl,
+    AttentionLayerSpec,
+    CommonAttentionMetadata,
+    MetadataBuilder,
+)
+
+NUM_PROGRAMS = 264
+"""As many as keep a large GPU busy: two on each multiprocessor."""
+MAX_SPLITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MlaMetadata:
+    """The plan of one step."""
+
+    common: CommonAttentionMetadata
+    requests: Tensor
+    """[T] int32, of each token."""
+    num_seen: Tensor
+    """[T] int32: tokens that each token sees; 0 in the padding."""
+    num_splits: int
+
+
+class MlaBuilder(MetadataBuilder):
+    """Finds each token's request on the device."""
+
+    graph_support = AttentionCGSupport.ALWAYS
+
+    def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
+        super().__init__(spec, device)
+        self._tokens = torch.arange(0, dtype=torch.int32, device=device)
+
+    def build(self, common: CommonAttentionMetadata) -> MlaMetadata:
+        if len(self._tokens) < common.num_tokens:
+            self._tokens = torch.arange(2 * common.num_tokens, dtype=torch.int32, device=self.device)
+        tokens, ends = self._tokens[: common.num_tokens], common.query_start[1:]
+        found = torch.searchsorted(ends, tokens, right=True, out_int32=True)
+        requests = found.clamp(max=common.num_requests - 1)
+        seen = common.seq_lens[requests.long()] - (ends[requests.long()] - 1 - tokens)
+        seen = seen.masked_fill(found >= common.num_requests, 0).clamp(min=0).to(torch.int32)
+        programs = common.num_tokens * -(-self.spec.num_heads // 64)
+        return MlaMetadata(common, requests, seen, min(MAX_SPLITS, max(1, NUM_PROGRAMS // programs)))
+
+
+class MlaImpl(AttentionImpl):
+    """Writes the latent vectors, attends to them, merges the splits."""
+
+    def forward(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: MlaMetadata
+    ) -> Tensor:
+        from pagemill.model.kernels.triton.mla import attend_latents, write_latents  # deferred: triton
+
+        common, spec = metadata.common, self.spec
+        if key is not None:
+            write_latents(key.squeeze(1), kv_cache, common.slot_mapping)
+        return attend_latents(
+            query.contiguous(),
+            kv_cache,
+            common.block_table,
+            metadata.requests,
+            metadata.num_seen,
+            spec.scale,
+            spec.latent_size or spec.head_size,
+            metadata.num_splits,
+        )
+
+
+class TritonMlaBackend(AttentionBackend):
+    """Triton kernels over latent vectors on a GPU."""
+
+    name = "TRITON_MLA"
+    capability = Capability(devices=frozenset({"cuda"}), dtypes=frozenset({"float32", "bfloat16", "float16"}), mla=True)
+    metadata_builder = MlaBuilder
+    impl = MlaImpl
+    block_dim = 0
+
+    @classmethod
+    def missing(
+        cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE
+    ) -> list[str]:
+        reasons = super().missing(spec, device, dtype, where)
+        return reasons if find_spec("triton") else [*reasons, "the package triton is not installed"]
+
+    @staticmethod
+    def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
+        """[num_blocks, block_size, D]: of each token, the rotary part of its key, then the latent vector."""
+        return (num_blocks, spec.block_size, spec.head_size)

@@ -1,0 +1,126 @@
+"""What an attention backend can do, as data, and what is asked of it. Knows no backend."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+DECODER, ENCODER, ENCODER_ONLY, ENCODER_DECODER = "decoder", "encoder", "encoder_only", "encoder_decoder"
+ALL_TYPES = frozenset({DECODER, ENCODER, ENCODER_ONLY, ENCODER_DECODER})
+ONE_BYTE_KV = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2"})
+SAME_KV = frozenset({"auto", "bfloat16", "float16", "float32"})
+"""A cache of the model's own type; `bfloat16` and the like say which one is expected."""
+
+Compute = tuple[int, int]
+"""Compute capability of a GPU, such as (9, 0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MultipleOf:
+    """Block sizes: all multiples of a number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is asked of a backend beside the layer's own shape."""
+
+    compute: Compute | None = None
+    """None: not a CUDA GPU."""
+    kv_cache_dtype: str = "auto"
+    block_size: int | None = None
+    """None: not known yet."""
+    attention_type: str = DECODER
+    mla: bool = False
+    sparse: bool = False
+    mm_prefix: bool = False
+    """Tokens of an image see each other in both directions."""
+    decode_context_parallel: bool = False
+    flash_attn_version: int | None = None
+    """2 or 3; None: the newest that is here."""
+
+
+ANYWHERE = Surroundings()
+
+
+class Shape(Protocol):
+    """What a layer asks for, as far as backends differ in it: an AttentionLayerSpec."""
+
+    @property
+    def head_size(self) -> int: ...
+    @property
+    def window(self) -> int | None: ...
+    @property
+    def chunk_size(self) -> int | None: ...
+    @property
+    def soft_cap(self) -> float | None: ...
+    @property
+    def has_sinks(self) -> bool: ...
+    @property
+    def alibi_slopes(self) -> tuple[float, ...] | None: ...
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What a backend can do."""
+
+    devices: frozenset[str]
+    dtypes: frozenset[str]
+    head_sizes: Sequence[int] | None = None
+    """None: any."""
+    kv_dtypes: frozenset[str] = SAME_KV
+    block_sizes: Sequence[int] | MultipleOf | None = None
+    """None: any."""
+    sliding_window: bool = False
+    chunked_local: bool = False
+    soft_cap: bool = False
+    sinks: bool = False
+    alibi: bool = False
+    mla: bool = False
+    """Whether it is for multi-head latent attention, and then for nothing else."""
+    sparse: bool = False
+    mm_prefix: bool = False
+    decode_context_parallel: bool = False
+    attention_types: frozenset[str] = frozenset({DECODER})
+    compute: tuple[Compute, Compute] | None = None
+    """Lowest and highest compute capability; None: any."""
+
+    def missing(self, spec: Shape, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
+        """Reasons why the backend cannot run this layer; empty when it can."""
+        wants = {
+            f"device {device} not supported": device not in self.devices,
+            "compute capability not supported": not self._computes_on(where.compute),
+            f"dtype {dtype} not supported": dtype not in self.dtypes,
+            f"kv cache dtype {where.kv_cache_dtype} not supported": not self._keeps(where.kv_cache_dtype, dtype),
+            f"block size {where.block_size} not supported": not self._takes_blocks(where.block_size),
+            f"head size {spec.head_size} not supported": self.head_sizes is not None
+            and spec.head_size not in self.head_sizes,
+            "MLA not supported": where.mla and not self.mla,
+            "non-MLA not supported": self.mla and not where.mla,
+            "sparse attention not supported": where.sparse and not self.sparse,
+            "non-sparse attention not supported": self.sparse and not where.sparse,
+            "sliding window not supported": spec.window is not None and not self.sliding_window,
+            "chunked local attention not supported": spec.chunk_size is not None and not self.chunked_local,
+            "soft cap not supported": spec.soft_cap is not None and not self.soft_cap,
+            "sinks not supported": spec.has_sinks and not self.sinks,
+            "ALiBi not supported": spec.alibi_slopes is not None and not self.alibi,
+            "multimodal prefix not supported": where.mm_prefix and not self.mm_prefix,
+            "decode context parallel not supported": where.decode_context_parallel and not self.decode_context_parallel,
+            f"attention type {where.attention_type} not supported": where.attention_type not in self.attention_types,
+        }
+        return [reason for reason, lacks in wants.items() if lacks]
+
+    def _computes_on(self, compute: Compute | None) -> bool:
+        if self.compute is None or compute is None:
+            return True
+        return self.compute[0] <= compute <= self.compute[1]
+
+    def _keeps(self, kv_cache_dtype: str, dtype: str) -> bool:
+        return kv_cache_dtype == dtype or kv_cache_dtype in self.kv_dtypes - (SAME_KV - {"auto"})
+
+    def _takes_blocks(self, block_size: int | None) -> bool:
+        if block_size is None or self.block_sizes is None:
+            return True
+        if isinstance(self.block_sizes, MultipleOf):
+            return block_size % self.block_sizes.number == 0
+        return block_size in self.block_sizes

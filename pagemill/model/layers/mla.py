@@ -1,0 +1,107 @@
+"""Linear layers of multi-head latent attention (DeepSeek-V2, 2024): the rotary part of each vector comes first, in
+halves instead of pairs, so that the usual rotary kernels turn it. Knows neither cache nor attention.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pagemill.errors import ModelError
+from pagemill.model.distributed.split import even_split
+from pagemill.model.layers.context import LayerContext
+from pagemill.model.layers.linear import ColumnLinear, Linear
+from pagemill.model.loading.block_tensor import BlockTensor
+from pagemill.model.loading.part import Part
+
+
+def rotary_first(rows: Tensor, vector_size: int, rotary_size: int, interleaved: bool) -> Tensor:
+    """The rows [n * vector_size, ...] of a weight, or a bias, with those of the rotary part of each of n vectors, its
+    last, put first; pairs of neighbours become pairs of halves. Scores stay as they are when query and key change
+    alike."""
+    vectors = rows.reshape(-1, vector_size, *rows.shape[1:])
+    plain, turned = vectors[:, :-rotary_size], vectors[:, -rotary_size:]
+    if interleaved:
+        turned = torch.cat([turned[:, 0::2], turned[:, 1::2]], dim=1)
+    return torch.cat([turned, plain], dim=1).reshape(rows.shape)
+
+
+def _as_floats(tensor: Tensor | BlockTensor, dtype: torch.dtype) -> Tensor:
+    return tensor.dequantized(dtype) if isinstance(tensor, BlockTensor) else tensor
+
+
+class QueryLinear(ColumnLinear):
+    """[T, in] -> [T, heads of this rank * (rotary + plain)]."""
+
+    def __init__(
+        self, in_size: int, num_heads: int, sizes: tuple[int, int], *, interleaved: bool, ctx: LayerContext
+    ) -> None:
+        """`sizes`: of the plain and the rotary part of a head. Raises ConfigError when heads cannot be dealt out."""
+        plain, self._rotary = sizes
+        self._vector = plain + self._rotary
+        self._interleaved = interleaved
+        even_split(num_heads, ctx.groups.tp.rank, ctx.groups.tp.size, "num_attention_heads")
+        super().__init__(in_size, (num_heads * self._vector,), bias=False, ctx=ctx, what="size of the query heads")
+
+    def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
+        rows = _as_floats(tensor, self._ctx.dtype)
+        super().load(kind, shard, rotary_first(rows, self._vector, self._rotary, self._interleaved))
+
+
+class LatentLinear(Linear):
+    """[T, in] -> [T, rotary + latent] on every rank: what is kept of a token, its latent part not yet normed."""
+
+    def __init__(
+        self, in_size: int, sizes: tuple[int, int], *, interleaved: bool, bias: bool, ctx: LayerContext
+    ) -> None:
+        """`sizes`: of the latent and the rotary part."""
+        self._rotary = sizes[1]
+        self._interleaved = interleaved
+        super().__init__(in_size, (sum(sizes),), bias=bias, ctx=ctx)
+
+    def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
+        rows = _as_floats(tensor, self._ctx.dtype)
+        super().load(kind, shard, rotary_first(rows, len(rows), self._rotary, self._interleaved))
+
+
+class AbsorbedLinear(nn.Module):
+    """What makes keys and values of latent vectors, applied to queries and results instead, head by head. Never
+    quantized: it is small, and applied twice."""
+
+    shards = (0,)
+
+    def __init__(self, latent_size: int, num_heads: int, sizes: tuple[int, int], *, ctx: LayerContext) -> None:
+        """`sizes`: of the plain part of a key and of a value. Raises ConfigError when heads cannot be dealt out."""
+        super().__init__()
+        self.name = ctx.name
+        self.sizes = sizes
+        self._dtype = ctx.dtype
+        self._shape = (num_heads * sum(sizes), latent_size)
+        heads = even_split(num_heads, ctx.groups.tp.rank, ctx.groups.tp.size, "num_attention_heads")
+        self._rows = range(heads.start * sum(sizes), heads.stop * sum(sizes))
+        self.key = torch.empty(0)
+        """[H, plain, latent]."""
+        self.value = torch.empty(0)
+        """[H, latent, value]."""
+
+    def expected(self) -> tuple[str, ...]:
+        """Kinds of tensors that the layer has."""
+        return ("weight",)
+
+    def part(self, kind: str, shard: int, shape: tuple[int, ...]) -> Part:
+        """The rows of this rank's heads. Raises ModelError on a wrong shape or kind."""
+        if kind != "weight" or tuple(shape) != self._shape:
+            raise ModelError(f"{self.name}.{kind} has shape {tuple(shape)}, expected {self._shape}")
+        return Part(0, self._rows.start, self._rows.stop)
+
+    def load(self, kind: str, shard: int, tensor: Tensor) -> None:
+        """Take this rank's part of the checkpoint tensor."""
+        heads = tensor.to(self._dtype).view(-1, sum(self.sizes), self._shape[1])
+        key, value = heads[:, : self.sizes[0]], heads[:, self.sizes[0] :]
+        self.key, self.value = key.contiguous(), value.transpose(1, 2).contiguous()
+
+    def absorb(self, query: Tensor) -> Tensor:
+        """The plain part of queries [T, H, plain] -> queries to latent vectors [T, H, latent]."""
+        return torch.bmm(query.transpose(0, 1), self.key).transpose(0, 1)
+
+    def expand(self, latent: Tensor) -> Tensor:
+        """Weighted sums of latent vectors [T, H, latent] -> those of values [T, H * value]."""
+        return torch.bmm(latent.transpose(0, 1), self.value).transpose(0, 1).reshape(len(latent), -1)

@@ -1,0 +1,134 @@
+"""Attention on a GPU: every backend that is here against the definition, alone and in captured graphs."""
+
+import itertools
+
+import pytest
+import torch
+
+from pagemill.model.attention.backends.flash_attn import _with_provider
+from pagemill.model.attention.backends.flashinfer import FlashInferBackend
+from pagemill.model.attention.backends.flex import FlexBackend
+from pagemill.model.attention.backends.triton_attn import TritonBackend
+from pagemill.model.attention.capability import Surroundings
+from pagemill.model.attention.flash_providers import providers
+from pagemill.model.attention.interface import AttentionLayerSpec
+from pagemill.model.kernels.triton import launch
+from tests.fakes.paged_attention import PagedCase
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+CUDA = torch.cuda.is_available()
+COMPUTE = torch.cuda.get_device_capability() if CUDA else None
+BATCHES = {
+    "decodes": [(1, 1), (1, 37), (1, 64), (1, 330), (1, 5000)],
+    "prefills": [(300, 300), (3, 3), (16, 16), (1000, 1000)],
+    "mixed": [(16, 80), (1, 33), (5, 5), (133, 1290), (1, 2000), (2, 700)],
+}
+SHAPES = [(4, 1, 64), (32, 8, 128), (3, 3, 96), (16, 2, 128), (8, 1, 256)]
+TRAITS = [
+    {}, {"window": 100}, {"chunk_size": 128}, {"soft_cap": 8.0}, {"has_sinks": True},
+    {"alibi_slopes": tuple(2.0 ** -(i + 1) for i in range(8))}, {"window": 33, "soft_cap": 30.0, "has_sinks": True},
+]  # fmt: skip
+
+
+def backends():
+    found = [("TRITON_ATTN", TritonBackend)]
+    if CUDA:
+        for provider in providers(COMPUTE):
+            if 16 % provider.block_multiple == 0:
+                found.append((f"FLASH_ATTN-{provider.version}-{provider.name}", _with_provider(provider, COMPUTE)))
+        if not FlashInferBackend.missing(AttentionLayerSpec(8, 8, 128, 1.0), "cuda", "bfloat16"):
+            found.append(("FLASHINFER", FlashInferBackend))
+    return found
+
+
+BACKENDS = backends()
+each_backend = pytest.mark.parametrize("backend", [one for _, one in BACKENDS], ids=[name for name, _ in BACKENDS])
+
+
+def skip_unless_able(backend, spec, dtype="bfloat16"):
+    reasons = backend.missing(spec, "cuda", dtype, Surroundings(COMPUTE, block_size=16))
+    if reasons:
+        pytest.skip(", ".join(reasons))
+
+
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    result, expected = result.double(), expected.double()
+    return float((result - expected).norm() / expected.norm())
+
+
+@each_backend
+@pytest.mark.parametrize(("batch", "shape"), list(itertools.product(BATCHES, SHAPES)))
+def test_sizes(backend, batch, shape):
+    spec = AttentionLayerSpec(*shape, shape[2] ** -0.5)
+    skip_unless_able(backend, spec)
+    case = PagedCase(spec, BATCHES[batch], dtype=torch.bfloat16, device="cuda")
+    assert relative_error(case.run(backend), case.expected()) < 1e-2
+
+
+@each_backend
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("traits", TRAITS, ids=lambda traits: "-".join(traits) or "plain")
+def test_traits(backend, batch, traits):
+    spec = AttentionLayerSpec(8, 2, 64, 0.125, **traits)
+    skip_unless_able(backend, spec)
+    case = PagedCase(spec, BATCHES[batch], dtype=torch.bfloat16, device="cuda")
+    assert relative_error(case.run(backend), case.expected()) < 1e-2
+
+
+@pytest.mark.parametrize("traits", TRAITS, ids=lambda traits: "-".join(traits) or "plain")
+def test_flex_attention(traits):
+    spec = AttentionLayerSpec(8, 2, 64, 0.125, **traits)
+    case = PagedCase(spec, BATCHES["mixed"][:3], dtype=torch.bfloat16, device="cuda")
+    assert relative_error(case.run(FlexBackend), case.expected()) < 1e-2
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_float32_is_exact(batch):
+    case = PagedCase(AttentionLayerSpec(8, 2, 64, 0.125), BATCHES[batch], device="cuda")
+    assert relative_error(case.run(TritonBackend), case.expected()) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_one_byte_cache(batch, dtype):
+    case = PagedCase(
+        AttentionLayerSpec(32, 8, 128, 128**-0.5), BATCHES[batch], dtype=torch.bfloat16, device="cuda",
+        cache_dtype=dtype,
+    )  # fmt: skip
+    assert relative_error(case.run(TritonBackend), case.expected()) < 1e-2
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_a_graph_follows_lengths_that_change(dependent):
+    """Captured with the plan inside, as decode steps are; then lengths and tables change in place."""
+    if dependent and (COMPUTE is None or COMPUTE < (9, 0)):
+        pytest.skip("dependent launch needs compute capability 9.0")
+    spec = AttentionLayerSpec(32, 8, 128, 128**-0.5)
+    small = PagedCase(spec, [(1, 1)] * 6, dtype=torch.bfloat16, device="cuda")
+    lengths = [(1, n) for n in (4000, 17, 900, 1, 64, 2500)]
+    large = PagedCase(spec, lengths, dtype=torch.bfloat16, device="cuda", seed=1)
+    common, cache = large.common(), large.cache(TritonBackend)
+    common.seq_lens.copy_(small.common().seq_lens)
+    impl, builder = TritonBackend.impl(spec), TritonBackend.metadata_builder(spec, torch.device("cuda"))
+    launch.set_dependent(dependent)
+    try:
+        impl.forward(large.query, large.key, large.value, cache, builder.build(common))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = impl.forward(large.query, large.key, large.value, cache, builder.build(common))
+    finally:
+        launch.set_dependent(False)
+    common.seq_lens.copy_(large.common().seq_lens)
+    for _ in range(3):
+        result.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert relative_error(result, large.expected()) < 1e-2
+
+
+def test_many_requests_of_unequal_lengths():
+    generator = torch.Generator().manual_seed(0)
+    lengths = [(1, int(n)) for n in torch.randint(1, 300, (700,), generator=generator)] + [(1, 20000)]
+    case = PagedCase(AttentionLayerSpec(8, 2, 64, 0.125), lengths, dtype=torch.bfloat16, device="cuda")
+    assert relative_error(case.run(TritonBackend), case.expected()) < 1e-2

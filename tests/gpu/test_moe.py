@@ -1,0 +1,131 @@
+"""Mixtures of experts compiled, on the shapes of real models: against torch, in captured graphs, and in engines."""
+
+import pytest
+import torch
+
+from pagemill.model.kernels.moe import reference_experts, reference_route
+from pagemill.model.kernels.routing import Routing
+from tests.fakes.triton_interpreter import DEVICE
+from tests.gpu.engines import greedy, make_llm, make_prompts, run
+
+from pagemill.model.kernels.triton import launch, moe  # isort: skip
+from pagemill.model.kernels.triton.mla import attend_latents, write_latents  # isort: skip
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")]
+SIZE, INNER, TOP_K = 2048, 768, 8
+ARCHITECTURES = ["Qwen3MoeForCausalLM", "MixtralForCausalLM", "DeepseekV3ForCausalLM"]
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "dependent"])
+def dependent(request):
+    before = launch.dependent()
+    launch.set_dependent(request.param)
+    yield
+    launch.set_dependent(before)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, generator=generator, device="cuda").to(dtype)
+
+
+def layer(num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return random(num_experts, 2 * INNER, SIZE, seed=1) / SIZE**0.5, random(
+        num_experts, SIZE, INNER, seed=2
+    ) / INNER**0.5
+
+
+def tokens(count: int, num_experts: int, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    logits = random(count, num_experts, dtype=torch.float32, seed=seed)
+    return (random(count, SIZE, seed=seed + 1), *reference_route(logits, Routing(TOP_K, renormalize=True)))
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    error = (actual.float() - expected.float()).norm() / expected.float().norm()
+    assert float(error) < 1e-2
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        Routing(8, renormalize=True),
+        Routing(8, sigmoid=True, renormalize=True, num_groups=8, top_groups=4, group_by_two=True, scale=2.5),
+        Routing(6, num_groups=8, top_groups=3),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 300])
+def test_routes_as_the_reference(dependent, routing, count):
+    logits = random(count, 128, dtype=torch.float32)
+    bias = random(128, dtype=torch.float32, seed=1) if routing.sigmoid else None
+    chosen, weights = moe.route(logits, routing, bias)
+    expected, expected_weights = reference_route(logits, routing, bias)
+    assert torch.equal(chosen, expected)
+    torch.testing.assert_close(weights, expected_weights)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 9, 64, 128, 256, 700, 2100])
+def test_experts(dependent, count):
+    gate_up, down = layer(128)
+    x, chosen, weights = tokens(count, 128)
+    result = moe.experts(x, gate_up, down, chosen, weights, 0, False)
+    close(result, reference_experts(x, gate_up, down, chosen, weights, 0, False))
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_half_of_the_experts(count):
+    gate_up, down = layer(64)
+    x, chosen, weights = tokens(count, 128)
+    result = moe.experts(x, gate_up, down, chosen, weights, 64, False)
+    close(result, reference_experts(x, gate_up, down, chosen, weights, 64, False))
+
+
+@pytest.mark.parametrize("count", [1, 256])
+def test_a_captured_graph_follows_its_inputs(dependent, count):
+    """Nothing is read back by the host: other experts are chosen, and the graph computes with those."""
+    gate_up, down = layer(128)
+    x, logits = random(count, SIZE), random(count, 128, dtype=torch.float32)
+    routing = Routing(TOP_K, renormalize=True)
+
+    def step() -> torch.Tensor:
+        chosen, weights = moe.route(logits, routing)
+        return moe.experts(x, gate_up, down, chosen, weights, 0, False)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    for seed in (5, 6):
+        x.copy_(random(count, SIZE, seed=seed))
+        logits.copy_(random(count, 128, dtype=torch.float32, seed=seed + 10))
+        graph.replay()
+        chosen, weights = reference_route(logits, routing)
+        close(result, reference_experts(x, gate_up, down, chosen, weights, 0, False))
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("num_splits", [1, 8])
+def test_latent_attention(dependent, heads, num_splits):
+    lengths, page = [1, 63, 300, 1024], 16
+    blocks = 1024 // page
+    cache = random(1 + len(lengths) * blocks, page, 576)
+    table = (torch.randperm(len(lengths) * blocks, device="cuda") + 1).view(len(lengths), blocks).int()
+    query, seen = random(len(lengths), heads, 576, seed=1), torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    last = torch.tensor([length - 1 for length in lengths], device="cuda")
+    rows = torch.arange(len(lengths), device="cuda")
+    slots = table[rows, last // page].long() * page + last % page
+    write_latents(random(len(lengths), 576, seed=2), cache, slots)
+    result = attend_latents(query, cache, table, rows.int(), seen, 0.1, 512, num_splits)
+    for row, length in enumerate(lengths):
+        entries = cache[table[row].long()].view(-1, 576)[:length].float()
+        weights = (query[row].float() @ entries.T * 0.1).softmax(-1)
+        close(result[row], weights @ entries[:, 64:])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_engines_choose_the_tokens_of_the_reference(checkpoints, architecture, quantization):
+    prompts = make_prompts(12)
+    with make_llm(checkpoints.path(architecture), quantization=quantization) as llm:
+        outputs = run(llm, prompts, greedy(20))
+    checkpoints.reference(architecture).check(prompts, outputs, quantization or "bfloat16")

@@ -1,0 +1,99 @@
+"""Compiles the Triton kernels behind `ops` for compute capability 9.0, without a GPU; run by test_compiles.py.
+
+Launches are caught and compiled instead: the interpreter, in which the other tests run, accepts more than the compiler.
+"""
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TYPES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv", torch.int32: "i32",
+    torch.int64: "i64",
+}  # fmt: skip
+OPTIONS = ("num_warps", "launch_pdl")
+compiled: list[str] = []
+
+
+def compile_instead(self, *args, grid, warmup=False, **words):
+    options = {name: words.pop(name) for name in OPTIONS if name in words}
+    given = dict(zip((parameter.name for parameter in self.params), args, strict=False)) | words
+    signature, constants, hints = {}, {}, {}
+    for index, parameter in enumerate(self.params):
+        value = given[parameter.name]
+        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            signature[parameter.name], constants[index,] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name], hints[index,] = "*" + TYPES[value.dtype], [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+            if isinstance(value, int) and value % 16 == 0:
+                hints[index,] = [["tt.divisibility", 16]]
+    source = ASTSource(self, signature, constants, hints)
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    text = kernel.asm["ptx"]
+    if options.get("launch_pdl") and text.count("griddepcontrol") != 2:
+        raise SystemExit(f"{self.__name__} is launched before its input is there, and does not wait for it")
+    if ".local " in text:
+        raise SystemExit(f"{self.__name__} keeps registers in memory")
+    compiled.append(self.__name__)
+
+
+JITFunction.run = compile_instead
+
+from pagemill.model.kernels.kv_target import KVTarget  # noqa: E402
+from pagemill.model.kernels.triton import choices, device, launch  # noqa: E402
+from pagemill.model.kernels.triton.gemv import gemv  # noqa: E402
+from pagemill.model.kernels.triton.norm_before import NormBefore  # noqa: E402
+from pagemill.model.kernels.triton.skinny import skinny  # noqa: E402
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+def ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def rows() -> None:
+    device.rms_norm(half(1, 4096), half(4096), 1e-6, half(1, 4096))
+    device.gated(half(1, 8192), False)
+    device.argmax(torch.empty(2, 151936))
+    device.rotate_(half(3, 32, 128), half(3, 128), half(3, 128))
+    device.gather_pair(half(50, 128), half(50, 128), ints(4, dtype=torch.int64))
+
+
+def linears() -> None:
+    x, weight = half(1, 4096), half(6144, 4096)
+    for choice in (choices.GEMV_CANDIDATES[0], choices.GEMV_CANDIDATES[-1]):
+        before = NormBefore(half(4096), 1e-6, half(1, 4096), half(1, 4096))
+        gemv(x, weight, choice, gate="silu", norm=before)
+        gemv(x, weight, choice, bias=half(6144), out_dtype=torch.float32)
+    for choice in (choices.SKINNY_CANDIDATES[0], choices.SKINNY_CANDIDATES[-1]):
+        skinny(half(16, 4096), weight, choice, gate="gelu_tanh")
+
+
+def attention_inputs() -> None:
+    rope, norms = (half(3, 128), half(3, 128)), ((half(128), 1e-6), (half(128), 1e-6))
+    slots, one = ints(300, dtype=torch.int64), torch.ones(1)
+    for dtype, scale in ((torch.bfloat16, None), (torch.float8_e4m3fn, one)):
+        cache = torch.empty(8, 2, 16, 8, 128, dtype=dtype)
+        target = KVTarget(cache[:, 0], cache[:, 1], slots, scale, scale)
+        device.attention_inputs(half(1, 6144), 32, 128, rope, norms, target)
+        device.attention_inputs(half(300, 6144), 32, 128, rope, None, target)
+    device.attention_inputs(half(3, 6144), 32, 128, rope)
+
+
+def sampling() -> None:
+    positions = ints(4, dtype=torch.int64)
+    device.sample_rows(torch.empty(4, 151936), ints(4, 7), positions, ints(4))
+
+
+for dependent in (False, True):
+    launch.set_dependent(dependent)
+    for part in (rows, linears, attention_inputs, sampling):
+        part()
+print(" ".join(sorted(set(compiled))))

@@ -1,0 +1,25 @@
+"""The compiler takes the kernels, not only the interpreter; needs no GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).resolve().parents[5]
+KERNELS = {
+    "_attention_inputs", "_combine", "_gated", "_gather_pair", "_gemv", "_group_stats", "_merge", "_rms_norm",
+    "_rotate", "_sample", "_scan", "_skinny",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_hopper(tmp_path: Path):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.unit.model.kernels.triton.compile_all"]
+    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert set(result.stdout.split()) == KERNELS

@@ -1,0 +1,82 @@
+"""What the benchmarks conclude from what they saw: the client of servers, and the rows of the table."""
+
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from cpu_peers import evaluate
+from peers import http_load
+from peers.jobs import Row
+
+OURS, PEER, SLOWER = ("ours", "x"), ("peer", "x"), ("slower", "x")
+GAP_S = 0.05
+
+
+def chunk(text: str) -> bytes:
+    return f"{len(text.encode()):x}\r\n{text}\r\n".encode()
+
+
+def serve(pieces: list[bytes]) -> http_load.Address:
+    """A server that answers one request with pieces, a little apart."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        with listener, listener.accept()[0] as connection:
+            connection.recv(65536)
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(GAP_S)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return http_load.Address(listener.getsockname()[1], "model")
+
+
+def event(text: str) -> str:
+    return f'data: {{"choices": [{{"text": "{text}"}}]}}\n\n'
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
+USAGE = 'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\ndata: [DONE]\n\n'
+
+
+def test_pieces_are_timed_when_they_are_whole():
+    first, rest = chunk(event("naïve"))[:12], chunk(event("naïve"))[12:]
+    pieces = [HEAD, first, rest, chunk(event("b") + event("c")), chunk(USAGE), b"0\r\n\r\n"]
+    (answer,) = http_load.complete(serve(pieces), [[1]], 3, 1)
+    assert answer.num_tokens == 3 and len(answer.piece_times_s) == 3
+    one, two, three = answer.piece_times_s
+    assert one - answer.start_s >= 2 * GAP_S * 0.9 and two - one >= GAP_S * 0.9 and three == two
+    figures = http_load.figures([answer])
+    assert figures["tokens_per_s"] == pytest.approx(3 / (three - answer.start_s))
+    assert figures["ttft_p50_ms"] == pytest.approx((one - answer.start_s) * 1e3)
+    assert figures["itl_p99_ms"] == pytest.approx((two - one) * 1e3)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"], "503"),
+        ([HEAD, chunk(event("a")), chunk(USAGE), b"0\r\n\r\n"], "1 completions have 3 tokens instead of 4"),
+        ([HEAD, chunk('data: {"error": "lost"}\n\n'), b"0\r\n\r\n"], "the server failed: lost"),
+        ([HEAD, b"0\r\n\r\n"], "no text came"),
+    ],
+)
+def test_other_answers_are_errors(pieces: list[bytes], message: str):
+    with pytest.raises(RuntimeError, match=message):
+        http_load.complete(serve(pieces), [[1]], 4, 1)
+
+
+def test_the_best_peer_counts_and_a_ratio_above_one_is_better():
+    series = {OURS: [4.0, 2.0, 3.0], PEER: [2.0], SLOWER: [1.0]}
+    rate = evaluate(Row("r", "", "", OURS, (SLOWER, PEER), ratio_at_least=1.5), series)
+    assert (rate["ratio"], rate["peer_name"], rate["met"]) == (1.5, "peer", True)
+    seconds = evaluate(Row("s", "", "", OURS, (SLOWER, PEER), more_is_better=False, ratio_at_least=0.5), series)
+    assert (seconds["ratio"], seconds["peer_name"], seconds["met"]) == (1 / 3, "slower", False)
+    limit = evaluate(Row("l", "", "", OURS, more_is_better=False, ours_at_most=2.9), series)
+    assert (limit["ours"], limit["peer"], limit["ratio"], limit["met"]) == (3.0, None, None, False)

@@ -1,0 +1,165 @@
+"""The runner of a device that works ahead, on a CPU that behaves like one: what an engine writes is what it writes
+without, whatever is in flight, captured, preempted or aborted."""
+
+import dataclasses
+import random
+
+import pytest
+
+from pagemill.config.arguments import EngineArgs
+from pagemill.config.compilation import GraphLimits, complete
+from pagemill.config.sections import CompilationConfig, GraphConfig
+from pagemill.engine.core import EngineCore
+from pagemill.engine.executor.uniproc import UniprocExecutor
+from pagemill.launch import build_config
+from pagemill.worker.worker import Worker
+from tests.fakes.engine_setup import Client, core_request
+from tests.fakes.queued_platform import QueuedPlatform
+from tests.fakes.tiny_checkpoint import make_checkpoint
+
+SEQS = 6
+
+
+@pytest.fixture(autouse=True)
+def plain_kernels(monkeypatch):
+    """A fake graph records what torch is told; native kernels would go unseen."""
+    monkeypatch.setenv("PAGEMILL_NATIVE_KERNELS", "0")
+    from pagemill.model.kernels import native
+
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"), "MistralForCausalLM")
+
+
+def settings_of(checkpoint, mode, **settings):
+    config = build_config(
+        EngineArgs(
+            str(checkpoint),
+            device="cpu",
+            dtype="float32",
+            attention_backend="TORCH_PAGED",
+            **({"max_model_len": 128, "max_num_seqs": SEQS, "num_gpu_blocks_override": 100} | settings),
+        )
+    )
+    if mode is None:
+        return config
+    wanted = GraphConfig(
+        compilation_config=CompilationConfig(cudagraph_mode=mode, cudagraph_capture_sizes=(1, 2, 4, 8))
+    )
+    limits = GraphLimits(SEQS, config.scheduler.max_num_batched_tokens, "cuda", True)
+    graphs = dataclasses.replace(wanted, compilation_config=complete(wanted, limits))
+    return dataclasses.replace(config, graphs=graphs)
+
+
+def requests(count=9, **params):
+    rng = random.Random(1)
+    for index in range(count):
+        prompt = [rng.randrange(3, 300) for _ in range(1 + 5 * index % 37)]
+        sampling = {"temperature": 0.0} if index % 3 == 0 else {"temperature": 0.9, "top_k": 20, "top_p": 0.9}
+        yield core_request(str(index), prompt, **({"max_tokens": 12 + index, "seed": index} | sampling | params))
+
+
+def engine(checkpoint, platform, mode=None, ahead=True, **settings):
+    config = settings_of(checkpoint, mode, **settings)
+    worker = Worker(config, platform=platform)
+    return Client(EngineCore(config, UniprocExecutor(worker, overlap=ahead))), worker
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint):
+    """Of the runner that waits for every step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PAGEMILL_NATIVE_KERNELS", "0")
+        client, _ = engine(checkpoint, None, ahead=False)
+        client.add(*requests())
+        client.run()
+    return client.tokens
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL_DECODE_ONLY", "PIECEWISE", "FULL_AND_PIECEWISE"])
+def test_tokens_are_those_of_a_runner_that_waits(checkpoint, expected, mode):
+    platform = QueuedPlatform()
+    client, _ = engine(checkpoint, platform, mode)
+    client.add(*requests())
+    client.run()
+    assert client.tokens == expected
+    assert (platform.maker.num_replays > 20) == (mode != "NONE")
+
+
+def test_one_step_at_a_time_is_the_same(checkpoint, expected):
+    client, _ = engine(checkpoint, QueuedPlatform(), "FULL_DECODE_ONLY", ahead=False)
+    client.add(*requests())
+    client.run()
+    assert client.tokens == expected
+
+
+def test_chunks_of_prompts_do_not_matter(checkpoint, expected):
+    client, _ = engine(checkpoint, QueuedPlatform(), "FULL_AND_PIECEWISE", max_num_batched_tokens=8)
+    client.add(*requests())
+    client.run()
+    assert client.tokens == expected
+
+
+def test_preemption_in_flight_does_not_matter(checkpoint, expected):
+    client, _ = engine(checkpoint, QueuedPlatform(), "FULL_DECODE_ONLY", num_gpu_blocks_override=12)
+    client.add(*requests())
+    client.run()
+    assert client.stats.num_preemptions > 0
+    assert client.tokens == expected
+
+
+def test_an_abort_with_tokens_in_flight_leaves_the_slot_to_the_next(checkpoint, expected):
+    client, _ = engine(checkpoint, QueuedPlatform(), "FULL_DECODE_ONLY")
+    everyone = list(requests())
+    client.add(*everyone[:SEQS])
+    for _ in range(5):
+        client.step()
+    client.core.abort(["1", "4"])
+    client.add(*everyone[SEQS:])
+    client.run()
+    kept = [str(index) for index in range(len(everyone)) if index not in (1, 4)]
+    assert {name: client.tokens[name] for name in kept} == {name: expected[name] for name in kept}
+
+
+def test_a_steady_step_sends_nothing(checkpoint):
+    client, worker = engine(checkpoint, QueuedPlatform(), "FULL_DECODE_ONLY")
+    client.add(*requests(count=4, max_tokens=60))
+    for _ in range(6):
+        client.step()
+    uploads = worker.runner.uploads
+    counts = []
+    for _ in range(32):
+        before = uploads.num_uploads
+        client.step()
+        counts.append(uploads.num_uploads - before)
+    # Each request takes a block every 16 steps, and all the others send nothing.
+    assert sum(counts) <= 4 * 2
+    assert counts.count(0) >= 24
+
+
+def test_requests_that_need_their_logits_changed_are_sampled_apart(checkpoint):
+    every = list(range(3, 320))
+    tokens = {}
+    for name, platform, ahead in (("waits", None, False), ("ahead", QueuedPlatform(), True)):
+        client, _ = engine(checkpoint, platform, None if platform is None else "FULL_DECODE_ONLY", ahead)
+        client.add(*requests(count=3, stop_token_ids=every, min_tokens=4, max_tokens=20))
+        client.run()
+        tokens[name] = client.tokens
+        assert {len(found) for found in client.tokens.values()} == {5}
+    assert tokens["ahead"] == tokens["waits"]
+
+
+def test_a_prompt_of_one_token_decodes_from_the_start(checkpoint):
+    tokens = []
+    for platform in (None, QueuedPlatform()):
+        client, _ = engine(checkpoint, platform, None if platform is None else "FULL_DECODE_ONLY", platform is not None)
+        for name in "abc":
+            client.add(core_request(name, [17], max_tokens=6, temperature=0))
+            client.run()
+        tokens.append(client.tokens)
+    assert tokens[0] == tokens[1]

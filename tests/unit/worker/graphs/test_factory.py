@@ -1,0 +1,113 @@
+"""From settings and a model to the graphs of a runner."""
+
+import logging
+
+import pytest
+
+from pagemill.config.graph_mode import GraphMode
+from pagemill.config.sections import ATTENTION_OP, CompilationConfig, GraphConfig
+from pagemill.errors import ConfigError
+from pagemill.model.attention.backends.torch_cpu import TorchCpuBackend
+from pagemill.model.attention.graph_support import AttentionCGSupport
+from pagemill.model.attention.interface import AttentionLayerSpec
+from pagemill.model.attention.layer import Attention
+from pagemill.model.attention.state_layer import StateLayer
+from pagemill.worker.graphs.compile.compiled_model import CompiledModel
+from pagemill.worker.graphs.dispatcher import BatchLimits
+from pagemill.worker.graphs.factory import graph_supports, make_graphs, uncut
+from pagemill.worker.graphs.graph_runner import GraphRunner, NoGraphs
+from pagemill.worker.graphs.pieces import PieceWrapper
+from tests.fakes.fake_graphs import FakeGraphMaker
+
+LIMITS = BatchLimits(8)
+ONE = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+
+
+def layers(support=AttentionCGSupport.ALWAYS, states=0):
+    class Builder(TorchCpuBackend.metadata_builder):
+        graph_support = support
+
+    class Backend(TorchCpuBackend):
+        name = "TEST_ATTN"
+        metadata_builder = Builder
+
+    spec = AttentionLayerSpec(4, 2, 16, 0.25)
+    found = {
+        f"layers.{index}.attn": Attention(spec, name=f"layers.{index}.attn", backend=Backend) for index in range(2)
+    }
+    return found | {
+        f"states.{index}": StateLayer([(4,)], ["float32"], name=f"states.{index}") for index in range(states)
+    }
+
+
+def config(graph_mode="FULL_AND_PIECEWISE", **settings):
+    defaults = {
+        "mode": 0,
+        "cudagraph_mode": graph_mode,
+        "cudagraph_capture_sizes": (1, 2, 4),
+        "splitting_ops": (ATTENTION_OP,),
+    }
+    return GraphConfig(compilation_config=CompilationConfig(**(defaults | settings)))
+
+
+def test_settings_reach_the_dispatcher_and_the_schedule():
+    settings = config(cudagraph_lazy_capture=False, cudagraph_num_of_warmups=3)
+    graphs = make_graphs(settings, layers(), LIMITS, FakeGraphMaker())
+    assert isinstance(graphs, GraphRunner)
+    assert graphs.dispatcher.mode is GraphMode.FULL_AND_PIECEWISE
+    assert len(graphs.schedule.at_start()) == 6 and graphs.max_num_tokens == 4
+    assert graphs.schedule.warm_ups_left(*graphs.schedule.at_start()[0]) == 3
+
+
+@pytest.mark.parametrize("mode, maker", (("NONE", FakeGraphMaker()), ("FULL", None)))
+def test_without_graphs(mode, maker):
+    assert isinstance(make_graphs(config(mode), layers(), LIMITS, maker), NoGraphs)
+
+
+def test_a_mode_is_lowered_to_what_the_model_can_and_the_log_says_why(caplog):
+    with caplog.at_level(logging.WARNING, logger="pagemill"):
+        graphs = make_graphs(config("FULL"), layers(ONE), LIMITS, FakeGraphMaker())
+    assert graphs.dispatcher.mode is GraphMode.FULL_AND_PIECEWISE
+    assert "FULL becomes FULL_AND_PIECEWISE: TEST_ATTN supports full graphs for batches of one token" in caplog.text
+
+
+def test_the_runner_has_limits_too(caplog):
+    with caplog.at_level(logging.WARNING, logger="pagemill"):
+        graphs = make_graphs(config("FULL"), layers(), LIMITS, FakeGraphMaker(), runner_support=ONE)
+    assert graphs.dispatcher.mode is GraphMode.FULL_AND_PIECEWISE
+    assert "the runner supports full graphs for batches of one token" in caplog.text
+
+
+def test_nothing_left_of_a_mode_means_no_graphs():
+    graphs = make_graphs(config("FULL", splitting_ops=()), layers(AttentionCGSupport.NEVER), LIMITS, FakeGraphMaker())
+    assert isinstance(graphs, NoGraphs)
+
+
+def test_layers_with_states_are_neither_captured_nor_cut():
+    mixed = layers(states=1)
+    assert graph_supports(mixed) == {"TEST_ATTN": AttentionCGSupport.ALWAYS, "StateLayer": AttentionCGSupport.NEVER}
+    assert uncut(mixed) == ["states.0"] and uncut(layers()) == []
+    assert isinstance(make_graphs(config(), mixed, LIMITS, FakeGraphMaker()), NoGraphs)
+
+
+def test_layers_with_states_cannot_be_compiled():
+    with pytest.raises(ConfigError, match=r"mode=3 cannot compile layers such as states\.0"):
+        make_graphs(config(mode=3), layers(states=1), LIMITS, FakeGraphMaker())
+
+
+def test_a_model_is_cut_by_the_compiler_or_while_it_is_captured(tmp_path):
+    def model(inputs, positions):
+        return inputs
+
+    graphs = make_graphs(config(), layers(), LIMITS, FakeGraphMaker())
+    assert isinstance(graphs.wrap_model(model), PieceWrapper)
+    for maker in (FakeGraphMaker(), None):
+        graphs = make_graphs(config(mode=3, backend="eager", cache_dir=str(tmp_path)), layers(), LIMITS, maker)
+        assert isinstance(graphs.wrap_model(model), CompiledModel)
+
+
+@pytest.mark.parametrize("level, checks", (("DEBUG", True), ("INFO", False)))
+def test_addresses_are_checked_in_debugging(level, checks, monkeypatch):
+    monkeypatch.setenv("PAGEMILL_LOGGING_LEVEL", level)
+    graphs = make_graphs(config(), layers(), LIMITS, FakeGraphMaker())
+    assert graphs.wrap_step(len)._check is checks
