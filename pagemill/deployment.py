@@ -17,6 +17,7 @@ from pagemill.engine.dp_coordinator import DpCoordinator
 from pagemill.engine.process import CoreBirth
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
+from pagemill.meetings import Meetings
 from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
 from pagemill.node_desk import NodeDesk, name_ranks
 from pagemill.supervisor import EngineSupervisor, Patience
@@ -40,13 +41,14 @@ class Deployment:
         *,
         secret: str | None = None,
         lockstep: bool = False,
+        shares_experts: bool = False,
         node_timeout_s: float = 10.0,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         """`worker` is "module:callable", called with the configuration in each core's process. `secret` is what the
-        machines share, when there are several. `lockstep`: engines step together. `on_lost` is called when the last
-        engine is gone for good, on the thread of its supervisor. Raises ConfigError when the address of the head
-        cannot be bound."""
+        machines share, when there are several. `lockstep`: engines step together; `shares_experts`: their workers
+        meet, and so they live and die together. `on_lost` is called when the last engine is gone for good, on the
+        thread of its supervisor. Raises ConfigError when the address of the head cannot be bound."""
         self.secret = secret or new_secret()
         """What lets a process connect to the sockets of this deployment."""
         self.folder = PrivateDirectory()
@@ -56,6 +58,7 @@ class Deployment:
         self._on_lost = on_lost
         self._plan = plan
         self._lockstep = lockstep
+        self._meetings = Meetings(plan.size, str(self.folder.path)) if shares_experts else None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._listeners: list[Listener] = []
@@ -143,7 +146,8 @@ class Deployment:
             # A core that was killed leaves its socket behind.
             (self.folder.path / f"core-{index}-{incarnation - 1}").unlink(missing_ok=True)
             address = self._address_of(f"core-{index}-{incarnation}")
-            birth = CoreBirth(self._config, index, self._worker, address, self.secret, self._lockstep)
+            meeting = None if self._meetings is None else self._meetings.join(index, incarnation)
+            birth = CoreBirth(self._config, index, self._worker, address, self.secret, self._lockstep, meeting)
             return msgspec.msgpack.encode(birth)
 
         return payload
@@ -175,7 +179,16 @@ class Deployment:
     def _ups(self) -> dict[int, EngineUp]:
         return {index: event for index, event in self._state.items() if isinstance(event, EngineUp)}
 
+    def _end_meeting(self, event: EngineDown, meetings: Meetings) -> EngineDown:
+        """Replace the engines that met the one that is gone; what is to be said of it."""
+        others = meetings.leave(event.index, event.incarnation)
+        for index, incarnation in others or ():
+            self._supervisors[index].replace(incarnation, f"engine core {event.index} is gone, with its experts")
+        return msgspec.structs.replace(event, follows=others is None)
+
     def _publish(self, event: FleetEvent) -> None:
+        if isinstance(event, EngineDown) and self._meetings is not None:
+            event = self._end_meeting(event, self._meetings)
         with self._changed:
             if isinstance(event, (EngineUp, EngineDown)):
                 self._state[event.index] = event

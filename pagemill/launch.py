@@ -18,7 +18,8 @@ from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.event_endpoints import check_endpoints
 from pagemill.config.facts import ModelFacts
-from pagemill.config.fleet_plan import FleetPlan, needs_lockstep, plan_fleet
+from pagemill.config.fleet_plan import FleetPlan, needs_lockstep, plan_fleet, shares_experts
+from pagemill.config.graph_mode import GraphMode
 from pagemill.config.resolve import resolve
 from pagemill.config.sections import FleetConfig, ServerConfig
 from pagemill.engine.core import EngineCore
@@ -119,7 +120,13 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     check_endpoints(config.cache.kv_events_config, fleet.data_parallel_size)
     envs.log_stats_interval_s()  # for front ends that are not there yet
     patience = Patience(fleet.engine_stall_timeout, fleet.engine_hang_timeout)
-    lockstep, timeout_s = needs_lockstep(fleet, config.facts), fleet.data_parallel_node_timeout
+    joint = shares_experts(fleet, plan, config.parallel)
+    if joint and config.graphs.compilation_config.cudagraph_mode != GraphMode.NONE.value:
+        raise ConfigError(
+            "enable_expert_parallel=True with several engines needs --enforce-eager: how many tokens the others have "
+            "is known in the step only, and a captured graph cannot ask"
+        )
+    lockstep, timeout_s = needs_lockstep(fleet, joint), fleet.data_parallel_node_timeout
     if plan.headless:
         return run_headless(config, WORKER, plan, patience, secret=secret, lockstep=lockstep, node_timeout_s=timeout_s)
     with (
@@ -132,6 +139,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
             patience,
             secret=secret,
             lockstep=lockstep,
+            shares_experts=joint,
             node_timeout_s=timeout_s,
             on_lost=_end_this_process,
         ) as engines,

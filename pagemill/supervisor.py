@@ -95,6 +95,7 @@ class EngineSupervisor:
         self._patience = patience
         self._entry = entry
         self._stopping = threading.Event()
+        self._replaced = -1, ""
         self._first: Future[EngineUp] = Future()
         self._child: Child | None = None
         self._thread = threading.Thread(target=self._run, name=f"pagemill-supervisor-{index}", daemon=True)
@@ -116,6 +117,10 @@ class EngineSupervisor:
     def ask_to_stop(self) -> None:
         """Begin to stop; `stop` waits for the end."""
         self._stopping.set()
+
+    def replace(self, incarnation: int, reason: str) -> None:
+        """Kill this incarnation, if it is still the present one, and start the next."""
+        self._replaced = incarnation, reason
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the engine and the thread. A second call does nothing."""
@@ -167,6 +172,10 @@ class EngineSupervisor:
                     stalled = watch.stalled
                     self._publish(EngineStalled(self.index, incarnation, stalled))
                     self._say_stalled(child, stalled)
+                if self._replaced[0] == incarnation:
+                    problem = self._replaced[1]
+                    child.kill()
+                    break
                 if watch is not None and watch.hung:
                     problem = "it hung and was killed"
                     dump_stacks(child.pid, wake=True)

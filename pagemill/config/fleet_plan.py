@@ -5,8 +5,7 @@ Knows nothing about how engines are started or reached.
 
 from dataclasses import dataclass
 
-from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import FleetConfig
+from pagemill.config.sections import FleetConfig, ParallelConfig
 from pagemill.errors import ConfigError
 
 MAX_PORT = 65535
@@ -60,10 +59,29 @@ def plan_fleet(fleet: FleetConfig) -> FleetPlan:
     return FleetPlan(size, local, fleet.headless, (address, fleet.data_parallel_rpc_port))
 
 
-def needs_lockstep(fleet: FleetConfig, facts: ModelFacts) -> bool:
-    """Whether the engines step together: as the user says, or if the model has experts."""
+def shares_experts(fleet: FleetConfig, plan: FleetPlan, config: ParallelConfig) -> bool:
+    """Whether the workers of all engines meet, as experts are dealt out over them. Raises ConfigError where they
+    cannot."""
+    if not config.enable_expert_parallel or fleet.data_parallel_size == 1:
+        return False
+    if plan.headless or plan.remote:
+        raise ConfigError(
+            f"enable_expert_parallel=True deals out experts over the engines of one machine, and "
+            f"data_parallel_size_local={len(plan.local)} of data_parallel_size={fleet.data_parallel_size} are on this "
+            "one; leave out --enable-expert-parallel, and every engine has all experts"
+        )
+    if fleet.data_parallel_lockstep is False:
+        raise ConfigError(
+            "data_parallel_lockstep=False is not allowed with enable_expert_parallel=True and several engines: they "
+            "exchange tokens in every step; leave out --no-data-parallel-lockstep"
+        )
+    return True
+
+
+def needs_lockstep(fleet: FleetConfig, shares_experts: bool) -> bool:
+    """Whether the engines step together: as the user says, or if experts are dealt out over them."""
     wanted = fleet.data_parallel_lockstep
-    return fleet.data_parallel_size > 1 and (facts.num_experts > 0 if wanted is None else wanted)
+    return fleet.data_parallel_size > 1 and (shares_experts if wanted is None else wanted)
 
 
 def _check_headless(fleet: FleetConfig) -> None:

@@ -164,15 +164,15 @@ class ParallelConfig:
 
     tensor_parallel_size: int = setting(1, "workers that share every layer's weights and heads", low=1, short="-tp")
     pipeline_parallel_size: int = setting(1, "stages of consecutive layers, one after another", low=1, short="-pp")
-    enable_expert_parallel: bool = setting(
-        False, "deal out whole experts over all workers of a stage, of all engines, instead of a slice of each"
-    )
 
     distributed_executor_backend: str | None = setting(
         None,
         "where workers run: uni in the engine's process, mp in processes of their own, ray on the hosts of a Ray "
         "cluster (default: uni for one worker, else mp)",
         choices=("uni", "mp", "ray"),
+    )
+    enable_expert_parallel: bool = setting(
+        False, "deal out whole experts over all workers of a stage, of all engines, instead of a slice of each"
     )
 
     @property
@@ -278,7 +278,7 @@ class FleetConfig:
         choices=BALANCERS,
     )
     data_parallel_lockstep: bool | None = setting(
-        None, "engines step together, in waves (default: where the model is a mixture of experts)"
+        None, "engines step together, in waves (default: where experts are dealt out over them)"
     )
     data_parallel_size_local: int | None = setting(
         None,

@@ -20,6 +20,7 @@ from pagemill.log import get_logger, name_process
 from pagemill.messages.core_calls import EngineCall, EngineReport, FrontEndGone
 from pagemill.messages.process_reports import Failed, ProcessReport, Pulse, Started
 from pagemill.messages.waves import WaveNews, WaveOrder
+from pagemill.messages.worker_rank import Replicas
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Role
 from pagemill.transport.sockets import Peer, ServerSocket
@@ -44,6 +45,8 @@ class CoreBirth(msgspec.Struct, frozen=True):
     secret: str
     lockstep: bool = False
     """Whether it steps together with other engines, as a coordinator says."""
+    replicas: Replicas | None = None
+    """Where its workers meet those of other engines, over which experts are dealt out."""
 
 
 class MailRoom:
@@ -148,7 +151,7 @@ def run(payload: bytes, report: Report) -> None:
     name_process(f"core {birth.index}")
     try:
         socket = ServerSocket(birth.address, birth.secret, accepts=(Role.API_SERVER, Role.SUPERVISOR, Role.COORDINATOR))
-        executor = make_executor(birth.config, birth.worker, replica=birth.index)
+        executor = make_executor(birth.config, birth.worker, replica=birth.index, replicas=birth.replicas)
         core = EngineCore(birth.config, executor, data_parallel_rank=birth.index)
     except Exception as error:
         logger.debug("the engine core cannot start", exc_info=True)

@@ -27,6 +27,8 @@ class EngineDown(msgspec.Struct, frozen=True, tag="down"):
     reason: str
     final: bool = False
     """True: it will not be started again."""
+    follows: bool = False
+    """It had to end because another one did: its requests are not suspected of it."""
 
 
 class EngineStalled(msgspec.Struct, frozen=True, tag="stalled"):

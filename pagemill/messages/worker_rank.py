@@ -8,6 +8,15 @@ import msgspec
 from pagemill.errors import ConfigError
 
 
+class Replicas(msgspec.Struct, frozen=True):
+    """One engine's place among those over which the experts of a model are dealt out."""
+
+    replica: int
+    num_replicas: int
+    address: str
+    """Where the workers of all of them meet, as `WorkerRank.init_address`."""
+
+
 class WorkerRank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of one replica. Tensor-parallel ranks are innermost: rank = stage * tensor_parallel_size + tp_rank.
 
@@ -67,3 +76,24 @@ SOLO_RANK = WorkerRank(
     rank=0, local_rank=0, world_size=1, tensor_parallel_size=1, pipeline_parallel_size=1, init_address=""
 )
 """The only worker of an engine."""
+
+
+def ranks_of(
+    tensor_parallel_size: int, pipeline_parallel_size: int, init_address: str, replicas: Replicas | None = None
+) -> list[WorkerRank]:
+    """All workers of an engine on one host; with `replicas`, one of several on it that meet."""
+    world_size = tensor_parallel_size * pipeline_parallel_size
+    first = 0 if replicas is None else replicas.replica * world_size
+    return [
+        WorkerRank(
+            rank=rank,
+            local_rank=first + rank,
+            world_size=world_size,
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
+            init_address=init_address if replicas is None else replicas.address,
+            replica=0 if replicas is None else replicas.replica,
+            num_replicas=1 if replicas is None else replicas.num_replicas,
+        )
+        for rank in range(world_size)
+    ]

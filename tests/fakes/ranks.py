@@ -134,7 +134,9 @@ def replay(
 ) -> Replay:
     """The recorded steps on one rank's worker, then others of no request; all ranks must replay at the same time."""
     config = build_config(EngineArgs(recording.path, **recording.settings))
-    sizes = ParallelConfig(rank.tensor_parallel_size, rank.pipeline_parallel_size, expert_parallel)
+    sizes = ParallelConfig(
+        rank.tensor_parallel_size, rank.pipeline_parallel_size, enable_expert_parallel=expert_parallel
+    )
     worker = Worker(dataclasses.replace(config, parallel=sizes), rank)
     worker.load_model()
     layers = worker.model.cache_layers()

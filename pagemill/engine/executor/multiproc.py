@@ -17,6 +17,7 @@ from pagemill.errors import EngineDeadError, PagemillError, PeerGoneError, Trans
 from pagemill.log import get_logger
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
+from pagemill.messages.worker_rank import Replicas
 from pagemill.transport.shm_queue import QueueReader, wait_any
 from pagemill.transport.worker_protocol import (
     CALLS,
@@ -68,6 +69,7 @@ class MultiprocExecutor:
         pipeline_parallel_size: int = 1,
         overlap: bool = False,
         first_index: int = 0,
+        replicas: Replicas | None = None,
         on_death: Callable[[EngineDeadError], None] | None = None,
         step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> None:
@@ -81,6 +83,7 @@ class MultiprocExecutor:
             msgspec.msgpack.encode(config),
             (tensor_parallel_size, pipeline_parallel_size),
             first_index=first_index,
+            replicas=replicas,
             on_death=on_death,
         )
         try:

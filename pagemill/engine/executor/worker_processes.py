@@ -12,7 +12,7 @@ import msgspec
 
 from pagemill.errors import ConfigError, EngineDeadError, ModelError, PagemillError, PeerGoneError
 from pagemill.log import get_logger
-from pagemill.messages.worker_rank import WorkerRank
+from pagemill.messages.worker_rank import Replicas, WorkerRank, ranks_of
 from pagemill.transport.addresses import PrivateDirectory
 from pagemill.transport.codec import Frame
 from pagemill.transport.shm_queue import QueueReader, QueueWriter, create_queue
@@ -46,6 +46,7 @@ class WorkerProcesses:
         sizes: tuple[int, int],
         *,
         first_index: int = 0,
+        replicas: Replicas | None = None,
         on_death: Callable[[EngineDeadError], None] | None = None,
         silent_s: float = SILENT_S,
     ) -> None:
@@ -64,7 +65,8 @@ class WorkerProcesses:
         writer_end, self._command_ends = create_queue(sizes[0] * sizes[1])
         self.commands = QueueWriter(writer_end)
         try:
-            for rank in self._ranks(sizes):
+            meeting = f"file://{self._folder.path}/ranks" if self._folder else ""
+            for rank in ranks_of(*sizes, meeting, replicas):
                 self._start(worker, config, rank, first_index + rank.rank)
         except BaseException:
             self.stop(None, 0.0, 0.0)
@@ -158,20 +160,6 @@ class WorkerProcesses:
         deadline = time.monotonic() + timeout_s
         for child in self._children:
             child.wait(max(0.0, deadline - time.monotonic()))
-
-    def _ranks(self, sizes: tuple[int, int]) -> list[WorkerRank]:
-        world_size = sizes[0] * sizes[1]
-        return [
-            WorkerRank(
-                rank=rank,
-                local_rank=rank,
-                world_size=world_size,
-                tensor_parallel_size=sizes[0],
-                pipeline_parallel_size=sizes[1],
-                init_address=f"file://{self._folder.path}/ranks" if self._folder else "",
-            )
-            for rank in range(world_size)
-        ]
 
     def _start(self, worker: str, config: bytes, rank: WorkerRank, index: int) -> None:
         results, (reader_end,) = create_queue(1, slot_bytes=RESULT_SLOT_BYTES)

@@ -189,7 +189,7 @@ class FleetClient:
                     self._news.set()
                 link = self._links.get(event.index)
                 if link is not None and link.incarnation == event.incarnation:
-                    self._bury(link, event.reason)
+                    self._bury(link, event.reason, event.follows)
             case EngineStalled():
                 link = self._links.get(event.index)
                 if link is not None and link.incarnation == event.incarnation:
@@ -235,15 +235,15 @@ class FleetClient:
             logger.exception("the outputs of engine %d cannot be read any more", link.index)
             self._bury(link, f"its outputs cannot be read: {type(error).__name__}")
 
-    def _bury(self, link: Link, reason: str) -> None:
-        """Take from an engine what it had, and find others for it."""
+    def _bury(self, link: Link, reason: str, follows: bool = False) -> None:
+        """Take from an engine what it had, and find others for it. `follows`: its end was another's doing."""
         if self._links.get(link.index) is not link or self._closed:
             return
         del self._links[link.index]
         self._balancer.forget(link.index)
         num_lost = self._ledger.num_on(link.index)
         logger.warning("engine %d is gone (%s); %d requests go on elsewhere", link.index, reason, num_lost)
-        failed = self._ledger.bury(link.index, reason)
+        failed = self._ledger.bury(link.index, reason, follows)
         if failed:
             self._publish(EngineCoreOutputs(engine_index=link.index, outputs=failed))
         self._spawn(self._hang_up(link))

@@ -123,12 +123,16 @@ class Ledger:
         """How many requests an engine has."""
         return self._num_on[engine]
 
-    def bury(self, engine: int, reason: str) -> list[EngineCoreOutput]:
-        """An engine died. Its requests wait for another, except those that are taken for the cause: their outputs."""
+    def bury(self, engine: int, reason: str, follows: bool = False) -> list[EngineCoreOutput]:
+        """An engine died. Its requests wait for another, except those that are taken for the cause: their outputs.
+        Where it only `follows` another that died, none of them is."""
         victims = [entry for entry in self._entries.values() if entry.engine == engine]
         self._num_on[engine] = 0
         for entry in victims:
             entry.engine = None
+        if follows:
+            return []
+        for entry in victims:
             entry.num_crashes += 1
             entry.suspicion += 1
             if entry.request.request_id == self._on_trial:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from pagemill.config.facts import ModelFacts
-from pagemill.config.fleet_plan import FleetPlan, needs_lockstep, plan_fleet
-from pagemill.config.sections import FleetConfig
+from pagemill.config.fleet_plan import FleetPlan, needs_lockstep, plan_fleet, shares_experts
+from pagemill.config.sections import FleetConfig, ParallelConfig
 from pagemill.errors import ConfigError
 
 
@@ -55,18 +54,40 @@ def test_contradictions_are_named(settings, message):
 
 
 @pytest.mark.parametrize(
-    ("size", "hf_config", "wanted", "expected"),
+    ("size", "joint", "wanted", "expected"),
     [
-        (2, {}, None, False),
-        (2, {"num_local_experts": 8}, None, True),
-        (2, {"n_routed_experts": 64, "num_experts": None}, None, True),
-        (1, {"num_experts": 8}, None, False),
-        (2, {"num_experts": 8}, False, False),
-        (2, {}, True, True),
-        (1, {}, True, False),
+        (2, False, None, False),
+        (2, True, None, True),
+        (1, False, None, False),
+        (2, False, True, True),
+        (1, False, True, False),
     ],
 )
-def test_engines_step_together_where_there_are_experts_or_the_user_says_so(size, hf_config, wanted, expected):
-    facts = ModelFacts("m", "", "gguf", "A", hf_config, "float32", 64, 13)
+def test_engines_step_together_where_they_share_experts_or_the_user_says_so(size, joint, wanted, expected):
     fleet = FleetConfig(data_parallel_size=size, data_parallel_lockstep=wanted)
-    assert needs_lockstep(fleet, facts) is expected
+    assert needs_lockstep(fleet, joint) is expected
+
+
+EXPERTS = ParallelConfig(enable_expert_parallel=True)
+
+
+@pytest.mark.parametrize(("size", "parallel", "expected"), [(2, EXPERTS, True), (1, EXPERTS, False), (2, None, False)])
+def test_experts_are_shared_by_several_engines_that_may(size, parallel, expected):
+    fleet = FleetConfig(data_parallel_size=size)
+    assert shares_experts(fleet, plan_fleet(fleet), parallel or ParallelConfig()) is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data_parallel_lockstep": False}, "data_parallel_lockstep=False is not allowed with enable_expert_parallel"),
+        (
+            {"data_parallel_size_local": 1, "data_parallel_address": "10.0.0.1"},
+            "data_parallel_size_local=1 of data_parallel_size=2 are on this one",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_shared_are_refused(settings, message):
+    fleet = FleetConfig(data_parallel_size=2, **settings)
+    with pytest.raises(ConfigError, match=message):
+        shares_experts(fleet, plan_fleet(fleet), EXPERTS)

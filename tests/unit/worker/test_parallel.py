@@ -145,7 +145,7 @@ def test_four_ranks_equal_one(recordings, four_ranks, case):
     check_equal(recordings[case[0]], four_ranks, case)
 
 
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "gguf"])
+@pytest.mark.parametrize("name", [*(name for name in ARCHITECTURES if "Deepseek" not in name), "gguf"])
 def test_a_tensor_parallel_rank_holds_half_of_the_weights_and_heads(recordings, two_ranks, name):
     whole = recordings[name].weight_bytes
     for results in two_ranks:

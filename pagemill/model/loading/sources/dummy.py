@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pagemill.config.facts import ModelFacts
 from pagemill.model.loading.expert_shapes import expert_shapes
+from pagemill.model.loading.latent_shapes import latent_shapes
 from pagemill.model.loading.part import Select, whole
 
 _SCALE = 0.02
@@ -48,17 +49,8 @@ def shapes(facts: ModelFacts) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _layer_shapes(architecture: str, config: dict[str, Any], dense: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    size, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-    head_size = config.get("head_dim") or size // heads
-    outs = {"q_proj": heads * head_size}
-    outs["k_proj"] = outs["v_proj"] = (config.get("num_key_value_heads") or heads) * head_size
-    for name, out in outs.items():
-        yield f"self_attn.{name}.weight", (out, size)
-        if architecture.startswith("Qwen2") or config.get("attention_bias"):
-            yield f"self_attn.{name}.bias", (out,)
-    yield "self_attn.o_proj.weight", (size, outs["q_proj"])
-    if config.get("attention_bias") and not architecture.startswith("Qwen2"):
-        yield "self_attn.o_proj.bias", (size,)
+    size, inner = config["hidden_size"], config["intermediate_size"]
+    yield from latent_shapes(config) or _attention_shapes(architecture, config)
     mlp = (("gate_proj", (inner, size)), ("up_proj", (inner, size)), ("down_proj", (size, inner))) if dense else ()
     for name, shape in mlp:
         yield f"mlp.{name}.weight", shape
@@ -69,6 +61,20 @@ def _layer_shapes(architecture: str, config: dict[str, Any], dense: bool) -> Ite
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     for name in norms:
         yield f"{name}.weight", (size,)
+
+
+def _attention_shapes(architecture: str, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    size, heads = config["hidden_size"], config["num_attention_heads"]
+    head_size = config.get("head_dim") or size // heads
+    outs = {"q_proj": heads * head_size}
+    outs["k_proj"] = outs["v_proj"] = (config.get("num_key_value_heads") or heads) * head_size
+    for name, out in outs.items():
+        yield f"self_attn.{name}.weight", (out, size)
+        if architecture.startswith("Qwen2") or config.get("attention_bias"):
+            yield f"self_attn.{name}.bias", (out,)
+    yield "self_attn.o_proj.weight", (size, outs["q_proj"])
+    if config.get("attention_bias") and not architecture.startswith("Qwen2"):
+        yield "self_attn.o_proj.bias", (size,)
     if architecture.startswith(("Qwen3", "Gemma3")):
         yield "self_attn.q_norm.weight", (head_size,)
         yield "self_attn.k_norm.weight", (head_size,)

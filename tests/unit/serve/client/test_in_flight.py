@@ -125,3 +125,11 @@ def test_tokens_of_before_the_crash_clear_nobody():
     ledger.bury(0, "2")
     assert [entry.request.request_id for entry in ledger.to_send()] == ["a"]
     assert [entry.request.request_id for entry in ledger.to_send()] == ["a"], "no engine was up to take it"
+
+
+def test_requests_of_an_engine_that_only_followed_another_are_not_suspected():
+    ledger = ledger_of("a")
+    for _ in range(MAX_CRASHES):
+        assert ledger.bury(0, "another is gone", follows=True) == []
+        assert list(send_all(ledger)) == ["a"]
+    assert ledger.bury(0, "killed") == []
