@@ -76,10 +76,10 @@ def test_orders_of_gpus():
     assert cuda_order((10, 0)) == ("FLASHINFER", "FLASH_ATTN", *ampere[2:])
     assert cuda_order((10, 0), mla=True) == (
         "FLASHINFER_MLA", "CUTLASS_MLA", "FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA", "FLASHMLA_SPARSE",
-        "FLASHINFER_MLA_SPARSE", "TORCH_MLA",
+        "FLASHINFER_MLA_SPARSE",
     )  # fmt: skip
     assert cuda_order((9, 0), mla=True) == (
-        "FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA", "FLASHMLA_SPARSE", "TORCH_MLA"
+        "FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA", "FLASHMLA_SPARSE"
     )  # fmt: skip
 
 
