@@ -1,5 +1,6 @@
 """CUDA graphs in one memory pool: `CudaGraphMaker` makes them, `CudaGraph` records and replays. Knows no model."""
 
+import contextlib
 import gc
 from typing import Any
 
@@ -61,13 +62,21 @@ class CudaGraph:
         try:
             self._graph.capture_end()
         except RuntimeError:
-            pass
+            self._forget()
         finally:
             self._leave()
 
     def replay(self) -> None:
         """On the current stream."""
         self._graph.replay()
+
+    def _forget(self) -> None:
+        """An invalid recording ends before torch has told its allocator and its generator that it is over."""
+        device = torch.cuda.current_device()
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device, self._maker.pool)
+        generator = torch.cuda.default_generators[device]
+        generator.graphsafe_set_state(generator.clone_state())
 
     def _leave(self) -> None:
         self._on_stream.__exit__(None, None, None)

@@ -115,10 +115,11 @@ class FlexImpl(AttentionImpl):
         return picked.to(dtype).masked_fill(metadata.hidden[:, :, None, None], 0).transpose(1, 2)
 
     def _score(self, context: Tensor) -> Callable[..., Tensor] | None:
-        cap = self.spec.soft_cap
-        if cap is None and self.spec.alibi_slopes is None:
+        cap = slopes = None
+        if self.spec.soft_cap is None and self.spec.alibi_slopes is None:
             return None
-        slopes = None
+        if self.spec.soft_cap is not None:  # as a tensor: the compiler would make a float that changes of a number
+            cap = torch.full((), self.spec.soft_cap, dtype=torch.float32, device=context.device)
         if self.spec.alibi_slopes is not None:
             slopes = torch.tensor(self.spec.alibi_slopes, dtype=torch.float32, device=context.device)
 

@@ -24,6 +24,8 @@ from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.triton.attention_tiles import Tiles, power_of_two, split_budget, tiles_for
 from pagemill.utils.math import ceil_div
 
+MERGE_PROGRAMS = 1024
+"""Of all requests together, where there are not more requests than that."""
 FALLBACK_PROCESSORS = 4
 """Of a device that does not say: the interpreter's."""
 SMALL_BATCH = 64
@@ -232,11 +234,13 @@ class TritonImpl(AttentionImpl):
         spec, partial, cascade = self.spec, metadata.partial, metadata.cascade
         prefix = cascade.partial if cascade else partial
         rows = partial.out.shape[2]
-        merge_splits[(metadata.common.num_requests, rows, spec.num_kv_heads)](
+        # Of many requests few are split, and programs that find nothing to do cost time, too.
+        parts = max(1, min(rows * spec.num_kv_heads, MERGE_PROGRAMS // metadata.common.num_requests))
+        merge_splits[(metadata.common.num_requests, parts)](
             output, partial.out, partial.lse, prefix.out, prefix.lse, metadata.common.query_start,
             metadata.splits.first, output.stride(0), output.stride(1), cascade.splits if cascade else 1,
             GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size, BLOCK_D=partial.out.shape[3],
-            ROWS=rows, PREFIX_ROWS=prefix.out.shape[2], BLOCK_S=32, CASCADE=int(cascade is not None),
+            ROWS=rows, PREFIX_ROWS=prefix.out.shape[2], KV_HEADS=spec.num_kv_heads, BLOCK_S=32, CASCADE=int(cascade is not None),
             PDL=launch.dependent(), **launch.options(2),
         )  # fmt: skip
 

@@ -247,13 +247,13 @@ def paged_attention(
 @triton.jit
 def _fold(
     acc, top, total, partial_out, partial_lse, first, past, kv_head, row,
-    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    ROWS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Take one row of the items [first, past) into the weighted mean: `acc` [D], `top`, `total`."""
     dims = tl.arange(0, BLOCK_D)
     for start in tl.range(first, past, BLOCK_S):
         items = start + tl.arange(0, BLOCK_S)
-        places = (items.to(tl.int64) * tl.num_programs(2) + kv_head) * ROWS + row
+        places = (items.to(tl.int64) * KV_HEADS + kv_head) * ROWS + row
         lse = tl.load(partial_lse + places, items < past, other=float("-inf"))
         found = tl.load(partial_out + places[:, None] * BLOCK_D + dims[None, :], (items < past)[:, None], other=0.0)
         higher = tl.maximum(top, tl.max(lse, 0))
@@ -271,31 +271,33 @@ def merge_splits(
     out, partial_out, partial_lse, prefix_out, prefix_lse, query_start, first_item, out_stride_token, out_stride_head,
     prefix_splits,
     GROUP: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, PREFIX_ROWS: tl.constexpr,
-    BLOCK_S: tl.constexpr, CASCADE: tl.constexpr, PDL: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_S: tl.constexpr, CASCADE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (request, row of a key head, key head): the weighted mean of what the request's items found, and with
-    CASCADE of what those of the shared prefix found for the same token."""
+    """Program (request, part of its rows): for each row of a key head the weighted mean of what the request's items
+    found, and with CASCADE of what those of the shared prefix found for the same token."""
     begin_kernel(PDL)
-    request, row, kv_head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    request = tl.program_id(0)
     first, past = tl.load(first_item + request), tl.load(first_item + request + 1)
+    if past - first + CASCADE <= 1:
+        return
     token_begin = tl.load(query_start + request)
     query_len = tl.load(query_start + request + 1) - token_begin
-    if past - first + CASCADE <= 1 or row >= query_len * GROUP:
-        return
-    token = token_begin + row // GROUP
     dims = tl.arange(0, BLOCK_D)
-    acc, top, total = tl.zeros([BLOCK_D], tl.float32), token * 0.0 - float("inf"), token * 0.0
-    acc, top, total = _fold(
-        acc, top, total, partial_out, partial_lse, first, past, kv_head, row, ROWS, BLOCK_D, BLOCK_S
-    )
-    if CASCADE:
-        tile_tokens: tl.constexpr = PREFIX_ROWS // GROUP
-        items = token // tile_tokens * prefix_splits
-        tile_row = token % tile_tokens * GROUP + row % GROUP
+    for number in tl.range(tl.program_id(1), query_len * GROUP * KV_HEADS, tl.num_programs(1)):
+        row, kv_head = number // KV_HEADS, number % KV_HEADS
+        token = token_begin + row // GROUP
+        acc, top, total = tl.zeros([BLOCK_D], tl.float32), token * 0.0 - float("inf"), token * 0.0
         acc, top, total = _fold(
-            acc, top, total, prefix_out, prefix_lse, items, items + prefix_splits, kv_head, tile_row, PREFIX_ROWS,
-            BLOCK_D, BLOCK_S,
-        )  # fmt: skip
-    result = acc / tl.where(total > 0.0, total, 1.0)
-    place = token.to(tl.int64) * out_stride_token + (kv_head * GROUP + row % GROUP) * out_stride_head
-    tl.store(out + place + dims, result.to(out.dtype.element_ty), dims < HEAD)
+            acc, top, total, partial_out, partial_lse, first, past, kv_head, row, ROWS, KV_HEADS, BLOCK_D, BLOCK_S
+        )
+        if CASCADE:
+            tile_tokens: tl.constexpr = PREFIX_ROWS // GROUP
+            items = token // tile_tokens * prefix_splits
+            tile_row = token % tile_tokens * GROUP + row % GROUP
+            acc, top, total = _fold(
+                acc, top, total, prefix_out, prefix_lse, items, items + prefix_splits, kv_head, tile_row, PREFIX_ROWS,
+                KV_HEADS, BLOCK_D, BLOCK_S,
+            )  # fmt: skip
+        result = acc / tl.where(total > 0.0, total, 1.0)
+        place = token.to(tl.int64) * out_stride_token + (kv_head * GROUP + row % GROUP) * out_stride_head
+        tl.store(out + place + dims, result.to(out.dtype.element_ty), dims < HEAD)
