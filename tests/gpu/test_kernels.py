@@ -162,11 +162,11 @@ def test_sampled_tokens_are_the_hosts(vocab_size: int, scale: float):
     top_k_top_p_(wide, top_k.long(), top_p)
     cumulative = wide.double().softmax(-1).cumsum(-1)
     targets = torch.from_numpy(uniform(seeds, positions)).unsqueeze(1) * cumulative[:, -1:]
-    # Sums of 150,000 terms differ in their last bits, so a token's edge may lie on either side of the number.
+    # Sums of 150,000 terms in float32 are off by some 1e-5, so a token's edge may lie on either side of the number.
     chosen = tokens.cpu().unsqueeze(1)
     above = cumulative.gather(1, chosen)
     below = above - wide.double().softmax(-1).gather(1, chosen)
-    assert bool(((targets >= below - 1e-5) & (targets <= above + 1e-5)).all())
+    assert bool(((targets >= below - 1e-4) & (targets <= above + 1e-4)).all())
     assert bool(wide.gather(1, chosen).isfinite().all()), "kept by the filters"
 
 
