@@ -153,7 +153,11 @@ class Engine:
         with log_of(name).open("w") as log:
             self._process = command.start(log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.pid = self._process.pid
-        self._answer()
+        try:
+            self._answer()
+        except BaseException:
+            end(self._process)
+            raise
         self.started_s = time.perf_counter() - start
 
     def run(self, work: str, repetition: int, sizes: Sizes) -> dict[str, float]:

@@ -56,10 +56,8 @@ HOPPER_MLA_ORDER = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA"
 
 def cuda_order(compute: tuple[int, int], mla: bool = False) -> tuple[str, ...]:
     """Names of backends for a GPU of this compute capability, best first; those that the catalogue has."""
-    if compute[0] >= 10:
-        order = BLACKWELL_MLA_ORDER if mla else BLACKWELL_ORDER
-    else:
-        order = HOPPER_MLA_ORDER if mla else HOPPER_ORDER
+    orders = (BLACKWELL_ORDER, BLACKWELL_MLA_ORDER) if compute[0] >= 10 else (HOPPER_ORDER, HOPPER_MLA_ORDER)
+    order: tuple[str, ...] = orders[mla]
     return tuple(name for name in order if name in ATTENTION)
 
 

@@ -14,6 +14,8 @@ from pagemill.errors import ConfigError
 from pagemill.platforms.interface import DeviceMemory, GraphMaker, Platform, Transfers
 
 TOKEN_BUDGET = 8192
+LIBRARY_FOLDERS = ("/usr/local/nvidia/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/wsl/lib/", "")
+"""Where the driver's library may be; at last, where the loader looks."""
 _NAME_BYTES = 96
 
 
@@ -61,7 +63,7 @@ class CudaPlatform(Platform):
             )
         self._index = local_rank
         # What this process has taken already cannot be told from what others have, and is counted as its own.
-        self._others = 0 if torch.cuda.is_initialized() else _Management().device(local_rank).used_bytes
+        self._others = 0 if _has_context() else _Management().device(local_rank).used_bytes
         torch.cuda.set_device(local_rank)
 
     def set_threads(self, num_threads: int) -> None:
@@ -111,7 +113,7 @@ class _Management:
     """libnvidia-ml. Raises OSError when it is not there, or refuses."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        self._library = _load()
         self._call("nvmlInit_v2")
 
     def count(self) -> int:
@@ -137,6 +139,22 @@ class _Management:
         status = getattr(self._library, name)(*args)
         if status:
             raise OSError(f"{name} failed with status {status}")
+
+
+def _has_context() -> bool:
+    import torch  # deferred: facts() must not cost the import of torch
+
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized
+
+
+def _load() -> ctypes.CDLL:
+    for folder in LIBRARY_FOLDERS:
+        try:
+            return ctypes.CDLL(f"{folder}libnvidia-ml.so.1")
+        except OSError as error:
+            missing = error
+    raise missing
 
 
 @cache

@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 import traceback
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from pagemill.catalog.registry import load_path
 from pagemill.config.engine_config import EngineConfig
 from pagemill.errors import PagemillError, PeerGoneError, TransportError
 from pagemill.log import get_logger, name_process
-from pagemill.messages.worker_api import WorkerApi
+from pagemill.messages.worker_api import OutputSoon, WorkerApi
 from pagemill.messages.worker_rank import WorkerRank
 from pagemill.transport.shm_queue import QueueReader, QueueWriter
 from pagemill.transport.worker_protocol import (
@@ -67,18 +68,35 @@ class _Loop:
         self._results = QueueWriter(birth.results)
         self._decoder, self._encoder = command_codec(), result_codec()
         self._worker = build_worker(birth.worker, birth.config, birth.rank)
+        self._under_way: deque[OutputSoon] = deque()
+        """Outputs of a worker that runs ahead, in order."""
 
     def run(self) -> None:
         """Until a Stop. Raises what a step or a call raised, unless it is the caller's to mend."""
         with contextlib.closing(self._commands), contextlib.closing(self._results):
             while not isinstance(command := self._next(), Stop):
+                if self._worker.runs_ahead and isinstance(command, SampleTokens):
+                    self._under_way.append(self._worker.start_sampling())
+                    continue
+                if isinstance(command, CallMethod):
+                    self._answer_steps(all_of_them=True)
                 result = obey(self._worker, self._rank, command)
                 if result is not None:
                     self._answer(result)
             self._worker.shutdown()
 
+    def _answer_steps(self, all_of_them: bool = False) -> None:
+        """Outputs that are there, or all. A worker that has no say takes them too: its slots' states follow."""
+        while self._under_way and (all_of_them or self._under_way[0].ready()):
+            output = self._under_way.popleft().result()
+            if self._rank.returns_output:
+                self._answer(Sampled(output))
+
     def _next(self) -> Command:
         while True:
+            # The next step is given while one is under way: look for both, for a step is shorter than any sleep.
+            while self._under_way and not self._commands.has_message() and not self._commands.ended():
+                self._answer_steps()
             try:
                 frames = self._commands.get(IDLE_S)
                 if frames is not None:

@@ -42,7 +42,10 @@ class ModelRunner:
                 self._stage.expect(batch)
             slots = slots[:0]
         tokens = self._forward.sample(batch) if len(slots) else TokensNow(slots)
-        return StepTokens(batch.step_id, tokens, _Places(self._states, slots), self._stage)
+        output = StepTokens(batch.step_id, tokens, _Places(self._states, slots), self._stage)
+        if not self._forward.runs_ahead:
+            output.result()
+        return output
 
     @property
     def num_graphs(self) -> int:
@@ -97,22 +100,25 @@ class _Places:
 
 
 class StepTokens:
-    """What a step sampled, or will have. Taken in the order of the steps, and once."""
+    """What a step sampled, or will have. Taken in the order of the steps."""
 
     def __init__(self, step_id: int, tokens: TokensSoon, places: _Places, stage: Stage) -> None:
         self._step_id = step_id
         self._tokens = tokens
         self._places = places
         self._stage = stage
+        self._output: ModelRunnerOutput | None = None
 
     def ready(self) -> bool:
         """Whether `result` would not wait."""
-        return self._tokens.ready()
+        return self._output is not None or self._tokens.ready()
 
     def result(self) -> ModelRunnerOutput:
         """The tokens, which the slots have now too."""
-        token_ids = self._tokens.take()
-        if len(token_ids):
-            self._places.fill(token_ids)
-            self._stage.sampled(token_ids)
-        return ModelRunnerOutput(self._step_id, self._places.slots, token_ids, self._tokens.vectors)
+        if self._output is None:
+            token_ids = self._tokens.take()
+            if len(token_ids):
+                self._places.fill(token_ids)
+                self._stage.sampled(token_ids)
+            self._output = ModelRunnerOutput(self._step_id, self._places.slots, token_ids, self._tokens.vectors)
+        return self._output

@@ -51,6 +51,8 @@ class PagedCase:
     cache_dtype: torch.dtype | None = None
     """None: dtype. A cache of one-byte floats has everything in it already, in halves for `key_scale` 2."""
     sinks: Tensor | None = field(init=False, default=None)
+    prefix: int = 0
+    """Tokens that all requests share, whole blocks."""
 
     def __post_init__(self) -> None:
         spec, generator = self.spec, torch.Generator().manual_seed(self.seed)
@@ -65,6 +67,9 @@ class PagedCase:
         for row, (count, ids) in enumerate(zip(blocks, order.split(blocks), strict=True)):
             table[row, :count] = ids
         self.full = [random(2, seq_len, spec.num_kv_heads, spec.head_size) for _, seq_len in self.requests]
+        for full, row in zip(self.full, table, strict=True):
+            full[:, : self.prefix] = self.full[0][:, : self.prefix]
+            row[: self.prefix // self.block_size] = table[0, : self.prefix // self.block_size]
         self.slots = [table[row, torch.arange(s) // self.block_size].long() * self.block_size
                       + torch.arange(s) % self.block_size for row, (_, s) in enumerate(self.requests)]  # fmt: skip
         for row, (query_len, seq_len) in enumerate(self.requests):
@@ -86,7 +91,7 @@ class PagedCase:
         mapping = torch.cat([slots[len(slots) - q :] for slots, q in zip(self.slots, lengths, strict=True)])
         return CommonAttentionMetadata(
             start.to(self.device), seq_lens.to(self.device), self.table, mapping.to(self.device), len(lengths),
-            sum(lengths), max(lengths), int(seq_lens.max()), self.block_size, start, seq_lens,
+            sum(lengths), max(lengths), int(seq_lens.max()), self.block_size, start, seq_lens, self.prefix,
         )  # fmt: skip
 
     def cache(self, backend: type[AttentionBackend]) -> Tensor:

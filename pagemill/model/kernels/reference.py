@@ -87,6 +87,36 @@ def write_kv(key: Tensor, value: Tensor, target: KVTarget) -> None:
         cache[slots // block_size, slots % block_size] = rows.to(cache.dtype)
 
 
+def packed_cache(rows: Tensor) -> Tensor:
+    """[2, num_blocks, Hkv, block_size, D] in rows -> the same shape as the kernels lay it out (cpu/segment.h): what a
+    head has in a block is float32 keys [D, block_size] or bfloat16 keys [D / 2, block_size, 2] and values
+    [block_size / 2, D, 2]; rows where block_size or D is no multiple of 16."""
+    if not _packs(rows):
+        return rows.clone()
+    keys, values = rows
+    if rows.element_size() == 4:
+        return torch.stack([keys.mT.reshape(keys.shape), values])
+    paired = keys.unflatten(-1, (-1, 2)).transpose(2, 3), values.unflatten(2, (-1, 2)).mT
+    return torch.stack([half.reshape(keys.shape) for half in paired])
+
+
+def unpacked_cache(cache: Tensor) -> Tensor:
+    """What `packed_cache` makes, back in rows."""
+    if not _packs(cache):
+        return cache.clone()
+    keys, values = cache
+    blocks, heads, block_size, head_size = keys.shape
+    if cache.element_size() == 4:
+        return torch.stack([keys.reshape(blocks, heads, head_size, block_size).mT, values])
+    keys = keys.reshape(blocks, heads, head_size // 2, block_size, 2).transpose(2, 3)
+    values = values.reshape(blocks, heads, block_size // 2, head_size, 2).mT
+    return torch.stack([half.reshape(blocks, heads, block_size, head_size) for half in (keys, values)])
+
+
+def _packs(cache: Tensor) -> bool:
+    return cache.shape[3] % 16 == 0 and cache.shape[4] % 16 == 0
+
+
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
@@ -98,7 +128,8 @@ def paged_attention(
     soft_cap: float | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """[T, H, D] -> [T, H, D] float32, one request after the other; kv_cache [2, num_blocks, Hkv, block_size, D].
+    """[T, H, D] -> [T, H, D] float32, one request after the other; kv_cache [2, num_blocks, Hkv, block_size, D], in
+    rows.
 
     query_start [R + 1], seq_lens [R], block_table [R, most blocks]. Only tokens that are seen are gathered.
     """

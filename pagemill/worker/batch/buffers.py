@@ -65,4 +65,7 @@ class UploadRing:
 
     def _make(self, capacity: int) -> _Entry:
         host = self._transfers.host_buffer((capacity,), "int32")
-        return _Entry(host, torch.zeros(capacity, dtype=torch.int32, device=self._device), Reached())
+        device = torch.empty(capacity, dtype=torch.int32, device=self._device)
+        # The memory may have been another's, whose work is still queued; uploads do not wait for that.
+        self._transfers.finish()
+        return _Entry(host, device, Reached())

@@ -17,6 +17,7 @@ from pagemill.config.graph_mode import GraphMode
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.forward_context import BatchDescriptor, ForwardContext, forward_context
 from pagemill.model.kernels import batching
+from pagemill.model.kernels.batching_reference import SlotTokens
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Mark, Transfers
 from pagemill.worker.batch.buffers import UploadRing
@@ -34,6 +35,8 @@ from pagemill.worker.sampling.sampler import Sampler
 
 class DeviceForward(Forward):
     """`sampler` changes logits where a request asks for it; sampling itself is done on the device."""
+
+    runs_ahead = True
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class DeviceForward(Forward):
         self._slots = DeviceStates(num_slots, batch.max_requests, device)
         self._rows = DecodeRows(states, self._slots.pad_slot)
         self.num_graphs = graphs.num_graphs
-        self.uploads = UploadRing(transfers, device, 4 * (batch.max_tokens + 4 * batch.max_requests))
+        self.uploads: UploadRing = UploadRing(transfers, device, 4 * (batch.max_tokens + 4 * batch.max_requests))
         self._downloads = Downloads(transfers, self._slots.results)
         self._added: list[int] = []
         self._planned: dict[str, object] = {}
@@ -183,7 +186,7 @@ class DeviceForward(Forward):
         )
         slots, query_start, seq_lens, wanted, sampled, at = sent[4:]
         batching.place_tokens(
-            batching.SlotTokens(*sent[:4]),
+            SlotTokens(*sent[:4]),
             self._slots.last_tokens,
             here.token_ids[:count],
             here.positions[:count],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.attention.interface import CommonAttentionMetadata
-from pagemill.model.kernels.batching import TableRows
+from pagemill.model.kernels.batching_reference import TableRows
 from pagemill.worker.batch.device_tables import DeviceBlockTable
 
 

@@ -54,6 +54,8 @@ class Forward(ABC):
     def remove(self, slot: int) -> None:
         """A slot is released. May be told twice."""
 
+    runs_ahead: bool = False
+    """Whether `run` and `sample` return before the work is done. Otherwise tokens are needed by the next `run`."""
     num_graphs: int = 0
     """Graphs that there may be in the end."""
     uploads: UploadRing | None = None

@@ -22,21 +22,43 @@ from pagemill.model.attention.interface import (
 )
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.triton.attention_tiles import Tiles, power_of_two, split_budget, tiles_for
+from pagemill.utils.math import ceil_div
 
 FALLBACK_PROCESSORS = 4
 """Of a device that does not say: the interpreter's."""
+SMALL_BATCH = 64
+"""Requests up to which one variant of the planning kernel does."""
+MIN_PREFIX, MIN_SHARING = 256, 8
+"""Tokens of a common prefix, and requests, from which on it is attended to apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What parts of the keys gave, to be merged; see kernels/triton/attention.py."""
+
+    out: Tensor
+    """[items, Hkv, rows, D] float32, D a power of two."""
+    lse: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Lists of work, in memory that stays where it is: see kernels/triton/attention_plan.py."""
+    """A list of work, in memory that stays where it is; see kernels/triton/attention_plan.py."""
 
-    split_first: Tensor
-    split_request: Tensor
-    tile_first: Tensor
-    tile_request: Tensor
-    partial_out: Tensor
-    partial_lse: Tensor
+    first: Tensor
+    request: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Cascade:
+    """The keys that all requests of a step share, attended to once for all of them."""
+
+    prefix_len: int
+    splits: int
+    """Parts of these keys."""
+    num_items: int
+    """Parts x tiles of queries."""
+    partial: Partial
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +66,17 @@ class TritonMetadata:
     """The plan of one step."""
 
     common: CommonAttentionMetadata
-    items: Items
+    splits: Items
+    tiles: Items
+    partial: Partial
+    """Of `splits`."""
     num_splits: int
     """Most items that the plan may have: the grid."""
     num_tiles: int
     """0: every request decodes."""
     decode: Tiles
     prefill: Tiles
+    cascade: Cascade | None = None
 
 
 class TritonBuilder(MetadataBuilder):
@@ -69,12 +95,12 @@ class TritonBuilder(MetadataBuilder):
         prefill: Tiles | None = None,
     ) -> None:
         super().__init__(spec, device)
-        self._buffers: dict[tuple[int, int], Items] = {}
-        group = spec.num_heads // spec.num_kv_heads
-        self._decode = decode or tiles_for("decode", group, spec.head_size, self.decode_tokens)
-        self._prefill = prefill or tiles_for("prefill", group, spec.head_size)
-        self._group = group
+        self._group = spec.num_heads // spec.num_kv_heads
+        self._decode = decode or tiles_for("decode", self._group, spec.head_size, self.decode_tokens)
+        self._prefill = prefill or tiles_for("prefill", self._group, spec.head_size)
         self._resident = _num_processors(device) * self._decode.programs_per_sm
+        self._splits: dict[int, tuple[Items, Partial]] = {}
+        self._tiles: dict[tuple[int, int], Items] = {}
 
     def build(self, common: CommonAttentionMetadata) -> TritonMetadata:
         from pagemill.model.kernels.triton import launch  # deferred: triton
@@ -85,36 +111,65 @@ class TritonBuilder(MetadataBuilder):
         has_tiles = common.max_query_len > self.decode_tokens
         num_tiles = common.num_tokens // tile_tokens + requests if has_tiles else 0
         budget = split_budget(requests, spec.num_kv_heads, self._resident)
-        items = self._items(requests, num_tiles)
+        splits, partial = self._splits_of(power_of_two(requests))
+        tiles = self._tiles_of(power_of_two(requests), power_of_two(num_tiles) if num_tiles else 1)
+        cascade = self._cascade(common)
         plan_items[(requests,)](
-            common.query_start, common.seq_lens, items.split_first, items.split_request, items.tile_first,
-            items.tile_request, requests, budget, self._decode.min_share,
+            common.query_start, common.seq_lens, splits.first, splits.request, tiles.first, tiles.request, requests,
+            budget, self._decode.min_share, cascade.prefix_len if cascade else 0,
             DECODE_TOKENS=self.decode_tokens, TILE_TOKENS=tile_tokens, WINDOW=spec.window or 0,
-            CHUNK=spec.chunk_size or 0, HAS_TILES=has_tiles, BLOCK_R=power_of_two(requests),
+            CHUNK=spec.chunk_size or 0, BLOCK_R=SMALL_BATCH if requests <= SMALL_BATCH else power_of_two(requests),
             PDL=launch.dependent(), **launch.options(),
         )  # fmt: skip
-        return TritonMetadata(common, items, requests + budget, num_tiles, self._decode, self._prefill)
+        return TritonMetadata(
+            common, splits, tiles, partial, requests + budget, num_tiles, self._decode, self._prefill, cascade
+        )
 
-    def _items(self, num_requests: int, num_tiles: int) -> Items:
-        requests, tiles = power_of_two(num_requests), power_of_two(num_tiles) if num_tiles else 0
-        found = self._buffers.get((requests, tiles))
-        if found is None:
-            found = self._buffers[requests, tiles] = self._allocate(requests, tiles)
-        return found
+    def _splits_of(self, requests: int) -> tuple[Items, Partial]:
+        if requests not in self._splits:
+            heads = self.spec.num_kv_heads
+            most = max(count + split_budget(count, heads, self._resident) for count in range(1, requests + 1))
+            partial = self._partial(most, self._group * self.decode_tokens)
+            self._splits[requests] = Items(self._ints(requests + 1), self._ints(most)), partial
+        return self._splits[requests]
 
-    def _allocate(self, requests: int, tiles: int) -> Items:
-        spec = self.spec
-        most = max(count + split_budget(count, spec.num_kv_heads, self._resident) for count in range(1, requests + 1))
-        rows, dims = self._group * self.decode_tokens, power_of_two(spec.head_size)
+    def _tiles_of(self, requests: int, tiles: int) -> Items:
+        if (requests, tiles) not in self._tiles:
+            self._tiles[requests, tiles] = Items(self._ints(requests + 1), self._ints(tiles))
+        return self._tiles[requests, tiles]
 
-        def ints(count: int) -> Tensor:
-            return torch.zeros(count, dtype=torch.int32, device=self.device)
+    def _ints(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.int32, device=self.device)
 
-        return Items(
-            ints(requests + 1), ints(most), ints(requests + 1), ints(max(1, tiles)),
-            torch.empty(most, spec.num_kv_heads, rows, max(16, dims), dtype=torch.float32, device=self.device),
-            torch.empty(most, spec.num_kv_heads, rows, dtype=torch.float32, device=self.device),
-        )  # fmt: skip
+    def _partial(self, items: int, rows: int) -> Partial:
+        shape = (items, self.spec.num_kv_heads, rows)
+        dims = max(16, power_of_two(self.spec.head_size))
+        return Partial(
+            torch.empty(*shape, dims, dtype=torch.float32, device=self.device),
+            torch.empty(shape, dtype=torch.float32, device=self.device),
+        )
+
+    def _cascade(self, common: CommonAttentionMetadata) -> Cascade | None:
+        """For a step of requests that decode, if reading their common prefix once pays."""
+        spec, prefix = self.spec, common.common_prefix_len
+        bounded = spec.window is not None or spec.chunk_size is not None or spec.alibi_slopes is not None
+        decodes = common.max_query_len <= self.decode_tokens
+        if prefix < MIN_PREFIX or common.num_requests < MIN_SHARING or bounded or not decodes:
+            return None
+        tiles = ceil_div(common.num_tokens, self._prefill.rows // self._group)
+        parts = max(1, min(self._resident // (spec.num_kv_heads * tiles), prefix // self._decode.min_share))
+        return Cascade(prefix, parts, parts * tiles, self._partial(parts * tiles, self._prefill.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """One launch of the kernel."""
+
+    tiles: Tiles
+    num_items: int
+    cascade: int = 0
+    """1: without the shared prefix; 2: the shared prefix only."""
+    split: bool = True
 
 
 class TritonImpl(AttentionImpl):
@@ -136,46 +191,53 @@ class TritonImpl(AttentionImpl):
                 key, value, kv_cache, metadata.common.slot_mapping, self.tensors.key_scale, self.tensors.value_scale
             )
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self._attend(output, query, kv_cache, metadata, split=True)
-        if metadata.num_tiles:
-            self._attend(output, query, kv_cache, metadata, split=False)
-        self._merge(output, metadata)
+        step = metadata
+        if step.cascade is not None:
+            self._attend(output, query, kv_cache, step, _Role(step.prefill, step.cascade.num_items, cascade=2))
+        self._attend(output, query, kv_cache, step, _Role(step.decode, step.num_splits, int(step.cascade is not None)))
+        if step.num_tiles:
+            self._attend(output, query, kv_cache, step, _Role(step.prefill, step.num_tiles, split=False))
+        self._merge(output, step)
         return output
 
-    def _attend(self, output: Tensor, query: Tensor, kv_cache: Tensor, metadata: TritonMetadata, split: bool) -> None:
+    def _attend(self, output: Tensor, query: Tensor, kv_cache: Tensor, metadata: TritonMetadata, role: "_Role") -> None:
         from pagemill.model.kernels.triton import launch  # deferred: triton
         from pagemill.model.kernels.triton.attention import paged_attention
 
-        spec, items, common, tensors = self.spec, metadata.items, metadata.common, self.tensors
-        tiles = (metadata.decode if split else metadata.prefill).for_elements(query.element_size())
+        spec, common, tensors, cascade = self.spec, metadata.common, self.tensors, metadata.cascade
+        items = metadata.splits if role.split else metadata.tiles
+        partial = metadata.partial if cascade is None or role.cascade < 2 else cascade.partial
+        tiles = role.tiles.for_elements(query.element_size())
         keys, values = kv_cache[:, 0], kv_cache[:, 1]
-        scaled = kv_cache.element_size() == 1
         slopes = self._slopes_on(query.device)
-        paged_attention[(spec.num_kv_heads, metadata.num_splits if split else metadata.num_tiles)](
-            output, items.partial_out, items.partial_lse, query, keys, values, common.block_table,
-            common.query_start, common.seq_lens, items.split_first if split else items.tile_first,
-            items.split_request if split else items.tile_request, tensors.sinks, slopes, tensors.key_scale,
-            tensors.value_scale, common.num_requests, spec.scale, spec.soft_cap or 1.0,
+        paged_attention[(spec.num_kv_heads, role.num_items)](
+            output, partial.out, partial.lse, query, keys, values, common.block_table, common.query_start,
+            common.seq_lens, items.first, items.request, tensors.sinks, slopes, tensors.key_scale, tensors.value_scale,
+            common.num_requests if role.cascade < 2 else common.num_tokens, spec.scale, spec.soft_cap or 1.0,
+            cascade.prefix_len if cascade else 0, cascade.splits if cascade else 1,
             query.stride(0), query.stride(1), output.stride(0), output.stride(1), common.block_table.stride(0),
             keys.stride(0), keys.stride(1), keys.stride(2),
-            GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size,
-            BLOCK_D=items.partial_out.shape[3], BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, PAGE=common.block_size,
-            ROWS=items.partial_out.shape[2], WINDOW=spec.window or 0, CHUNK=spec.chunk_size or 0,
-            HAS_CAP=spec.soft_cap is not None, HAS_SINKS=tensors.sinks is not None, HAS_ALIBI=slopes is not None,
-            SCALED=scaled, SPLIT=split, PDL=launch.dependent(), num_stages=tiles.stages, **launch.options(tiles.warps),
+            GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size, BLOCK_D=partial.out.shape[3],
+            BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, PAGE=common.block_size, ROWS=partial.out.shape[2],
+            WINDOW=spec.window or 0, CHUNK=spec.chunk_size or 0, HAS_CAP=spec.soft_cap is not None,
+            HAS_SINKS=tensors.sinks is not None, HAS_ALIBI=slopes is not None, SCALED=kv_cache.element_size() == 1,
+            SPLIT=role.split, CASCADE=role.cascade, PDL=launch.dependent(), num_stages=tiles.stages,
+            **launch.options(tiles.warps),
         )  # fmt: skip
 
     def _merge(self, output: Tensor, metadata: TritonMetadata) -> None:
         from pagemill.model.kernels.triton import launch  # deferred: triton
         from pagemill.model.kernels.triton.attention import merge_splits
 
-        items, spec = metadata.items, self.spec
-        rows = items.partial_out.shape[2]
+        spec, partial, cascade = self.spec, metadata.partial, metadata.cascade
+        prefix = cascade.partial if cascade else partial
+        rows = partial.out.shape[2]
         merge_splits[(metadata.common.num_requests, rows, spec.num_kv_heads)](
-            output, items.partial_out, items.partial_lse, metadata.common.query_start, items.split_first,
-            output.stride(0), output.stride(1),
-            GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size, BLOCK_D=items.partial_out.shape[3],
-            ROWS=rows, BLOCK_S=32, PDL=launch.dependent(), **launch.options(),
+            output, partial.out, partial.lse, prefix.out, prefix.lse, metadata.common.query_start,
+            metadata.splits.first, output.stride(0), output.stride(1), cascade.splits if cascade else 1,
+            GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size, BLOCK_D=partial.out.shape[3],
+            ROWS=rows, PREFIX_ROWS=prefix.out.shape[2], BLOCK_S=32, CASCADE=int(cascade is not None),
+            PDL=launch.dependent(), **launch.options(2),
         )  # fmt: skip
 
     def _slopes_on(self, device: torch.device) -> Tensor | None:

@@ -1,4 +1,4 @@
-// Causal attention of one tile of queries over the keys of its request, straight from the block table.
+// Causal attention of one tile of queries over the keys of its request, straight from the blocks of the cache.
 //
 // The keys are taken in segments of SEGMENT_KEYS at absolute positions. Each segment is attended to by itself (scores,
 // softmax, product with the values) and merged into the running result, in the order of the segments. Whether one thread
@@ -6,7 +6,7 @@
 // chunking of a prompt and any company in the batch. Keys that a row may not see take part with weight zero, exactly.
 #pragma once
 
-#include "pack.h"
+#include "segment.h"
 #include "vec_math.h"
 
 namespace {
@@ -17,12 +17,10 @@ constexpr float MINUS_INFINITY = -__builtin_inff();
 template <class Dot>
 struct Scratch {
   uint32_t* queries;  // [rows][steps]
-  uint32_t* keys;     // panels
-  uint32_t* values;   // panels
+  SegmentMemory segment;
   float* scores;      // [MAX_ROWS][SEGMENT_KEYS]
   uint32_t* weights;  // [MAX_ROWS][SEGMENT_KEYS / PACK]
   float* product;     // [MAX_ROWS][out_stride]
-  float* zeros;       // [head_size]
   float* maximum;     // [rows]
   float* sum;         // [rows]
   float* out;         // [rows][out_stride], not yet divided by sum
@@ -35,12 +33,14 @@ struct Scratch {
     out_stride = round_up(args.layer.head_size, LANES * Dot::PACK);
     bytes = 0;
     queries = (uint32_t*)take(memory, rows * steps);
-    keys = (uint32_t*)take(memory, SEGMENT_KEYS * steps);
-    values = (uint32_t*)take(memory, SEGMENT_KEYS / Dot::PACK * round_up(out_stride, PANEL));
+    segment.keys = (uint32_t*)take(memory, SEGMENT_KEYS * steps);
+    segment.values = (uint32_t*)take(memory, SEGMENT_KEYS / Dot::PACK * out_stride);
+    segment.edges = (uint32_t*)take(memory, 2 * out_stride);
+    segment.zeros = take(memory, out_stride);
+    segment.value_stride = out_stride;
     scores = take(memory, MAX_ROWS * SEGMENT_KEYS);
     weights = (uint32_t*)take(memory, MAX_ROWS * SEGMENT_KEYS / Dot::PACK);
     product = take(memory, MAX_ROWS * out_stride);
-    zeros = take(memory, out_stride);
     maximum = take(memory, rows);
     sum = take(memory, rows);
     out = take(memory, rows * out_stride);
@@ -73,11 +73,6 @@ PM_INLINE void merge_row(float* out, const float* part, int64_t size, MergeFacto
     store(out + d, fma(load(out + d), splat(f.a), load(part + d) * splat(f.b)));
 }
 
-// Half-open range of keys, relative to a segment.
-struct KeyRange {
-  int64_t begin, end;
-};
-
 // Scores of keys [columns) become weights; those outside `visible` weigh nothing. Returns maximum and sum.
 template <class Dot>
 void softmax_row(const PmLayer& layer, float* scores, KeyRange columns, KeyRange visible, typename Dot::Stored* weights,
@@ -109,7 +104,8 @@ template <class Dot, class T>
 class TileRun {
  public:
   TileRun(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* memory)
-      : args_(args), layer_(args.layer), tile_(tile), kv_head_(kv_head), s_(args, memory) {
+      : args_(args), layer_(args.layer), tile_(tile), kv_head_(kv_head), s_(args, memory),
+        reader_(args, tile, kv_head, s_.segment) {
     group_ = layer_.num_heads / layer_.num_kv_heads;
     num_rows_ = tile.num_tokens * group_;
     for (int64_t r = 0; r < num_rows_; ++r) {
@@ -120,7 +116,6 @@ class TileRun {
   }
 
   void load_queries() {
-    memset(s_.zeros, 0, layer_.head_size * sizeof(float));
     for (int64_t r = 0; r < num_rows_; ++r) {
       const T* query = (const T*)args_.tensors.query + (tile_.token + r / group_) * args_.tensors.query_stride +
                        (kv_head_ * group_ + r % group_) * layer_.head_size;
@@ -133,12 +128,7 @@ class TileRun {
   }
 
   void attend_segments(int64_t first, int64_t last) {
-    find_segment(first, rows_[first % 2]);
-    for (int64_t segment = first; segment < last; ++segment) {
-      // Beyond the last segment all rows are zeros, and fetching those again costs nothing.
-      find_segment(segment + 1, rows_[(segment + 1) % 2]);
-      attend_segment(segment, rows_[segment % 2], rows_[(segment + 1) % 2]);
-    }
+    for (int64_t segment = first; segment < last; ++segment) attend_segment(segment, reader_.read(segment));
   }
 
   void finish() {
@@ -169,28 +159,13 @@ class TileRun {
   }
 
  private:
-  void find_segment(int64_t segment, SegmentRows<T>& rows) {
-    const KeyRange keys = packed_keys(segment);
-    find_rows(args_, tile_, kv_head_, segment * SEGMENT_KEYS, keys.begin, keys.end, (const T*)s_.zeros, rows);
-  }
-
-  // The keys of a segment that any row of the tile sees, relative to the segment.
-  KeyRange packed_keys(int64_t segment) const {
-    const int64_t base = segment * SEGMENT_KEYS;
-    return {max_of(tile_.key_begin - base, 0), min_of(tile_.key_end - base, SEGMENT_KEYS)};
-  }
-
-  void attend_segment(int64_t segment, const SegmentRows<T>& rows, const SegmentRows<T>& upcoming) {
+  void attend_segment(int64_t segment, const SegmentView& view) {
     base_ = segment * SEGMENT_KEYS;
-    const KeyRange keys = packed_keys(segment);
-    const int64_t first = keys.begin / PANEL * PANEL, last = round_up(keys.end, LANES);
-    pack_keys<Dot>(rows, layer_.head_size, first, last, s_.keys);
-    pack_values<Dot>(rows, layer_.head_size, first, last, upcoming.keys, s_.values);
     // Blocks of rows of about equal height: 7 rows as 4 + 3, not as 6 + 1.
     const int64_t blocks = ceil_div(num_rows_, MAX_ROWS);
     for (int64_t b = 0, row = 0; b < blocks; ++b) {
       const int64_t count = ceil_div(num_rows_ - row, blocks - b);
-      attend_rows(row, count);
+      attend_rows(view, row, count);
       row += count;
     }
   }
@@ -201,22 +176,22 @@ class TileRun {
     return {max_of(first_seen(layer_, position) - base_, 0), min_of(position + 1 - base_, SEGMENT_KEYS)};
   }
 
-  void attend_rows(int64_t row, int64_t count) {
+  void attend_rows(const SegmentView& view, int64_t row, int64_t count) {
     const KeyRange any = {visible_to(row).begin, visible_to(row + count - 1).end};
     if (any.begin >= any.end) return;
-    const KeyRange columns = {any.begin / PANEL * PANEL, round_up(any.end, LANES)};
+    const KeyRange columns = {any.begin / LANES * LANES, round_up(any.end, LANES)};
     const Operand queries = {s_.queries + row * s_.steps, s_.steps};
-    gemm_rows<Dot>(queries, {s_.keys, s_.steps * PANEL}, count, s_.steps, columns.begin / LANES, columns.end / LANES,
-                   s_.scores, SEGMENT_KEYS);
+    gemm_columns<Dot>(queries, {view.keys, view.ahead, view.key_stride}, count, s_.steps, columns.begin / LANES,
+                      columns.end / LANES, s_.scores, SEGMENT_KEYS);
     float maximum[MAX_ROWS], sum[MAX_ROWS];
     constexpr int64_t weight_lanes = SEGMENT_KEYS / Dot::PACK;
     for (int64_t r = 0; r < count; ++r)
       softmax_row<Dot>(layer_, s_.scores + r * SEGMENT_KEYS, columns, visible_to(row + r),
                        (typename Dot::Stored*)(s_.weights + r * weight_lanes), maximum[r], sum[r]);
-    const int64_t first = columns.begin / Dot::PACK, steps = ceil_div(any.end, Dot::PACK) - first;
+    const int64_t first = any.begin / Dot::PACK, steps = ceil_div(any.end, Dot::PACK) - first;
     const int64_t out_vectors = ceil_div(layer_.head_size, LANES);
-    gemm_rows<Dot>({s_.weights + first, weight_lanes}, {s_.values + first * PANEL, weight_lanes * PANEL}, count, steps, 0,
-                   out_vectors, s_.product, s_.out_stride);
+    gemm_steps<Dot>({s_.weights + first, weight_lanes}, view.values + first, count, steps, out_vectors, s_.product,
+                    s_.out_stride);
     for (int64_t r = 0; r < count; ++r) {
       const MergeFactors f = merge_row_state(s_.maximum[row + r], s_.sum[row + r], maximum[r], sum[r]);
       merge_row(s_.out + (row + r) * s_.out_stride, s_.product + r * s_.out_stride, out_vectors * LANES, f);
@@ -228,7 +203,7 @@ class TileRun {
   const Tile& tile_;
   int64_t kv_head_, group_, num_rows_, base_ = 0;
   Scratch<Dot> s_;
-  SegmentRows<T> rows_[2];  // of this segment and of the next, by turns
+  SegmentReader<Dot, T> reader_;
 };
 
 template <class Dot, class T>
@@ -287,30 +262,6 @@ void merge_segments(const AttentionArgs& args, const Tile& tile, int64_t kv_head
 int64_t attention_scratch_bytes(const AttentionArgs& args) {
   return args.tensors.dtype == PM_BFLOAT16 ? Scratch<Bf16Dot>(args, nullptr).bytes
                                            : Scratch<FloatDot>(args, nullptr).bytes;
-}
-
-template <class T>
-void write_kv_as(const AttentionArgs& args, int64_t begin, int64_t end) {
-  const PmTensors& t = args.tensors;
-  const int64_t block_size = args.batch.block_size, heads = args.layer.num_kv_heads, size = args.layer.head_size;
-  T* keys = (T*)t.kv_cache;
-  T* values = keys + t.values_offset;
-  for (int64_t token = begin; token < end; ++token) {
-    const int64_t slot = args.batch.slot_mapping[token];
-    const int64_t first = slot / block_size * t.block_stride + slot % block_size * size;
-    const T* key = (const T*)t.key + token * t.key_stride;
-    const T* value = (const T*)t.value + token * t.value_stride;
-    for (int64_t h = 0; h < heads; ++h) {
-      const int64_t at = first + h * block_size * size;
-      memcpy((void*)(keys + at), key + h * size, size * sizeof(T));
-      memcpy((void*)(values + at), value + h * size, size * sizeof(T));
-    }
-  }
-}
-
-void write_kv(const AttentionArgs& args, int64_t begin, int64_t end) {
-  if (args.tensors.dtype == PM_BFLOAT16) return write_kv_as<bf16>(args, begin, end);
-  write_kv_as<float>(args, begin, end);
 }
 
 }  // namespace

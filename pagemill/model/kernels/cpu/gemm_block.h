@@ -11,7 +11,6 @@ constexpr int MAX_ROWS = 6;
 constexpr int MAX_VECTORS = PM_VEC_BYTES == 64 ? 4 : 2;
 constexpr int64_t PANEL = MAX_VECTORS * LANES;
 
-// B is packed in panels of PANEL lanes: panel p holds B[k][p * PANEL ...] for all k, one after the other.
 // A `Dot` says what a lane holds and how a step of k is added. `PACK` elements of the sum go into one lane; to make B of
 // rows, `store_values` brings the elements of PACK rows side by side.
 
@@ -37,14 +36,41 @@ struct PairDot {
 };
 #endif
 
-// a: rows of lda lanes; b: one panel, PANEL lanes per step; c: rows of ldc floats. All strides in 32-bit lanes.
-template <class Dot, int ROWS, int VECTORS>
-void gemm_block(const uint32_t* a, int64_t lda, const uint32_t* b, int64_t steps, float* c, int64_t ldc) {
+// B lies where the cache has it and is reached through pointers. `ahead` is what will be read soon: brought to the
+// second-level cache, because on the way to the first it would take up the few slots for loads that miss.
+
+// Each vector of columns has a place of its own, with its steps `stride` lanes apart.
+struct ColumnPointers {
+  const uint32_t* const* vectors;
+  const uint32_t* const* ahead;  // for each vector, as many lanes as it has, in one piece
+  int64_t stride;
+
+  PM_INLINE const uint32_t* at(int64_t k, int v) const { return vectors[v] + k * stride; }
+  PM_INLINE const uint32_t* ahead_of(int64_t k, int v) const { return ahead[v] + k * LANES; }
+};
+
+// Each step has a place of its own, with its columns side by side. There are STEPS_AHEAD more pointers than steps.
+struct RowPointers {
+  static constexpr int64_t STEPS_AHEAD = 32;
+  const uint32_t* const* steps;
+  int64_t first_lane;
+
+  PM_INLINE const uint32_t* at(int64_t k, int v) const { return steps[k] + first_lane + v * LANES; }
+  PM_INLINE const uint32_t* ahead_of(int64_t k, int v) const { return at(k + STEPS_AHEAD, v); }
+};
+
+// a: rows of lda lanes; c: rows of ldc floats.
+template <class Dot, int ROWS, int VECTORS, class Pointers>
+void gemm_block(const uint32_t* a, int64_t lda, const Pointers& pointers, int64_t steps, float* c, int64_t ldc) {
+  const Pointers b = pointers;
   vf acc[ROWS][VECTORS] = {};
   for (int64_t k = 0; k < steps; ++k) {
     vu cols[VECTORS];
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) cols[v] = load_raw<vu>(b + k * PANEL + v * LANES);
+    for (int v = 0; v < VECTORS; ++v) {
+      cols[v] = load_raw<vu>(b.at(k, v));
+      __builtin_prefetch(b.ahead_of(k, v), 0, 2);
+    }
 #pragma GCC unroll 6
     for (int m = 0; m < ROWS; ++m) {
       uint32_t lane = a[m * lda + k];
@@ -58,42 +84,55 @@ void gemm_block(const uint32_t* a, int64_t lda, const uint32_t* b, int64_t steps
     for (int v = 0; v < VECTORS; ++v) store(c + m * ldc + v * LANES, acc[m][v]);
 }
 
-using GemmBlock = void (*)(const uint32_t*, int64_t, const uint32_t*, int64_t, float*, int64_t);
+template <class Pointers>
+using GemmBlock = void (*)(const uint32_t*, int64_t, const Pointers&, int64_t, float*, int64_t);
 
-template <class Dot, int ROWS>
-GemmBlock gemm_block_of(int64_t vectors) {
+template <class Dot, int ROWS, class Pointers>
+GemmBlock<Pointers> gemm_block_of(int64_t vectors) {
   if constexpr (MAX_VECTORS == 4) {
-    if (vectors == 4) return gemm_block<Dot, ROWS, 4>;
-    if (vectors == 3) return gemm_block<Dot, ROWS, 3>;
+    if (vectors == 4) return gemm_block<Dot, ROWS, 4, Pointers>;
+    if (vectors == 3) return gemm_block<Dot, ROWS, 3, Pointers>;
   }
-  return vectors == 2 ? gemm_block<Dot, ROWS, 2> : gemm_block<Dot, ROWS, 1>;
+  return vectors == 2 ? gemm_block<Dot, ROWS, 2, Pointers> : gemm_block<Dot, ROWS, 1, Pointers>;
 }
 
-template <class Dot>
-GemmBlock gemm_block_of(int64_t rows, int64_t vectors) {
+template <class Dot, class Pointers>
+GemmBlock<Pointers> gemm_block_of(int64_t rows, int64_t vectors) {
   switch (rows) {
-    case 1: return gemm_block_of<Dot, 1>(vectors);
-    case 2: return gemm_block_of<Dot, 2>(vectors);
-    case 3: return gemm_block_of<Dot, 3>(vectors);
-    case 4: return gemm_block_of<Dot, 4>(vectors);
-    case 5: return gemm_block_of<Dot, 5>(vectors);
-    default: return gemm_block_of<Dot, 6>(vectors);
+    case 1: return gemm_block_of<Dot, 1, Pointers>(vectors);
+    case 2: return gemm_block_of<Dot, 2, Pointers>(vectors);
+    case 3: return gemm_block_of<Dot, 3, Pointers>(vectors);
+    case 4: return gemm_block_of<Dot, 4, Pointers>(vectors);
+    case 5: return gemm_block_of<Dot, 5, Pointers>(vectors);
+    default: return gemm_block_of<Dot, 6, Pointers>(vectors);
   }
 }
 
+// A: rows of `stride` lanes.
 struct Operand {
   const uint32_t* lanes;
-  int64_t stride;  // A: between rows; B: between panels
+  int64_t stride;
 };
 
-// C for columns [first_vector, last_vector), where first_vector begins a panel. c points at column 0.
+// C for the columns of vectors [first, last). c points at column 0; so do the pointers.
 template <class Dot>
-void gemm_rows(Operand a, Operand b, int64_t rows, int64_t steps, int64_t first_vector, int64_t last_vector, float* c,
-               int64_t ldc) {
-  for (int64_t v = first_vector; v < last_vector; v += MAX_VECTORS) {
-    int64_t vectors = min_of(MAX_VECTORS, last_vector - v);
-    const uint32_t* panel = b.lanes + v / MAX_VECTORS * b.stride;
-    gemm_block_of<Dot>(rows, vectors)(a.lanes, a.stride, panel, steps, c + v * LANES, ldc);
+void gemm_columns(Operand a, ColumnPointers b, int64_t rows, int64_t steps, int64_t first, int64_t last, float* c,
+                  int64_t ldc) {
+  for (int64_t v = first; v < last; v += MAX_VECTORS) {
+    const int64_t vectors = min_of(MAX_VECTORS, last - v);
+    const ColumnPointers part = {b.vectors + v, b.ahead + v, b.stride};
+    gemm_block_of<Dot, ColumnPointers>(rows, vectors)(a.lanes, a.stride, part, steps, c + v * LANES, ldc);
+  }
+}
+
+// C for `vectors` vectors of columns.
+template <class Dot>
+void gemm_steps(Operand a, const uint32_t* const* b, int64_t rows, int64_t steps, int64_t vectors, float* c,
+                int64_t ldc) {
+  for (int64_t v = 0; v < vectors; v += MAX_VECTORS) {
+    const RowPointers part = {b, v * LANES};
+    gemm_block_of<Dot, RowPointers>(rows, min_of(MAX_VECTORS, vectors - v))(a.lanes, a.stride, part, steps,
+                                                                          c + v * LANES, ldc);
   }
 }
 

@@ -4,6 +4,7 @@
 #include "linear.h"
 #include "rows.h"
 #include "sample.h"
+#include "write_kv.h"
 
 const KernelTable kernels_avx2 = {
     "avx2", norm, activation, rope, argmax, sample, linear, quantized_bytes, quantize_rows,

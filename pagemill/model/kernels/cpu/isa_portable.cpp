@@ -3,6 +3,7 @@
 #include "linear.h"
 #include "rows.h"
 #include "sample.h"
+#include "write_kv.h"
 
 const KernelTable kernels_portable = {
     "portable", norm, activation, rope, argmax, sample, linear, quantized_bytes, quantize_rows,

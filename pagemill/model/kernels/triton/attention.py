@@ -117,7 +117,7 @@ def _attend_all(
 
 @triton.jit
 def _place_of_item(
-    item, first_item, item_request, query_start, seq_lens,
+    item, first_item, item_request, query_start, seq_lens, prefix,
     TILE_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """What an item is: its request, that one's first token in the batch, number of new tokens and of older ones; the
@@ -130,13 +130,46 @@ def _place_of_item(
     context, count, index = seq_len - query_len, past - first, item - first
     # The last tiles have the most keys: they begin first.
     tile = 0 if SPLIT else (count - 1 - index) * TILE_TOKENS
-    begin = first_seen(context + tile, WINDOW, CHUNK)
+    begin = tl.maximum(first_seen(context + tile, WINDOW, CHUNK), prefix)
     end = tl.minimum(context + tile + TILE_TOKENS, seq_len)
     if SPLIT:
         share = tl.cdiv(tl.cdiv(end - begin, count), BLOCK_N) * BLOCK_N
         begin = begin + index * share
         end = tl.minimum(begin + share, end)
     return request, token_begin, query_len, context, tile, begin, end, count, index
+
+
+@triton.jit
+def _place_in_prefix(item, num_tokens, prefix, splits, TILE_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """As `_place_of_item` where all tokens of the batch are the queries and a prefix that all share the keys: an item
+    is a tile of tokens and one of the `splits` parts of the prefix."""
+    index = item % splits
+    share = tl.cdiv(tl.cdiv(prefix, splits), BLOCK_N) * BLOCK_N
+    begin = index * share
+    end, tile = tl.minimum(begin + share, prefix), item // splits * TILE_TOKENS
+    return item * 0, item * 0, num_tokens, prefix, tile, begin, end, splits, index
+
+
+@triton.jit
+def _num_items(first_item, num_rows, prefix_splits, TILE_TOKENS: tl.constexpr, CASCADE: tl.constexpr):
+    """How many there are: `num_rows` requests have them, or with CASCADE 2 so many tokens."""
+    return tl.cdiv(num_rows, TILE_TOKENS) * prefix_splits if CASCADE == 2 else tl.load(first_item + num_rows)
+
+
+@triton.jit
+def _place(
+    item, first_item, item_request, query_start, seq_lens, num_rows, prefix, prefix_splits,
+    TILE_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr,
+    CASCADE: tl.constexpr,
+):  # fmt: skip
+    """One of the two."""
+    if CASCADE == 2:
+        place = _place_in_prefix(item, num_rows, prefix, prefix_splits, TILE_TOKENS, BLOCK_N)
+    else:
+        place = _place_of_item(
+            item, first_item, item_request, query_start, seq_lens, prefix, TILE_TOKENS, BLOCK_N, WINDOW, CHUNK, SPLIT
+        )
+    return place
 
 
 @triton.jit
@@ -147,18 +180,21 @@ def _put_aside(partial_out, partial_lse, row, result, top, total, mask, BLOCK_D:
     tl.store(partial_out + row[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :], result, mask[:, None])
 
 
-@triton.jit
+# Numbers that differ from step to step: a step must not wait for another compiled variant.
+@triton.jit(do_not_specialize=["num_requests", "prefix", "prefix_splits", "table_stride"])
 def paged_attention(
     out, partial_out, partial_lse, query, keys, values, block_table, query_start, seq_lens,
-    first_item, item_request, sinks, slopes, key_scale, value_scale, num_requests, scale, cap,
+    first_item, item_request, sinks, slopes, key_scale, value_scale, num_requests, scale, cap, prefix, prefix_splits,
     query_stride_token, query_stride_head, out_stride_token, out_stride_head, table_stride,
     stride_block, stride_token, stride_head,
     GROUP: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr, CASCADE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, item). With SPLIT an item is a part of a request's keys, and its results go to the partial
-    buffers unless it is the only one; without, it is a tile of a request's queries.
+    buffers unless it is the only one; without, it is a tile of a request's queries. `prefix` keys, which all requests
+    share, are left out where CASCADE is 1, and are all there is where it is 2; then results always go there.
 
     out, query [T, H, D]; keys, values: the halves of the cache [N, PAGE, Hkv, D]; block_table [R, blocks];
     first_item [R + 1], item_request [items]; sinks, slopes [H]; key_scale, value_scale [1];
@@ -166,15 +202,15 @@ def paged_attention(
     """
     begin_kernel(PDL)
     kv_head, item = tl.program_id(0), tl.program_id(1)
-    if item >= tl.load(first_item + num_requests):
+    if item >= _num_items(first_item, num_requests, prefix_splits, BLOCK_M // GROUP, CASCADE):
         return
-    request, token_begin, query_len, context, tile, begin, end, count, index = _place_of_item(
-        item, first_item, item_request, query_start, seq_lens, BLOCK_M // GROUP, BLOCK_N, WINDOW, CHUNK, SPLIT
-    )
+    request, token_begin, query_len, context, tile, begin, end, count, index = _place(
+        item, first_item, item_request, query_start, seq_lens, num_requests, prefix, prefix_splits,
+        BLOCK_M // GROUP, BLOCK_N, WINDOW, CHUNK, SPLIT, CASCADE,
+    )  # fmt: skip
     rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     tokens, heads = tile + rows // GROUP, kv_head * GROUP + rows % GROUP
     valid = (tokens < query_len) & (rows < BLOCK_M // GROUP * GROUP)
-    position = context + tokens
     mask = valid[:, None] & (dims < HEAD)[None, :]
     at = (token_begin + tokens).to(tl.int64)[:, None]
     places = at * query_stride_token + heads[:, None] * query_stride_head + dims[None, :]
@@ -183,48 +219,38 @@ def paged_attention(
         scale = scale * tl.load(key_scale)
     factor = 1.0 if HAS_CAP or HAS_ALIBI else scale * LOG2_E
     slope, total = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    top = total - float("inf")
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if HAS_ALIBI:
         slope = tl.load(slopes + heads, valid, other=0.0).to(tl.float32)
     if HAS_SINKS:
-        has_sink = valid & (index == 0) if SPLIT else valid
+        has_sink = valid & (index == (0 if CASCADE < 2 else -1)) if SPLIT else valid
         top = tl.load(sinks + heads, has_sink, other=float("-inf")).to(tl.float32) * LOG2_E
         total = tl.where(has_sink, 1.0, total)
-    row_table = block_table + request.to(tl.int64) * table_stride
-    head_keys, head_values = keys + kv_head * stride_head, values + kv_head * stride_head
+    row_table, head_offset = block_table + request.to(tl.int64) * table_stride, kv_head * stride_head
     acc, top, total = _attend_all(
-        acc, top, total, loaded, begin, end, context + tile, position, slope, row_table, head_keys, head_values, scale,
-        cap, factor, stride_block, stride_token, PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI,
+        acc, top, total, loaded, begin, end, context + tile, context + tokens, slope, row_table, keys + head_offset,
+        values + head_offset, scale, cap, factor, stride_block, stride_token,
+        PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     if SCALED:
         result = result * tl.load(value_scale)
     if SPLIT:
         row = (item.to(tl.int64) * tl.num_programs(0) + kv_head) * ROWS + rows
-        _put_aside(partial_out, partial_lse, row, result, top, total, valid & (count > 1), BLOCK_D)
-        mask = mask & (count == 1)
+        _put_aside(partial_out, partial_lse, row, result, top, total, valid & (count + CASCADE > 1), BLOCK_D)
+        mask = mask & (count + CASCADE == 1)
     places = at * out_stride_token + heads[:, None] * out_stride_head + dims[None, :]
     tl.store(out + places, result.to(out.dtype.element_ty), mask)
 
 
 @triton.jit
-def merge_splits(
-    out, partial_out, partial_lse, query_start, first_item, out_stride_token, out_stride_head,
-    GROUP: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_S: tl.constexpr,
-    PDL: tl.constexpr,
+def _fold(
+    acc, top, total, partial_out, partial_lse, first, past, kv_head, row,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Program (request, row of a key head, key head): the weighted mean of what the request's items found."""
-    begin_kernel(PDL)
-    request, row, kv_head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first, past = tl.load(first_item + request), tl.load(first_item + request + 1)
-    token_begin = tl.load(query_start + request)
-    query_len = tl.load(query_start + request + 1) - token_begin
-    if past - first <= 1 or row >= query_len * GROUP:
-        return
+    """Take one row of the items [first, past) into the weighted mean: `acc` [D], `top`, `total`."""
     dims = tl.arange(0, BLOCK_D)
-    top, total = float("-inf"), 0.0
-    acc = tl.zeros([BLOCK_D], tl.float32)
     for start in tl.range(first, past, BLOCK_S):
         items = start + tl.arange(0, BLOCK_S)
         places = (items.to(tl.int64) * tl.num_programs(2) + kv_head) * ROWS + row
@@ -237,6 +263,39 @@ def merge_splits(
         acc = acc * decay + tl.sum(found * weights[:, None], 0)
         total = total * decay + tl.sum(weights, 0)
         top = higher
+    return acc, top, total
+
+
+@triton.jit(do_not_specialize=["prefix_splits"])
+def merge_splits(
+    out, partial_out, partial_lse, prefix_out, prefix_lse, query_start, first_item, out_stride_token, out_stride_head,
+    prefix_splits,
+    GROUP: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, PREFIX_ROWS: tl.constexpr,
+    BLOCK_S: tl.constexpr, CASCADE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (request, row of a key head, key head): the weighted mean of what the request's items found, and with
+    CASCADE of what those of the shared prefix found for the same token."""
+    begin_kernel(PDL)
+    request, row, kv_head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first, past = tl.load(first_item + request), tl.load(first_item + request + 1)
+    token_begin = tl.load(query_start + request)
+    query_len = tl.load(query_start + request + 1) - token_begin
+    if past - first + CASCADE <= 1 or row >= query_len * GROUP:
+        return
+    token = token_begin + row // GROUP
+    dims = tl.arange(0, BLOCK_D)
+    acc, top, total = tl.zeros([BLOCK_D], tl.float32), token * 0.0 - float("inf"), token * 0.0
+    acc, top, total = _fold(
+        acc, top, total, partial_out, partial_lse, first, past, kv_head, row, ROWS, BLOCK_D, BLOCK_S
+    )
+    if CASCADE:
+        tile_tokens: tl.constexpr = PREFIX_ROWS // GROUP
+        items = token // tile_tokens * prefix_splits
+        tile_row = token % tile_tokens * GROUP + row % GROUP
+        acc, top, total = _fold(
+            acc, top, total, prefix_out, prefix_lse, items, items + prefix_splits, kv_head, tile_row, PREFIX_ROWS,
+            BLOCK_D, BLOCK_S,
+        )  # fmt: skip
     result = acc / tl.where(total > 0.0, total, 1.0)
-    at, head = (token_begin + row // GROUP).to(tl.int64), kv_head * GROUP + row % GROUP
-    tl.store(out + at * out_stride_token + head * out_stride_head + dims, result.to(out.dtype.element_ty), dims < HEAD)
+    place = token.to(tl.int64) * out_stride_token + (kv_head * GROUP + row % GROUP) * out_stride_head
+    tl.store(out + place + dims, result.to(out.dtype.element_ty), dims < HEAD)

@@ -98,6 +98,14 @@ def test_steps_overlap():
         assert client.tokens[request.request_id] == alone(request, [SPEC], 13, 64)
 
 
+def test_workers_that_run_ahead_are_given_the_next_step_meanwhile():
+    with executor("Ahead", overlap=True, tensor_parallel_size=2) as multiproc:
+        client = serve(multiproc, *requests())
+        multiproc.call_all("warm_up")
+    for request in requests():
+        assert client.tokens[request.request_id] == alone(request, [SPEC], 13, 64)
+
+
 def test_steps_larger_than_a_slot_of_the_queue():
     params = core_request("a", 1).params
     with executor("Counting", tensor_parallel_size=2) as multiproc:

@@ -81,7 +81,7 @@ def test_a_request_whose_data_fails_ends_alone(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("owner", "method"), [(KVCacheManager, "cached_prefix"), (KVCacheManager, "begin"), (SlotStates, "_set_stop_ids")]
+    ("owner", "method"), [(KVCacheManager, "cached_prefix"), (KVCacheManager, "begin"), (SlotStates, "_set_stops")]
 )
 def test_wherever_admission_fails_the_request_ends_alone_and_leaves_nothing(monkeypatch, owner, method):
     """Not even blocks that others would find by its prompt, although nobody computed them."""

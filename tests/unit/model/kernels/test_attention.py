@@ -17,14 +17,14 @@ MIXED = [(1, 1), (1, 300), (5, 5), (70, 70), (33, 290), (1, 16), (1, 17), (40, 5
 def expected(case: Paged) -> torch.Tensor:
     """The reference on the cache as the kernel left it."""
     return reference.paged_attention(
-        case.query, case.kv_cache, case.query_start, case.seq_lens, case.block_table, case.scale, case.window,
-        case.soft_cap, case.chunk_size,
+        case.query, reference.unpacked_cache(case.kv_cache), case.query_start, case.seq_lens, case.block_table,
+        case.scale, case.window, case.soft_cap, case.chunk_size,
     )  # fmt: skip
 
 
 def check(case: Paged) -> None:
     found = case.run()
-    for cache, new in zip(case.kv_cache, (case.key, case.value), strict=True):
+    for cache, new in zip(reference.unpacked_cache(case.kv_cache), (case.key, case.value), strict=True):
         block_size = cache.shape[2]
         torch.testing.assert_close(
             cache[case.slot_mapping // block_size, :, case.slot_mapping % block_size], new, rtol=0, atol=0

@@ -1,5 +1,6 @@
 """TRITON_ATTN in Triton's interpreter against the definition of attention."""
 
+import dataclasses
 import random
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from tests.fakes.triton_interpreter import DEVICE  # isort: skip
 
+from pagemill.model.attention.backends import triton_attn
 from pagemill.model.attention.backends.triton_attn import TritonBackend, write_kv
 from pagemill.model.attention.interface import AttentionLayerSpec
 from tests.fakes.paged_attention import PagedCase
@@ -43,7 +45,7 @@ def test_traits(batch, traits):
     check(PagedCase(AttentionLayerSpec(2, 1, 32, 32**-0.5, **traits), BATCHES[batch], device=DEVICE))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_batches(seed):
     pick = random.Random(seed)
     group, kv_heads = pick.randint(1, 8), pick.randint(1, 2)
@@ -97,3 +99,38 @@ def test_what_is_written_as_one_byte_floats():
     kept = cache.float()[[0, 1], :, [3, 4], 0]
     torch.testing.assert_close(kept[:, 0], (key[:, 0] / 2).clamp(-448, 448), rtol=0.125, atol=0.1)
     torch.testing.assert_close(kept[:, 1], key[:, 0] / 4, rtol=0.125, atol=0.1)
+
+
+@pytest.mark.parametrize("traits", [{}, {"has_sinks": True, "soft_cap": 9.0}, {"window": 40}], ids=str)
+def test_a_common_prefix_is_attended_to_once_for_all(traits, monkeypatch):
+    monkeypatch.setattr(triton_attn, "MIN_PREFIX", 64)
+    requests = [(1, 65), (1, 80), (1, 130), (1, 66), (1, 200), (1, 70), (1, 64 + 16), (1, 97), (1, 111)]
+    case = PagedCase(AttentionLayerSpec(6, 2, 32, 0.2, **traits), requests, device=DEVICE, prefix=64)
+    builder = TritonBackend.metadata_builder(case.spec, torch.device(DEVICE))
+    assert (builder.build(case.common()).cascade is None) == ("window" in traits)
+    check(case)
+
+
+def test_lists_of_work_stay_where_they_are():
+    spec = AttentionLayerSpec(4, 2, 32, 0.2)
+    builder = TritonBackend.metadata_builder(spec, torch.device(DEVICE))
+    first = builder.build(PagedCase(spec, [(1, 500), (1, 3), (1, 70)], device=DEVICE).common())
+    again = builder.build(PagedCase(spec, [(1, 5), (1, 300), (1, 1)], device=DEVICE).common())
+    assert first.splits is again.splits and first.partial is again.partial
+    ends = again.splits.first[:4].tolist()
+    assert ends[0] == 0 and ends[1] == 1 and ends[3] == ends[2] + 1, "short requests are not split"
+    assert ends[2] - ends[1] > 1 and ends[3] <= again.num_splits
+    assert again.splits.request[: ends[3]].tolist() == [0] + [1] * (ends[2] - 1) + [2]
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 5, 31, 64, 300])
+def test_no_plan_has_more_items_than_the_grid(num_requests):
+    spec = AttentionLayerSpec(4, 2, 32, 0.2)
+    generator = torch.Generator().manual_seed(num_requests)
+    lens = torch.randint(1, 3000, (num_requests,), generator=generator, dtype=torch.int32)
+    builder = TritonBackend.metadata_builder(spec, torch.device(DEVICE))
+    common = PagedCase(spec, [(1, 1)] * num_requests, device=DEVICE).common()
+    plan = builder.build(dataclasses.replace(common, seq_lens=lens.to(DEVICE)))
+    counts = plan.splits.first[: num_requests + 1].diff()
+    assert int(counts.min()) >= 1
+    assert int(plan.splits.first[num_requests]) <= plan.num_splits

@@ -13,7 +13,7 @@ TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv", torch.int32: "i32",
     torch.int64: "i64",
 }  # fmt: skip
-OPTIONS = ("num_warps", "launch_pdl")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 compiled: list[str] = []
 
 
@@ -43,11 +43,14 @@ def compile_instead(self, *args, grid, warmup=False, **words):
 
 JITFunction.run = compile_instead
 
+from pagemill.model.attention.backends.triton_attn import TritonBackend  # noqa: E402
+from pagemill.model.attention.interface import AttentionLayerSpec  # noqa: E402
 from pagemill.model.kernels.kv_target import KVTarget  # noqa: E402
 from pagemill.model.kernels.triton import choices, device, launch  # noqa: E402
 from pagemill.model.kernels.triton.gemv import gemv  # noqa: E402
 from pagemill.model.kernels.triton.norm_before import NormBefore  # noqa: E402
 from pagemill.model.kernels.triton.skinny import skinny  # noqa: E402
+from tests.fakes.paged_attention import PagedCase  # noqa: E402
 
 
 def half(*shape: int) -> torch.Tensor:
@@ -92,8 +95,23 @@ def sampling() -> None:
     device.sample_rows(torch.empty(4, 151936), ints(4, 7), positions, ints(4))
 
 
+def attention() -> None:
+    for heads, kv_heads, size, traits in (
+        (32, 8, 128, {}),
+        (6, 2, 96, {"window": 100, "has_sinks": True, "soft_cap": 30.0}),
+        (4, 4, 64, {"chunk_size": 64, "alibi_slopes": (0.5, 0.25, 0.1, 0.1)}),
+        (8, 1, 256, {}),
+    ):
+        spec = AttentionLayerSpec(heads, kv_heads, size, 0.1, **traits)
+        PagedCase(spec, [(1, 5), (9, 9)], dtype=torch.bfloat16).run(TritonBackend)
+    plain = AttentionLayerSpec(32, 8, 128, 0.1)
+    PagedCase(plain, [(1, 270)] * 8, dtype=torch.bfloat16, prefix=256).run(TritonBackend)
+    case = PagedCase(plain, [(1, 5), (9, 9)], dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn)
+    case.run(TritonBackend)
+
+
 for dependent in (False, True):
     launch.set_dependent(dependent)
-    for part in (rows, linears, attention_inputs, sampling):
+    for part in (rows, linears, attention_inputs, sampling, attention):
         part()
 print(" ".join(sorted(set(compiled))))

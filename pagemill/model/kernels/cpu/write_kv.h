@@ -1,0 +1,52 @@
+// Writes keys and values of tokens to their slots of the cache, in the layouts that segment.h describes.
+// Knows nothing about attention.
+#pragma once
+
+#include "segment.h"
+
+namespace {
+
+// Two tokens of a pair may be written by two threads: only the elements of the token itself are stored, never the lanes.
+
+// One head of one token: keys and values point at what the head has in the block.
+PM_INLINE void write_token(const float* key, const float* value, int64_t offset, int64_t block_size, int64_t size,
+                           float* keys, float* values) {
+  for (int64_t d = 0; d < size; ++d) keys[d * block_size + offset] = key[d];
+  memcpy(values + offset * size, value, size * sizeof(float));
+}
+
+PM_INLINE void write_token(const bf16* key, const bf16* value, int64_t offset, int64_t block_size, int64_t size,
+                           bf16* keys, bf16* values) {
+  for (int64_t p = 0; p < size / 2; ++p) memcpy((void*)(keys + (p * block_size + offset) * 2), key + 2 * p, 4);
+  bf16* at = values + offset / 2 * 2 * size + offset % 2;
+  for (int64_t d = 0; d < size; ++d) at[2 * d] = value[d];
+}
+
+template <class T>
+void write_kv_as(const AttentionArgs& args, int64_t begin, int64_t end) {
+  const PmTensors& t = args.tensors;
+  const int64_t block_size = args.batch.block_size, heads = args.layer.num_kv_heads, size = args.layer.head_size;
+  const bool rows = in_rows(args);
+  for (int64_t token = begin; token < end; ++token) {
+    const int64_t slot = args.batch.slot_mapping[token], offset = slot % block_size;
+    T* keys = (T*)t.kv_cache + slot / block_size * t.block_stride;
+    const T* key = (const T*)t.key + token * t.key_stride;
+    const T* value = (const T*)t.value + token * t.value_stride;
+    for (int64_t h = 0; h < heads; ++h, key += size, value += size, keys += block_size * size) {
+      T* values = keys + t.values_offset;
+      if (rows) {
+        memcpy((void*)(keys + offset * size), key, size * sizeof(T));
+        memcpy((void*)(values + offset * size), value, size * sizeof(T));
+      } else {
+        write_token(key, value, offset, block_size, size, keys, values);
+      }
+    }
+  }
+}
+
+void write_kv(const AttentionArgs& args, int64_t begin, int64_t end) {
+  if (args.tensors.dtype == PM_BFLOAT16) return write_kv_as<bf16>(args, begin, end);
+  write_kv_as<float>(args, begin, end);
+}
+
+}  // namespace
