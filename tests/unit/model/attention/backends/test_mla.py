@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from pagemill.errors import ConfigError
 from pagemill.messages.kv_spec import MLASpec
 from pagemill.model.attention.interface import AttentionLayerSpec, CommonAttentionMetadata
-from pagemill.model.attention.selector import choose
+from pagemill.model.attention.selector import Chooser, Wishes
 from tests.fakes.triton_interpreter import DEVICE
 
 from pagemill.model.attention.backends import torch_mla, triton_mla  # isort: skip
@@ -97,10 +98,8 @@ def test_a_block_is_one_vector_per_token():
 
 
 def test_layers_of_each_kind_find_their_backends():
-    order = ("CPU_ATTN", "TORCH_CPU", "TORCH_MLA")
-    latent = AttentionLayerSpec(4, 1, 40, 0.2, latent_size=32)
-    assert choose(latent, "cpu", "float32", None, order).name == "TORCH_MLA"
-    assert choose(AttentionLayerSpec(4, 2, 40, 0.2), "cpu", "float32", None, order).name != "TORCH_MLA"
-    assert "non-MLA not supported" in torch_mla.TorchMlaBackend.missing(
-        AttentionLayerSpec(4, 2, 40, 0.2), "cpu", "float32"
-    )
+    chooser = Chooser("cpu", "float32", ("CPU_ATTN", "TORCH_CPU", "TORCH_MLA"))
+    assert chooser(AttentionLayerSpec(4, 1, 40, 0.2, latent_size=32)).name == "TORCH_MLA"
+    assert chooser(AttentionLayerSpec(4, 2, 40, 0.2)).name != "TORCH_MLA"
+    with pytest.raises(ConfigError, match="TORCH_MLA is not valid"):
+        Chooser("cpu", "float32", (), Wishes("TORCH_MLA"))(AttentionLayerSpec(4, 2, 40, 0.2))
