@@ -60,9 +60,11 @@ def native_kernels() -> bool:
     return _read("NATIVE_KERNELS") != "0"
 
 
-def dependent_launch() -> bool:
-    """PAGEMILL_DEPENDENT_LAUNCH=1: GPU kernels start before the one before them has ended (compute capability 9.0)."""
-    return _read("DEPENDENT_LAUNCH") == "1"
+def dependent_launch() -> bool | None:
+    """PAGEMILL_DEPENDENT_LAUNCH: 0, GPU kernels start when the one before them has ended; 1, before that (default:
+    where the GPU can, from compute capability 9.0 on)."""
+    given = _read("DEPENDENT_LAUNCH")
+    return None if given is None else given == "1"
 
 
 def ipc_base() -> Path | None:

@@ -57,6 +57,16 @@ class Reference:
         assert mean <= MAX_REGRET[dtype] * MEAN_SHARE, f"the mean regret is {mean:.4f}"
 
 
+def check_regrets(
+    reference: Reference, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], most: float, mean: float
+) -> None:
+    """Fail when a greedy output holds a token with a regret above `most`, or the mean of all is above `mean`."""
+    found = [reference.regrets(prompt, tokens) for prompt, tokens in zip(prompts, outputs, strict=True)]
+    regrets = torch.cat(found)
+    assert float(regrets.max()) <= most, [round(float(part.max()), 3) for part in found]
+    assert float(regrets.mean()) <= mean
+
+
 def make_llm(folder: str, **settings: Any) -> LLM:
     """An engine on the GPU with a small cache; skips when this machine or build lacks what the settings name."""
     defaults = {"device": "cuda", "dtype": "bfloat16", "max_num_seqs": 64, "kv_cache_memory_bytes": KV_BYTES}

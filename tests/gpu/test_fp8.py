@@ -7,7 +7,7 @@ from pagemill.model.kernels.fp8 import reference_linear, reference_quantize
 from pagemill.model.kernels.moe import reference_experts, reference_route
 from pagemill.model.kernels.routing import Routing
 from tests.fakes.triton_interpreter import DEVICE
-from tests.gpu.engines import greedy, make_llm, make_prompts, run
+from tests.gpu.engines import check_regrets, greedy, make_llm, make_prompts, run
 
 from pagemill.model.kernels.triton import fp8, launch, moe  # isort: skip
 
@@ -83,4 +83,5 @@ def test_an_engine_chooses_the_tokens_of_the_reference(checkpoints, mode):
     settings = {"enforce_eager": True} if mode == "eager" else {}
     with make_llm(checkpoints.path("Qwen3ForCausalLM"), quantization="fp8", **settings) as llm:
         outputs = run(llm, prompts, greedy(24))
-    checkpoints.reference("Qwen3ForCausalLM").check(prompts, outputs, "fp8")
+    # Weights of 8 bits are another model: 14% off in its logits, where rounding to bfloat16 makes 1%.
+    check_regrets(checkpoints.reference("Qwen3ForCausalLM"), prompts, outputs, 1.5, 0.1)

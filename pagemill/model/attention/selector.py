@@ -48,8 +48,7 @@ class Chooser:
         return prefill if prefill is decode else phased(prefill, decode)
 
     def _one(self, spec: AttentionLayerSpec, wanted: str | None) -> type[AttentionBackend]:
-        where = replace(self.where, mla=spec.latent_size is not None)
-        return choose(spec, self.device, self.dtype, wanted, self.order, where)
+        return choose(spec, self.device, self.dtype, wanted, self.order, self.where)
 
 
 def choose(
@@ -61,6 +60,7 @@ def choose(
     where: Surroundings = ANYWHERE,
 ) -> type[AttentionBackend]:
     """The requested backend, or the first of `order` that fits. Raises ConfigError with the reasons."""
+    where = replace(where, mla=where.mla or spec.latent_size is not None)
     if requested is not None:
         backend: type[AttentionBackend] = ATTENTION.resolve(requested)
         reasons = backend.missing(spec, device, dtype, where)

@@ -151,3 +151,12 @@ def test_runners_that_cannot_be():
         runner_of(pooler_config={"normalize": False})
     with pytest.raises(ConfigError, match="pooling_type='SUM' is not one of LAST, CLS, MEAN"):
         runner_of(pooler_config={"pooling_type": "SUM"})
+
+
+def test_one_way_of_naming_the_attention_backend():
+    config, _ = settle(attention_config={"backend": "TORCH_CPU", "layer_backends": {"*.0.*": "CPU_ATTN"}})
+    assert config.model.attention_config.backend == "TORCH_CPU"
+    with pytest.raises(ConfigError, match=r"attention_backend='A' and attention_config.backend='B' are mutually excl"):
+        settle(attention_backend="A", attention_config={"backend": "B"})
+    with pytest.raises(ConfigError, match="flash_attn_version=4 is not allowed: 2 or 3"):
+        settle(attention_config={"flash_attn_version": 4})

@@ -9,6 +9,7 @@ from pagemill.messages.kv_spec import (
     MambaSpec,
     SharedKVSpec,
     SlidingWindowSpec,
+    cache_dtype,
 )
 
 
@@ -54,3 +55,10 @@ def test_a_layer_that_reads_another_keeps_nothing():
     spec = SharedKVSpec(16, "owner", kept)
     assert (spec.page_bytes(), spec.max_blocks(1000), spec.peak_blocks(1000, 64)) == (0, 0, 0)
     assert KVCacheConfig(1, (), {"a": "owner", "b": "other", "c": "owner"}).readers("owner") == ("a", "c")
+
+
+def test_what_a_cache_is_made_of():
+    assert cache_dtype("auto", "bfloat16") == "bfloat16"
+    assert cache_dtype("float16", "bfloat16") == "float16"
+    assert cache_dtype("fp8", "bfloat16") == cache_dtype("fp8_e4m3", "float16") == "float8_e4m3fn"
+    assert FullAttentionSpec(16, 2, 8, cache_dtype("fp8_e5m2", "bfloat16")).page_bytes() == 2 * 16 * 2 * 8

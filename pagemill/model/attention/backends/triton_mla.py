@@ -39,24 +39,22 @@ class MlaMetadata:
 
 
 class MlaBuilder(MetadataBuilder):
-    """Finds each token's request on the device."""
+    """Finds each token's request, on the device."""
 
     graph_support = AttentionCGSupport.ALWAYS
 
-    def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
-        super().__init__(spec, device)
-        self._tokens = torch.arange(0, dtype=torch.int32, device=device)
-
     def build(self, common: CommonAttentionMetadata) -> MlaMetadata:
-        if len(self._tokens) < common.num_tokens:
-            self._tokens = torch.arange(2 * common.num_tokens, dtype=torch.int32, device=self.device)
-        tokens, ends = self._tokens[: common.num_tokens], common.query_start[1:]
+        num_tokens, ends = common.num_tokens, common.query_start[1:]
+        tokens = torch.arange(num_tokens, dtype=torch.int32, device=self.device)
+        programs = num_tokens * -(-self.spec.num_heads // 64)
+        num_splits = min(MAX_SPLITS, max(1, NUM_PROGRAMS // max(1, programs)))
+        if common.max_query_len == 1 and num_tokens == common.num_requests:
+            return MlaMetadata(common, tokens, common.seq_lens, num_splits)
         found = torch.searchsorted(ends, tokens, right=True, out_int32=True)
         requests = found.clamp(max=common.num_requests - 1)
         seen = common.seq_lens[requests.long()] - (ends[requests.long()] - 1 - tokens)
         seen = seen.masked_fill(found >= common.num_requests, 0).clamp(min=0).to(torch.int32)
-        programs = common.num_tokens * -(-self.spec.num_heads // 64)
-        return MlaMetadata(common, requests, seen, min(MAX_SPLITS, max(1, NUM_PROGRAMS // programs)))
+        return MlaMetadata(common, requests, seen, num_splits)
 
 
 class MlaImpl(AttentionImpl):

@@ -59,11 +59,35 @@ SKINNY_CANDIDATES: Final = tuple(
     )
 )  # fmt: skip
 
-GEMV_MEASURED: Final[dict[Shape, GemvChoice]] = {}
+# fmt: off
+GEMV_MEASURED: Final[dict[Shape, GemvChoice]] = {
+    (6144, 4096, False): GemvChoice(2, 2048, 4, 1),
+    (4096, 4096, False): GemvChoice(2, 2048, 4, 1),
+    (12288, 4096, True): GemvChoice(1, 2048, 4, 1),
+    (4096, 12288, False): GemvChoice(4, 512, 4, 1),
+    (151936, 4096, False): GemvChoice(2, 2048, 8, 1),
+    (3072, 2048, False): GemvChoice(1, 2048, 4, 1),
+    (2048, 2048, False): GemvChoice(2, 2048, 4, 1),
+    (8192, 2048, True): GemvChoice(1, 2048, 4, 1),
+    (2048, 8192, False): GemvChoice(2, 2048, 4, 1),
+    (128256, 2048, False): GemvChoice(2, 2048, 4, 1),
+}
 """On an H200."""
 
-SKINNY_MEASURED: Final[dict[tuple[int, Shape], SkinnyChoice]] = {}
+SKINNY_MEASURED: Final[dict[tuple[int, Shape], SkinnyChoice]] = {
+    (16, (6144, 4096, False)): SkinnyChoice(64, 128, 4, 5, 1, weight_first=True),
+    (16, (4096, 4096, False)): SkinnyChoice(64, 128, 4, 5, 1, weight_first=True),
+    (16, (4096, 12288, False)): SkinnyChoice(64, 128, 4, 5, 2, weight_first=True),
+    (64, (4096, 12288, False)): SkinnyChoice(32, 256, 4, 4),
+    (16, (151936, 4096, False)): SkinnyChoice(64, 128, 4, 5, 1, weight_first=True),
+    (16, (3072, 2048, False)): SkinnyChoice(64, 128, 4, 5, 1, weight_first=True),
+    (16, (8192, 2048, True)): SkinnyChoice(64, 128, 4, 5, 1, weight_first=True),
+    (16, (2048, 8192, False)): SkinnyChoice(64, 128, 4, 5, 4, weight_first=True),
+    (64, (2048, 8192, False)): SkinnyChoice(64, 128, 4, 5, 4),
+}
 """By the largest number of rows (16, 32 or 64) and shape: where it beats cuBLAS on an H200. Nowhere else is it used."""
+
+# fmt: on
 
 FUSED_NORM_MEASURED: Final[frozenset[Shape]] = frozenset()
 """Where one row's norm is faster inside the linear kernel that follows it than before it."""
@@ -74,6 +98,8 @@ def gemv_choice(shape: Shape, dtype: torch.dtype) -> GemvChoice:
     measured = GEMV_MEASURED.get(shape)
     if measured is not None and dtype.itemsize == 2:
         return measured
+    if dtype.itemsize == 2 and shape[1] >= 2048:
+        return GemvChoice(1 if shape[2] else 2, 2048, 4, 1)
     return GemvChoice(4, 1024 if dtype.itemsize == 2 else 512, 4, 1)
 
 

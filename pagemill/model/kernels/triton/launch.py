@@ -17,7 +17,8 @@ DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 @dataclass(slots=True)
 class _Mode:
-    dependent: bool
+    dependent: bool | None
+    """None: as this machine can; found when it is first asked."""
 
 
 _mode = _Mode(envs.dependent_launch())
@@ -30,12 +31,14 @@ def set_dependent(wanted: bool) -> None:
 
 def dependent() -> bool:
     """Whether kernels are launched that way."""
+    if _mode.dependent is None:
+        _mode.dependent = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
     return _mode.dependent
 
 
 def options(num_warps: int = 4) -> dict[str, int | bool]:
     """Launch options of a kernel."""
-    return {"num_warps": num_warps, "launch_pdl": True} if _mode.dependent else {"num_warps": num_warps}
+    return {"num_warps": num_warps, "launch_pdl": True} if dependent() else {"num_warps": num_warps}
 
 
 def power_of_two(size: int) -> int:

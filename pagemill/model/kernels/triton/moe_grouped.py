@@ -36,8 +36,10 @@ def _gate_up(
         gdc_wait()
     tile, column = tl.program_id(0) // num_columns, tl.program_id(0) % num_columns
     num_rows = tl.load(tiles + 2 * max_tiles + tile)
+    EVEN: tl.constexpr = (E % BLOCK_K == 0) and (INNER % BLOCK_N == 0)
+    HIGH: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
+    WIDE: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
     if num_rows > 0:
-        EVEN: tl.constexpr = (E % BLOCK_K == 0) and (INNER % BLOCK_N == 0)
         expert = tl.load(tiles + tile).to(tl.int64)
         begin = tl.load(tiles + max_tiles + tile)
         members, lanes = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
@@ -46,8 +48,6 @@ def _gate_up(
         outputs = column * BLOCK_N + tl.arange(0, BLOCK_N)
         rows = x + (slot // K).to(tl.int64)[:, None] * stride_x + lanes[None, :]
         places = weight + expert * (2 * INNER * E) + outputs[:, None] * E + lanes[None, :]
-        HIGH: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
-        WIDE: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
         gate = tl.zeros([HIGH, WIDE], tl.float32)
         up = tl.zeros([HIGH, WIDE], tl.float32)
         for start in tl.range(0, E, BLOCK_K):
@@ -85,8 +85,10 @@ def _down(
         gdc_wait()
     tile, column = tl.program_id(0) // num_columns, tl.program_id(0) % num_columns
     num_rows = tl.load(tiles + 2 * max_tiles + tile)
+    EVEN: tl.constexpr = (INNER % BLOCK_K == 0) and (E % BLOCK_N == 0)
+    HIGH: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
+    WIDE: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
     if num_rows > 0:
-        EVEN: tl.constexpr = (INNER % BLOCK_K == 0) and (E % BLOCK_N == 0)
         expert = tl.load(tiles + tile).to(tl.int64)
         begin = tl.load(tiles + max_tiles + tile)
         members, lanes = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
@@ -95,8 +97,6 @@ def _down(
         row = begin + tl.where(here, members, 0)
         rows = inner + row.to(tl.int64)[:, None] * INNER + lanes[None, :]
         places = weight + expert * (E * INNER) + outputs[:, None] * INNER + lanes[None, :]
-        HIGH: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
-        WIDE: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
         acc = tl.zeros([HIGH, WIDE], tl.float32)
         for start in tl.range(0, INNER, BLOCK_K):
             if EVEN:

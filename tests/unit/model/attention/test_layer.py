@@ -48,3 +48,16 @@ def test_a_backend_without_chunks_is_not_chosen_for_them():
     spec = AttentionLayerSpec(4, 2, 8, 1.0, chunk_size=8)
     assert plain.missing(spec, "cpu", "float32") == ["chunked local attention not supported"]
     assert capability.missing(spec, "cpu", "float32") == []
+
+
+def test_a_cache_of_one_byte_floats_has_scales():
+    spec = AttentionLayerSpec(4, 2, 8, 1.0)
+    kept = Attention(spec, name="layer", backend=ATTENTION.resolve("TRITON_ATTN"))
+    kv_spec = kept.kv_spec(16, "float8_e4m3fn")
+    kept.bind(torch.zeros(3 * kv_spec.page_bytes(), dtype=torch.uint8), 3, kv_spec)
+    assert (kept.cache.dtype, kept.cache.shape) == (torch.float8_e4m3fn, (3, 2, 16, 2, 8))
+    assert (kept._impl.tensors.key_scale, kept._impl.tensors.value_scale) == (torch.ones(1), torch.ones(1))
+    wide = layer()
+    kv_spec = wide.kv_spec(16, "float32")
+    wide.bind(torch.zeros(3 * kv_spec.page_bytes(), dtype=torch.uint8), 3, kv_spec)
+    assert wide._impl.tensors.key_scale is None

@@ -76,10 +76,10 @@ def test_orders_of_gpus():
     assert cuda_order((10, 0)) == ("FLASHINFER", "FLASH_ATTN", *ampere[2:])
     assert cuda_order((10, 0), mla=True) == (
         "FLASHINFER_MLA", "CUTLASS_MLA", "FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA", "FLASHMLA_SPARSE",
-        "FLASHINFER_MLA_SPARSE", "TORCH_MLA",
+        "FLASHINFER_MLA_SPARSE",
     )  # fmt: skip
     assert cuda_order((9, 0), mla=True) == (
-        "FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA", "FLASHMLA_SPARSE", "TORCH_MLA"
+        "FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA", "FLASHMLA_SPARSE"
     )  # fmt: skip
 
 
@@ -181,3 +181,13 @@ def test_every_name_of_the_catalogue_says_what_it_can_do():
         backend = ATTENTION.resolve(name)
         assert backend.name == name
         assert backend.missing(SPEC, "nowhere", "float32")
+
+
+def test_a_cpu_keeps_the_models_own_type():
+    one_byte = Surroundings(kv_cache_dtype="fp8", block_size=16)
+    with pytest.raises(ConfigError, match=r"CPU_ATTN: kv cache dtype fp8 not supported; TORCH_CPU: kv cache dtype fp8"):
+        choose(SPEC, "cpu", "float32", None, ("CPU_ATTN", "TORCH_CPU"), one_byte)
+    same = Surroundings(kv_cache_dtype="float32")
+    assert choose(SPEC, "cpu", "float32", "TORCH_CPU", (), same).name == "TORCH_CPU"
+    with pytest.raises(ConfigError, match="kv cache dtype bfloat16 not supported"):
+        choose(SPEC, "cpu", "float32", "TORCH_CPU", (), Surroundings(kv_cache_dtype="bfloat16"))

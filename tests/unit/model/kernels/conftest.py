@@ -124,6 +124,7 @@ def make_paged(
     query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     start = torch.tensor([0, *(count for count, _ in lengths)]).cumsum(0).to(torch.int32)
     return Paged(
-        query, key, value, reference.packed_cache(cache), start, torch.tensor([n for _, n in lengths], dtype=torch.int32), table,
+        query, key, value, reference.packed_cache(cache), start,
+        torch.tensor([n for _, n in lengths], dtype=torch.int32), table,
         torch.cat(slots), head_size**-0.5, window, soft_cap, chunk_size,
     )  # fmt: skip
