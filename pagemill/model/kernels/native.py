@@ -187,7 +187,8 @@ def attention(
 ) -> Tensor:
     """Write key and value to their slots, when given, then attend: [T, H, D] -> [T, H, D].
 
-    kv_cache [2, num_blocks, Hkv, block_size, D], contiguous from Hkv on. `batch` and `layer` are the addresses of a
+    kv_cache [2, num_blocks, Hkv, block_size, D], contiguous from Hkv on, laid out as cpu/segment.h says
+    (`reference.packed_cache` makes such a one of rows). `batch` and `layer` are the addresses of a
     Batch and a Layer. Rows of query, key and value may be slices of a wider tensor. Raises MemoryError.
     """
     out = torch.empty_like(query)

@@ -93,5 +93,6 @@ class CpuBackend(AttentionBackend):
 
     @staticmethod
     def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """[2, num_blocks, Hkv, block_size, D]: keys, then values; a head's part of a block is contiguous."""
+        """[2, num_blocks, Hkv, block_size, D]: keys, then values; a head's part of a block is contiguous,
+        and within it the elements lie as kernels/cpu/segment.h says."""
         return (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size)

@@ -233,7 +233,7 @@ void merge_segments_as(const AttentionArgs& args, const Tile& tile, int64_t kv_h
   run.finish();
 }
 
-// bfloat16 is multiplied as such where the CPU can, else widened while packing.
+// bfloat16 is multiplied as such where the CPU can, else widened before.
 #if defined(__AVX512BF16__)
 using Bf16Dot = PairDot;
 #else

@@ -83,7 +83,7 @@ class AttentionPlan {
       tile = {r, args_.batch.query_start[r] + first, number, position, begin, position + number, partials};
       segments += num_segments(tile);
       partials += num_segments(tile) * partial_floats(tile);
-      // Four rows' worth for packing the keys and values.
+      // Four rows' worth for reading the keys and values.
       work += (tile.key_end - begin) * (number * group_ + 4) * args_.layer.head_size * args_.layer.num_kv_heads;
     }
   }

@@ -9,7 +9,6 @@ namespace {
 // Vectors side by side in one pass. 6 x 4 (or 6 x 2) accumulators and their operands fill the register file.
 constexpr int MAX_ROWS = 6;
 constexpr int MAX_VECTORS = PM_VEC_BYTES == 64 ? 4 : 2;
-constexpr int64_t PANEL = MAX_VECTORS * LANES;
 
 // A `Dot` says what a lane holds and how a step of k is added. `PACK` elements of the sum go into one lane; to make B of
 // rows, `store_values` brings the elements of PACK rows side by side.

@@ -30,7 +30,8 @@ struct PmLayer {
 };
 
 // query [T, H, D], key and value [T, Hkv, D] with their strides between tokens; key may be null: nothing is written.
-// kv_cache [2, num_blocks, Hkv, block_size, D], contiguous from Hkv on; out [T, H, D], contiguous.
+// kv_cache [2, num_blocks, Hkv, block_size, D], contiguous from Hkv on, what a head has in a block laid out
+// as segment.h says; out [T, H, D], contiguous.
 struct PmTensors {
   void* out;
   const void* query;
@@ -71,7 +72,7 @@ struct AttentionArgs {
 
 // Keys are handled in segments of this many, at absolute positions: the same whatever the chunk, batch or thread count.
 constexpr int64_t SEGMENT_KEYS = 256;
-// Query rows (tokens x heads of a KV head) that a tile aims for: packing a segment is paid once per tile.
+// Query rows (tokens x heads of a KV head) that a tile aims for: fetching a segment is paid once per tile.
 constexpr int64_t TILE_ROWS = 96;
 
 struct NormArgs {

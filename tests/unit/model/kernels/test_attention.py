@@ -52,6 +52,41 @@ def test_chunks(isa: str, dtype: torch.dtype, chunk_size: int) -> None:
     check(make_paged(MIXED, chunk_size=chunk_size, dtype=dtype, head_size=32))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("block_size", "head_size"), [(16, 64), (48, 80), (8, 64), (16, 24)])
+def test_the_layout_of_the_cache(isa: str, dtype: torch.dtype, block_size: int, head_size: int) -> None:
+    """Element by element, and the same for all instruction sets."""
+    case = make_paged([(70, 70), (1, 1)], 2, 2, head_size, block_size, dtype)
+    case.run()
+    packed = block_size % 16 == 0 and head_size % 16 == 0
+    pair = 1 if dtype == torch.float32 else 2
+    for token, head, d in ((0, 0, 0), (1, 1, 5), (33, 0, 6), (69, 1, head_size - 1), (70, 1, 1)):
+        block, offset = divmod(int(case.slot_mapping[token]), block_size)
+        places = [offset * head_size + d] * 2
+        if packed:
+            places = [
+                (d // pair * block_size + offset) * pair + d % pair,
+                (offset // pair * head_size + d) * pair + offset % pair,
+            ]
+        for cache, new, place in zip(case.kv_cache, (case.key, case.value), places, strict=True):
+            assert cache[block, head].flatten()[place] == new[token, head, d]
+    assert torch.equal(
+        torch.nan_to_num(reference.packed_cache(reference.unpacked_cache(case.kv_cache))),
+        torch.nan_to_num(case.kv_cache),
+    )
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 255, 256, 257, 272, 513])
+def test_what_is_not_seen_may_be_anything(isa: str, window: int | None, length: int) -> None:
+    """Zeros or NaN around what a token sees: the same bits, wherever the first and the last key lie in their pairs."""
+    case = make_paged([(1, length)], dtype=torch.bfloat16, window=window)
+    clean = replace(case, kv_cache=torch.nan_to_num(case.kv_cache))
+    found = case.run()
+    assert found.isfinite().all()
+    assert torch.equal(found, clean.run())
+
+
 def test_a_block_may_be_one_piece_of_memory(isa: str) -> None:
     """Keys and values of a block side by side, as the cache is laid out, give the same bits as far apart."""
     case = make_paged(MIXED, block_size=8)
