@@ -1,6 +1,5 @@
 """CUDA graphs in one memory pool: `CudaGraphMaker` makes them, `CudaGraph` records and replays. Knows no model."""
 
-import contextlib
 import gc
 from typing import Any
 
@@ -71,11 +70,10 @@ class CudaGraph:
         self._graph.replay()
 
     def _forget(self) -> None:
-        """An invalid recording ends before torch has told its allocator and its generator that it is over."""
-        device = torch.cuda.current_device()
-        with contextlib.suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(device, self._maker.pool)
-        generator = torch.cuda.default_generators[device]
+        """An invalid recording ends before torch has told its allocator and its generator that it is over: later graphs
+        get another pool, and the generator another state."""
+        self._maker.pool = torch.cuda.graph_pool_handle()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
 
     def _leave(self) -> None:
