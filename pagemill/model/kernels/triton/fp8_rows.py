@@ -19,12 +19,12 @@ from pagemill.model.kernels.triton.gated import activate
 def _few_rows(
     parts, x, weight, M, N, x_stride,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
-    PDL: tl.constexpr,
+    EVEN_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Sums [SPLIT, M, N] float32 without factors. The weight is the left operand: its rows fill the wide side of the
     tensor cores' instruction."""
     PART: tl.constexpr = (K + SPLIT * BLOCK_K - 1) // (SPLIT * BLOCK_K) * BLOCK_K
-    EVEN_K: tl.constexpr = K % (SPLIT * BLOCK_K) == 0
+    EVEN: tl.constexpr = EVEN_N and (K % (SPLIT * BLOCK_K) == 0)
     part = tl.program_id(1)
     if PDL:
         gdc_launch_dependents()
@@ -32,17 +32,16 @@ def _few_rows(
     tokens, lanes = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     values = x + tl.where(tokens < M, tokens, 0)[:, None] * x_stride + part * PART + lanes[None, :]
-    # Rows beyond the last repeat it; what they give is not stored.
-    places = weight + tl.minimum(rows, N - 1).to(tl.int64)[:, None] * K + part * PART + lanes[None, :]
+    places = weight + rows.to(tl.int64)[:, None] * K + part * PART + lanes[None, :]
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in tl.range(0, PART, BLOCK_K):
-        if EVEN_K:
+        if EVEN:
             a = tl.load(values + start)
             tile = tl.load(places + start)
         else:
             inside = (part * PART + start + lanes < K)[None, :]
             a = tl.load(values + start, inside, 0.0)
-            tile = tl.load(places + start, inside, 0.0)
+            tile = tl.load(places + start, (rows < N)[:, None] & inside, 0.0)
         sums = tl.dot(tile.to(a.dtype), tl.trans(a), sums, input_precision="ieee")
     targets = parts + (part * M + tokens).to(tl.int64)[None, :] * N + rows[:, None]
     tl.store(targets, sums, (tokens < M)[None, :] & (rows < N)[:, None])
@@ -88,7 +87,8 @@ def few_rows(
     parts = torch.empty(choice.split_k, num_rows, stacked, dtype=torch.float32, device=x.device)
     _few_rows[(triton.cdiv(stacked, choice.block_n), choice.split_k)](
         parts, x, weight, num_rows, stacked, x.stride(0), K=size, BLOCK_M=max(16, triton.next_power_of_2(num_rows)),
-        BLOCK_N=choice.block_n, BLOCK_K=choice.block_k, SPLIT=choice.split_k, PDL=launch.dependent(),
+        BLOCK_N=choice.block_n, BLOCK_K=choice.block_k, SPLIT=choice.split_k,
+        EVEN_N=stacked % choice.block_n == 0, PDL=launch.dependent(),
         num_stages=choice.num_stages, **launch.options(choice.num_warps),
     )  # fmt: skip
     out = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)

@@ -20,9 +20,12 @@ from pagemill.model.kernels.triton.moe_sort import SortedSlots
 def _product(rows, tile, acc, SWAP: tl.constexpr):
     """acc + rows [M, K] x tile [N, K]^T; with SWAP acc is [N, M]."""
     tile = tile.to(rows.dtype)
+    # One return: the compiler wants those of a function to agree in shape, also those that are not reached.
     if SWAP:
-        return tl.dot(tile, tl.trans(rows), acc, input_precision="ieee")
-    return tl.dot(rows, tl.trans(tile), acc, input_precision="ieee")
+        acc = tl.dot(tile, tl.trans(rows), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(rows, tl.trans(tile), acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
