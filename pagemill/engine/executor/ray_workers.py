@@ -168,24 +168,23 @@ class RayWorkers:
             if self._stopping:
                 return
             self._stopping = True
+        ray = self._ray
         try:
-            if self._ray.is_initialized():  # else somebody has closed the connection, and Ray has ended the actors
-                self._end_actors(request if self._death is None else None, ask_s)
+            if not ray.is_initialized():  # somebody has closed the connection, and Ray has ended the actors
+                return
+            if request is not None and self._death is None:
+                asked = [self.ask(rank, request) for rank in range(len(self._actors))]
+                ray.wait(asked, num_returns=len(asked), timeout=ask_s)
+            for actor in self._actors:
+                ray.kill(actor)
             if self._watcher is not None and self._watcher is not threading.current_thread():
                 self._watcher.join(CERTAIN_S)
-        except self._ray.exceptions.RayError as error:
+            if self._room is not None:
+                self._cluster.give_back(self._room)
+        except ray.exceptions.RayError as error:
             logger.warning("the Ray cluster cannot be told that the workers are not needed any more: %s", error)
         finally:
             self._cluster.close()
-
-    def _end_actors(self, request: bytes | None, ask_s: float) -> None:
-        if request is not None:
-            asked = [self.ask(rank, request) for rank in range(len(self._actors))]
-            self._ray.wait(asked, num_returns=len(asked), timeout=ask_s)
-        for actor in self._actors:
-            self._ray.kill(actor)
-        if self._room is not None:
-            self._cluster.give_back(self._room)
 
     def _start(self, room: Room, per_worker: Mapping[str, float]) -> None:
         """One actor per rank, in its place; and where that is."""
@@ -269,12 +268,6 @@ class RayWorkers:
         return answer
 
     def _watch(self) -> None:
-        try:
-            self._watch_pulses()
-        except self._ray.exceptions.RayError as error:
-            self.die(f"the connection to the Ray cluster is gone: {error}")
-
-    def _watch_pulses(self) -> None:
         """Until the first is gone: note the pulses, and why it ends. There is always one on its way from each."""
         awaited = {pulse.remote(): rank for rank, pulse in enumerate(self._pulse)}
         sufferer, until = "", math.inf
