@@ -9,6 +9,9 @@ import pytest
 
 from pagemill.artifacts import aliases
 
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before any test imports a kernel: Triton reads it only then
+
 NEEDS = {"browser": "Chromium", "model": "the embedded default model", "gpu": "a CUDA device"}
 NEVER_SKIPPED_IN_CI = ("browser", "model")
 _skipped = pytest.StashKey[dict[str, int]]()
