@@ -117,11 +117,13 @@ def _value_of(key):
 
 @triton.jit
 def _top_k_mass(values, count, floor, top, temperature, key, k, TILE: tl.constexpr):
-    """The mass of exactly k logits, the least of which has this key: of its equals as many as there is room for."""
+    """The mass of exactly k logits, the least of which has this key: of its equals as many as there is room for. The
+    lowest key says that there are fewer than k, whose mass it is then."""
     above = (tl.zeros([_PIVOTS], tl.int64) + key + 1).to(tl.int32)
     number = tl.max(_reach(values, count, floor, top, temperature, above, True, TILE), 0)
     mass = tl.max(_reach(values, count, floor, top, temperature, above, False, TILE), 0)
-    return mass + tl.maximum(k - number, 0.0) * tl.exp((_value_of(key) - top) / temperature)
+    equal = tl.where(key > _LOWEST_KEY, tl.exp((_value_of(key) - top) / temperature), 0.0)
+    return mass + tl.maximum(k - number, 0.0) * equal
 
 
 @triton.jit

@@ -87,6 +87,13 @@ def test_equals_are_kept_together(most: int, monkeypatch: pytest.MonkeyPatch):
     assert tokens == expected
 
 
+def test_top_p_of_fewer_tokens_than_top_k():
+    """min-p has left few: their mass is what top-p is measured against."""
+    asked = [(1.0, 0.7, 0.02, 500)] * 32
+    tokens, expected = both(logits_of(32, 1000, 3.0), asked, seed=3)
+    assert tokens == expected
+
+
 def test_masked_logits_are_never_drawn():
     logits = torch.full((len(ASKED), 700), -torch.inf, device=DEVICE)
     logits[:, [3, 300, 690]] = torch.tensor([1.0, 2.0, 0.5], device=DEVICE)
