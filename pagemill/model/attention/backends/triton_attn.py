@@ -240,8 +240,8 @@ class TritonImpl(AttentionImpl):
             output, partial.out, partial.lse, prefix.out, prefix.lse, metadata.common.query_start,
             metadata.splits.first, output.stride(0), output.stride(1), cascade.splits if cascade else 1,
             GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size, BLOCK_D=partial.out.shape[3],
-            ROWS=rows, PREFIX_ROWS=prefix.out.shape[2], KV_HEADS=spec.num_kv_heads, BLOCK_S=32, CASCADE=int(cascade is not None),
-            PDL=launch.dependent(), **launch.options(2),
+            ROWS=rows, PREFIX_ROWS=prefix.out.shape[2], KV_HEADS=spec.num_kv_heads, BLOCK_S=32,
+            CASCADE=int(cascade is not None), PDL=launch.dependent(), **launch.options(2),
         )  # fmt: skip
 
     def _slopes_on(self, device: torch.device) -> Tensor | None:
