@@ -32,9 +32,11 @@ def front_ends(server):
 
 
 async def occupy_both(server, max_tokens):
-    """Traffic that both front ends have a part of."""
+    """Traffic that both front ends have a part of. Whoever wakes first takes all that wait, so they come
+    one by one."""
     for _ in range(20):
-        traffic = await Traffic(server, asks(12, max_tokens=max_tokens, stream=True)).__aenter__()
+        requests = asks(12, max_tokens=max_tokens, stream=True)
+        traffic = await Traffic(server, requests, gap_s=0.01).__aenter__()
         await traffic.until(3)
         if all(figures["in_flight"] for figures in front_ends(server).values()):
             return traffic

@@ -60,9 +60,11 @@ def _essence(answer):
 
 
 class Traffic:
-    """Clients at work: `async with Traffic(server, asks(32)) as traffic`, then `until`, then `answers`."""
+    """Clients at work: `async with Traffic(server, asks(32)) as traffic`, then `until`, then `answers`. They come all
+    at once, or one after the other every `gap_s` seconds."""
 
-    def __init__(self, server, requests):
+    def __init__(self, server, requests, gap_s=0.0):
+        self._gap_s = gap_s
         self.url = server if isinstance(server, str) else server.url
         self.answers_so_far = [Answer() for _ in requests]
         self._requests = requests
@@ -73,8 +75,8 @@ class Traffic:
 
     async def __aenter__(self):
         self.tasks = [
-            asyncio.create_task(self._ask(request, answer))
-            for request, answer in zip(self._requests, self.answers_so_far, strict=True)
+            asyncio.create_task(self._ask(request, answer, number * self._gap_s))
+            for number, (request, answer) in enumerate(zip(self._requests, self.answers_so_far, strict=True))
         ]
         return self
 
@@ -109,7 +111,8 @@ class Traffic:
             await asyncio.gather(*self.tasks)
         return self.answers_so_far
 
-    async def _ask(self, request, answer):
+    async def _ask(self, request, answer, wait_s):
+        await asyncio.sleep(wait_s)
         body = request | ({"stream_options": {"include_usage": True}} if request["stream"] else {})
         async with self._client.stream("POST", self.url + "/v1/completions", json=body) as response:
             answer.status, answer.headers = response.status_code, dict(response.headers)
