@@ -57,6 +57,8 @@ class Child:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "pagemill.utils.child", str(reader), str(writer), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
+                # Said, and not inherited: another thread may be moving the C library's copy, as setproctitle does.
+                env=dict(os.environ),
                 pass_fds=[reader, writer, *pass_fds],
                 process_group=0,
             )

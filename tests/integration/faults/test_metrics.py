@@ -122,9 +122,10 @@ def test_what_a_killed_one_had_counted_stays(server, connect):
     for client in found.values():
         ask(client, 3)
     victim = server.pid("api server 1")
+    survivor = next(client for pid, client in found.items() if pid != victim)
+    scrape(survivor)  # it tells what it has counted when it is asked, else now and then
     before = scrape(found[victim])  # shown, so it is counted for good
     os.kill(victim, signal.SIGKILL)
-    survivor = next(client for pid, client in found.items() if pid != victim)
     check_grown(before, scrape(survivor))
     wait_for(lambda: server.pid("api server 1") != victim, "a new one")
     again = connect()

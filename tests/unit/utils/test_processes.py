@@ -78,6 +78,23 @@ def test_reports_arrive_whole_and_in_order_and_then_the_end():
     os.close(writer)
 
 
+def test_a_child_gets_the_environment_whatever_the_c_library_holds(tmp_path):
+    """setproctitle moves the C library's copy while other threads start children; what they inherit may be half."""
+    code = textwrap.dedent(
+        f"""
+        import ctypes, os
+        from pagemill.utils.processes import Child
+        ctypes.CDLL(None).clearenv()
+        with Child("{HERE}:sleep", "child", b"obedient") as child:
+            while not os.path.exists(os.environ["READY_FILE"]):
+                assert child.exit_status is None
+            child.kill()
+        """
+    )
+    env = os.environ | {"READY_FILE": str(tmp_path / "ready")}
+    assert subprocess.run([sys.executable, "-c", code], env=env, timeout=60).returncode == 0
+
+
 def test_stopping_asks_then_terminates_then_kills(ready_file):
     child = Child(f"{HERE}:sleep", "obedient", b"obedient")
     wait_for(ready_file)
