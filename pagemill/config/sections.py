@@ -12,7 +12,10 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 QUANTIZATIONS = ("none", "int8", "fp8")
 DEVICES = ("auto", "cuda", "cpu")
-KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2")
+KV_CACHE_DTYPES = (
+    *("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    *("int8", "int8_per_token_head"),
+)
 POOLING_TYPES = ("LAST", "CLS", "MEAN")
 RUNNERS = ("auto", "generate", "pooling")
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
@@ -115,7 +118,10 @@ class CacheConfig:
 
     block_size: int | None = setting(None, "tokens per block (default: 16)", low=1)
     kv_cache_dtype: str = setting(
-        "auto", "type of keys and values in the cache; auto is the model's, fp8 is fp8_e4m3", choices=KV_CACHE_DTYPES
+        "auto",
+        "type of keys and values in the cache; auto is the model's, fp8 is fp8_e4m3, int8 is int8_per_token_head: "
+        "integers with a scale for each token and head (CPUs only)",
+        choices=KV_CACHE_DTYPES,
     )
     enable_prefix_caching: bool = setting(True, "share the blocks of equal prefixes")
     prefix_caching_hash_algo: str = setting("sha256", "hash of a block's tokens", choices=HASH_ALGORITHMS)

@@ -6,8 +6,15 @@ from dataclasses import dataclass, field
 
 from pagemill.utils.math import ceil_div, round_up
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
-ONE_BYTE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
+SCALE_BYTES = {"int8": 4}
+"""Of the float32 scale that each key and each value of a head has."""
+ONE_BYTE_DTYPES = {
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "int8_per_token_head": "int8",
+}
 """What a setting calls them -> names of torch dtypes."""
 TOKENS_PER_STATE = 512
 """At least so many tokens lie between two cached states of a model that keeps nothing but states."""
@@ -57,7 +64,11 @@ class FullAttentionSpec(KVCacheSpec):
     """Name of a torch dtype, such as bfloat16."""
 
     def page_bytes(self) -> int:
-        return 2 * self.block_size * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+        return 2 * self.block_size * self.num_kv_heads * self.row_elements() * DTYPE_BYTES[self.dtype]
+
+    def row_elements(self) -> int:
+        """Elements that a key or a value of one token and head takes: its own, and the place of its scale."""
+        return self.head_size + SCALE_BYTES.get(self.dtype, 0) // DTYPE_BYTES[self.dtype]
 
     def max_blocks(self, max_len: int) -> int:
         return ceil_div(max_len, self.block_size)

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from pagemill.artifacts.describe import describe
-from pagemill.config.sections import ModelConfig
-from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
+from pagemill.config.sections import CacheConfig, ModelConfig
+from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup, cache_dtype
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest, SchedulerOutput
 from pagemill.model.factory import load_model
@@ -28,27 +28,36 @@ BLOCK_SIZE = 16
 class PagedModel:
     """One group per layer kind, blocks handed out in a shuffled order, unused blocks poisoned with NaN."""
 
-    def __init__(self, model: CausalLM, dtype: str, max_len: int = 2048) -> None:
+    def __init__(self, model: CausalLM, kv_dtype: str, max_len: int = 2048) -> None:
         self.model, self.max_len = model, max_len
         layers = model.cache_layers()
-        specs = {name: layer.kv_spec(BLOCK_SIZE, dtype) for name, layer in layers.items()}
+        specs = {name: layer.kv_spec(BLOCK_SIZE, kv_dtype) for name, layer in layers.items()}
         groups = tuple(
             KVCacheGroup(tuple(name for name in specs if specs[name] == spec), spec) for spec in set(specs.values())
         )
         blocks_each = max_len // BLOCK_SIZE
         plan = KVCacheConfig(1 + blocks_each * len(groups), groups)
         for tensor in bind_kv_cache(plan, layers, "cpu"):
-            tensor.view(getattr(torch, dtype)).fill_(torch.nan)
+            tensor.fill_(0xFF)  # NaN, whatever the type of float
         self.tables = BlockTables(tuple(BlockTable(1, max_len, BLOCK_SIZE) for _ in groups))
         self.groups = AttentionGroups(plan, layers, self.tables, "cpu")
         order = np.random.default_rng(0).permutation(np.arange(1, plan.num_blocks))
         self.block_ids = tuple(order[i * blocks_each : (i + 1) * blocks_each].tolist() for i in range(len(groups)))
 
     @classmethod
-    def load(cls, path: Path, dtype: str = "float32", backend: str | None = None, **settings: Any) -> "PagedModel":
+    def load(
+        cls,
+        path: Path,
+        dtype: str = "float32",
+        backend: str | None = None,
+        kv_cache_dtype: str = "auto",
+        **settings: Any,
+    ) -> "PagedModel":
         facts = describe(str(path), path)
         config = ModelConfig(str(path), dtype=dtype, attention_backend=backend, max_model_len=2048)
-        return cls(load_model(facts, config, CpuPlatform(), PhaseTimer()), dtype, **settings)
+        cache = CacheConfig(kv_cache_dtype=kv_cache_dtype)
+        model = load_model(facts, config, CpuPlatform(), PhaseTimer(), cache=cache)
+        return cls(model, cache_dtype(kv_cache_dtype, dtype), **settings)
 
     @torch.inference_mode()
     def logits(self, token_ids: list[int], chunk: int | None = None) -> torch.Tensor:

@@ -7,6 +7,8 @@ from typing import Protocol
 DECODER, ENCODER, ENCODER_ONLY, ENCODER_DECODER = "decoder", "encoder", "encoder_only", "encoder_decoder"
 ALL_TYPES = frozenset({DECODER, ENCODER, ENCODER_ONLY, ENCODER_DECODER})
 ONE_BYTE_KV = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2"})
+INT8_KV = frozenset({"int8", "int8_per_token_head"})
+"""Integers with a scale for each token and head; two names for the same."""
 SAME_KV = frozenset({"auto", "bfloat16", "float16", "float32"})
 """A cache of the model's own type; `bfloat16` and the like say which one is expected."""
 
@@ -91,7 +93,9 @@ class Capability:
             f"device {device} not supported": device not in self.devices,
             "compute capability not supported": not self._computes_on(where.compute),
             f"dtype {dtype} not supported": dtype not in self.dtypes,
-            f"kv cache dtype {where.kv_cache_dtype} not supported": not self._keeps(where.kv_cache_dtype, dtype),
+            f"kv cache dtype {where.kv_cache_dtype} not supported (allowed: {self._kept(dtype)})": not self._keeps(
+                where.kv_cache_dtype, dtype
+            ),
             f"block size {where.block_size} not supported": not self._takes_blocks(where.block_size),
             f"head size {spec.head_size} not supported": self.head_sizes is not None
             and spec.head_size not in self.head_sizes,
@@ -117,6 +121,9 @@ class Capability:
 
     def _keeps(self, kv_cache_dtype: str, dtype: str) -> bool:
         return kv_cache_dtype == dtype or kv_cache_dtype in self.kv_dtypes - (SAME_KV - {"auto"})
+
+    def _kept(self, dtype: str) -> str:
+        return ", ".join(sorted((self.kv_dtypes - SAME_KV) | {"auto", dtype}))
 
     def _takes_blocks(self, block_size: int | None) -> bool:
         if block_size is None or self.block_sizes is None:

@@ -73,7 +73,7 @@ class Attention(nn.Module):
         blocks_first = [shape[dim], *shape[:dim], *shape[dim + 1 :]]
         self._cache = memory.view(getattr(torch, kept.dtype)).view(blocks_first).movedim(0, dim)
         tensors = self._impl.tensors
-        if self._cache.element_size() == 1 and tensors.key_scale is None:
+        if self._cache.dtype.is_floating_point and self._cache.element_size() == 1 and tensors.key_scale is None:
             tensors.key_scale, tensors.value_scale = (torch.ones(1, device=memory.device) for _ in range(2))
 
     def planning(self) -> Hashable:

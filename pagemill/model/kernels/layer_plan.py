@@ -1,6 +1,6 @@
 """`LayerPlan`: a whole forward pass as a list of operations that native code runs in one call.
 
-Knows operations on numbered buffers; nothing about models. Everything is bfloat16 on a CPU.
+Knows operations on numbered buffers; nothing about models. Everything is bfloat16 on a CPU; a cache may be int8.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.linear import LinearStruct, PackedLinear
-from pagemill.model.kernels.native import DTYPES, Layer, loaded_library
+from pagemill.model.kernels.native import DTYPES, KV_DTYPES, Layer, loaded_library
 
 NORM, LINEAR, PREPARE, ATTEND = 1, 2, 3, 4
 NO_BUFFER = -1
@@ -28,7 +28,7 @@ class _Op(ctypes.Structure):
         ("linear", LinearStruct),
         ("layer", Layer),
         ("kv_cache", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("values_offset", "block_stride", "group")),
+        *((name, ctypes.c_int64) for name in ("values_offset", "block_stride", "kv_dtype", "group")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin")),
         *((name, ctypes.c_int64) for name in ("table_stride", "half", "table_dtype")),
     )
@@ -54,7 +54,7 @@ class NormWeight:
 
 @dataclass(frozen=True)
 class AttentionParts:
-    """What an attention layer brings along. The cache is [2, num_blocks, Hkv, block_size, D]."""
+    """What an attention layer brings along. The cache is [2, num_blocks, Hkv, block_size, D], D + 4 of int8."""
 
     name: str
     """Under which its batch is found."""
@@ -115,6 +115,7 @@ class PlanBuilder:
             "kv_cache": cache.data_ptr(),
             "values_offset": cache.stride(0),
             "block_stride": cache.stride(1),
+            "kv_dtype": KV_DTYPES[cache.dtype],
             "group": group,
         }
         norms = [norm for norm in (parts.query_norm, parts.key_norm) if norm is not None]

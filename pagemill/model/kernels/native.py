@@ -23,6 +23,8 @@ logger = get_logger(__name__)
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Types that the kernels compute."""
+KV_DTYPES = DTYPES | {torch.int8: 2}
+"""Types of caches."""
 
 
 class Batch(ctypes.Structure):
@@ -118,7 +120,7 @@ def _load(path: Path) -> Library:
         linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
         run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
         attention=function(
-            releasing, "pm_attention", ctypes.c_int, *[_POINTER] * 5, *[_INT] * 6, *[_POINTER] * 2, _INT
+            releasing, "pm_attention", ctypes.c_int, *[_POINTER] * 5, *[_INT] * 7, *[_POINTER] * 2, _INT
         ),
     )
 
@@ -187,7 +189,7 @@ def attention(
 ) -> Tensor:
     """Write key and value to their slots, when given, then attend: [T, H, D] -> [T, H, D].
 
-    kv_cache [2, num_blocks, Hkv, block_size, D], contiguous from Hkv on, laid out as cpu/segment.h says
+    kv_cache [2, num_blocks, Hkv, block_size, D], of int8 D + 4, contiguous from Hkv on, laid out as cpu/segment.h says
     (`reference.packed_cache` makes such a one of rows). `batch` and `layer` are the addresses of a
     Batch and a Layer. Rows of query, key and value may be slices of a wider tensor. Raises MemoryError.
     """
@@ -199,7 +201,8 @@ def attention(
         addresses, strides = (key.data_ptr(), value.data_ptr()), (key.stride(0), value.stride(0))
     failed = loaded_library().attention(
         out.data_ptr(), query.data_ptr(), *addresses, kv_cache.data_ptr(), query.stride(0), *strides,
-        kv_cache.stride(0), kv_cache.stride(1), DTYPES[query.dtype], batch, layer, torch.get_num_threads(),
+        kv_cache.stride(0), kv_cache.stride(1), DTYPES[query.dtype], KV_DTYPES[kv_cache.dtype], batch, layer,
+        torch.get_num_threads(),
     )  # fmt: skip
     if failed:
         raise MemoryError("no memory for the working space of attention")

@@ -6,6 +6,9 @@ from torch.nn import functional
 
 from pagemill.model.kernels.kv_target import KVTarget
 
+SMALLEST_ROW = 1e-30
+"""A row of keys or values whose largest element is less is kept as zeros."""
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """x / rms(x) * weight over the last dimension, in float32. `residual` becomes x + residual first.
@@ -87,13 +90,35 @@ def write_kv(key: Tensor, value: Tensor, target: KVTarget) -> None:
         cache[slots // block_size, slots % block_size] = rows.to(cache.dtype)
 
 
+def quantized_rows(x: Tensor) -> Tensor:
+    """[..., D] -> [..., D + 4] int8: integers of -127..127 and the four bytes of a row's float32 scale, its largest
+    element / 127. The scale of a row with a NaN or an infinity is NaN."""
+    wide = x.float()
+    largest = wide.abs().amax(-1, keepdim=True)
+    finite, zero = wide.isfinite().all(-1, keepdim=True), largest < SMALLEST_ROW
+    scales = torch.where(finite, largest / 127, torch.nan).masked_fill(finite & zero, 0)
+    inverses = torch.full_like(largest, 127) / largest  # 127 / largest is rounded twice
+    quants = torch.where(finite & ~zero, wide * inverses, 0).round()
+    return torch.cat([quants.to(torch.int8), scales.view(torch.int8)], -1)
+
+
+def dequantized_rows(rows: Tensor) -> Tensor:
+    """[..., D + 4] int8 of `quantized_rows` -> [..., D] float32."""
+    return rows[..., :-4].float() * rows[..., -4:].contiguous().view(torch.float32)
+
+
 def packed_cache(rows: Tensor) -> Tensor:
     """[2, num_blocks, Hkv, block_size, D] in rows -> the same shape as the kernels lay it out (cpu/segment.h): what a
     head has in a block is float32 keys [D, block_size] or bfloat16 keys [D / 2, block_size, 2] and values
-    [block_size / 2, D, 2]; rows where block_size or D is no multiple of 16."""
+    [block_size / 2, D, 2]; rows where block_size or D is no multiple of 16. Of int8, keys [D / 4, block_size, 4] and
+    values [block_size / 4, D, 4], and behind either the scales."""
     if not _packs(rows):
         return rows.clone()
     keys, values = rows
+    if rows.dtype == torch.int8:
+        (keys, values), scales = rows[..., :-4], rows[..., -4:].flatten(3)
+        fours = keys.unflatten(-1, (-1, 4)).transpose(2, 3), values.unflatten(2, (-1, 4)).mT
+        return torch.cat([torch.stack([half.flatten(2) for half in fours]), scales], -1).view(rows.shape)
     if rows.element_size() == 4:
         return torch.stack([keys.mT.reshape(keys.shape), values])
     paired = keys.unflatten(-1, (-1, 2)).transpose(2, 3), values.unflatten(2, (-1, 2)).mT
@@ -106,6 +131,12 @@ def unpacked_cache(cache: Tensor) -> Tensor:
         return cache.clone()
     keys, values = cache
     blocks, heads, block_size, head_size = keys.shape
+    if cache.dtype == torch.int8:
+        head_size -= 4
+        quants, scales = cache.flatten(3).split([block_size * head_size, block_size * 4], -1)
+        keys = quants[0].reshape(blocks, heads, head_size // 4, block_size, 4).transpose(2, 3).flatten(3)
+        values = quants[1].reshape(blocks, heads, block_size // 4, head_size, 4).mT.flatten(2, 3)
+        return torch.cat([torch.stack([keys, values]), scales.unflatten(-1, (block_size, 4))], -1)
     if cache.element_size() == 4:
         return torch.stack([keys.reshape(blocks, heads, head_size, block_size).mT, values])
     keys = keys.reshape(blocks, heads, head_size // 2, block_size, 2).transpose(2, 3)
@@ -114,7 +145,8 @@ def unpacked_cache(cache: Tensor) -> Tensor:
 
 
 def _packs(cache: Tensor) -> bool:
-    return cache.shape[3] % 16 == 0 and cache.shape[4] % 16 == 0
+    head_size = cache.shape[4] - (4 if cache.dtype == torch.int8 else 0)
+    return cache.shape[3] % 16 == 0 and head_size % 16 == 0
 
 
 def paged_attention(
@@ -128,8 +160,8 @@ def paged_attention(
     soft_cap: float | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """[T, H, D] -> [T, H, D] float32, one request after the other; kv_cache [2, num_blocks, Hkv, block_size, D], in
-    rows.
+    """[T, H, D] -> [T, H, D] float32, one request after the other; kv_cache [2, num_blocks, Hkv, block_size, D], of
+    int8 D + 4, in rows.
 
     query_start [R + 1], seq_lens [R], block_table [R, most blocks]. Only tokens that are seen are gathered.
     """
@@ -142,7 +174,8 @@ def paged_attention(
         if chunk_size is not None:
             first = max(first, (length - len(queries)) // chunk_size * chunk_size)
         tokens = torch.arange(first, length)
-        rows = kv_cache[:, block_table[r, tokens // block_size].long(), :, tokens % block_size].float()
+        rows = kv_cache[:, block_table[r, tokens // block_size].long(), :, tokens % block_size]
+        rows = dequantized_rows(rows) if rows.dtype == torch.int8 else rows.float()
         keys, values = rows.repeat_interleave(query.shape[1] // num_kv_heads, dim=2).unbind(1)
         scores = torch.einsum("thd,shd->hts", queries, keys) * scale
         if soft_cap is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
-from pagemill.model.attention.capability import ANYWHERE, Capability, Surroundings
+from pagemill.model.attention.capability import ANYWHERE, INT8_KV, SAME_KV, Capability, Surroundings
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
@@ -18,6 +18,9 @@ from pagemill.model.attention.interface import (
     MetadataBuilder,
 )
 from pagemill.model.kernels import native
+
+INT8_MULTIPLE, INT8_MAX_HEAD = 16, 1024
+"""What the kernels take of a cache of int8: block and head sizes, and the longest head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class CpuBackend(AttentionBackend):
     capability = Capability(
         devices=frozenset({"cpu"}),
         dtypes=frozenset({"float32", "bfloat16"}),
+        kv_dtypes=SAME_KV | INT8_KV,
         sliding_window=True,
         chunked_local=True,
         soft_cap=True,
@@ -89,10 +93,24 @@ class CpuBackend(AttentionBackend):
     @classmethod
     def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
         reasons = super().missing(spec, device, dtype, where)
+        if where.kv_cache_dtype in INT8_KV:
+            reasons += _int8_reasons(spec.head_size, where)
         return reasons if native.library() is not None else [*reasons, "native kernels not available"]
 
     @staticmethod
     def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
         """[2, num_blocks, Hkv, block_size, D]: keys, then values; a head's part of a block is contiguous,
-        and within it the elements lie as kernels/cpu/segment.h says."""
-        return (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size)
+        and within it the elements lie as kernels/cpu/segment.h says. Of int8, [2, num_blocks, Hkv, block_size, D + 4]:
+        the scales are in it."""
+        return (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.row_elements())
+
+
+def _int8_reasons(head_size: int, where: Surroundings) -> list[str]:
+    kind, reasons = f"with kv cache dtype {where.kv_cache_dtype}", []
+    if head_size % INT8_MULTIPLE or head_size > INT8_MAX_HEAD:
+        reasons.append(
+            f"head size {head_size} not supported {kind} (allowed: multiples of {INT8_MULTIPLE} up to {INT8_MAX_HEAD})"
+        )
+    if where.block_size is not None and where.block_size % INT8_MULTIPLE:
+        reasons.append(f"block size {where.block_size} not supported {kind} (allowed: multiples of {INT8_MULTIPLE})")
+    return reasons

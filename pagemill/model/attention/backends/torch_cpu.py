@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
-from pagemill.model.attention.capability import Capability
+from pagemill.model.attention.capability import INT8_KV, SAME_KV, Capability
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
     CommonAttentionMetadata,
     MetadataBuilder,
 )
+from pagemill.model.kernels.reference import dequantized_rows, quantized_rows
 from pagemill.utils.math import ceil_div
 
 
@@ -92,6 +93,8 @@ class TorchCpuImpl(AttentionImpl):
     def _write(self, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         block_size = kv_cache.shape[3]
         blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+        if kv_cache.dtype == torch.int8:
+            key, value = quantized_rows(key), quantized_rows(value)
         kv_cache[0][blocks, :, offsets] = key
         kv_cache[1][blocks, :, offsets] = value
 
@@ -100,14 +103,16 @@ class TorchCpuImpl(AttentionImpl):
         spec, (num_requests, query_len) = self.spec, (rows.num_requests, rows.query_len)
         group = spec.num_heads // spec.num_kv_heads
         keys, values = (_gather(half, rows.blocks, num_requests) for half in kv_cache)
+        if kv_cache.dtype == torch.int8:
+            keys, values = dequantized_rows(keys), dequantized_rows(values)
         folded = query.view(num_requests, query_len, spec.num_kv_heads, group, spec.head_size)
         folded = folded.permute(0, 2, 3, 1, 4).reshape(num_requests, spec.num_kv_heads, -1, spec.head_size)
-        scores = torch.matmul(folded, keys.transpose(2, 3)).float().mul_(spec.scale)
+        scores = torch.matmul(folded.to(keys.dtype), keys.transpose(2, 3)).float().mul_(spec.scale)
         if spec.soft_cap is not None:
             scores = torch.tanh(scores.div_(spec.soft_cap)).mul_(spec.soft_cap)
         scores.masked_fill_(rows.hidden.repeat(1, 1, group, 1), -torch.inf)
         values = values.masked_fill(rows.stale, 0)
-        attended = torch.matmul(scores.softmax(-1).to(query.dtype), values)
+        attended = torch.matmul(scores.softmax(-1).to(values.dtype), values).to(query.dtype)
         attended = attended.view(num_requests, spec.num_kv_heads, group, query_len, spec.head_size)
         return attended.permute(0, 3, 1, 2, 4).reshape(-1, spec.num_heads, spec.head_size)
 
@@ -126,6 +131,7 @@ class TorchCpuBackend(AttentionBackend):
     capability = Capability(
         devices=frozenset({"cpu"}),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        kv_dtypes=SAME_KV | INT8_KV,
         sliding_window=True,
         chunked_local=True,
         soft_cap=True,
@@ -135,5 +141,6 @@ class TorchCpuBackend(AttentionBackend):
 
     @staticmethod
     def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """[2, num_blocks, Hkv, block_size, D]: keys, then values; a head's part of a block is contiguous."""
-        return (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size)
+        """[2, num_blocks, Hkv, block_size, D]: keys, then values; a head's part of a block is contiguous. Of
+        int8, D + 4: the bytes of a row's scale are behind its elements."""
+        return (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.row_elements())

@@ -63,9 +63,9 @@ int attend_split_keys(const AttentionArgs& args, const AttentionPlan& plan, int6
 
 int pm_attention(void* out, const void* query, const void* key, const void* value, void* kv_cache, int64_t query_stride,
                  int64_t key_stride, int64_t value_stride, int64_t values_offset, int64_t block_stride, int64_t dtype,
-                 const PmBatch* batch, const PmLayer* layer, int64_t threads) {
+                 int64_t kv_dtype, const PmBatch* batch, const PmLayer* layer, int64_t threads) {
   const PmTensors tensors = {out,        query,        key,           value,        kv_cache, query_stride,
-                             key_stride, value_stride, values_offset, block_stride, dtype};
+                             key_stride, value_stride, values_offset, block_stride, dtype, kv_dtype};
   const AttentionArgs args = {tensors, *batch, *layer};
   write_first(args, threads);
   AttentionPlan plan(args, tile_memory);

@@ -21,6 +21,7 @@ struct Scratch {
   float* scores;      // [MAX_ROWS][SEGMENT_KEYS]
   uint32_t* weights;  // [MAX_ROWS][SEGMENT_KEYS / PACK]
   float* product;     // [MAX_ROWS][out_stride]
+  float* scales;      // [rows][4]: what finer rows of bytes need
   float* maximum;     // [rows]
   float* sum;         // [rows]
   float* out;         // [rows][out_stride], not yet divided by sum
@@ -32,7 +33,8 @@ struct Scratch {
     steps = ceil_div(args.layer.head_size, Dot::PACK);
     out_stride = round_up(args.layer.head_size, LANES * Dot::PACK);
     bytes = 0;
-    queries = (uint32_t*)take(memory, rows * steps);
+    queries = (uint32_t*)take(memory, rows * steps * Dot::PARTS);
+    scales = take(memory, rows * 4);
     segment.keys = (uint32_t*)take(memory, SEGMENT_KEYS * steps);
     segment.values = (uint32_t*)take(memory, SEGMENT_KEYS / Dot::PACK * out_stride);
     segment.edges = (uint32_t*)take(memory, 2 * out_stride);
@@ -74,8 +76,8 @@ PM_INLINE void merge_row(float* out, const float* part, int64_t size, MergeFacto
 }
 
 // Scores of keys [columns) become weights; those outside `visible` weigh nothing. Returns maximum and sum.
-template <class Dot>
-void softmax_row(const PmLayer& layer, float* scores, KeyRange columns, KeyRange visible, typename Dot::Stored* weights,
+template <class Stored>
+void softmax_row(const PmLayer& layer, float* scores, KeyRange columns, KeyRange visible, Stored* weights,
                  float& maximum, float& sum) {
   const vi first = lane_index() - (int32_t)visible.begin;
   const uint32_t count = (uint32_t)max_of(0, visible.end - visible.begin);
@@ -100,7 +102,8 @@ void softmax_row(const PmLayer& layer, float* scores, KeyRange columns, KeyRange
   sum = sum_lanes(total);
 }
 
-template <class Dot, class T>
+// T is the type of queries and results, C that of the cache.
+template <class Dot, class T, class C>
 class TileRun {
  public:
   TileRun(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* memory)
@@ -119,7 +122,12 @@ class TileRun {
     for (int64_t r = 0; r < num_rows_; ++r) {
       const T* query = (const T*)args_.tensors.query + (tile_.token + r / group_) * args_.tensors.query_stride +
                        (kv_head_ * group_ + r % group_) * layer_.head_size;
-      uint32_t* row = s_.queries + r * s_.steps;
+      uint32_t* row = s_.queries + r * s_.steps * Dot::PARTS;
+      if constexpr (Dot::PARTS == 2) {
+        const QueryBytes bytes = to_query_bytes(query, layer_.head_size, (int8_t*)row, (int8_t*)(row + s_.steps));
+        memcpy(s_.scales + 4 * r, &bytes, sizeof bytes);
+        continue;
+      }
       for (int64_t k = 0; k < s_.steps; k += LANES) {
         const vu lanes = load_lanes<Dot>(query, k * Dot::PACK, layer_.head_size);
         memcpy(row + k, &lanes, min_of(LANES, s_.steps - k) * 4);
@@ -162,10 +170,11 @@ class TileRun {
   void attend_segment(int64_t segment, const SegmentView& view) {
     base_ = segment * SEGMENT_KEYS;
     // Blocks of rows of about equal height: 7 rows as 4 + 3, not as 6 + 1.
-    const int64_t blocks = ceil_div(num_rows_, MAX_ROWS);
+    const int64_t blocks = ceil_div(num_rows_, MAX_ROWS / Dot::PARTS);
     for (int64_t b = 0, row = 0; b < blocks; ++b) {
       const int64_t count = ceil_div(num_rows_ - row, blocks - b);
-      attend_rows(view, row, count);
+      if constexpr (Dot::PARTS == 2) attend_byte_rows(view, row, count);
+      else attend_rows(view, row, count);
       row += count;
     }
   }
@@ -186,7 +195,7 @@ class TileRun {
     float maximum[MAX_ROWS], sum[MAX_ROWS];
     constexpr int64_t weight_lanes = SEGMENT_KEYS / Dot::PACK;
     for (int64_t r = 0; r < count; ++r)
-      softmax_row<Dot>(layer_, s_.scores + r * SEGMENT_KEYS, columns, visible_to(row + r),
+      softmax_row(layer_, s_.scores + r * SEGMENT_KEYS, columns, visible_to(row + r),
                        (typename Dot::Stored*)(s_.weights + r * weight_lanes), maximum[r], sum[r]);
     const int64_t first = any.begin / Dot::PACK, steps = ceil_div(any.end, Dot::PACK) - first;
     const int64_t out_vectors = ceil_div(layer_.head_size, LANES);
@@ -198,70 +207,136 @@ class TileRun {
     }
   }
 
+  // The same, where the products are those of bytes: every row has a high and a low part.
+  void attend_byte_rows(const SegmentView& view, int64_t row, int64_t count) {
+    const KeyRange any = {visible_to(row).begin, visible_to(row + count - 1).end};
+    if (any.begin >= any.end) return;
+    const KeyRange columns = {any.begin / LANES * LANES, round_up(any.end, LANES)};
+    const Operand queries = {s_.queries + row * 2 * s_.steps, s_.steps};
+    gemm_columns<typename Dot::Keys>(queries, {view.keys, view.ahead, view.key_stride}, 2 * count, s_.steps,
+                                     columns.begin / LANES, columns.end / LANES, s_.scores, SEGMENT_KEYS);
+    float maximum[MAX_ROWS], sum[MAX_ROWS], scale[MAX_ROWS];
+    for (int64_t r = 0; r < count; ++r) {
+      float* scores = s_.scores + 2 * r * SEGMENT_KEYS;
+      QueryBytes query;
+      memcpy(&query, s_.scales + 4 * (row + r), sizeof query);
+      for (int64_t n = columns.begin; n < columns.end; n += LANES)
+        store(scores + n, score_of(scores + n, scores + SEGMENT_KEYS + n, query, load(view.key_scales[n / LANES])));
+      softmax_row(layer_, scores, columns, visible_to(row + r), scores, maximum[r], sum[r]);
+      for (int64_t n = columns.begin; n < columns.end; n += LANES) {
+        // Where nothing is seen the scale may be anything.
+        const vf weights = load(scores + n), scaled = weights * load(view.value_scales[n / LANES]);
+        store(scores + n, select(weights == vf{}, vf{}, scaled));
+      }
+      uint8_t* bytes = (uint8_t*)s_.weights + 2 * r * SEGMENT_KEYS + columns.begin;
+      scale[r] = to_weight_bytes(scores + columns.begin, columns.end - columns.begin, bytes, bytes + SEGMENT_KEYS);
+    }
+    const int64_t first = any.begin / Dot::PACK, steps = ceil_div(any.end, Dot::PACK) - first;
+    const int64_t out_vectors = layer_.head_size / LANES;
+    gemm_steps<typename Dot::Values>({s_.weights + first, SEGMENT_KEYS / Dot::PACK}, view.values + first, 2 * count,
+                                     steps, out_vectors, s_.product, s_.out_stride);
+    for (int64_t r = 0; r < count; ++r) {
+      float* product = s_.product + 2 * r * s_.out_stride;
+      to_products(product, product + s_.out_stride, layer_.head_size, scale[r]);
+      const MergeFactors f = merge_row_state(s_.maximum[row + r], s_.sum[row + r], maximum[r], sum[r]);
+      merge_row(s_.out + (row + r) * s_.out_stride, product, layer_.head_size, f);
+    }
+  }
+
   const AttentionArgs& args_;
   const PmLayer& layer_;
   const Tile& tile_;
   int64_t kv_head_, group_, num_rows_, base_ = 0;
   Scratch<Dot> s_;
-  SegmentReader<Dot, T> reader_;
+  SegmentReader<Dot, C> reader_;
 };
 
-template <class Dot, class T>
+template <class Dot, class T, class C>
 void attend_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* scratch) {
-  TileRun<Dot, T> run(args, tile, kv_head, scratch);
+  TileRun<Dot, T, C> run(args, tile, kv_head, scratch);
   run.load_queries();
   run.attend_segments(tile.key_begin / SEGMENT_KEYS, ceil_div(tile.key_end, SEGMENT_KEYS));
   run.finish();
 }
 
-template <class Dot, class T>
+template <class Dot, class T, class C>
 void attend_segment_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, int64_t segment, void* scratch,
                        float* partial) {
-  TileRun<Dot, T> run(args, tile, kv_head, scratch);
+  TileRun<Dot, T, C> run(args, tile, kv_head, scratch);
   run.load_queries();
   run.attend_segments(segment, segment + 1);
   run.save(partial);
 }
 
-template <class Dot, class T>
+template <class Dot, class T, class C>
 void merge_segments_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, const float* partials,
                        void* scratch) {
-  TileRun<Dot, T> run(args, tile, kv_head, scratch);
+  TileRun<Dot, T, C> run(args, tile, kv_head, scratch);
   const int64_t first = tile.key_begin / SEGMENT_KEYS, last = ceil_div(tile.key_end, SEGMENT_KEYS);
   const int64_t stride = tile.num_tokens * (args.layer.num_heads / args.layer.num_kv_heads) * (2 + args.layer.head_size);
   for (int64_t s = first; s < last; ++s) run.merge(partials + (s - first) * stride);
   run.finish();
 }
 
-// bfloat16 is multiplied as such where the CPU can, else widened before.
+// bfloat16 and int8 are multiplied as such where the CPU can, else widened before. Beside queries of float32, int8 is
+// widened everywhere.
 #if defined(__AVX512BF16__)
 using Bf16Dot = PairDot;
 #else
 using Bf16Dot = FloatDot;
 #endif
+#if defined(__AVX512VNNI__)
+using Int8Dot = ByteDot;
+#else
+using Int8Dot = FloatDot;
+#endif
+
+template <class DotType, class T, class C>
+struct Types {
+  using Dot = DotType;
+  using Query = T;
+  using Cache = C;
+};
+
+// body(Types) for the types of a step.
+template <class F>
+PM_INLINE auto with_types(const PmTensors& tensors, F body) {
+  if (tensors.dtype == PM_BFLOAT16) {
+    if (tensors.kv_dtype == PM_INT8) return body(Types<Int8Dot, bf16, int8_t>());
+    return body(Types<Bf16Dot, bf16, bf16>());
+  }
+  if (tensors.kv_dtype == PM_INT8) return body(Types<FloatDot, float, int8_t>());
+  return body(Types<FloatDot, float, float>());
+}
 
 void attend(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* scratch) {
-  if (args.tensors.dtype == PM_BFLOAT16) return attend_as<Bf16Dot, bf16>(args, tile, kv_head, scratch);
-  attend_as<FloatDot, float>(args, tile, kv_head, scratch);
+  with_types(args.tensors, [&](auto types) {
+    using A = decltype(types);
+    attend_as<typename A::Dot, typename A::Query, typename A::Cache>(args, tile, kv_head, scratch);
+  });
 }
 
 void attend_segment(const AttentionArgs& args, const Tile& tile, int64_t kv_head, int64_t segment, void* scratch,
                     float* partial) {
-  if (args.tensors.dtype == PM_BFLOAT16)
-    return attend_segment_as<Bf16Dot, bf16>(args, tile, kv_head, segment, scratch, partial);
-  attend_segment_as<FloatDot, float>(args, tile, kv_head, segment, scratch, partial);
+  with_types(args.tensors, [&](auto types) {
+    using A = decltype(types);
+    attend_segment_as<typename A::Dot, typename A::Query, typename A::Cache>(args, tile, kv_head, segment, scratch,
+                                                                             partial);
+  });
 }
 
 void merge_segments(const AttentionArgs& args, const Tile& tile, int64_t kv_head, const float* partials,
                     void* scratch) {
-  if (args.tensors.dtype == PM_BFLOAT16)
-    return merge_segments_as<Bf16Dot, bf16>(args, tile, kv_head, partials, scratch);
-  merge_segments_as<FloatDot, float>(args, tile, kv_head, partials, scratch);
+  with_types(args.tensors, [&](auto types) {
+    using A = decltype(types);
+    merge_segments_as<typename A::Dot, typename A::Query, typename A::Cache>(args, tile, kv_head, partials, scratch);
+  });
 }
 
 int64_t attention_scratch_bytes(const AttentionArgs& args) {
-  return args.tensors.dtype == PM_BFLOAT16 ? Scratch<Bf16Dot>(args, nullptr).bytes
-                                           : Scratch<FloatDot>(args, nullptr).bytes;
+  return with_types(args.tensors, [&](auto types) {
+    return Scratch<typename decltype(types)::Dot>(args, nullptr).bytes;
+  });
 }
 
 }  // namespace

@@ -11,11 +11,12 @@ constexpr int MAX_ROWS = 6;
 constexpr int MAX_VECTORS = PM_VEC_BYTES == 64 ? 4 : 2;
 
 // A `Dot` says what a lane holds and how a step of k is added. `PACK` elements of the sum go into one lane; to make B of
-// rows, `store_values` brings the elements of PACK rows side by side.
+// rows, `store_values` brings the elements of PACK rows side by side. PARTS rows of A and C stand for one.
 
 struct FloatDot {
   using Stored = float;
   static constexpr int PACK = 1;
+  static constexpr int PARTS = 1;
   static PM_INLINE vf add(vf acc, uint32_t a, vu b) { return fma((vf)(vu{} + a), (vf)b, acc); }
   static PM_INLINE void store_values(vu row, vu, uint32_t* to) { memcpy(to, &row, sizeof row); }
 };
@@ -24,6 +25,7 @@ struct FloatDot {
 struct PairDot {
   using Stored = bf16;
   static constexpr int PACK = 2;
+  static constexpr int PARTS = 1;
   static PM_INLINE vf add(vf acc, uint32_t a, vu b) {
     return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
   }

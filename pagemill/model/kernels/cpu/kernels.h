@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-enum PmDtype : int64_t { PM_FLOAT32 = 0, PM_BFLOAT16 = 1 };
+enum PmDtype : int64_t { PM_FLOAT32 = 0, PM_BFLOAT16 = 1, PM_INT8 = 2 };
 
 // One step of one KV group; `Batch` in native.py mirrors it.
 struct PmBatch {
@@ -31,7 +31,7 @@ struct PmLayer {
 
 // query [T, H, D], key and value [T, Hkv, D] with their strides between tokens; key may be null: nothing is written.
 // kv_cache [2, num_blocks, Hkv, block_size, D], contiguous from Hkv on, what a head has in a block laid out
-// as segment.h says; out [T, H, D], contiguous.
+// as segment.h says; out [T, H, D], contiguous. A cache of int8 is [2, num_blocks, Hkv, block_size, D + 4].
 struct PmTensors {
   void* out;
   const void* query;
@@ -44,6 +44,7 @@ struct PmTensors {
   int64_t values_offset;  // from a key to its value
   int64_t block_stride;
   int64_t dtype;
+  int64_t kv_dtype;  // dtype, or int8
 };
 
 // Consecutive query tokens of one request: what a thread takes at a time, together with one KV head.
@@ -237,8 +238,8 @@ PM_EXPORT void pm_sample(int32_t* out, const float* logits, const float* tempera
 // Write key and value to their slots unless key is null, then attend. 0: done, 1: out of memory.
 PM_EXPORT int pm_attention(void* out, const void* query, const void* key, const void* value, void* kv_cache,
                            int64_t query_stride, int64_t key_stride, int64_t value_stride, int64_t values_offset,
-                           int64_t block_stride, int64_t dtype, const PmBatch* batch, const PmLayer* layer,
-                           int64_t threads);
+                           int64_t block_stride, int64_t dtype, int64_t kv_dtype, const PmBatch* batch,
+                           const PmLayer* layer, int64_t threads);
 PM_EXPORT int64_t pm_panel();
 PM_EXPORT void pm_linear(const PmLinear* linear, void* out, const void* x, int64_t num_rows, int64_t x_stride,
                          int64_t out_stride, int64_t out_dtype, int64_t threads);

@@ -201,7 +201,7 @@ class PlanRun {
     const element* key = query + layer.num_heads * layer.head_size;
     const element* value = key + layer.num_kv_heads * layer.head_size;
     const PmTensors tensors = {op.out < 0 ? nullptr : buffer(op.out), query, key, value, op.kv_cache, width, width,
-                               width, op.values_offset, op.block_stride, PM_BFLOAT16};
+                               width, op.values_offset, op.block_stride, PM_BFLOAT16, op.kv_dtype};
     return {tensors, *run_.batches[op.group], layer};
   }
 

@@ -30,6 +30,7 @@ struct PmOp {
   void* kv_cache;
   int64_t values_offset;
   int64_t block_stride;
+  int64_t kv_dtype;
   int64_t group;  // which of the batches
   const void* cos;  // [position, table_stride]; null: no rotation
   const void* sin;

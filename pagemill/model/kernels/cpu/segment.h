@@ -1,13 +1,16 @@
 // Finds the keys and values of one segment in the blocks of the cache, as gemm_block reads them.
 // Knows block tables and the layouts of the cache; nothing about softmax.
 //
-// What a head has in a block is its keys in one piece and its values in another, in one of two layouts:
+// What a head has in a block is its keys in one piece and its values in another, in one of these layouts:
 // - Where block_size and head_size are multiples of MAX_LANES (nearly always), as the products read them. float32: keys
 //   [head_size][block_size], values [block_size][head_size]. bfloat16, whose dot products take pairs: keys
 //   [head_size / 2][block_size][2], values [block_size / 2][head_size][2].
-// - Otherwise rows, [block_size][head_size] both, which are packed every time.
+//   int8: keys [head_size / 4][block_size][4], values [block_size / 4][head_size][4]; behind either [block_size] float32,
+//   the scales of the tokens.
+// - Otherwise rows, [block_size][head_size] both, which are packed every time. Not for int8.
 #pragma once
 
+#include "kv_bytes.h"
 #include "pack.h"
 
 namespace {
@@ -17,6 +20,13 @@ constexpr int64_t MAX_LANES = 16;
 
 inline bool in_rows(const AttentionArgs& args) {
   return args.batch.block_size % MAX_LANES != 0 || args.layer.head_size % MAX_LANES != 0;
+}
+
+// Elements of T that a head has in a block, of keys or of values: int8 has scales behind them.
+template <class T>
+int64_t head_elements(const AttentionArgs& args) {
+  const int64_t scale_bytes = sizeof(T) == 1 ? (int64_t)sizeof(float) : 0;
+  return args.batch.block_size * (args.layer.head_size + scale_bytes);
 }
 
 // Half-open range of keys, relative to a segment.
@@ -32,9 +42,12 @@ struct SegmentView {
   const uint32_t* ahead[SEGMENT_VECTORS];                             // what to fetch meanwhile
   const uint32_t* values[SEGMENT_KEYS + RowPointers::STEPS_AHEAD];  // of each step
   int64_t key_stride;
+  // Of each vector of keys, where the cache has int8.
+  const float* key_scales[SEGMENT_VECTORS];
+  const float* value_scales[SEGMENT_VECTORS];
 };
 
-// The same of the blocks themselves: a lane is one element of float32 or a pair of bfloat16.
+// The same of the blocks themselves: a lane is one element of float32, a pair of bfloat16 or four of int8.
 struct BlockView : SegmentView {
   // Keys and values of each vector of keys, in one piece each, where a block is one vector; else about there.
   const uint32_t* key_pieces[SEGMENT_VECTORS];
@@ -56,13 +69,14 @@ class SegmentReader {
   SegmentReader(const AttentionArgs& args, const Tile& tile, int64_t kv_head, const SegmentMemory& memory)
       : args_(args), tile_(tile), memory_(memory), in_rows_(in_rows(args)), size_(args.layer.head_size) {
     table_ = args.batch.block_table + tile.request * args.batch.block_table_stride;
-    cache_ = (const T*)args.tensors.kv_cache + kv_head * args.batch.block_size * size_;
+    cache_ = (const T*)args.tensors.kv_cache + kv_head * head_elements<T>(args);
     if (in_rows_) memset(memory_.zeros, 0, size_ * sizeof(float));
   }
 
   // Valid until the next call; segments are read one after the other.
   const SegmentView& read(int64_t segment) {
-    if (in_rows_) return read_rows(segment);
+    if constexpr (sizeof(T) > 1)
+      if (in_rows_) return read_rows(segment);
     BlockView& view = blocks_[segment % 2];
     BlockView& next = blocks_[(segment + 1) % 2];
     if (found_ != segment) find_blocks(segment, view);
@@ -101,6 +115,12 @@ class SegmentReader {
         view.value_pieces[v] = (const uint32_t*)(value_part + at * size_);
         constexpr int64_t STEPS = LANES / CACHE_PACK;
         for (int64_t k = 0; k < STEPS; ++k) view.values[v * STEPS + k] = view.value_pieces[v] + k * size_;
+        if constexpr (sizeof(T) == 1) {
+          view.key_scales[v] = (const float*)(part + block_size * size_) + at;
+          view.value_scales[v] = (const float*)(value_part + block_size * size_) + at;
+          __builtin_prefetch(view.key_scales[v], 0, 2);
+          __builtin_prefetch(view.value_scales[v], 0, 2);
+        }
       }
     }
   }
@@ -139,13 +159,42 @@ class SegmentReader {
     step = copy;
   }
 
-  // Pairs to float32, where there is no product of pairs.
+  // To float32, where there is no product of pairs or bytes.
   const SegmentView& widen(const BlockView& view) {
+    if constexpr (sizeof(T) == 1) widen_bytes(view);
+    if constexpr (sizeof(T) == 2) widen_pairs(view);
+    return point_at_packed(view.first, view.last);
+  }
+
+  void widen_bytes(const BlockView& view) {
+    const int64_t stride = memory_.value_stride;
+    constexpr int64_t STEPS = LANES / CACHE_PACK;
+    for (int64_t v = view.first; v < view.last; ++v) {
+      uint32_t* column = memory_.keys + v * LANES * size_;
+      const vf scales = load(view.key_scales[v]);
+      for (int64_t k = 0; k < size_ / 4; ++k) {
+        __builtin_prefetch(view.ahead[v] + k * LANES, 0, 2);
+        const vu lanes = load_raw<vu>(view.keys[v] + k * view.key_stride);
+        for (int i = 0; i < 4; ++i) store((float*)column + (4 * k + i) * LANES, byte_of_lanes(lanes, i) * scales);
+      }
+    }
+    for (int64_t k = view.first * STEPS; k < view.last * STEPS; ++k) {
+      float* row = (float*)memory_.values + 4 * k * stride;
+      const float* scales = view.value_scales[k / STEPS] + k % STEPS * 4;
+      for (int64_t d = 0; d < size_; d += LANES) {
+        __builtin_prefetch(view.values[k + RowPointers::STEPS_AHEAD] + d, 0, 2);
+        const vu lanes = load_raw<vu>(view.values[k] + d);
+        for (int i = 0; i < 4; ++i) store(row + i * stride + d, byte_of_lanes(lanes, i) * splat(scales[i]));
+      }
+    }
+  }
+
+  void widen_pairs(const BlockView& view) {
     for (int64_t v = view.first; v < view.last; ++v) {
       uint32_t* column = memory_.keys + v * LANES * size_;
       for (int64_t k = 0; k < size_ / 2; ++k) {
         __builtin_prefetch(view.ahead[v] + k * LANES, 0, 2);
-        widen_pairs(view.keys[v] + k * view.key_stride, column + 2 * k * LANES, column + (2 * k + 1) * LANES);
+        ::widen_pairs(view.keys[v] + k * view.key_stride, column + 2 * k * LANES, column + (2 * k + 1) * LANES);
       }
     }
     const int64_t stride = memory_.value_stride;
@@ -153,10 +202,9 @@ class SegmentReader {
       uint32_t* row = memory_.values + 2 * k * stride;
       for (int64_t d = 0; d < size_; d += LANES) {
         __builtin_prefetch(view.values[k + RowPointers::STEPS_AHEAD] + d, 0, 2);
-        widen_pairs(view.values[k] + d, row + d, row + stride + d);
+        ::widen_pairs(view.values[k] + d, row + d, row + stride + d);
       }
     }
-    return point_at_packed(view.first, view.last);
   }
 
   const SegmentView& read_rows(int64_t segment) {

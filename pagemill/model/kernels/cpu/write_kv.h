@@ -6,6 +6,9 @@
 
 namespace {
 
+// Elements of the longest head that an int8 cache takes: the backend refuses longer ones.
+constexpr int64_t MAX_BYTES_HEAD = 1024;
+
 // Two tokens of a pair may be written by two threads: only the elements of the token itself are stored, never the lanes.
 
 // One head of one token: keys and values point at what the head has in the block.
@@ -20,6 +23,34 @@ PM_INLINE void write_token(const bf16* key, const bf16* value, int64_t offset, i
   for (int64_t p = 0; p < size / 2; ++p) memcpy((void*)(keys + (p * block_size + offset) * 2), key + 2 * p, 4);
   bf16* at = values + offset / 2 * 2 * size + offset % 2;
   for (int64_t d = 0; d < size; ++d) at[2 * d] = value[d];
+}
+
+// Of int8, with the scales behind them. `bytes`: room for a row.
+template <class T>
+PM_INLINE void write_token_bytes(const T* key, const T* value, int64_t offset, int64_t block_size, int64_t size,
+                                 int8_t* keys, int8_t* values, int8_t* bytes) {
+  const float key_scale = to_bytes(key, size, bytes);
+  for (int64_t k = 0; k < size / 4; ++k) memcpy(keys + (k * block_size + offset) * 4, bytes + 4 * k, 4);
+  memcpy(keys + block_size * size + offset * 4, &key_scale, 4);
+  const float value_scale = to_bytes(value, size, bytes);
+  int8_t* at = values + offset / 4 * 4 * size + offset % 4;
+  for (int64_t d = 0; d < size; ++d) at[4 * d] = bytes[d];
+  memcpy(values + block_size * size + offset * 4, &value_scale, 4);
+}
+
+template <class T>
+void write_bytes_as(const AttentionArgs& args, int64_t begin, int64_t end) {
+  const PmTensors& t = args.tensors;
+  const int64_t block_size = args.batch.block_size, heads = args.layer.num_kv_heads, size = args.layer.head_size;
+  int8_t bytes[MAX_BYTES_HEAD];
+  for (int64_t token = begin; token < end; ++token) {
+    const int64_t slot = args.batch.slot_mapping[token];
+    int8_t* keys = (int8_t*)t.kv_cache + slot / block_size * t.block_stride;
+    const T* key = (const T*)t.key + token * t.key_stride;
+    const T* value = (const T*)t.value + token * t.value_stride;
+    for (int64_t h = 0; h < heads; ++h, key += size, value += size, keys += head_elements<int8_t>(args))
+      write_token_bytes(key, value, slot % block_size, block_size, size, keys, keys + t.values_offset, bytes);
+  }
 }
 
 template <class T>
@@ -45,6 +76,10 @@ void write_kv_as(const AttentionArgs& args, int64_t begin, int64_t end) {
 }
 
 void write_kv(const AttentionArgs& args, int64_t begin, int64_t end) {
+  if (args.tensors.kv_dtype == PM_INT8) {
+    if (args.tensors.dtype == PM_BFLOAT16) return write_bytes_as<bf16>(args, begin, end);
+    return write_bytes_as<float>(args, begin, end);
+  }
   if (args.tensors.dtype == PM_BFLOAT16) return write_kv_as<bf16>(args, begin, end);
   write_kv_as<float>(args, begin, end);
 }

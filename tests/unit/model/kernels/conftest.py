@@ -49,7 +49,7 @@ class Paged:
 
     def run(self, write: bool = True) -> torch.Tensor:
         """Through the native kernel."""
-        _, _, num_kv_heads, block_size, head_size = self.kv_cache.shape
+        _, _, num_kv_heads, block_size, _ = self.kv_cache.shape
         batch = native.Batch(
             self.query_start.data_ptr(), self.seq_lens.data_ptr(), self.block_table.data_ptr(),
             self.slot_mapping.data_ptr(), len(self.seq_lens), len(self.query), self.block_table.stride(0), block_size,
@@ -57,7 +57,7 @@ class Paged:
         layer = native.Layer(
             self.query.shape[1],
             num_kv_heads,
-            head_size,
+            self.query.shape[2],
             self.window or 0,
             self.chunk_size or 0,
             self.scale,
@@ -91,8 +91,9 @@ def make_paged(
     soft_cap: float | None = None,
     seed: int = 0,
     chunk_size: int | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> Paged:
-    """lengths: (query tokens, tokens of the sequence) of each request.
+    """lengths: (query tokens, tokens of the sequence) of each request. `kv_dtype`: int8, or dtype.
 
     Tokens of the step are not in the cache yet. Out-of-window blocks are the null block, which is NaN, as are unused
     blocks, unused slots of used blocks and the unused tail of the block table (an id that would be read is NaN).
@@ -103,6 +104,8 @@ def make_paged(
     order = (torch.randperm(sum(needed), generator=g) + 1).to(torch.int32)
     table = torch.full((len(lengths), max(needed) + 3), num_blocks - 1, dtype=torch.int32)
     cache = torch.full((2, num_blocks, num_kv_heads, block_size, head_size), float("nan"), dtype=dtype)
+    if kv_dtype == torch.int8:
+        cache = reference.quantized_rows(cache) | -1  # every bit is set, the scales are NaN
     slots, used = [], 0
     for r, (count, length) in enumerate(lengths):
         blocks = order[used : used + needed[r]].clone()
@@ -114,9 +117,9 @@ def make_paged(
         if chunk_size is not None:
             first = max(first, (length - count) // chunk_size * chunk_size)
         old = slot[first : length - count]
-        cache[:, old // block_size, :, old % block_size] = torch.randn(
-            (len(old), 2, num_kv_heads, head_size), generator=g
-        ).to(dtype)
+        rows = torch.randn((len(old), 2, num_kv_heads, head_size), generator=g).to(dtype)
+        rows = reference.quantized_rows(rows) if kv_dtype == torch.int8 else rows
+        cache[:, old // block_size, :, old % block_size] = rows
         blocks[: first // block_size] = 0
         table[r, : needed[r]] = blocks
     total = sum(count for count, _ in lengths)
