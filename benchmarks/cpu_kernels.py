@@ -7,6 +7,7 @@ model.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -46,9 +47,13 @@ def timed(run: Callable[[int], object]) -> list[float]:
 
 
 def attention_row(
-    backend: type[AttentionBackend], heads: tuple[int, int, int], num_requests: int, query_len: int, length: int
+    backend: type[AttentionBackend],
+    heads: tuple[int, int, int],
+    batch: tuple[int, int, int],
+    kv_dtype: str = "bfloat16",
 ) -> tuple[float, int, int]:
-    """(seconds, bytes of keys and values, floating-point operations)."""
+    """(seconds, bytes of keys and values, floating-point operations); batch: requests, query and sequence length."""
+    num_requests, query_len, length = batch
     num_heads, num_kv_heads, head_size = heads
     spec = AttentionLayerSpec(num_heads, num_kv_heads, head_size, head_size**-0.5)
     blocks = -(-length // BLOCK_SIZE)
@@ -62,18 +67,25 @@ def attention_row(
         torch.full((num_requests,), length, dtype=torch.int32), table, slots.flatten(), num_requests, num_tokens,
         query_len, length, BLOCK_SIZE,
     )  # fmt: skip
-    cache_spec = FullAttentionSpec(BLOCK_SIZE, num_kv_heads, head_size, "bfloat16")
+    cache_spec = FullAttentionSpec(BLOCK_SIZE, num_kv_heads, head_size, kv_dtype)
     shape = backend.cache_shape(num_blocks, cache_spec)
     size = num_blocks * cache_spec.page_bytes()
-    caches = [torch.randn(shape, dtype=DTYPE) for _ in range(max(1, min(30, CACHES_BYTES // size)))]
+    caches = [random_cache(shape, kv_dtype) for _ in range(max(1, min(30, CACHES_BYTES // size)))]
     qkv = torch.randn((num_tokens, num_heads + 2 * num_kv_heads, head_size), dtype=DTYPE)
     query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     metadata = backend.metadata_builder(spec, torch.device("cpu")).build(common)
     impl = backend.impl(spec)
     seconds = median_seconds(lambda i: impl.forward(query, key, value, caches[i % len(caches)], metadata))
     pairs = num_requests * (query_len * (length - query_len) + query_len * (query_len + 1) // 2)
-    kv_bytes = num_requests * length * 2 * num_kv_heads * head_size * 2
+    kv_bytes = num_requests * length * cache_spec.page_bytes() // BLOCK_SIZE
     return seconds, kv_bytes, 4 * pairs * num_heads * head_size
+
+
+def random_cache(shape: tuple[int, ...], kv_dtype: str) -> torch.Tensor:
+    """Integers are such that scales among them are small."""
+    if kv_dtype == "int8":
+        return torch.randint(0x38, 0x3F, shape, dtype=torch.int8)
+    return torch.randn(shape, dtype=DTYPE)
 
 
 def attention_rows(arguments: argparse.Namespace) -> None:
@@ -84,12 +96,12 @@ def attention_rows(arguments: argparse.Namespace) -> None:
         "chunk 256 after 1792": (1, 256, 2048),
     }  # fmt: skip
     for heads_name, heads in shapes.items():
-        for name, batch in batches.items():
-            title = f"attention {heads_name:10} {name}"
+        for (name, batch), kv_dtype in itertools.product(batches.items(), ("bfloat16", "int8")):
+            title = f"attention {heads_name:10} {name}" + (", KV int8" if kv_dtype == "int8" else "")
             if arguments.filter not in title:
                 continue
-            seconds, kv_bytes, flops = attention_row(CpuBackend, heads, *batch)
-            plain = attention_row(TorchCpuBackend, heads, *batch)[0] if arguments.torch else 0.0
+            seconds, kv_bytes, flops = attention_row(CpuBackend, heads, batch, kv_dtype)
+            plain = attention_row(TorchCpuBackend, heads, batch, kv_dtype)[0] if arguments.torch else 0.0
             gflops, gbytes = flops / seconds / 1e9, kv_bytes / seconds / 1e9
             rate = f"{gflops:7.1f} GFLOP/s" if batch[1] > 1 else f"{gbytes:7.1f} GB/s   "
             show(title, seconds, plain, rate)

@@ -1,14 +1,16 @@
 """What the precision of weights and activations costs: perplexity on a fixed text, against the same weights in float32.
 
-    PYTHONPATH=. python benchmarks/perplexity.py [--model FILE] [--types Q8_0 Q4_1] [--settings none auto int8]
+    PYTHONPATH=. python benchmarks/perplexity.py [--model FILE] [--types Q8_0 Q4_1] [--settings none auto int8] [--kv auto int8]
 
 The text is chapters I and II of "Alice's Adventures in Wonderland" by Lewis Carroll (1865), in the public domain, read
 in windows. `--types` also measures copies of a GGUF file whose matrices are stored in another type. Settings are values
 of --quantization in bfloat16 (auto: as in the file); each row is compared with its own file dequantized in float32. The
-error is that of the mean difference per token, one standard deviation.
+error is that of the mean difference per token, one standard deviation. `--kv` names values of --kv-cache-dtype: a row
+for each setting and each of them, and the reference keeps float32.
 """
 
 import argparse
+import itertools
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,8 @@ import gguf
 import torch
 
 from pagemill.artifacts.describe import describe, locate
-from pagemill.config.sections import ModelConfig
+from pagemill.config.sections import CacheConfig, ModelConfig
+from pagemill.messages.kv_spec import cache_dtype
 from pagemill.model.factory import load_model
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.tokenizers.load import load_tokenizer
@@ -33,13 +36,18 @@ class Settings:
 
     dtype: str
     quantization: str | None
+    kv_cache_dtype: str = "auto"
 
 
 def token_losses(path: Path, settings: Settings, token_ids: list[int], window: int) -> torch.Tensor:
     """Negative log-likelihood of every token that has one before it in its window."""
     facts = describe(str(path), path)
     config = ModelConfig(str(path), dtype=settings.dtype, max_model_len=2048, quantization=settings.quantization)
-    model = PagedModel(load_model(facts, config, CpuPlatform(), PhaseTimer()), settings.dtype)
+    cache = CacheConfig(kv_cache_dtype=settings.kv_cache_dtype)
+    model = PagedModel(
+        load_model(facts, config, CpuPlatform(), PhaseTimer(), cache=cache),
+        cache_dtype(settings.kv_cache_dtype, settings.dtype),
+    )
     losses = []
     for begin in range(0, len(token_ids) - 1, window):
         part = token_ids[begin : begin + window]
@@ -69,16 +77,18 @@ def stored_as(path: Path, type_name: str, folder: Path) -> Path:
     return copy
 
 
-def measure(path: Path, settings: list[str], window: int) -> None:
-    """Print a row for each of the settings."""
+def measure(path: Path, settings: list[str], kv_dtypes: list[str], window: int) -> None:
+    """Print a row for each of the settings and types of the cache."""
     token_ids = load_tokenizer(path).encode(TEXT.read_text())
     reference = token_losses(path, Settings("float32", "none"), token_ids, window)
     print(f"{path.name}: {len(token_ids)} tokens, perplexity in float32 {reference.mean().exp():.4f}")
-    for name in settings:
-        losses = token_losses(path, Settings("bfloat16", None if name == "auto" else name), token_ids, window)
+    for name, kv_dtype in itertools.product(settings, kv_dtypes):
+        quantization = None if name == "auto" else name
+        losses = token_losses(path, Settings("bfloat16", quantization, kv_dtype), token_ids, window)
         change = losses - reference
         percent, error = change.mean().expm1() * 100, change.std() / len(change) ** 0.5 * 100
-        print(f"  {name:5} perplexity {losses.mean().exp():.4f}, {percent:+.3f}% +- {error:.3f}%", flush=True)
+        title = f"{name:5}" + ("" if kv_dtype == "auto" else f" KV {kv_dtype}")
+        print(f"  {title} perplexity {losses.mean().exp():.4f}, {percent:+.3f}% +- {error:.3f}%", flush=True)
 
 
 def main() -> None:
@@ -87,13 +97,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="alias, folder or GGUF file")
     parser.add_argument("--types", nargs="*", default=[], help="types to store copies of a GGUF file in")
     parser.add_argument("--settings", nargs="*", default=["none", "auto"], help="values of --quantization; auto")
+    parser.add_argument("--kv", nargs="*", default=["auto"], help="values of --kv-cache-dtype")
     parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
     args = parser.parse_args()
     path = locate(args.model)
-    measure(path, args.settings, args.window)
+    measure(path, args.settings, args.kv, args.window)
     with tempfile.TemporaryDirectory() as folder:
         for type_name in args.types:
-            measure(stored_as(path, type_name, Path(folder)), args.settings, args.window)
+            measure(stored_as(path, type_name, Path(folder)), args.settings, args.kv, args.window)
 
 
 if __name__ == "__main__":

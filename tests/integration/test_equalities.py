@@ -109,6 +109,20 @@ def test_a_cache_hit_equals_a_miss(checkpoint, alone):
     assert third[0].num_cached_tokens == 0
 
 
+def test_a_cache_of_integers_keeps_what_batches_chunks_preemption_and_hits_must_not_change(checkpoint):
+    """Bit by bit the same keys, values and results; the same memory holds nearly twice as many tokens of bfloat16."""
+    batch, sampling, small = prompts(32), params(32), {"kv_cache_dtype": "int8"}
+    apart, _ = run(checkpoint, batch, sampling, one_by_one=True, enable_prefix_caching=False, **small)
+    assert run(checkpoint, batch, sampling, max_num_batched_tokens=16, **small)[0] == apart
+    few_blocks = {"max_model_len": 160, "num_gpu_blocks_override": 64}
+    with LLM(checkpoint, dtype="float32", max_num_seqs=32, **few_blocks, **small) as llm:
+        for _ in range(2):
+            outputs = llm.generate(batch, sampling, use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in outputs] == apart
+        assert llm._engine._client.stats()[0].num_preemptions > 0
+        assert any(output.num_cached_tokens for output in outputs)
+
+
 def test_shared_prefixes_within_one_batch_equal_unshared(checkpoint):
     head = prompts(1, seed=5)[0] * 3
     batch = [head[:100] + tail for tail in prompts(8, longest=20, seed=6)]

@@ -62,3 +62,10 @@ def test_what_a_cache_is_made_of():
     assert cache_dtype("float16", "bfloat16") == "float16"
     assert cache_dtype("fp8", "bfloat16") == cache_dtype("fp8_e4m3", "float16") == "float8_e4m3fn"
     assert FullAttentionSpec(16, 2, 8, cache_dtype("fp8_e5m2", "bfloat16")).page_bytes() == 2 * 16 * 2 * 8
+
+
+def test_integers_have_their_scales_beside_them():
+    assert cache_dtype("int8", "bfloat16") == cache_dtype("int8_per_token_head", "float32") == "int8"
+    spec = FullAttentionSpec(16, 3, 64, "int8")
+    assert (spec.row_elements(), spec.page_bytes()) == (68, 2 * 16 * 3 * (64 + 4))
+    assert FullAttentionSpec(16, 3, 64, "bfloat16").page_bytes() / spec.page_bytes() > 1.88

@@ -75,16 +75,17 @@ PM_INLINE void merge_row(float* out, const float* part, int64_t size, MergeFacto
     store(out + d, fma(load(out + d), splat(f.a), load(part + d) * splat(f.b)));
 }
 
-// Scores of keys [columns) become weights; those outside `visible` weigh nothing. Returns maximum and sum.
-template <class Stored>
-void softmax_row(const PmLayer& layer, float* scores, KeyRange columns, KeyRange visible, Stored* weights,
-                 float& maximum, float& sum) {
+// Scores of keys [columns), `score_at(n)` for keys from n on, become weights; those outside `visible` weigh nothing.
+// `take(n, weights)` gets them. `scores`: room for them all. Returns maximum and sum.
+template <class ScoreAt, class Take>
+PM_INLINE void softmax_row(const PmLayer& layer, float* scores, KeyRange columns, KeyRange visible, float& maximum,
+                           float& sum, ScoreAt score_at, Take take) {
   const vi first = lane_index() - (int32_t)visible.begin;
   const uint32_t count = (uint32_t)max_of(0, visible.end - visible.begin);
   const vf scale = splat((float)layer.scale);
   vf highest = splat(MINUS_INFINITY);
   for (int64_t n = columns.begin; n < columns.end; n += LANES) {
-    vf s = load(scores + n) * scale;
+    vf s = score_at(n) * scale;
     if (layer.soft_cap != 0) s = splat((float)layer.soft_cap) * tanh_of(s / splat((float)layer.soft_cap));
     s = select((vi)((vu)(first + (int32_t)n) < count), s, splat(MINUS_INFINITY));
     store(scores + n, s);
@@ -97,7 +98,7 @@ void softmax_row(const PmLayer& layer, float* scores, KeyRange columns, KeyRange
   for (int64_t n = columns.begin; n < columns.end; n += LANES) {
     vf p = exp_of(load(scores + n) - base);
     total += p;
-    store(weights + n, p);
+    take(n, p);
   }
   sum = sum_lanes(total);
 }
@@ -194,9 +195,13 @@ class TileRun {
                       columns.end / LANES, s_.scores, SEGMENT_KEYS);
     float maximum[MAX_ROWS], sum[MAX_ROWS];
     constexpr int64_t weight_lanes = SEGMENT_KEYS / Dot::PACK;
-    for (int64_t r = 0; r < count; ++r)
-      softmax_row(layer_, s_.scores + r * SEGMENT_KEYS, columns, visible_to(row + r),
-                       (typename Dot::Stored*)(s_.weights + r * weight_lanes), maximum[r], sum[r]);
+    for (int64_t r = 0; r < count; ++r) {
+      float* scores = s_.scores + r * SEGMENT_KEYS;
+      auto* weights = (typename Dot::Stored*)(s_.weights + r * weight_lanes);
+      softmax_row(
+          layer_, scores, columns, visible_to(row + r), maximum[r], sum[r], [&](int64_t n) { return load(scores + n); },
+          [&](int64_t n, vf p) { store(weights + n, p); });
+    }
     const int64_t first = any.begin / Dot::PACK, steps = ceil_div(any.end, Dot::PACK) - first;
     const int64_t out_vectors = ceil_div(layer_.head_size, LANES);
     gemm_steps<Dot>({s_.weights + first, weight_lanes}, view.values + first, count, steps, out_vectors, s_.product,
@@ -218,18 +223,26 @@ class TileRun {
     float maximum[MAX_ROWS], sum[MAX_ROWS], scale[MAX_ROWS];
     for (int64_t r = 0; r < count; ++r) {
       float* scores = s_.scores + 2 * r * SEGMENT_KEYS;
+      uint8_t* bytes = (uint8_t*)s_.weights + 2 * r * SEGMENT_KEYS;
       QueryBytes query;
       memcpy(&query, s_.scales + 4 * (row + r), sizeof query);
+      vf highest = {}, poison = {};
+      softmax_row(
+          layer_, scores, columns, visible_to(row + r), maximum[r], sum[r],
+          [&](int64_t n) {
+            return score_of(scores + n, scores + SEGMENT_KEYS + n, query, load(view.key_scales[n / LANES]));
+          },
+          [&](int64_t n, vf p) {
+            // What is not seen weighs zero, and its scale may be anything.
+            const vf w = select(p == vf{}, vf{}, p * load(view.value_scales[n / LANES]));
+            highest = max_of(w, highest);
+            poison += w * splat(0.0f);
+            store(scores + n, w);
+          });
+      const RowScale found = row_scale(max_lanes(highest), sum_lanes(poison), LARGEST_WEIGHT);
+      scale[r] = found.scale;
       for (int64_t n = columns.begin; n < columns.end; n += LANES)
-        store(scores + n, score_of(scores + n, scores + SEGMENT_KEYS + n, query, load(view.key_scales[n / LANES])));
-      softmax_row(layer_, scores, columns, visible_to(row + r), scores, maximum[r], sum[r]);
-      for (int64_t n = columns.begin; n < columns.end; n += LANES) {
-        // Where nothing is seen the scale may be anything.
-        const vf weights = load(scores + n), scaled = weights * load(view.value_scales[n / LANES]);
-        store(scores + n, select(weights == vf{}, vf{}, scaled));
-      }
-      uint8_t* bytes = (uint8_t*)s_.weights + 2 * r * SEGMENT_KEYS + columns.begin;
-      scale[r] = to_weight_bytes(scores + columns.begin, columns.end - columns.begin, bytes, bytes + SEGMENT_KEYS);
+        to_weight_bytes(load(scores + n) * splat(found.inverse), bytes + n, bytes + SEGMENT_KEYS + n);
     }
     const int64_t first = any.begin / Dot::PACK, steps = ceil_div(any.end, Dot::PACK) - first;
     const int64_t out_vectors = layer_.head_size / LANES;

@@ -129,25 +129,13 @@ PM_INLINE vf score_of(const float* high, const float* low, const QueryBytes& que
 
 constexpr float LARGEST_WEIGHT = 65535.0f;
 
-// Weights [0, count), with the scales of the values in them already, to bytes: w = result * (256 * high + low).
-PM_INLINE float to_weight_bytes(const float* weights, int64_t count, uint8_t* high, uint8_t* low) {
-  vf highest = {}, poison = {};
-  for (int64_t n = 0; n < count; n += LANES) {
-    const vf w = load(weights + n);
-    highest = max_of(w, highest);
-    poison += w * splat(0.0f);
-  }
-  const RowScale found = row_scale(max_lanes(highest), sum_lanes(poison), LARGEST_WEIGHT);
-  for (int64_t n = 0; n < count; n += LANES) {
-    vf w = load(weights + n) * splat(found.inverse);
-    w = select((vi)(w == w), w, vf{});
-    const vi whole = rounded(w);
-    const vub high_bytes = __builtin_convertvector(whole >> 8, vub);
-    const vub low_bytes = __builtin_convertvector(whole & 255, vub);
-    memcpy(high + n, &high_bytes, sizeof high_bytes);
-    memcpy(low + n, &low_bytes, sizeof low_bytes);
-  }
-  return found.scale;
+// Weights, with the scales of the values in them already, as multiples of theirs: 256 * high + low.
+PM_INLINE void to_weight_bytes(vf multiples, uint8_t* high, uint8_t* low) {
+  const vi whole = rounded(multiples);
+  const vub high_bytes = __builtin_convertvector(whole >> 8, vub);
+  const vub low_bytes = __builtin_convertvector(whole & 255, vub);
+  memcpy(high, &high_bytes, sizeof high_bytes);
+  memcpy(low, &low_bytes, sizeof low_bytes);
 }
 
 // The sums of weights with values to floats, in place of the high ones.

@@ -7,7 +7,7 @@ import torch
 
 from pagemill.catalog.attention import ATTENTION
 from pagemill.model.attention.interface import AttentionLayerSpec, CommonAttentionMetadata
-from pagemill.model.kernels.reference import packed_cache
+from pagemill.model.kernels.reference import packed_cache, quantized_rows
 
 SHAPES = [(9, 3, 64), (4, 4, 16), (8, 1, 80), (6, 2, 128), (4, 1, 256), (7, 7, 24), (14, 2, 64)]
 TRAITS = [(None, None), (20, None), (None, 8.0), (5, 30.0)]
@@ -86,7 +86,8 @@ class Case:
             torch.cat([full[i, -q:] for full, (q, _) in zip(self.full, self.requests, strict=True)]) for i in (0, 1)
         )
         metadata = backend.metadata_builder(self.spec, torch.device("cpu")).build(common)
-        cache = packed_cache(self.cache) if name == "CPU_ATTN" else self.cache.clone()
+        cache = quantized_rows(self.cache) if kv_dtype == torch.int8 else self.cache
+        cache = packed_cache(cache) if name == "CPU_ATTN" else cache.clone()
         return backend.impl(self.spec).forward(self.query, key, value, cache, metadata)
 
     def expected(self) -> torch.Tensor:

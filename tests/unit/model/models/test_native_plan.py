@@ -28,8 +28,8 @@ def native() -> None:
         pytest.skip("this machine has no native plan")
 
 
-def logits(path: Path, chunk: int | None, *, planned: bool) -> torch.Tensor:
-    model = PagedModel.load(path, "bfloat16")
+def logits(path: Path, chunk: int | None, *, planned: bool, kv_cache_dtype: str = "auto") -> torch.Tensor:
+    model = PagedModel.load(path, "bfloat16", kv_cache_dtype=kv_cache_dtype)
     result = model.logits(TOKENS, chunk)
     assert (model.model._plan is not None) == planned
     return result
@@ -42,6 +42,19 @@ def test_every_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arc
     found = logits(path, chunk, planned=True)
     one_by_one(monkeypatch)
     assert torch.equal(found, logits(path, chunk, planned=False))
+
+
+@pytest.mark.parametrize("architecture", PLANNABLE)
+def test_a_cache_of_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
+    """Planned or not, whole or in chunks, the same bits; and they are about those of bfloat16."""
+    path = make_checkpoint(tmp_path, architecture)
+    found = logits(path, None, planned=True, kv_cache_dtype="int8")
+    assert torch.equal(found, logits(path, 7, planned=True, kv_cache_dtype="int8"))
+    wide = logits(path, None, planned=True)
+    assert not torch.equal(found, wide)
+    torch.testing.assert_close(found, wide, rtol=0, atol=float(wide.abs().max()) * 0.05)
+    one_by_one(monkeypatch)
+    assert torch.equal(found, logits(path, None, planned=False, kv_cache_dtype="int8"))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
