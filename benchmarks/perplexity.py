@@ -1,6 +1,7 @@
 """What the precision of weights and activations costs: perplexity on a fixed text, against the same weights in float32.
 
-    PYTHONPATH=. python benchmarks/perplexity.py [--model FILE] [--types Q8_0 Q4_1] [--settings none auto int8] [--kv auto int8]
+    PYTHONPATH=. python benchmarks/perplexity.py [--model FILE] [--types Q8_0 Q4_1] [--settings none auto int8]
+        [--kv auto int8]
 
 The text is chapters I and II of "Alice's Adventures in Wonderland" by Lewis Carroll (1865), in the public domain, read
 in windows. `--types` also measures copies of a GGUF file whose matrices are stored in another type. Settings are values

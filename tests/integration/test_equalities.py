@@ -9,6 +9,7 @@ import pytest
 
 from pagemill import LLM, SamplingParams
 from pagemill.errors import ConfigError
+from pagemill.model.kernels.native import library
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
 ARCHITECTURES = ["LlamaForCausalLM", "Gemma3ForCausalLM"]
@@ -109,18 +110,27 @@ def test_a_cache_hit_equals_a_miss(checkpoint, alone):
     assert third[0].num_cached_tokens == 0
 
 
-def test_a_cache_of_integers_keeps_what_batches_chunks_preemption_and_hits_must_not_change(checkpoint):
-    """Bit by bit the same keys, values and results; the same memory holds nearly twice as many tokens of bfloat16."""
-    batch, sampling, small = prompts(32), params(32), {"kv_cache_dtype": "int8"}
-    apart, _ = run(checkpoint, batch, sampling, one_by_one=True, enable_prefix_caching=False, **small)
-    assert run(checkpoint, batch, sampling, max_num_batched_tokens=16, **small)[0] == apart
-    few_blocks = {"max_model_len": 160, "num_gpu_blocks_override": 64}
-    with LLM(checkpoint, dtype="float32", max_num_seqs=32, **few_blocks, **small) as llm:
-        for _ in range(2):
-            outputs = llm.generate(batch, sampling, use_tqdm=False)
-            assert [output.outputs[0].token_ids for output in outputs] == apart
-        assert llm._engine._client.stats()[0].num_preemptions > 0
-        assert any(output.num_cached_tokens for output in outputs)
+def test_a_cache_of_integers_changes_with_nothing_either(checkpoint):
+    """In bfloat16, where native layers give a row the same bits in any company: a last bit that differs before keys and
+    values are rounded would be a whole step after it."""
+    if (kernels := library()) is None or kernels.isa() == b"portable":
+        pytest.skip("this machine has no native layers")
+    batch, sampling, settings = prompts(32), params(32), {"dtype": "bfloat16", "kv_cache_dtype": "int8"}
+    with LLM(checkpoint, enable_prefix_caching=False, **settings) as llm:
+        apart = [
+            llm.generate(*one, use_tqdm=False)[0].outputs[0].token_ids for one in zip(batch, sampling, strict=True)
+        ]
+    for limits in (
+        {"max_num_batched_tokens": 16, "max_num_seqs": 32},
+        {"max_num_seqs": 32, "max_model_len": 160, "num_gpu_blocks_override": 64},
+    ):
+        with LLM(checkpoint, **limits, **settings) as llm:
+            for _ in range(2):
+                outputs = llm.generate(batch, sampling, use_tqdm=False)
+                assert [output.outputs[0].token_ids for output in outputs] == apart
+            assert any(output.num_cached_tokens for output in outputs)
+            if "num_gpu_blocks_override" in limits:
+                assert llm._engine._client.stats()[0].num_preemptions > 0
 
 
 def test_shared_prefixes_within_one_batch_equal_unshared(checkpoint):

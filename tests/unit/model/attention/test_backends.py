@@ -61,7 +61,7 @@ class Case:
                 self.cache[:, block, :, offset] = self.full[row][:, position]
             self.table[row, : spec.first_seen(seq_len - query_len) // block_size] = 0
 
-    def run(self, name: str) -> torch.Tensor:
+    def run(self, name: str, kv_dtype: torch.dtype | None = None) -> torch.Tensor:
         backend = ATTENTION.resolve(name)
         positions = [torch.arange(s - q, s) for q, s in self.requests]
         mapping = [
@@ -142,6 +142,18 @@ def test_bfloat16_is_close(name, batch):
     skip_unless_available(name)
     case = make((9, 3, 64), (None, None), BATCHES[batch], dtype=torch.bfloat16)
     torch.testing.assert_close(case.run(name).double(), case.expected(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_cache_of_integers_is_close_and_the_same_for_all(dtype, batch):
+    """NaN in rows that are not used is no number of theirs: it goes through the scales."""
+    case = make((9, 3, 64), (30, None), BATCHES[batch], dtype=dtype)
+    found = case.run("TORCH_CPU", torch.int8).double()
+    torch.testing.assert_close(found, case.expected(), rtol=4e-2, atol=4e-2)
+    skip_unless_available("CPU_ATTN")
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(case.run("CPU_ATTN", torch.int8).double(), found, rtol=tolerance, atol=tolerance)
 
 
 def test_native_rows_have_the_same_bits_alone_in_a_batch_and_in_chunks():

@@ -185,7 +185,9 @@ def test_every_name_of_the_catalogue_says_what_it_can_do():
 
 def test_a_cpu_keeps_the_models_own_type():
     one_byte = Surroundings(kv_cache_dtype="fp8", block_size=16)
-    allowed = r"CPU_ATTN: kv cache dtype fp8 not supported \(allowed: auto, float32, int8, int8_per_token_head\); TORCH_CPU"
+    allowed = (
+        r"CPU_ATTN: kv cache dtype fp8 not supported \(allowed: auto, float32, int8, int8_per_token_head\); TORCH_CPU"
+    )
     with pytest.raises(ConfigError, match=allowed):
         choose(SPEC, "cpu", "float32", None, ("CPU_ATTN", "TORCH_CPU"), one_byte)
     same = Surroundings(kv_cache_dtype="float32")
@@ -199,13 +201,17 @@ def test_integers_are_for_cpus(name):
     """Native where blocks and heads are multiples of 16, else in torch; GPUs say what they can keep."""
     where = Surroundings(kv_cache_dtype=name, block_size=16)
     order = ("CPU_ATTN", "TORCH_CPU")
-    native = CpuBackend.missing(SPEC, "cpu", "bfloat16") == []
+    native = ATTENTION.resolve("CPU_ATTN").missing(SPEC, "cpu", "bfloat16") == []
     assert choose(SPEC, "cpu", "bfloat16", None, order, where).name == ("CPU_ATTN" if native else "TORCH_CPU")
-    narrow = replace(SPEC, head_size=24)
+    narrow = dataclasses.replace(SPEC, head_size=24)
     assert choose(narrow, "cpu", "bfloat16", None, order, where).name == "TORCH_CPU"
-    with pytest.raises(ConfigError, match=rf"head size 24 not supported with kv cache dtype {name} \(allowed: multiples"):
+    with pytest.raises(
+        ConfigError, match=rf"head size 24 not supported with kv cache dtype {name} \(allowed: multiples"
+    ):
         choose(narrow, "cpu", "bfloat16", "CPU_ATTN", (), where)
-    with pytest.raises(ConfigError, match=rf"block size 8 not supported with kv cache dtype {name} \(allowed: multiples"):
-        choose(SPEC, "cpu", "bfloat16", "CPU_ATTN", (), replace(where, block_size=8))
+    with pytest.raises(
+        ConfigError, match=rf"block size 8 not supported with kv cache dtype {name} \(allowed: multiples"
+    ):
+        choose(SPEC, "cpu", "bfloat16", "CPU_ATTN", (), dataclasses.replace(where, block_size=8))
     with pytest.raises(ConfigError, match=rf"kv cache dtype {name} not supported \(allowed: auto, bfloat16, fp8"):
         choose(SPEC, "cuda", "bfloat16", "TRITON_ATTN", (), where)
