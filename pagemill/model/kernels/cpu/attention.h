@@ -18,9 +18,9 @@ template <class Dot>
 struct Scratch {
   uint32_t* queries;  // [rows][steps]
   SegmentMemory segment;
-  float* scores;      // [MAX_ROWS][SEGMENT_KEYS]
-  uint32_t* weights;  // [MAX_ROWS][SEGMENT_KEYS / PACK]
-  float* product;     // [MAX_ROWS][out_stride]
+  float* scores;      // [ROWS][SEGMENT_KEYS]
+  uint32_t* weights;  // [ROWS][SEGMENT_KEYS / PACK]
+  float* product;     // [ROWS][out_stride]
   float* scales;      // [rows][4]: what finer rows of bytes need
   float* maximum;     // [rows]
   float* sum;         // [rows]
@@ -40,9 +40,9 @@ struct Scratch {
     segment.edges = (uint32_t*)take(memory, 2 * out_stride);
     segment.zeros = take(memory, out_stride);
     segment.value_stride = out_stride;
-    scores = take(memory, MAX_ROWS * SEGMENT_KEYS);
-    weights = (uint32_t*)take(memory, MAX_ROWS * SEGMENT_KEYS / Dot::PACK);
-    product = take(memory, MAX_ROWS * out_stride);
+    scores = take(memory, Dot::ROWS * SEGMENT_KEYS);
+    weights = (uint32_t*)take(memory, Dot::ROWS * SEGMENT_KEYS / Dot::PACK);
+    product = take(memory, Dot::ROWS * out_stride);
     maximum = take(memory, rows);
     sum = take(memory, rows);
     out = take(memory, rows * out_stride);
@@ -171,7 +171,7 @@ class TileRun {
   void attend_segment(int64_t segment, const SegmentView& view) {
     base_ = segment * SEGMENT_KEYS;
     // Blocks of rows of about equal height: 7 rows as 4 + 3, not as 6 + 1.
-    const int64_t blocks = ceil_div(num_rows_, MAX_ROWS / Dot::PARTS);
+    const int64_t blocks = ceil_div(num_rows_, Dot::ROWS / Dot::PARTS);
     for (int64_t b = 0, row = 0; b < blocks; ++b) {
       const int64_t count = ceil_div(num_rows_ - row, blocks - b);
       if constexpr (Dot::PARTS == 2) attend_byte_rows(view, row, count);

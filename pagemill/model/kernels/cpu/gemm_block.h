@@ -6,17 +6,21 @@
 
 namespace {
 
-// Vectors side by side in one pass. 6 x 4 (or 6 x 2) accumulators and their operands fill the register file.
+// Vectors side by side in one pass. 6 x 4 (or 6 x 2) accumulators and their operands fill the register file; rows of
+// which two stand for one are better taken 8 x 2.
 constexpr int MAX_ROWS = 6;
+constexpr int MAX_PART_ROWS = 8;
 constexpr int MAX_VECTORS = PM_VEC_BYTES == 64 ? 4 : 2;
 
 // A `Dot` says what a lane holds and how a step of k is added. `PACK` elements of the sum go into one lane; to make B of
-// rows, `store_values` brings the elements of PACK rows side by side. PARTS rows of A and C stand for one.
+// rows, `store_values` brings the elements of PACK rows side by side. PARTS rows of A and C stand for one. ROWS
+// are taken in one pass.
 
 struct FloatDot {
   using Stored = float;
   static constexpr int PACK = 1;
   static constexpr int PARTS = 1;
+  static constexpr int ROWS = MAX_ROWS;
   static PM_INLINE vf add(vf acc, uint32_t a, vu b) { return fma((vf)(vu{} + a), (vf)b, acc); }
   static PM_INLINE void store_values(vu row, vu, uint32_t* to) { memcpy(to, &row, sizeof row); }
 };
@@ -26,6 +30,7 @@ struct PairDot {
   using Stored = bf16;
   static constexpr int PACK = 2;
   static constexpr int PARTS = 1;
+  static constexpr int ROWS = MAX_ROWS;
   static PM_INLINE vf add(vf acc, uint32_t a, vu b) {
     return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
   }
@@ -72,14 +77,14 @@ void gemm_block(const uint32_t* a, int64_t lda, const Pointers& pointers, int64_
       cols[v] = load_raw<vu>(b.at(k, v));
       __builtin_prefetch(b.ahead_of(k, v), 0, 2);
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int m = 0; m < ROWS; ++m) {
       uint32_t lane = a[m * lda + k];
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) acc[m][v] = Dot::add(acc[m][v], lane, cols[v]);
     }
   }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
   for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) store(c + m * ldc + v * LANES, acc[m][v]);
@@ -105,9 +110,12 @@ GemmBlock<Pointers> gemm_block_of(int64_t rows, int64_t vectors) {
     case 3: return gemm_block_of<Dot, 3, Pointers>(vectors);
     case 4: return gemm_block_of<Dot, 4, Pointers>(vectors);
     case 5: return gemm_block_of<Dot, 5, Pointers>(vectors);
+    case MAX_PART_ROWS: return vectors == 2 ? gemm_block<Dot, 8, 2, Pointers> : gemm_block<Dot, 8, 1, Pointers>;
     default: return gemm_block_of<Dot, 6, Pointers>(vectors);
   }
 }
+
+inline int64_t vectors_at_once(int64_t rows) { return rows > MAX_ROWS ? 2 : MAX_VECTORS; }
 
 // A: rows of `stride` lanes.
 struct Operand {
@@ -119,8 +127,9 @@ struct Operand {
 template <class Dot>
 void gemm_columns(Operand a, ColumnPointers b, int64_t rows, int64_t steps, int64_t first, int64_t last, float* c,
                   int64_t ldc) {
-  for (int64_t v = first; v < last; v += MAX_VECTORS) {
-    const int64_t vectors = min_of(MAX_VECTORS, last - v);
+  const int64_t most = vectors_at_once(rows);
+  for (int64_t v = first; v < last; v += most) {
+    const int64_t vectors = min_of(most, last - v);
     const ColumnPointers part = {b.vectors + v, b.ahead + v, b.stride};
     gemm_block_of<Dot, ColumnPointers>(rows, vectors)(a.lanes, a.stride, part, steps, c + v * LANES, ldc);
   }
@@ -130,10 +139,11 @@ void gemm_columns(Operand a, ColumnPointers b, int64_t rows, int64_t steps, int6
 template <class Dot>
 void gemm_steps(Operand a, const uint32_t* const* b, int64_t rows, int64_t steps, int64_t vectors, float* c,
                 int64_t ldc) {
-  for (int64_t v = 0; v < vectors; v += MAX_VECTORS) {
+  const int64_t most = vectors_at_once(rows);
+  for (int64_t v = 0; v < vectors; v += most) {
     const RowPointers part = {b, v * LANES};
-    gemm_block_of<Dot, RowPointers>(rows, min_of(MAX_VECTORS, vectors - v))(a.lanes, a.stride, part, steps,
-                                                                          c + v * LANES, ldc);
+    gemm_block_of<Dot, RowPointers>(rows, min_of(most, vectors - v))(a.lanes, a.stride, part, steps, c + v * LANES,
+                                                                    ldc);
   }
 }
 

@@ -87,6 +87,7 @@ struct ByteDot {
   using Values = ValueBytesDot;
   static constexpr int PACK = 4;
   static constexpr int PARTS = 2;
+  static constexpr int ROWS = MAX_PART_ROWS;
 };
 #endif
 
