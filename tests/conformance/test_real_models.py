@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pagemill import LLM, SamplingParams
+from pagemill.tokenizers.load import load_tokenizer
 from tests.conformance.fetch_gemma import gemma_path as gemma3_path
 from tests.conformance.prompts import PROMPTS
 from tests.conformance.reference import TIE_GAP, compare_greedy, load_gguf_reference
@@ -18,6 +19,7 @@ from tests.fakes.paged import PagedModel
 pytestmark = pytest.mark.model
 
 NUM_TOKENS = 64
+ALICE = Path(__file__).parents[2] / "benchmarks" / "texts" / "alice.txt"
 
 
 def greedy(path: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
@@ -51,8 +53,6 @@ def check_logits(path: Path, prompt: list[int]) -> None:
 
 
 def encode_all(path: Path) -> list[list[int]]:
-    from pagemill.tokenizers.load import load_tokenizer
-
     tokenizer = load_tokenizer(path)
     return [tokenizer.encode(prompt) for prompt in PROMPTS]
 
@@ -63,6 +63,18 @@ def test_smollm2_five_prompts(smollm2_path):
 
 def test_smollm2_logits(smollm2_path):
     check_logits(smollm2_path, encode_all(smollm2_path)[3])
+
+
+def test_smollm2_reads_as_well_from_a_cache_of_integers(smollm2_path):
+    """Perplexity of a page of prose within 1% of a cache of bfloat16."""
+    token_ids = load_tokenizer(smollm2_path).encode(ALICE.read_text())[:1024]
+    losses = []
+    for kv_cache_dtype in ("auto", "int8"):
+        model = PagedModel.load(smollm2_path, "bfloat16", kv_cache_dtype=kv_cache_dtype)
+        scores = model.logits(token_ids)[:-1].float()
+        losses.append(torch.nn.functional.cross_entropy(scores, torch.tensor(token_ids[1:])))
+    assert losses[0] != losses[1]
+    assert abs((losses[1] - losses[0]).expm1()) < 0.01
 
 
 @pytest.mark.conformance
