@@ -133,10 +133,11 @@ def unpacked_cache(cache: Tensor) -> Tensor:
     blocks, heads, block_size, head_size = keys.shape
     if cache.dtype == torch.int8:
         head_size -= 4
-        quants, scales = cache.flatten(3).split([block_size * head_size, block_size * 4], -1)
+        flat, count = cache.flatten(3), block_size * head_size
+        quants, scales = flat[..., :count], flat[..., count:]
         keys = quants[0].reshape(blocks, heads, head_size // 4, block_size, 4).transpose(2, 3).flatten(3)
         values = quants[1].reshape(blocks, heads, block_size // 4, head_size, 4).mT.flatten(2, 3)
-        return torch.cat([torch.stack([keys, values]), scales.unflatten(-1, (block_size, 4))], -1)
+        return torch.cat([torch.stack([keys, values]), scales.reshape(*cache.shape[:4], 4)], -1)
     if cache.element_size() == 4:
         return torch.stack([keys.reshape(blocks, heads, head_size, block_size).mT, values])
     keys = keys.reshape(blocks, heads, head_size // 2, block_size, 2).transpose(2, 3)
