@@ -18,9 +18,7 @@ class CpuPlatform(Platform):
     """Any CPU that torch supports."""
 
     name = "cpu"
-
-    def __init__(self) -> None:
-        self._binding: ThreadBinding | None = None
+    _binding: ThreadBinding | None = None
 
     def facts(self) -> DeviceFacts:
         quantized = "bfloat16" if envs.native_kernels() and "avx2" in _flags() else None
@@ -40,10 +38,11 @@ class CpuPlatform(Platform):
             self._binding = ThreadBinding(cpus, nodes)
         torch.set_num_threads(num_threads)
         logger.info(
-            "computes with %d thread%s %s CPUs %s, NUMA node%s %s",
+            "computes with %d thread%s %s CPU%s %s, NUMA node%s %s",
             num_threads,
             "s" * (num_threads > 1),
             "bound to" if cpus else "on any of",
+            "s" * (len(cpus or topology.nodes) > 1),
             format_cpu_list(cpus or topology.nodes),
             "s" * (len(nodes) > 1),
             format_cpu_list(nodes),
