@@ -45,8 +45,8 @@ void multiply_panel(const uint32_t* panel, int64_t num_pairs, const bf16* x, int
   vf sums[ROWS][LINEAR_VECS] = {};
   for (int64_t p = 0; p < num_pairs; ++p) {
     const uint32_t* at = panel + p * LINEAR_PANEL;
-    if (ROWS == 1) __builtin_prefetch((const char*)at + LINEAR_PREFETCH);
-    if (ROWS == 1 && LINEAR_PANEL * 4 > 64) __builtin_prefetch((const char*)at + LINEAR_PREFETCH + 64);
+    if (ROWS == 1) prefetch_line((const char*)at + LINEAR_PREFETCH);
+    if (ROWS == 1 && LINEAR_PANEL * 4 > 64) prefetch_line((const char*)at + LINEAR_PREFETCH + 64);
     vu w[LINEAR_VECS];
     for (int v = 0; v < LINEAR_VECS; ++v) w[v] = load_raw<vu>(at + v * LANES);
     for (int r = 0; r < ROWS; ++r) {

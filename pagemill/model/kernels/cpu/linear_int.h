@@ -112,7 +112,7 @@ struct Direct {
 
   PM_INLINE void prefetch(int64_t b) const {
     for (int64_t line = 0; line < Format::BYTES; line += 64)
-      __builtin_prefetch(panel + b * Format::BYTES + LINEAR_PREFETCH + line);
+      prefetch_line(panel + b * Format::BYTES + LINEAR_INT_PREFETCH + line);
   }
   PM_INLINE void pair(int64_t b, int g, int v, vu& low, vu& high) const {
     Format::pair(panel + b * Format::BYTES, g, v, low, high);
@@ -236,14 +236,8 @@ void linear_int_rows(const LinearArgs& args, int64_t index, const Panel& panel, 
 
 template <class Format>
 void linear_int(const LinearArgs& args, int64_t begin, int64_t end) {
-  static thread_local ThreadBuffer own_rows, ready;
-  void* quantized = args.quantized;
-  if (!quantized) {
-    LinearArgs mine = args;
-    mine.quantized = quantized = own_rows.at_least(quantized_bytes(args));
-    quantize_rows(mine, 0, args.num_rows);
-  }
-  const QuantRows x(args.linear.cols, quantized);
+  static thread_local ThreadBuffer ready;
+  const QuantRows x(args.linear.cols, args.quantized);
   const int64_t chunk_rows = max_of(1, INT_CHUNK_BYTES / x.stride / INT_ROWS) * INT_ROWS;
   for (int64_t chunk = 0; chunk < args.num_rows; chunk += chunk_rows) {
     const int64_t stop = min_of(args.num_rows, chunk + chunk_rows);
