@@ -30,11 +30,11 @@ class CpuPlatform(Platform):
     def set_threads(self, num_threads: int, cpus: tuple[int, ...] = ()) -> None:
         import torch  # deferred: facts() must not cost the import of torch
 
+        self.release_threads()
         topology = read_topology()
         nodes = topology.nodes_of(cpus or topology.nodes)
         if cpus:
             num_threads = min(num_threads, len(cpus))
-            self.release_threads()
             self._binding = ThreadBinding(cpus, nodes)
         torch.set_num_threads(num_threads)
         logger.info(
