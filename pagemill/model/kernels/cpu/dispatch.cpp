@@ -135,7 +135,7 @@ void pm_linear(const PmLinear* linear, void* out, const void* x, int64_t num_row
 #pragma omp parallel num_threads((int)threads)
   {
     const int64_t team = omp_get_num_threads();
-    const Shares shares(counters, panels, team, panels_at_a_time(panels / team, num_rows));
+    const Shares shares(counters, panels, team, panels_at_a_time(panels / team));
     shares.run(omp_get_thread_num(), [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
   }
 }

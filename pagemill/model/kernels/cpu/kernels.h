@@ -193,12 +193,8 @@ inline int64_t panel_bytes(const PmLinear& linear) {
   return 0;
 }
 
-// Panels that a thread takes at a time, of `share`: few, so that all are done at once; but the inputs are read again for
-// each piece, and many of them do not stay in the cache.
-inline int64_t panels_at_a_time(int64_t share, int64_t num_rows) {
-  const int64_t least = num_rows > 128 ? 2 : 1, most = num_rows > 128 ? share / 8 : share / 32;
-  return most < least ? least : most > 8 ? 8 : most;
-}
+// Panels that a thread takes at a time, of `share`: few, so that all are done at once.
+inline int64_t panels_at_a_time(int64_t share) { return share < 64 ? 1 : share > 256 ? 8 : share / 32; }
 
 // What one instruction set offers. Ranges are [begin, end) of rows or tokens; threads are the caller's business.
 struct KernelTable {

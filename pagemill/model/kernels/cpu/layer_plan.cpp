@@ -18,6 +18,9 @@ namespace {
 constexpr int64_t MAX_OWN_ROWS = 4;
 // From so many rows on, the inputs of integer layers are quantized by all threads together.
 constexpr int64_t MIN_SHARED_ROWS = 16;
+// From so many rows on, threads share the rows of a linear layer, in pieces, and not its panels: reading all weights in
+// each thread is then cheaper than reading inputs that another one has just written.
+constexpr int64_t MIN_SPLIT_ROWS = 192, ROWS_AT_A_TIME = 96;
 constexpr int SPINS_BEFORE_YIELD = 6000;
 // Of the weights that come next, while a thread waits for the others.
 constexpr int64_t PREFETCH_BYTES = 192 * 1024;
@@ -279,22 +282,42 @@ class PlanRun {
     LinearArgs args = {op.linear, from_own ? own.memory : (const void*)buffer(op.in), buffer(op.out),
                              run_.num_tokens, from_own ? own.stride : run_.widths[op.in], run_.widths[op.out],
                              PM_BFLOAT16};
-    if (const int64_t bytes = selected->quantized_bytes(args)) quantize(args, bytes, rank);
     // The counters of the layer before are free again since the barrier after it.
     Shares::Counter *now = counters_ + number % 2 * team_, *next = counters_ + (number + 1) % 2 * team_;
     next[rank].gone.store(0, std::memory_order_relaxed);
-    const int64_t panels = num_panels(op.linear), piece = panels_at_a_time(panels / team_, run_.num_tokens);
-    Shares(now, panels, team_, piece).run(rank, [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
+    const int64_t panels = num_panels(op.linear);
+    if (splits_rows()) {
+      const Shares rows(now, run_.num_tokens, team_, ROWS_AT_A_TIME);
+      return rows.run(rank, [&](int64_t begin, int64_t end) { multiply_rows(args, begin, end); });
+    }
+    if (run_.num_tokens < MIN_SHARED_ROWS) {
+      quantize_own(args);
+    } else if (selected->quantized_bytes(args)) {
+      args.quantized = quantized_;
+      const Share rows = share_of(run_.num_tokens, rank, team_);
+      selected->quantize_rows(args, rows.begin, rows.end);
+      barrier_.wait(Prefetch(nullptr, 0));
+    }
+    const Shares shares(now, panels, team_, panels_at_a_time(panels / team_));
+    shares.run(rank, [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
   }
 
-  // Few rows by every thread for itself, many by all together.
-  void quantize(LinearArgs& args, int64_t bytes, int64_t rank) {
+  bool splits_rows() const { return run_.num_tokens >= MIN_SPLIT_ROWS && team_ > 1; }
+
+  static void quantize_own(LinearArgs& args) {
     static thread_local ThreadBuffer own_rows;
-    const bool together = run_.num_tokens >= MIN_SHARED_ROWS;
-    args.quantized = together ? quantized_ : own_rows.at_least(bytes);
-    const Share rows = together ? share_of(run_.num_tokens, rank, team_) : Share{0, run_.num_tokens};
-    selected->quantize_rows(args, rows.begin, rows.end);
-    if (together) barrier_.wait(Prefetch(nullptr, 0));
+    const int64_t bytes = selected->quantized_bytes(args);
+    if (!bytes) return;
+    args.quantized = own_rows.at_least(bytes);
+    selected->quantize_rows(args, 0, args.num_rows);
+  }
+
+  static void multiply_rows(LinearArgs args, int64_t begin, int64_t end) {
+    args.x = (const element*)args.x + begin * args.x_stride;
+    args.out = (element*)args.out + begin * args.out_stride;
+    args.num_rows = end - begin;
+    quantize_own(args);
+    selected->linear(args, 0, num_panels(args.linear));
   }
 
   void prepare_tokens(const PmOp& op, int64_t rank) const {
