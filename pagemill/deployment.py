@@ -3,6 +3,7 @@
 Does not know who the front ends are, nor what a core does. Engines of other machines are its too, on the head.
 """
 
+import dataclasses
 import hashlib
 import json
 import threading
@@ -147,7 +148,9 @@ class Deployment:
             (self.folder.path / f"core-{index}-{incarnation - 1}").unlink(missing_ok=True)
             address = self._address_of(f"core-{index}-{incarnation}")
             meeting = None if self._meetings is None else self._meetings.join(index, incarnation)
-            birth = CoreBirth(self._config, index, self._worker, address, self.secret, self._lockstep, meeting)
+            cpu = self._config.cpu.of_engine(index - self._plan.local.start, self._config.parallel.workers_per_replica)
+            config = dataclasses.replace(self._config, cpu=cpu)
+            birth = CoreBirth(config, index, self._worker, address, self.secret, self._lockstep, meeting)
             return msgspec.msgpack.encode(birth)
 
         return payload

@@ -50,6 +50,11 @@ def log_stats_interval_s() -> float:
     return interval
 
 
+def cpu_threads_bind() -> str | None:
+    """PAGEMILL_CPU_OMP_THREADS_BIND: what --cpu-threads-bind says, when it is not given and a CPU computes."""
+    return _read("CPU_OMP_THREADS_BIND")
+
+
 def compiler() -> str:
     """CXX: the C++ compiler that builds the CPU kernels (default g++)."""
     return os.environ.get("CXX") or "g++"

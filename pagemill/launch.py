@@ -22,12 +22,14 @@ from pagemill.config.fleet_plan import FleetPlan, needs_lockstep, plan_fleet, sh
 from pagemill.config.graph_mode import GraphMode
 from pagemill.config.resolve import resolve
 from pagemill.config.sections import FleetConfig, ServerConfig
+from pagemill.config.thread_lists import AUTO, NOBIND, join_lists, parse_lists
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.factory import make_executor
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineReady
 from pagemill.platforms.choose import choose_platform
+from pagemill.platforms.thread_plan import ThreadWish
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
 from pagemill.tokenizers.interface import Tokenizer
@@ -70,7 +72,11 @@ def build_config(args: EngineArgs) -> EngineConfig:
         generation_config=model.generation_config,
         load_format=model.load_format,
     )
-    config, decisions = resolve(draft, facts, choose_platform(draft.device.device).facts())
+    device = choose_platform(draft.device.device).facts()
+    if draft.cpu.cpu_threads_bind is None and device.kind == "cpu":
+        cpu = dataclasses.replace(draft.cpu, cpu_threads_bind=envs.cpu_threads_bind())
+        draft = dataclasses.replace(draft, cpu=cpu)
+    config, decisions = resolve(draft, facts, device)
     for decision in decisions:
         logger.debug("%s = %s (%s)", decision.field, decision.value, decision.why)
     return config
@@ -78,7 +84,9 @@ def build_config(args: EngineArgs) -> EngineConfig:
 
 def build_inproc(args: EngineArgs, *, inline: bool) -> LaunchedEngine:
     """An engine in this process. `inline` runs its steps on the caller's event loop, otherwise on a thread."""
-    return start_inproc(build_config(args), inline=inline)
+    config = build_config(args)
+    alone = config.parallel.distributed_executor_backend == "uni"
+    return start_inproc(_place_threads(args, config, front_end=not alone, own_process=not alone), inline=inline)
 
 
 def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
@@ -116,7 +124,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     plan = plan_fleet(fleet)
     secret = _shared_secret(plan)
     server = dataclasses.replace(server, api_key=server.api_key or envs.api_key())
-    config = _share_cores(args, build_config(args), len(plan.local))
+    config = _place_threads(args, build_config(args), len(plan.local), front_end=not plan.headless)
     check_endpoints(config.cache.kv_events_config, fleet.data_parallel_size)
     envs.log_stats_interval_s()  # for front ends that are not there yet
     patience = Patience(fleet.engine_stall_timeout, fleet.engine_hang_timeout)
@@ -276,12 +284,25 @@ def _shared_secret(plan: FleetPlan) -> str:
     return secret
 
 
-def _share_cores(args: EngineArgs, config: EngineConfig, num_engines: int) -> EngineConfig:
-    """The cores of the machine are shared by its engines, unless the user said how many threads each shall have."""
-    threads = config.cpu.cpu_threads
-    if num_engines <= 1 or args.draft.cpu.cpu_threads is not None or threads is None:
-        return config
-    return dataclasses.replace(config, cpu=dataclasses.replace(config.cpu, cpu_threads=max(1, threads // num_engines)))
+def _place_threads(
+    args: EngineArgs, config: EngineConfig, num_engines: int = 1, *, front_end: bool, own_process: bool = True
+) -> EngineConfig:
+    """Threads and CPUs of this machine's workers, which share its cores. Where workers run is not known on a cluster,
+    nor is there a choice without workers. Raises ConfigError for CPUs that workers cannot have."""
+    bind = config.cpu.cpu_threads_bind or AUTO
+    if config.parallel.distributed_executor_backend == "ray" or num_engines < 1:
+        if parse_lists(bind):
+            raise ConfigError(
+                f"cpu_threads_bind={bind!r} is for workers on this machine, and Ray, or other machines, have them; "
+                "leave it out"
+            )
+        return dataclasses.replace(config, cpu=dataclasses.replace(config.cpu, cpu_threads_bind=NOBIND))
+    workers = num_engines * config.parallel.workers_per_replica
+    wish = ThreadWish(bind, args.draft.cpu.cpu_threads, workers, front_end, own_process)
+    plan = choose_platform(config.device.device).plan_threads(wish)
+    logger.debug("cpu_threads = %d, cpu_threads_bind = %s (%s)", plan.threads, join_lists(plan.cpus), plan.why)
+    cpu = dataclasses.replace(config.cpu, cpu_threads=plan.threads, cpu_threads_bind=join_lists(plan.cpus))
+    return dataclasses.replace(config, cpu=cpu)
 
 
 def _say_ready(config: EngineConfig, ready: EngineReady, timer: PhaseTimer) -> None:

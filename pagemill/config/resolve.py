@@ -22,6 +22,7 @@ from pagemill.config.sections import (
     PoolerConfig,
     SchedulerConfig,
 )
+from pagemill.config.thread_lists import AUTO, parse_lists
 from pagemill.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 16
@@ -131,6 +132,9 @@ def _token_budget(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft
 
 
 def _threads(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    if draft.cpu.cpu_threads_bind is None:
+        draft = draft.decide("cpu", "cpu_threads_bind", AUTO, "default")
+    parse_lists(draft.cpu.cpu_threads_bind or AUTO)
     if draft.cpu.cpu_threads is not None:
         return draft
     workers = draft.parallel.workers_per_replica

@@ -3,10 +3,12 @@
 Fields whose default is None are filled by `resolve`, once, from the model and the machine.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 from pagemill.config.fields import setting
 from pagemill.config.graph_mode import GRAPH_MODES
+from pagemill.config.thread_lists import AUTO, join_lists, parse_lists
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -340,3 +342,19 @@ class CpuConfig:
     cpu_threads: int | None = setting(
         None, "threads that compute, per worker (default: physical cores, shared out)", low=1
     )
+    cpu_threads_bind: str | None = setting(
+        None, "CPUs of the threads: auto, nobind, or a list per worker of this machine, such as 0-3|4-7 (default: auto)"
+    )
+
+    def cpus_of(self, worker: int) -> tuple[int, ...]:
+        """CPUs that this worker of an engine is bound to, once lists are chosen; empty: it is not."""
+        lists = parse_lists(self.cpu_threads_bind or AUTO)
+        return lists[worker] if lists else ()
+
+    def of_engine(self, number: int, num_workers: int) -> "CpuConfig":
+        """With the lists of one engine alone: the `number`-th of this machine, which has `num_workers`."""
+        lists = parse_lists(self.cpu_threads_bind or AUTO)
+        if not lists:
+            return self
+        own = lists[number * num_workers : (number + 1) * num_workers]
+        return dataclasses.replace(self, cpu_threads_bind=join_lists(own))

@@ -24,6 +24,7 @@ from pagemill.messages.worker_rank import Replicas
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Role
 from pagemill.transport.sockets import Peer, ServerSocket
+from pagemill.utils.cpu_affinity import current_cpus, keep_to
 from pagemill.utils.processes import Report
 
 logger = get_logger(__name__)
@@ -52,8 +53,10 @@ class CoreBirth(msgspec.Struct, frozen=True):
 class MailRoom:
     """The thread that owns the socket: letters in, reports out."""
 
-    def __init__(self, socket: ServerSocket) -> None:
+    def __init__(self, socket: ServerSocket, cpus: frozenset[int] = frozenset()) -> None:
+        """`cpus`: those of its thread, which are not the caller's where that one computes; none: as the caller's."""
         self._socket = socket
+        self._cpus = cpus
         self._outbox: SimpleQueue[tuple[int | Role, EngineReport]] = SimpleQueue()
         self._calls: Codec[EngineCall] = Codec(EngineCall)
         self._reports: Codec[EngineReport] = Codec(EngineReport)
@@ -88,6 +91,7 @@ class MailRoom:
         self._socket.close()
 
     def _run(self, loop: CoreLoop) -> None:
+        keep_to(self._cpus)
         try:
             while not self._closing:
                 received = self._socket.receive(MAIL_POLL_S)
@@ -149,6 +153,7 @@ def run(payload: bytes, report: Report) -> None:
 
     birth = msgspec.msgpack.decode(payload, type=CoreBirth)
     name_process(f"core {birth.index}")
+    everywhere = current_cpus()
     try:
         socket = ServerSocket(birth.address, birth.secret, accepts=(Role.API_SERVER, Role.SUPERVISOR, Role.COORDINATOR))
         executor = make_executor(birth.config, birth.worker, replica=birth.index, replicas=birth.replicas)
@@ -157,14 +162,14 @@ def run(payload: bytes, report: Report) -> None:
         logger.debug("the engine core cannot start", exc_info=True)
         tell(Failed(type(error).__name__, str(error)))
         raise SystemExit(1) from error
-    mail = MailRoom(socket)
+    mail = MailRoom(socket, everywhere)
     waves = WaveMember(core.has_work, mail.tell_coordinator) if birth.lockstep else None
     # What workers prepare may exchange data between replicas, which then have to do it together.
     loop = CoreLoop(core, mail.post, waves, core.prepare_more if waves is None else None)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     mail.open(loop)
     tell(Started(socket.address, core.ready))
-    threading.Thread(target=_pulse, args=(core, loop, tell), name="pagemill-pulse", daemon=True).start()
+    threading.Thread(target=_pulse, args=(core, loop, tell, everywhere), name="pagemill-pulse", daemon=True).start()
     try:
         loop.run()
     except EngineDeadError:
@@ -175,7 +180,8 @@ def run(payload: bytes, report: Report) -> None:
         core.shutdown()
 
 
-def _pulse(core: EngineCore, loop: CoreLoop, tell: Callable[[ProcessReport], None]) -> None:
+def _pulse(core: EngineCore, loop: CoreLoop, tell: Callable[[ProcessReport], None], cpus: frozenset[int]) -> None:
+    keep_to(cpus)
     stop = threading.Event()
     while not stop.wait(PULSE_S):
         tell(Pulse(loop.num_steps, loop.idle, loop.stats))

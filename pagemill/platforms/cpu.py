@@ -1,26 +1,57 @@
 """The CPU platform. Reads the machine from /proc and /sys; torch is imported only where threads are set."""
 
-import os
 from pathlib import Path
 
 from pagemill import envs
 from pagemill.config.facts import DeviceFacts
+from pagemill.log import get_logger
+from pagemill.platforms.cpu_topology import read_topology
 from pagemill.platforms.interface import Platform
+from pagemill.platforms.thread_binding import ThreadBinding
+from pagemill.platforms.thread_plan import ThreadPlan, ThreadWish, plan_threads
+from pagemill.utils.cpu_list import format_cpu_list
+
+logger = get_logger(__name__)
 
 
 class CpuPlatform(Platform):
     """Any CPU that torch supports."""
 
     name = "cpu"
+    _binding: ThreadBinding | None = None
 
     def facts(self) -> DeviceFacts:
         quantized = "bfloat16" if envs.native_kernels() and "avx2" in _flags() else None
-        return DeviceFacts("cpu", _physical_cores(), _free_bytes(), _fast_dtypes(), quantized)
+        return DeviceFacts("cpu", read_topology().num_threads, _free_bytes(), _fast_dtypes(), quantized)
 
-    def set_threads(self, num_threads: int) -> None:
+    def plan_threads(self, wish: ThreadWish) -> ThreadPlan:
+        return plan_threads(read_topology(), wish)
+
+    def set_threads(self, num_threads: int, cpus: tuple[int, ...] = ()) -> None:
         import torch  # deferred: facts() must not cost the import of torch
 
+        self.release_threads()
+        topology = read_topology()
+        nodes = topology.nodes_of(cpus or topology.nodes)
+        if cpus:
+            num_threads = min(num_threads, len(cpus))
+            self._binding = ThreadBinding(cpus, nodes)
         torch.set_num_threads(num_threads)
+        logger.info(
+            "computes with %d thread%s %s CPU%s %s, NUMA node%s %s",
+            num_threads,
+            "s" * (num_threads > 1),
+            "bound to" if cpus else "on any of",
+            "s" * (len(cpus or topology.nodes) > 1),
+            format_cpu_list(cpus or topology.nodes),
+            "s" * (len(nodes) > 1),
+            format_cpu_list(nodes),
+        )
+
+    def release_threads(self) -> None:
+        if self._binding is not None:
+            self._binding.release()
+            self._binding = None
 
     def attention_order(self) -> tuple[str, ...]:
         return ("CPU_ATTN", "TORCH_CPU", "TORCH_MLA")
@@ -30,16 +61,6 @@ class CpuPlatform(Platform):
 
     def torch_device(self) -> str:
         return "cpu"
-
-
-def _physical_cores() -> int:
-    """Cores this process may run on, counting the threads of one core once."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = set()
-    for cpu in allowed:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
-    return max(1, len(cores))
 
 
 def _free_bytes() -> int:

@@ -66,7 +66,7 @@ class CudaPlatform(Platform):
         self._others = 0 if _has_context() else _Management().device(local_rank).used_bytes
         torch.cuda.set_device(local_rank)
 
-    def set_threads(self, num_threads: int) -> None:
+    def set_threads(self, num_threads: int, cpus: tuple[int, ...] = ()) -> None:
         """Threads of the CPU do no work that would gain by them."""
 
     def attention_order(self) -> tuple[str, ...]:

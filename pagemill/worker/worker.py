@@ -78,7 +78,7 @@ class Worker:
         """Meet the other ranks, build this rank's part of the model and load its weights."""
         threads = self._config.cpu.cpu_threads
         if threads is not None:
-            self._platform.set_threads(threads)
+            self._platform.set_threads(threads, self._config.cpu.cpus_of(self._rank.rank))
         timer, rank = PhaseTimer(), self._rank
         with timer.phase("device"):
             self._platform.start(rank.local_rank)
@@ -174,6 +174,7 @@ class Worker:
         if self._watch is not None:
             gc.collect()
             self._watch.memory.restart_peak()
+        self._platform.release_threads()
 
     def _build_runner(self, plan: KVCacheConfig, *, compiles: bool = True) -> ModelRunner:
         stages, graphs = None if self._groups is None else self._groups.pp, self._config.graphs

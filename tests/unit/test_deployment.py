@@ -1,12 +1,15 @@
 """What a deployment tells its listeners, and when it is lost. Engines that really run: tests/integration/faults."""
 
+import dataclasses
 import threading
 
+import msgspec
 import pytest
 
 from pagemill.config.fleet_plan import plan_fleet
 from pagemill.config.sections import FleetConfig
 from pagemill.deployment import Deployment
+from pagemill.engine.process import CoreBirth
 from pagemill.errors import EngineDeadError
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.fleet import EngineDown, EngineUp
@@ -68,3 +71,19 @@ def test_waiting_ends_when_an_engine_is_gone_before_all_are_up(deployment):
     with pytest.raises(EngineDeadError, match="engine core 1 is gone: it failed to start"):
         deployment.wait_ready()
     told.join()
+
+
+def test_an_engine_is_told_of_its_own_cpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("PAGEMILL_RPC_BASE_PATH", str(tmp_path))
+    config = engine_config()
+    config = dataclasses.replace(config, cpu=dataclasses.replace(config.cpu, cpu_threads_bind="0-1|2-3"))
+    fleet = FleetConfig(
+        data_parallel_size=4,
+        headless=True,
+        data_parallel_start_rank=2,
+        data_parallel_size_local=2,
+        data_parallel_address="127.0.0.1",
+    )
+    with Deployment(config, "no:worker", plan_fleet(fleet), Patience(), secret="s") as deployment:
+        births = [msgspec.msgpack.decode(deployment._payload_of(index)(0), type=CoreBirth) for index in (2, 3)]
+    assert [birth.config.cpu.cpu_threads_bind for birth in births] == ["0-1", "2-3"]

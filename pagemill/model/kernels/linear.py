@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.native import DTYPES, library, loaded_library
+from pagemill.model.kernels.weight_memory import WeightMemory
 
 BF16_PANELS = 0
 NO_GATE, SILU, GELU_TANH = 0, 1, 2
@@ -43,11 +44,14 @@ def packs_natively() -> bool:
     return loaded is not None and loaded.isa() != b"portable"
 
 
-def pack_bf16(weight: Tensor, bias: Tensor | None = None, gate: int = NO_GATE) -> PackedLinear:
-    """[N, K] bfloat16, K even -> panels of outputs, each [K / 2, outputs, 2]. With a gate, N is that of both halves,
-    and there is no bias."""
+def pack_bf16(
+    weight: Tensor, bias: Tensor | None = None, gate: int = NO_GATE, memory: WeightMemory | None = None
+) -> PackedLinear:
+    """[N, K] bfloat16, K even -> panels of outputs, each [K / 2, outputs, 2], in `memory` or a mapping of its own. With
+    a gate, N is that of both halves, and there is no bias."""
     rows, cols = weight.shape
-    panels = panel_rows(weight, gate).view(-1, PANEL, cols // 2, 2).transpose(1, 2).contiguous()
+    ordered = panel_rows(weight, gate).view(-1, PANEL, cols // 2, 2).transpose(1, 2)
+    panels = (memory or WeightMemory()).empty(*ordered.shape, dtype=ordered.dtype).copy_(ordered)
     biases = () if bias is None else (bias.float().contiguous(),)
     struct = LinearStruct(panels.data_ptr(), biases[0].data_ptr() if biases else None, BF16_PANELS, rows, cols, gate)
     return PackedLinear(struct, (panels, *biases), rows if gate == NO_GATE else rows // 2)

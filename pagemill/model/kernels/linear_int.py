@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.linear import NO_GATE, PANEL, LinearStruct, PackedLinear, panel_rows
+from pagemill.model.kernels.weight_memory import WeightMemory
 
 BLOCK = 32
 """Inputs of a block."""
@@ -35,15 +36,23 @@ Q4_1 = BlockFormat("Q4_1", 20, 4, 3, 0)
 FORMATS = {kind.name: kind for kind in (Q8_0, Q4_0, Q4_1)}
 
 
-def pack_blocks(kind: BlockFormat, blocks: Tensor, cols: int | None = None, gate: int = NO_GATE) -> PackedLinear:
-    """Rows of blocks, [N, ceil(K / 32) * block_bytes] uint8 -> panels; `cols` is K where it is not a multiple of 32.
+def pack_blocks(
+    kind: BlockFormat,
+    blocks: Tensor,
+    cols: int | None = None,
+    gate: int = NO_GATE,
+    memory: WeightMemory | None = None,
+) -> PackedLinear:
+    """Rows of blocks, [N, ceil(K / 32) * block_bytes] uint8 -> panels, in `memory` or a mapping of their own; `cols` is
+    K where it is not a multiple of 32.
 
     With a gate, N is that of both halves. Four inputs of 32 outputs lie side by side: rows are only transposed.
     """
     rows, num_blocks = blocks.shape[0], blocks.shape[1] // kind.block_bytes
     cols = num_blocks * BLOCK if cols is None else cols
     ordered = panel_rows(blocks, gate).view(-1, PANEL, num_blocks, kind.block_bytes)
-    panels = torch.empty(len(ordered), num_blocks, kind.block_bytes * PANEL, dtype=torch.uint8)
+    shape = len(ordered), num_blocks, kind.block_bytes * PANEL
+    panels = (memory or WeightMemory()).empty(*shape, dtype=torch.uint8)
     limits, integers = panels[..., : kind.limit_bytes * PANEL], panels[..., kind.limit_bytes * PANEL :]
     _transpose(ordered[..., : kind.limit_bytes], limits, kind.limit_bytes)
     _transpose(ordered[..., kind.limit_bytes :], integers, 4)

@@ -6,6 +6,7 @@ from torch import Tensor
 from pagemill.errors import ConfigError
 from pagemill.model.kernels.linear import packs_natively
 from pagemill.model.kernels.linear_int import BLOCK, Q8_0, pack_blocks, quantize_q8
+from pagemill.model.kernels.weight_memory import WeightMemory
 from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.quantization.experts import SeparateExperts
 from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
@@ -20,14 +21,15 @@ class Integers(QuantMethod):
 
     def __init__(self, *, quantize_floats: bool) -> None:
         self._quantize_floats = quantize_floats
-        self._floats = Unquantized()
+        self._memory = WeightMemory()
+        self._floats = Unquantized(self._memory)
 
     def prepare(self, weight: Tensor | BlockTensor, gate: str | None = None) -> LinearWeight:
         if isinstance(weight, Tensor):
             if not self._quantize_floats or weight.shape[1] % BLOCK:
                 return self._floats.prepare(weight, gate)
             weight = BlockTensor(Q8_0, quantize_q8(weight))
-        return PanelWeight(pack_blocks(weight.kind, weight.blocks, gate=GATES[gate]))
+        return PanelWeight(pack_blocks(weight.kind, weight.blocks, gate=GATES[gate], memory=self._memory))
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
         return SeparateExperts(self, sizes, gate)

@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import pack_bf16, packs_natively
+from pagemill.model.kernels.weight_memory import WeightMemory
 from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.quantization.experts import SeparateExperts, StackedExperts
 from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
@@ -61,6 +62,9 @@ class PackedWeight(LinearWeight):
 class Unquantized(QuantMethod):
     """No quantization."""
 
+    def __init__(self, memory: WeightMemory | None = None) -> None:
+        self._memory = memory or WeightMemory()
+
     def prepare(self, weight: Tensor | BlockTensor, gate: str | None = None) -> LinearWeight:
         if isinstance(weight, BlockTensor):
             weight = weight.dequantized(torch.bfloat16)
@@ -69,7 +73,7 @@ class Unquantized(QuantMethod):
         if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
             return PlainWeight(weight)
         if packs_natively() and weight.shape[1] % 2 == 0:
-            return PanelWeight(pack_bf16(weight, None, GATES[gate]))
+            return PanelWeight(pack_bf16(weight, None, GATES[gate], self._memory))
         if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return PackedWeight(weight)
         return PlainWeight(weight)

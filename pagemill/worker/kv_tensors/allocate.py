@@ -52,7 +52,8 @@ def bind_profile_cache(
 
 def _zeros(num_bytes: int, device: str) -> Tensor:
     """Zeroed bytes. On a CPU the operating system gives the pages when they are first written, so that a cache costs
-    what is used of it; torch.zeros would touch them all."""
+    what is used of it; torch.zeros would touch them all. numpy asks for huge pages where the system has them: blocks
+    are taken in order, so that no more than one of a tensor is in part unused."""
     if device == "cpu":
         return torch.from_numpy(np.zeros(num_bytes, np.uint8))
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device)

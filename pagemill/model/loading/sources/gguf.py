@@ -3,6 +3,7 @@ threads; of a tensor that is wanted in part, only the blocks that hold the part 
 
 import dataclasses
 import math
+import mmap
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,9 @@ from pagemill.model.loading.sources.gguf_blocks import as_blocks, has_blocks
 from pagemill.utils.math import ceil_div
 
 _AHEAD = 8
+_FORGET_BYTES = 32 << 20
+"""After so many bytes of tensors, pages of the file are given back: beside the weights made of them, they would double
+a process's memory."""
 CPU = torch.device("cpu")
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -68,13 +72,21 @@ def iterate(
     """
     path = Path(facts.path)
     file = read_gguf(path)
-    # Nobody writes; torch would warn of memory that it may not.
-    data = np.memmap(path, dtype=np.uint8, mode="c")
+    with path.open("rb") as opened:
+        # Nobody writes; torch would warn of memory that it may not.
+        mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+    data, unforgotten = np.frombuffer(mapping, dtype=np.uint8), 0
     tensors = deque(_wanted((tensor for name, tensor in file.tensors.items() if name not in _UNUSED), facts, select))
     with ThreadPoolExecutor(torch.get_num_threads(), "dequantize") as pool:
         pending = deque(pool.submit(_decode, data, wanted, facts, dtype) for wanted in _take(tensors, _AHEAD))
         while pending:
-            yield pending.popleft().result()
+            name, values = pending.popleft().result()
+            unforgotten += _num_bytes(values)
+            yield name, values
+            if unforgotten > _FORGET_BYTES:
+                # What was read is in layers now. What is not yet is mapped again when it is touched.
+                mapping.madvise(mmap.MADV_DONTNEED)
+                unforgotten = 0
             pending.extend(pool.submit(_decode, data, wanted, facts, dtype) for wanted in _take(tensors, 1))
 
 
@@ -84,6 +96,10 @@ def _wanted(tensors: Iterable[GgufTensor], facts: ModelFacts, select: Select) ->
         part = select(name, tensor.shape)
         if part is not None:
             yield Wanted(tensor, name, part)
+
+
+def _num_bytes(values: Tensor | BlockTensor) -> int:
+    return (values if isinstance(values, Tensor) else values.blocks).nbytes
 
 
 def _take(tensors: deque[Wanted], count: int) -> list[Wanted]:

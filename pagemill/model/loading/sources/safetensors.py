@@ -1,6 +1,7 @@
 """Weights of a Hugging Face folder: model.safetensors, or shards with an index. Mapped, not read into memory."""
 
 import json
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from pagemill.errors import ModelError
 from pagemill.model.loading.part import Part, Select, whole
 
 CPU = torch.device("cpu")
+_FORGET_BYTES = 32 << 20
+"""A file is mapped anew after so many bytes of tensors."""
 INDEX = "model.safetensors.index.json"
 
 
@@ -30,10 +33,24 @@ def iterate(
 
 def _read_file(path: Path, select: Select) -> Iterator[tuple[str, Tensor]]:
     with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - not a mapping
+        names = deque(file.keys())
+    while names:
+        yield from _read_some(path, names, select)
+
+
+def _read_some(path: Path, names: deque[str], select: Select) -> Iterator[tuple[str, Tensor]]:
+    """The first of these, from a mapping that ends with them, so that its pages do not stay in memory beside the
+    weights that are made of them."""
+    num_bytes = 0
+    with safe_open(path, framework="pt") as file:
+        while names and num_bytes < _FORGET_BYTES:
+            name = names.popleft()
             part = select(name, tuple(file.get_slice(name).get_shape()))
             if part is not None:
-                yield name, _read(file, name, part)
+                tensor = _read(file, name, part)
+                num_bytes += tensor.nbytes
+                # Vectors are kept as they are, and one of them would keep the whole mapping.
+                yield name, tensor.clone() if tensor.ndim < 2 else tensor
 
 
 def _read(file: Any, name: str, part: Part) -> Tensor:

@@ -92,3 +92,14 @@ def test_a_truncated_file_is_a_model_error(tmp_path):
     path.write_bytes(path.read_bytes()[:-500])
     with pytest.raises(ModelError, match=r"m\.gguf"):
         read_gguf(path)
+
+
+def test_pages_are_given_back_on_the_way_and_values_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "_FORGET_BYTES", 4000)
+    rng = np.random.default_rng(0)
+    tensors = {f"blk.{i}.ffn_up.weight": rng.normal(size=(16, 64)).astype(np.float32) for i in range(20)}
+    write(tmp_path / "m.gguf", tensors, {})
+    loaded = dict(source.iterate(facts_of(tmp_path / "m.gguf"), torch.float32, 0))
+    assert len(loaded) == 20
+    for index, values in enumerate(tensors.values()):
+        np.testing.assert_array_equal(loaded[f"model.layers.{index}.mlp.up_proj.weight"].numpy(), values)

@@ -1,0 +1,141 @@
+"""`plan_threads`: how many threads each worker of this machine computes with, and on which CPUs.
+
+Knows the machine by its `CpuTopology` only, and binds nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagemill.config.thread_lists import AUTO, parse_lists
+from pagemill.errors import ConfigError
+from pagemill.platforms.cpu_topology import CpuTopology
+from pagemill.utils.cpu_list import format_cpu_list
+
+ROOMY_CORES = 8
+"""From so many on, a core is left to who is not a worker, and auto binds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadWish:
+    """What is asked for."""
+
+    bind: str
+    """--cpu-threads-bind: auto, nobind or lists."""
+    threads: int | None
+    """Per worker; None: the cores, shared out."""
+    num_workers: int
+    """Of all engines, on this machine."""
+    front_end: bool
+    """Whether others of ours work beside the workers: API servers, or an engine core whose workers are apart."""
+    own_process: bool = True
+    """Whether workers are alone in their processes. One that is not shares it with its caller's threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadPlan:
+    """What each worker gets."""
+
+    threads: int
+    """At most; a worker with fewer CPUs has one thread for each."""
+    cpus: tuple[tuple[int, ...], ...]
+    """By worker; empty: they are not bound."""
+    why: str
+
+
+def plan_threads(topology: CpuTopology, wish: ThreadWish) -> ThreadPlan:
+    """The plan. Raises ConfigError for CPUs that do not exist or are not allowed, for lists that are not one per
+    worker, and for more threads than a list has CPUs."""
+    lists = parse_lists(wish.bind)
+    if lists:
+        _check(topology, wish, lists)
+        return ThreadPlan(wish.threads or max(map(len, lists)), lists, "given")
+    spare = wish.front_end and wish.threads is None and topology.num_threads >= ROOMY_CORES
+    threads = wish.threads or max(1, (topology.num_threads - spare) // wish.num_workers)
+    if wish.bind != AUTO:
+        return ThreadPlan(threads, (), "given")
+    against = _against_binding(topology, wish)
+    if against is not None:
+        return ThreadPlan(threads, (), against)
+    shares = _share_out(topology, wish, spare)
+    if min(map(len, shares)) < (wish.threads or 1):
+        return ThreadPlan(threads, (), "there are fewer cores than threads")
+    return ThreadPlan(wish.threads or max(map(len, shares)), shares, "cores of their own, by NUMA node")
+
+
+def _against_binding(topology: CpuTopology, wish: ThreadWish) -> str | None:
+    """Why auto does not bind; None: it does."""
+    if not wish.own_process:
+        return "the process is its caller's"
+    if topology.limited:
+        return f"{topology.quota:g} CPUs are allowed, and others who see the same cores would choose the same ones"
+    if len(topology.cores) < ROOMY_CORES:
+        return f"with fewer than {ROOMY_CORES} cores, who serves needs the workers' too"
+    return None
+
+
+def _share_out(topology: CpuTopology, wish: ThreadWish, spare: bool) -> tuple[tuple[int, ...], ...]:
+    """CPUs of each worker, one per core: a part of a node, or whole nodes where there are more of them."""
+    nodes: dict[int, list[int]] = {}
+    for core in topology.cores:
+        nodes.setdefault(core.node, []).append(core.cpu)
+    homes, count = list(nodes.values()), wish.num_workers
+    if spare and all(_even(len(home), number, len(homes), count) for number, home in enumerate(homes)):
+        # Nothing is left over by itself. The first core is the one that most interrupts go to.
+        max(homes, key=len).pop(0)
+    if count < len(homes):
+        return tuple(
+            _as_few_as_hold(homes[worker * len(homes) // count : (worker + 1) * len(homes) // count], wish.threads)
+            for worker in range(count)
+        )
+    shares: list[tuple[int, ...]] = []
+    for number, home in enumerate(homes):
+        here = _workers_of(number, len(homes), count)
+        size, rest = divmod(len(home), here)
+        shares += (tuple(home[rest + i * size : rest + (i + 1) * size]) for i in range(here))
+    return tuple(shares)
+
+
+def _workers_of(node: int, num_nodes: int, num_workers: int) -> int:
+    """How many workers a node has when there are no fewer workers than nodes."""
+    return (node + 1) * num_workers // num_nodes - node * num_workers // num_nodes
+
+
+def _even(num_cores: int, node: int, num_nodes: int, num_workers: int) -> bool:
+    return num_workers < num_nodes or num_cores % _workers_of(node, num_nodes, num_workers) == 0
+
+
+def _as_few_as_hold(homes: Sequence[Sequence[int]], threads: int | None) -> tuple[int, ...]:
+    """The CPUs of these nodes, or of the first ones that are enough for the threads."""
+    cpus: list[int] = []
+    for home in homes:
+        if threads is not None and len(cpus) >= threads:
+            break
+        cpus += home
+    return tuple(cpus)
+
+
+def _check(topology: CpuTopology, wish: ThreadWish, lists: Sequence[Sequence[int]]) -> None:
+    """Raises ConfigError for lists that this machine, or the number of workers, does not fit."""
+    said = f"cpu_threads_bind={wish.bind!r}"
+    wanted = {cpu for cpus in lists for cpu in cpus}
+    missing, refused = wanted - topology.online, wanted - topology.nodes.keys()
+    if missing:
+        raise ConfigError(
+            f"{said}: CPUs {format_cpu_list(missing)} do not exist or are offline; allowed: "
+            f"{format_cpu_list(topology.nodes)}"
+        )
+    if refused:
+        raise ConfigError(
+            f"{said}: this process may not use CPUs {format_cpu_list(refused)}, by its affinity mask; allowed: "
+            f"{format_cpu_list(topology.nodes)}"
+        )
+    if len(lists) != wish.num_workers:
+        raise ConfigError(
+            f"{said} has {len(lists)} lists for {wish.num_workers} workers on this machine (engines x "
+            "tensor_parallel_size x pipeline_parallel_size); one list per worker is needed, separated by |"
+        )
+    if wish.threads is not None and wish.threads > min(map(len, lists)):
+        raise ConfigError(
+            f"cpu_threads={wish.threads} is more than the {min(map(len, lists))} CPUs of a list of {said}; leave out "
+            "--cpu-threads, or name more CPUs"
+        )

@@ -1,0 +1,58 @@
+"""Threads and CPUs of the workers, from the settings to the configuration."""
+
+import pytest
+
+from pagemill import launch
+from pagemill.config.arguments import EngineArgs
+from pagemill.errors import ConfigError
+from pagemill.platforms import cpu
+from tests.fakes.machines import machine
+from tests.fakes.tiny_checkpoint import make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return str(make_checkpoint(tmp_path_factory.mktemp("tiny"), "LlamaForCausalLM"))
+
+
+@pytest.fixture(autouse=True)
+def sixteen_cores(tmp_path, monkeypatch):
+    monkeypatch.delenv("PAGEMILL_CPU_OMP_THREADS_BIND", raising=False)
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    there = machine(tmp_path, 2, 8)
+    monkeypatch.setattr(cpu, "read_topology", there.topology)
+
+
+def placed(checkpoint, num_engines=1, front_end=True, own_process=True, **settings):
+    args = EngineArgs(checkpoint, device="cpu", **settings)
+    config = launch.build_config(args)
+    placed = launch._place_threads(args, config, num_engines, front_end=front_end, own_process=own_process)
+    return placed.cpu.cpu_threads, placed.cpu.cpu_threads_bind
+
+
+def test_engines_share_the_cores_by_node(checkpoint):
+    assert placed(checkpoint) == (15, "1-15")
+    assert placed(checkpoint, 2) == (8, "1-7|8-15")
+    assert placed(checkpoint, 2, tensor_parallel_size=2, front_end=False) == (4, "0-3|4-7|8-11|12-15")
+    assert placed(checkpoint, cpu_threads_bind="nobind", front_end=False) == (16, "nobind")
+    assert placed(checkpoint, own_process=False, front_end=False) == (16, "nobind")
+
+
+def test_the_environment_says_it_where_the_flag_does_not(checkpoint, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-2|8-10")
+    assert placed(checkpoint, 2) == (3, "0-2|8-10")
+    assert placed(checkpoint, 2, cpu_threads_bind="0|1") == (1, "0|1")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-2;8-10")
+    with pytest.raises(ConfigError, match="cpu_threads_bind='0-2;8-10' is not allowed"):
+        placed(checkpoint, 2)
+
+
+def test_as_many_lists_as_workers(checkpoint):
+    with pytest.raises(ConfigError, match="has 1 lists for 4 workers"):
+        placed(checkpoint, 2, tensor_parallel_size=2, cpu_threads_bind="0-7")
+
+
+def test_workers_on_a_cluster_are_not_bound_from_here(checkpoint):
+    assert placed(checkpoint, distributed_executor_backend="ray")[1] == "nobind"
+    with pytest.raises(ConfigError, match="cpu_threads_bind='0-7' is for workers on this machine"):
+        placed(checkpoint, distributed_executor_backend="ray", cpu_threads_bind="0-7")
