@@ -399,6 +399,7 @@ int pm_run_plan(const PmOp* ops, int64_t num_ops, const PmRun* run, int64_t thre
   PlanRun plan(ops, num_ops, *run, threads);
   if (!plan.prepare()) return 1;
   if (threads == 1) {
+    plan.set_team(1);
     plan.work(0);
     return 0;
   }
