@@ -97,5 +97,5 @@ def _rows_of_panels(ordered: Tensor, num_rows: int, gate: int) -> Tensor:
     """[P, 32, ...] -> [N, ...]: without what fills the last panel, the halves of a gate one after the other."""
     if gate == NO_GATE:
         return ordered.flatten(0, 1)[:num_rows]
-    halves = ordered.unflatten(1, (2, PANEL // 2)).transpose(0, 1).flatten(1, 2)
+    halves = ordered.view(len(ordered), 2, PANEL // 2, *ordered.shape[2:]).transpose(0, 1).flatten(1, 2)
     return halves[:, : num_rows // 2].flatten(0, 1)

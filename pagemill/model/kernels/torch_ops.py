@@ -6,6 +6,7 @@ ValueError names what does not fit. op_reference.py has the same in plain torch,
 """
 
 from collections.abc import Sequence
+from ctypes import addressof
 from typing import Any
 
 import torch
@@ -195,8 +196,7 @@ def paged_attention(
     batch = native.Batch(*addresses, len(kept[1]), len(query), kept[2].shape[1], block_size)
     heads = query.shape[1], kv_cache.shape[2], query.shape[2]
     layer = native.Layer(*heads, window or 0, chunk_size or 0, scale, soft_cap or 0.0)
-    at = native.ctypes.addressof
-    return native.attention(_in_rows(query), key, value, kv_cache, at(batch), at(layer))
+    return native.attention(_in_rows(query), key, value, kv_cache, addressof(batch), addressof(layer))
 
 
 @paged_attention.register_fake
@@ -263,9 +263,10 @@ def _in_rows(x: Tensor) -> Tensor:
 
 def _packed(weight: Tensor, bias: Tensor | None, form: tuple[str, int, int, str]) -> PackedLinear:
     name, rows, cols, gate = form
-    tensors = (weight,) if bias is None else (weight, bias.contiguous())
-    address = None if bias is None else tensors[1].data_ptr()
+    bias = None if bias is None else bias.contiguous()
+    address = None if bias is None else bias.data_ptr()
     struct = LinearStruct(weight.data_ptr(), address, FORMATS[name], rows, cols, GATES[gate])
+    tensors = (weight,) if bias is None else (weight, bias)
     return PackedLinear(struct, tensors, rows if GATES[gate] == NO_GATE else rows // 2)
 
 

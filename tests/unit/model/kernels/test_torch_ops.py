@@ -1,4 +1,4 @@
-"""The kernels as operations of torch: opcheck, the same as in plain torch, what they refuse, and under torch.compile."""
+"""The kernels as operations of torch: opcheck, the same as in plain torch, what they refuse, and compiled."""
 
 import subprocess
 import sys
@@ -78,7 +78,7 @@ def attention_cases() -> Iterator[tuple[str, tuple[Any, ...]]]:
             yield "paged_attention", (case.query, None, None, cache, step, case.scale, *limits)
 
 
-@pytest.fixture(scope="module", params=["kernels", "plain torch"])
+@pytest.fixture(params=["kernels", "plain torch"])
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """With the kernels, and where there are none."""
     if request.param == "kernels" and native.library() is None:
