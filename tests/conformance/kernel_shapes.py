@@ -11,7 +11,8 @@ from torch import Tensor
 
 UNIT = 2.0**-24
 """Rounding of one float32 operation, relative."""
-BF16_UNIT = 2.0**-9
+BF16_UNIT = 2.0**-8
+"""The same of a rounding to bfloat16."""
 CERTAINTY = 8.0
 """Roundings of either sign add up like a random walk: n of them beyond CERTAINTY * sqrt(n) units have a probability
 below 2 * exp(-CERTAINTY^2 / 2) = 3e-14 (Higham and Mary, "A new approach to probabilistic rounding error analysis",
