@@ -281,5 +281,5 @@ def test_kernels_logits_of_smollm2_in_4_bits(
     print(f"{isa}: relative error {error:.4f}, same token {same.float().mean():.3f}, divergence {divergence:.4f} nats")
     assert error < 0.065
     assert same[clear].all()
-    assert same.float().mean() > 0.93
+    assert same.float().mean() > 0.9
     assert divergence < 0.01
