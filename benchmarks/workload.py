@@ -23,10 +23,16 @@ class Sizes:
     """At once, with `shared` and `own` tokens in, `own` out."""
     shared: int = 512
     own: int = 32
+    worn: int = 34
+    """Prompts of `worn_tokens` that a KV cache is written with, once: as many tokens as pagemill's has by default."""
+    worn_tokens: int = 2000
 
 
 FULL = Sizes()
-TINY = Sizes(decoded=16, prefill=64, requests=8, prompt=16, output=16, served=6, concurrency=3, sharing=4, shared=64)
+TINY = Sizes(
+    decoded=16, prefill=64, requests=8, prompt=16, output=16, served=6, concurrency=3, sharing=4, shared=64, worn=2,
+    worn_tokens=64,
+)  # fmt: skip
 """To see whether a benchmark works."""
 
 
@@ -54,6 +60,11 @@ def throughput(repetition: int, sizes: Sizes = FULL) -> list[list[int]]:
 def served(repetition: int, sizes: Sizes = FULL) -> list[list[int]]:
     """32 prompts of 128 tokens."""
     return [tokens(5_000_000 + 1000 * repetition + index, sizes.prompt) for index in range(sizes.served)]
+
+
+def wearing_in(sizes: Sizes = FULL) -> list[list[int]]:
+    """34 prompts of 2,000 tokens."""
+    return [tokens(11_000_000 + index, sizes.worn_tokens) for index in range(sizes.worn)]
 
 
 def shared_prefix(repetition: int, sizes: Sizes = FULL) -> list[list[int]]:

@@ -52,6 +52,11 @@ def shared_prefix(generate: Generate, repetition: int, sizes: Sizes) -> float:
     return sizes.sharing / timed(generate, workload.shared_prefix(repetition, sizes), sizes.own)
 
 
+def wear_in(generate: Generate, repetition: int, sizes: Sizes) -> float:
+    """Prompt tokens per second of as many as fill a KV cache."""
+    return sizes.worn * sizes.worn_tokens / timed(generate, workload.wearing_in(sizes), 1)
+
+
 def steady_decode(generate: Generate, repetition: int, sizes: Sizes) -> float:
     """Tokens per second of `requests` that decode together behind prompts of `prompt` tokens. The prompts are in the
     prefix cache, so that all start in the same step; what that step takes is left out."""
@@ -68,7 +73,7 @@ def serve_jobs(build: Callable[[], Generate]) -> None:
     def works() -> Works:
         generate = build()
         generate([workload.tokens(1, 16)], 8)
-        known = (single_decode, prefill, throughput, shared_prefix, steady_decode)
+        known = (single_decode, prefill, throughput, shared_prefix, wear_in, steady_decode)
         return {work.__name__: partial(work, generate) for work in known}
 
     answer_jobs(works)

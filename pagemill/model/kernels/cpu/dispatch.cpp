@@ -1,5 +1,6 @@
 // Chooses the instruction set and exports the row-wise kernels. Compiled for the baseline of the architecture.
 #include <cstring>
+#include <new>
 
 #include "kernels.h"
 #include "parallel.h"
@@ -108,7 +109,10 @@ void pm_sample(int32_t* out, const float* logits, const float* temperature, cons
                const float* top_p, const double* uniforms, int64_t rows, int64_t cols, int64_t stride,
                int64_t threads) {
   const SampleArgs args = {out, logits, temperature, min_p, top_k, top_p, uniforms, cols, stride};
-  share_evenly(rows, rows * cols * 8, threads, [&](int64_t begin, int64_t end) { selected->sample(args, begin, end); });
+  if (threads <= 1 || rows == 1) return selected->sample(args, 0, rows);
+  WorkQueue queue(rows);  // some rows take many times as long as others
+#pragma omp parallel num_threads((int)threads)
+  queue.run([&](int64_t row) { selected->sample(args, row, row + 1); });
 }
 
 int64_t pm_panel() { return LINEAR_PANEL; }
@@ -123,6 +127,15 @@ void pm_linear(const PmLinear* linear, void* out, const void* x, int64_t num_row
     share_evenly(num_rows, num_rows * linear->cols * 2, threads,
                  [&](int64_t begin, int64_t end) { selected->quantize_rows(args, begin, end); });
   }
-  share_evenly(num_panels(*linear), linear->rows * linear->cols / (bytes ? 2 : 1), threads,
-               [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
+  const int64_t panels = num_panels(*linear);
+  if (threads <= 1 || panels * panel_bytes(*linear) < MIN_PARALLEL_BYTES) return selected->linear(args, 0, panels);
+  static thread_local ThreadBuffer memory;
+  auto* counters = (Shares::Counter*)memory.at_least(threads * (int64_t)sizeof(Shares::Counter));
+  for (int64_t i = 0; i < threads; ++i) new (counters + i) Shares::Counter;
+#pragma omp parallel num_threads((int)threads)
+  {
+    const int64_t team = omp_get_num_threads();
+    const Shares shares(counters, panels, team, panels_at_a_time(panels / team));
+    shares.run(omp_get_thread_num(), [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
+  }
 }

@@ -150,6 +150,7 @@ enum PmFormat : int64_t {
 };
 
 constexpr int64_t LINEAR_PANEL = 32;
+constexpr int64_t QUANT_BLOCK = 32;
 
 // A linear layer: [M, cols] -> [M, rows]; `Linear` in linear.py mirrors it.
 struct PmLinear {
@@ -175,12 +176,25 @@ struct LinearArgs {
   int64_t x_stride;
   int64_t out_stride;
   int64_t out_dtype;
-  // Formats of integers multiply inputs of 8 bits. Where they are, after `quantize_rows` for all rows; null: each call of
-  // `linear` makes its own, which is fine for few rows.
+  // Formats of integers multiply inputs of 8 bits. Where they are, after `quantize_rows` for all rows.
   void* quantized;
 };
 
 inline int64_t num_panels(const PmLinear& linear) { return (linear.rows + LINEAR_PANEL - 1) / LINEAR_PANEL; }
+
+inline int64_t panel_bytes(const PmLinear& linear) {
+  const int64_t blocks = (linear.cols + QUANT_BLOCK - 1) / QUANT_BLOCK;
+  switch (linear.format) {
+    case PM_BF16_PANELS: return linear.cols * LINEAR_PANEL * 2;
+    case PM_Q8_PANELS: return blocks * LINEAR_PANEL * (2 + QUANT_BLOCK);
+    case PM_Q4_PANELS: return blocks * LINEAR_PANEL * (2 + QUANT_BLOCK / 2);
+    case PM_Q4_MIN_PANELS: return blocks * LINEAR_PANEL * (4 + QUANT_BLOCK / 2);
+  }
+  return 0;
+}
+
+// Panels that a thread takes at a time, of `share`: few, so that all are done at once.
+inline int64_t panels_at_a_time(int64_t share) { return share < 64 ? 1 : share > 256 ? 8 : share / 32; }
 
 // What one instruction set offers. Ranges are [begin, end) of rows or tokens; threads are the caller's business.
 struct KernelTable {

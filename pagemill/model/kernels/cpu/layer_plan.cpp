@@ -10,6 +10,7 @@
 #include "attention_plan.h"
 #include "parallel.h"
 #include "selected.h"
+#include "thread_buffer.h"
 
 namespace {
 
@@ -17,7 +18,12 @@ namespace {
 constexpr int64_t MAX_OWN_ROWS = 4;
 // From so many rows on, the inputs of integer layers are quantized by all threads together.
 constexpr int64_t MIN_SHARED_ROWS = 16;
-constexpr int SPINS_BEFORE_YIELD = 4000;
+// From so many rows on, threads share the rows of a linear layer, in pieces, and not its panels: reading all weights in
+// each thread is then cheaper than reading inputs that another one has just written.
+constexpr int64_t MIN_SPLIT_ROWS = 192, ROWS_AT_A_TIME = 96;
+constexpr int SPINS_BEFORE_YIELD = 6000;
+// Of the weights that come next, while a thread waits for the others.
+constexpr int64_t PREFETCH_BYTES = 192 * 1024;
 
 typedef uint16_t element;  // bfloat16; nothing is computed here
 
@@ -26,7 +32,9 @@ class Barrier {
   // Called before anybody waits.
   void set_team(int64_t threads) { threads_ = threads; }
 
-  void wait() {
+  // `idle` is called over and over meanwhile.
+  template <class F>
+  void wait(F idle) {
     if (threads_ == 1) return;
     const int64_t round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
@@ -36,9 +44,7 @@ class Barrier {
     }
     for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
       if (spins < SPINS_BEFORE_YIELD) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
+        idle();
       } else {
         sched_yield();  // another process has the core of whom we wait for
       }
@@ -51,6 +57,26 @@ class Barrier {
   alignas(64) std::atomic<int64_t> round_{0};
 };
 
+// Brings what a thread reads next to its second-level cache while it has nothing else to do.
+class Prefetch {
+ public:
+  Prefetch(const char* begin, int64_t bytes) : at_(begin), end_(begin + bytes) {}
+
+  void operator()() {
+    if (at_ < end_) {
+      __builtin_prefetch(at_, 0, 2);
+      at_ += 64;
+      return;
+    }
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+ private:
+  const char *at_, *end_;
+};
+
 struct Share {
   int64_t begin, end;
 };
@@ -59,7 +85,7 @@ Share share_of(int64_t count, int64_t rank, int64_t threads) {
   return {count * rank / threads, count * (rank + 1) / threads};
 }
 
-thread_local Buffer scratch_memory, partial_memory, queue_memory, own_memory, quantized_memory;
+thread_local Buffer scratch_memory, partial_memory, queue_memory, own_memory, quantized_memory, counter_memory;
 
 constexpr int64_t MAX_PLANS = 64;
 
@@ -116,18 +142,20 @@ class PlanRun {
     own_ = (char*)own_memory.reserve(own_stride_ * threads_);
     queues_ = (Queues*)queue_memory.reserve((num_attend + 1) * (int64_t)sizeof(Queues));
     quantized_ = (char*)quantized_memory.reserve(quantized_bytes() + 1);
-    return own_ && queues_ && quantized_ && prepare_attention();
+    counters_ = (Shares::Counter*)counter_memory.reserve(2 * threads_ * (int64_t)sizeof(Shares::Counter));
+    return own_ && queues_ && quantized_ && counters_ && prepare_attention();
   }
 
   // Once, by one of the threads, when their number is known: it may be less than what was asked for.
   void set_team(int64_t threads) {
     team_ = threads;
     barrier_.set_team(threads);
+    for (int64_t i = 0; i < 2 * team_; ++i) new (counters_ + i) Shares::Counter;
   }
 
   void work(int64_t rank) {
     Own own = {own_ + rank * own_stride_, -1, 0};
-    int64_t attend = 0;
+    int64_t attend = 0, linear = 0;
     for (int64_t i = 0; i < num_ops_; ++i) {
       const PmOp& op = ops_[i];
       switch (op.kind) {
@@ -139,7 +167,7 @@ class PlanRun {
           norm(op, rank, own);
           break;
         case PM_OP_LINEAR:
-          linear(op, rank, own);
+          this->linear(op, rank, own, linear++);
           break;
         case PM_OP_PREPARE:
           prepare_tokens(op, rank);
@@ -148,7 +176,7 @@ class PlanRun {
           this->attend(op, rank, attend++);
           break;
       }
-      barrier_.wait();
+      barrier_.wait(next_weights(i + 1, rank));
     }
   }
 
@@ -159,6 +187,16 @@ class PlanRun {
     int64_t buffer;
     int64_t stride;
   };
+
+  // Of the first linear layer from operation i on, what this thread begins with.
+  Prefetch next_weights(int64_t i, int64_t rank) const {
+    while (i < num_ops_ && ops_[i].kind != PM_OP_LINEAR) ++i;
+    if (i == num_ops_) return {nullptr, 0};
+    const PmLinear& linear = ops_[i].linear;
+    const Share share = share_of(num_panels(linear), rank, team_);
+    const int64_t bytes = (share.end - share.begin) * panel_bytes(linear);
+    return {(const char*)linear.weight + share.begin * panel_bytes(linear), bytes < PREFETCH_BYTES ? bytes : PREFETCH_BYTES};
+  }
 
   element* buffer(int64_t index) const { return (element*)run_.buffers[index]; }
   element* row(int64_t index, int64_t r) const { return buffer(index) + r * run_.widths[index]; }
@@ -238,19 +276,48 @@ class PlanRun {
     own.stride = cols;
   }
 
-  void linear(const PmOp& op, int64_t rank, const Own& own) {
+  // The `number`-th linear layer.
+  void linear(const PmOp& op, int64_t rank, const Own& own, int64_t number) {
     const bool from_own = own_rows_ && op.in == own.buffer;
     LinearArgs args = {op.linear, from_own ? own.memory : (const void*)buffer(op.in), buffer(op.out),
                              run_.num_tokens, from_own ? own.stride : run_.widths[op.in], run_.widths[op.out],
                              PM_BFLOAT16};
-    if (run_.num_tokens >= MIN_SHARED_ROWS && selected->quantized_bytes(args)) {
+    // The counters of the layer before are free again since the barrier after it.
+    Shares::Counter *now = counters_ + number % 2 * team_, *next = counters_ + (number + 1) % 2 * team_;
+    next[rank].gone.store(0, std::memory_order_relaxed);
+    const int64_t panels = num_panels(op.linear);
+    if (splits_rows()) {
+      const Shares rows(now, run_.num_tokens, team_, ROWS_AT_A_TIME);
+      return rows.run(rank, [&](int64_t begin, int64_t end) { multiply_rows(args, begin, end); });
+    }
+    if (run_.num_tokens < MIN_SHARED_ROWS) {
+      quantize_own(args);
+    } else if (selected->quantized_bytes(args)) {
       args.quantized = quantized_;
       const Share rows = share_of(run_.num_tokens, rank, team_);
       selected->quantize_rows(args, rows.begin, rows.end);
-      barrier_.wait();
+      barrier_.wait(Prefetch(nullptr, 0));
     }
-    const Share share = share_of(num_panels(op.linear), rank, team_);
-    if (share.begin < share.end) selected->linear(args, share.begin, share.end);
+    const Shares shares(now, panels, team_, panels_at_a_time(panels / team_));
+    shares.run(rank, [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
+  }
+
+  bool splits_rows() const { return run_.num_tokens >= MIN_SPLIT_ROWS && team_ > 1; }
+
+  static void quantize_own(LinearArgs& args) {
+    static thread_local ThreadBuffer own_rows;
+    const int64_t bytes = selected->quantized_bytes(args);
+    if (!bytes) return;
+    args.quantized = own_rows.at_least(bytes);
+    selected->quantize_rows(args, 0, args.num_rows);
+  }
+
+  static void multiply_rows(LinearArgs args, int64_t begin, int64_t end) {
+    args.x = (const element*)args.x + begin * args.x_stride;
+    args.out = (element*)args.out + begin * args.out_stride;
+    args.num_rows = end - begin;
+    quantize_own(args);
+    selected->linear(args, 0, num_panels(args.linear));
   }
 
   void prepare_tokens(const PmOp& op, int64_t rank) const {
@@ -298,7 +365,7 @@ class PlanRun {
       selected->attend_segment(args, at.tile(), at.head, first_segment(at.tile()) + at.segment, own,
                                partials_ + at.offset(plan));
     });
-    barrier_.wait();
+    barrier_.wait(Prefetch(nullptr, 0));
     queues.second.run([&](int64_t i) {
       const Tile& merged = plan.tiles[i / heads];
       const int64_t head = i % heads, floats = plan.partial_floats(merged);
@@ -316,6 +383,7 @@ class PlanRun {
   AttentionPlans plans_;
   Queues* queues_ = nullptr;
   char* quantized_ = nullptr;
+  Shares::Counter* counters_ = nullptr;
   char* own_ = nullptr;
   int64_t own_stride_ = 0;
   bool own_rows_ = false;

@@ -38,15 +38,31 @@ PM_INLINE uint32_t load_pair(const bf16* x) {
   return pair;
 }
 
+// What is fetched while a panel is multiplied: `step` bytes further with each pair of inputs.
+struct Upcoming {
+  const char* at;
+  int64_t step;
+};
+
+// Few rows read on in the panels all the time; many stay with one for so long that each part of them can fetch a part
+// of the next.
+PM_INLINE Upcoming upcoming_of(const uint32_t* panel, int64_t num_pairs, int64_t part, int64_t parts) {
+  constexpr int64_t pair_bytes = LINEAR_PANEL * 4;
+  if (parts == 1) return {(const char*)panel + LINEAR_PREFETCH, pair_bytes};
+  const int64_t step = ceil_div(pair_bytes, parts);
+  return {(const char*)panel + num_pairs * (pair_bytes + part * step), step};
+}
+
 // ROWS rows of x against one panel.
 template <int ROWS>
-void multiply_panel(const uint32_t* panel, int64_t num_pairs, const bf16* x, int64_t x_stride,
+void multiply_panel(const uint32_t* panel, int64_t num_pairs, const bf16* x, int64_t x_stride, Upcoming upcoming,
                     vf (&acc)[LINEAR_ROWS][LINEAR_VECS]) {
   vf sums[ROWS][LINEAR_VECS] = {};
   for (int64_t p = 0; p < num_pairs; ++p) {
     const uint32_t* at = panel + p * LINEAR_PANEL;
-    if (ROWS == 1) __builtin_prefetch((const char*)at + LINEAR_PREFETCH);
-    if (ROWS == 1 && LINEAR_PANEL * 4 > 64) __builtin_prefetch((const char*)at + LINEAR_PREFETCH + 64);
+    prefetch_line(upcoming.at);
+    prefetch_line(upcoming.at + 64);
+    upcoming.at += upcoming.step;
     vu w[LINEAR_VECS];
     for (int v = 0; v < LINEAR_VECS; ++v) w[v] = load_raw<vu>(at + v * LANES);
     for (int r = 0; r < ROWS; ++r) {
@@ -60,9 +76,9 @@ void multiply_panel(const uint32_t* panel, int64_t num_pairs, const bf16* x, int
 
 template <int ROWS>
 PM_INLINE void multiply_some(int64_t rows, const uint32_t* panel, int64_t num_pairs, const bf16* x, int64_t x_stride,
-                             vf (&acc)[LINEAR_ROWS][LINEAR_VECS]) {
-  if (rows == ROWS) return multiply_panel<ROWS>(panel, num_pairs, x, x_stride, acc);
-  if constexpr (ROWS > 1) multiply_some<ROWS - 1>(rows, panel, num_pairs, x, x_stride, acc);
+                             Upcoming upcoming, vf (&acc)[LINEAR_ROWS][LINEAR_VECS]) {
+  if (rows == ROWS) return multiply_panel<ROWS>(panel, num_pairs, x, x_stride, upcoming, acc);
+  if constexpr (ROWS > 1) multiply_some<ROWS - 1>(rows, panel, num_pairs, x, x_stride, upcoming, acc);
 }
 
 void linear_bf16(const LinearArgs& args, int64_t begin, int64_t end) {
@@ -78,7 +94,8 @@ void linear_bf16(const LinearArgs& args, int64_t begin, int64_t end) {
       for (int64_t part = 0; part < parts; ++part) {
         const int64_t row = chunk + (stop - chunk) * part / parts, next = chunk + (stop - chunk) * (part + 1) / parts;
         vf acc[LINEAR_ROWS][LINEAR_VECS];
-        multiply_some<LINEAR_ROWS>(next - row, weight, num_pairs, x + row * args.x_stride, args.x_stride, acc);
+        multiply_some<LINEAR_ROWS>(next - row, weight, num_pairs, x + row * args.x_stride, args.x_stride,
+                                   upcoming_of(weight, num_pairs, part, parts), acc);
         for (int64_t r = row; r < next; ++r) finish_row(args, panel, r, acc[r - row]);
       }
     }

@@ -110,9 +110,10 @@ struct Direct {
   using Format = Panel;
   const char* panel;
 
+  PM_INLINE Direct part(int64_t, int64_t) const { return *this; }
   PM_INLINE void prefetch(int64_t b) const {
     for (int64_t line = 0; line < Format::BYTES; line += 64)
-      __builtin_prefetch(panel + b * Format::BYTES + LINEAR_PREFETCH + line);
+      prefetch_line(panel + b * Format::BYTES + LINEAR_INT_PREFETCH + line);
   }
   PM_INLINE void pair(int64_t b, int g, int v, vu& low, vu& high) const {
     Format::pair(panel + b * Format::BYTES, g, v, low, high);
@@ -134,8 +135,13 @@ struct Prepared {
   static constexpr int64_t BYTES = LIMITS + (IN_PLACE ? 0 : GROUPS * GROUP_BYTES);
   const char* panel;
   const char* memory;
+  // What is fetched with each block: of the next panel, while the rows are multiplied with this one.
+  const char* upcoming;
+  int64_t lines_at_a_time;
 
-  PM_INLINE void prefetch(int64_t) const {}
+  PM_INLINE void prefetch(int64_t b) const {
+    for (int64_t line = 0; line < lines_at_a_time; ++line) prefetch_line(upcoming + (b * lines_at_a_time + line) * 64);
+  }
   PM_INLINE void pair(int64_t b, int g, int v, vu& low, vu& high) const {
     if constexpr (IN_PLACE) return Format::pair(panel + b * Format::BYTES, g, v, low, high);
     const char* at = memory + b * BYTES + LIMITS + g * GROUP_BYTES + v * PM_VEC_BYTES;
@@ -146,6 +152,10 @@ struct Prepared {
   PM_INLINE vf min(int64_t b, int v) const {
     if constexpr (!Format::HAS_MIN) return vf{};
     return load((const float*)(memory + b * BYTES + SCALE_STEPS * LIMIT_BYTES + v * PM_VEC_BYTES));
+  }
+  // For the part-th rows.
+  PM_INLINE Prepared part(int64_t part, int64_t num_blocks) const {
+    return {panel, memory, upcoming + part * num_blocks * lines_at_a_time * 64, lines_at_a_time};
   }
   // The same bits as the product: multiplying with a power of two is exact.
   static PM_INLINE vf scaled(const Prepared& p, int64_t b, int v, vf, const QuantBlock& x) {
@@ -229,21 +239,15 @@ void linear_int_rows(const LinearArgs& args, int64_t index, const Panel& panel, 
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t row = begin + (end - begin) * part / parts, next = begin + (end - begin) * (part + 1) / parts;
     vf acc[INT_ROWS][LINEAR_VECS];
-    multiply_int_rows<Panel, INT_ROWS>(next - row, panel, x, row, acc);
+    multiply_int_rows<Panel, INT_ROWS>(next - row, panel.part(part, x.num_blocks), x, row, acc);
     for (int64_t r = row; r < next; ++r) finish_row(args, index, r, acc[r - row]);
   }
 }
 
 template <class Format>
 void linear_int(const LinearArgs& args, int64_t begin, int64_t end) {
-  static thread_local ThreadBuffer own_rows, ready;
-  void* quantized = args.quantized;
-  if (!quantized) {
-    LinearArgs mine = args;
-    mine.quantized = quantized = own_rows.at_least(quantized_bytes(args));
-    quantize_rows(mine, 0, args.num_rows);
-  }
-  const QuantRows x(args.linear.cols, quantized);
+  static thread_local ThreadBuffer ready;
+  const QuantRows x(args.linear.cols, args.quantized);
   const int64_t chunk_rows = max_of(1, INT_CHUNK_BYTES / x.stride / INT_ROWS) * INT_ROWS;
   for (int64_t chunk = 0; chunk < args.num_rows; chunk += chunk_rows) {
     const int64_t stop = min_of(args.num_rows, chunk + chunk_rows);
@@ -255,7 +259,8 @@ void linear_int(const LinearArgs& args, int64_t begin, int64_t end) {
       }
       char* memory = (char*)ready.at_least(x.num_blocks * Prepared<Format>::BYTES);
       Prepared<Format>::make(panel, x.num_blocks, memory);
-      linear_int_rows(args, index, Prepared<Format>{panel, memory}, x, chunk, stop);
+      const int64_t lines = ceil_div(Format::BYTES, 64 * ceil_div(stop - chunk, INT_ROWS));
+      linear_int_rows(args, index, Prepared<Format>{panel, memory, panel + x.num_blocks * Format::BYTES, lines}, x, chunk, stop);
     }
   }
 }

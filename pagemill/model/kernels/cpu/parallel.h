@@ -21,6 +21,35 @@ void share_evenly(int64_t count, int64_t bytes, int64_t threads, F body) {
   }
 }
 
+// Equal shares of [0, count), one for each thread, handed out in pieces: who is done with his own takes from the others,
+// whose cores may be slower, or busy with something else.
+class Shares {
+ public:
+  // Pieces that are gone; one for each thread, 0 before anybody begins.
+  struct alignas(64) Counter {
+    std::atomic<int64_t> gone{0};
+  };
+
+  Shares(Counter* counters, int64_t count, int64_t team, int64_t piece)
+      : counters_(counters), count_(count), team_(team), piece_(piece) {}
+
+  int64_t begin(int64_t rank) const { return count_ * rank / team_; }
+
+  // body(begin, end) until nothing is left.
+  template <class F>
+  void run(int64_t rank, F body) const {
+    for (int64_t i = 0; i < team_; ++i) {
+      const int64_t owner = (rank + i) % team_, end = begin(owner + 1);
+      for (int64_t at; (at = begin(owner) + piece_ * counters_[owner].gone.fetch_add(1, std::memory_order_relaxed)) < end;)
+        body(at, at + piece_ < end ? at + piece_ : end);
+    }
+  }
+
+ private:
+  Counter* counters_;
+  int64_t count_, team_, piece_;
+};
+
 // Hands out 0, 1, 2, ... to whichever thread asks next.
 class WorkQueue {
  public:

@@ -10,7 +10,6 @@
 
 namespace {
 
-constexpr int64_t QUANT_BLOCK = 32;
 // Four inputs of a group are multiplied at once with those of LANES outputs. A group is one 32-bit word, or two where
 // products of 16 bits have to do: inputs 0 and 2, then 1 and 3.
 constexpr int64_t GROUPS = QUANT_BLOCK / 4;
