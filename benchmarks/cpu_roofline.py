@@ -1,6 +1,6 @@
 """Every native CPU kernel against its floor, with the shapes of SmolLM2-135M, and whole steps against their sum.
 
-    PYTHONPATH=. python benchmarks/cpu_roofline.py [--output-json FILE] [--filter linear] [--threads 2]
+    PYTHONPATH=. python benchmarks/cpu_roofline.py [--output-json FILE | --from-json FILE] [--filter linear]
 
 Prints markdown tables. A floor is the larger of two times: all bytes that must be read or written, at the rate that
 reading was measured at for the level of memory they lie in; and all operations, at the rate measured from registers.
@@ -10,7 +10,6 @@ are used by turns so that they come from memory, as they do in a model; activati
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -228,9 +227,33 @@ def peaks_table(peaks: Peaks) -> str:
 
 
 def rows_table(rows: Iterable[Row]) -> str:
-    lines = ["| kernel | floor, us | measured, us | of the floor | bound by |", "|---|---|---|---|---|"]
+    """Kernels down, numbers of rows across."""
+    found: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        name, _, number = row.name.removesuffix(" rows").rpartition(", ")
+        found.setdefault(name, {})[int(number)] = row
+    numbers = sorted({number for cells in found.values() for number in cells})
+    lines = ["| floor / measured, us | " + " | ".join(f"{number} rows" for number in numbers) + " |"]
+    lines.append("|---" * (1 + len(numbers)) + "|")
+    for name, cells in found.items():
+        lines.append(f"| {name} | " + " | ".join(cell(cells[n]) if n in cells else "" for n in numbers) + " |")
+    return "\n".join(lines)
+
+
+def cell(row: Row) -> str:
+    """Both times, and the share of the floor."""
+    return f"{microseconds(row.floor_s)} / {microseconds(row.seconds)} ({row.floor_s / row.seconds:.0%})"
+
+
+def microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:,.0f}" if seconds >= 100e-6 else f"{seconds * 1e6:.1f}"
+
+
+def list_table(rows: Iterable[Row]) -> str:
+    """One line each, with what the floor is."""
+    lines = ["| kernel | floor, us | measured, us | of the floor | floor of |", "|---|---|---|---|---|"]
     lines += [
-        f"| {row.name} | {row.floor_s * 1e6:.1f} | {row.seconds * 1e6:.1f} | {row.floor_s / row.seconds:.0%} "
+        f"| {row.name} | {microseconds(row.floor_s)} | {microseconds(row.seconds)} | {row.floor_s / row.seconds:.0%} "
         f"| {row.bound} |"
         for row in rows
     ]
@@ -250,38 +273,61 @@ def steps_table(steps: Iterable[StepRow]) -> str:
     return "\n".join(lines)
 
 
+@dataclass
+class Report:
+    """Everything that a run found; what `--output-json` holds."""
+
+    isa: str
+    threads: int
+    peaks: Peaks
+    rows: list[Row]
+    steps: list[StepRow]
+
+    @classmethod
+    def read(cls, path: Path) -> "Report":
+        """Of an earlier run."""
+        found = json.loads(path.read_text())
+        rows, steps = [Row(**row) for row in found["rows"]], [StepRow(**step) for step in found["steps"]]
+        return cls(found["isa"], found["threads"], Peaks(**found["peaks"]), rows, steps)
+
+    def markdown(self) -> str:
+        """All tables."""
+        parts = [f"{self.isa}, {self.threads} threads", peaks_table(self.peaks)]
+        for group in dict.fromkeys(row.group for row in self.rows):
+            table = list_table if group == "attention" else rows_table
+            parts += [f"### {group}", table([row for row in self.rows if row.group == group])]
+        if self.steps:
+            parts += [f"### Whole decode steps, {STEP_LENGTH} tokens each", steps_table(self.steps)]
+        return "\n\n".join(parts)
+
+
+def measure(threads: int, wanted: str) -> Report:
+    """All groups whose function's name contains `wanted`; steps when that is all of them."""
+    torch.set_num_threads(threads)
+    meter, peaks = PeakMeter(threads), Peaks()
+    meter.measure(peaks)
+    rows = [row for group in GROUPS if wanted in group.__name__ for row in group(threads)]
+    meter.measure(peaks)
+    for row in rows:
+        row.compare(peaks)
+    steps = [] if wanted else list(step_rows(rows))
+    return Report(native.loaded_library().isa().decode(), threads, peaks, rows, steps)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--filter", default="", help="only groups whose name contains this, and no steps")
+    parser.add_argument("--filter", default="", choices=["", "linear", "attention", "row_kernel", "sampling"])
     parser.add_argument("--output-json", type=Path, help="write everything there as well")
+    parser.add_argument("--from-json", type=Path, help="measure nothing; print what an earlier run wrote")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    began = time.monotonic()
-    meter, peaks = PeakMeter(arguments.threads), Peaks()
-    meter.measure(peaks)
-    rows = [row for group in GROUPS if arguments.filter in group.__name__ for row in group(arguments.threads)]
-    meter.measure(peaks)
-    for row in rows:
-        row.compare(peaks)
-    steps = [] if arguments.filter else list(step_rows(rows))
-    isa = native.loaded_library().isa().decode()
-    print(f"{isa}, {arguments.threads} threads, torch {torch.__version__}\n\n{peaks_table(peaks)}")
-    for group in dict.fromkeys(row.group for row in rows):
-        print(f"\n### {group}\n\n{rows_table(row for row in rows if row.group == group)}")
-    if steps:
-        print(f"\n### Whole decode steps, {STEP_LENGTH} tokens each\n\n{steps_table(steps)}")
-    print(f"\n{time.monotonic() - began:.0f} s")
+    report = (
+        measure(arguments.threads, arguments.filter) if not arguments.from_json else Report.read(arguments.from_json)
+    )
+    print(report.markdown())
     if arguments.output_json:
-        found = {
-            "isa": isa,
-            "threads": arguments.threads,
-            "peaks": asdict(peaks),
-            "rows": [asdict(row) for row in rows],
-            "steps": [asdict(step) for step in steps],
-        }
-        arguments.output_json.write_text(json.dumps(found, indent=1))
+        arguments.output_json.write_text(json.dumps(asdict(report), indent=1))
 
 
 if __name__ == "__main__":
