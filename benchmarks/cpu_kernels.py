@@ -70,7 +70,8 @@ def attention_row(
     cache_spec = FullAttentionSpec(BLOCK_SIZE, num_kv_heads, head_size, kv_dtype)
     shape = backend.cache_shape(num_blocks, cache_spec)
     size = num_blocks * cache_spec.page_bytes()
-    caches = [random_cache(shape, kv_dtype) for _ in range(max(1, min(30, CACHES_BYTES // size)))]
+    first = random_cache(shape, kv_dtype)
+    caches = [first, *(first.clone() for _ in range(CACHES_BYTES // size - 1))]
     qkv = torch.randn((num_tokens, num_heads + 2 * num_kv_heads, head_size), dtype=DTYPE)
     query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     metadata = backend.metadata_builder(spec, torch.device("cpu")).build(common)

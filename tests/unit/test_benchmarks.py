@@ -10,7 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+from cpu_peaks import Peaks
 from cpu_peers import evaluate
+from cpu_roofline import Row as KernelRow
+from cpu_roofline import rows_table, step_parts, step_rows
 from peers import http_load
 from peers.jobs import Row
 
@@ -80,3 +83,21 @@ def test_the_best_peer_counts_and_a_ratio_above_one_is_better():
     assert (seconds["ratio"], seconds["peer_name"], seconds["met"]) == (1 / 3, "slower", False)
     limit = evaluate(Row("l", "", "", OURS, more_is_better=False, ours_at_most=2.9), series)
     assert (limit["ours"], limit["peer"], limit["ratio"], limit["met"]) == (3.0, None, None, False)
+
+
+def test_a_floor_is_the_larger_of_reading_and_multiplying():
+    peaks = Peaks({"L2": 100e9, "memory": 10e9}, {"bfloat16": 1e12})
+    rows = [KernelRow("g", f"a, {n} rows", 1e6, ops, "bfloat16", "memory", 400e-6) for n, ops in ((1, 1e6), (8, 2e8))]
+    for row in rows:
+        row.compare(peaks)
+    assert [row.floor_s for row in rows] == pytest.approx([100e-6, 200e-6])
+    assert [row.bound for row in rows] == ["memory", "bfloat16 products"]
+    assert rows_table(rows).splitlines()[-1] == "| a | 100 / 400 (25%) | 200 / 400 (50%) |"
+    assert peaks.level(500 << 10, 2) == "L2" and peaks.level(1 << 30, 2) == "memory"
+
+
+def test_a_step_is_compared_with_all_of_its_kernels():
+    parts = step_parts("Q4_1", 64)
+    assert sum(parts.values()) == 30 * 8 + 3
+    missing = [KernelRow(*name, 0, 0, "int8", "L2", 1.0) for name in list(parts)[:-1]]
+    assert list(step_rows(missing)) == []

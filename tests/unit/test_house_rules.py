@@ -19,7 +19,10 @@ TEXTS = sorted(
 DESERIALIZERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 EVALUATORS = {"eval", "exec", "compile", "__import__"}
 ENVIRONMENT = {"os.environ", "os.getenv", "os.putenv", "os.environb"}
-MAY_READ_ENVIRONMENT = {"pagemill/envs.py": "the one place that reads it"}
+MAY_READ_ENVIRONMENT = {
+    "pagemill/envs.py": "the one place that reads it",
+    "pagemill/utils/processes.py": "hands it on to children",
+}
 """Module -> why. A module that only hands the environment on to a subprocess may be added."""
 VAGUE_NAMES = {"utils.py", "common.py", "misc.py", "helpers.py"}
 MACHINE_PATH = re.compile(r"/(?:home|Users|work|root|opt)/[\w.]|[A-Z]:\\Users")

@@ -5,6 +5,7 @@ Knows nothing about checkpoints or layers.
 
 import ctypes
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,15 @@ class LinearStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
         *((name, ctypes.c_int64) for name in ("format", "rows", "cols", "gate")),
     )
+
+
+class PanelForm(NamedTuple):
+    """What panels hold: the numbers of a `LinearStruct`."""
+
+    format: int
+    rows: int
+    cols: int
+    gate: int
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pagemill.model.kernels.linear import (
     NO_GATE,
     SILU,
     PackedLinear,
+    PanelForm,
     linear,
     weight_rows,
     with_bias,
@@ -27,14 +28,24 @@ class PanelWeight(LinearWeight):
         self.gives_rows = not self.gated
         self._packed = packed
         self._biased: PackedLinear | None = None
+        # Compilers read no structures of C.
+        self._form = PanelForm(packed.struct.format, packed.struct.rows, packed.struct.cols, packed.struct.gate)
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self._traced(x, bias, torch.bfloat16)
         return linear(x, self.native(bias))
 
     def logits(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self._traced(x, None, torch.float32)
         return linear(x, self._packed, torch.float32)
 
     def rows(self, indices: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            from pagemill.model.kernels import torch_ops  # deferred: registering takes time, and only compilers ask
+
+            return torch_ops.traced_rows(indices, self._packed.tensors[0], self._form)
         return weight_rows(indices, self._packed)
 
     def native(self, bias: Tensor | None) -> PackedLinear:
@@ -43,3 +54,8 @@ class PanelWeight(LinearWeight):
         if self._biased is None:
             self._biased = with_bias(self._packed, bias)
         return self._biased
+
+    def _traced(self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+        from pagemill.model.kernels import torch_ops  # deferred, as above
+
+        return torch_ops.traced_linear(x, self._packed.tensors[0], bias, self._form, out_dtype)

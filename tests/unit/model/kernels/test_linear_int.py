@@ -146,7 +146,8 @@ def test_rows_of_the_weight(kind: BlockFormat, cols: int, library: object) -> No
 
 
 def test_floats_as_blocks() -> None:
-    weight = torch.randn(50, 96) * torch.exp(torch.randn(50, 1) * 3)
+    torch.manual_seed(0)
+    weight = torch.randn(50, 96) * torch.exp(torch.randn(50, 1))  # no scale is below what 16 bits hold in full
     weight[3] = 0
     near = dequantize(Q8_0, quantize_q8(weight))
     steps = weight.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True) / 127

@@ -11,6 +11,7 @@ from pagemill.worker.graphs.pieces import GapBuffers
 from pagemill.worker.graphs.wrapper import GraphWrapper
 from tests.fakes.fake_graphs import FakeGraphMaker
 from tests.fakes.padded_model import MAX_TOKENS, PaddedModel, ignore_padding
+from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
 TOKENS = list(range(5, 45))
@@ -68,6 +69,27 @@ def test_it_is_traced_once_for_any_number_of_tokens(checkpoints, monkeypatch, tm
     one_by_one = model.logits(TOKENS, [1] * len(TOKENS), GraphMode.NONE, 1)
     assert torch.allclose(one_by_one, want, atol=1e-4)
     assert model.run.backend.num_compiled == NUM_LAYERS + 1
+
+
+class Compiled:
+    """A compiled model where a model is wanted."""
+
+    def __init__(self, model, settings):
+        self.run = CompiledModel(model, model.cache_layers(), settings, lambda piece: piece, GapBuffers(MAX_TOKENS))
+        self.compute_logits = model.compute_logits
+
+    def __call__(self, inputs, positions):
+        return self.run(inputs, positions)
+
+
+def test_weights_packed_for_a_cpu_are_compiled_too(checkpoints, tmp_path):
+    """bfloat16 on a CPU: linear layers and the embedding are native kernels, which are operations here."""
+    paged = PagedModel.load(checkpoints["LlamaForCausalLM"], "bfloat16")
+    want = paged.logits(TOKENS, chunk=10)
+    paged.model = Compiled(paged.model, config(tmp_path))
+    got = paged.logits(TOKENS, chunk=10)
+    assert paged.model.run.backend.num_cuts == NUM_LAYERS
+    assert (got - want).abs().max() < 0.05 * want.abs().max()
 
 
 def test_a_first_step_of_one_token_does_not_compile(checkpoints, monkeypatch, tmp_path):

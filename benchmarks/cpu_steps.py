@@ -1,0 +1,90 @@
+"""A decode step with the shapes of SmolLM2-135M and random weights: the layers as one native plan, head, greedy choice.
+
+Knows the kernels; nothing about models, files or engines.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from pagemill.model.kernels import native
+from pagemill.model.kernels.layer_plan import AttentionParts, LayerPlan, NormWeight, PlanBuilder
+from pagemill.model.kernels.linear import NO_GATE, SILU, PackedLinear, linear, pack_bf16
+from pagemill.model.kernels.linear_int import FORMATS as BLOCK_FORMATS
+from pagemill.model.kernels.linear_int import pack_blocks
+
+HIDDEN, INNER, VOCAB, NUM_LAYERS = 576, 1536, 49_152, 30
+HEADS, KV_HEADS, HEAD_SIZE = 9, 3, 64
+BLOCK_SIZE = 16
+FORMATS = ("BF16", "Q8_0", "Q4_1")
+LINEARS = {
+    "qkv": ((HEADS + 2 * KV_HEADS) * HEAD_SIZE, HIDDEN, NO_GATE),
+    "o": (HIDDEN, HEADS * HEAD_SIZE, NO_GATE),
+    "gate_up + silu_mul": (2 * INNER, HIDDEN, SILU),
+    "down": (HIDDEN, INNER, NO_GATE),
+    "lm head": (VOCAB, HIDDEN, NO_GATE),
+}
+"""(outputs, inputs, gate)."""
+
+
+def weight(format_name: str, layer: str) -> PackedLinear:
+    """Any numbers: the kernels take the same time for all that are finite."""
+    outputs, inputs, gate = LINEARS[layer]
+    if format_name == "BF16":
+        return pack_bf16(torch.randn(outputs, inputs).mul_(inputs**-0.5).bfloat16(), gate=gate)
+    kind = BLOCK_FORMATS[format_name]
+    blocks = torch.randint(0, 256, (outputs, inputs // 32, kind.block_bytes), dtype=torch.uint8)
+    limits = torch.randn(outputs, inputs // 32, kind.limit_bytes // 2) * 1e-3
+    blocks[..., : kind.limit_bytes] = limits.half().view(torch.uint8)
+    return pack_blocks(kind, blocks.flatten(1), gate=gate)
+
+
+class Step:
+    """One token of each of `num_requests` requests that have `length` tokens."""
+
+    def __init__(self, format_name: str, num_requests: int, length: int) -> None:
+        self._hidden = torch.randn(num_requests, HIDDEN, dtype=torch.bfloat16)
+        self._positions = torch.full((num_requests,), length - 1)
+        blocks = -(-length // BLOCK_SIZE)
+        table = (torch.randperm(num_requests * blocks) + 1).int().view(num_requests, blocks)
+        slots = table[:, -1].long() * BLOCK_SIZE + (length - 1) % BLOCK_SIZE
+        self._kept = [
+            torch.arange(num_requests + 1, dtype=torch.int32),
+            torch.full((num_requests,), length, dtype=torch.int32),
+            table,
+            slots,
+        ]
+        addresses = (tensor.data_ptr() for tensor in self._kept)
+        self._batch = native.Batch(*addresses, num_requests, num_requests, blocks, BLOCK_SIZE)
+        self._plan = self._layers(format_name, num_requests * blocks + 1, length)
+        self._head = weight(format_name, "lm head")
+
+    def run(self) -> Tensor:
+        """[R] tokens."""
+        batches = [ctypes.addressof(self._batch)] * NUM_LAYERS
+        hidden = self._plan.run(self._hidden, self._positions, batches)
+        return native.argmax(linear(hidden, self._head, torch.float32))
+
+    def _layers(self, format_name: str, num_blocks: int, length: int) -> LayerPlan:
+        table = torch.randn(length, HEAD_SIZE).clamp(-1, 1).bfloat16()
+        norm = NormWeight(torch.ones(HIDDEN, dtype=torch.bfloat16), 1e-5)
+        layer = native.Layer(HEADS, KV_HEADS, HEAD_SIZE, 0, 0, HEAD_SIZE**-0.5, 0.0)
+        builder = PlanBuilder()
+        hidden = source = builder.buffer("embedded", HIDDEN)
+        residual = None
+        for index in range(NUM_LAYERS):
+            cache = torch.randn(2, num_blocks, KV_HEADS, BLOCK_SIZE, HEAD_SIZE, dtype=torch.bfloat16)
+            parts = AttentionParts(f"layer {index}", layer, cache, table, table)
+            if residual is None:
+                normed, residual = builder.norm(hidden, norm, "normed"), hidden
+            else:
+                normed, residual = builder.add_norm(hidden, residual, norm, "normed")
+            qkv = builder.linear(normed, weight(format_name, "qkv"), "qkv")
+            attended = builder.attention(qkv, parts, "attended")
+            hidden = builder.linear(attended, weight(format_name, "o"), "hidden")
+            normed, residual = builder.add_norm(hidden, residual, norm, "normed")
+            inner = builder.linear(normed, weight(format_name, "gate_up + silu_mul"), "inner")
+            hidden = builder.linear(inner, weight(format_name, "down"), "hidden")
+        result, _ = builder.add_norm(hidden, residual, norm, "result")
+        return builder.finish(source, result)

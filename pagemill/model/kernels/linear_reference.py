@@ -1,0 +1,101 @@
+"""What a linear layer on packed weights computes, in plain torch: its panels are taken apart and multiplied as floats.
+
+Knows the layouts, not who packed them. The definition that the kernels are tested against, and the way without them.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pagemill.model.kernels.linear import BF16_PANELS, NO_GATE, PANEL, SILU
+from pagemill.model.kernels.linear_int import BLOCK, FORMATS, Q4_0, Q8_0, BlockFormat
+from pagemill.model.kernels.reference import gated, quantized_linear
+
+FORMAT_NAMES = {BF16_PANELS: "BF16", **{kind.panels: kind.name for kind in FORMATS.values()}}
+"""PmFormat -> the name of what is in the panels."""
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    format_name: str,
+    sizes: tuple[int, int],
+    gate: int = NO_GATE,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """[M, K] bfloat16 -> [M, N], gated [M, N / 2], in `out_dtype`; `weight` is panels, `sizes` are (N, K)."""
+    if format_name == "BF16":
+        result = functional.linear(x.float(), _bf16_rows(weight, sizes, gate).float())
+    else:
+        kind = FORMATS[format_name]
+        result = quantized_linear(x, *block_parts(kind, unpacked_blocks(kind, weight, sizes, gate)))
+    if bias is not None:
+        result = result + bias
+    if gate != NO_GATE:
+        result = gated(result.bfloat16(), gate != SILU)
+    return result.to(out_dtype)
+
+
+def as_panels(weight: Tensor, format_name: str, sizes: tuple[int, int]) -> Tensor:
+    """The bytes of a packed weight in the shape of its format: [P, K / 2, 32, 2], or [P, B, 32 * block_bytes]."""
+    if format_name == "BF16":
+        return weight.view(torch.bfloat16).view(-1, sizes[1] // 2, PANEL, 2)
+    return weight.view(torch.uint8).view(-1, -(-sizes[1] // BLOCK), PANEL * FORMATS[format_name].block_bytes)
+
+
+def dequantized(weight: Tensor, format_name: str, sizes: tuple[int, int], gate: int = NO_GATE) -> Tensor:
+    """Panels -> [N, K] float32; with a gate, the first half of the outputs first."""
+    if format_name == "BF16":
+        return _bf16_rows(weight, sizes, gate).float()
+    kind = FORMATS[format_name]
+    integers, scales, minima = block_parts(kind, unpacked_blocks(kind, weight, sizes, gate))
+    values = integers * scales.unsqueeze(-1)
+    if minima is not None:
+        values += minima.unsqueeze(-1)
+    return values.flatten(1)[:, : sizes[1]]
+
+
+def unpacked_blocks(kind: BlockFormat, panels: Tensor, sizes: tuple[int, int], gate: int = NO_GATE) -> Tensor:
+    """What `pack_blocks` was given: [N, B, block_bytes] uint8."""
+    num_panels, num_blocks, limits_end = panels.shape[0], panels.shape[1], kind.limit_bytes * PANEL
+    limits, integers = panels[..., :limits_end], panels[..., limits_end:].contiguous()
+    if kind.flip:
+        integers = integers.view(torch.int32).bitwise_xor(kind.flip).view(torch.uint8)
+    pieces = limits.reshape(num_panels, num_blocks, 1, PANEL, -1), integers.view(num_panels, num_blocks, -1, PANEL, 4)
+    ordered = [part.permute(0, 3, 1, 2, 4).reshape(num_panels, PANEL, num_blocks, -1) for part in pieces]
+    return _rows_of_panels(torch.cat(ordered, -1), sizes[0], gate)
+
+
+def block_parts(kind: BlockFormat, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """[N, B, block_bytes] uint8 -> integers [N, B, 32], scales and, where there are any, minima [N, B]; float32."""
+    limits = blocks[..., : kind.limit_bytes].contiguous().view(torch.float16).float()
+    packed = blocks[..., kind.limit_bytes :].contiguous()
+    if kind == Q8_0:
+        return packed.view(torch.int8).float(), limits[..., 0], None
+    nibbles = torch.cat([packed & 15, packed >> 4], -1).float()
+    if kind == Q4_0:
+        return nibbles - 8, limits[..., 0], None
+    return nibbles, limits[..., 0], limits[..., 1]
+
+
+def panel_bytes(format_name: str, sizes: tuple[int, int], gate: int = NO_GATE) -> int:
+    """Bytes of a packed weight of (N, K)."""
+    rows, cols = sizes
+    num_panels = -(-rows // PANEL) if gate == NO_GATE else -(-(rows // 2) // (PANEL // 2))
+    if format_name == "BF16":
+        return num_panels * PANEL * cols * 2
+    return num_panels * PANEL * -(-cols // BLOCK) * FORMATS[format_name].block_bytes
+
+
+def _bf16_rows(panels: Tensor, sizes: tuple[int, int], gate: int) -> Tensor:
+    """[P, K / 2, 32, 2] -> [N, K] bfloat16."""
+    return _rows_of_panels(panels.transpose(1, 2).flatten(2), sizes[0], gate)
+
+
+def _rows_of_panels(ordered: Tensor, num_rows: int, gate: int) -> Tensor:
+    """[P, 32, ...] -> [N, ...]: without what fills the last panel, the halves of a gate one after the other."""
+    if gate == NO_GATE:
+        return ordered.flatten(0, 1)[:num_rows]
+    halves = ordered.view(len(ordered), 2, PANEL // 2, *ordered.shape[2:]).transpose(0, 1).flatten(1, 2)
+    return halves[:, : num_rows // 2].flatten(0, 1)
