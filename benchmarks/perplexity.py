@@ -1,13 +1,14 @@
 """What the precision of weights and activations costs: perplexity on a fixed text, against the same weights in float32.
 
     PYTHONPATH=. python benchmarks/perplexity.py [--model FILE] [--types Q8_0 Q4_1] [--settings none auto int8]
-        [--kv auto int8]
+        [--kv auto int8] [--shifts 4]
 
 The text is chapters I and II of "Alice's Adventures in Wonderland" by Lewis Carroll (1865), in the public domain, read
 in windows. `--types` also measures copies of a GGUF file whose matrices are stored in another type. Settings are values
 of --quantization in bfloat16 (auto: as in the file); each row is compared with its own file dequantized in float32. The
 error is that of the mean difference per token, one standard deviation. `--kv` names values of --kv-cache-dtype: a row
-for each setting and each of them, and the reference keeps float32.
+for each setting and each of them, and the reference keeps float32. `--shifts` repeats it in windows that begin elsewhere,
+which averages what is chance in a token's context.
 """
 
 import argparse
@@ -40,8 +41,8 @@ class Settings:
     kv_cache_dtype: str = "auto"
 
 
-def token_losses(path: Path, settings: Settings, token_ids: list[int], window: int) -> torch.Tensor:
-    """Negative log-likelihood of every token that has one before it in its window."""
+def token_losses(path: Path, settings: Settings, token_ids: list[int], window: int, shifts: int) -> torch.Tensor:
+    """Negative log-likelihood of every token, the mean over the windows in which it has one before it."""
     facts = describe(str(path), path)
     config = ModelConfig(str(path), dtype=settings.dtype, max_model_len=2048, quantization=settings.quantization)
     cache = CacheConfig(kv_cache_dtype=settings.kv_cache_dtype)
@@ -49,12 +50,15 @@ def token_losses(path: Path, settings: Settings, token_ids: list[int], window: i
         load_model(facts, config, CpuPlatform(), PhaseTimer(), cache=cache),
         cache_dtype(settings.kv_cache_dtype, settings.dtype),
     )
-    losses = []
-    for begin in range(0, len(token_ids) - 1, window):
-        part = token_ids[begin : begin + window]
-        scores = model.logits(part)[:-1].float().log_softmax(-1)
-        losses.append(-scores[torch.arange(len(part) - 1), torch.tensor(part[1:])])
-    return torch.cat(losses)
+    sums, counts = torch.zeros(len(token_ids)), torch.zeros(len(token_ids))
+    for shift in range(shifts):
+        bounds = sorted({0, *range(window * shift // shifts, len(token_ids), window), len(token_ids)})
+        for begin, end in itertools.pairwise(bounds):
+            part = token_ids[begin:end]
+            scores = model.logits(part)[:-1].float().log_softmax(-1)
+            sums[begin + 1 : end] -= scores[torch.arange(len(part) - 1), torch.tensor(part[1:])]
+            counts[begin + 1 : end] += 1
+    return sums[counts > 0] / counts[counts > 0]
 
 
 def stored_as(path: Path, type_name: str, folder: Path) -> Path:
@@ -78,14 +82,14 @@ def stored_as(path: Path, type_name: str, folder: Path) -> Path:
     return copy
 
 
-def measure(path: Path, settings: list[str], kv_dtypes: list[str], window: int) -> None:
+def measure(path: Path, settings: list[str], kv_dtypes: list[str], window: int, shifts: int) -> None:
     """Print a row for each of the settings and types of the cache."""
     token_ids = load_tokenizer(path).encode(TEXT.read_text())
-    reference = token_losses(path, Settings("float32", "none"), token_ids, window)
+    reference = token_losses(path, Settings("float32", "none"), token_ids, window, shifts)
     print(f"{path.name}: {len(token_ids)} tokens, perplexity in float32 {reference.mean().exp():.4f}")
     for name, kv_dtype in itertools.product(settings, kv_dtypes):
         quantization = None if name == "auto" else name
-        losses = token_losses(path, Settings("bfloat16", quantization, kv_dtype), token_ids, window)
+        losses = token_losses(path, Settings("bfloat16", quantization, kv_dtype), token_ids, window, shifts)
         change = losses - reference
         percent, error = change.mean().expm1() * 100, change.std() / len(change) ** 0.5 * 100
         title = f"{name:5}" + ("" if kv_dtype == "auto" else f" KV {kv_dtype}")
@@ -100,12 +104,13 @@ def main() -> None:
     parser.add_argument("--settings", nargs="*", default=["none", "auto"], help="values of --quantization; auto")
     parser.add_argument("--kv", nargs="*", default=["auto"], help="values of --kv-cache-dtype")
     parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
+    parser.add_argument("--shifts", type=int, default=1, help="repetitions in windows that begin elsewhere")
     args = parser.parse_args()
     path = locate(args.model)
-    measure(path, args.settings, args.kv, args.window)
+    measure(path, args.settings, args.kv, args.window, args.shifts)
     with tempfile.TemporaryDirectory() as folder:
         for type_name in args.types:
-            measure(stored_as(path, type_name, Path(folder)), args.settings, args.kv, args.window)
+            measure(stored_as(path, type_name, Path(folder)), args.settings, args.kv, args.window, args.shifts)
 
 
 if __name__ == "__main__":
