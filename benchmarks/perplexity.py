@@ -7,8 +7,8 @@ The text is chapters I and II of "Alice's Adventures in Wonderland" by Lewis Car
 in windows. `--types` also measures copies of a GGUF file whose matrices are stored in another type. Settings are values
 of --quantization in bfloat16 (auto: as in the file); each row is compared with its own file dequantized in float32. The
 error is that of the mean difference per token, one standard deviation. `--kv` names values of --kv-cache-dtype: a row
-for each setting and each of them, and the reference keeps float32. `--shifts` repeats it in windows that begin elsewhere,
-which averages what is chance in a token's context.
+for each setting and each of them, and the reference keeps float32. `--shifts` repeats it in windows that begin
+elsewhere, which averages what is chance in a token's context.
 """
 
 import argparse
