@@ -304,7 +304,7 @@ def bench_fp8_linears(results: list[dict[str, Any]], tune: bool) -> None:
         report(results, f"fp8 {name} x1", us, outputs * inputs, choice=best)
         for rows in FEW_ROWS:
             x = torch.randn(rows, inputs, dtype=DTYPE, device="cuda")
-            library = attempt([lambda w=w, f=f: fp8._product(x, w, f) for w, f in weights * 2])  # noqa: B023
+            library = attempt([lambda w=w, f=f: fp8.product(fp8.quantize(x), w, f) for w, f in weights * 2])  # noqa: B023
             report(results, f"fp8 {name} x{rows} scaled_mm", library, outputs * inputs)
             if rows > 32:
                 continue
