@@ -46,7 +46,8 @@ def _rms_norm(
     places = out + rows[:, None].to(tl.int64) * N + cols[None, :]
     if QUANTIZE:
         floats, row_factors = to_floats(normed.to(tl.float32))
-        tl.store(places, floats, mask)
+        # Wider stores would change the layout of all, so the order of the sum above, so its bits.
+        tl.store(tl.max_contiguous(places, [1, 8]), floats, mask)
         tl.store(factors + rows, row_factors, rows < num_rows)
     else:
         tl.store(places, normed, mask)
@@ -61,7 +62,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 
 def rms_norm_floats(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`rms_norm` of [T, N], quantized: 8-bit floats [T, N] and factors [T], bit for bit those of its result."""
-    floats, factors = empty_floats(*x.shape, x.device)
+    floats, factors = empty_floats(len(x), x.shape[1], x.device)
     _launch(floats, factors, x, weight, eps, residual)
     return floats, factors
 

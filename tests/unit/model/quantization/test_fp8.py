@@ -83,15 +83,9 @@ class Kernels:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "norms", "gates"),
-    [
-        ("LlamaForCausalLM", 2, 1),
-        ("Qwen2ForCausalLM", 2, 1),
-        ("Gemma3ForCausalLM", 2, 1),
-        ("Qwen3MoeForCausalLM", 1, None),
-    ],
+    "architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM"]
 )
-def test_norms_and_activations_quantize_what_they_write(tmp_path, monkeypatch, architecture, norms, gates):
+def test_norms_and_activations_quantize_what_they_write(tmp_path, monkeypatch, architecture):
     folder = make_checkpoint(tmp_path, architecture)
     config = ModelConfig(str(folder), dtype="float32", quantization="fp8", max_model_len=2048)
     model = load_model(describe(str(folder), folder), config, CpuPlatform(), PhaseTimer())
@@ -100,10 +94,11 @@ def test_norms_and_activations_quantize_what_they_write(tmp_path, monkeypatch, a
     monkeypatch.setattr(fp8, "_device_kernels", lambda: kernels)
     monkeypatch.setattr(fp8, "quantizes", lambda x, weight: kernels.quantizes(len(x), x.dtype, weight))
     found = PagedModel(model, "float32").logits(TOKENS)
-    num_layers = len(model.layers)
-    assert kernels.norms == norms * num_layers
-    # Of experts it depends on how many tokens chose one.
-    assert gates is None or kernels.gates == gates * num_layers
+    names = [name.rpartition(".")[2] for name, _ in model.named_modules()]
+    assert kernels.norms == names.count("qkv_proj") + names.count("gate_up_proj")
+    # Experts beside them: it depends on how many tokens chose one.
+    assert kernels.gates >= names.count("down_proj") > 0
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    counted = kernels.norms
     PagedModel(model, "float32").logits(TOKENS[:32])
-    assert kernels.norms == norms * num_layers
+    assert kernels.norms == counted
