@@ -1,6 +1,7 @@
 """Time of the GPU kernels of mixtures of experts and of 8-bit floats, in captured graphs with cold weights.
 
-    PYTHONPATH=. python benchmarks/gpu_moe.py [--only few|grouped|fp8|fp8-linear|mla] [--tune] [--json FILE] [--workers 14]
+    PYTHONPATH=. python benchmarks/gpu_moe.py [--only few|grouped|fp8|fp8-linear|mla] [--tune] [--json FILE]
+                                              [--workers 14]
 
 Shapes of Qwen3-30B-A3B, and of Qwen3-8B for linear layers in 8 bits. Without --tune the choices of moe_choices.py and
 fp8_choices.py are timed; with it, every candidate. Kernels are compiled by several processes first. Knows one GPU.
