@@ -3,7 +3,7 @@
 Data only. `benchmarks/gpu_moe.py --tune` measures the candidates.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -27,6 +27,10 @@ class GroupedChoice:
     num_warps: int
     num_stages: int
     swap: bool = False
+
+    def for_elements(self, num_bytes: int) -> "GroupedChoice":
+        """For inputs of that size: what is under way at once must fit into shared memory."""
+        return replace(self, block_k=self.block_k // 2) if num_bytes > 2 else self
 
 
 MAX_FEW_SLOTS: Final = 64
@@ -66,8 +70,8 @@ GROUPED_CANDIDATES: Final = {
 """block_m -> (block_n, block_k, num_warps, num_stages), each also with `swap`."""
 
 
-def grouped_choices(num_slots: int, num_experts: int) -> tuple[GroupedChoice, GroupedChoice]:
-    """Tiles of both layers."""
+def grouped_choices(num_slots: int, num_experts: int, num_bytes: int = 2) -> tuple[GroupedChoice, GroupedChoice]:
+    """Tiles of both layers, for inputs of `num_bytes` an element."""
     average = num_slots / num_experts
     place = next(index for index, (most, _) in enumerate(GATE_UP) if most is None or average <= most)
-    return GATE_UP[place][1], DOWN[place][1]
+    return GATE_UP[place][1].for_elements(num_bytes), DOWN[place][1].for_elements(num_bytes)
