@@ -129,8 +129,8 @@ def place_tokens(
     for index, (table, block_size, slot_mapping) in enumerate(groups):
         _place[(triton.cdiv(count, _TOKENS),)](
             tokens.slots, tokens.known, tokens.given, tokens.positions, last_tokens, token_ids, positions, table,
-            slot_mapping, count, len(last_tokens) - 1, table.stride(0), PAGE=block_size, FIRST=index == 0, BLOCK=_TOKENS,
-            PDL=launch.dependent(), **launch.options(),
+            slot_mapping, count, len(last_tokens) - 1, table.stride(0), PAGE=block_size, FIRST=index == 0,
+            BLOCK=_TOKENS, PDL=launch.dependent(), **launch.options(),
         )  # fmt: skip
 
 

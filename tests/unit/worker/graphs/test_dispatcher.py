@@ -12,9 +12,7 @@ SIZES = (1, 2, 4, 8, 16)
 
 
 def make(mode, sizes=SIZES, small_step=0, **limits):
-    return Dispatcher(
-        GraphMode[mode], sizes, BatchLimits(**({"max_num_requests": 8} | limits)), small_step=small_step
-    )
+    return Dispatcher(GraphMode[mode], sizes, BatchLimits(**({"max_num_requests": 8} | limits)), small_step=small_step)
 
 
 def decode(count):
