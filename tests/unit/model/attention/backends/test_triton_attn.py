@@ -111,35 +111,6 @@ def test_a_common_prefix_is_attended_to_once_for_all(traits, monkeypatch):
     check(case)
 
 
-def padded(case: PagedCase, num_tokens: int, num_requests: int, **told: int) -> PagedCase:
-    """The same step as a captured graph of this shape sees it."""
-    common = case.common()
-    count, rows = common.num_tokens, num_requests - common.num_requests
-
-    def more(tensor: torch.Tensor, length: int, value: float) -> torch.Tensor:
-        return torch.cat([tensor, tensor.new_full((length, *tensor.shape[1:]), value)])
-
-    common = dataclasses.replace(
-        common,
-        query_start=more(common.query_start, rows, count),
-        seq_lens=more(common.seq_lens, rows, 0),
-        block_table=more(common.block_table, rows, 0),
-        slot_mapping=more(common.slot_mapping, num_tokens - count, -1),
-        num_requests=num_requests,
-        num_tokens=num_tokens,
-        max_query_len=num_tokens,
-        max_seq_len=common.block_table.shape[1] * common.block_size,
-        query_start_host=None,
-        seq_lens_host=None,
-        **told,
-    )
-    case.query, case.key, case.value = (
-        more(part, num_tokens - count, torch.nan) for part in (case.query, case.key, case.value)
-    )
-    case.common = lambda: common
-    return case
-
-
 @pytest.mark.parametrize("traits", [{}, {"window": 20}], ids=str)
 @pytest.mark.parametrize(
     ("requests", "shape"),
@@ -156,7 +127,7 @@ def padded(case: PagedCase, num_tokens: int, num_requests: int, **told: int) -> 
 def test_a_padded_plan_computes_the_same(requests, shape, traits):
     case = PagedCase(AttentionLayerSpec(4, 2, 32, 0.2, **traits), requests, device=DEVICE)
     expected, told = case.expected(), {"min_query_len": 2} if shape[1] == 1 else {}
-    found = padded(case, *shape, **told).run(TritonBackend)
+    found = case.padded(*shape, **told).run(TritonBackend)
     torch.testing.assert_close(found[: len(expected)].double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -164,7 +135,7 @@ def test_a_plan_depends_on_the_shape_alone():
     spec = AttentionLayerSpec(4, 2, 32, 0.2)
     builder = TritonBackend.metadata_builder(spec, torch.device(DEVICE))
     plans = [
-        builder.build(padded(PagedCase(spec, requests, device=DEVICE), 64, 4).common())
+        builder.build(PagedCase(spec, requests, device=DEVICE).padded(64, 4).common())
         for requests in ([(1, 300), (40, 40)], [(64, 64)], [(16, 90), (16, 20), (16, 16), (1, 1)])
     ]
     assert (
