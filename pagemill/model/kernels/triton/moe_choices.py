@@ -43,17 +43,17 @@ FEW_CANDIDATES: Final = tuple(
 )  # fmt: skip
 
 GATE_UP: Final = (
-    (10, GroupedChoice(16, 64, 128, 4, 4)),
-    (24, GroupedChoice(32, 64, 128, 4, 3)),
-    (48, GroupedChoice(64, 64, 64, 4, 4)),
-    (None, GroupedChoice(128, 64, 64, 8, 4)),
+    (6, GroupedChoice(16, 64, 128, 4, 3, swap=True)),
+    (24, GroupedChoice(32, 128, 128, 8, 3, swap=True)),
+    (64, GroupedChoice(64, 128, 64, 4, 4)),
+    (None, GroupedChoice(128, 128, 64, 8, 4, swap=True)),
 )
 """Up to so many slots an expert on average -> tiles of the first layer; block_n of the gate and as many of up."""
 DOWN: Final = (
-    (10, GroupedChoice(16, 64, 128, 4, 4)),
-    (24, GroupedChoice(32, 64, 128, 4, 4)),
-    (48, GroupedChoice(64, 128, 64, 4, 4)),
-    (None, GroupedChoice(128, 128, 64, 8, 4)),
+    (6, GroupedChoice(16, 128, 64, 4, 4, swap=True)),
+    (24, GroupedChoice(32, 128, 64, 4, 4, swap=True)),
+    (64, GroupedChoice(64, 128, 64, 4, 4)),
+    (None, GroupedChoice(128, 256, 64, 8, 3)),
 )
 """The same for the second. Both have one block_m, for they share the sorted slots."""
 
