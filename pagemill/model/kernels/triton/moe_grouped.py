@@ -130,13 +130,17 @@ def _combine(
         gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    # All loads of one kind before the next: each part would wait for its expert otherwise, one after the other.
+    experts, factors, loaded = (), (), ()
+    for place in tl.static_range(K):
+        experts += (tl.load(chosen + token * K + place) - first,)
+        factors += (tl.load(weights + token * K + place),)
+    for place in tl.static_range(K):
+        mask = (columns < E) & (experts[place] >= 0) & (experts[place] < N)
+        loaded += (tl.load(parts + (token * K + place) * E + columns, mask, 0.0),)
     total = tl.zeros([BLOCK], tl.float32)
     for place in tl.static_range(K):
-        slot = token * K + place
-        expert = tl.load(chosen + slot) - first
-        here = (expert >= 0) & (expert < N)
-        part = tl.load(parts + slot * E + columns, mask=(columns < E) & here, other=0.0).to(tl.float32)
-        total += part * tl.load(weights + slot)
+        total += loaded[place].to(tl.float32) * factors[place]
     tl.store(out + token * E + columns, total.to(out.dtype.element_ty), mask=columns < E)
 
 
