@@ -15,6 +15,9 @@ from pagemill.model.kernels.triton.gated import activate
 from pagemill.model.kernels.triton.moe_choices import GroupedChoice
 from pagemill.model.kernels.triton.moe_sort import SortedSlots
 
+_COMBINE_REGISTERS = 64
+"""Of a thread. Told nothing, the assembler makes do with 32, for which it loads two parts at a time."""
+
 
 @triton.jit
 def _product(rows, tile, acc, SWAP: tl.constexpr):
@@ -130,7 +133,7 @@ def _combine(
         gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    # All loads of one kind before the next: each part would wait for its expert otherwise, one after the other.
+    # All loads of one kind before the next, so that parts do not wait for one another.
     experts, factors, loaded = (), (), ()
     for place in tl.static_range(K):
         experts += (tl.load(chosen + token * K + place) - first,)
@@ -190,6 +193,6 @@ def combine(parts: Tensor, chosen: Tensor, weights: Tensor, first: int, num_expe
     block = min(1024, triton.next_power_of_2(size))
     _combine[(num_tokens, triton.cdiv(size, block))](
         out, parts, chosen, weights, first, N=num_experts, E=size, K=top_k, BLOCK=block, PDL=launch.dependent(),
-        **launch.options(),
+        maxnreg=_COMBINE_REGISTERS, **launch.options(),
     )  # fmt: skip
     return out
