@@ -10,7 +10,6 @@ from pagemill.model.kernels.routing import Routing
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.argmax import ordered
 
-
 _TAKEN = tl.constexpr(-0x80000000)
 
 

@@ -16,6 +16,8 @@ _FEW_TOKENS = 64
 """Up to here every KV head and its queries are a program of their own."""
 _ELEMENTS = 4096
 """Of the queries of a program, at most."""
+_REGISTERS = 80
+"""Of a thread. Told nothing, the assembler makes do with 64, for which it reads the keys after the queries are done."""
 _HEADS = 8
 
 HeadNorm = tuple[Tensor, float]
@@ -192,7 +194,7 @@ def attention_inputs(
         BLOCK_SIZE=1 if target is None else target.key_cache.shape[1],
         NORM=norms is not None, NORM_ONCE=q_weight.dtype == torch.float32 and qkv.dtype != torch.float32,
         ROPE_ONCE=cos.dtype != qkv.dtype, WRITE=target is not None, SMALL=cache_dtype.itemsize == 1,
-        PDL=launch.dependent(), **launch.options(max(1, min(8, block_h * block_half // 512))),
+        PDL=launch.dependent(), maxnreg=_REGISTERS, **launch.options(max(1, min(16, block_h * block_half // 512))),
     )  # fmt: skip
     return query, key, value
 
