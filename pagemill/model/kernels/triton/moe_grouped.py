@@ -136,11 +136,11 @@ def _combine(
     # All loads of one kind before the next, so that parts do not wait for one another.
     experts, factors, loaded = (), (), ()
     for place in tl.static_range(K):
-        experts += (tl.load(chosen + token * K + place) - first,)
-        factors += (tl.load(weights + token * K + place),)
+        experts += (tl.load(chosen + token * K + place) - first,)  # type: ignore[assignment]
+        factors += (tl.load(weights + token * K + place),)  # type: ignore[assignment]
     for place in tl.static_range(K):
         mask = (columns < E) & (experts[place] >= 0) & (experts[place] < N)
-        loaded += (tl.load(parts + (token * K + place) * E + columns, mask, 0.0),)
+        loaded += (tl.load(parts + (token * K + place) * E + columns, mask, 0.0),)  # type: ignore[assignment]
     total = tl.zeros([BLOCK], tl.float32)
     for place in tl.static_range(K):
         total += loaded[place].to(tl.float32) * factors[place]
