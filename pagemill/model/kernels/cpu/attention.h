@@ -64,13 +64,24 @@ struct MergeFactors {
 PM_INLINE MergeFactors merge_row_state(float& maximum, float& sum, float part_maximum, float part_sum) {
   const float old = maximum;
   maximum = old > part_maximum ? old : part_maximum;
-  if (maximum == MINUS_INFINITY) return {1.0f, 0.0f};
-  const MergeFactors f = {exp_of(old - maximum), exp_of(part_maximum - maximum)};
+  const vf factors = exp_of(select_below((vu)lane_index(), 1, splat(old - maximum), splat(part_maximum - maximum)));
+  const MergeFactors f = {factors[0], factors[1]};
   sum = sum * f.a + part_sum * f.b;
   return f;
 }
 
-PM_INLINE void merge_row(float* out, const float* part, int64_t size, MergeFactors f) {
+// Adds the result of one segment for one row, `size` floats, to what there is. A part of which the row sees nothing adds
+// nothing; the first of which it sees something is taken as it is.
+PM_INLINE void merge_row(float& maximum, float& sum, float* out, float part_maximum, float part_sum, const float* part,
+                         int64_t size) {
+  if (part_maximum == MINUS_INFINITY) return;
+  if (maximum == MINUS_INFINITY) {
+    maximum = part_maximum;
+    sum = part_sum;
+    for (int64_t d = 0; d < size; d += LANES) store(out + d, load(part + d));
+    return;
+  }
+  const MergeFactors f = merge_row_state(maximum, sum, part_maximum, part_sum);
   for (int64_t d = 0; d < size; d += LANES)
     store(out + d, fma(load(out + d), splat(f.a), load(part + d) * splat(f.b)));
 }
@@ -83,11 +94,12 @@ PM_INLINE void softmax_row(const PmLayer& layer, float* scores, KeyRange columns
   const vi first = lane_index() - (int32_t)visible.begin;
   const uint32_t count = (uint32_t)max_of(0, visible.end - visible.begin);
   const vf scale = splat((float)layer.scale);
+  const float soft_cap = (float)layer.soft_cap;
   vf highest = splat(MINUS_INFINITY);
   for (int64_t n = columns.begin; n < columns.end; n += LANES) {
     vf s = score_at(n) * scale;
-    if (layer.soft_cap != 0) s = splat((float)layer.soft_cap) * tanh_of(s / splat((float)layer.soft_cap));
-    s = select((vi)((vu)(first + (int32_t)n) < count), s, splat(MINUS_INFINITY));
+    if (soft_cap != 0) s = splat(soft_cap) * tanh_of(s / splat(soft_cap));
+    s = select_below((vu)(first + (int32_t)n), count, s, splat(MINUS_INFINITY));
     store(scores + n, s);
     highest = max_of(s, highest);
   }
@@ -129,9 +141,14 @@ class TileRun {
         memcpy(s_.scales + 4 * r, &bytes, sizeof bytes);
         continue;
       }
-      for (int64_t k = 0; k < s_.steps; k += LANES) {
+      int64_t k = 0;
+      for (; (k + LANES) * Dot::PACK <= layer_.head_size; k += LANES) {
         const vu lanes = load_lanes<Dot>(query, k * Dot::PACK, layer_.head_size);
-        memcpy(row + k, &lanes, min_of(LANES, s_.steps - k) * 4);
+        memcpy(row + k, &lanes, sizeof lanes);
+      }
+      if (k < s_.steps) {
+        const vu lanes = load_lanes<Dot>(query, k * Dot::PACK, layer_.head_size);
+        memcpy(row + k, &lanes, (s_.steps - k) * 4);
       }
     }
   }
@@ -145,8 +162,8 @@ class TileRun {
       T* out = (T*)args_.tensors.out +
                ((tile_.token + r / group_) * layer_.num_heads + kv_head_ * group_ + r % group_) * layer_.head_size;
       const float* row = s_.out + r * s_.out_stride;
-      const vf sum = splat(s_.sum[r]);
-      for_vectors(layer_.head_size, [&](int64_t d, int64_t n) { store(out + d, load(row + d) / sum, n); });
+      const vf inverse = splat(1.0f / s_.sum[r]);
+      for_vectors(layer_.head_size, [&](int64_t d, int64_t n) { store(out + d, load(row + d) * inverse, n); });
     }
   }
 
@@ -161,9 +178,9 @@ class TileRun {
 
   void merge(const float* partial) {
     for (int64_t r = 0; r < num_rows_; ++r, partial += 2 + layer_.head_size) {
-      const MergeFactors f = merge_row_state(s_.maximum[r], s_.sum[r], partial[0], partial[1]);
       memcpy(s_.product, partial + 2, layer_.head_size * sizeof(float));
-      merge_row(s_.out + r * s_.out_stride, s_.product, round_up(layer_.head_size, LANES), f);
+      merge_row(s_.maximum[r], s_.sum[r], s_.out + r * s_.out_stride, partial[0], partial[1], s_.product,
+                round_up(layer_.head_size, LANES));
     }
   }
 
@@ -204,12 +221,28 @@ class TileRun {
     }
     const int64_t first = any.begin / Dot::PACK, steps = ceil_div(any.end, Dot::PACK) - first;
     const int64_t out_vectors = ceil_div(layer_.head_size, LANES);
-    gemm_steps<Dot>({s_.weights + first, weight_lanes}, view.values + first, count, steps, out_vectors, s_.product,
+    // The first product needs no merging: it is computed where the result will be.
+    const bool is_first = first_of_rows(row, count);
+    float* product = is_first ? s_.out + row * s_.out_stride : s_.product;
+    gemm_steps<Dot>({s_.weights + first, weight_lanes}, view.values + first, count, steps, out_vectors, product,
                     s_.out_stride);
-    for (int64_t r = 0; r < count; ++r) {
-      const MergeFactors f = merge_row_state(s_.maximum[row + r], s_.sum[row + r], maximum[r], sum[r]);
-      merge_row(s_.out + (row + r) * s_.out_stride, s_.product + r * s_.out_stride, out_vectors * LANES, f);
+    if (is_first) {
+      memcpy(s_.maximum + row, maximum, count * sizeof(float));
+      memcpy(s_.sum + row, sum, count * sizeof(float));
+      return;
     }
+    for (int64_t r = 0; r < count; ++r) merge_product(row + r, maximum[r], sum[r], product + r * s_.out_stride);
+  }
+
+  bool first_of_rows(int64_t row, int64_t count) const {
+    for (int64_t r = row; r < row + count; ++r)
+      if (s_.maximum[r] != MINUS_INFINITY) return false;
+    return true;
+  }
+
+  void merge_product(int64_t row, float maximum, float sum, const float* product) {
+    merge_row(s_.maximum[row], s_.sum[row], s_.out + row * s_.out_stride, maximum, sum, product,
+              round_up(layer_.head_size, LANES));
   }
 
   // The same, where the products are those of bytes: every row has a high and a low part.
@@ -251,8 +284,7 @@ class TileRun {
     for (int64_t r = 0; r < count; ++r) {
       float* product = s_.product + 2 * r * s_.out_stride;
       to_products(product, product + s_.out_stride, layer_.head_size, scale[r]);
-      const MergeFactors f = merge_row_state(s_.maximum[row + r], s_.sum[row + r], maximum[r], sum[r]);
-      merge_row(s_.out + (row + r) * s_.out_stride, product, layer_.head_size, f);
+      merge_product(row + r, maximum[r], sum[r], product);
     }
   }
 
