@@ -119,9 +119,10 @@ PM_INLINE void softmax_row(const PmLayer& layer, float* scores, KeyRange columns
 template <class Dot, class T, class C>
 class TileRun {
  public:
-  TileRun(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* memory)
-      : args_(args), layer_(args.layer), tile_(tile), kv_head_(kv_head), s_(args, memory),
-        reader_(args, tile, kv_head, s_.segment) {
+  // `next`: what this thread does after it, which is fetched meanwhile.
+  TileRun(const AttentionArgs& args, const Tile& tile, int64_t kv_head, TileHead next, void* memory)
+      : args_(args), layer_(args.layer), tile_(tile), kv_head_(kv_head), next_(next), s_(args, memory),
+        reader_(args, {&tile, kv_head}, next, s_.segment) {
     group_ = layer_.num_heads / layer_.num_kv_heads;
     num_rows_ = tile.num_tokens * group_;
     for (int64_t r = 0; r < num_rows_; ++r) {
@@ -133,8 +134,7 @@ class TileRun {
 
   void load_queries() {
     for (int64_t r = 0; r < num_rows_; ++r) {
-      const T* query = (const T*)args_.tensors.query + (tile_.token + r / group_) * args_.tensors.query_stride +
-                       (kv_head_ * group_ + r % group_) * layer_.head_size;
+      const T* query = first_query(tile_, kv_head_, r / group_) + r % group_ * layer_.head_size;
       uint32_t* row = s_.queries + r * s_.steps * Dot::PARTS;
       if constexpr (Dot::PARTS == 2) {
         const QueryBytes bytes = to_query_bytes(query, layer_.head_size, (int8_t*)row, (int8_t*)(row + s_.steps));
@@ -151,6 +151,8 @@ class TileRun {
         memcpy(row + k, &lanes, (s_.steps - k) * 4);
       }
     }
+    for (int64_t t = 0; next_.tile && t < next_.tile->num_tokens; ++t)
+      prefetch_row(first_query(*next_.tile, next_.kv_head, t), group_ * layer_.head_size);
   }
 
   void attend_segments(int64_t first, int64_t last) {
@@ -185,6 +187,12 @@ class TileRun {
   }
 
  private:
+  // Of the query heads that share a KV head.
+  const T* first_query(const Tile& tile, int64_t kv_head, int64_t token) const {
+    return (const T*)args_.tensors.query + (tile.token + token) * args_.tensors.query_stride +
+           kv_head * group_ * layer_.head_size;
+  }
+
   void attend_segment(int64_t segment, const SegmentView& view) {
     base_ = segment * SEGMENT_KEYS;
     // Blocks of rows of about equal height: 7 rows as 4 + 3, not as 6 + 1.
@@ -292,13 +300,14 @@ class TileRun {
   const PmLayer& layer_;
   const Tile& tile_;
   int64_t kv_head_, group_, num_rows_, base_ = 0;
+  const TileHead next_;
   Scratch<Dot> s_;
   SegmentReader<Dot, C> reader_;
 };
 
 template <class Dot, class T, class C>
-void attend_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* scratch) {
-  TileRun<Dot, T, C> run(args, tile, kv_head, scratch);
+void attend_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, TileHead next, void* scratch) {
+  TileRun<Dot, T, C> run(args, tile, kv_head, next, scratch);
   run.load_queries();
   run.attend_segments(tile.key_begin / SEGMENT_KEYS, ceil_div(tile.key_end, SEGMENT_KEYS));
   run.finish();
@@ -307,7 +316,7 @@ void attend_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, voi
 template <class Dot, class T, class C>
 void attend_segment_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, int64_t segment, void* scratch,
                        float* partial) {
-  TileRun<Dot, T, C> run(args, tile, kv_head, scratch);
+  TileRun<Dot, T, C> run(args, tile, kv_head, TileHead(), scratch);
   run.load_queries();
   run.attend_segments(segment, segment + 1);
   run.save(partial);
@@ -316,7 +325,7 @@ void attend_segment_as(const AttentionArgs& args, const Tile& tile, int64_t kv_h
 template <class Dot, class T, class C>
 void merge_segments_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, const float* partials,
                        void* scratch) {
-  TileRun<Dot, T, C> run(args, tile, kv_head, scratch);
+  TileRun<Dot, T, C> run(args, tile, kv_head, TileHead(), scratch);
   const int64_t first = tile.key_begin / SEGMENT_KEYS, last = ceil_div(tile.key_end, SEGMENT_KEYS);
   const int64_t stride = tile.num_tokens * (args.layer.num_heads / args.layer.num_kv_heads) * (2 + args.layer.head_size);
   for (int64_t s = first; s < last; ++s) run.merge(partials + (s - first) * stride);
@@ -354,10 +363,10 @@ PM_INLINE auto with_types(const PmTensors& tensors, F body) {
   return body(Types<FloatDot, float, float>());
 }
 
-void attend(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* scratch) {
+void attend(const AttentionArgs& args, const Tile& tile, int64_t kv_head, TileHead next, void* scratch) {
   with_types(args.tensors, [&](auto types) {
     using A = decltype(types);
-    attend_as<typename A::Dot, typename A::Query, typename A::Cache>(args, tile, kv_head, scratch);
+    attend_as<typename A::Dot, typename A::Query, typename A::Cache>(args, tile, kv_head, next, scratch);
   });
 }
 
