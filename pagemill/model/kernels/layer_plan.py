@@ -187,7 +187,9 @@ class LayerPlan:
         """
         num_tokens = hidden.shape[0]
         self._reserve(num_tokens)
-        self._buffers[self._source][:num_tokens] = hidden
+        # Nothing writes to the source, so it is read where it is.
+        hidden = hidden.contiguous()
+        self._addresses[self._source] = hidden.data_ptr()
         for index, address in enumerate(batches):
             self._batches[index] = address
         run = _Run(

@@ -1,7 +1,9 @@
-"""`UploadRing`: the arrays of a step, packed into one copy to the device. Knows nothing about what they mean."""
+"""`UploadRing`: the arrays of a step, packed into one copy to the device; `on_device`: one of them by itself. Knows
+nothing about what they mean."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,12 @@ class _Entry:
     host: Tensor
     device: Tensor
     mark: Mark
+
+
+def on_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor there; on the host, the same memory."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 class UploadRing:

@@ -58,9 +58,12 @@ def build_batch(step: SchedulerOutput, states: RequestStates) -> InputBatch:
     seq_lens = computed + counts
     query_start = np.zeros(len(slots) + 1, np.int32)
     np.cumsum(counts, out=query_start[1:])
-    token_slots = np.repeat(slots, counts)
-    starts = np.repeat(computed - query_start[:-1], counts)
-    positions = starts.astype(np.int64) + np.arange(len(token_slots))
+    if (counts == 1).all():
+        token_slots, positions = slots, computed.astype(np.int64)
+    else:
+        token_slots = np.repeat(slots, counts)
+        starts = np.repeat(computed - query_start[:-1], counts)
+        positions = starts.astype(np.int64) + np.arange(len(token_slots))
     samples = seq_lens == states.num_tokens[slots]
     return InputBatch(
         step_id=step.step_id,

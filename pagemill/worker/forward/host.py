@@ -9,6 +9,7 @@ from torch import Tensor
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.forward_context import ForwardContext, forward_context
 from pagemill.model.models.causal_lm import CausalLM
+from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.forward.interface import Forward, TokensNow, TokensSoon
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
@@ -35,6 +36,7 @@ class HostForward(Forward):
         self._sampler = sampler
         self._stage = stage
         self._device = device
+        self._on_host = device.type == "cpu"
         self._rows: Tensor | None = None
 
     def add(self, new: NewRequest) -> None:
@@ -44,9 +46,10 @@ class HostForward(Forward):
         self._sampler.remove(slot)
 
     def run(self, batch: InputBatch) -> None:
-        positions = torch.from_numpy(batch.positions).to(self._device)
+        positions = on_device(batch.positions, self._device)
         with torch.inference_mode(), forward_context(ForwardContext(self._groups.plan(batch))):
-            hidden = self._network(self._stage.receive(batch).to(self._device), positions)
+            inputs = self._stage.receive(batch)
+            hidden = self._network(inputs if self._on_host else inputs.to(self._device), positions)
             self._rows = self._stage.pass_on(batch, hidden)
 
     def sample(self, batch: InputBatch) -> TokensSoon:
@@ -54,5 +57,6 @@ class HostForward(Forward):
             raise RuntimeError("sample was called without a batch that was run")
         rows, self._rows = self._rows, None
         with torch.inference_mode():
-            tokens: Int32Array = self._sampler.sample(self._model.compute_logits(rows).cpu(), batch)
+            logits = self._model.compute_logits(rows)
+            tokens: Int32Array = self._sampler.sample(logits if self._on_host else logits.cpu(), batch)
         return TokensNow(tokens)

@@ -8,6 +8,7 @@ import torch
 from pagemill.messages.kv_spec import KVCacheConfig
 from pagemill.model.attention.interface import CacheLayer, CommonAttentionMetadata, StepPlanner
 from pagemill.worker.batch.block_tables import BlockTables
+from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
 
 
@@ -39,16 +40,17 @@ class AttentionGroups:
 
     def plan(self, batch: InputBatch) -> dict[str, Any]:
         """Metadata for every layer, from the arrays on the host."""
-        query_start, seq_lens = torch.from_numpy(batch.query_start), torch.from_numpy(batch.seq_lens)
+        device = self._device
+        query_start, seq_lens = on_device(batch.query_start, device), on_device(batch.seq_lens, device)
         max_query_len, max_seq_len = batch.max_query_len, batch.max_seq_len
 
         def common(index: int) -> CommonAttentionMetadata:
             table = self._tables[index]
             return CommonAttentionMetadata(
-                query_start=query_start.to(self._device),
-                seq_lens=seq_lens.to(self._device),
-                block_table=torch.from_numpy(table.rows(batch.slots, max_seq_len)).to(self._device),
-                slot_mapping=torch.from_numpy(table.slot_mapping(batch.token_slots, batch.positions)).to(self._device),
+                query_start=query_start,
+                seq_lens=seq_lens,
+                block_table=on_device(table.rows(batch.slots, max_seq_len), device),
+                slot_mapping=on_device(table.slot_mapping(batch.token_slots, batch.positions), device),
                 num_requests=len(batch.slots),
                 num_tokens=batch.num_tokens,
                 max_query_len=max_query_len,

@@ -59,6 +59,8 @@ class SoloStage(Stage):
         return torch.from_numpy(batch.token_ids)
 
     def pass_on(self, batch: InputBatch, hidden: Tensor) -> Tensor:
+        if len(batch.logits_index) == len(hidden):
+            return hidden  # every token is sampled after, as in all steps that only decode
         return hidden[torch.from_numpy(batch.logits_index)]
 
     def sampled(self, token_ids: Int32Array) -> None:

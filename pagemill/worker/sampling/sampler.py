@@ -60,7 +60,7 @@ class Sampler:
             self.process(logits, batch)
         greedy = self._states.greedy[batch.sampled_slots]
         if greedy.all():
-            return ops.argmax(logits).to(torch.int32).numpy()
+            return ops.argmax(logits).numpy().astype(np.int32)
         tokens = np.empty(len(greedy), np.int32)
         if greedy.any():
             tokens[greedy] = ops.argmax(logits[torch.from_numpy(greedy)]).numpy()

@@ -21,7 +21,9 @@ int attend_whole_tiles(const AttentionArgs& args, const AttentionPlan& plan, int
   const int64_t heads = args.layer.num_kv_heads;
   WorkQueue items(plan.count * heads);
   const auto work = [&](int64_t rank) {
-    items.run([&](int64_t i) { selected->attend(args, plan.tiles[i / heads], i % heads, scratch + rank * bytes); });
+    items.run_ahead([&](int64_t i, int64_t next) {
+      selected->attend(args, plan.tiles[i / heads], i % heads, plan.tile_head(next, heads), scratch + rank * bytes);
+    });
   };
   if (threads == 1) {
     work(0);

@@ -64,13 +64,24 @@ struct MergeFactors {
 PM_INLINE MergeFactors merge_row_state(float& maximum, float& sum, float part_maximum, float part_sum) {
   const float old = maximum;
   maximum = old > part_maximum ? old : part_maximum;
-  if (maximum == MINUS_INFINITY) return {1.0f, 0.0f};
-  const MergeFactors f = {exp_of(old - maximum), exp_of(part_maximum - maximum)};
+  const vf factors = exp_of(select_below((vu)lane_index(), 1, splat(old - maximum), splat(part_maximum - maximum)));
+  const MergeFactors f = {factors[0], factors[1]};
   sum = sum * f.a + part_sum * f.b;
   return f;
 }
 
-PM_INLINE void merge_row(float* out, const float* part, int64_t size, MergeFactors f) {
+// Adds the result of one segment for one row, `size` floats, to what there is. A part of which the row sees nothing adds
+// nothing; the first of which it sees something is taken as it is.
+PM_INLINE void merge_row(float& maximum, float& sum, float* out, float part_maximum, float part_sum, const float* part,
+                         int64_t size) {
+  if (part_maximum == MINUS_INFINITY) return;
+  if (maximum == MINUS_INFINITY) {
+    maximum = part_maximum;
+    sum = part_sum;
+    for (int64_t d = 0; d < size; d += LANES) store(out + d, load(part + d));
+    return;
+  }
+  const MergeFactors f = merge_row_state(maximum, sum, part_maximum, part_sum);
   for (int64_t d = 0; d < size; d += LANES)
     store(out + d, fma(load(out + d), splat(f.a), load(part + d) * splat(f.b)));
 }
@@ -83,11 +94,12 @@ PM_INLINE void softmax_row(const PmLayer& layer, float* scores, KeyRange columns
   const vi first = lane_index() - (int32_t)visible.begin;
   const uint32_t count = (uint32_t)max_of(0, visible.end - visible.begin);
   const vf scale = splat((float)layer.scale);
+  const float soft_cap = (float)layer.soft_cap;
   vf highest = splat(MINUS_INFINITY);
   for (int64_t n = columns.begin; n < columns.end; n += LANES) {
     vf s = score_at(n) * scale;
-    if (layer.soft_cap != 0) s = splat((float)layer.soft_cap) * tanh_of(s / splat((float)layer.soft_cap));
-    s = select((vi)((vu)(first + (int32_t)n) < count), s, splat(MINUS_INFINITY));
+    if (soft_cap != 0) s = splat(soft_cap) * tanh_of(s / splat(soft_cap));
+    s = select_below((vu)(first + (int32_t)n), count, s, splat(MINUS_INFINITY));
     store(scores + n, s);
     highest = max_of(s, highest);
   }
@@ -107,9 +119,10 @@ PM_INLINE void softmax_row(const PmLayer& layer, float* scores, KeyRange columns
 template <class Dot, class T, class C>
 class TileRun {
  public:
-  TileRun(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* memory)
-      : args_(args), layer_(args.layer), tile_(tile), kv_head_(kv_head), s_(args, memory),
-        reader_(args, tile, kv_head, s_.segment) {
+  // `next`: what this thread does after it, which is fetched meanwhile.
+  TileRun(const AttentionArgs& args, const Tile& tile, int64_t kv_head, TileHead next, void* memory)
+      : args_(args), layer_(args.layer), tile_(tile), kv_head_(kv_head), next_(next), s_(args, memory),
+        reader_(args, {&tile, kv_head}, next, s_.segment) {
     group_ = layer_.num_heads / layer_.num_kv_heads;
     num_rows_ = tile.num_tokens * group_;
     for (int64_t r = 0; r < num_rows_; ++r) {
@@ -121,19 +134,25 @@ class TileRun {
 
   void load_queries() {
     for (int64_t r = 0; r < num_rows_; ++r) {
-      const T* query = (const T*)args_.tensors.query + (tile_.token + r / group_) * args_.tensors.query_stride +
-                       (kv_head_ * group_ + r % group_) * layer_.head_size;
+      const T* query = first_query(tile_, kv_head_, r / group_) + r % group_ * layer_.head_size;
       uint32_t* row = s_.queries + r * s_.steps * Dot::PARTS;
       if constexpr (Dot::PARTS == 2) {
         const QueryBytes bytes = to_query_bytes(query, layer_.head_size, (int8_t*)row, (int8_t*)(row + s_.steps));
         memcpy(s_.scales + 4 * r, &bytes, sizeof bytes);
         continue;
       }
-      for (int64_t k = 0; k < s_.steps; k += LANES) {
+      int64_t k = 0;
+      for (; (k + LANES) * Dot::PACK <= layer_.head_size; k += LANES) {
         const vu lanes = load_lanes<Dot>(query, k * Dot::PACK, layer_.head_size);
-        memcpy(row + k, &lanes, min_of(LANES, s_.steps - k) * 4);
+        memcpy(row + k, &lanes, sizeof lanes);
+      }
+      if (k < s_.steps) {
+        const vu lanes = load_lanes<Dot>(query, k * Dot::PACK, layer_.head_size);
+        memcpy(row + k, &lanes, (s_.steps - k) * 4);
       }
     }
+    for (int64_t t = 0; next_.tile && t < next_.tile->num_tokens; ++t)
+      prefetch_row(first_query(*next_.tile, next_.kv_head, t), group_ * layer_.head_size);
   }
 
   void attend_segments(int64_t first, int64_t last) {
@@ -145,8 +164,8 @@ class TileRun {
       T* out = (T*)args_.tensors.out +
                ((tile_.token + r / group_) * layer_.num_heads + kv_head_ * group_ + r % group_) * layer_.head_size;
       const float* row = s_.out + r * s_.out_stride;
-      const vf sum = splat(s_.sum[r]);
-      for_vectors(layer_.head_size, [&](int64_t d, int64_t n) { store(out + d, load(row + d) / sum, n); });
+      const vf inverse = splat(1.0f / s_.sum[r]);
+      for_vectors(layer_.head_size, [&](int64_t d, int64_t n) { store(out + d, load(row + d) * inverse, n); });
     }
   }
 
@@ -161,13 +180,19 @@ class TileRun {
 
   void merge(const float* partial) {
     for (int64_t r = 0; r < num_rows_; ++r, partial += 2 + layer_.head_size) {
-      const MergeFactors f = merge_row_state(s_.maximum[r], s_.sum[r], partial[0], partial[1]);
       memcpy(s_.product, partial + 2, layer_.head_size * sizeof(float));
-      merge_row(s_.out + r * s_.out_stride, s_.product, round_up(layer_.head_size, LANES), f);
+      merge_row(s_.maximum[r], s_.sum[r], s_.out + r * s_.out_stride, partial[0], partial[1], s_.product,
+                round_up(layer_.head_size, LANES));
     }
   }
 
  private:
+  // Of the query heads that share a KV head.
+  const T* first_query(const Tile& tile, int64_t kv_head, int64_t token) const {
+    return (const T*)args_.tensors.query + (tile.token + token) * args_.tensors.query_stride +
+           kv_head * group_ * layer_.head_size;
+  }
+
   void attend_segment(int64_t segment, const SegmentView& view) {
     base_ = segment * SEGMENT_KEYS;
     // Blocks of rows of about equal height: 7 rows as 4 + 3, not as 6 + 1.
@@ -204,12 +229,28 @@ class TileRun {
     }
     const int64_t first = any.begin / Dot::PACK, steps = ceil_div(any.end, Dot::PACK) - first;
     const int64_t out_vectors = ceil_div(layer_.head_size, LANES);
-    gemm_steps<Dot>({s_.weights + first, weight_lanes}, view.values + first, count, steps, out_vectors, s_.product,
+    // The first product needs no merging: it is computed where the result will be.
+    const bool is_first = first_of_rows(row, count);
+    float* product = is_first ? s_.out + row * s_.out_stride : s_.product;
+    gemm_steps<Dot>({s_.weights + first, weight_lanes}, view.values + first, count, steps, out_vectors, product,
                     s_.out_stride);
-    for (int64_t r = 0; r < count; ++r) {
-      const MergeFactors f = merge_row_state(s_.maximum[row + r], s_.sum[row + r], maximum[r], sum[r]);
-      merge_row(s_.out + (row + r) * s_.out_stride, s_.product + r * s_.out_stride, out_vectors * LANES, f);
+    if (is_first) {
+      memcpy(s_.maximum + row, maximum, count * sizeof(float));
+      memcpy(s_.sum + row, sum, count * sizeof(float));
+      return;
     }
+    for (int64_t r = 0; r < count; ++r) merge_product(row + r, maximum[r], sum[r], product + r * s_.out_stride);
+  }
+
+  bool first_of_rows(int64_t row, int64_t count) const {
+    for (int64_t r = row; r < row + count; ++r)
+      if (s_.maximum[r] != MINUS_INFINITY) return false;
+    return true;
+  }
+
+  void merge_product(int64_t row, float maximum, float sum, const float* product) {
+    merge_row(s_.maximum[row], s_.sum[row], s_.out + row * s_.out_stride, maximum, sum, product,
+              round_up(layer_.head_size, LANES));
   }
 
   // The same, where the products are those of bytes: every row has a high and a low part.
@@ -251,8 +292,7 @@ class TileRun {
     for (int64_t r = 0; r < count; ++r) {
       float* product = s_.product + 2 * r * s_.out_stride;
       to_products(product, product + s_.out_stride, layer_.head_size, scale[r]);
-      const MergeFactors f = merge_row_state(s_.maximum[row + r], s_.sum[row + r], maximum[r], sum[r]);
-      merge_row(s_.out + (row + r) * s_.out_stride, product, layer_.head_size, f);
+      merge_product(row + r, maximum[r], sum[r], product);
     }
   }
 
@@ -260,13 +300,14 @@ class TileRun {
   const PmLayer& layer_;
   const Tile& tile_;
   int64_t kv_head_, group_, num_rows_, base_ = 0;
+  const TileHead next_;
   Scratch<Dot> s_;
   SegmentReader<Dot, C> reader_;
 };
 
 template <class Dot, class T, class C>
-void attend_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* scratch) {
-  TileRun<Dot, T, C> run(args, tile, kv_head, scratch);
+void attend_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, TileHead next, void* scratch) {
+  TileRun<Dot, T, C> run(args, tile, kv_head, next, scratch);
   run.load_queries();
   run.attend_segments(tile.key_begin / SEGMENT_KEYS, ceil_div(tile.key_end, SEGMENT_KEYS));
   run.finish();
@@ -275,7 +316,7 @@ void attend_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, voi
 template <class Dot, class T, class C>
 void attend_segment_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, int64_t segment, void* scratch,
                        float* partial) {
-  TileRun<Dot, T, C> run(args, tile, kv_head, scratch);
+  TileRun<Dot, T, C> run(args, tile, kv_head, TileHead(), scratch);
   run.load_queries();
   run.attend_segments(segment, segment + 1);
   run.save(partial);
@@ -284,7 +325,7 @@ void attend_segment_as(const AttentionArgs& args, const Tile& tile, int64_t kv_h
 template <class Dot, class T, class C>
 void merge_segments_as(const AttentionArgs& args, const Tile& tile, int64_t kv_head, const float* partials,
                        void* scratch) {
-  TileRun<Dot, T, C> run(args, tile, kv_head, scratch);
+  TileRun<Dot, T, C> run(args, tile, kv_head, TileHead(), scratch);
   const int64_t first = tile.key_begin / SEGMENT_KEYS, last = ceil_div(tile.key_end, SEGMENT_KEYS);
   const int64_t stride = tile.num_tokens * (args.layer.num_heads / args.layer.num_kv_heads) * (2 + args.layer.head_size);
   for (int64_t s = first; s < last; ++s) run.merge(partials + (s - first) * stride);
@@ -322,10 +363,10 @@ PM_INLINE auto with_types(const PmTensors& tensors, F body) {
   return body(Types<FloatDot, float, float>());
 }
 
-void attend(const AttentionArgs& args, const Tile& tile, int64_t kv_head, void* scratch) {
+void attend(const AttentionArgs& args, const Tile& tile, int64_t kv_head, TileHead next, void* scratch) {
   with_types(args.tensors, [&](auto types) {
     using A = decltype(types);
-    attend_as<typename A::Dot, typename A::Query, typename A::Cache>(args, tile, kv_head, scratch);
+    attend_as<typename A::Dot, typename A::Query, typename A::Cache>(args, tile, kv_head, next, scratch);
   });
 }
 

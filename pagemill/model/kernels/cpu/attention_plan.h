@@ -65,6 +65,11 @@ class AttentionPlan {
 
   int64_t partial_floats(const Tile& tile) const { return tile.num_tokens * group_ * (2 + args_.layer.head_size); }
 
+  // Item i of count x heads; negative: none.
+  TileHead tile_head(int64_t i, int64_t heads) const {
+    return i < 0 ? TileHead() : TileHead{&tiles[i / heads], i % heads};
+  }
+
   Tile* tiles = nullptr;
   int64_t count = 0;
   int64_t segments = 0;  // of all tiles, for one KV head

@@ -58,6 +58,12 @@ struct Tile {
   int64_t partial;     // where the partial results of the tile begin, in segments; used when keys are split
 };
 
+// What a thread takes at a time; no tile: nothing.
+struct TileHead {
+  const Tile* tile = nullptr;
+  int64_t kv_head = 0;
+};
+
 // First position that the token at `position` sees. Never less for a later position.
 inline int64_t first_seen(const PmLayer& layer, int64_t position) {
   const int64_t window = layer.window && position >= layer.window ? position - layer.window + 1 : 0;
@@ -213,8 +219,9 @@ struct KernelTable {
   void (*quantize_rows)(const LinearArgs&, int64_t begin, int64_t end);
   void (*write_kv)(const AttentionArgs&, int64_t begin, int64_t end);
   int64_t (*attention_scratch_bytes)(const AttentionArgs&);
-  // All keys of a tile for one KV head, straight to the output.
-  void (*attend)(const AttentionArgs&, const Tile&, int64_t kv_head, void* scratch);
+  // All keys of a tile for one KV head, straight to the output. `next` is what the thread does after it: the beginning of
+  // it is fetched meanwhile.
+  void (*attend)(const AttentionArgs&, const Tile&, int64_t kv_head, TileHead next, void* scratch);
   // One segment of the keys, to `partial`; then the merge of the partials of a tile and head, to the output.
   void (*attend_segment)(const AttentionArgs&, const Tile&, int64_t kv_head, int64_t segment, void* scratch,
                          float* partial);

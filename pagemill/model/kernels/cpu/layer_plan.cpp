@@ -356,7 +356,9 @@ class PlanRun {
     char* own = scratch_ + rank * scratch_stride_;
     Queues& queues = queues_[number];
     if (!splits_keys(plan, op.layer, threads_)) {
-      queues.first.run([&](int64_t i) { selected->attend(args, plan.tiles[i / heads], i % heads, own); });
+      queues.first.run_ahead([&](int64_t i, int64_t next) {
+        selected->attend(args, plan.tiles[i / heads], i % heads, plan.tile_head(next, heads), own);
+      });
       return;
     }
     SegmentCursor at(plan, heads);

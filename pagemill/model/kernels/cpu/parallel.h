@@ -60,7 +60,21 @@ class WorkQueue {
     for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) body(i);
   }
 
+  // body(i, what the same thread gets after it; -1: nothing).
+  template <class F>
+  void run_ahead(F body) {
+    for (int64_t i = take(), next; i >= 0; i = next) {
+      next = take();
+      body(i, next);
+    }
+  }
+
  private:
+  int64_t take() {
+    const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+    return i < count_ ? i : -1;
+  }
+
   std::atomic<int64_t> next_{0};
   int64_t count_;
 };

@@ -66,10 +66,9 @@ struct SegmentMemory {
 template <class Dot, class T>
 class SegmentReader {
  public:
-  SegmentReader(const AttentionArgs& args, const Tile& tile, int64_t kv_head, const SegmentMemory& memory)
-      : args_(args), tile_(tile), memory_(memory), in_rows_(in_rows(args)), size_(args.layer.head_size) {
-    table_ = args.batch.block_table + tile.request * args.batch.block_table_stride;
-    cache_ = (const T*)args.tensors.kv_cache + kv_head * head_elements<T>(args);
+  // `next` is read by another reader after this one, and its beginning fetched meanwhile.
+  SegmentReader(const AttentionArgs& args, TileHead of, TileHead next, const SegmentMemory& memory)
+      : args_(args), of_(of), next_(next), memory_(memory), in_rows_(in_rows(args)), size_(args.layer.head_size) {
     if (in_rows_) memset(memory_.zeros, 0, size_ * sizeof(float));
   }
 
@@ -79,9 +78,11 @@ class SegmentReader {
       if (in_rows_) return read_rows(segment);
     BlockView& view = blocks_[segment % 2];
     BlockView& next = blocks_[(segment + 1) % 2];
-    if (found_ != segment) find_blocks(segment, view);
-    find_blocks(segment + 1, next);
+    if (found_ != segment) find_blocks(of_, segment, view);
     found_ = segment + 1;
+    const bool is_last = found_ * SEGMENT_KEYS >= of_.tile->key_end;
+    if (is_last && next_.tile) find_blocks(next_, next_.tile->key_begin / SEGMENT_KEYS, next);
+    else find_blocks(of_, found_, next);
     look_ahead(view, next);
     if constexpr (Dot::PACK != CACHE_PACK) return widen(view);
     hide_edges(segment, view);
@@ -93,13 +94,23 @@ class SegmentReader {
   static constexpr int64_t CACHE_PACK = 4 / sizeof(T);
 
   // The keys of a segment that any row of the tile sees. May be empty.
-  KeyRange seen(int64_t segment) const {
+  static KeyRange seen(const Tile& tile, int64_t segment) {
     const int64_t base = segment * SEGMENT_KEYS;
-    return {max_of(tile_.key_begin - base, 0), min_of(tile_.key_end - base, SEGMENT_KEYS)};
+    return {max_of(tile.key_begin - base, 0), min_of(tile.key_end - base, SEGMENT_KEYS)};
+  }
+  KeyRange seen(int64_t segment) const { return seen(*of_.tile, segment); }
+
+  const int32_t* table_of(TileHead of) const {
+    return args_.batch.block_table + of.tile->request * args_.batch.block_table_stride;
+  }
+  const T* cache_of(TileHead of) const {
+    return (const T*)args_.tensors.kv_cache + of.kv_head * head_elements<T>(args_);
   }
 
-  void find_blocks(int64_t segment, BlockView& view) const {
-    const KeyRange keys = seen(segment);
+  void find_blocks(TileHead of, int64_t segment, BlockView& view) const {
+    const KeyRange keys = seen(*of.tile, segment);
+    const int32_t* table = table_of(of);
+    const T* cache = cache_of(of);
     const int64_t block_size = args_.batch.block_size, base = segment * SEGMENT_KEYS;
     view.key_stride = block_size;
     view.first = keys.begin / LANES;
@@ -107,7 +118,7 @@ class SegmentReader {
     int64_t v = view.first;
     while (v < view.last) {
       const int64_t block = (base + v * LANES) / block_size, offset = (base + v * LANES) % block_size;
-      const T* part = cache_ + table_[block] * args_.tensors.block_stride;
+      const T* part = cache + table[block] * args_.tensors.block_stride;
       const T* value_part = part + args_.tensors.values_offset;
       for (int64_t at = offset; at < block_size && v < view.last; at += LANES, ++v) {
         view.keys[v] = (const uint32_t*)part + at;
@@ -225,12 +236,14 @@ class SegmentReader {
   void find_rows(int64_t segment, SegmentRows<T>& rows) const {
     const KeyRange keys = seen(segment);
     const int64_t block_size = args_.batch.block_size, base = segment * SEGMENT_KEYS;
+    const int32_t* table = table_of(of_);
+    const T* cache = cache_of(of_);
     int64_t i = 0;
     for (; i < keys.begin; ++i) rows.keys[i] = rows.values[i] = (const T*)memory_.zeros;
     while (i < keys.end) {
       const int64_t block = (base + i) / block_size, offset = (base + i) % block_size;
       const int64_t stop = min_of(keys.end, i + block_size - offset);
-      const T* key = cache_ + table_[block] * args_.tensors.block_stride + offset * size_;
+      const T* key = cache + table[block] * args_.tensors.block_stride + offset * size_;
       for (; i < stop; ++i, key += size_) {
         rows.keys[i] = key;
         rows.values[i] = key + args_.tensors.values_offset;
@@ -251,12 +264,10 @@ class SegmentReader {
   }
 
   const AttentionArgs& args_;
-  const Tile& tile_;
+  const TileHead of_, next_;
   const SegmentMemory memory_;
   const bool in_rows_;
   const int64_t size_;
-  const int32_t* table_;
-  const T* cache_;
   int64_t found_ = -1;
   // Of one segment and of the next, by turns.
   BlockView blocks_[2];

@@ -65,21 +65,39 @@ PM_INLINE vf sqrt_of(vf x) {
   return x;
 }
 
+// `yes` in the lanes whose index is below count, both without a sign.
+PM_INLINE vf select_below(vu index, uint32_t count, vf yes, vf no) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_mask_blend_ps(_mm512_cmplt_epu32_mask((__m512i)index, _mm512_set1_epi32((int)count)), (__m512)no,
+                                  (__m512)yes);
+#else
+  return select((vi)(index < count), yes, no);
+#endif
+}
+
 // Sum and maximum over lanes by halving: the order is fixed, so results do not depend on who calls.
 PM_INLINE float sum_lanes(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
   float part[LANES];
   memcpy(part, &x, sizeof part);
   for (int width = LANES / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) part[i] += part[i + width];
   return part[0];
+#endif
 }
 
 PM_INLINE float max_lanes(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
   float part[LANES];
   memcpy(part, &x, sizeof part);
   for (int width = LANES / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) part[i] = part[i] > part[i + width] ? part[i] : part[i + width];
   return part[0];
+#endif
 }
 
 PM_INLINE vi lane_index() {

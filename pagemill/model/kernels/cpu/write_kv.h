@@ -25,6 +25,35 @@ PM_INLINE void write_token(const bf16* key, const bf16* value, int64_t offset, i
   for (int64_t d = 0; d < size; ++d) at[2 * d] = value[d];
 }
 
+// Keys of LANES tokens at once, from `offset` on: a lane is an element of float32 or a pair of bfloat16, and a key is
+// whole vectors of them.
+template <class T>
+void write_keys_together(const T* key, int64_t key_stride, int64_t offset, int64_t block_size, int64_t size, T* keys) {
+  constexpr int64_t PER_LANE = 4 / sizeof(T);
+  for (int64_t k = 0; k < size / PER_LANE; k += LANES) {
+    vu square[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) square[i] = load_raw<vu>(key + i * key_stride + k * PER_LANE);
+    transpose(square);
+    for (int i = 0; i < LANES; ++i)
+      memcpy((void*)(keys + ((k + i) * block_size + offset) * PER_LANE), &square[i], sizeof(vu));
+  }
+}
+
+PM_INLINE void write_values_together(const float* value, int64_t value_stride, int64_t offset, int64_t size,
+                                     float* values) {
+  for (int i = 0; i < LANES; ++i) memcpy(values + (offset + i) * size, value + i * value_stride, size * sizeof(float));
+}
+
+PM_INLINE void write_values_together(const bf16* value, int64_t value_stride, int64_t offset, int64_t size,
+                                     bf16* values) {
+  for (int i = 0; i < LANES; i += 2) {
+    const bf16 *even = value + i * value_stride, *odd = even + value_stride;
+    uint32_t* pairs = (uint32_t*)(values + (offset + i) * size);
+    for (int64_t d = 0; d < size; ++d) pairs[d] = even[d].bits | (uint32_t)odd[d].bits << 16;
+  }
+}
+
 // Of int8, with the scales behind them. `bytes`: room for a row.
 template <class T>
 PM_INLINE void write_token_bytes(const T* key, const T* value, int64_t offset, int64_t block_size, int64_t size,
@@ -53,19 +82,32 @@ void write_bytes_as(const AttentionArgs& args, int64_t begin, int64_t end) {
   }
 }
 
+// Whether LANES tokens from here on fill as many slots of one block, from a multiple of LANES on.
+inline bool are_together(const AttentionArgs& args, int64_t token, int64_t end) {
+  const int64_t* slots = args.batch.slot_mapping + token;
+  if (end - token < LANES || slots[0] % LANES != 0) return false;
+  for (int i = 1; i < LANES; ++i)
+    if (slots[i] != slots[0] + i) return false;
+  return true;
+}
+
 template <class T>
 void write_kv_as(const AttentionArgs& args, int64_t begin, int64_t end) {
   const PmTensors& t = args.tensors;
   const int64_t block_size = args.batch.block_size, heads = args.layer.num_kv_heads, size = args.layer.head_size;
-  const bool rows = in_rows(args);
-  for (int64_t token = begin; token < end; ++token) {
+  const bool rows = in_rows(args), whole = !rows && size * (int64_t)sizeof(T) % PM_VEC_BYTES == 0;
+  for (int64_t token = begin, count; token < end; token += count) {
     const int64_t slot = args.batch.slot_mapping[token], offset = slot % block_size;
+    count = whole && are_together(args, token, end) ? LANES : 1;
     T* keys = (T*)t.kv_cache + slot / block_size * t.block_stride;
     const T* key = (const T*)t.key + token * t.key_stride;
     const T* value = (const T*)t.value + token * t.value_stride;
     for (int64_t h = 0; h < heads; ++h, key += size, value += size, keys += block_size * size) {
       T* values = keys + t.values_offset;
-      if (rows) {
+      if (count > 1) {
+        write_keys_together(key, t.key_stride, offset, block_size, size, keys);
+        write_values_together(value, t.value_stride, offset, size, values);
+      } else if (rows) {
         memcpy((void*)(keys + offset * size), key, size * sizeof(T));
         memcpy((void*)(values + offset * size), value, size * sizeof(T));
       } else {

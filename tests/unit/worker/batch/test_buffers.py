@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from pagemill.worker.batch.buffers import DEPTH, UploadRing
+from pagemill.worker.batch.buffers import DEPTH, UploadRing, on_device
 from tests.fakes.queued_platform import QueuedTransfers
 
 CPU = torch.device("cpu")
@@ -32,3 +32,11 @@ def test_a_buffer_is_written_again_only_when_its_reader_is_done():
     ring.send([np.zeros(4, np.int32)])
     assert first.reached()
     assert len(transfers.open) == DEPTH - 1
+
+
+def test_on_the_host_a_tensor_is_the_array():
+    array = np.arange(5, dtype=np.int32)
+    tensor = on_device(array, CPU)
+    array[2] = 7
+    assert tensor.tolist() == [0, 1, 7, 3, 4]
+    assert on_device(array, torch.device("meta")).shape == (5,)
