@@ -20,7 +20,7 @@ constexpr int INT_ROWS = 1;
 // Up to so many rows, making a panel ready costs more than it saves.
 constexpr int64_t DIRECT_ROWS = 3 * INT_ROWS;
 // Bytes of quantized input after whose rows the weights are read again: they stay in the second-level cache meanwhile.
-constexpr int64_t INT_CHUNK_BYTES = 256 * 1024;
+constexpr int64_t INT_CHUNK_BYTES = 416 * 1024;
 // Bytes between the same group of two outputs' vectors, and between groups.
 constexpr int64_t GROUP_BYTES = LINEAR_PANEL * 4;
 
@@ -265,9 +265,9 @@ template <class Format>
 void linear_int(const LinearArgs& args, int64_t begin, int64_t end) {
   static thread_local ThreadBuffer memory;
   const QuantRows x(args.linear.cols, args.quantized);
-  const int64_t chunk_rows = max_of(1, INT_CHUNK_BYTES / x.stride / INT_ROWS) * INT_ROWS;
-  for (int64_t chunk = 0; chunk < args.num_rows; chunk += chunk_rows) {
-    const int64_t stop = min_of(args.num_rows, chunk + chunk_rows);
+  const int64_t chunks = ceil_div(args.num_rows, max_of(1, INT_CHUNK_BYTES / x.stride / INT_ROWS) * INT_ROWS);
+  for (int64_t i = 0; i < chunks; ++i) {
+    const int64_t chunk = args.num_rows * i / chunks, stop = args.num_rows * (i + 1) / chunks;
     for (int64_t index = begin; index < end; ++index) {
       const char* panel = (const char*)args.linear.weight + index * x.num_blocks * Format::BYTES;
       if (stop - chunk <= DIRECT_ROWS) {
