@@ -184,10 +184,10 @@ struct Prepared {
   }
 };
 
-// ROWS quantized rows against one panel.
+// ROWS quantized rows against one panel. Not inlined: next to the loops of its callers it lacks registers.
 template <class Panel, int ROWS>
-__attribute__((noinline)) void multiply_int_panel(const Panel& at, const QuantRows& x, int64_t row, vf (&acc)[INT_ROWS][LINEAR_VECS]) {
-  Panel panel = at;
+__attribute__((noinline)) void multiply_int_panel(Panel panel, const QuantRows& x, int64_t row,
+                                                  vf (&acc)[INT_ROWS][LINEAR_VECS]) {
   static_assert(ROWS <= 6, "of six rows, each is a pointer and none, one or two strides");
   vf sums[ROWS][LINEAR_VECS] = {};
   const char *first = (const char*)x.blocks(row), *fourth = first + 3 * x.stride;

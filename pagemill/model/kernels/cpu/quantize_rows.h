@@ -39,7 +39,7 @@ constexpr float INVERSE_STEP[SCALE_STEPS] = {1.0f,          0.9170040432f, 0.840
 // A block of inputs, with all that its multiplication needs side by side: it is read through one pointer.
 struct alignas(32) QuantBlock {
   uint32_t words[GROUPS * GROUP_WORDS];
-  int32_t correction;  // what a sum of products begins with, because the weights' integers are too large by the same number
+  int32_t correction;  // what a sum of products begins with, because integers of weights are all too large by `zero_of`
   int32_t step_at;     // of the scale's mantissa: where in `Prepared` the products with it are, in bytes
   int32_t exponent;    // of the scale, in place within a float32: added to the bits of a normal number it multiplies it
   float scale;

@@ -45,7 +45,7 @@ struct Silu {
   // exponential is off by |x| / 2^24, relatively: far less than the 8 bits that results are rounded to.
   static PM_INLINE vf apply(vf x) {
     const __m512 scaled = _mm512_mul_ps((__m512)x, _mm512_set1_ps(-1.44269504088896341f));
-    const __m512 t = _mm512_min_ps(_mm512_max_ps(scaled, _mm512_set1_ps(-126.0f)), _mm512_set1_ps(126.0f));
+    const __m512 t = _mm512_min_ps(_mm512_max_ps(scaled, _mm512_set1_ps(-200.0f)), _mm512_set1_ps(200.0f));
     const __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const vf f = (vf)_mm512_sub_ps(t, n);
     vf p = splat(1.3266970387e-3f);
