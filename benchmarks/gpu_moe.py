@@ -1,6 +1,7 @@
 """Time of the GPU kernels of mixtures of experts and of 8-bit floats, in captured graphs with cold weights.
 
-    PYTHONPATH=. python benchmarks/gpu_moe.py [--only few|grouped|fp8|mla] [--tune] [--json FILE] [--workers 14]
+    PYTHONPATH=. python benchmarks/gpu_moe.py [--only few|grouped|fp8|fp8-linear|mla] [--tune] [--json FILE]
+                                              [--workers 14]
 
 Shapes of Qwen3-30B-A3B, and of Qwen3-8B for linear layers in 8 bits. Without --tune the choices of moe_choices.py and
 fp8_choices.py are timed; with it, every candidate. Kernels are compiled by several processes first. Knows one GPU.
@@ -30,12 +31,14 @@ from pagemill.model.kernels.triton.fp8_choices import (
     one_row_choice,
 )
 from pagemill.model.kernels.triton.fp8_rows import few_rows
+from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.gemv import gemv
 from pagemill.model.kernels.triton.mla import attend_latents
 from pagemill.model.kernels.triton.moe_choices import FewChoice, GroupedChoice
 from pagemill.model.kernels.triton.moe_few import few_down, few_gate_up
 from pagemill.model.kernels.triton.moe_grouped import combine, grouped_down, grouped_gate_up
 from pagemill.model.kernels.triton.moe_sort import sort_slots
+from pagemill.model.kernels.triton.norm import rms_norm, rms_norm_floats
 
 SIZE, INNER, EXPERTS, TOP_K = 2048, 768, 128, 8
 FEW_TOKENS = (1, 2, 4, 8)
@@ -163,7 +166,7 @@ def tasks_of(only: str | None, tune: bool) -> list[tuple[str, Any, bool]]:
                 for block_m in heights:
                     for choice in grouped_candidates(block_m, tune, tokens):
                         tasks |= {("gate_up", choice, eight_bits), ("down", choice, eight_bits)}
-    if only in (None, "fp8"):
+    if only in (None, "fp8", "fp8-linear"):
         for name, (outputs, inputs) in LINEARS.items():
             gated = name == "gate_up"
             one = one_row_choice(outputs // 2 if gated else outputs, gated)
@@ -304,7 +307,7 @@ def bench_fp8_linears(results: list[dict[str, Any]], tune: bool) -> None:
         report(results, f"fp8 {name} x1", us, outputs * inputs, choice=best)
         for rows in FEW_ROWS:
             x = torch.randn(rows, inputs, dtype=DTYPE, device="cuda")
-            library = attempt([lambda w=w, f=f: fp8._product(x, w, f) for w, f in weights * 2])  # noqa: B023
+            library = attempt([lambda w=w, f=f: fp8.product(fp8.quantize(x), w, f) for w, f in weights * 2])  # noqa: B023
             report(results, f"fp8 {name} x{rows} scaled_mm", library, outputs * inputs)
             if rows > 32:
                 continue
@@ -316,6 +319,25 @@ def bench_fp8_linears(results: list[dict[str, Any]], tune: bool) -> None:
             choices = [*FEW_ROWS_CANDIDATES, rule] if tune else [rule]
             best, us = best_of(choices, several, f"{name} x{rows}", tune)
             report(results, f"fp8 {name} x{rows}", us, outputs * inputs, choice=best)
+
+
+def bench_fp8_inputs(results: list[dict[str, Any]]) -> None:
+    """What quantizes rows for Qwen3-8B's layers: in a kernel of its own, and in the norm or activation before it."""
+    size, inner = LINEARS["gate_up"][1], LINEARS["down"][1]
+    weight = torch.randn(size, dtype=DTYPE, device="cuda")
+    for rows in (64, 256, 8192):
+        x = [torch.randn(rows, size, dtype=DTYPE, device="cuda") for _ in range(4)]
+        residual = torch.randn(rows, size, dtype=DTYPE, device="cuda")
+        both = [torch.randn(rows, 2 * inner, dtype=DTYPE, device="cuda") for _ in range(4)]
+        timed: dict[str, tuple[list[Callable[[], object]], int]] = {
+            "norm, quantize": ([lambda a=a: fp8.quantize(rms_norm(a, weight, 1e-6, residual)) for a in x], 11 * size),  # noqa: B023
+            "norm with floats": ([lambda a=a: rms_norm_floats(a, weight, 1e-6, residual) for a in x], 7 * size),  # noqa: B023
+            "silu, quantize": ([lambda a=a: fp8.quantize(gated(a, False)) for a in both], 9 * inner),
+            "silu with floats": ([lambda a=a: fp8.quantize(a, "silu") for a in both], 5 * inner),
+            "quantize": ([lambda a=a: fp8.quantize(a) for a in x], 3 * size),
+        }
+        for name, (calls, row_bytes) in timed.items():
+            report(results, f"fp8 x{rows} {name}", attempt(calls * 4), rows * row_bytes)
 
 
 def bench_mla(results: list[dict[str, Any]]) -> None:
@@ -336,7 +358,7 @@ def bench_mla(results: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("few", "grouped", "fp8", "mla"))
+    parser.add_argument("--only", choices=("few", "grouped", "fp8", "fp8-linear", "mla"))
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--workers", type=int, default=14)
@@ -352,8 +374,10 @@ def main() -> None:
         if args.only != "few":
             bench_grouped(layer, results, args.tune)
         del layer
-    if args.only in (None, "fp8"):
+    if args.only in (None, "fp8", "fp8-linear"):
         bench_fp8_linears(results, args.tune)
+        bench_fp8_inputs(results)
+    if args.only in (None, "fp8"):
         layer = Layer.make(eight_bits=True)
         bench_few(layer, results, args.tune)
         bench_grouped(layer, results, args.tune)

@@ -1,5 +1,8 @@
 """The engine on the GPU writes what the model says, whatever the backend, the graphs, the batch and the chunks."""
 
+import subprocess
+import sys
+
 import pytest
 
 from pagemill.catalog.attention import ATTENTION
@@ -33,6 +36,22 @@ def test_smoke_without_graphs(checkpoints):
     with make_llm(checkpoints.path(LLAMA), enforce_eager=True) as llm:
         tokens = run(llm, prompts, greedy(16))
     checkpoints.reference(LLAMA).check(prompts, tokens, "bfloat16")
+
+
+NO_CPU_KERNELS = """
+import sys
+from pagemill.model.kernels import native
+from tests.gpu.engines import greedy, make_llm, make_prompts, run
+
+with make_llm(sys.argv[1]) as llm:
+    run(llm, make_prompts(2), greedy(4))
+sys.exit(native.library.cache_info().misses)
+"""
+
+
+def test_nobody_asks_for_the_cpu_kernels(checkpoints):
+    """They would be compiled at the first start."""
+    subprocess.run([sys.executable, "-c", NO_CPU_KERNELS, checkpoints.path(LLAMA)], check=True)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

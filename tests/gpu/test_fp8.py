@@ -10,6 +10,8 @@ from tests.fakes.triton_interpreter import DEVICE
 from tests.gpu.engines import check_regrets, greedy, make_llm, make_prompts, run
 
 from pagemill.model.kernels.triton import fp8, launch, moe  # isort: skip
+from pagemill.model.kernels.triton.gated import gated
+from pagemill.model.kernels.triton.norm import rms_norm, rms_norm_floats
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")]
 LINEARS = [
@@ -47,6 +49,29 @@ def test_quantize(dependent, size):
     torch.testing.assert_close(factors, expected_factors)
     # The inverse of a factor may round otherwise, and tip what lies between two floats.
     assert (floats.float() != expected.float()).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("count", [33, 256, 3000])
+@pytest.mark.parametrize("size", [576, 2560, 4096, 5120, 8192])
+@pytest.mark.parametrize("kind", ["plain", "residual", "float32 weight"])
+def test_a_norm_writes_what_quantizing_its_result_would(dependent, count, size, kind):
+    x, weight = random(count, size), random(size, seed=1)
+    weight = weight.float() if kind == "float32 weight" else weight
+    sums = [random(count, size, seed=2) for _ in range(2)] if kind == "residual" else [None, None]
+    found = rms_norm_floats(x, weight, 1e-6, sums[0])
+    expected = fp8.quantize(rms_norm(x, weight, 1e-6, sums[1]))
+    assert torch.equal(found[1], expected[1])
+    assert torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8))
+    assert sums[0] is None or torch.equal(sums[0], sums[1])
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("count", "size"), [(33, 752), (256, 12288), (3000, 12288)])
+def test_a_gated_activation_writes_what_quantizing_its_result_would(dependent, gate, count, size):
+    x = random(count, 2 * size)
+    found, expected = fp8.quantize(x, gate), fp8.quantize(gated(x, gate == "gelu_tanh"))
+    assert torch.equal(found[1], expected[1])
+    assert torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8))
 
 
 @pytest.mark.parametrize("linear", LINEARS, ids=str)

@@ -19,13 +19,16 @@ def need_gpus(count: int) -> None:
         pytest.skip(f"{count} GPUs are needed, {torch.cuda.device_count()} are here")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("settings", "num_gpus"), LAYOUTS)
-def test_ranks_equal_one_gpu(checkpoints, settings, num_gpus):
+def test_ranks_equal_one_gpu(checkpoints, settings, num_gpus, dtype):
+    """Sums over ranks round differently: in bfloat16 tokens are held against the reference only."""
     need_gpus(num_gpus)
     prompts = make_prompts(24)
-    with make_llm(checkpoints.path(ARCHITECTURE)) as llm:
+    with make_llm(checkpoints.path(ARCHITECTURE), dtype=dtype) as llm:
         one = run(llm, prompts, greedy(24))
-    with make_llm(checkpoints.path(ARCHITECTURE), **settings) as llm:
+    with make_llm(checkpoints.path(ARCHITECTURE), dtype=dtype, **settings) as llm:
         several = run(llm, prompts, greedy(24))
-    checkpoints.reference(ARCHITECTURE).check(prompts, several, "bfloat16")
-    assert share_equal(one, several) >= 0.6
+    checkpoints.reference(ARCHITECTURE).check(prompts, several, dtype)
+    if dtype == "float32":
+        assert share_equal(one, several) >= 0.9

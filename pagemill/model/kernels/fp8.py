@@ -2,7 +2,8 @@
 
 Arguments are not checked. A weight has a factor per output. Inputs are quantized too, with a factor per token, where
 there are so many tokens that the tensor cores' 8-bit product is faster; for few, the weight is read in 8 bits and
-multiplied with the inputs as they are.
+multiplied with the inputs as they are. What makes inputs that are quantized, a norm or a gated activation, writes them
+in 8 bits at once (`norm_linear`, `gated_linear`), with the same bits.
 """
 
 import functools
@@ -42,6 +43,40 @@ def linear(x: Tensor, weight: Tensor, factors: Tensor, bias: Tensor | None = Non
         return reference_linear(x, weight, factors, bias, gate)
     result: Tensor = kernels.linear(x, weight, factors, bias, gate)
     return result
+
+
+def quantizes(x: Tensor, weight: Tensor) -> bool:
+    """Whether rows like x are quantized for a weight [N, K], in a kernel that what comes before them may be part of."""
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return False
+    kernels = _device_kernels()
+    return kernels is not None and bool(kernels.quantizes(len(x), x.dtype, weight))
+
+
+def norm_linear(
+    x: Tensor,
+    residual: Tensor | None,
+    norm: tuple[Tensor, float],
+    weight: Tensor,
+    factors: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """`linear` of the RMSNorm (weight and eps) of [T, K] x, or of x + residual, which takes the residual's place. Only
+    where x is quantized."""
+    result: Tensor = _quantizing_kernels().norm_linear(x, residual, norm, weight, factors, bias)
+    return result
+
+
+def gated_linear(x: Tensor, gate: str, weight: Tensor, factors: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear` of act(first half of x) * second half, x [T, 2 * K]. Only where x is quantized."""
+    result: Tensor = _quantizing_kernels().gated_linear(x, gate, weight, factors, bias)
+    return result
+
+
+def _quantizing_kernels() -> ModuleType:
+    kernels = _device_kernels()
+    assert kernels is not None  # callers ask `quantizes` first
+    return kernels
 
 
 @functools.cache

@@ -50,15 +50,9 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     _for(x).rotate_(x, cos, sin)
 
 
-def silu_mul(x: Tensor) -> Tensor:
-    """[T, 2 * I] -> [T, I]: silu(gate) * up."""
-    result: Tensor = _for(x).gated(x, False)
-    return result
-
-
-def gelu_tanh_mul(x: Tensor) -> Tensor:
-    """[T, 2 * I] -> [T, I]: gelu(gate), in its tanh form, * up."""
-    result: Tensor = _for(x).gated(x, True)
+def gated(x: Tensor, gate: str) -> Tensor:
+    """[T, 2 * I] -> [T, I]: act(first half) * second half; `gate` is silu, or gelu_tanh: GELU in its tanh form."""
+    result: Tensor = _for(x).gated(x, gate == "gelu_tanh")
     return result
 
 

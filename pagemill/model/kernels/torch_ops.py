@@ -74,7 +74,7 @@ def _(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 def gated_activation(x: Tensor, activation: str) -> Tensor:
     """[T, 2 * I] -> [T, I]: act(first half) * second half; `activation` is silu or gelu_tanh."""
     op_checks.gated_shape(x, activation)
-    return (ops.silu_mul if activation == "silu" else ops.gelu_tanh_mul)(_in_rows(x))
+    return ops.gated(_in_rows(x), activation)
 
 
 @gated_activation.register_fake

@@ -21,7 +21,7 @@ from pagemill.model.quantization.interface import LinearWeight
 class Linear(nn.Module):
     """[T, in] -> [T, sum(out)]. `shards` are the output sizes of the checkpoint tensors that it is stacked from.
 
-    `gate` names a gated activation over the two shards, which the weight may include (`gated`).
+    `gate` names a gated activation over the two shards, which the weight may include (`gates`).
     `rows` are those of each shard that this rank holds, `columns` those of all; None: all of them. Parts arrive in
     any order through `load`; when the last one has, the weight takes its computing form and the loaded tensors are
     freed.
@@ -84,10 +84,9 @@ class Linear(nn.Module):
         """Take the whole of this rank's weight, stacked, in the model's type or as blocks."""
         self.weight = self._ctx.quant.prepare(weight, None if self.has_bias else self._gate)
 
-    @property
-    def gated(self) -> bool:
-        """Whether the result went through the gated activation already."""
-        return self.weight is not None and self.weight.gated
+    def gates(self, x: Tensor) -> bool:
+        """Whether the result for x went through the gated activation already."""
+        return self.weight is not None and self.weight.gates(x)
 
     def native(self) -> PackedLinear | None:
         """The form in which native code takes the layer; None when there is none."""
@@ -150,8 +149,13 @@ class RowLinear(Linear):
     def native(self) -> PackedLinear | None:
         return super().native() if self._group.size == 1 else None  # native code does not sum over ranks
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self._group.size == 1:
-            return super().forward(x)
-        summed = self._group.all_reduce(self.weight.apply(x, None))  # type: ignore[union-attr]
+    def forward(self, x: Tensor, gate: str | None = None) -> Tensor:
+        """With a gate (silu, gelu_tanh) of act(first half of x) * second half, x being twice as wide."""
+        weight: LinearWeight = self.weight  # type: ignore[assignment]
+        alone = self._group.size == 1
+        bias = self.bias if alone else None
+        result = weight.apply(x, bias) if gate is None else weight.gated_apply(x, gate, bias)
+        if alone:
+            return result
+        summed = self._group.all_reduce(result)
         return summed if self.bias is None else summed.add_(self.bias)

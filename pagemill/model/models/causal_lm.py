@@ -158,7 +158,8 @@ class CausalLM(nn.Module):
         """[T] int64 token ids, on a later stage [T, E] from the stage before it; [T] int64 -> [T, E], for the next
         stage or, from the last one, for `compute_logits`."""
         hidden, residual = self.embed_tokens(inputs) if self.is_first else inputs, None
-        plan = None if torch.compiler.is_compiling() else self._native_plan()
+        # Asked for on a GPU, the CPU kernels would be compiled at the first start.
+        plan = self._native_plan() if inputs.is_cpu and not torch.compiler.is_compiling() else None
         if plan is not None:
             metadata = current_forward().attention
             return plan.run(hidden, positions, [metadata[name].address for name in plan.groups])

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from pagemill.model.attention.interface import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
 from pagemill.model.kernels.layer_plan import AttentionParts, PlanBuilder
+from pagemill.model.kernels.linear import NO_GATE
 from pagemill.model.kernels.ops import attention_inputs
-from pagemill.model.layers.activation import gate_of, gated
+from pagemill.model.layers.activation import gate_of
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from pagemill.model.layers.norm import RMSNorm
@@ -70,12 +71,8 @@ class DecoderAttention(nn.Module):
         name = ctx.child("attn").name
         self.attn = Attention(spec, name=name, backend=ctx.attention(spec, name))
 
-    def forward(self, hidden: Tensor, rope: Rope) -> Tensor:
-        """[T, E] -> [T, E]."""
-        return self._attend(self.qkv_proj(hidden), rope)
-
     def after_norm(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, rope: Rope) -> tuple[Tensor, Tensor]:
-        """(forward(norm(hidden + residual)), hidden + residual)."""
+        """[T, E] -> [T, E] twice: (attention of norm(hidden + residual), hidden + residual)."""
         qkv, residual = norm.into(self.qkv_proj, hidden, residual)
         return self._attend(qkv, rope), residual
 
@@ -109,31 +106,31 @@ class GatedMLP(nn.Module):
         super().__init__()
         size, inner, bias = config["hidden_size"], config["intermediate_size"], bool(config.get("mlp_bias"))
         what = "intermediate_size"
-        activation = config.get("hidden_act") or config.get("hidden_activation") or "silu"
+        self.gate = gate_of(config.get("hidden_act") or config.get("hidden_activation") or "silu")
         self.gate_up_proj = ColumnLinear(
-            size, (inner, inner), bias=bias, ctx=ctx.child("gate_up_proj"), what=what, gate=gate_of(activation)
+            size, (inner, inner), bias=bias, ctx=ctx.child("gate_up_proj"), what=what, gate=self.gate
         )
         self.down_proj = RowLinear(inner, size, bias=bias, ctx=ctx.child("down_proj"), what=what)
-        self.activation = gated(activation)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[T, E] -> [T, E]."""
-        inner = self.gate_up_proj(hidden)
-        projected: Tensor = self.down_proj(inner if self.gate_up_proj.gated else self.activation(inner))
-        return projected
+        return self._down(hidden, self.gate_up_proj(hidden))
 
     def after_norm(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """(forward(norm(hidden + residual)), hidden + residual)."""
         inner, residual = norm.into(self.gate_up_proj, hidden, residual)
-        return self.down_proj(inner if self.gate_up_proj.gated else self.activation(inner)), residual
+        return self._down(hidden, inner), residual
+
+    def _down(self, hidden: Tensor, inner: Tensor) -> Tensor:
+        projected: Tensor = self.down_proj(inner, None if self.gate_up_proj.gates(hidden) else self.gate)
+        return projected
 
     def plan(self, builder: PlanBuilder, hidden: int) -> int:
         """The same as operations. Raises NotPlannable."""
-        if not self.gate_up_proj.gated:
+        gate_up = packed_of(self.gate_up_proj)
+        if gate_up.struct.gate == NO_GATE:
             raise NotPlannable(f"{self.gate_up_proj.name} does not include its activation")
-        return builder.linear(
-            builder.linear(hidden, packed_of(self.gate_up_proj), "inner"), packed_of(self.down_proj), "hidden"
-        )
+        return builder.linear(builder.linear(hidden, gate_up, "inner"), packed_of(self.down_proj), "hidden")
 
 
 class DecoderLayer(nn.Module):

@@ -36,9 +36,9 @@ class Gemma3Layer(nn.Module):
 
     def forward(self, hidden: Tensor, residual: Tensor | None, rope: Rope) -> tuple[Tensor, None]:
         """[T, E] -> [T, E]; nothing is left for the next layer to add."""
-        attended = self.self_attn(self.input_layernorm(hidden), rope)
+        attended, _ = self.self_attn.after_norm(self.input_layernorm, hidden, None, rope)
         hidden = hidden + self.post_attention_layernorm(attended)
-        inner = self.mlp(self.pre_feedforward_layernorm(hidden))
+        inner, _ = self.mlp.after_norm(self.pre_feedforward_layernorm, hidden, None)
         return hidden + self.post_feedforward_layernorm(inner), None
 
     def plan(self, builder: PlanBuilder, hidden: int, residual: int | None, tables: Tables) -> tuple[int, int]:

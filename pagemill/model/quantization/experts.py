@@ -6,7 +6,7 @@ Knows neither routers nor ranks.
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels import moe, ops
+from pagemill.model.kernels import moe
 from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
 
 
@@ -20,7 +20,6 @@ class SeparateExperts(ExpertWeights):
         self._method = method
         self._sizes = sizes
         self._gate = gate
-        self._activation = ops.gelu_tanh_mul if gate == "gelu_tanh" else ops.silu_mul
         self.gate_up: dict[int, LinearWeight] = {}
         self.down: dict[int, LinearWeight] = {}
 
@@ -48,9 +47,9 @@ class SeparateExperts(ExpertWeights):
         return out.to(x.dtype)
 
     def _expert(self, expert: int, x: Tensor) -> Tensor:
-        gate_up = self.gate_up[expert]
+        gate_up, down = self.gate_up[expert], self.down[expert]
         inner = gate_up.apply(x, None)
-        return self.down[expert].apply(inner if gate_up.gated else self._activation(inner), None)
+        return down.apply(inner, None) if gate_up.gates(x) else down.gated_apply(inner, self._gate, None)
 
 
 class StackedExperts(ExpertWeights):

@@ -23,10 +23,26 @@ class Fp8Weight(LinearWeight):
     def __init__(self, weight: Tensor, gate: str | None) -> None:
         self.weight, self.factors = fp8.quantize(weight)
         self.gate = gate
-        self.gated = gate is not None
+
+    def gates(self, x: Tensor) -> bool:
+        # Of rows that are quantized, the next layer's are too: its gated_apply writes them in 8 bits.
+        return self.gate is not None and not fp8.quantizes(x, self.weight)
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return fp8.linear(x, self.weight, self.factors, bias, self.gate)
+        return fp8.linear(x, self.weight, self.factors, bias, self.gate if self.gates(x) else None)
+
+    def norm_apply(
+        self, x: Tensor, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
+        if not fp8.quantizes(x, self.weight):
+            return None
+        result = fp8.norm_linear(x, residual, norm, self.weight, self.factors, bias)
+        return result, x if residual is None else residual
+
+    def gated_apply(self, x: Tensor, gate: str, bias: Tensor | None) -> Tensor:
+        if not fp8.quantizes(x, self.weight):
+            return super().gated_apply(x, gate, bias)
+        return fp8.gated_linear(x, gate, self.weight, self.factors, bias)
 
 
 class Fp8Experts(ExpertWeights):

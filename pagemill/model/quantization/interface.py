@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.loading.block_tensor import BlockTensor
 
@@ -13,12 +14,18 @@ from pagemill.model.loading.block_tensor import BlockTensor
 class LinearWeight(ABC):
     """The weight of one linear layer, in whatever form its method computes fastest."""
 
-    gated: bool = False
-    """Whether `apply` includes the gated activation that the layer was made for: [T, in] -> [T, out / 2]."""
+    def gates(self, x: Tensor) -> bool:
+        """Whether `apply` of an input like x includes the gated activation that the layer was made for: [T, in] ->
+        [T, out / 2]. Where not, `gated_apply` of the layer that follows may."""
+        return False
 
     @abstractmethod
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """[T, in] -> [T, out]."""
+
+    def gated_apply(self, x: Tensor, gate: str, bias: Tensor | None) -> Tensor:
+        """`apply` of act(first half of x) * second half: [T, 2 * in] -> [T, out]."""
+        return self.apply(ops.gated(x, gate), bias)
 
     def logits(self, x: Tensor) -> Tensor:
         """`apply` for an output head: float32."""

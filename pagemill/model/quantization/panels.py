@@ -24,12 +24,14 @@ class PanelWeight(LinearWeight):
     result does not depend on the others."""
 
     def __init__(self, packed: PackedLinear) -> None:
-        self.gated = packed.struct.gate != NO_GATE
-        self.gives_rows = not self.gated
+        self.gives_rows = packed.struct.gate == NO_GATE
         self._packed = packed
         self._biased: PackedLinear | None = None
         # Compilers read no structures of C.
         self._form = PanelForm(packed.struct.format, packed.struct.rows, packed.struct.cols, packed.struct.gate)
+
+    def gates(self, x: Tensor) -> bool:
+        return self._form.gate != NO_GATE
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if torch.compiler.is_compiling():

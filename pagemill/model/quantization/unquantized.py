@@ -31,7 +31,9 @@ class DeviceWeight(LinearWeight):
     def __init__(self, weight: Tensor, gate: str | None = None) -> None:
         self.weight = weight.contiguous()
         self.gate = gate
-        self.gated = gate is not None
+
+    def gates(self, x: Tensor) -> bool:
+        return self.gate is not None
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return ops.linear(x, self.weight, bias, self.gate)

@@ -30,15 +30,15 @@ class Tiles:
 
 
 DECODE: dict[int, Tiles] = {
-    64: Tiles(16, 128, 4, 5),
-    128: Tiles(16, 64, 4, 5, programs_per_sm=3),
+    64: Tiles(16, 64, 2, 3, programs_per_sm=4),
+    128: Tiles(16, 64, 2, 3, programs_per_sm=4),
     256: Tiles(16, 32, 4, 5),
     512: Tiles(16, 32, 4, 3),
 }
 """By head size, rounded up to a power of two; keys of 2 bytes or less."""
 PREFILL: dict[int, Tiles] = {
-    64: Tiles(128, 64, 4, 3),
-    128: Tiles(128, 64, 8, 3),
+    64: Tiles(128, 64, 8, 5),
+    128: Tiles(128, 64, 8, 5),
     256: Tiles(128, 64, 8, 3),
     512: Tiles(64, 32, 8, 3),
 }

@@ -1,6 +1,6 @@
 """Tiles of the kernels for weights of 8-bit floats, and where they end. Data only.
 
-`benchmarks/gpu_moe.py --tune-fp8` measures the candidates.
+`benchmarks/gpu_moe.py --only fp8-linear --tune` measures the candidates.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,13 @@ class FewRowsChoice:
 MAX_FEW_ROWS: Final = 32
 """More rows are quantized too, and go to the 8-bit product of cuBLAS and CUTLASS."""
 
+# With block_k = K a program asks for all of its weights before it waits for its input.
 ONE_ROW_CANDIDATES: Final = tuple(
     GemvChoice(*choice)
     for choice in (
         (1, 2048, 4, 1), (2, 1024, 4, 1), (2, 2048, 4, 1), (4, 512, 4, 1), (4, 1024, 4, 1), (4, 2048, 8, 1),
         (8, 512, 4, 1), (8, 1024, 8, 1), (16, 512, 8, 1), (1, 4096, 4, 1), (4, 1024, 4, 3), (8, 512, 4, 3),
+        (2, 4096, 4, 1), (1, 4096, 8, 1), (2, 4096, 8, 1), (4, 4096, 16, 1), (4, 512, 2, 1), (2, 2048, 8, 1),
     )
 )  # fmt: skip
 FEW_ROWS_CANDIDATES: Final = tuple(

@@ -39,7 +39,7 @@ def experts(
     x, chosen, weights = _rows(x), chosen.contiguous(), weights.contiguous()
     if chosen.numel() <= MAX_FEW_SLOTS:
         return few(x, gate_up, down, chosen, weights, first, gelu, scales)
-    choices = grouped_choices(chosen.numel(), len(gate_up))
+    choices = grouped_choices(chosen.numel(), len(gate_up), x.element_size())
     return grouped(x, gate_up, down, (chosen, weights), first, gelu, choices, scales)
 
 

@@ -3,7 +3,7 @@
 Data only. `benchmarks/gpu_moe.py --tune` measures the candidates.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -28,6 +28,10 @@ class GroupedChoice:
     num_stages: int
     swap: bool = False
 
+    def for_elements(self, num_bytes: int) -> "GroupedChoice":
+        """For inputs of that size: what is under way at once must fit into shared memory."""
+        return replace(self, block_k=self.block_k // 2) if num_bytes > 2 else self
+
 
 MAX_FEW_SLOTS: Final = 64
 """Up to so many slots each is computed by itself: most are of different experts."""
@@ -43,17 +47,17 @@ FEW_CANDIDATES: Final = tuple(
 )  # fmt: skip
 
 GATE_UP: Final = (
-    (10, GroupedChoice(16, 64, 128, 4, 4)),
-    (24, GroupedChoice(32, 64, 128, 4, 3)),
-    (48, GroupedChoice(64, 64, 64, 4, 4)),
-    (None, GroupedChoice(128, 64, 64, 8, 4)),
+    (6, GroupedChoice(16, 64, 128, 4, 3, swap=True)),
+    (24, GroupedChoice(32, 128, 128, 8, 3, swap=True)),
+    (64, GroupedChoice(64, 128, 64, 4, 4)),
+    (None, GroupedChoice(128, 128, 64, 8, 4, swap=True)),
 )
 """Up to so many slots an expert on average -> tiles of the first layer; block_n of the gate and as many of up."""
 DOWN: Final = (
-    (10, GroupedChoice(16, 64, 128, 4, 4)),
-    (24, GroupedChoice(32, 64, 128, 4, 4)),
-    (48, GroupedChoice(64, 128, 64, 4, 4)),
-    (None, GroupedChoice(128, 128, 64, 8, 4)),
+    (6, GroupedChoice(16, 128, 64, 4, 4, swap=True)),
+    (24, GroupedChoice(32, 128, 64, 4, 4, swap=True)),
+    (64, GroupedChoice(64, 128, 64, 4, 4)),
+    (None, GroupedChoice(128, 256, 64, 8, 3)),
 )
 """The same for the second. Both have one block_m, for they share the sorted slots."""
 
@@ -66,8 +70,8 @@ GROUPED_CANDIDATES: Final = {
 """block_m -> (block_n, block_k, num_warps, num_stages), each also with `swap`."""
 
 
-def grouped_choices(num_slots: int, num_experts: int) -> tuple[GroupedChoice, GroupedChoice]:
-    """Tiles of both layers."""
+def grouped_choices(num_slots: int, num_experts: int, num_bytes: int = 2) -> tuple[GroupedChoice, GroupedChoice]:
+    """Tiles of both layers, for inputs of `num_bytes` an element."""
     average = num_slots / num_experts
     place = next(index for index, (most, _) in enumerate(GATE_UP) if most is None or average <= most)
-    return GATE_UP[place][1], DOWN[place][1]
+    return GATE_UP[place][1].for_elements(num_bytes), DOWN[place][1].for_elements(num_bytes)

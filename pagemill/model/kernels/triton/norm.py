@@ -1,4 +1,7 @@
-"""RMSNorm with the residual sum before it: one read and one write of each row. Knows no layer."""
+"""RMSNorm with the residual sum before it, and 8-bit floats after it: one read and one write of each row.
+
+Knows no layer.
+"""
 
 import torch
 import triton
@@ -7,6 +10,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.fp8_quantize import empty_floats, to_floats
 
 _TILE = 2048
 """Elements that a program of short rows takes at once."""
@@ -14,10 +18,10 @@ _TILE = 2048
 
 @triton.jit
 def _rms_norm(
-    out, x, weight, residual,
+    out, factors, x, weight, residual,
     num_rows, num_heads, x_stride, head_stride, residual_stride, eps,
     N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ROUND_ONCE: tl.constexpr,
-    PDL: tl.constexpr,
+    QUANTIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
@@ -37,27 +41,47 @@ def _rms_norm(
     inverse = tl.math.rsqrt(tl.sum(value * value, 1) / N + eps)
     value = value * inverse[:, None]
     if not ROUND_ONCE:
-        value = value.to(out.dtype.element_ty).to(tl.float32)
-    value = value * scale[None, :]
-    tl.store(out + rows[:, None].to(tl.int64) * N + cols[None, :], value.to(out.dtype.element_ty), mask)
+        value = value.to(x.dtype.element_ty).to(tl.float32)
+    normed = (value * scale[None, :]).to(x.dtype.element_ty)
+    places = out + rows[:, None].to(tl.int64) * N + cols[None, :]
+    if QUANTIZE:
+        floats, row_factors = to_floats(normed.to(tl.float32))
+        # Wider stores would change the layout of all, so the order of the sum above, so its bits.
+        tl.store(tl.max_contiguous(places, [1, 8]), floats, mask)
+        tl.store(factors + rows, row_factors, rows < num_rows)
+    else:
+        tl.store(places, normed, mask)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """As reference.rms_norm: x [T, N] or [T, H, N], the last dimension contiguous; `residual` [T, N]."""
-    size, num_heads = x.shape[-1], x.shape[1] if x.dim() == 3 else 1
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(out, None, x, weight, eps, residual)
+    return out
+
+
+def rms_norm_floats(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`rms_norm` of [T, N], quantized: 8-bit floats [T, N] and factors [T], bit for bit those of its result."""
+    floats, factors = empty_floats(len(x), x.shape[1], x.device)
+    _launch(floats, factors, x, weight, eps, residual)
+    return floats, factors
+
+
+def _launch(
+    out: Tensor, factors: Tensor | None, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None
+) -> None:
+    size, num_heads = x.shape[-1], x.shape[1] if x.dim() == 3 else 1
     num_rows, block = out.numel() // size, launch.power_of_two(size)
     if not num_rows:
-        return out
+        return
     rows = max(1, min(_TILE // block, launch.power_of_two(num_rows)))
     _rms_norm[(triton.cdiv(num_rows, rows),)](
-        out, x, weight, x if residual is None else residual,
+        out, weight if factors is None else factors, x, weight, x if residual is None else residual,
         num_rows, num_heads, x.stride(0), x.stride(1) if x.dim() == 3 else 0,
         0 if residual is None else residual.stride(0), eps,
         N=size, ROWS=rows, BLOCK=block, HAS_RESIDUAL=residual is not None, ROUND_ONCE=weight.dtype == torch.float32,
-        PDL=launch.dependent(), **launch.options(_num_warps(rows * block)),
+        QUANTIZE=factors is not None, PDL=launch.dependent(), **launch.options(_num_warps(rows * block)),
     )  # fmt: skip
-    return out
 
 
 def _num_warps(elements: int) -> int:

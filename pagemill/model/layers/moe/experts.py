@@ -23,11 +23,8 @@ class Experts(nn.Module):
     def __init__(self, size: int, inner_size: int, num_experts: int, activation: str, *, ctx: LayerContext) -> None:
         """Raises ConfigError when inner_size cannot be split, ModelError for an activation without a gated form."""
         super().__init__()
-        gate = gate_of(activation)
-        if gate is None:
-            raise ModelError(f"{ctx.name}: activation {activation!r} is not supported for experts")
         self.name = ctx.name
-        self._ctx, self._gate = ctx, gate
+        self._ctx, self._gate = ctx, gate_of(activation)
         self._shape = (inner_size, size)
         if ctx.expert_parallel:
             self.group = ctx.groups.ep

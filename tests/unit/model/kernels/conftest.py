@@ -10,6 +10,12 @@ import torch
 from pagemill import envs
 from pagemill.model.kernels import native, reference
 
+DTYPES = [torch.float32, torch.bfloat16]
+KV_DTYPES = [None, torch.int8]
+"""Of the cache; None: that of the model."""
+MIXED = [(1, 1), (1, 300), (5, 5), (70, 70), (33, 290), (1, 16), (1, 17), (40, 555)]
+"""(new tokens, all tokens) of requests of every kind."""
+
 
 @pytest.fixture(scope="session")
 def library() -> native.Library:
@@ -130,4 +136,12 @@ def make_paged(
         query, key, value, reference.packed_cache(cache), start,
         torch.tensor([n for _, n in lengths], dtype=torch.int32), table,
         torch.cat(slots), head_size**-0.5, window, soft_cap, chunk_size,
+    )  # fmt: skip
+
+
+def expected(case: Paged) -> torch.Tensor:
+    """The reference on the cache as the kernel left it."""
+    return reference.paged_attention(
+        case.query, reference.unpacked_cache(case.kv_cache), case.query_start, case.seq_lens, case.block_table,
+        case.scale, case.window, case.soft_cap, case.chunk_size,
     )  # fmt: skip

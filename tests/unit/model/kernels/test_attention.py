@@ -8,18 +8,7 @@ import torch
 
 from pagemill.model.kernels import native, reference
 
-from .conftest import Paged, make_paged
-
-DTYPES = [torch.float32, torch.bfloat16]
-MIXED = [(1, 1), (1, 300), (5, 5), (70, 70), (33, 290), (1, 16), (1, 17), (40, 555)]
-
-
-def expected(case: Paged) -> torch.Tensor:
-    """The reference on the cache as the kernel left it."""
-    return reference.paged_attention(
-        case.query, reference.unpacked_cache(case.kv_cache), case.query_start, case.seq_lens, case.block_table,
-        case.scale, case.window, case.soft_cap, case.chunk_size,
-    )  # fmt: skip
+from .conftest import DTYPES, KV_DTYPES, MIXED, Paged, expected, make_paged
 
 
 def check(case: Paged) -> None:
@@ -137,9 +126,12 @@ def test_scores_of_any_size(isa: str, scale: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("window", [None, 100])
-def test_same_bits_alone_in_company_and_in_chunks(isa: str, dtype: torch.dtype, window: int | None) -> None:
-    whole = make_paged([(1, 400), (700, 700), (20, 321)], dtype=dtype, window=window)
+def test_same_bits_alone_in_company_and_in_chunks(
+    isa: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, window: int | None
+) -> None:
+    whole = make_paged([(1, 400), (700, 700), (20, 321)], dtype=dtype, kv_dtype=kv_dtype, window=window)
     together = whole.run()
     for request, end in enumerate(whole.query_start[1:].tolist()):
         for count in (1, 2, 19):
@@ -151,8 +143,11 @@ def test_same_bits_alone_in_company_and_in_chunks(isa: str, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", [[(1, 3000)], [(600, 600)], [(1, 2000), (1, 30), (64, 1500)]])
-def test_same_bits_with_any_number_of_threads(isa: str, dtype: torch.dtype, lengths: list[tuple[int, int]]) -> None:
-    case = make_paged(lengths, dtype=dtype, head_size=128)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_same_bits_with_any_number_of_threads(
+    isa: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, lengths: list[tuple[int, int]]
+) -> None:
+    case = make_paged(lengths, dtype=dtype, kv_dtype=kv_dtype, head_size=128)
     case.run()
     before, results = torch.get_num_threads(), []
     try:

@@ -7,22 +7,11 @@ import torch
 
 from pagemill.model.kernels import reference
 
-from .conftest import Paged, make_paged
-
-DTYPES = [torch.float32, torch.bfloat16]
-MIXED = [(1, 1), (1, 300), (5, 5), (70, 70), (33, 290), (1, 16), (1, 17), (40, 555)]
+from .conftest import DTYPES, MIXED, Paged, expected, make_paged
 
 
 def make(lengths: list[tuple[int, int]], *sizes: int, **settings: object) -> Paged:
     return make_paged(lengths, *sizes, kv_dtype=torch.int8, **settings)
-
-
-def expected(case: Paged) -> torch.Tensor:
-    """The reference on the cache as the kernel left it."""
-    return reference.paged_attention(
-        case.query, reference.unpacked_cache(case.kv_cache), case.query_start, case.seq_lens, case.block_table,
-        case.scale, case.window, case.soft_cap, case.chunk_size,
-    )  # fmt: skip
 
 
 def check(case: Paged) -> None:
@@ -157,35 +146,6 @@ def test_scores_of_any_size(isa: str, dtype: torch.dtype, scale: float) -> None:
     case.query.mul_(scale)
     tolerance = 1e-4 if dtype == torch.float32 else 4e-2
     torch.testing.assert_close(case.run().float(), expected(case), rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 100])
-def test_same_bits_alone_in_company_and_in_chunks(isa: str, dtype: torch.dtype, window: int | None) -> None:
-    whole = make([(1, 400), (700, 700), (20, 321)], dtype=dtype, window=window)
-    together = whole.run()
-    for request, end in enumerate(whole.query_start[1:].tolist()):
-        for count in (1, 2, 19):
-            if count > int(whole.query_start[request + 1] - whole.query_start[request]):
-                continue
-            alone = whole.last(request, count).run(write=False)
-            assert torch.equal(alone, together[end - count : end])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("lengths", [[(1, 3000)], [(600, 600)], [(1, 2000), (1, 30), (64, 1500)]])
-def test_same_bits_with_any_number_of_threads(isa: str, dtype: torch.dtype, lengths: list[tuple[int, int]]) -> None:
-    case = make(lengths, dtype=dtype, head_size=128)
-    case.run()
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            results.append(case.run(write=False))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
 
 
 def test_a_block_may_be_one_piece_of_memory(isa: str) -> None:

@@ -6,6 +6,7 @@ import torch
 from pagemill.artifacts.describe import describe
 from pagemill.config.sections import ModelConfig
 from pagemill.model.factory import load_model
+from pagemill.model.kernels import fp8, reference
 from pagemill.model.kernels.fp8 import FP8, linear, quantize
 from pagemill.model.layers.moe.router import Router
 from pagemill.model.quantization.choose import choose
@@ -61,3 +62,43 @@ def test_a_model_in_8_bits_is_close_to_itself(tmp_path, architecture):
     alike = torch.nn.functional.cosine_similarity(ours, theirs)
     assert float(alike.min()) > 0.9
     assert not torch.equal(ours, theirs)
+
+
+class Kernels:
+    """What a GPU's kernels do to rows that are quantized, in plain torch; counts calls."""
+
+    def __init__(self) -> None:
+        self.norms = self.gates = 0
+
+    def quantizes(self, num_rows, dtype, weight):
+        return num_rows > 32
+
+    def norm_linear(self, x, residual, norm, weight, factors, bias):
+        self.norms += 1
+        return fp8.reference_linear(reference.rms_norm(x, *norm, residual), weight, factors, bias)
+
+    def gated_linear(self, x, gate, weight, factors, bias):
+        self.gates += 1
+        return fp8.reference_linear(reference.gated(x, gate == "gelu_tanh"), weight, factors, bias)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM"]
+)
+def test_norms_and_activations_quantize_what_they_write(tmp_path, monkeypatch, architecture):
+    folder = make_checkpoint(tmp_path, architecture)
+    config = ModelConfig(str(folder), dtype="float32", quantization="fp8", max_model_len=2048)
+    model = load_model(describe(str(folder), folder), config, CpuPlatform(), PhaseTimer())
+    expected = PagedModel(model, "float32").logits(TOKENS)
+    kernels = Kernels()
+    monkeypatch.setattr(fp8, "_device_kernels", lambda: kernels)
+    monkeypatch.setattr(fp8, "quantizes", lambda x, weight: kernels.quantizes(len(x), x.dtype, weight))
+    found = PagedModel(model, "float32").logits(TOKENS)
+    names = [name.rpartition(".")[2] for name, _ in model.named_modules()]
+    assert kernels.norms == names.count("qkv_proj") + names.count("gate_up_proj")
+    # Experts beside them: it depends on how many tokens chose one.
+    assert kernels.gates >= names.count("down_proj") > 0
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    counted = kernels.norms
+    PagedModel(model, "float32").logits(TOKENS[:32])
+    assert kernels.norms == counted

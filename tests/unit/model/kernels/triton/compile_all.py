@@ -47,7 +47,9 @@ from pagemill.model.attention.backends.triton_attn import TritonBackend  # noqa:
 from pagemill.model.attention.interface import AttentionLayerSpec  # noqa: E402
 from pagemill.model.kernels.kv_target import KVTarget  # noqa: E402
 from pagemill.model.kernels.triton import choices, device, launch  # noqa: E402
+from pagemill.model.kernels.triton.fp8_quantize import quantize  # noqa: E402
 from pagemill.model.kernels.triton.gemv import gemv  # noqa: E402
+from pagemill.model.kernels.triton.norm import rms_norm_floats  # noqa: E402
 from pagemill.model.kernels.triton.norm_before import NormBefore  # noqa: E402
 from pagemill.model.kernels.triton.skinny import skinny  # noqa: E402
 from tests.fakes.paged_attention import PagedCase  # noqa: E402
@@ -67,6 +69,15 @@ def rows() -> None:
     device.argmax(torch.empty(2, 151936))
     device.rotate_(half(3, 32, 128), half(3, 128), half(3, 128))
     device.gather_pair(half(50, 128), half(50, 128), ints(4, dtype=torch.int64))
+
+
+def eight_bits() -> None:
+    for count in (40, 8192):
+        rms_norm_floats(half(count, 4096), half(4096), 1e-6, half(count, 4096))
+        rms_norm_floats(half(count, 576), torch.empty(576), 1e-6)
+        quantize(half(count, 4096))
+        quantize(half(count, 2 * 12288), "silu")
+        quantize(half(count, 2 * 1024), "gelu_tanh")
 
 
 def linears() -> None:
@@ -112,6 +123,6 @@ def attention() -> None:
 
 for dependent in (False, True):
     launch.set_dependent(dependent)
-    for part in (rows, linears, attention_inputs, sampling, attention):
+    for part in (rows, eight_bits, linears, attention_inputs, sampling, attention):
         part()
 print(" ".join(sorted(set(compiled))))

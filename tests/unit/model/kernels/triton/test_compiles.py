@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[5]
 KERNELS = {
-    "_attention_inputs", "_combine", "_gated", "_gather_pair", "_gemv", "_group_stats", "_merge", "_rms_norm",
-    "_rotate", "_sample", "_scan", "_skinny", "merge_splits", "paged_attention", "plan_items", "write_cache",
+    "_attention_inputs", "_combine", "_gated", "_gather_pair", "_gemv", "_group_stats", "_merge", "_quantize",
+    "_rms_norm", "_rotate", "_sample", "_scan", "_skinny", "merge_splits", "paged_attention", "plan_items",
+    "write_cache",
 }  # fmt: skip
 
 

@@ -10,7 +10,9 @@ from pagemill.model.kernels.triton import fp8  # isort: skip
 from pagemill.model.kernels.triton.choices import GemvChoice
 from pagemill.model.kernels.triton.fp8_choices import FewRowsChoice, few_rows_choice, one_row_choice
 from pagemill.model.kernels.triton.fp8_rows import few_rows
+from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.gemv import gemv
+from pagemill.model.kernels.triton.norm import rms_norm, rms_norm_floats
 
 STEP = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 GATES = [None, "silu", "gelu_tanh"]
@@ -31,6 +33,64 @@ def test_quantize(size: int):
     powers = expected.float().abs().log2().frac() == 0
     same = floats.float() == expected.float()
     assert (same | (powers if DEVICE == "cpu" else same)).all()
+
+
+def same_bits(found: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]) -> None:
+    assert torch.equal(found[1], expected[1])
+    assert torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", list(STEP))
+@pytest.mark.parametrize("num_rows", [0, 1, 5])
+@pytest.mark.parametrize("size", [64, 100, 4096])
+@pytest.mark.parametrize("kind", ["plain", "residual", "float32 weight"])
+def test_a_norm_writes_what_quantizing_its_result_would(dtype: torch.dtype, num_rows: int, size: int, kind: str):
+    x = random(num_rows, size + 8, dtype=dtype)[:, 8:]
+    x[3:4] = 0
+    weight = random(size, dtype=torch.float32 if kind == "float32 weight" else dtype, seed=1)
+    sums = [random(num_rows, size, dtype=dtype, seed=2) for _ in range(2)] if kind == "residual" else [None, None]
+    same_bits(rms_norm_floats(x, weight, 1e-6, sums[0]), fp8.quantize(rms_norm(x, weight, 1e-6, sums[1])))
+    if sums[0] is not None:
+        assert torch.equal(sums[0], sums[1])
+        assert not torch.equal(sums[0], random(num_rows, size, dtype=dtype, seed=2)) or not num_rows
+
+
+@pytest.mark.parametrize("dtype", list(STEP))
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("num_rows", "size"), [(0, 16), (1, 24), (5, 1500)])
+def test_a_gated_activation_writes_what_quantizing_its_result_would(dtype, gate: str, num_rows: int, size: int):
+    x = random(num_rows, 2 * size + 8, dtype=dtype)[:, : 2 * size]
+    x[3:4] = 0
+    same_bits(fp8.quantize(x, gate), fp8.quantize(gated(x, gate == "gelu_tanh")))
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_many_rows_are_quantized_by_what_comes_before(monkeypatch, gate, with_bias: bool):
+    def multiply(rows, weight, scale_a, scale_b, out_dtype, use_fast_accum):
+        return ((rows.float() @ weight.float()) * scale_a * scale_b).to(out_dtype)
+
+    monkeypatch.setattr(torch, "_scaled_mm", multiply)
+    weight, factors = reference_quantize(random(32, 48, seed=1) / 8)
+    bias = random(32, dtype=torch.bfloat16, seed=2) if with_bias else None
+    x = random(40, 96, dtype=torch.bfloat16)
+    if gate is not None:
+        expected = fp8.linear(gated(x, gate == "gelu_tanh"), weight, factors, bias)
+        assert torch.equal(fp8.gated_linear(x, gate, weight, factors, bias), expected)
+        return
+    x, norm = x[:, :48], (random(48, dtype=torch.bfloat16, seed=3), 1e-6)
+    residual = random(40, 48, dtype=torch.bfloat16, seed=4)
+    expected = fp8.linear(rms_norm(x, *norm, residual.clone()), weight, factors, bias)
+    assert torch.equal(fp8.norm_linear(x, residual, norm, weight, factors, bias), expected)
+
+
+def test_which_rows_are_quantized():
+    weight = torch.empty(32, 48)
+    assert fp8.quantizes(33, torch.bfloat16, weight)
+    assert not fp8.quantizes(32, torch.bfloat16, weight)
+    assert not fp8.quantizes(33, torch.float32, weight)
+    assert not fp8.quantizes(33, torch.bfloat16, torch.empty(32, 40))
+    assert not fp8.quantizes(33, torch.bfloat16, torch.empty(40, 48))
 
 
 def exact(x: torch.Tensor, weight: torch.Tensor, factors: torch.Tensor, bias, gate) -> torch.Tensor:

@@ -124,3 +124,12 @@ def test_every_number_of_slots_has_tiles_of_one_height():
     for average in (0.1, 5, 15, 40, 1000):
         gate_up, down = moe_choices.grouped_choices(int(average * 128), 128)
         assert gate_up.block_m == down.block_m
+
+
+@pytest.mark.parametrize("num_bytes", [2, 4])
+def test_tiles_fit_into_shared_memory(num_bytes: int):
+    """Of compute capability 9.0; the first layer's tile holds gate and up."""
+    for average in (0.1, 5, 15, 40, 1000):
+        for parts, choice in zip((2, 1), moe_choices.grouped_choices(int(average * 128), 128, num_bytes), strict=True):
+            inputs = (choice.block_m + parts * choice.block_n) * choice.block_k
+            assert inputs * num_bytes * choice.num_stages <= 227 << 10
