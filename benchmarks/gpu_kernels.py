@@ -23,8 +23,13 @@ from torch.nn import functional
 
 from pagemill.model.kernels import reference
 from pagemill.model.kernels.kv_target import KVTarget
+from pagemill.model.kernels.routing import Routing
 from pagemill.model.kernels.triton import choices, device, launch, linear
 from pagemill.model.kernels.triton.gemv import gemv
+from pagemill.model.kernels.triton.moe_choices import grouped_choices
+from pagemill.model.kernels.triton.moe_grouped import combine
+from pagemill.model.kernels.triton.moe_route import route
+from pagemill.model.kernels.triton.moe_sort import sort_slots
 from pagemill.model.kernels.triton.norm_before import NormBefore
 from pagemill.model.kernels.triton.skinny import skinny
 
@@ -277,6 +282,7 @@ def small_cases(model: Model, rows: int) -> dict[str, tuple[Callable, Callable |
     cache = torch.zeros(max(8, rows // 8), 2, 16, model.kv_heads, model.head, dtype=DTYPE, device="cuda")
     target = KVTarget(cache[:, 0], cache[:, 1], torch.arange(rows, device="cuda"))
     logits = torch.randn(rows, model.vocab, device="cuda") * 3
+    half_logits = logits.to(DTYPE)
     positions = torch.arange(rows, device="cuda")
     some = {
         "top_k 50, top_p .95": sampling_rows(rows, 1.0, 0.95, 50),
@@ -295,12 +301,57 @@ def small_cases(model: Model, rows: int) -> dict[str, tuple[Callable, Callable |
             lambda: device.attention_inputs(qkv, model.heads, model.head, rope, norms, target), None, 4 * qkv.numel()
         ),
         "argmax": (lambda: device.argmax(logits), lambda: logits.argmax(-1), all_logits),
+        "argmax, bfloat16": (lambda: device.argmax(half_logits), lambda: half_logits.argmax(-1), all_logits / 2),
     }  # fmt: skip
     for name, settings in some.items():
         cases[f"sample {name}"] = (
             lambda s=settings: device.sample_rows(logits, s, positions), None, all_logits
         )  # fmt: skip
     return cases
+
+
+def prefill_cases(heads: int, kv_heads: int, head: int, qk_norm: bool, tokens: int) -> tuple[Callable, float]:
+    """Attention inputs of a prefill, and the bytes that they move."""
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head, dtype=DTYPE, device="cuda")
+    rope = tuple(torch.randn(tokens, head, dtype=DTYPE, device="cuda") for _ in range(2))
+    norm = (torch.randn(head, dtype=DTYPE, device="cuda"), 1e-6)
+    cache = torch.zeros(tokens // 16, 2, 16, kv_heads, head, dtype=DTYPE, device="cuda")
+    target = KVTarget(cache[:, 0], cache[:, 1], torch.arange(tokens, device="cuda"))
+    norms = (norm, norm) if qk_norm else None
+    return lambda: device.attention_inputs(qkv, heads, head, rope, norms, target), 4 * qkv.numel()
+
+
+def expert_cases(tokens: int) -> dict[str, tuple[Callable, float]]:
+    """What surrounds the products of a layer of experts, of Qwen3-30B-A3B: calls, and the bytes that they move."""
+    num_experts, top_k, size = 128, 8, 2048
+    logits = torch.randn(tokens, num_experts, device="cuda")
+    parts = torch.randn(tokens * top_k, size, dtype=DTYPE, device="cuda")
+    routing = Routing(top_k, renormalize=True)
+    chosen, weights = route(logits, routing)
+    tile = grouped_choices(chosen.numel(), num_experts)[0].block_m
+    slots = tokens * top_k
+    return {
+        "route": (lambda: route(logits, routing), logits.numel() * 4 + slots * 8),
+        "sort slots": (lambda: sort_slots(chosen, 0, num_experts, tile), slots * 8),
+        "combine": (lambda: combine(parts, chosen, weights, 0, num_experts), (slots + tokens) * size * 2),
+    }
+
+
+def bench_many(results: list[dict]) -> None:
+    """Attention inputs of a prefill, and the small kernels of mixtures of experts."""
+    cases = {
+        f"{name} attention inputs x8192": prefill_cases(*sizes, 8192)
+        for name, sizes in {
+            "llama-3.2-1b": (32, 8, 64, False), "qwen3-8b": (32, 8, 128, True), "qwen3-30b-a3b": (32, 4, 128, True),
+        }.items()
+    }  # fmt: skip
+    for tokens in (256, 8192):
+        cases |= {f"qwen3-30b-a3b {name} x{tokens}": case for name, case in expert_cases(tokens).items()}
+    print(f"\n{'prefill, experts':<48}{'floor us':>10}{'ours us':>9}{'of read':>9}")
+    for name, (call, size) in cases.items():
+        us, floor = time_us([call] * 20), size / READ_GB_S / 1e3
+        print(f"{name:<48}{floor:>10.1f}{us:>9.1f}{floor / us:>9.0%}")
+        results.append({"kernel": name, "us": us, "floor_us": floor})
 
 
 def bench_small(results: list[dict]) -> None:
@@ -394,6 +445,7 @@ def main() -> None:
             bench_layer(results, fused)
         if arguments.only in (None, "small"):
             bench_small(results)
+            bench_many(results)
         if arguments.only in (None, "skinny"):
             bench_skinny(results, skinny_measured)
     print("\n# choices.py\nGEMV_MEASURED = {")

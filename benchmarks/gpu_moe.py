@@ -279,7 +279,8 @@ def bench_grouped(layer: Layer, results: list[dict[str, Any]], tune: bool) -> No
 def torch_grouped(layer: Layer, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The same with torch's product of groups, sorting and adding up as ours."""
     order = sort_slots(chosen, 0, EXPERTS, 128)
-    ends = order.counts.cumsum(0, dtype=torch.int32)
+    counts = torch.zeros(EXPERTS, dtype=torch.int32, device="cuda")
+    ends = counts.index_add_(0, chosen.view(-1), torch.ones_like(chosen.view(-1))).cumsum(0, dtype=torch.int32)
     rows = x.index_select(0, order.slots // TOP_K)
     both = torch._grouped_mm(rows, layer.gate_up.transpose(1, 2), offs=ends)
     gate, up = both.chunk(2, -1)

@@ -1,4 +1,5 @@
-"""Host time of a steady decode step: the real engine core and worker runner around a model that does nothing.
+"""Host time of a steady decode step, and of a short prompt: the real engine core and worker runner around a model that
+does nothing.
 
     PYTHONPATH=. python benchmarks/host_time.py [--batches 1 1024] [--steps 300] [--json]
 
@@ -33,6 +34,7 @@ NUM_LAYERS = 30
 VOCAB_SIZE = 256
 HIDDEN_SIZE = 64
 PROMPT_TOKENS = 32
+SHORT_PROMPT = 128
 KV_BYTES_PER_TOKEN = NUM_LAYERS * 2 * 64 * 2
 WARM_UP_STEPS = 20
 MOST_OTHER_STEPS = 120
@@ -109,6 +111,27 @@ def step_ms(config: EngineConfig, batch: int, num_steps: int) -> list[float]:
     return times
 
 
+def first_token_ms(config: EngineConfig, num_requests: int) -> list[float]:
+    """Milliseconds from a request's arrival at the core to its one token, one request of `SHORT_PROMPT` after the
+    other."""
+    core = EngineCore(config, UniprocExecutor(NullWorker(config)))
+    params = SamplingParams(temperature=0, seed=0, max_tokens=1, ignore_eos=True)
+    times = []
+    for index in range(WARM_UP_STEPS + num_requests):
+        prompt = [(index + place * 7) % VOCAB_SIZE for place in range(SHORT_PROMPT)]
+        start = time.perf_counter()
+        core.add(
+            EngineCoreRequest(
+                request_id=f"request-{index}", prompt_token_ids=prompt, params=params, arrival_time=time.monotonic()
+            )
+        )
+        while core.has_work():
+            core.step()
+        times.append((time.perf_counter() - start) * 1e3)
+    core.shutdown()
+    return times[WARM_UP_STEPS:]
+
+
 def _num_sampled(core: EngineCore) -> int:
     """Requests that got a token in one more step."""
     return sum(len(outputs.request_ids) + len(outputs.outputs) for outputs in core.step())
@@ -137,8 +160,11 @@ def main() -> None:
             print(
                 f"batch {batch:5}: {statistics.median(times):.3f} ms (mean {statistics.mean(times):.3f}, p99 {p99:.3f})"
             )
+    medians["first_token_ms"] = statistics.median(first_token_ms(config, args.steps))
     if args.json:
         print(json.dumps(medians))
+    else:
+        print(f"first token after {SHORT_PROMPT}: {medians['first_token_ms']:.3f} ms")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import torch
 
 from pagemill.config.sections import GraphConfig, SchedulerConfig
 from pagemill.messages.kv_spec import KVCacheConfig
-from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.distributed.group import Group
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Platform
@@ -128,7 +127,5 @@ def _graphs(model: CausalLM, sizes: RunnerSizes, maker: GraphMaker | None, confi
         model.cache_layers(),
         BatchLimits(sizes.max_num_seqs),
         maker,
-        # Whole steps are made for decode batches only.
-        runner_support=AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE,
         rank=rank,
     )

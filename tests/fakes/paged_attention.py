@@ -1,5 +1,7 @@
 """Random batches over a paged cache, what attention over them is by definition, and a run of any backend on them."""
 
+import copy
+import dataclasses
 from dataclasses import dataclass, field
 
 import torch
@@ -93,6 +95,35 @@ class PagedCase:
             start.to(self.device), seq_lens.to(self.device), self.table, mapping.to(self.device), len(lengths),
             sum(lengths), max(lengths), int(seq_lens.max()), self.block_size, start, seq_lens, self.prefix,
         )  # fmt: skip
+
+    def padded(self, num_tokens: int, num_requests: int, **told: int) -> "PagedCase":
+        """This step as a captured graph of such a shape sees it, with NaN for tokens that only fill it up."""
+        common = self.common()
+        count, rows = common.num_tokens, num_requests - common.num_requests
+
+        def more(tensor: Tensor, length: int, value: float) -> Tensor:
+            return torch.cat([tensor, tensor.new_full((length, *tensor.shape[1:]), value)])
+
+        step = dataclasses.replace(
+            common,
+            query_start=more(common.query_start, rows, count),
+            seq_lens=more(common.seq_lens, rows, 0),
+            block_table=more(common.block_table, rows, 0),
+            slot_mapping=more(common.slot_mapping, num_tokens - count, -1),
+            num_requests=num_requests,
+            num_tokens=num_tokens,
+            max_query_len=num_tokens,
+            max_seq_len=common.block_table.shape[1] * common.block_size,
+            query_start_host=None,
+            seq_lens_host=None,
+            **told,
+        )
+        found = copy.copy(self)
+        found.query, found.key, found.value = (
+            more(part, num_tokens - count, torch.nan) for part in (self.query, self.key, self.value)
+        )
+        found.common = lambda: step  # type: ignore[method-assign]
+        return found
 
     def cache(self, backend: type[AttentionBackend]) -> Tensor:
         """The backend's cache with everything that was computed before the step."""

@@ -11,6 +11,7 @@ from pagemill.model.attention.backends.flex import FlexBackend
 from pagemill.model.attention.backends.triton_attn import TritonBackend
 from pagemill.model.attention.capability import Surroundings
 from pagemill.model.attention.flash_providers import providers
+from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import AttentionLayerSpec
 from pagemill.model.kernels.triton import launch
 from tests.fakes.paged_attention import PagedCase
@@ -125,6 +126,42 @@ def test_a_graph_follows_lengths_that_change(dependent):
         graph.replay()
         torch.cuda.synchronize()
         assert relative_error(result, large.expected()) < 1e-2
+
+
+@each_backend
+@pytest.mark.parametrize("shape", [(512, 16), (512, 128)])
+@pytest.mark.parametrize("dependent", [False, True])
+def test_a_graph_of_mixed_steps_follows_them(backend, shape, dependent):
+    """Captured for a shape while every request decodes; then it is replayed for prompts among decodes, padded."""
+    if dependent and (COMPUTE is None or COMPUTE < (9, 0)):
+        pytest.skip("dependent launch needs compute capability 9.0")
+    if backend.metadata_builder.graph_support is not AttentionCGSupport.ALWAYS:
+        pytest.skip("cannot be part of such a graph")
+    spec = AttentionLayerSpec(32, 8, 128, 128**-0.5)
+    case = PagedCase(spec, BATCHES["mixed"], dtype=torch.bfloat16, device="cuda")
+    step = case.padded(*shape)
+    common, cache = step.common(), step.cache(backend)
+    start, seq_lens = common.query_start.clone(), common.seq_lens.clone()
+    common.query_start.copy_(torch.arange(shape[1] + 1))
+    common.seq_lens.fill_(1)
+    impl, builder = backend.impl(spec), backend.metadata_builder(spec, torch.device("cuda"))
+    launch.set_dependent(dependent)
+    try:
+        impl.forward(step.query, step.key, step.value, cache, builder.build(common))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = impl.forward(step.query, step.key, step.value, cache, builder.build(common))
+    finally:
+        launch.set_dependent(False)
+    common.query_start.copy_(start)
+    common.seq_lens.copy_(seq_lens)
+    expected = case.expected()
+    for _ in range(3):
+        result.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert relative_error(result[: len(expected)], expected) < 1e-2
 
 
 def test_many_requests_of_unequal_lengths():

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from pagemill.config.arguments import EngineArgs
+from pagemill.config.graph_mode import GraphMode
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.launch import build_config
@@ -103,6 +104,44 @@ def test_depth_does_not_change_tokens(checkpoints, ahead):
         tokens.append(client.tokens)
         core.shutdown()
     assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("mode", ["FULL", "FULL_AND_PIECEWISE"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_mixed_steps_replayed_whole_equal_eager(checkpoints, mode, temperature):
+    """The same requests three times: the first time shapes warm up, later they are captured and replayed."""
+    prompts = [[3 + (7 * index + place) % 250 for place in range(1 + 13 * index)] for index in range(10)]
+    sampling = {"temperature": temperature, "top_k": 20, "max_tokens": 16, "ignore_eos": True}
+    tokens, shares = [], []
+    for settings in ({"compilation_config": {"cudagraph_mode": mode}}, {"enforce_eager": True}):
+        settings |= {"attention_backend": "TRITON_ATTN", "enable_prefix_caching": False}
+        core, worker = start(checkpoints, dtype="float32", **settings)
+        client = Client(core)
+        for turn in range(3):
+            for index, prompt in enumerate(prompts):
+                client.add(core_request(f"{turn} {index}", prompt, **sampling, **{"seed": index}))
+                client.step()
+            client.run()
+        tokens.append([[client.tokens[f"{turn} {index}"] for index in range(len(prompts))] for turn in range(3)])
+        stats = getattr(worker.runner._forward._graphs.graphs, "stats", None)
+        shares.append(0 if stats is None else stats.steps[GraphMode.FULL] / stats.steps.total())
+        core.shutdown()
+    captured, eager = tokens
+    assert captured[0] == captured[1] == captured[2], "graphs, and the same steps without"
+    equal = sum(mine == other for mine, other in zip(captured[2], eager[2], strict=True))
+    assert equal >= 9, "other shapes may be multiplied by other kernels"
+    assert shares[0] > 0.5
+
+
+def test_a_short_prompt_is_one_replay(checkpoints):
+    core, worker = start(checkpoints, attention_backend="TRITON_ATTN", enable_prefix_caching=False)
+    client, stats = Client(core), worker.runner._forward._graphs.graphs.stats
+    for turn in range(4):
+        client.add(core_request(str(turn), 120, max_tokens=1, temperature=0, ignore_eos=True))
+        client.run()
+    assert stats.steps[GraphMode.FULL] == 3 and stats.steps[GraphMode.PIECEWISE] == 0
+    assert len({tuple(found) for found in client.tokens.values()}) == 1
+    core.shutdown()
 
 
 def test_preemption_and_aborts_in_flight(checkpoints):

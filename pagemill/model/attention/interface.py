@@ -82,6 +82,8 @@ class CommonAttentionMetadata:
     common_prefix_len: int = 0
     """Tokens, whole blocks of them, that all requests of the step share: the first entries of all rows of the block
     table are equal. A step that says so is not captured."""
+    min_query_len: int = 0
+    """Fewest tokens of a request, where the host knows it: what is for requests of less is left out."""
 
 
 class StepPlanner(Protocol):

@@ -42,6 +42,7 @@ def phased(prefill: type[AttentionBackend], decode: type[AttentionBackend]) -> t
 
     class Builder(_PhasedBuilder):
         parts = (prefill, decode)
+        graph_support = _support(prefill.metadata_builder.graph_support, decode.metadata_builder.graph_support)
 
     class Impl(_PhasedImpl):
         parts = (prefill, decode)
@@ -57,6 +58,11 @@ def phased(prefill: type[AttentionBackend], decode: type[AttentionBackend]) -> t
     return Backend
 
 
+def _support(prefill: AttentionCGSupport, decode: AttentionCGSupport) -> AttentionCGSupport:
+    """That of prefill is that of mixed batches; decode batches need only the other's."""
+    return max(min(prefill, decode), min(decode, AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE))
+
+
 class _PhasedBuilder(MetadataBuilder):
     """Plans with the one that will run."""
 
@@ -65,12 +71,6 @@ class _PhasedBuilder(MetadataBuilder):
     def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
         super().__init__(spec, device)
         self._prefill, self._decode = (part.metadata_builder(spec, device) for part in self.parts)
-
-    @property
-    def graph_support(self) -> AttentionCGSupport:  # type: ignore[override]
-        """That of prefill is that of mixed batches; decode batches need only the other's."""
-        both = min(self._prefill.graph_support, self._decode.graph_support)
-        return max(both, min(self._decode.graph_support, AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE))
 
     def build(self, common: CommonAttentionMetadata) -> PhasedMetadata:
         decodes = common.max_query_len <= 1

@@ -69,14 +69,15 @@ def place_tokens(
     groups: Sequence[tuple[Tensor, int, Tensor]],
 ) -> None:
     """The inputs of any batch. last_tokens [S] int64; written: token_ids, positions [T] int64, and the last of each
-    group: table [S, C], block size, slot mapping [T] int64."""
+    group: table [S, C], block size, slot mapping [T] int64, -1 for tokens of the last slot, which is padding."""
     sampled = last_tokens.index_select(0, tokens.slots)
     token_ids.copy_(tokens.given.long().where(tokens.known != 0, sampled))
     positions.copy_(tokens.positions)
     for table, block_size, slot_mapping in groups:
         places = tokens.slots.long() * table.shape[1] + positions // block_size
         blocks = table.view(-1).index_select(0, places)
-        slot_mapping.copy_(blocks.long() * block_size + positions % block_size)
+        found = blocks.long() * block_size + positions % block_size
+        slot_mapping.copy_(found.masked_fill_(tokens.slots == len(last_tokens) - 1, -1))
 
 
 def end_step(slots: Tensor, sampled: Tensor, last_tokens: Tensor, results: Tensor, turn: Tensor) -> None:

@@ -1,8 +1,9 @@
 """`DeviceForward`: steps are queued on a device ahead of the tokens they need. One stage, all of the model.
 
 A decode batch is one piece of work: tokens from the slots, network, sampling, and what the next step needs. The host
-sends nothing when the requests are those of the step before and no block was added. Other batches are queued part by
-part. Tokens come back through a copy of their own, while the next step runs.
+sends nothing when the requests are those of the step before and no block was added. Another batch is sent as a whole;
+small ones are one piece of work too, up to the logits. Tokens come back through a copy of their own, while the next
+step runs.
 """
 
 from collections import deque
@@ -17,7 +18,6 @@ from pagemill.config.graph_mode import GraphMode
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.forward_context import BatchDescriptor, ForwardContext, forward_context
 from pagemill.model.kernels import batching
-from pagemill.model.kernels.batching_reference import SlotTokens
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Mark, Transfers
 from pagemill.worker.batch.buffers import UploadRing
@@ -25,8 +25,9 @@ from pagemill.worker.batch.device_states import RESULT_TURNS, DeviceStates, know
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.forward.decode_rows import DecodeRows
-from pagemill.worker.forward.device_batch import DeviceBatch, MixedRequests
+from pagemill.worker.forward.device_batch import DeviceBatch
 from pagemill.worker.forward.interface import Forward, TokensSoon
+from pagemill.worker.forward.mixed_batch import Extent, MixedShape, MixedTensors
 from pagemill.worker.forward.step_graphs import Ending, StepGraphs
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.sampling.device_sampler import sample_greedy, sample_random
@@ -66,6 +67,7 @@ class DeviceForward(Forward):
         self._planned: dict[str, object] = {}
         """Metadata of the step, where the network finds it."""
         self._network = graphs.graphs.wrap_model(model)
+        self._mixed = graphs.wrap(self._mixed_step)
         self._decode = {ending: graphs.wrap(partial(self._decode_step, ending=ending)) for ending in Ending}
 
     def add(self, new: NewRequest) -> None:
@@ -128,9 +130,10 @@ class DeviceForward(Forward):
         )
         self._planned.update(self._groups.plan_with(lambda group: here.decode_common(group, num_rows)))
         hidden = self._network(here.token_ids[:num_rows], positions)
+        logits = self._model.compute_logits(hidden)
         if ending is Ending.LOGITS:
-            return self._model.compute_logits(hidden)
-        sampled = self._sample(hidden, ending, slots, positions + 1)
+            return logits
+        sampled = self._sample(logits, ending, slots, positions + 1)
         batching.end_step(slots, sampled, states.last_tokens, states.results, states.turn)
         return sampled
 
@@ -146,75 +149,61 @@ class DeviceForward(Forward):
 
     def _run_shape(self, mode: GraphMode, key: BatchDescriptor) -> None:
         """A step of padding alone."""
-        here, count = self._batch, key.num_tokens
+        here, count, pad_slot = self._batch, key.num_tokens, self._slots.pad_slot
         self._rows.forget()
-        if mode is GraphMode.FULL or key.uniform:
-            here.slots[:count].fill_(self._slots.pad_slot)
+        if key.uniform:
+            here.slots[:count].fill_(pad_slot)
             here.next_positions[:count].zero_()
             self._queue_decode(Ending.GREEDY, self._graphs.admit(Ending.GREEDY, mode, key), key)
             self._downloads.queued()
             return
-        self._pad(0, count)
-        start = here.decode_query_start[:2] * count
-        pad_slot = here.decode_query_start[:1] + self._slots.pad_slot
-        told = MixedRequests(pad_slot, start, start[1:], count, count, count)
-        self._planned.clear()
-        self._planned.update(self._groups.plan_with(partial(here.mixed_common, told, count)))
-        with forward_context(ForwardContext(self._planned, mode, key)):
-            self._network(here.token_ids[:count], here.positions[:count])
+        whole = key.num_requests is not None
+        shape = MixedShape(count, key.num_requests or 1)
+        batch = shape.padding(pad_slot, here.max_seq_len)
+        packed = shape.pack(batch, np.ones(shape.num_requests, bool), pad_slot)
+        mode = self._graphs.admit(Ending.LOGITS, mode, key) if whole else mode
+        self._queue_mixed(packed, shape, shape.extent if whole else Extent.of(batch), mode, key)
 
     # --- other batches --------------------------------------------------------------------------------------------
 
     def _run_mixed(self, batch: InputBatch, ending: Ending) -> None:
-        here, count = self._batch, batch.num_tokens
         self._rows.forget()
-        mode, key = self._graphs.graphs.choose(count, len(batch.slots), False)
-        known = np.repeat(known_tokens(self._states, batch.slots), np.diff(batch.query_start))
-        sent = self._send(
-            [
-                batch.token_slots,
-                known.astype(np.int32),
-                batch.token_ids.astype(np.int32),
-                batch.positions.astype(np.int32),
-                batch.slots,
-                batch.query_start,
-                batch.seq_lens,
-                batch.logits_index.astype(np.int32),
-                batch.sampled_slots,
-                batch.sampled_positions.astype(np.int32),
-            ]
-        )
-        slots, query_start, seq_lens, wanted, sampled, at = sent[4:]
-        batching.place_tokens(
-            SlotTokens(*sent[:4]),
-            self._slots.last_tokens,
-            here.token_ids[:count],
-            here.positions[:count],
-            [here.mapping(group, count) for group in self._groups.indices],
-        )
-        self._pad(count, key.num_tokens)
-        self._planned.clear()
-        told = MixedRequests(slots, query_start, seq_lens, batch.max_query_len, batch.max_seq_len, key.num_tokens)
-        self._planned.update(self._groups.plan_with(partial(here.mixed_common, told, count)))
-        with forward_context(ForwardContext(self._planned, mode, key)):
-            hidden = self._network(here.token_ids[: key.num_tokens], here.positions[: key.num_tokens])
-        if len(wanted):
-            rows = hidden.index_select(0, wanted)
-            if ending is Ending.LOGITS:
-                self._end(self._model.compute_logits(rows), batch, sampled, at.long())
-            else:
-                tokens = self._sample(rows, ending, sampled, at.long())
-                self._keep(sampled, tokens)
-            self._downloads.queued()
-        self.uploads.sent_is_used()
-
-    def _pad(self, count: int, padded: int) -> None:
-        """Tokens that only fill up a graph: they are computed, and nothing is kept of them."""
-        if padded == count:
+        mode, key, whole = self._graphs.choose_mixed(batch.num_tokens, len(batch.slots))
+        shape = MixedShape(key.num_tokens, key.num_requests or len(batch.slots))
+        packed = shape.pack(batch, known_tokens(self._states, batch.slots), self._slots.pad_slot)
+        told, logits = self._queue_mixed(packed, shape, shape.extent if whole else Extent.of(batch), mode, key)
+        count = len(batch.sampled_slots)
+        if not count:
             return
-        here = self._batch
-        for buffer, value in ((here.token_ids, 0), (here.positions, 0), *((one, -1) for one in here.slot_mapping)):
-            buffer[count:padded].fill_(value)
+        # Sampling is queued while the device computes the logits: in the graph it would only make more graphs.
+        slots, positions = told.sampled_slots[:count], told.sampled_positions[:count].long()
+        if ending is Ending.LOGITS:
+            self._end(logits[:count], batch, slots, positions)
+        else:
+            self._keep(slots, self._sample(logits[:count], ending, slots, positions))
+        self._downloads.queued()
+
+    def _queue_mixed(
+        self, packed: Int32Array, shape: MixedShape, extent: Extent, mode: GraphMode, key: BatchDescriptor
+    ) -> tuple[MixedTensors, Tensor]:
+        """The batch on the device, and [R, V] logits."""
+        (sent,) = self._send([packed])
+        told = shape.tensors(self._batch.mixed[: len(sent)].copy_(sent))
+        self.uploads.sent_is_used()
+        self._planned.clear()
+        with forward_context(ForwardContext(self._planned, mode, key)):
+            return told, self._mixed(told, extent)
+
+    def _mixed_step(self, told: MixedTensors, extent: Extent) -> Tensor:
+        """What a captured graph holds; its inputs are those of `MixedShape.tensors`. Returns the logits of a row for
+        each request: where a part of a prompt is computed, one too many costs less than a case of its own."""
+        here, count = self._batch, len(told.tokens.slots)
+        token_ids, positions = here.token_ids[:count], here.positions[:count]
+        mappings = [here.mapping(group, count) for group in self._groups.indices]
+        batching.place_tokens(told.tokens, self._slots.last_tokens, token_ids, positions, mappings)
+        self._planned.update(self._groups.plan_with(partial(here.mixed_common, told, extent)))
+        hidden = self._network(token_ids, positions)
+        return self._model.compute_logits(hidden.index_select(0, told.logits_index))
 
     # --- both -----------------------------------------------------------------------------------------------------
 
@@ -243,18 +232,16 @@ class DeviceForward(Forward):
             self.uploads.sent_is_used()
         return rest
 
-    def _sample(self, hidden: Tensor, ending: Ending, slots: Tensor, positions: Tensor) -> Tensor:
+    def _sample(self, logits: Tensor, ending: Ending, slots: Tensor, positions: Tensor) -> Tensor:
         if ending is Ending.GREEDY:
-            return sample_greedy(self._model.compute_logits(hidden))
-        return sample_random(self._model.compute_logits(hidden), self._slots.sampling, slots, positions)
+            return sample_greedy(logits)
+        return sample_random(logits, self._slots.sampling, slots, positions)
 
     def _end(self, logits: Tensor, batch: InputBatch, slots: Tensor, positions: Tensor) -> None:
         """Sample from logits that processors change first."""
         self._sampler.process(logits, batch)
-        if self._states.greedy[batch.sampled_slots].all():
-            self._keep(slots, sample_greedy(logits))
-        else:
-            self._keep(slots, sample_random(logits, self._slots.sampling, slots, positions))
+        ending = Ending.GREEDY if self._states.greedy[batch.sampled_slots].all() else Ending.RANDOM
+        self._keep(slots, self._sample(logits, ending, slots, positions))
 
     def _keep(self, slots: Tensor, sampled: Tensor) -> None:
         states = self._slots

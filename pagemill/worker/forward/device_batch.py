@@ -3,30 +3,13 @@
 Knows their sizes, not when they are written.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from pagemill.model.attention.interface import CommonAttentionMetadata
 from pagemill.model.kernels.batching_reference import TableRows
 from pagemill.worker.batch.device_tables import DeviceBlockTable
-
-
-@dataclass(frozen=True, slots=True)
-class MixedRequests:
-    """The requests of any batch. Tensors are int32 on the device."""
-
-    slots: Tensor
-    """[R]."""
-    query_start: Tensor
-    """[R + 1]."""
-    seq_lens: Tensor
-    """[R]."""
-    max_query_len: int
-    max_seq_len: int
-    padded_tokens: int
-    """Tokens, with those that only fill up a graph."""
+from pagemill.worker.forward.mixed_batch import Extent, MixedShape, MixedTensors
 
 
 class DeviceBatch:
@@ -40,6 +23,7 @@ class DeviceBatch:
 
         self.max_tokens, self.max_requests = max_tokens, max_requests
         self.tables = tables
+        self.max_seq_len = min(table.blocks.shape[1] * table.block_size for table in tables)
         self.token_ids = zeros(max_tokens, dtype=torch.int64)
         self.positions = zeros(max_tokens, dtype=torch.int64)
         self.slots = zeros(max_requests, dtype=torch.int32)
@@ -49,6 +33,8 @@ class DeviceBatch:
         self.seq_lens = zeros(max_requests, dtype=torch.int32)
         self.decode_query_start = torch.arange(max_requests + 1, dtype=torch.int32, device=device)
         self.slot_mapping = [zeros(max_tokens, dtype=torch.int64) for _ in tables]
+        self.mixed = zeros(MixedShape(max_tokens, max_requests).num_elements, dtype=torch.int32)
+        """Any batch, as `MixedShape` packs it."""
         self.block_rows = [zeros(max_requests, table.blocks.shape[1], dtype=torch.int32) for table in tables]
 
     def table_rows(self, group: int, num_rows: int) -> TableRows:
@@ -62,20 +48,22 @@ class DeviceBatch:
         table = self.tables[group]
         return table.device_blocks, table.block_size, self.slot_mapping[group][:num_tokens]
 
-    def mixed_common(self, told: "MixedRequests", num_tokens: int, group: int) -> CommonAttentionMetadata:
+    def mixed_common(self, told: MixedTensors, extent: Extent, group: int) -> CommonAttentionMetadata:
         """Any batch; its slot mapping is written already, that of its padding too."""
         table = self.tables[group]
-        width = -(-told.max_seq_len // table.block_size)
+        longest = extent.max_seq_len or table.blocks.shape[1] * table.block_size
+        width = -(-longest // table.block_size)
         return CommonAttentionMetadata(
             query_start=told.query_start,
             seq_lens=told.seq_lens,
             block_table=table.device_blocks[:, :width].index_select(0, told.slots),
-            slot_mapping=self.slot_mapping[group][: told.padded_tokens],
+            slot_mapping=self.slot_mapping[group][: len(told.tokens.slots)],
             num_requests=len(told.slots),
-            num_tokens=num_tokens,
-            max_query_len=told.max_query_len,
-            max_seq_len=told.max_seq_len,
+            num_tokens=extent.num_tokens,
+            max_query_len=extent.max_query_len,
+            max_seq_len=longest,
             block_size=table.block_size,
+            min_query_len=extent.min_query_len,
         )
 
     def decode_common(self, group: int, num_rows: int) -> CommonAttentionMetadata:

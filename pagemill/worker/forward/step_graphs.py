@@ -30,8 +30,9 @@ class StepGraphs:
 
     @property
     def num_graphs(self) -> int:
-        """Graphs that there may be in the end: few batches need logits."""
-        return 2 * self.graphs.num_keys
+        """Graphs that there may be in the end: few decode batches need logits, and what is no decode batch ends with
+        them."""
+        return 2 * self.graphs.num_keys - len(self.graphs.mixed_keys)
 
     def wrap(self, step: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """A step of one ending."""
@@ -42,6 +43,14 @@ class StepGraphs:
         """What a decode batch of so many rows runs in, and its padded shape."""
         mode, key = self.graphs.choose(num_rows, num_rows, True)
         return self.admit(ending, mode, key), key
+
+    def choose_mixed(self, num_tokens: int, num_requests: int) -> tuple[GraphMode, BatchDescriptor, bool]:
+        """What any other batch runs in, its padded shape, and whether that is the shape of a whole graph."""
+        # The graph for one request has no part for requests of one token (see `DeviceBatch.mixed_common`).
+        mode, key = self.graphs.choose(num_tokens, max(num_requests, 2) if num_tokens == 1 else num_requests, False)
+        if key not in self.graphs.mixed_keys:
+            return mode, key, False
+        return self.admit(Ending.LOGITS, mode, key), key, True
 
     def admit(self, ending: Ending, mode: GraphMode, key: BatchDescriptor) -> GraphMode:
         """The mode, or NONE for the first step of its kind."""

@@ -13,7 +13,7 @@ from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import CacheLayer
 from pagemill.model.attention.layer import Attention
 from pagemill.worker.graphs.compile.compiled_model import CompiledModel
-from pagemill.worker.graphs.dispatcher import BatchLimits, Dispatcher
+from pagemill.worker.graphs.dispatcher import SMALL_STEP, BatchLimits, Dispatcher
 from pagemill.worker.graphs.downgrade import downgrade
 from pagemill.worker.graphs.graph import GraphMaker
 from pagemill.worker.graphs.graph_runner import CompileModel, GraphRunner, Graphs, NoGraphs, WrapPiece
@@ -28,20 +28,19 @@ def make_graphs(
     limits: BatchLimits,
     maker: GraphMaker | None,
     *,
-    runner_support: AttentionCGSupport = AttentionCGSupport.ALWAYS,
     rank: int = 0,
 ) -> Graphs:
     """`config`: complete (config.compilation). `layers`: of the model, by name. `maker`: None where the device has no
-    graphs. `runner_support`: the batches of which the runner can make one graph, whatever attention can. Raises
-    ConfigError for a model that cannot be compiled."""
+    graphs. Raises ConfigError for a model that cannot be compiled."""
     compilation = config.compilation_config
     compile_model = _compiler(compilation, layers, rank) if compilation.mode == PIECEWISE_COMPILER else None
     wanted = GraphMode[compilation.cudagraph_mode or GraphMode.NONE.value]
     if maker is None or wanted is GraphMode.NONE:
         return NoGraphs(compile_model)
+    supports = graph_supports(layers)
     mode, why = downgrade(
         wanted,
-        graph_supports(layers) | {"the runner": runner_support},
+        supports,
         pieces=is_cut(compilation) and not uncut(layers),
         uniform_query_len=limits.uniform_query_len,
     )
@@ -49,8 +48,10 @@ def make_graphs(
         logger.warning("cudagraph_mode %s becomes %s: %s", wanted.value, mode.value, why)
     if mode is GraphMode.NONE:
         return NoGraphs(compile_model)
+    always = min(supports.values(), default=AttentionCGSupport.ALWAYS) is AttentionCGSupport.ALWAYS
+    sizes = compilation.cudagraph_capture_sizes or ()
     return GraphRunner(
-        Dispatcher(mode, compilation.cudagraph_capture_sizes or (), limits),
+        Dispatcher(mode, sizes, limits, small_step=SMALL_STEP if always else 0),
         maker,
         num_warm_ups=compilation.cudagraph_num_of_warmups,
         lazy=compilation.cudagraph_lazy_capture,

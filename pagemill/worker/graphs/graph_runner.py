@@ -39,6 +39,8 @@ class Graphs(ABC):
 
     num_keys: int = 0
     """Shapes that may be captured."""
+    mixed_keys: frozenset[BatchDescriptor] = frozenset()
+    """Shapes of whole steps that do more than decode."""
     max_num_tokens: int = 0
     """The largest of them."""
 
@@ -112,6 +114,7 @@ class GraphRunner(Graphs):
         self.stats = GraphStats()
         keys = dispatcher.graph_keys()
         self.num_keys = len(keys)
+        self.mixed_keys = frozenset(key for mode, key in keys if mode is GraphMode.FULL and not key.uniform)
         self.schedule = CaptureSchedule(keys, num_warm_ups=num_warm_ups, lazy=lazy)
         self._maker = make_graph
         self._check = check_addresses

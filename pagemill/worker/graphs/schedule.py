@@ -28,14 +28,15 @@ class CaptureSchedule:
         for mode, key in keys:
             kinds.setdefault((mode, key.uniform, key.has_lora), (mode, key))
         first = list(kinds.values())
-        decode = [item for item in keys if item[0] is GraphMode.FULL and not item[1].has_lora]
+        decode = [item for item in keys if item[1].uniform and not item[1].has_lora]
         return list(dict.fromkeys([*first, *decode[-1:]]))
 
     def next_idle(self) -> GraphKey | None:
-        """The graph to capture while there is nothing to do: decode before others, small before large."""
+        """The graph to capture while there is nothing to do: decode steps, other whole steps, pieces; of
+        each small before large."""
         if not self._pending:
             return None
-        return min(self._pending, key=lambda item: (item[0] is not GraphMode.FULL, item[1].num_tokens))
+        return min(self._pending, key=_when_idle)
 
     def admit(self, mode: GraphMode, key: BatchDescriptor) -> GraphMode:
         """What a step of this shape runs in: its mode, or NONE while it still warms up, which it then does."""
@@ -57,3 +58,9 @@ class CaptureSchedule:
     def __len__(self) -> int:
         """Graphs that are not captured yet."""
         return len(self._pending)
+
+
+def _when_idle(item: GraphKey) -> tuple[bool, bool, int, int]:
+    """Least first."""
+    mode, key = item
+    return mode is not GraphMode.FULL, not key.uniform, key.num_tokens, key.num_requests or 0

@@ -42,14 +42,8 @@ class FlashPlan:
 class FlashBuilder(MetadataBuilder):
     """Nothing is planned on the host."""
 
-    provider: ClassVar[FlashProvider | None] = None
-    """Set in the backend that `configured` returns."""
-
-    @property
-    def graph_support(self) -> AttentionCGSupport:  # type: ignore[override]
-        """Version 2 packs the heads of a decode batch in a way that mixed batches do not allow."""
-        three = self.provider is not None and self.provider.version >= 3
-        return AttentionCGSupport.ALWAYS if three else AttentionCGSupport.UNIFORM_BATCH
+    graph_support = AttentionCGSupport.UNIFORM_BATCH
+    """Version 2 packs the heads of a decode batch in a way that mixed batches do not allow; version 3 says ALWAYS."""
 
     def build(self, common: CommonAttentionMetadata) -> FlashPlan:
         return FlashPlan(common)
@@ -149,7 +143,8 @@ def _with_provider(chosen: FlashProvider, compute: Compute | None) -> type[Atten
     logger.info(FlashBackend.describe(chosen))
 
     class Builder(FlashBuilder):
-        provider = chosen
+        if chosen.version >= 3:
+            graph_support = AttentionCGSupport.ALWAYS
 
     class Impl(FlashImpl):
         provider = chosen

@@ -73,7 +73,7 @@ class TritonMetadata:
     partial: Partial
     """Of `splits`."""
     num_splits: int
-    """Most items that the plan may have: the grid."""
+    """Most items that the plan may have: the grid. 0: no request decodes."""
     num_tiles: int
     """0: every request decodes."""
     decode: Tiles
@@ -115,6 +115,7 @@ class TritonBuilder(MetadataBuilder):
         budget = split_budget(requests, spec.num_kv_heads, self._resident)
         splits, partial = self._splits_of(power_of_two(requests))
         tiles = self._tiles_of(power_of_two(requests), power_of_two(num_tiles) if num_tiles else 1)
+        num_splits = 0 if common.min_query_len > self.decode_tokens else requests + budget
         cascade = self._cascade(common)
         plan_items[(requests,)](
             common.query_start, common.seq_lens, splits.first, splits.request, tiles.first, tiles.request, requests,
@@ -124,7 +125,7 @@ class TritonBuilder(MetadataBuilder):
             PDL=launch.dependent(), **launch.options(),
         )  # fmt: skip
         return TritonMetadata(
-            common, splits, tiles, partial, requests + budget, num_tiles, self._decode, self._prefill, cascade
+            common, splits, tiles, partial, num_splits, num_tiles, self._decode, self._prefill, cascade
         )
 
     def _splits_of(self, requests: int) -> tuple[Items, Partial]:
@@ -196,10 +197,13 @@ class TritonImpl(AttentionImpl):
         step = metadata
         if step.cascade is not None:
             self._attend(output, query, kv_cache, step, _Role(step.prefill, step.cascade.num_items, cascade=2))
-        self._attend(output, query, kv_cache, step, _Role(step.decode, step.num_splits, int(step.cascade is not None)))
+        if step.num_splits:
+            role = _Role(step.decode, step.num_splits, int(step.cascade is not None))
+            self._attend(output, query, kv_cache, step, role)
         if step.num_tiles:
             self._attend(output, query, kv_cache, step, _Role(step.prefill, step.num_tiles, split=False))
-        self._merge(output, step)
+        if step.num_splits:
+            self._merge(output, step)
         return output
 
     def _attend(self, output: Tensor, query: Tensor, kv_cache: Tensor, metadata: TritonMetadata, role: "_Role") -> None:

@@ -12,8 +12,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagemill.model.kernels.triton import launch
 
 _BLOCK = 2048
-_PARTS = 128
-"""Parts into which a row is split, at most."""
+_MAX_TILES = 4
+"""Of _BLOCK elements in a part: loads that a thread has under way at once."""
+_MANY = 1024
+"""Programs beyond which parts grow."""
 
 
 @triton.jit
@@ -26,18 +28,44 @@ def ordered(value):
 
 
 @triton.jit
-def _scan(partial, logits, stride, V, PART: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def value_of(key):
+    """The float32 of a key."""
+    bits = key.to(tl.int32)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _tile(places, cols, V, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """float32 of a tile of a part; minus infinity beyond the row."""
+    return tl.load(places + TILE * BLOCK, cols < V - TILE * BLOCK, float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def _scan(partial, logits, stride, V, TILES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Key of the largest of a part of a row, and where it is."""
     row, part = tl.program_id(0), tl.program_id(1)
+    cols = part * (TILES * BLOCK) + tl.arange(0, BLOCK)
+    places = logits + row.to(tl.int64) * stride + cols
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    best = tl.full([BLOCK], -0x8000000000000000, tl.int64)
-    for start in range(0, PART, BLOCK):
-        cols = part * PART + start + tl.arange(0, BLOCK)
-        value = tl.load(logits + row.to(tl.int64) * stride + cols, cols < V, float("-inf")).to(tl.float32)
-        key = (ordered(value).to(tl.int64) << 32) | (0x7FFFFFFF - cols).to(tl.int64)
-        best = tl.maximum(best, tl.where(cols < V, key, -0x8000000000000000))
-    tl.store(partial + row * tl.num_programs(1) + part, tl.max(best, 0))
+    # The value first, then where it is, from the L1 cache: keys of all elements would take longer to compute than the
+    # elements to read.
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    for tile in tl.static_range(TILES):
+        best = tl.maximum(best, _tile(places, cols, V, tile, BLOCK), propagate_nan=tl.PropagateNan.ALL)
+    key = tl.max(ordered(best), 0)
+    top = value_of(key)
+    first = tl.full([BLOCK], TILES, tl.int32)
+    if key == 0x7FFFFFFF:
+        for tile in tl.static_range(TILES - 1, -1, -1):
+            value = _tile(places, cols, V, tile, BLOCK)
+            first = tl.where(value != value, tile, first)
+    else:
+        for tile in tl.static_range(TILES - 1, -1, -1):
+            first = tl.where(_tile(places, cols, V, tile, BLOCK) == top, tile, first)
+    col = tl.min(tl.where(first < TILES, cols + first * BLOCK, 0x7FFFFFFF), 0)
+    tl.store(partial + row * tl.num_programs(1) + part, (key.to(tl.int64) << 32) | (0x7FFFFFFF - col).to(tl.int64))
 
 
 @triton.jit
@@ -60,13 +88,12 @@ def argmax(logits: Tensor, out: Tensor | None = None) -> Tensor:
         out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if not num_rows:
         return out
-    # One row is worth many programs, many rows fewer each.
-    wanted = max(1, min(_PARTS, 1024 // num_rows))
-    part = max(1, triton.cdiv(triton.cdiv(vocab_size, wanted), _BLOCK)) * _BLOCK
-    num_parts = triton.cdiv(vocab_size, part)
+    blocks = triton.cdiv(vocab_size, _BLOCK)
+    tiles = min(_MAX_TILES, launch.power_of_two(max(1, num_rows * blocks // _MANY)))
+    num_parts = triton.cdiv(blocks, tiles)
     partial = torch.empty(num_rows, num_parts, dtype=torch.int64, device=logits.device)
     _scan[(num_rows, num_parts)](
-        partial, logits, logits.stride(0), vocab_size, PART=part, BLOCK=_BLOCK, PDL=launch.dependent(),
+        partial, logits, logits.stride(0), vocab_size, TILES=tiles, BLOCK=_BLOCK, PDL=launch.dependent(),
         **launch.options(8),
     )  # fmt: skip
     _merge[(num_rows,)](

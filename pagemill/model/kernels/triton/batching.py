@@ -50,7 +50,7 @@ def _decode_row(
 @triton.jit
 def _place(
     slots, known, given, given_positions, last_tokens, token_ids, positions, table, slot_mapping, num_tokens,
-    num_columns, PAGE: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    pad_slot, num_columns, PAGE: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < num_tokens
@@ -66,7 +66,8 @@ def _place(
         tl.store(token_ids + token, tl.where(is_known, told, sampled), inside)
         tl.store(positions + token, position, inside)
     block = tl.load(table + slot * num_columns + position // PAGE, inside, 0).to(tl.int64)
-    tl.store(slot_mapping + token, block * PAGE + position % PAGE, inside)
+    place = tl.where(slot == pad_slot, -1, block * PAGE + position % PAGE)
+    tl.store(slot_mapping + token, place, inside)
 
 
 @triton.jit
@@ -128,8 +129,8 @@ def place_tokens(
     for index, (table, block_size, slot_mapping) in enumerate(groups):
         _place[(triton.cdiv(count, _TOKENS),)](
             tokens.slots, tokens.known, tokens.given, tokens.positions, last_tokens, token_ids, positions, table,
-            slot_mapping, count, table.stride(0), PAGE=block_size, FIRST=index == 0, BLOCK=_TOKENS,
-            PDL=launch.dependent(), **launch.options(),
+            slot_mapping, count, len(last_tokens) - 1, table.stride(0), PAGE=block_size, FIRST=index == 0,
+            BLOCK=_TOKENS, PDL=launch.dependent(), **launch.options(),
         )  # fmt: skip
 
 

@@ -15,6 +15,9 @@ from pagemill.model.kernels.triton.gated import activate
 from pagemill.model.kernels.triton.moe_choices import GroupedChoice
 from pagemill.model.kernels.triton.moe_sort import SortedSlots
 
+_COMBINE_REGISTERS = 64
+"""Of a thread. Told nothing, the assembler makes do with 32, for which it loads two parts at a time."""
+
 
 @triton.jit
 def _product(rows, tile, acc, SWAP: tl.constexpr):
@@ -130,13 +133,17 @@ def _combine(
         gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    # All loads of one kind before the next, so that parts do not wait for one another.
+    experts, factors, loaded = (), (), ()
+    for place in tl.static_range(K):
+        experts += (tl.load(chosen + token * K + place) - first,)
+        factors += (tl.load(weights + token * K + place),)
+    for place in tl.static_range(K):
+        mask = (columns < E) & (experts[place] >= 0) & (experts[place] < N)
+        loaded += (tl.load(parts + (token * K + place) * E + columns, mask, 0.0),)
     total = tl.zeros([BLOCK], tl.float32)
     for place in tl.static_range(K):
-        slot = token * K + place
-        expert = tl.load(chosen + slot) - first
-        here = (expert >= 0) & (expert < N)
-        part = tl.load(parts + slot * E + columns, mask=(columns < E) & here, other=0.0).to(tl.float32)
-        total += part * tl.load(weights + slot)
+        total += loaded[place].to(tl.float32) * factors[place]
     tl.store(out + token * E + columns, total.to(out.dtype.element_ty), mask=columns < E)
 
 
@@ -186,6 +193,6 @@ def combine(parts: Tensor, chosen: Tensor, weights: Tensor, first: int, num_expe
     block = min(1024, triton.next_power_of_2(size))
     _combine[(num_tokens, triton.cdiv(size, block))](
         out, parts, chosen, weights, first, N=num_experts, E=size, K=top_k, BLOCK=block, PDL=launch.dependent(),
-        **launch.options(),
+        maxnreg=_COMBINE_REGISTERS, **launch.options(),
     )  # fmt: skip
     return out

@@ -8,12 +8,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.argmax import ordered
+
+_TAKEN = tl.constexpr(-0x80000000)
 
 
 @triton.jit
-def _best(values, columns, LAST: tl.constexpr):
-    """The column of the largest value, the first of equals. Within bounds whatever the values are."""
-    return tl.minimum(tl.argmax(values, 0), LAST)
+def _best(keys, columns, LAST: tl.constexpr):
+    """The column of the largest key, the first of equals. Integers, which a warp reduces in one instruction."""
+    return tl.minimum(tl.min(tl.where(keys == tl.max(keys, 0), columns, LAST), 0), LAST)
 
 
 @triton.jit
@@ -63,13 +66,17 @@ def _route(
     choice = tl.where(real, choice, float("-inf"))
     if GROUPS > 1:
         choice = _only_best_groups(choice, columns, GROUPS, TOP, X // GROUPS, BY_TWO, GROUP_PLACES)
+    keys = tl.where(real, ordered(choice), _TAKEN)
+    # Not negative, so their bits are ordered as they are.
+    bits = scores.to(tl.int32, bitcast=True)
     experts = tl.zeros([BLOCK_K], tl.int32)
-    values = tl.zeros([BLOCK_K], tl.float32)
+    values = tl.zeros([BLOCK_K], tl.int32)
     for place in tl.static_range(K):
-        best = _best(choice, columns, X - 1)
+        best = _best(keys, columns, X - 1)
         experts = tl.where(places == place, best, experts)
-        values = tl.where(places == place, tl.sum(tl.where(columns == best, scores, 0.0), 0), values)
-        choice = tl.where(columns == best, float("-inf"), choice)
+        values = tl.where(places == place, tl.max(tl.where(columns == best, bits, 0), 0), values)
+        keys = tl.where(columns == best, _TAKEN, keys)
+    values = values.to(tl.float32, bitcast=True)
     if RENORMALIZE:
         values = values / (tl.sum(values, 0) + 1e-20)
     tl.store(chosen + token * K + places, experts, mask=places < K)

@@ -13,7 +13,11 @@ from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.triton import launch
 
 _FEW_TOKENS = 64
-"""Up to here every head is a program of its own."""
+"""Up to here every KV head and its queries are a program of their own."""
+_ELEMENTS = 4096
+"""Of the queries of a program, at most."""
+_REGISTERS = 80
+"""Of a thread. Told nothing, the assembler makes do with 64, for which it reads the keys after the queries are done."""
 _HEADS = 8
 
 HeadNorm = tuple[Tensor, float]
@@ -21,104 +25,131 @@ HeadNorm = tuple[Tensor, float]
 
 
 @triton.jit
-def _head_norm(x, partner, weight, cols, partner_cols, mask, eps, D, ROUND_ONCE: tl.constexpr, dtype: tl.constexpr):
-    """Norm of the rows of x [heads, D], applied to x and to the same elements in the order of `partner`."""
-    inverse = tl.math.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
-    x, partner = x * inverse, partner * inverse
+def _heads_of(row, first_head, COUNT: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+              BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr):  # fmt: skip
+    """COUNT heads of a token, [BLOCK, ..]: both halves of what is turned, and the rest (nothing, where all is)."""
+    heads, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK_HALF)[None, :]
+    source = row + (first_head + heads) * D
+    mask = (heads < COUNT) & (cols < HALF)
+    first, second = tl.load(source + cols, mask, 0.0), tl.load(source + HALF + cols, mask, 0.0)
+    rest = first
+    if D > 2 * HALF:
+        rest_cols = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+        rest = tl.load(source + rest_cols, (heads < COUNT) & (rest_cols < D), 0.0)
+    return first, second, rest
+
+
+@triton.jit
+def _weighted(x, inverse, weight, cols, END: tl.constexpr, ROUND_ONCE: tl.constexpr, dtype: tl.constexpr):
+    """float32 x [heads, C] * inverse * the weight at cols [1, C], rounded to dtype."""
+    x = x * inverse
     if not ROUND_ONCE:
-        x, partner = x.to(dtype).to(tl.float32), partner.to(dtype).to(tl.float32)
-    x *= tl.load(weight + cols, mask, 0.0).to(tl.float32)[None, :]
-    partner *= tl.load(weight + partner_cols, mask, 0.0).to(tl.float32)[None, :]
-    return x.to(dtype).to(tl.float32), partner.to(dtype).to(tl.float32)
+        x = x.to(dtype).to(tl.float32)
+    return (x * tl.load(weight + cols, cols < END, 0.0).to(tl.float32)).to(dtype)
 
 
 @triton.jit
-def _turn(x, partner, cos, sin, cols, n, ROUND: tl.constexpr, dtype: tl.constexpr):
-    """Rotary embedding of x [heads, D] by one token's cos and sin [n]; elements beyond n stay."""
-    turned = cols < n
-    c = tl.load(cos + cols, turned, 1.0).to(tl.float32)
-    s = tl.load(sin + cols, turned, 0.0).to(tl.float32)
-    first = x * c[None, :]
-    second = tl.where(cols < n // 2, -s, s)[None, :] * partner
+def _normed(first, second, rest, weight, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
+            BLOCK_REST: tl.constexpr, ROUND_ONCE: tl.constexpr):  # fmt: skip
+    """The norm of each head, in the parts of `_heads_of`."""
+    dtype: tl.constexpr = first.dtype
+    first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
+    squares = tl.sum(first * first + second * second, 1)
+    if D > 2 * HALF:
+        squares += tl.sum(rest * rest, 1)
+    inverse = tl.math.rsqrt(squares / D + eps)[:, None]
+    cols = tl.arange(0, BLOCK_HALF)[None, :]
+    first = _weighted(first, inverse, weight, cols, HALF, ROUND_ONCE, dtype)
+    second = _weighted(second, inverse, weight + HALF, cols, HALF, ROUND_ONCE, dtype)
+    if D > 2 * HALF:
+        rest = _weighted(rest, inverse, weight, 2 * HALF + tl.arange(0, BLOCK_REST)[None, :], D, ROUND_ONCE, dtype)
+    else:
+        rest = first
+    return first, second, rest
+
+
+@triton.jit
+def _table(table, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr):
+    """float32 [1, half] of a token's cos or sin, for each half."""
+    cols = tl.arange(0, BLOCK_HALF)[None, :]
+    first, second = tl.load(table + cols, cols < HALF, 0.0), tl.load(table + HALF + cols, cols < HALF, 0.0)
+    return first.to(tl.float32), second.to(tl.float32)
+
+
+@triton.jit
+def _turned(x, partner, cos, sin, ROUND: tl.constexpr):
+    """x * cos + partner * sin; ROUND: each product is rounded to x's type, as where the tables are of that type."""
+    dtype: tl.constexpr = x.dtype
+    straight, across = x.to(tl.float32) * cos, partner.to(tl.float32) * sin
     if ROUND:
-        first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
-    return (first + second).to(dtype)
+        straight, across = straight.to(dtype).to(tl.float32), across.to(dtype).to(tl.float32)
+    return (straight + across).to(dtype)
 
 
 @triton.jit
-def _partner(cols, n):
-    """The element with which each is turned, the one half of n away; itself beyond n."""
-    half = n // 2
-    return tl.where(cols < half, cols + half, tl.where(cols < n, cols - half, cols))
-
-
-@triton.jit
-def _to_cache(cache, tile, slot, heads, cols, mask, scale, block_stride, slot_stride, head_stride, largest,
-              BLOCK_SIZE: tl.constexpr, SMALL: tl.constexpr):  # fmt: skip
-    """Write [heads, D] of one token to its slot; a SMALL type holds it divided by `scale`."""
+def _to_cache(cache, tile, place, mask, scale, largest, SMALL: tl.constexpr):
+    """Write a tile; a SMALL type holds it divided by `scale`."""
     if SMALL:
         wide = tile.to(tl.float32)
         if scale is not None:
             wide = wide / tl.load(scale)
         tile = tl.minimum(tl.maximum(wide, -largest), largest)
-    place = cache + (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride
-    places = place + heads[:, None] * head_stride + cols[None, :]
-    tl.store(places, tile.to(cache.dtype.element_ty), mask & (slot >= 0))
+    tl.store(cache + place, tile.to(cache.dtype.element_ty), mask)
 
 
 @triton.jit
 def _attention_inputs(
     query, key, key_cache, value_cache, qkv, cos, sin, slots, q_weight, k_weight,
     qkv_stride, cos_stride, sin_stride, block_stride, slot_stride, head_stride, q_eps, k_eps, k_scale, v_scale, largest,
-    n,
-    H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, NORM_ONCE: tl.constexpr, ROPE_ONCE: tl.constexpr,
-    WRITE: tl.constexpr, SMALL: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_HKV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr, BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, NORM_ONCE: tl.constexpr,
+    ROPE_ONCE: tl.constexpr, WRITE: tl.constexpr, SMALL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    token, block = tl.program_id(0), tl.program_id(1)
-    q_blocks: tl.constexpr = (H + HEADS - 1) // HEADS
-    k_blocks: tl.constexpr = (HKV + HEADS - 1) // HEADS
-    cols = tl.arange(0, BLOCK_D)
-    partner_cols = _partner(cols, n)
-    dtype: tl.constexpr = qkv.dtype.element_ty
+    """Program: one of PARTS of a token's heads, queries with their keys and values. Reads all before it writes."""
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    Q: tl.constexpr = H // PARTS
+    KV: tl.constexpr = HKV // PARTS
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    row = qkv + token.to(tl.int64) * qkv_stride
-    if block < q_blocks + k_blocks:
-        is_query = block < q_blocks
-        heads = tl.where(is_query, block, block - q_blocks) * HEADS + tl.arange(0, HEADS)
-        mask = (heads < tl.where(is_query, H, HKV))[:, None] & (cols < D)[None, :]
-        source = row + tl.where(is_query, 0, H * D) + heads[:, None] * D
-        x = tl.load(source + cols[None, :], mask, 0.0).to(tl.float32)
-        partner = tl.load(source + partner_cols[None, :], mask, 0.0).to(tl.float32)
-        if NORM:
-            weight = q_weight if is_query else k_weight
-            eps = tl.where(is_query, q_eps, k_eps)
-            x, partner = _head_norm(x, partner, weight, cols, partner_cols, cols < D, eps, D, NORM_ONCE, dtype)
-        c, s = cos + token.to(tl.int64) * cos_stride, sin + token.to(tl.int64) * sin_stride
-        result = _turn(x, partner, c, s, cols, n, not ROPE_ONCE, dtype)
-        if is_query:
-            place = query + token.to(tl.int64) * (H * D) + heads[:, None] * D + cols[None, :]
-            tl.store(place, result, mask)
-        elif WRITE:
-            slot = tl.load(slots + token).to(tl.int64)
-            _to_cache(
-                key_cache, result, slot, heads, cols, mask, k_scale, block_stride, slot_stride, head_stride, largest,
-                BLOCK_SIZE, SMALL,
-            )  # fmt: skip
-        else:
-            place = key + token.to(tl.int64) * (HKV * D) + heads[:, None] * D + cols[None, :]
-            tl.store(place, result, mask)
-    else:
-        heads = (block - q_blocks - k_blocks) * HEADS + tl.arange(0, HEADS)
-        mask = (heads < HKV)[:, None] & (cols < D)[None, :]
-        value = tl.load(row + (H + HKV) * D + heads[:, None] * D + cols[None, :], mask, 0.0)
+    row = qkv + token * qkv_stride
+    q0, q1, q2 = _heads_of(row, part * Q, Q, D, HALF, BLOCK_H, BLOCK_HALF, BLOCK_REST)
+    k0, k1, k2 = _heads_of(row, H + part * KV, KV, D, HALF, BLOCK_HKV, BLOCK_HALF, BLOCK_REST)
+    kv_heads, all_cols = tl.arange(0, BLOCK_HKV)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    kv_mask = (kv_heads < KV) & (all_cols < D)
+    kv_heads += part * KV
+    if WRITE:
+        value = tl.load(row + (H + HKV + kv_heads) * D + all_cols, kv_mask, 0.0)
         slot = tl.load(slots + token).to(tl.int64)
-        _to_cache(
-            value_cache, value, slot, heads, cols, mask, v_scale, block_stride, slot_stride, head_stride, largest,
-            BLOCK_SIZE, SMALL,
-        )  # fmt: skip
+    cos0, cos1 = _table(cos + token * cos_stride, HALF, BLOCK_HALF)
+    sin0, sin1 = _table(sin + token * sin_stride, HALF, BLOCK_HALF)
+    if NORM:
+        q0, q1, q2 = _normed(q0, q1, q2, q_weight, q_eps, D, HALF, BLOCK_HALF, BLOCK_REST, NORM_ONCE)
+        k0, k1, k2 = _normed(k0, k1, k2, k_weight, k_eps, D, HALF, BLOCK_HALF, BLOCK_REST, NORM_ONCE)
+    q0, q1 = _turned(q0, q1, cos0, -sin0, not ROPE_ONCE), _turned(q1, q0, cos1, sin1, not ROPE_ONCE)
+    k0, k1 = _turned(k0, k1, cos0, -sin0, not ROPE_ONCE), _turned(k1, k0, cos1, sin1, not ROPE_ONCE)
+
+    heads, cols = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_HALF)[None, :]
+    rest_cols = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+    places = query + token * (H * D) + (part * Q + heads) * D
+    tl.store(places + cols, q0, (heads < Q) & (cols < HALF))
+    tl.store(places + HALF + cols, q1, (heads < Q) & (cols < HALF))
+    if D > 2 * HALF:
+        tl.store(places + rest_cols, q2, (heads < Q) & (rest_cols < D))
+    here = tl.arange(0, BLOCK_HKV)[:, None] < KV
+    if WRITE:
+        here = here & (slot >= 0)
+        start = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride + kv_heads * head_stride
+        _to_cache(value_cache, value, start + all_cols, kv_mask & (slot >= 0), v_scale, largest, SMALL)
+        target = key_cache
+    else:
+        start = token * (HKV * D) + kv_heads * D
+        target = key
+    _to_cache(target, k0, start + cols, here & (cols < HALF), k_scale, largest, SMALL)
+    _to_cache(target, k1, start + HALF + cols, here & (cols < HALF), k_scale, largest, SMALL)
+    if D > 2 * HALF:
+        _to_cache(target, k2, start + rest_cols, here & (rest_cols < D), k_scale, largest, SMALL)
 
 
 def attention_inputs(
@@ -143,48 +174,57 @@ def attention_inputs(
         value = qkv[:, (num_heads + num_kv_heads) * head_size :].view(num_tokens, num_kv_heads, head_size)
     if not num_tokens:
         return query, key, value
-    heads = 1 if num_tokens <= _FEW_TOKENS else _HEADS
-    kv_blocks = triton.cdiv(num_kv_heads, heads)
-    blocks = triton.cdiv(num_heads, heads) + kv_blocks * (1 if target is None else 2)
+    parts = num_kv_heads if num_tokens <= _FEW_TOKENS else _num_parts(num_heads, num_kv_heads, head_size)
+    half, block_h = cos.shape[-1] // 2, launch.power_of_two(num_heads // parts)
+    block_half = launch.power_of_two(half)
     cache_strides = (0, 0, 0) if target is None else target.key_cache.stride()[:3]
     cache_dtype = qkv.dtype if target is None else target.key_cache.dtype
     (q_weight, q_eps), (k_weight, k_eps) = norms if norms is not None else ((qkv, 0.0), (qkv, 0.0))
-    _attention_inputs[(num_tokens, blocks)](
+    _attention_inputs[(num_tokens, parts)](
         query, query if key is None else key,
         query if target is None else target.key_cache, query if target is None else target.value_cache,
         qkv, cos, sin, cos if target is None else target.slot_mapping, q_weight, k_weight,
         qkv.stride(0), cos.stride(0), sin.stride(0), *cache_strides, q_eps, k_eps,
         None if target is None else target.key_scale, None if target is None else target.value_scale,
-        torch.finfo(cache_dtype).max, cos.shape[-1],
-        H=num_heads, HKV=num_kv_heads, D=head_size, BLOCK_D=launch.power_of_two(head_size), HEADS=heads,
+        torch.finfo(cache_dtype).max,
+        H=num_heads, HKV=num_kv_heads, D=head_size, HALF=half, PARTS=parts,
+        BLOCK_H=block_h, BLOCK_HKV=launch.power_of_two(num_kv_heads // parts),
+        BLOCK_D=launch.power_of_two(head_size), BLOCK_HALF=block_half,
+        BLOCK_REST=launch.power_of_two(max(1, head_size - 2 * half)),
         BLOCK_SIZE=1 if target is None else target.key_cache.shape[1],
         NORM=norms is not None, NORM_ONCE=q_weight.dtype == torch.float32 and qkv.dtype != torch.float32,
         ROPE_ONCE=cos.dtype != qkv.dtype, WRITE=target is not None, SMALL=cache_dtype.itemsize == 1,
-        PDL=launch.dependent(), **launch.options(1 if heads == 1 else 4),
+        PDL=launch.dependent(), maxnreg=_REGISTERS, **launch.options(max(1, min(16, block_h * block_half // 512))),
     )  # fmt: skip
     return query, key, value
 
 
+def _num_parts(num_heads: int, num_kv_heads: int, head_size: int) -> int:
+    """The fewest parts of equally many KV heads whose queries are not more than a program should hold."""
+    dividers = (parts for parts in range(1, num_kv_heads + 1) if num_kv_heads % parts == 0)
+    return next((parts for parts in dividers if num_heads // parts * head_size <= _ELEMENTS), num_kv_heads)
+
+
 @triton.jit
 def _rotate(
-    x, cos, sin, token_stride, head_stride, cos_stride, sin_stride, n,
-    H: tl.constexpr, BLOCK_D: tl.constexpr, HEADS: tl.constexpr, ROPE_ONCE: tl.constexpr, PDL: tl.constexpr,
+    x, cos, sin, token_stride, head_stride, cos_stride, sin_stride,
+    H: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, HEADS: tl.constexpr, ROPE_ONCE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    cols = tl.arange(0, BLOCK_D)
-    mask = (heads < H)[:, None] & (cols < n)[None, :]
+    heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    cols = tl.arange(0, BLOCK_HALF)[None, :]
+    mask = (heads < H) & (cols < HALF)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    source = x + token * token_stride + heads[:, None] * head_stride
-    tile = tl.load(source + cols[None, :], mask, 0.0).to(tl.float32)
-    partner = tl.load(source + _partner(cols, n)[None, :], mask, 0.0).to(tl.float32)
-    # Threads read each other's elements: all must have them before any is overwritten.
-    tl.debug_barrier()
-    dtype: tl.constexpr = x.dtype.element_ty
-    c, s = cos + token * cos_stride, sin + token * sin_stride
-    tl.store(source + cols[None, :], _turn(tile, partner, c, s, cols, n, not ROPE_ONCE, dtype), mask)
+    places = x + token * token_stride + heads * head_stride + cols
+    # A thread has both of the elements that are turned into each other, so it may overwrite them.
+    first, second = tl.load(places, mask, 0.0), tl.load(places + HALF, mask, 0.0)
+    cos0, cos1 = _table(cos + token * cos_stride, HALF, BLOCK_HALF)
+    sin0, sin1 = _table(sin + token * sin_stride, HALF, BLOCK_HALF)
+    tl.store(places, _turned(first, second, cos0, -sin0, not ROPE_ONCE), mask)
+    tl.store(places + HALF, _turned(second, first, cos1, sin1, not ROPE_ONCE), mask)
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -193,9 +233,9 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     if not num_tokens:
         return
     heads = min(_HEADS, launch.power_of_two(num_heads))
-    size = cos.shape[-1]
+    half = cos.shape[-1] // 2
     _rotate[(num_tokens, triton.cdiv(num_heads, heads))](
-        x, cos, sin, x.stride(0), x.stride(1), cos.stride(0), sin.stride(0), size,
-        H=num_heads, BLOCK_D=launch.power_of_two(size), HEADS=heads, ROPE_ONCE=cos.dtype != x.dtype,
+        x, cos, sin, x.stride(0), x.stride(1), cos.stride(0), sin.stride(0),
+        H=num_heads, HALF=half, BLOCK_HALF=launch.power_of_two(half), HEADS=heads, ROPE_ONCE=cos.dtype != x.dtype,
         PDL=launch.dependent(), **launch.options(),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.triton import launch
-from pagemill.model.kernels.triton.argmax import ordered
+from pagemill.model.kernels.triton.argmax import ordered, value_of
 
 _GROUP = 128
 _GROUPS_AT_ONCE = 32
@@ -109,20 +109,13 @@ def _search(values, count, floor, top, temperature, target, COUNT: tl.constexpr,
 
 
 @triton.jit
-def _value_of(key):
-    """The float32 of a key."""
-    bits = key.to(tl.int32)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _top_k_mass(values, count, floor, top, temperature, key, k, TILE: tl.constexpr):
     """The mass of exactly k logits, the least of which has this key: of its equals as many as there is room for. The
     lowest key says that there are fewer than k, whose mass it is then."""
     above = (tl.zeros([_PIVOTS], tl.int64) + key + 1).to(tl.int32)
     number = tl.max(_reach(values, count, floor, top, temperature, above, True, TILE), 0)
     mass = tl.max(_reach(values, count, floor, top, temperature, above, False, TILE), 0)
-    equal = tl.where(key > _LOWEST_KEY, tl.exp((_value_of(key) - top) / temperature), 0.0)
+    equal = tl.where(key > _LOWEST_KEY, tl.exp((value_of(key) - top) / temperature), 0.0)
     return mass + tl.maximum(k - number, 0.0) * equal
 
 
@@ -244,7 +237,7 @@ def _sample(
         # The greatest bound that leaves out nothing of what may be kept.
         keys = ordered(maximum)
         rank = tl.where(k < V, k, tl.where((top_p < 1.0) & (min_p <= 0.0), NUCLEUS, G + 1))
-        bound = tl.where(rank <= G, _value_of(_kth_largest(keys, tl.minimum(rank, G))), float("-inf"))
+        bound = tl.where(rank <= G, value_of(_kth_largest(keys, tl.minimum(rank, G))), float("-inf"))
         bound = tl.maximum(bound, floor)
         found = tl.full((), MOST + 1, tl.int32)
         candidates += row * MOST

@@ -6,18 +6,28 @@ import random
 
 import pytest
 
+from pagemill.catalog.attention import register_backend
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.compilation import GraphLimits, complete
+from pagemill.config.graph_mode import GraphMode
 from pagemill.config.sections import CompilationConfig, GraphConfig
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.launch import build_config
+from pagemill.model.forward_context import BatchDescriptor
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.queued_platform import QueuedPlatform
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
 SEQS = 6
+DEFAULTS = {
+    "max_model_len": 128,
+    "max_num_seqs": SEQS,
+    "num_gpu_blocks_override": 100,
+    "attention_backend": "TORCH_PAGED",
+}
+WHOLE = {"attention_backend": "TEST_CAPTURABLE"}
 
 
 @pytest.fixture(autouse=True)
@@ -36,21 +46,24 @@ def checkpoint(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("tiny"), "MistralForCausalLM")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def capturable():
+    register_backend("TEST_CAPTURABLE", "tests.fakes.capturable_attention:CapturableBackend")
+
+
 def settings_of(checkpoint, mode, **settings):
     config = build_config(
         EngineArgs(
             str(checkpoint),
             device="cpu",
             dtype="float32",
-            attention_backend="TORCH_PAGED",
-            **({"max_model_len": 128, "max_num_seqs": SEQS, "num_gpu_blocks_override": 100} | settings),
+            **(DEFAULTS | settings),
         )
     )
     if mode is None:
         return config
-    wanted = GraphConfig(
-        compilation_config=CompilationConfig(cudagraph_mode=mode, cudagraph_capture_sizes=(1, 2, 4, 8))
-    )
+    sizes = tuple(size for size in (1, 2, 4, 8, 16) if size <= config.scheduler.max_num_batched_tokens)
+    wanted = GraphConfig(compilation_config=CompilationConfig(cudagraph_mode=mode, cudagraph_capture_sizes=sizes))
     limits = GraphLimits(SEQS, config.scheduler.max_num_batched_tokens, "cuda", True)
     graphs = dataclasses.replace(wanted, compilation_config=complete(wanted, limits))
     return dataclasses.replace(config, graphs=graphs)
@@ -89,6 +102,61 @@ def test_tokens_are_those_of_a_runner_that_waits(checkpoint, expected, mode):
     client.run()
     assert client.tokens == expected
     assert (platform.maker.num_replays > 20) == (mode != "NONE")
+
+
+@pytest.mark.parametrize(("mode", "budget"), [("FULL", 8), ("FULL_AND_PIECEWISE", 16), ("FULL_DECODE_ONLY", 16)])
+def test_mixed_steps_replayed_whole_write_the_same(checkpoint, expected, mode, budget):
+    platform = QueuedPlatform()
+    client, worker = engine(checkpoint, platform, mode, max_num_batched_tokens=budget, **WHOLE)
+    ran = steps_by_shape(worker)
+    client.add(*requests())
+    client.run()
+    assert client.tokens == expected
+    whole = {key for graph_mode, key in ran if graph_mode is GraphMode.FULL and not key.uniform}
+    assert bool(whole) == (mode != "FULL_DECODE_ONLY")
+    assert any(key.uniform for graph_mode, key in ran if graph_mode is GraphMode.FULL)
+
+
+def steps_by_shape(worker):
+    """(mode, key) of every step that the graphs choose from now on."""
+    graphs, ran = worker.runner._forward._graphs.graphs, []
+    choose = graphs.choose
+
+    def noted(*args):
+        ran.append(choose(*args))
+        return ran[-1]
+
+    graphs.choose = noted
+    return ran
+
+
+def test_a_short_prompt_is_one_replay(checkpoint):
+    platform = QueuedPlatform()
+    client, worker = engine(checkpoint, platform, "FULL_AND_PIECEWISE", enable_prefix_caching=False, **WHOLE)
+    ran, replays = steps_by_shape(worker), []
+    for turn in range(4):
+        before = platform.maker.num_replays
+        client.add(core_request(str(turn), list(range(3, 16)), max_tokens=1, temperature=0))
+        client.run()
+        replays.append(platform.maker.num_replays - before)
+    assert ran == [(mode, BatchDescriptor(16, 1)) for mode in [GraphMode.NONE, *[GraphMode.FULL] * 3]]
+    assert replays == [0, 1, 1, 1]
+    assert len(set(map(tuple, client.tokens.values()))) == 1
+
+
+def test_every_shape_is_captured_before_the_first_request(checkpoint, expected):
+    platform = QueuedPlatform()
+    client, worker = engine(checkpoint, platform, "FULL", **WHOLE)
+    while worker.runner.capture_one():
+        pass
+    captured = len(platform.maker.graphs)
+    graphs = worker.runner._forward._graphs.graphs
+    assert captured == graphs.num_keys
+    client.add(*requests())
+    client.run()
+    assert client.tokens == expected
+    # What is left are decode steps that end otherwise.
+    assert len(platform.maker.graphs) <= captured + 2 * (graphs.num_keys - len(graphs.mixed_keys))
 
 
 def test_one_step_at_a_time_is_the_same(checkpoint, expected):
@@ -142,11 +210,12 @@ def test_a_steady_step_sends_nothing(checkpoint):
     assert counts.count(0) >= 24
 
 
-def test_requests_that_need_their_logits_changed_are_sampled_apart(checkpoint):
+@pytest.mark.parametrize("mode", ["FULL_DECODE_ONLY", "FULL"])
+def test_requests_that_need_their_logits_changed_are_sampled_apart(checkpoint, mode):
     every = list(range(3, 320))
     tokens = {}
     for name, platform, ahead in (("waits", None, False), ("ahead", QueuedPlatform(), True)):
-        client, _ = engine(checkpoint, platform, None if platform is None else "FULL_DECODE_ONLY", ahead)
+        client, _ = engine(checkpoint, platform, None if platform is None else mode, ahead, **WHOLE)
         client.add(*requests(count=3, stop_token_ids=every, min_tokens=4, max_tokens=20))
         client.run()
         tokens[name] = client.tokens

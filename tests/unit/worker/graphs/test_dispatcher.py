@@ -2,6 +2,7 @@
 
 import pytest
 
+from pagemill.config.capture_sizes import capture_sizes
 from pagemill.config.graph_mode import GraphMode
 from pagemill.model.forward_context import BatchDescriptor
 from pagemill.worker.graphs.dispatcher import BatchLimits, Dispatcher
@@ -10,8 +11,8 @@ NONE, PIECEWISE, FULL = GraphMode.NONE, GraphMode.PIECEWISE, GraphMode.FULL
 SIZES = (1, 2, 4, 8, 16)
 
 
-def make(mode, sizes=SIZES, **limits):
-    return Dispatcher(GraphMode[mode], sizes, BatchLimits(**({"max_num_requests": 8} | limits)))
+def make(mode, sizes=SIZES, small_step=0, **limits):
+    return Dispatcher(GraphMode[mode], sizes, BatchLimits(**({"max_num_requests": 8} | limits)), small_step=small_step)
 
 
 def decode(count):
@@ -54,10 +55,69 @@ def test_a_batch_without_a_graph_is_not_padded():
     assert make("FULL_AND_PIECEWISE").dispatch(19, 19, True) == (NONE, BatchDescriptor(19, 19, True))
 
 
-def test_in_full_mode_decode_batches_share_the_graphs_of_the_others():
-    dispatcher = make("FULL")
-    assert dispatcher.dispatch(3, 3, True) == dispatcher.dispatch(3, 2, False) == (FULL, BatchDescriptor(4, 4, False))
-    assert not any(key.uniform for _, key in dispatcher.graph_keys())
+def mixed(tokens, requests):
+    return FULL, BatchDescriptor(tokens, requests, False)
+
+
+@pytest.mark.parametrize("mode", ("FULL", "FULL_AND_PIECEWISE"))
+def test_decode_batches_and_others_have_graphs_of_their_own(mode):
+    dispatcher = make(mode, small_step=16)
+    assert dispatcher.dispatch(3, 3, True) == (FULL, decode(4))
+    assert dispatcher.dispatch(3, 2, False) == dispatcher.dispatch(4, 4, False) == mixed(4, 4)
+    dispatcher.drop(FULL, decode(4))
+    assert dispatcher.dispatch(3, 3, True) == (
+        (PIECEWISE, BatchDescriptor(4, None)) if mode != "FULL" else (NONE, BatchDescriptor(3, 3, True))
+    )
+
+
+# (tokens, requests) -> the shape of its graph where there are 200 requests at most, in FULL and, up to 512 tokens, in
+# FULL_AND_PIECEWISE.
+MIXED = {
+    (1, 2): (mixed(2, 2), mixed(2, 2)),
+    (2, 1): (mixed(2, 1), mixed(2, 1)),
+    (9, 1): (mixed(16, 1), mixed(16, 1)),
+    (128, 1): (mixed(128, 1), mixed(128, 1)),
+    (129, 2): (mixed(160, 16), mixed(160, 16)),
+    (130, 16): (mixed(160, 16), mixed(160, 16)),
+    (130, 17): (mixed(160, 128), mixed(160, 128)),
+    (100, 99): (mixed(112, 112), mixed(112, 112)),
+    (512, 128): (mixed(512, 128), mixed(512, 128)),
+    (300, 129): (mixed(320, 200), (PIECEWISE, BatchDescriptor(304, None))),
+    (513, 1): (mixed(640, 1), (PIECEWISE, BatchDescriptor(576, None))),
+    (1000, 200): (mixed(1000, 200), (PIECEWISE, BatchDescriptor(1000, None))),
+    (1001, 1): ((NONE, BatchDescriptor(1001, 1)), (NONE, BatchDescriptor(1001, 1))),
+}
+
+
+@pytest.mark.parametrize("batch", MIXED)
+def test_the_graph_of_a_mixed_batch(batch):
+    sizes = capture_sizes(1000)
+    whole, usual = (
+        make(mode, sizes, max_num_requests=200, small_step=512).dispatch(*batch, False)
+        for mode in ("FULL", "FULL_AND_PIECEWISE")
+    )
+    assert (whole, usual) == MIXED[batch]
+
+
+def test_what_cannot_be_captured_whole_is_not():
+    dispatcher = make("FULL_AND_PIECEWISE", small_step=0)
+    assert dispatcher.dispatch(7, 2, False) == (PIECEWISE, BatchDescriptor(8, None))
+    assert not any(mode is FULL and not key.uniform for mode, key in dispatcher.graph_keys())
+
+
+def test_graphs_of_mixed_batches_stay_few():
+    sizes = capture_sizes(1024)
+    keys = make("FULL_AND_PIECEWISE", sizes, max_num_requests=1024, small_step=512).graph_keys()
+    assert sum(mode is FULL and not key.uniform for mode, key in keys) < 64
+
+
+def test_a_dropped_mixed_graph_falls_to_one_of_more_requests():
+    dispatcher = make("FULL_AND_PIECEWISE", small_step=16)
+    assert dispatcher.dispatch(8, 1, False) == mixed(8, 1)
+    dispatcher.drop(*mixed(8, 1))
+    assert dispatcher.dispatch(8, 1, False) == mixed(8, 8)
+    dispatcher.drop(*mixed(8, 8))
+    assert dispatcher.dispatch(8, 1, False) == (PIECEWISE, BatchDescriptor(8, None))
 
 
 def test_a_graph_of_mixed_batches_has_room_for_every_number_of_requests():
@@ -108,7 +168,7 @@ def test_keys_are_listed_once_and_the_largest_first():
 
 def test_every_dispatched_graph_is_a_key():
     for mode in GraphMode:
-        dispatcher = make(mode.value, lora=True, uniform_query_len=2)
+        dispatcher = make(mode.value, lora=True, uniform_query_len=2, small_step=8)
         keys = set(dispatcher.graph_keys())
         for tokens in range(1, 20):
             for requests in range(1, min(tokens, 8) + 1):

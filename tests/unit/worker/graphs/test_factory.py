@@ -7,10 +7,12 @@ import pytest
 from pagemill.config.graph_mode import GraphMode
 from pagemill.config.sections import ATTENTION_OP, CompilationConfig, GraphConfig
 from pagemill.errors import ConfigError
+from pagemill.model.attention.backends.flash_attn import _with_provider
 from pagemill.model.attention.backends.torch_cpu import TorchCpuBackend
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
+from pagemill.model.attention.phased import phased
 from pagemill.model.attention.state_layer import StateLayer
 from pagemill.worker.graphs.compile.compiled_model import CompiledModel
 from pagemill.worker.graphs.dispatcher import BatchLimits
@@ -55,7 +57,7 @@ def test_settings_reach_the_dispatcher_and_the_schedule():
     graphs = make_graphs(settings, layers(), LIMITS, FakeGraphMaker())
     assert isinstance(graphs, GraphRunner)
     assert graphs.dispatcher.mode is GraphMode.FULL_AND_PIECEWISE
-    assert len(graphs.schedule.at_start()) == 6 and graphs.max_num_tokens == 4
+    assert len(graphs.schedule.at_start()) == len(graphs.dispatcher.graph_keys()) and graphs.max_num_tokens == 4
     assert graphs.schedule.warm_ups_left(*graphs.schedule.at_start()[0]) == 3
 
 
@@ -71,11 +73,25 @@ def test_a_mode_is_lowered_to_what_the_model_can_and_the_log_says_why(caplog):
     assert "FULL becomes FULL_AND_PIECEWISE: TEST_ATTN supports full graphs for batches of one token" in caplog.text
 
 
-def test_the_runner_has_limits_too(caplog):
-    with caplog.at_level(logging.WARNING, logger="pagemill"):
-        graphs = make_graphs(config("FULL"), layers(), LIMITS, FakeGraphMaker(), runner_support=ONE)
-    assert graphs.dispatcher.mode is GraphMode.FULL_AND_PIECEWISE
-    assert "the runner supports full graphs for batches of one token" in caplog.text
+def test_attention_that_can_always_be_captured_makes_small_mixed_steps_whole():
+    for support, mode in ((AttentionCGSupport.ALWAYS, GraphMode.FULL), (ONE, GraphMode.PIECEWISE)):
+        graphs = make_graphs(config(), layers(support), LIMITS, FakeGraphMaker())
+        assert graphs.choose(3, 2, False)[1].num_requests == (None if mode is GraphMode.PIECEWISE else 4)
+        assert bool(graphs.mixed_keys) == (mode is GraphMode.FULL)
+
+
+@pytest.mark.parametrize("version, expected", ((2, GraphMode.FULL_AND_PIECEWISE), (3, GraphMode.FULL)))
+def test_support_may_depend_on_who_provides_a_backend(version, expected):
+    class Provider:
+        name = "test"
+
+    Provider.version = version
+    spec = AttentionLayerSpec(4, 2, 16, 0.25)
+    layer = Attention(spec, name="attn", backend=_with_provider(Provider, (9, 0)))
+    both = Attention(spec, name="both", backend=phased(layer.backend, layer.backend))
+    for found in (layer, both):
+        graphs = make_graphs(config("FULL"), {found.name: found}, LIMITS, FakeGraphMaker())
+        assert graphs.dispatcher.mode is expected
 
 
 def test_nothing_left_of_a_mode_means_no_graphs():

@@ -8,8 +8,8 @@ from pagemill.worker.graphs.schedule import CaptureSchedule
 FULL, PIECEWISE, NONE = GraphMode.FULL, GraphMode.PIECEWISE, GraphMode.NONE
 
 
-def make(lazy=True, warm_ups=1, mode=GraphMode.FULL_AND_PIECEWISE, **limits):
-    keys = Dispatcher(mode, (1, 2, 4, 8), BatchLimits(8, **limits)).graph_keys()
+def make(lazy=True, warm_ups=1, mode=GraphMode.FULL_AND_PIECEWISE, small_step=0, **limits):
+    keys = Dispatcher(mode, (1, 2, 4, 8), BatchLimits(8, **limits), small_step=small_step).graph_keys()
     return CaptureSchedule(keys, num_warm_ups=warm_ups, lazy=lazy), keys
 
 
@@ -32,6 +32,23 @@ def test_lazily_the_largest_of_each_kind_and_the_smallest_decode_step_are():
         (PIECEWISE, BatchDescriptor(8, None)),
         (FULL, BatchDescriptor(1, 1, True)),
     ]
+
+
+def test_whole_steps_that_do_more_than_decode_are_a_kind_of_their_own():
+    schedule, _ = make(small_step=8)
+    assert schedule.at_start() == [
+        (FULL, BatchDescriptor(8, 8, True)),
+        (FULL, BatchDescriptor(8, 8)),
+        (PIECEWISE, BatchDescriptor(8, None)),
+        (FULL, BatchDescriptor(1, 1, True)),
+    ]
+    order = []
+    while (found := schedule.next_idle()) is not None:
+        order.append(found[1])
+        schedule.drop(*found)
+    mixed = [BatchDescriptor(*shape) for shape in ((2, 1), (2, 2), (4, 1), (4, 4), (8, 1), (8, 8))]
+    assert [key for key in order if not key.uniform and key.num_requests] == mixed
+    assert [key.uniform for key in order] == [True] * 4 + [False] * 10
 
 
 def test_idle_time_goes_to_decode_steps_first_and_to_small_ones():

@@ -111,6 +111,49 @@ def test_a_common_prefix_is_attended_to_once_for_all(traits, monkeypatch):
     check(case)
 
 
+@pytest.mark.parametrize("traits", [{}, {"window": 20}], ids=str)
+@pytest.mark.parametrize(
+    ("requests", "shape"),
+    [
+        ([(70, 70)], (96, 1)),
+        ([(96, 150)], (96, 1)),
+        ([(2, 300)], (96, 1)),
+        ([(1, 200), (70, 70), (1, 33)], (96, 16)),
+        ([(1, 200), (1, 5)], (16, 16)),
+        (BATCHES["prefills"], (96, 3)),
+        (BATCHES["mixed"], (64, 5)),
+    ],
+)
+def test_a_padded_plan_computes_the_same(requests, shape, traits):
+    case = PagedCase(AttentionLayerSpec(4, 2, 32, 0.2, **traits), requests, device=DEVICE)
+    expected, told = case.expected(), {"min_query_len": 2} if shape[1] == 1 else {}
+    found = case.padded(*shape, **told).run(TritonBackend)
+    torch.testing.assert_close(found[: len(expected)].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_plan_depends_on_the_shape_alone():
+    spec = AttentionLayerSpec(4, 2, 32, 0.2)
+    builder = TritonBackend.metadata_builder(spec, torch.device(DEVICE))
+    plans = [
+        builder.build(PagedCase(spec, requests, device=DEVICE).padded(64, 4).common())
+        for requests in ([(1, 300), (40, 40)], [(64, 64)], [(16, 90), (16, 20), (16, 16), (1, 1)])
+    ]
+    assert (
+        len({(plan.num_splits, plan.num_tiles, id(plan.splits), id(plan.tiles), id(plan.partial)) for plan in plans})
+        == 1
+    )
+    for plan in plans:
+        assert int(plan.tiles.first[4]) <= plan.num_tiles and int(plan.splits.first[4]) <= plan.num_splits
+
+
+def test_prompts_alone_have_no_part_for_requests_that_decode():
+    spec = AttentionLayerSpec(4, 2, 32, 0.2)
+    builder = TritonBackend.metadata_builder(spec, torch.device(DEVICE))
+    common = PagedCase(spec, [(7, 7), (20, 31)], device=DEVICE).common()
+    assert builder.build(common).num_splits > 0
+    assert builder.build(dataclasses.replace(common, min_query_len=7)).num_splits == 0
+
+
 def test_lists_of_work_stay_where_they_are():
     spec = AttentionLayerSpec(4, 2, 32, 0.2)
     builder = TritonBackend.metadata_builder(spec, torch.device(DEVICE))

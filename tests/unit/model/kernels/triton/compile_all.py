@@ -13,7 +13,7 @@ TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv", torch.int32: "i32",
     torch.int64: "i64",
 }  # fmt: skip
-OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 compiled: list[str] = []
 
 
@@ -46,9 +46,13 @@ JITFunction.run = compile_instead
 from pagemill.model.attention.backends.triton_attn import TritonBackend  # noqa: E402
 from pagemill.model.attention.interface import AttentionLayerSpec  # noqa: E402
 from pagemill.model.kernels.kv_target import KVTarget  # noqa: E402
+from pagemill.model.kernels.routing import Routing  # noqa: E402
 from pagemill.model.kernels.triton import choices, device, launch  # noqa: E402
 from pagemill.model.kernels.triton.fp8_quantize import quantize  # noqa: E402
 from pagemill.model.kernels.triton.gemv import gemv  # noqa: E402
+from pagemill.model.kernels.triton.moe_grouped import combine  # noqa: E402
+from pagemill.model.kernels.triton.moe_route import route  # noqa: E402
+from pagemill.model.kernels.triton.moe_sort import sort_slots  # noqa: E402
 from pagemill.model.kernels.triton.norm import rms_norm_floats  # noqa: E402
 from pagemill.model.kernels.triton.norm_before import NormBefore  # noqa: E402
 from pagemill.model.kernels.triton.skinny import skinny  # noqa: E402
@@ -67,6 +71,7 @@ def rows() -> None:
     device.rms_norm(half(1, 4096), half(4096), 1e-6, half(1, 4096))
     device.gated(half(1, 8192), False)
     device.argmax(torch.empty(2, 151936))
+    device.argmax(half(256, 151936))
     device.rotate_(half(3, 32, 128), half(3, 128), half(3, 128))
     device.gather_pair(half(50, 128), half(50, 128), ints(4, dtype=torch.int64))
 
@@ -101,6 +106,14 @@ def attention_inputs() -> None:
     device.attention_inputs(half(3, 6144), 32, 128, rope)
 
 
+def experts() -> None:
+    for routing in (Routing(8, renormalize=True), Routing(4, True, True, 2.5, 4, 2, True)):
+        chosen, weights = route(torch.empty(300, 128), routing, torch.empty(128))
+        combine(half(chosen.numel(), 2048), chosen, weights, 0, 128)
+    for count in (256, 8192):
+        sort_slots(ints(count, 8), 0, 128, 32)
+
+
 def sampling() -> None:
     positions = ints(4, dtype=torch.int64)
     device.sample_rows(torch.empty(4, 151936), ints(4, 7), positions, ints(4))
@@ -123,6 +136,6 @@ def attention() -> None:
 
 for dependent in (False, True):
     launch.set_dependent(dependent)
-    for part in (rows, eight_bits, linears, attention_inputs, sampling, attention):
+    for part in (rows, eight_bits, linears, attention_inputs, experts, sampling, attention):
         part()
 print(" ".join(sorted(set(compiled))))

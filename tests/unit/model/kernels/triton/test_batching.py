@@ -52,7 +52,7 @@ def place(module):
     generator = torch.Generator().manual_seed(5)
     tokens = [
         torch.randint(0, high, (count,), generator=generator, dtype=torch.int32).to(DEVICE)
-        for high in (SLOTS, 2, 1000, PAGE * COLUMNS)
+        for high in (SLOTS + 1, 2, 1000, PAGE * COLUMNS)
     ]
     token_ids, positions, *mappings = (torch.zeros(count, dtype=torch.int64, device=DEVICE) for _ in range(4))
     groups = [(table(seed), PAGE, mapping) for seed, mapping in enumerate(mappings)]
@@ -86,6 +86,11 @@ def test_padding_stays_where_it_is():
     assert next_positions.tolist() == [1, 8, 901, 0, 0]
     assert seq_lens.tolist() == [1, 8, 901, 1, 1]
     assert mapping.tolist()[3:] == [-1, -1]
+
+
+def test_tokens_of_the_padding_go_nowhere():
+    _, _, *mappings = place(reference)
+    assert all(int((mapping == -1).sum()) > 0 and int(mapping.min()) == -1 for mapping in mappings)
 
 
 def test_gather_pair():

@@ -7,7 +7,7 @@ from pagemill.model.kernels.moe import reference_experts, reference_route
 from pagemill.model.kernels.routing import Routing
 from tests.fakes.triton_interpreter import DEVICE
 
-from pagemill.model.kernels.triton import moe, moe_choices  # isort: skip
+from pagemill.model.kernels.triton import moe, moe_choices, moe_sort  # isort: skip
 from pagemill.model.kernels.triton.moe_choices import GroupedChoice
 from pagemill.model.kernels.triton.moe_sort import sort_slots
 
@@ -48,8 +48,13 @@ def test_routing_survives_nan():
 
 
 @pytest.mark.parametrize("first", [0, 3])
-def test_tiles_cover_every_slot_of_the_experts_here_once(first: int):
-    num_experts, tile = 5, 16
+@pytest.mark.parametrize("block", [16, 8192])
+@pytest.mark.parametrize("tile", [1, 16])
+def test_tiles_cover_every_slot_of_the_experts_here_once(
+    first: int, block: int, tile: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(moe_sort, "_MAX_BLOCK", block)
+    num_experts = 5
     chosen = torch.randint(0, 9, (70, 2), generator=torch.Generator().manual_seed(0)).to(torch.int32).to(DEVICE)
     order = sort_slots(chosen, first, num_experts, tile)
     seen: list[int] = []
@@ -57,9 +62,16 @@ def test_tiles_cover_every_slot_of_the_experts_here_once(first: int):
         assert count <= tile
         members = order.slots[begin : begin + count].tolist()
         assert all(chosen.reshape(-1)[slot] == first + expert for slot in members)
+        assert members == sorted(members)
         seen += members
     here = (chosen >= first) & (chosen < first + num_experts)
+    assert order.slots[: len(seen)].tolist() == seen
     assert sorted(seen) == here.reshape(-1).nonzero().squeeze(1).tolist()
+
+
+def test_experts_without_slots_have_no_tiles():
+    order = sort_slots(torch.full((40, 2), 2, dtype=torch.int32, device=DEVICE), 0, 6, 32)
+    assert [tile[:3] for tile in order.tiles.T.tolist() if tile[2]] == [[2, 0, 32], [2, 32, 32], [2, 64, 16]]
 
 
 def case(num_tokens: int, dtype: torch.dtype, size: int, inner: int, held: range, num_experts: int = 7):

@@ -7,7 +7,7 @@ from pagemill.model.kernels import ops, reference
 from pagemill.model.kernels.kv_target import KVTarget
 from tests.fakes.triton_interpreter import DEVICE
 
-from pagemill.model.kernels.triton import device  # isort: skip
+from pagemill.model.kernels.triton import argmax as argmax_module, device, rotary  # isort: skip
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # The interpreter rounds bfloat16 towards zero, and kernels round up to three times.
@@ -101,6 +101,17 @@ def test_attention_inputs(
         close(actual, wanted)
 
 
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "most"), [(8, 4, 128), (6, 2, 1)])
+def test_attention_inputs_in_parts(num_heads: int, num_kv_heads: int, most: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rotary, "_ELEMENTS", most)
+    qkv, rope = random(66, (num_heads + 2 * num_kv_heads) * 32), tables(66, 16, torch.float32)
+    norms = (random(32, seed=5), 1e-6), (random(32, seed=6), 1e-5)
+    expected = compose(qkv.clone(), num_heads, num_kv_heads, 32, rope, norms)
+    for actual, wanted in zip(device.attention_inputs(qkv, num_heads, 32, rope, norms), expected, strict=True):
+        assert actual is not None
+        close(actual, wanted)
+
+
 @pytest.mark.parametrize("num_tokens", [4, 65])
 @pytest.mark.parametrize("layout", ["block first", "halves first", "heads first"])
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
@@ -150,7 +161,9 @@ def compose(qkv, num_heads, num_kv_heads, size, rope, norms):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_rows", "vocab_size"), [(1, 5), (3, 2048), (2, 5000), (1, 40_000)])
-def test_argmax(dtype: torch.dtype, num_rows: int, vocab_size: int):
+@pytest.mark.parametrize("many", [1, 1024])
+def test_argmax(dtype: torch.dtype, num_rows: int, vocab_size: int, many: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(argmax_module, "_MANY", many)
     logits = random(num_rows, vocab_size + 3, dtype=dtype)[:, :vocab_size]
     assert torch.equal(device.argmax(logits), first_largest(logits))
 
@@ -160,7 +173,9 @@ def first_largest(logits: torch.Tensor) -> torch.Tensor:
     return logits.float().cpu().argmax(-1).to(DEVICE)
 
 
-def test_argmax_takes_the_first_of_equals_and_of_nan():
+@pytest.mark.parametrize("many", [1, 1024])
+def test_argmax_takes_the_first_of_equals_and_of_nan(many: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(argmax_module, "_MANY", many)
     logits = torch.full((6, 5000), -1.0, device=DEVICE)
     logits[0, [7, 4000]] = 3.0
     logits[1, [30, 4999]] = torch.nan

@@ -1,0 +1,142 @@
+"""Any batch as one array of int32: padded to a shape on the host, taken apart on the device. Knows no request.
+
+T tokens and R requests, padding included. Tokens of the padding belong to the slot of padding, and to no request;
+requests of the padding have no tokens, and the rows from which nothing is sampled come last.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from pagemill.messages.step import Int32Array
+from pagemill.model.kernels.batching_reference import SlotTokens
+from pagemill.utils.math import ceil_div
+from pagemill.worker.batch.input_batch import InputBatch
+
+_ALIGNMENT = 4
+"""Elements to whose multiple each part is padded, so that kernels may read 16 bytes at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedTensors:
+    """A batch on the device; int32."""
+
+    tokens: SlotTokens
+    slots: Tensor
+    """[R]."""
+    query_start: Tensor
+    """[R + 1]."""
+    seq_lens: Tensor
+    """[R]."""
+    logits_index: Tensor
+    """[R] the row of the hidden states from which a token is sampled."""
+    sampled_slots: Tensor
+    """[R] the slot that gets it."""
+    sampled_positions: Tensor
+    """[R] its position in the slot's request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What the host says of a batch's lengths; for a graph, of all that it may be replayed for."""
+
+    num_tokens: int
+    min_query_len: int
+    """0: anything."""
+    max_query_len: int
+    max_seq_len: int | None
+    """None: as long as there may be."""
+
+    @classmethod
+    def of(cls, batch: InputBatch) -> "Extent":
+        """Of this batch alone."""
+        lengths = np.diff(batch.query_start)
+        return cls(batch.num_tokens, int(lengths.min()), int(lengths.max()), batch.max_seq_len)
+
+
+class MixedShape(NamedTuple):
+    """Sizes of a padded batch."""
+
+    num_tokens: int
+    num_requests: int
+
+    @property
+    def extent(self) -> Extent:
+        """Of every batch that is padded to it. One request has more than one token: with one it would decode."""
+        alone = self.num_requests == 1 and self.num_tokens > 1
+        return Extent(self.num_tokens, 2 if alone else 0, self.num_tokens, None)
+
+    @property
+    def num_elements(self) -> int:
+        """Of the array."""
+        return sum(ceil_div(size, _ALIGNMENT) * _ALIGNMENT for size in self._sizes())
+
+    def pack(self, batch: InputBatch, known: npt.NDArray[np.bool_], pad_slot: int) -> Int32Array:
+        """`known` [requests of the batch]: whether the host knows their tokens."""
+        packed = np.zeros(self.num_elements, np.int32)
+        for place, (values, padding) in zip(self._places(), _parts(batch, known, pad_slot), strict=True):
+            packed[place.start : place.start + len(values)] = values
+            if padding:
+                packed[place.start + len(values) : place.stop] = padding
+        return packed
+
+    def tensors(self, packed: Tensor) -> MixedTensors:
+        """The parts of what was packed: views."""
+        slots, known, given, positions, *rest = (packed[place] for place in self._places())
+        return MixedTensors(SlotTokens(slots, known, given, positions), *rest)
+
+    def padding(self, pad_slot: int, longest: int) -> InputBatch:
+        """A batch of padding alone, which does as much work: requests of at most `longest` tokens in the slot of
+        padding."""
+        lengths: list[int] = []
+        for waiting in range(self.num_requests, 0, -1):
+            lengths.append(min(longest, ceil_div(self.num_tokens - sum(lengths), waiting)))
+        query_start = np.fromiter(accumulate(lengths, initial=0), np.int32, len(lengths) + 1)
+        count = int(query_start[-1])
+        slots = np.full(self.num_requests, pad_slot, np.int32)
+        zeros = np.zeros(count, np.int64)
+        return InputBatch(
+            step_id=-1,
+            slots=slots,
+            token_slots=np.full(count, pad_slot, np.int32),
+            token_ids=zeros,
+            positions=zeros,
+            query_start=query_start,
+            seq_lens=np.array(lengths, np.int32),
+            logits_index=(query_start[1:] - 1).astype(np.int64),
+            sampled_slots=slots,
+            sampled_positions=zeros[: self.num_requests],
+        )
+
+    def _sizes(self) -> tuple[int, ...]:
+        tokens, requests = self
+        return (tokens,) * 4 + (requests, requests + 1, requests, requests, requests, requests)
+
+    def _places(self) -> Iterator[slice]:
+        start = 0
+        for size in self._sizes():
+            yield slice(start, start + size)
+            start += ceil_div(size, _ALIGNMENT) * _ALIGNMENT
+
+
+def _parts(
+    batch: InputBatch, known: npt.NDArray[np.bool_], pad_slot: int
+) -> tuple[tuple[npt.NDArray[np.generic], int], ...]:
+    """(values, what fills up the rest), in the order of `MixedShape._sizes`."""
+    return (
+        (batch.token_slots, pad_slot),
+        (np.repeat(known, np.diff(batch.query_start)), 1),
+        (batch.token_ids, 0),
+        (batch.positions, 0),
+        (batch.slots, pad_slot),
+        (batch.query_start, batch.num_tokens),
+        (batch.seq_lens, 0),
+        (batch.logits_index, 0),
+        (batch.sampled_slots, pad_slot),
+        (batch.sampled_positions, 0),
+    )

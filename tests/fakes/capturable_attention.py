@@ -1,0 +1,28 @@
+"""Attention on a CPU that can be part of any graph: each token is computed as if it decoded. Reads no length on the
+host."""
+
+import torch
+
+from pagemill.model.attention.backends.torch_paged import DecodeMetadata, TorchPagedBackend, TorchPagedBuilder
+from pagemill.model.attention.graph_support import AttentionCGSupport
+
+
+class EveryTokenBuilder(TorchPagedBuilder):
+    """Finds each token's request; tokens of the padding see nothing."""
+
+    graph_support = AttentionCGSupport.ALWAYS
+
+    def build(self, common):
+        tokens, ends = torch.arange(len(common.slot_mapping)), common.query_start[1:]
+        requests = torch.searchsorted(ends, tokens, right=True)
+        padding = requests >= common.num_requests
+        requests = requests.clamp(max=common.num_requests - 1)
+        seen = common.seq_lens[requests] - (ends[requests] - 1 - tokens)
+        return DecodeMetadata(common.slot_mapping, common.block_table[requests], seen.masked_fill(padding, 0))
+
+
+class CapturableBackend(TorchPagedBackend):
+    """TORCH_PAGED, but always to be captured."""
+
+    name = "TEST_CAPTURABLE"
+    metadata_builder = EveryTokenBuilder
