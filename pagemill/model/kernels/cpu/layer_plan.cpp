@@ -20,7 +20,7 @@ constexpr int64_t MAX_OWN_ROWS = 4;
 constexpr int64_t MIN_SHARED_ROWS = 16;
 // From so many rows on, threads share the rows of a linear layer, in pieces, and not its panels: reading all weights in
 // each thread is then cheaper than reading inputs that another one has just written.
-constexpr int64_t MIN_SPLIT_ROWS = 192, ROWS_AT_A_TIME = 96;
+constexpr int64_t MIN_SPLIT_ROWS = 192, ROWS_AT_A_TIME = 128;
 constexpr int SPINS_BEFORE_YIELD = 6000;
 // Of the weights that come next, while a thread waits for the others.
 constexpr int64_t PREFETCH_BYTES = 192 * 1024;

@@ -65,11 +65,13 @@ void multiply_panel(const uint32_t* panel, int64_t num_pairs, const bf16* x, int
     upcoming.at += upcoming.step;
     vu w[LINEAR_VECS];
     for (int v = 0; v < LINEAR_VECS; ++v) w[v] = load_raw<vu>(at + v * LANES);
+#pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r) {
       const uint32_t pair = load_pair(x + r * x_stride + 2 * p);
       for (int v = 0; v < LINEAR_VECS; ++v) sums[r][v] = dot_pairs(sums[r][v], w[v], pair);
     }
   }
+#pragma GCC unroll 12
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < LINEAR_VECS; ++v) acc[r][v] = sums[r][v];
 }
@@ -96,7 +98,7 @@ void linear_bf16(const LinearArgs& args, int64_t begin, int64_t end) {
         vf acc[LINEAR_ROWS][LINEAR_VECS];
         multiply_some<LINEAR_ROWS>(next - row, weight, num_pairs, x + row * args.x_stride, args.x_stride,
                                    upcoming_of(weight, num_pairs, part, parts), acc);
-        for (int64_t r = row; r < next; ++r) finish_row(args, panel, r, acc[r - row]);
+        finish_rows(args, panel, row, next - row, acc);
       }
     }
   }

@@ -22,31 +22,46 @@ PM_INLINE void store_outputs(T* out, const vf* values, int64_t count, int first,
 }
 
 // One row of a panel: bias, gate and rounding, where the composition of single operations in torch rounds.
+template <class T, class Gate>
+PM_INLINE void finish_gated_row(T* out, int64_t count, const vf* acc) {
+  constexpr int HALF = LINEAR_VECS / 2;
+  vf results[HALF];
+  for (int v = 0; v < HALF; ++v) {
+    const vf gate = rounded_to<bf16>(acc[v]), up = rounded_to<bf16>(acc[HALF + v]);
+    results[v] = rounded_to<bf16>(Gate::apply(gate)) * up;
+  }
+  store_outputs(out, results, count, 0, HALF);
+}
+
+// Rows [row, row + count) of a panel.
 template <class T>
-void finish_row_as(const LinearArgs& args, int64_t panel, int64_t row, vf* acc) {
+void finish_rows_as(const LinearArgs& args, int64_t panel, int64_t row, int64_t count, vf (*acc)[LINEAR_VECS]) {
   const PmLinear& linear = args.linear;
   T* out = (T*)args.out + row * args.out_stride;
   if (!linear.gate) {
-    const int64_t first = panel * LINEAR_PANEL, count = min_of(LINEAR_PANEL, linear.rows - first);
-    if (linear.bias)
-      for (int v = 0; v < LINEAR_VECS; ++v) {
-        const int64_t left = count - v * LANES;
-        if (left > 0) acc[v] += load(linear.bias + first + v * LANES, min_of(left, LANES));
+    const int64_t first = panel * LINEAR_PANEL, outputs = min_of(LINEAR_PANEL, linear.rows - first);
+    for (int64_t r = 0; r < count; ++r) {
+      for (int v = 0; linear.bias && v < LINEAR_VECS; ++v) {
+        const int64_t left = outputs - v * LANES;
+        if (left > 0) acc[r][v] += load(linear.bias + first + v * LANES, min_of(left, LANES));
       }
-    return store_outputs(out + first, acc, count, 0, LINEAR_VECS);
+      store_outputs(out + r * args.out_stride + first, acc[r], outputs, 0, LINEAR_VECS);
+    }
+    return;
   }
-  constexpr int HALF = LINEAR_VECS / 2;
-  const int64_t first = panel * (LINEAR_PANEL / 2), count = min_of(LINEAR_PANEL / 2, linear.rows / 2 - first);
-  for (int v = 0; v < HALF; ++v) {
-    const vf gate = rounded_to<bf16>(acc[v]), up = rounded_to<bf16>(acc[HALF + v]);
-    const vf active = linear.gate == PM_SILU ? Silu::apply(gate) : GeluTanh::apply(gate);
-    acc[v] = rounded_to<bf16>(active) * up;
+  const int64_t first = panel * (LINEAR_PANEL / 2), outputs = min_of(LINEAR_PANEL / 2, linear.rows / 2 - first);
+  for (int64_t r = 0; r < count; ++r) {
+    T* to = out + r * args.out_stride + first;
+    linear.gate == PM_SILU ? finish_gated_row<T, Silu>(to, outputs, acc[r])
+                           : finish_gated_row<T, GeluTanh>(to, outputs, acc[r]);
   }
-  store_outputs(out + first, acc, count, 0, HALF);
 }
 
-PM_INLINE void finish_row(const LinearArgs& args, int64_t panel, int64_t row, vf* acc) {
-  args.out_dtype == PM_FLOAT32 ? finish_row_as<float>(args, panel, row, acc) : finish_row_as<bf16>(args, panel, row, acc);
+template <int ROWS>
+PM_INLINE void finish_rows(const LinearArgs& args, int64_t panel, int64_t row, int64_t count,
+                           vf (&acc)[ROWS][LINEAR_VECS]) {
+  args.out_dtype == PM_FLOAT32 ? finish_rows_as<float>(args, panel, row, count, acc)
+                               : finish_rows_as<bf16>(args, panel, row, count, acc);
 }
 
 }  // namespace

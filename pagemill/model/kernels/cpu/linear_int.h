@@ -20,10 +20,9 @@ constexpr int INT_ROWS = 1;
 // Up to so many rows, making a panel ready costs more than it saves.
 constexpr int64_t DIRECT_ROWS = 3 * INT_ROWS;
 // Bytes of quantized input after whose rows the weights are read again: they stay in the second-level cache meanwhile.
-constexpr int64_t INT_CHUNK_BYTES = 256 * 1024;
+constexpr int64_t INT_CHUNK_BYTES = 416 * 1024;
 // Bytes between the same group of two outputs' vectors, and between groups.
 constexpr int64_t GROUP_BYTES = LINEAR_PANEL * 4;
-constexpr int64_t LIMIT_BYTES = LINEAR_PANEL * 4;
 
 // A 16-bit float in the low half of each lane. Infinities become large numbers.
 PM_INLINE vf half_to_float(vu h) {
@@ -56,11 +55,10 @@ PM_INLINE vi dot_group(vi acc, vu w, const uint32_t* group) {
 }
 
 // How a format stores a block of a panel. `pair` gives groups g and g + 4 of a vector of outputs, g < 4; `scale` and
-// `min` what its integers, less ZERO, are multiplied with, and what is added to that.
+// `min` what its integers, less those that stand for 0, are multiplied with, and what is added to that.
 
 struct Q8 {
   static constexpr int64_t BYTES = LINEAR_PANEL * 2 + GROUPS * GROUP_BYTES;
-  static constexpr int32_t ZERO = 128;
   static constexpr bool HAS_MIN = false;
   static PM_INLINE void pair(const char* block, int g, int v, vu& low, vu& high) {
     const char* at = block + LINEAR_PANEL * 2 + g * GROUP_BYTES + v * PM_VEC_BYTES;
@@ -68,14 +66,13 @@ struct Q8 {
     high = load_raw<vu>(at + 4 * GROUP_BYTES);
   }
   static PM_INLINE vf scale(const char* block, int v) {
-    return half_to_scale(__builtin_convertvector(load_raw<vh>(block + v * LANES * 2), vu));
+    return half_to_scale(widen_bits(load_raw<vh>(block + v * LANES * 2)));
   }
   static PM_INLINE vf min(const char*, int) { return vf{}; }
 };
 
 struct Q4 {
   static constexpr int64_t BYTES = LINEAR_PANEL * 2 + GROUPS / 2 * GROUP_BYTES;
-  static constexpr int32_t ZERO = 8;
   static constexpr bool HAS_MIN = false;
   static PM_INLINE void pair(const char* block, int g, int v, vu& low, vu& high) {
     nibbles(block + LINEAR_PANEL * 2 + g * GROUP_BYTES + v * PM_VEC_BYTES, low, high);
@@ -91,7 +88,6 @@ struct Q4 {
 
 struct Q4Min {
   static constexpr int64_t BYTES = LIMIT_BYTES + GROUPS / 2 * GROUP_BYTES;
-  static constexpr int32_t ZERO = 0;
   static constexpr bool HAS_MIN = true;
   static PM_INLINE void pair(const char* block, int g, int v, vu& low, vu& high) {
     Q4::nibbles(block + LIMIT_BYTES + g * GROUP_BYTES + v * PM_VEC_BYTES, low, high);
@@ -104,25 +100,31 @@ struct Q4Min {
   }
 };
 
-// A panel as it is stored: for few rows, which wait for memory.
+// The compiler is not to split a pointer into many that each want a register: what it does not see through, it adds
+// constants and one stride to, which costs nothing.
+template <class T>
+PM_INLINE void keep_whole(T& value) {
+  asm("" : "+r"(value));
+}
+
+// A panel as it is stored: for few rows, which wait for memory. Stands at one block after the other.
 template <class Panel>
 struct Direct {
   using Format = Panel;
-  const char* panel;
+  const char* block;
 
-  PM_INLINE Direct part(int64_t, int64_t) const { return *this; }
-  PM_INLINE void prefetch(int64_t b) const {
-    for (int64_t line = 0; line < Format::BYTES; line += 64)
-      prefetch_line(panel + b * Format::BYTES + LINEAR_INT_PREFETCH + line);
+  PM_INLINE void prefetch() const {
+    for (int64_t line = 0; line < Format::BYTES; line += 64) prefetch_line(block + LINEAR_INT_PREFETCH + line);
   }
-  PM_INLINE void pair(int64_t b, int g, int v, vu& low, vu& high) const {
-    Format::pair(panel + b * Format::BYTES, g, v, low, high);
+  PM_INLINE void next() {
+    block += Format::BYTES;
+    keep_whole(block);
   }
-  PM_INLINE vf scale(int64_t b, int v) const { return Format::scale(panel + b * Format::BYTES, v); }
-  PM_INLINE vf min(int64_t b, int v) const { return Format::min(panel + b * Format::BYTES, v); }
-  static PM_INLINE vf scaled(const Direct&, int64_t, int, vf scale, const QuantBlock& x) {
-    return scale * splat(x.scale);
-  }
+  PM_INLINE void pair(int g, int v, vu& low, vu& high) const { Format::pair(block, g, v, low, high); }
+  PM_INLINE vf min(int v) const { return Format::min(block, v); }
+  // For each vector, what is made of its scale once for all rows; then the product with the scale of an input.
+  PM_INLINE vf scale(int v) const { return Format::scale(block, v); }
+  PM_INLINE vf scaled(int, vf scale, const QuantBlock& x) const { return scale * splat(x.scale); }
 };
 
 // A panel made ready for many rows: its scales times every mantissa that those of inputs have, its integers as bytes.
@@ -133,33 +135,36 @@ struct Prepared {
   static constexpr bool IN_PLACE = Format::BYTES > GROUPS * GROUP_BYTES;
   static constexpr int64_t LIMITS = (SCALE_STEPS + (Format::HAS_MIN ? 1 : 0)) * LIMIT_BYTES;
   static constexpr int64_t BYTES = LIMITS + (IN_PLACE ? 0 : GROUPS * GROUP_BYTES);
-  const char* panel;
-  const char* memory;
+  const char* block;
+  const char* ready;
   // What is fetched with each block: of the next panel, while the rows are multiplied with this one.
   const char* upcoming;
   int64_t lines_at_a_time;
 
-  PM_INLINE void prefetch(int64_t b) const {
-    for (int64_t line = 0; line < lines_at_a_time; ++line) prefetch_line(upcoming + (b * lines_at_a_time + line) * 64);
+  PM_INLINE void prefetch() const {
+    for (int64_t line = 0; line < lines_at_a_time; ++line) prefetch_line(upcoming + line * 64);
   }
-  PM_INLINE void pair(int64_t b, int g, int v, vu& low, vu& high) const {
-    if constexpr (IN_PLACE) return Format::pair(panel + b * Format::BYTES, g, v, low, high);
-    const char* at = memory + b * BYTES + LIMITS + g * GROUP_BYTES + v * PM_VEC_BYTES;
+  PM_INLINE void next() {
+    block += Format::BYTES;
+    ready += BYTES;
+    upcoming += lines_at_a_time * 64;
+    keep_whole(block);
+    keep_whole(ready);
+  }
+  PM_INLINE void pair(int g, int v, vu& low, vu& high) const {
+    if constexpr (IN_PLACE) return Format::pair(block, g, v, low, high);
+    const char* at = ready + LIMITS + g * GROUP_BYTES + v * PM_VEC_BYTES;
     low = load_raw<vu>(at);
     high = load_raw<vu>(at + 4 * GROUP_BYTES);
   }
-  PM_INLINE vf scale(int64_t, int) const { return vf{}; }
-  PM_INLINE vf min(int64_t b, int v) const {
+  PM_INLINE vf min(int v) const {
     if constexpr (!Format::HAS_MIN) return vf{};
-    return load((const float*)(memory + b * BYTES + SCALE_STEPS * LIMIT_BYTES + v * PM_VEC_BYTES));
+    return load((const float*)(ready + SCALE_STEPS * LIMIT_BYTES + v * PM_VEC_BYTES));
   }
-  // For the part-th rows.
-  PM_INLINE Prepared part(int64_t part, int64_t num_blocks) const {
-    return {panel, memory, upcoming + part * num_blocks * lines_at_a_time * 64, lines_at_a_time};
-  }
+  PM_INLINE vf scale(int) const { return vf{}; }
   // The same bits as the product: multiplying with a power of two is exact.
-  static PM_INLINE vf scaled(const Prepared& p, int64_t b, int v, vf, const QuantBlock& x) {
-    return (vf)(load_raw<vi>(p.memory + b * BYTES + x.step * LIMIT_BYTES + v * PM_VEC_BYTES) + x.exponent);
+  PM_INLINE vf scaled(int v, vf, const QuantBlock& x) const {
+    return (vf)(load_raw<vi>(ready + x.step_at + v * PM_VEC_BYTES) + x.exponent);
   }
 
   static void make(const char* from, int64_t num_blocks, char* to) {
@@ -179,48 +184,60 @@ struct Prepared {
   }
 };
 
-// ROWS quantized rows against one panel.
+// ROWS quantized rows against one panel. Not inlined: next to the loops of its callers it lacks registers.
 template <class Panel, int ROWS>
-void multiply_int_panel(const Panel& panel, const QuantRows& x, int64_t row, vf (&acc)[INT_ROWS][LINEAR_VECS]) {
-  using Format = typename Panel::Format;
+__attribute__((noinline)) void multiply_int_panel(Panel panel, const QuantRows& x, int64_t row,
+                                                  vf (&acc)[INT_ROWS][LINEAR_VECS]) {
+  static_assert(ROWS <= 6, "of six rows, each is a pointer and none, one or two strides");
   vf sums[ROWS][LINEAR_VECS] = {};
-  const uint32_t* words = x.words(row);
-  const QuantBlock* blocks = x.blocks(row);
-  const int64_t word_stride = x.stride / 4;
+  const char *first = (const char*)x.blocks(row), *fourth = first + 3 * x.stride;
+  int64_t stride = x.stride;
+  const auto block = [&](int r) -> const QuantBlock& {
+    return *(const QuantBlock*)(r < 3 ? first + r * stride : fourth + (r - 3) * stride);
+  };
   for (int64_t b = 0; b < x.num_blocks; ++b) {
-    panel.prefetch(b);
-    const QuantBlock* infos[ROWS];
+    panel.prefetch();
     vi dots[ROWS][LINEAR_VECS];
-    for (int r = 0; r < ROWS; ++r) {
-      infos[r] = (const QuantBlock*)((const char*)(blocks + b) + r * x.stride);
-      for (int v = 0; v < LINEAR_VECS; ++v) dots[r][v] = vi{} - Format::ZERO * infos[r]->sum;
-    }
+#pragma GCC unroll 6
+    for (int r = 0; r < ROWS; ++r)
+      for (int v = 0; v < LINEAR_VECS; ++v) dots[r][v] = vi{} + block(r).correction;
 #pragma GCC unroll 4
     for (int g = 0; g < 4; ++g) {
       vu low[LINEAR_VECS], high[LINEAR_VECS];
-      for (int v = 0; v < LINEAR_VECS; ++v) panel.pair(b, g, v, low[v], high[v]);
-      const uint32_t* group = words + (b * GROUPS + g) * GROUP_WORDS;
+      for (int v = 0; v < LINEAR_VECS; ++v) panel.pair(g, v, low[v], high[v]);
 #pragma GCC unroll 6
       for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < LINEAR_VECS; ++v)
-          dots[r][v] = dot_group(dots[r][v], low[v], group + r * word_stride);
+          dots[r][v] = dot_group(dots[r][v], low[v], block(r).words + g * GROUP_WORDS);
 #pragma GCC unroll 6
       for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < LINEAR_VECS; ++v)
-          dots[r][v] = dot_group(dots[r][v], high[v], group + r * word_stride + 4 * GROUP_WORDS);
+          dots[r][v] = dot_group(dots[r][v], high[v], block(r).words + (g + 4) * GROUP_WORDS);
     }
+    vf scale[LINEAR_VECS], min[LINEAR_VECS];
     for (int v = 0; v < LINEAR_VECS; ++v) {
-      const vf scale = panel.scale(b, v), min = panel.min(b, v);
-#pragma GCC unroll 6
-      for (int r = 0; r < ROWS; ++r) {
-        const vf scaled = Panel::scaled(panel, b, v, scale, *infos[r]);
-        sums[r][v] = fma(__builtin_convertvector(dots[r][v], vf), scaled, sums[r][v]);
-        if (Format::HAS_MIN) sums[r][v] = fma(min, splat(infos[r]->scaled_sum), sums[r][v]);
-      }
+      scale[v] = panel.scale(v);
+      min[v] = panel.min(v);
     }
+#pragma GCC unroll 6
+    for (int r = 0; r < ROWS; ++r)
+      for (int v = 0; v < LINEAR_VECS; ++v) {
+        const vf scaled = panel.scaled(v, scale[v], block(r));
+        sums[r][v] = fma(__builtin_convertvector(dots[r][v], vf), scaled, sums[r][v]);
+        if (Panel::Format::HAS_MIN) sums[r][v] = fma(min[v], splat(block(r).scaled_sum), sums[r][v]);
+      }
+    panel.next();
+    first += sizeof(QuantBlock);
+    fourth += sizeof(QuantBlock);
+    keep_whole(first);
+    keep_whole(fourth);
+    keep_whole(stride);
   }
+  // Unrolled as all loops over rows here are: the compiler keeps in memory what it cannot name without counting. Here
+  // every block of the rows lies behind the pointers.
+#pragma GCC unroll 6
   for (int r = 0; r < ROWS; ++r)
-    for (int v = 0; v < LINEAR_VECS; ++v) acc[r][v] = sums[r][v] + splat(*x.poison(row + r));
+    for (int v = 0; v < LINEAR_VECS; ++v) acc[r][v] = sums[r][v] + splat(*(const float*)&block(r));
 }
 
 template <class Panel, int ROWS>
@@ -230,37 +247,41 @@ PM_INLINE void multiply_int_rows(int64_t count, const Panel& panel, const QuantR
   if constexpr (ROWS > 1) multiply_int_rows<Panel, ROWS - 1>(count, panel, x, row, acc);
 }
 
-// Panel number `index` for rows [begin, end).
-template <class Panel>
-void linear_int_rows(const LinearArgs& args, int64_t index, const Panel& panel, const QuantRows& x, int64_t begin,
+// Panel number `index` for rows [begin, end). `panel_of(part)` stands at its first block.
+template <class PanelOf>
+void linear_int_rows(const LinearArgs& args, int64_t index, PanelOf panel_of, const QuantRows& x, int64_t begin,
                      int64_t end) {
   // Equal shares: 7 rows are 4 and 3, not 6 and 1.
   const int64_t parts = ceil_div(end - begin, INT_ROWS);
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t row = begin + (end - begin) * part / parts, next = begin + (end - begin) * (part + 1) / parts;
     vf acc[INT_ROWS][LINEAR_VECS];
-    multiply_int_rows<Panel, INT_ROWS>(next - row, panel.part(part, x.num_blocks), x, row, acc);
-    for (int64_t r = row; r < next; ++r) finish_row(args, index, r, acc[r - row]);
+    multiply_int_rows<decltype(panel_of(0)), INT_ROWS>(next - row, panel_of(part), x, row, acc);
+    finish_rows(args, index, row, next - row, acc);
   }
 }
 
 template <class Format>
 void linear_int(const LinearArgs& args, int64_t begin, int64_t end) {
-  static thread_local ThreadBuffer ready;
+  static thread_local ThreadBuffer memory;
   const QuantRows x(args.linear.cols, args.quantized);
-  const int64_t chunk_rows = max_of(1, INT_CHUNK_BYTES / x.stride / INT_ROWS) * INT_ROWS;
-  for (int64_t chunk = 0; chunk < args.num_rows; chunk += chunk_rows) {
-    const int64_t stop = min_of(args.num_rows, chunk + chunk_rows);
+  const int64_t chunks = ceil_div(args.num_rows, max_of(1, INT_CHUNK_BYTES / x.stride / INT_ROWS) * INT_ROWS);
+  for (int64_t i = 0; i < chunks; ++i) {
+    const int64_t chunk = args.num_rows * i / chunks, stop = args.num_rows * (i + 1) / chunks;
     for (int64_t index = begin; index < end; ++index) {
       const char* panel = (const char*)args.linear.weight + index * x.num_blocks * Format::BYTES;
       if (stop - chunk <= DIRECT_ROWS) {
-        linear_int_rows(args, index, Direct<Format>{panel}, x, chunk, stop);
+        linear_int_rows(args, index, [&](int64_t) { return Direct<Format>{panel}; }, x, chunk, stop);
         continue;
       }
-      char* memory = (char*)ready.at_least(x.num_blocks * Prepared<Format>::BYTES);
-      Prepared<Format>::make(panel, x.num_blocks, memory);
+      char* ready = (char*)memory.at_least(x.num_blocks * Prepared<Format>::BYTES);
+      Prepared<Format>::make(panel, x.num_blocks, ready);
+      const char* upcoming = panel + x.num_blocks * Format::BYTES;
       const int64_t lines = ceil_div(Format::BYTES, 64 * ceil_div(stop - chunk, INT_ROWS));
-      linear_int_rows(args, index, Prepared<Format>{panel, memory, panel + x.num_blocks * Format::BYTES, lines}, x, chunk, stop);
+      const auto part_of = [&](int64_t part) {
+        return Prepared<Format>{panel, ready, upcoming + part * x.num_blocks * lines * 64, lines};
+      };
+      linear_int_rows(args, index, part_of, x, chunk, stop);
     }
   }
 }

@@ -23,6 +23,12 @@ constexpr int64_t GROUP_WORDS = 2;
 constexpr int64_t GROUP_WORDS = 1;
 #endif
 
+// Bytes of a float32 for each output of a panel.
+constexpr int64_t LIMIT_BYTES = LINEAR_PANEL * 4;
+
+// The integer that stands for 0 in a format's weights.
+constexpr int32_t zero_of(int64_t format) { return format == PM_Q8_PANELS ? 128 : format == PM_Q4_PANELS ? 8 : 0; }
+
 // Mantissas of scales: 2^(i / SCALE_STEPS).
 constexpr int SCALE_STEPS = 8;
 constexpr float STEP[SCALE_STEPS] = {1.0f,          1.0905077457f, 1.1892071150f, 1.2968395547f,
@@ -30,56 +36,53 @@ constexpr float STEP[SCALE_STEPS] = {1.0f,          1.0905077457f, 1.1892071150f
 constexpr float INVERSE_STEP[SCALE_STEPS] = {1.0f,          0.9170040432f, 0.8408964153f, 0.7711054127f,
                                              0.7071067812f, 0.6484197773f, 0.5946035575f, 0.5452538663f};
 
-// What a block of inputs has beside its numbers.
-struct QuantBlock {
-  int32_t step;      // number of the scale's mantissa
-  int32_t exponent;  // of the scale, in place within a float32: added to the bits of a normal number it multiplies it
+// A block of inputs, with all that its multiplication needs side by side: it is read through one pointer.
+struct alignas(32) QuantBlock {
+  uint32_t words[GROUPS * GROUP_WORDS];
+  int32_t correction;  // what a sum of products begins with, because integers of weights are all too large by `zero_of`
+  int32_t step_at;     // of the scale's mantissa: where in `Prepared` the products with it are, in bytes
+  int32_t exponent;    // of the scale, in place within a float32: added to the bits of a normal number it multiplies it
   float scale;
-  int32_t sum;
-  float scaled_sum;  // sum times the scale: what an offset of the weights is multiplied with
+  float scaled_sum;  // the sum of the numbers times the scale: what an offset of the weights is multiplied with
 };
 
-// Blocks of a row: words, then the QuantBlocks, then a float that is added to all results of the row.
+// Rows of QuantBlocks, each with a float behind them that is added to all results of the row.
 struct QuantRows {
   int64_t num_blocks, stride;
   char* rows;
 
   QuantRows(int64_t cols, void* memory)
-      : num_blocks(ceil_div(cols, QUANT_BLOCK)), stride(round_up(num_blocks * BLOCK_BYTES + 4, 64)), rows((char*)memory) {}
+      : num_blocks(ceil_div(cols, QUANT_BLOCK)),
+        stride(round_up(num_blocks * (int64_t)sizeof(QuantBlock) + (int64_t)sizeof(float), 64)),
+        rows((char*)memory) {}
 
-  const uint32_t* words(int64_t row) const { return (const uint32_t*)(rows + row * stride); }
-  const QuantBlock* blocks(int64_t row) const {
-    return (const QuantBlock*)(rows + row * stride + num_blocks * GROUPS * GROUP_WORDS * 4);
-  }
+  QuantBlock* blocks(int64_t row) const { return (QuantBlock*)(rows + row * stride); }
   // 0, or NaN for a row with an input that is not finite: integers cannot carry that.
-  const float* poison(int64_t row) const { return (const float*)(blocks(row) + num_blocks); }
-
- private:
-  static constexpr int64_t BLOCK_BYTES = GROUPS * GROUP_WORDS * 4 + (int64_t)sizeof(QuantBlock);
+  float* poison(int64_t row) const { return (float*)(blocks(row) + num_blocks); }
 };
 
 // Biased exponents of the largest input of a block that scales are made from. Within them, a product of the scale with a
 // 16-bit float stays a normal float32; inputs below 2^-57 become zero, inputs above 2^100 are cut off.
 constexpr int32_t LOWEST_EXPONENT = 70, HIGHEST_EXPONENT = 227;
 
-// By the 7 bits of the largest input's mantissa: eighths of an octave that the scale is above 2^-7 times its power of two.
+// By the 7 bits of the largest input's mantissa: the scale's own mantissa, and the exponent that comes with one of 2^0.
 struct StepTable {
-  uint8_t eighths[128] = {};
+  struct Entry {
+    int32_t step_at;  // as in QuantBlock
+    int32_t power;
+    float mantissa, inverse;
+  } entries[128] = {};
+
   constexpr StepTable() {
-    for (int m = 0; m < 128; ++m)
-      while (eighths[m] < SCALE_STEPS && (128 + m) > STEP[eighths[m]] * 127.49f) ++eighths[m];
+    for (int m = 0; m < 128; ++m) {
+      int eighths = 0;
+      while (eighths < SCALE_STEPS && (128 + m) > STEP[eighths] * 127.49f) ++eighths;
+      const int step = eighths % SCALE_STEPS;
+      entries[m] = {step * (int32_t)LIMIT_BYTES, eighths / SCALE_STEPS - 127 - 7, STEP[step], INVERSE_STEP[step]};
+    }
   }
 };
 constexpr StepTable STEP_TABLE;
-
-#if defined(PM_DOT_PAIRS)
-PM_INLINE void store_group(const int8_t* q, uint32_t* words) {
-  words[0] = (uint16_t)q[0] | (uint32_t)(uint16_t)q[2] << 16;
-  words[1] = (uint16_t)q[1] | (uint32_t)(uint16_t)q[3] << 16;
-}
-#else
-PM_INLINE void store_group(const int8_t* q, uint32_t* words) { memcpy(words, q, 4); }
-#endif
 
 // The numbers of a block, and their sum, with `inverse` of its scale. Halves round to even.
 #if PM_VEC_BYTES == 64
@@ -93,19 +96,28 @@ PM_INLINE uint16_t largest_of(const bf16* x) {
 }
 
 PM_INLINE __m128i quantize_half(const bf16* x, vf inverse) {
-  const __m512i q = _mm512_cvtps_epi32((__m512)(load(x) * inverse));
-  return _mm512_cvtepi32_epi8(_mm512_max_epi32(_mm512_min_epi32(q, _mm512_set1_epi32(127)), _mm512_set1_epi32(-127)));
+  const __m512 scaled = _mm512_min_ps((__m512)(load(x) * inverse), _mm512_set1_ps(127.0f));
+  return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_max_ps(scaled, _mm512_set1_ps(-127.0f))));
 }
 
-PM_INLINE int32_t quantize_values(const bf16* x, vf inverse, int8_t* quants) {
-  const __m128i low = quantize_half(x, inverse), high = quantize_half(x + LANES, inverse);
-  _mm_storeu_si128((__m128i*)quants, low);
-  _mm_storeu_si128((__m128i*)(quants + LANES), high);
+PM_INLINE void store_numbers(__m256i numbers, uint32_t* words) {
+#if defined(PM_DOT_PAIRS)
+  // The second and third byte of every four change places; then bytes become numbers of 16 bits.
+  const __m256i order = _mm256_broadcastsi128_si256(_mm_set_epi64x(0x0f0d0e0c0b090a08, 0x0705060403010200));
+  const __m256i paired = _mm256_shuffle_epi8(numbers, order);
+  _mm512_storeu_si512(words, _mm512_cvtepi8_epi16(paired));
+#else
+  _mm256_storeu_si256((__m256i*)words, numbers);
+#endif
+}
+
+PM_INLINE int32_t quantize_values(const bf16* x, vf inverse, uint32_t* words) {
+  const __m256i numbers = _mm256_set_m128i(quantize_half(x + LANES, inverse), quantize_half(x, inverse));
+  store_numbers(numbers, words);
   // Sums of unsigned bytes: 128 more than each number.
-  const __m128i flip = _mm_set1_epi8((char)0x80), none = _mm_setzero_si128();
-  const __m128i sums = _mm_add_epi64(_mm_sad_epu8(_mm_xor_si128(low, flip), none),
-                                     _mm_sad_epu8(_mm_xor_si128(high, flip), none));
-  return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 128 * (int32_t)QUANT_BLOCK;
+  const __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(numbers, _mm256_set1_epi8((char)0x80)), _mm256_setzero_si256());
+  const __m128i both = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+  return _mm_cvtsi128_si32(both) + _mm_extract_epi32(both, 2) - 128 * (int32_t)QUANT_BLOCK;
 }
 #else
 PM_INLINE uint16_t largest_of(const bf16* x) {
@@ -117,7 +129,17 @@ PM_INLINE uint16_t largest_of(const bf16* x) {
   return largest;
 }
 
-PM_INLINE int32_t quantize_values(const bf16* x, vf inverse, int8_t* quants) {
+PM_INLINE void store_group(const int8_t* q, uint32_t* words) {
+#if defined(PM_DOT_PAIRS)
+  words[0] = (uint16_t)q[0] | (uint32_t)(uint16_t)q[2] << 16;
+  words[1] = (uint16_t)q[1] | (uint32_t)(uint16_t)q[3] << 16;
+#else
+  memcpy(words, q, 4);
+#endif
+}
+
+PM_INLINE int32_t quantize_values(const bf16* x, vf inverse, uint32_t* words) {
+  int8_t quants[QUANT_BLOCK];
   vi total = {};
   for (int i = 0; i < QUANT_BLOCK; i += LANES) {
     // Adding 1.5 * 2^23 rounds to the nearest integer, and leaves it in the low bits.
@@ -128,52 +150,58 @@ PM_INLINE int32_t quantize_values(const bf16* x, vf inverse, int8_t* quants) {
     total += q;
     for (int lane = 0; lane < LANES; ++lane) quants[i + lane] = (int8_t)q[lane];
   }
+  for (int g = 0; g < GROUPS; ++g) store_group(quants + 4 * g, words + g * GROUP_WORDS);
   int32_t sum = 0;
   for (int i = 0; i < LANES; ++i) sum += total[i];
   return sum;
 }
 #endif
 
-PM_INLINE float power_of_two(int32_t exponent) {
-  const int32_t bits = (127 + exponent) * (1 << 23);
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
+// x times a power of two, given in place within a float32; both and the result are normal numbers.
+PM_INLINE float times_power(float x, int32_t exponent) {
+  int32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  bits += exponent;
+  memcpy(&x, &bits, sizeof x);
+  return x;
 }
 
-// Returns the bits of the largest magnitude.
-PM_INLINE uint16_t quantize_block(const bf16* x, uint32_t* words, QuantBlock& block) {
+// Returns the bits of the largest magnitude. `zero` is the integer that stands for 0 in the weights.
+PM_INLINE uint16_t quantize_block(const bf16* x, int32_t zero, QuantBlock& block) {
   const uint16_t largest = largest_of(x);
   int32_t exponent = largest >> 7;
   exponent = exponent < LOWEST_EXPONENT ? LOWEST_EXPONENT : exponent > HIGHEST_EXPONENT ? HIGHEST_EXPONENT : exponent;
-  const int32_t eighths = STEP_TABLE.eighths[largest & 127];
-  const int32_t step = eighths % SCALE_STEPS, power = exponent - 127 - 7 + eighths / SCALE_STEPS;
-  int8_t quants[QUANT_BLOCK];
-  const int32_t sum = quantize_values(x, splat(INVERSE_STEP[step] * power_of_two(-power)), quants);
-  for (int g = 0; g < GROUPS; ++g) store_group(quants + 4 * g, words + g * GROUP_WORDS);
-  const float scale = STEP[step] * power_of_two(power);
-  block = {step, power * (1 << 23), scale, sum, (float)sum * scale};
+  const StepTable::Entry& entry = STEP_TABLE.entries[largest & 127];
+  exponent = (exponent + entry.power) * (1 << 23);
+  const int32_t sum = quantize_values(x, splat(times_power(entry.inverse, -exponent)), block.words);
+  block.correction = -zero * sum;
+  block.step_at = entry.step_at;
+  block.exponent = exponent;
+  block.scale = times_power(entry.mantissa, exponent);
+  block.scaled_sum = (float)sum * block.scale;
   return largest;
 }
 
 // Rows [begin, end) of x, to their places in args.quantized.
 void quantize_rows(const LinearArgs& args, int64_t begin, int64_t end) {
-  const int64_t cols = args.linear.cols;
+  const int64_t cols = args.linear.cols, whole = cols / QUANT_BLOCK;
+  const int32_t zero = zero_of(args.linear.format);
   const QuantRows to(cols, args.quantized);
   for (int64_t r = begin; r < end; ++r) {
     const bf16* x = (const bf16*)args.x + r * args.x_stride;
-    uint32_t* words = (uint32_t*)to.words(r);
-    QuantBlock* blocks = (QuantBlock*)to.blocks(r);
+    QuantBlock* blocks = to.blocks(r);
     uint16_t largest = 0;
-    for (int64_t b = 0; b < to.num_blocks; ++b) {
-      const int64_t left = cols - b * QUANT_BLOCK;
-      bf16 padded[QUANT_BLOCK] = {};
-      if (left < QUANT_BLOCK) memcpy((void*)padded, x + b * QUANT_BLOCK, left * sizeof(bf16));
-      const bf16* from = left < QUANT_BLOCK ? padded : x + b * QUANT_BLOCK;
-      const uint16_t bits = quantize_block(from, words + b * GROUPS * GROUP_WORDS, blocks[b]);
+    for (int64_t b = 0; b < whole; ++b) {
+      const uint16_t bits = quantize_block(x + b * QUANT_BLOCK, zero, blocks[b]);
       largest = bits > largest ? bits : largest;
     }
-    *(float*)to.poison(r) = largest < 0x7f80 ? 0.0f : __builtin_nanf("");
+    if (whole < to.num_blocks) {
+      bf16 padded[QUANT_BLOCK] = {};
+      memcpy((void*)padded, x + whole * QUANT_BLOCK, (cols - whole * QUANT_BLOCK) * sizeof(bf16));
+      const uint16_t bits = quantize_block(padded, zero, blocks[whole]);
+      largest = bits > largest ? bits : largest;
+    }
+    *to.poison(r) = largest < 0x7f80 ? 0.0f : __builtin_nanf("");
   }
 }
 

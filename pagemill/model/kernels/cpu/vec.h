@@ -113,7 +113,26 @@ PM_INLINE V load_raw(const void* p) {
   return v;
 }
 
-PM_INLINE vf widen(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
+// 16 bits to 32 and back, which compilers do in five instructions where there is one.
+PM_INLINE vu widen_bits(vh h) {
+#if PM_VEC_BYTES == 64
+  return (vu)_mm512_cvtepu16_epi32((__m256i)h);
+#elif PM_VEC_BYTES == 32
+  return (vu)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+  return __builtin_convertvector(h, vu);
+#endif
+}
+
+PM_INLINE vh narrow_bits(vu u) {
+#if PM_VEC_BYTES == 64
+  return (vh)_mm512_cvtepi32_epi16((__m512i)u);
+#else
+  return __builtin_convertvector(u, vh);
+#endif
+}
+
+PM_INLINE vf widen(vh h) { return (vf)(widen_bits(h) << 16); }
 
 // Round to nearest even as torch does; a NaN stays a NaN.
 PM_INLINE vh narrow(vf x) {
@@ -123,7 +142,7 @@ PM_INLINE vh narrow(vf x) {
   vu u = (vu)x;
   vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   vu nan = (vu)(x != x);
-  return __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0u), vh);
+  return narrow_bits((rounded & ~nan) | (nan & 0x7fc0u));
 #endif
 }
 

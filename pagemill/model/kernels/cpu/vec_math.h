@@ -49,7 +49,25 @@ PM_INLINE vf tanh_of(vf x) {
 }
 
 struct Silu {
+#if PM_VEC_BYTES == 64
+  // Half the instructions of the other form. x / ln 2 is rounded before it is split, so that for a large |x| the
+  // exponential is off by |x| / 2^24, relatively: far less than the 8 bits that results are rounded to.
+  static PM_INLINE vf apply(vf x) {
+    const __m512 scaled = _mm512_mul_ps((__m512)x, _mm512_set1_ps(-1.44269504088896341f));
+    const __m512 t = _mm512_min_ps(_mm512_max_ps(scaled, _mm512_set1_ps(-200.0f)), _mm512_set1_ps(200.0f));
+    const __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const vf f = (vf)_mm512_sub_ps(t, n);
+    vf p = splat(1.3266970387e-3f);
+    p = fma(p, f, splat(9.6754597455e-3f));
+    p = fma(p, f, splat(5.5507426160e-2f));
+    p = fma(p, f, splat(2.4022121754e-1f));
+    p = fma(p, f, splat(6.9314694916e-1f));
+    p = fma(p, f, splat(1.0f));
+    return x / ((vf)_mm512_scalef_ps((__m512)p, n) + 1.0f);
+  }
+#else
   static PM_INLINE vf apply(vf x) { return x / (1.0f + exp_of(-x)); }
+#endif
 };
 
 // The tanh approximation of GELU, as torch has it: the cancellation of 1 + tanh in the tail is part of the result.

@@ -86,6 +86,13 @@ def test_activation_at_the_extremes(isa: str, gelu: bool) -> None:
     torch.testing.assert_close(native.gated(x, gelu), reference.gated(x, gelu), rtol=1e-5, atol=1e-7)
 
 
+def test_silu_of_every_bfloat16(isa: str) -> None:
+    x = torch.arange(-(2**15), 2**15).short().view(torch.bfloat16).view(256, 256)
+    x = x[x.isfinite()].view(-1, 256)
+    x = torch.cat([x, torch.ones_like(x)], 1)
+    assert_near(native.gated(x, False), reference.gated(x, False))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 49152), (1, 200_001), (5, 1003), (64, 49152), (0, 10)])
 def test_argmax(isa: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
