@@ -169,7 +169,7 @@ def tasks_of(only: str | None, tune: bool) -> list[tuple[str, Any, bool]]:
     if only in (None, "fp8", "fp8-linear"):
         for name, (outputs, inputs) in LINEARS.items():
             gated = name == "gate_up"
-            one = one_row_choice(outputs // 2 if gated else outputs, gated)
+            one = one_row_choice(outputs // 2 if gated else outputs, inputs, gated)
             tasks |= {(f"one {name}", choice, True) for choice in ((*ONE_ROW_CANDIDATES, one) if tune else (one,))}
             several = few_rows_choice(outputs, inputs)
             some = (*FEW_ROWS_CANDIDATES, several) if tune else (several,)
@@ -303,7 +303,7 @@ def bench_fp8_linears(results: list[dict[str, Any]], tune: bool) -> None:
         def one(choice: Any, x: Any = x, weights: Any = weights, gate: Any = gate) -> float:
             return attempt([lambda w=w, f=f: gemv(x, w, choice, gate=gate, factors=f) for w, f in weights * 2])
 
-        rule = one_row_choice(outputs // 2 if gate else outputs, gate is not None)
+        rule = one_row_choice(outputs // 2 if gate else outputs, inputs, gate is not None)
         best, us = best_of([*ONE_ROW_CANDIDATES, rule] if tune else [rule], one, f"{name} one row", tune)
         report(results, f"fp8 {name} x1", us, outputs * inputs, choice=best)
         for rows in FEW_ROWS:

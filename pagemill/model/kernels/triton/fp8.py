@@ -29,7 +29,7 @@ def linear(x: Tensor, weight: Tensor, factors: Tensor, bias: Tensor | None = Non
     x = x if x.stride(-1) == 1 else x.contiguous()
     num_outputs, size = weight.shape
     if len(x) == 1:
-        choice = one_row_choice(num_outputs if gate is None else num_outputs // 2, gate is not None)
+        choice = one_row_choice(num_outputs if gate is None else num_outputs // 2, size, gate is not None)
         return gemv(x.contiguous(), weight, choice, bias=bias, gate=gate, factors=factors)
     if 1 < len(x) <= MAX_FEW_ROWS:
         return few_rows(x, weight, factors, bias, gate, few_rows_choice(num_outputs, size))

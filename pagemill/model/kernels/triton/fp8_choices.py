@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from pagemill.model.kernels.triton.choices import GemvChoice
+from pagemill.model.kernels.triton.choices import GemvChoice, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,19 @@ FEW_ROWS_CANDIDATES: Final = tuple(
 NUM_PROCESSORS: Final = 132
 
 
-def one_row_choice(num_outputs: int, gated: bool) -> GemvChoice:
-    """By the outputs (of one half, where gated)."""
-    return GemvChoice(2 if num_outputs <= 8192 or gated else 4, 1024, 4, 1)
+ONE_ROW_MEASURED: Final[dict[Shape, GemvChoice]] = {
+    (6144, 4096, False): GemvChoice(16, 512, 8, 1),
+    (4096, 4096, False): GemvChoice(2, 2048, 4, 1),
+    (12288, 4096, True): GemvChoice(2, 4096, 4, 1),
+    (4096, 12288, False): GemvChoice(8, 1024, 8, 1),
+}
+"""On an H200."""
+
+
+def one_row_choice(num_outputs: int, num_inputs: int, gated: bool) -> GemvChoice:
+    """What was measured, or by the outputs (of one half, where gated)."""
+    measured = ONE_ROW_MEASURED.get((num_outputs, num_inputs, gated))
+    return measured or GemvChoice(2 if num_outputs <= 8192 or gated else 4, 1024, 4, 1)
 
 
 def few_rows_choice(num_outputs: int, num_inputs: int) -> FewRowsChoice:

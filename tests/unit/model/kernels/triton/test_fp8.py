@@ -140,4 +140,4 @@ def test_choices_fit_every_shape():
     assert few_rows_choice(4096, 4096).split_k > 1
     assert few_rows_choice(151_936, 4096).split_k == 1
     assert few_rows_choice(64, 64).split_k == 1
-    assert one_row_choice(24_576, False).block_n > one_row_choice(4096, False).block_n
+    assert one_row_choice(24_576, 64, False).block_n > one_row_choice(4096, 64, False).block_n
