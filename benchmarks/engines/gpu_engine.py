@@ -124,8 +124,8 @@ def few(bench: Bench) -> Figures:
 
 
 def many_256(bench: Bench) -> Figures:
-    """256 requests at once, 512 in, 256 out; the best of three: shapes of steps warm up in the first, and are captured in
-    the second where they are not before."""
+    """256 requests at once, 512 in, 256 out; the best of three: shapes of steps warm up in the first, and what is not
+    captured by then is in the second."""
     all_s = [bench.seconds(bench.prompts(256, 512), 256) for _ in range(3)]
     return {"output_tokens_per_s": 256 * 256 / min(all_s), "all_s": all_s}
 

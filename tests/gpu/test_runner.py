@@ -134,7 +134,7 @@ def test_mixed_steps_replayed_whole_equal_eager(checkpoints, mode, temperature):
 
 
 def test_a_short_prompt_is_one_replay(checkpoints):
-    core, worker = start(checkpoints, attention_backend="TRITON_ATTN", enable_prefix_caching=False)
+    core, worker = start(checkpoints, max_num_seqs=64, attention_backend="TRITON_ATTN", enable_prefix_caching=False)
     client, stats = Client(core), worker.runner._forward._graphs.graphs.stats
     for turn in range(4):
         client.add(core_request(str(turn), 120, max_tokens=1, temperature=0, ignore_eos=True))
