@@ -109,7 +109,8 @@ void pm_sample(int32_t* out, const float* logits, const float* temperature, cons
                const float* top_p, const double* uniforms, int64_t rows, int64_t cols, int64_t stride,
                int64_t threads) {
   const SampleArgs args = {out, logits, temperature, min_p, top_k, top_p, uniforms, cols, stride};
-  if (threads <= 1 || rows == 1) return selected->sample(args, 0, rows);
+  const bool few = rows * cols * (int64_t)sizeof(float) < MIN_PARALLEL_BYTES;
+  if (threads <= 1 || rows == 1 || few) return selected->sample(args, 0, rows);
   WorkQueue queue(rows);  // some rows take many times as long as others
 #pragma omp parallel num_threads((int)threads)
   queue.run([&](int64_t row) { selected->sample(args, row, row + 1); });

@@ -2,6 +2,7 @@
 // Knows nothing about attention. Each element of C is summed in the order of k, whatever the tile it is part of.
 #pragma once
 
+#include "kernels.h"
 #include "vec.h"
 
 namespace {
@@ -75,7 +76,7 @@ void gemm_block(const uint32_t* a, int64_t lda, const Pointers& pointers, int64_
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
       cols[v] = load_raw<vu>(b.at(k, v));
-      __builtin_prefetch(b.ahead_of(k, v), 0, 2);
+      prefetch_line(b.ahead_of(k, v));
     }
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; ++m) {

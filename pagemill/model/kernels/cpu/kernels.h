@@ -187,17 +187,25 @@ struct LinearArgs {
   void* quantized;
 };
 
+// What will be read in a moment is brought to the second-level cache: on the way to the first it would take up the few
+// slots for loads that miss.
+inline void prefetch_line(const void* at) { __builtin_prefetch(at, 0, 2); }
+
 inline int64_t num_panels(const PmLinear& linear) { return (linear.rows + LINEAR_PANEL - 1) / LINEAR_PANEL; }
 
+// Of QUANT_BLOCK inputs for the outputs of a panel, in a format of integers: a scale for each output, where there is one a
+// minimum, the integers.
+constexpr int64_t panel_block_bytes(int64_t format) {
+  const int64_t limits = format == PM_Q4_MIN_PANELS ? 4 : 2;
+  return LINEAR_PANEL * (limits + (format == PM_Q8_PANELS ? QUANT_BLOCK : QUANT_BLOCK / 2));
+}
+
+// The integer that stands for 0 in a format's weights.
+constexpr int32_t zero_of(int64_t format) { return format == PM_Q8_PANELS ? 128 : format == PM_Q4_PANELS ? 8 : 0; }
+
 inline int64_t panel_bytes(const PmLinear& linear) {
-  const int64_t blocks = (linear.cols + QUANT_BLOCK - 1) / QUANT_BLOCK;
-  switch (linear.format) {
-    case PM_BF16_PANELS: return linear.cols * LINEAR_PANEL * 2;
-    case PM_Q8_PANELS: return blocks * LINEAR_PANEL * (2 + QUANT_BLOCK);
-    case PM_Q4_PANELS: return blocks * LINEAR_PANEL * (2 + QUANT_BLOCK / 2);
-    case PM_Q4_MIN_PANELS: return blocks * LINEAR_PANEL * (4 + QUANT_BLOCK / 2);
-  }
-  return 0;
+  if (linear.format == PM_BF16_PANELS) return linear.cols * LINEAR_PANEL * 2;
+  return (linear.cols + QUANT_BLOCK - 1) / QUANT_BLOCK * panel_block_bytes(linear.format);
 }
 
 // Panels that a thread takes at a time, of `share`: few, so that all are done at once.

@@ -27,14 +27,34 @@ constexpr int64_t PREFETCH_BYTES = 192 * 1024;
 
 typedef uint16_t element;  // bfloat16; nothing is computed here
 
+// Brings what a thread reads next to its second-level cache while it has nothing else to do; by default nothing.
+class Prefetch {
+ public:
+  Prefetch() = default;
+  Prefetch(const char* begin, int64_t bytes) : at_(begin), end_(begin + bytes) {}
+
+  void operator()() {
+    if (at_ < end_) {
+      prefetch_line(at_);
+      at_ += 64;
+      return;
+    }
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+ private:
+  const char *at_ = nullptr, *end_ = nullptr;
+};
+
 class Barrier {
  public:
   // Called before anybody waits.
   void set_team(int64_t threads) { threads_ = threads; }
 
   // `idle` is called over and over meanwhile.
-  template <class F>
-  void wait(F idle) {
+  void wait(Prefetch idle = {}) {
     if (threads_ == 1) return;
     const int64_t round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
@@ -55,26 +75,6 @@ class Barrier {
   int64_t threads_ = 1;
   alignas(64) std::atomic<int64_t> arrived_{0};
   alignas(64) std::atomic<int64_t> round_{0};
-};
-
-// Brings what a thread reads next to its second-level cache while it has nothing else to do.
-class Prefetch {
- public:
-  Prefetch(const char* begin, int64_t bytes) : at_(begin), end_(begin + bytes) {}
-
-  void operator()() {
-    if (at_ < end_) {
-      __builtin_prefetch(at_, 0, 2);
-      at_ += 64;
-      return;
-    }
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
-
- private:
-  const char *at_, *end_;
 };
 
 struct Share {
@@ -296,7 +296,7 @@ class PlanRun {
       args.quantized = quantized_;
       const Share rows = share_of(run_.num_tokens, rank, team_);
       selected->quantize_rows(args, rows.begin, rows.end);
-      barrier_.wait(Prefetch(nullptr, 0));
+      barrier_.wait();
     }
     const Shares shares(now, panels, team_, panels_at_a_time(panels / team_));
     shares.run(rank, [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
@@ -367,7 +367,7 @@ class PlanRun {
       selected->attend_segment(args, at.tile(), at.head, first_segment(at.tile()) + at.segment, own,
                                partials_ + at.offset(plan));
     });
-    barrier_.wait(Prefetch(nullptr, 0));
+    barrier_.wait();
     queues.second.run([&](int64_t i) {
       const Tile& merged = plan.tiles[i / heads];
       const int64_t head = i % heads, floats = plan.partial_floats(merged);

@@ -8,9 +8,7 @@ namespace {
 
 // Vectors that hold the outputs of a panel.
 constexpr int LINEAR_VECS = (int)(LINEAR_PANEL / LANES);
-// What will be read in a moment is brought to the second-level cache, so many bytes early: memory is waited for, and on
-// the way to the first level it would take up the few slots for loads that miss.
-PM_INLINE void prefetch_line(const void* at) { __builtin_prefetch(at, 0, 2); }
+// How early weights are fetched, in bytes.
 constexpr int64_t LINEAR_PREFETCH = 4096, LINEAR_INT_PREFETCH = 8192;
 
 template <class T>

@@ -58,7 +58,7 @@ PM_INLINE vi dot_group(vi acc, vu w, const uint32_t* group) {
 // `min` what its integers, less those that stand for 0, are multiplied with, and what is added to that.
 
 struct Q8 {
-  static constexpr int64_t BYTES = LINEAR_PANEL * 2 + GROUPS * GROUP_BYTES;
+  static constexpr int64_t BYTES = panel_block_bytes(PM_Q8_PANELS);
   static constexpr bool HAS_MIN = false;
   static PM_INLINE void pair(const char* block, int g, int v, vu& low, vu& high) {
     const char* at = block + LINEAR_PANEL * 2 + g * GROUP_BYTES + v * PM_VEC_BYTES;
@@ -72,7 +72,7 @@ struct Q8 {
 };
 
 struct Q4 {
-  static constexpr int64_t BYTES = LINEAR_PANEL * 2 + GROUPS / 2 * GROUP_BYTES;
+  static constexpr int64_t BYTES = panel_block_bytes(PM_Q4_PANELS);
   static constexpr bool HAS_MIN = false;
   static PM_INLINE void pair(const char* block, int g, int v, vu& low, vu& high) {
     nibbles(block + LINEAR_PANEL * 2 + g * GROUP_BYTES + v * PM_VEC_BYTES, low, high);
@@ -87,7 +87,7 @@ struct Q4 {
 };
 
 struct Q4Min {
-  static constexpr int64_t BYTES = LIMIT_BYTES + GROUPS / 2 * GROUP_BYTES;
+  static constexpr int64_t BYTES = panel_block_bytes(PM_Q4_MIN_PANELS);
   static constexpr bool HAS_MIN = true;
   static PM_INLINE void pair(const char* block, int g, int v, vu& low, vu& high) {
     Q4::nibbles(block + LIMIT_BYTES + g * GROUP_BYTES + v * PM_VEC_BYTES, low, high);

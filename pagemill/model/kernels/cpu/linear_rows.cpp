@@ -8,7 +8,7 @@ namespace {
 
 static_assert(LANES == 4, "a vector holds a group of four inputs");
 
-constexpr int64_t BLOCK = 32, GROUP_BYTES = LINEAR_PANEL * 4;
+constexpr int64_t GROUP_BYTES = LINEAR_PANEL * 4;
 
 float half_at(const char* at) {
   uint16_t bits;
@@ -36,11 +36,12 @@ void row_of_bf16(const PmLinear& linear, int64_t index, bf16* row) {
     row[d] = panel[d / 2 * LINEAR_PANEL * 2 + index % LINEAR_PANEL * 2 + d % 2];
 }
 
-template <bool HALF_BYTES, bool HAS_MIN, int32_t ZERO>
+template <int64_t FORMAT>
 void row_of_integers(const PmLinear& linear, int64_t index, bf16* row) {
-  constexpr int64_t limit_bytes = HAS_MIN ? 4 : 2;
-  constexpr int64_t block_bytes = limit_bytes * LINEAR_PANEL + BLOCK / 4 / (HALF_BYTES ? 2 : 1) * GROUP_BYTES;
-  const int64_t num_blocks = ceil_div(linear.cols, BLOCK), output = index % LINEAR_PANEL;
+  constexpr bool HALF_BYTES = FORMAT != PM_Q8_PANELS, HAS_MIN = FORMAT == PM_Q4_MIN_PANELS;
+  constexpr int32_t ZERO = zero_of(FORMAT);
+  constexpr int64_t limit_bytes = HAS_MIN ? 4 : 2, block_bytes = panel_block_bytes(FORMAT);
+  const int64_t num_blocks = ceil_div(linear.cols, QUANT_BLOCK), output = index % LINEAR_PANEL;
   const char* block = (const char*)linear.weight + index / LINEAR_PANEL * num_blocks * block_bytes;
   for (int64_t b = 0; b < num_blocks; ++b, block += block_bytes) {
     const char* limits = block + output * limit_bytes;
@@ -48,10 +49,10 @@ void row_of_integers(const PmLinear& linear, int64_t index, bf16* row) {
     const char* group = block + limit_bytes * LINEAR_PANEL + output * 4;
     for (int64_t g = 0; g < (HALF_BYTES ? 4 : 8); ++g, group += GROUP_BYTES) {
       const vi both = bytes_at(group), low = HALF_BYTES ? both & 15 : both;
-      const int64_t at = b * BLOCK + 4 * g;
+      const int64_t at = b * QUANT_BLOCK + 4 * g;
       store_group(row, at, linear.cols, __builtin_convertvector(low - ZERO, vf) * scale + min);
       if (HALF_BYTES)
-        store_group(row, at + BLOCK / 2, linear.cols, __builtin_convertvector((both >> 4) - ZERO, vf) * scale + min);
+        store_group(row, at + QUANT_BLOCK / 2, linear.cols, __builtin_convertvector((both >> 4) - ZERO, vf) * scale + min);
     }
   }
 }
@@ -61,11 +62,11 @@ void row_of(const PmLinear& linear, int64_t index, bf16* row) {
     case PM_BF16_PANELS:
       return row_of_bf16(linear, index, row);
     case PM_Q8_PANELS:
-      return row_of_integers<false, false, 128>(linear, index, row);
+      return row_of_integers<PM_Q8_PANELS>(linear, index, row);
     case PM_Q4_PANELS:
-      return row_of_integers<true, false, 8>(linear, index, row);
+      return row_of_integers<PM_Q4_PANELS>(linear, index, row);
     case PM_Q4_MIN_PANELS:
-      return row_of_integers<true, true, 0>(linear, index, row);
+      return row_of_integers<PM_Q4_MIN_PANELS>(linear, index, row);
   }
 }
 

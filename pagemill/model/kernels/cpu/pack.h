@@ -14,8 +14,7 @@ struct SegmentRows {
   const T* values[SEGMENT_KEYS];
 };
 
-// Blocks lie anywhere, so the CPU does not guess which comes next; it is told this many bytes early, to bring them to the
-// second-level cache: on the way to the first they would take up the few slots for loads that miss.
+// Blocks lie anywhere, so the CPU does not guess which comes next; it is told this many bytes early.
 constexpr int64_t PREFETCH_BYTES = 8192;
 
 template <class T>
@@ -25,7 +24,7 @@ int64_t keys_ahead(int64_t head_size) {
 
 template <class T>
 PM_INLINE void prefetch_row(const T* row, int64_t head_size) {
-  for (int64_t d = 0; d < head_size; d += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + d, 0, 2);
+  for (int64_t d = 0; d < head_size; d += 64 / (int64_t)sizeof(T)) prefetch_line(row + d);
 }
 
 // LANES lanes of a row from element d on, zero beyond the row: float32 each, or pairs of bfloat16.

@@ -33,8 +33,6 @@ class Shares {
   Shares(Counter* counters, int64_t count, int64_t team, int64_t piece)
       : counters_(counters), count_(count), team_(team), piece_(piece) {}
 
-  int64_t begin(int64_t rank) const { return count_ * rank / team_; }
-
   // body(begin, end) until nothing is left.
   template <class F>
   void run(int64_t rank, F body) const {
@@ -46,6 +44,8 @@ class Shares {
   }
 
  private:
+  int64_t begin(int64_t rank) const { return count_ * rank / team_; }
+
   Counter* counters_;
   int64_t count_, team_, piece_;
 };

@@ -26,9 +26,6 @@ constexpr int64_t GROUP_WORDS = 1;
 // Bytes of a float32 for each output of a panel.
 constexpr int64_t LIMIT_BYTES = LINEAR_PANEL * 4;
 
-// The integer that stands for 0 in a format's weights.
-constexpr int32_t zero_of(int64_t format) { return format == PM_Q8_PANELS ? 128 : format == PM_Q4_PANELS ? 8 : 0; }
-
 // Mantissas of scales: 2^(i / SCALE_STEPS).
 constexpr int SCALE_STEPS = 8;
 constexpr float STEP[SCALE_STEPS] = {1.0f,          1.0905077457f, 1.1892071150f, 1.2968395547f,

@@ -129,8 +129,8 @@ class SegmentReader {
         if constexpr (sizeof(T) == 1) {
           view.key_scales[v] = (const float*)(part + block_size * size_) + at;
           view.value_scales[v] = (const float*)(value_part + block_size * size_) + at;
-          __builtin_prefetch(view.key_scales[v], 0, 2);
-          __builtin_prefetch(view.value_scales[v], 0, 2);
+          prefetch_line(view.key_scales[v]);
+          prefetch_line(view.value_scales[v]);
         }
       }
     }
@@ -184,7 +184,7 @@ class SegmentReader {
       uint32_t* column = memory_.keys + v * LANES * size_;
       const vf scales = load(view.key_scales[v]);
       for (int64_t k = 0; k < size_ / 4; ++k) {
-        __builtin_prefetch(view.ahead[v] + k * LANES, 0, 2);
+        prefetch_line(view.ahead[v] + k * LANES);
         const vu lanes = load_raw<vu>(view.keys[v] + k * view.key_stride);
         for (int i = 0; i < 4; ++i) store((float*)column + (4 * k + i) * LANES, byte_of_lanes(lanes, i) * scales);
       }
@@ -193,7 +193,7 @@ class SegmentReader {
       float* row = (float*)memory_.values + 4 * k * stride;
       const float* scales = view.value_scales[k / STEPS] + k % STEPS * 4;
       for (int64_t d = 0; d < size_; d += LANES) {
-        __builtin_prefetch(view.values[k + RowPointers::STEPS_AHEAD] + d, 0, 2);
+        prefetch_line(view.values[k + RowPointers::STEPS_AHEAD] + d);
         const vu lanes = load_raw<vu>(view.values[k] + d);
         for (int i = 0; i < 4; ++i) store(row + i * stride + d, byte_of_lanes(lanes, i) * splat(scales[i]));
       }
@@ -204,7 +204,7 @@ class SegmentReader {
     for (int64_t v = view.first; v < view.last; ++v) {
       uint32_t* column = memory_.keys + v * LANES * size_;
       for (int64_t k = 0; k < size_ / 2; ++k) {
-        __builtin_prefetch(view.ahead[v] + k * LANES, 0, 2);
+        prefetch_line(view.ahead[v] + k * LANES);
         ::widen_pairs(view.keys[v] + k * view.key_stride, column + 2 * k * LANES, column + (2 * k + 1) * LANES);
       }
     }
@@ -212,7 +212,7 @@ class SegmentReader {
     for (int64_t k = view.first * LANES / 2; k < view.last * LANES / 2; ++k) {
       uint32_t* row = memory_.values + 2 * k * stride;
       for (int64_t d = 0; d < size_; d += LANES) {
-        __builtin_prefetch(view.values[k + RowPointers::STEPS_AHEAD] + d, 0, 2);
+        prefetch_line(view.values[k + RowPointers::STEPS_AHEAD] + d);
         ::widen_pairs(view.values[k] + d, row + d, row + stride + d);
       }
     }
