@@ -75,7 +75,8 @@ def gated_linear(x: Tensor, gate: str, weight: Tensor, factors: Tensor, bias: Te
 
 def _quantizing_kernels() -> ModuleType:
     kernels = _device_kernels()
-    assert kernels is not None  # callers ask `quantizes` first
+    if kernels is None:
+        raise RuntimeError("callers ask `quantizes` first, which says no where there is no Triton")
     return kernels
 
 
