@@ -57,7 +57,7 @@ class WorkQueue {
 
   template <class F>
   void run(F body) {
-    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) body(i);
+    for (int64_t i; (i = take()) >= 0;) body(i);
   }
 
   // body(i, what the same thread gets after it; -1: nothing).
