@@ -14,7 +14,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from pagemill.model.kernels.triton.moe_route import route
 from pagemill.model.kernels.triton.moe_sort import sort_slots
 from pagemill.model.kernels.triton.norm_before import NormBefore
 from pagemill.model.kernels.triton.skinny import skinny
+from pagemill.model.kernels.triton.skinny_tma import skinny_tma
 
 READ_GB_S = 4589
 """Read bandwidth of an H200, measured; other GPUs: compare the times, not the shares."""
@@ -69,7 +70,7 @@ MODELS = (
     Model("qwen3-8b", 4096, 32, 8, 128, 12288, 151936, 36, True),
     Model("llama-3.2-1b", 2048, 32, 8, 64, 8192, 128256, 16, False),
 )
-SKINNY_ROWS = (16, 64)
+SKINNY_ROWS = (8, 32, 64)
 
 
 def weights_of(shape: choices.Shape) -> list[torch.Tensor]:
@@ -124,7 +125,7 @@ def compile_one(task: tuple[str, choices.Shape, object, int]) -> str | None:
         if kind == "gemv":
             gemv(x, weight, choice, gate=gate, out_dtype=wide)
         else:
-            skinny(x, weight, choice, gate=gate, out_dtype=wide)
+            skinny_call(x, shape, choice)(weight)
         torch.cuda.synchronize()
     except Exception as error:
         return f"{kind} {shape} {choice}: {type(error).__name__}: {str(error)[:200]}"
@@ -148,13 +149,6 @@ def tasks_of(only: str | None) -> list[tuple[str, choices.Shape, object, int]]:
     tasks: list[tuple[str, choices.Shape, object, int]] = []
     if only in (None, "linear", "layer"):
         tasks += [("gemv", shape, choice, 1) for shape in shapes for choice in choices.GEMV_CANDIDATES]
-    if only in (None, "skinny"):
-        tasks += [
-            ("skinny", shape, choice, rows)
-            for shape in shapes
-            for choice in choices.SKINNY_CANDIDATES
-            for rows in SKINNY_ROWS
-        ]
     return tasks
 
 
@@ -217,44 +211,133 @@ def bench_linear(results: list[dict], measured: dict, fused: set) -> None:
         print(f"{model.name}: linears of {model.layers} layers {ours:.2f} ms, cuBLAS {cublas:.2f} ms")
 
 
-def few_rows(model: Model, name: str, shape: choices.Shape, weights: list[torch.Tensor], rows: int) -> dict:
-    """The best tiles of a shape for a few rows, and cuBLAS."""
-    gate, wide = ("silu" if shape[2] else None), (torch.float32 if name == "lm_head" else None)
-    x = torch.randn(rows, shape[1], dtype=DTYPE, device="cuda")
+def skinny_call(x: torch.Tensor, shape: choices.Shape, choice: object) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The layer by a kernel of ours, or by cuBLAS where there is no choice."""
+    gate, wide = ("silu" if shape[2] else None), (torch.float32 if shape[0] > 100_000 else None)
 
-    def blas(w: torch.Tensor) -> object:
+    def blas(w: torch.Tensor) -> torch.Tensor:
         if wide is not None:
             return linear._wide(x, w, None, wide)
         result = functional.linear(x, w)
         return device.gated(result, False) if gate else result
 
-    def run(choice: choices.SkinnyChoice) -> Callable[[torch.Tensor], object]:
-        return lambda w: skinny(x, w, choice, gate=gate, out_dtype=wide)
+    if choice is None:
+        return blas
+    kernel = skinny_tma if isinstance(choice, choices.TmaChoice) else skinny
+    return lambda w: kernel(x, w, choice, gate=gate, out_dtype=wide)
 
-    cublas = time_us(over(weights, blas))
-    times = {choice: attempt(over(weights, run(choice))) for choice in choices.SKINNY_CANDIDATES}
-    best = min(times, key=lambda choice: times[choice])
-    share = weights[0].numel() * 2 / times[best] / 1e3 / READ_GB_S
-    print(f"{f'{model.name} {name} x{rows}':<36}{cublas:>10.1f}{times[best]:>9.1f}{share:>9.0%}  {best}")
+
+def checked_us(x: torch.Tensor, shape: choices.Shape, weights: list[torch.Tensor], choice: object) -> float:
+    """Time of a choice; infinity, with a line that says why, where it cannot run, is wrong, or does not repeat."""
+    call, wanted = skinny_call(x, shape, choice), skinny_call(x, shape, None)(weights[0]).float()
+    try:
+        result, again = call(weights[0]), call(weights[0])
+    except Exception as error:
+        print(f"    {choice}: {type(error).__name__}: {str(error)[:200]}")
+        return float("inf")
+    wrong = (result.float() - wanted).abs().max().item() / wanted.abs().max().item()
+    if not wrong < 0.02 or not torch.equal(result, again):
+        print(f"    {choice}: off by {wrong:.3f}, {'repeats' if torch.equal(result, again) else 'does not repeat'}")
+        return float("inf")
+    return attempt(over(weights, call))
+
+
+def brief(choice: choices.TmaChoice) -> str:
+    """A choice in a few letters."""
+    c, order = choice, "" if choice.weight_first else "r"
+    ends = "" if c.split_k == 1 else f"/{c.split_k}{'' if c.last_sums else 'k'}"
+    return f"{c.tile}x{c.tiles}{order}{ends} k{c.block_k} w{c.num_warps} s{c.num_stages} a{c.ahead}"
+
+
+def variants_of(choice: choices.TmaChoice) -> list[choices.TmaChoice]:
+    """What differs from a choice in one setting that the candidates do not vary."""
+    found = [replace(choice, ahead=0), replace(choice, ahead=2 * choice.ahead)]
+    if choice.num_stages >= 6:
+        found.append(replace(choice, num_stages=choice.num_stages // 2))
+    if choice.split_k > 1:
+        found.append(replace(choice, last_sums=False))
+    if choice.num_warps == 4:
+        found.append(replace(choice, num_warps=8))
+    return found
+
+
+def few_rows(shape: choices.Shape, times: dict[int, dict], tried: dict[int, list]) -> None:
+    """Time what is to be tried for each number of rows."""
+    weights = weights_of(shape)
+    for rows in SKINNY_ROWS:
+        x = torch.randn(rows, shape[1], dtype=DTYPE, device="cuda")
+        for choice in tried[rows]:
+            if choice not in times[rows]:
+                times[rows][choice] = checked_us(x, shape, weights, choice)
+
+
+def skinny_tasks(tried: dict[choices.Shape, dict[int, list]]) -> list[tuple[str, choices.Shape, object, int]]:
+    """What is to be compiled for that."""
+    return [
+        ("skinny", shape, choice, rows)
+        for shape, by_rows in tried.items()
+        for rows, some in by_rows.items()
+        for choice in some
+        if choice is not None
+    ]
+
+
+def bench_skinny(results: list[dict], measured: dict, workers: int) -> None:
+    """A few rows, every shape: cuBLAS, today's choice, all candidates, then variants of the best of these."""
+    shapes = {shape: f"{model.name} {name}" for model in MODELS for name, shape in model.linears().items()}
+    tried: dict[choices.Shape, dict[int, list]] = {}
+    for shape in shapes:
+        tried[shape] = {}
+        for rows in SKINNY_ROWS:
+            size = choices.rows_class(rows)
+            today = choices.SKINNY_MEASURED.get((size, shape))
+            tried[shape][rows] = [None, *([today] if today else []), *choices.tma_candidates(shape, size)]
+    times: dict[choices.Shape, dict[int, dict]] = {shape: {rows: {} for rows in SKINNY_ROWS} for shape in shapes}
+    for _ in range(2):
+        compile_all(skinny_tasks(tried), workers)
+        for shape in shapes:
+            few_rows(shape, times[shape], tried[shape])
+            for rows in SKINNY_ROWS:
+                tma = {c: us for c, us in times[shape][rows].items() if isinstance(c, choices.TmaChoice)}
+                tried[shape][rows] = variants_of(min(tma, key=lambda c: tma[c])) if tma else []
+    print(f"\n{'few rows':<30}{'cuBLAS us':>10}{'today us':>9}{'ours us':>9}{'of read':>9}  tiles")
+    for shape, name in shapes.items():
+        for rows in SKINNY_ROWS:
+            results.append(report_few(shape, name, rows, times[shape][rows], measured))
+
+
+def report_few(shape: choices.Shape, name: str, rows: int, times: dict, measured: dict) -> dict:
+    """Print the times of one shape, and note the best."""
+    key, blas = (choices.rows_class(rows), shape), times[None]
+    ours = {choice: us for choice, us in times.items() if choice is not None}
+    best, today = min(ours, key=lambda choice: ours[choice]), ours.get(choices.SKINNY_MEASURED.get(key), blas)
+    measured[key] = best, ours[best] < blas
+    share = shape[0] * shape[1] * (4 if shape[2] else 2) / ours[best] / 1e3 / READ_GB_S
+    print(f"{f'{name} x{rows}':<30}{blas:>10.1f}{today:>9.1f}{ours[best]:>9.1f}{share:>9.0%}  {best}")
+    tma = sorted((us, brief(choice)) for choice, us in ours.items() if isinstance(choice, choices.TmaChoice))
+    print("      " + "; ".join(f"{us:.1f} {text}" for us, text in tma))
     return {
-        "kernel": "skinny", "model": model.name, "name": name, "rows": rows, "us": times[best], "cublas_us": cublas,
-        "share": share, "choice": repr(best), "best": best,
+        "kernel": "skinny", "name": name, "rows": rows, "us": ours[best], "cublas_us": blas, "today_us": today,
+        "share": share, "choice": repr(best), "all": {repr(choice): us for choice, us in times.items()},
     }  # fmt: skip
 
 
-def bench_skinny(results: list[dict], measured: dict) -> None:
-    """A few rows, every shape."""
-    print(f"\n{'few rows':<36}{'cuBLAS us':>10}{'ours us':>9}{'of read':>9}  tiles")
+def bench_few_layers(results: list[dict], measured: dict) -> None:
+    """Layers without attention of a few rows: today's choices, the best for each shape, and a kernel of ours always."""
+    print(f"\n{'layers without attention, us a layer':<40}{'cuBLAS':>9}{'today':>9}{'best':>9}{'ours':>9}")
+    today = dict(choices.SKINNY_MEASURED)
+    best = {key: choice for key, (choice, wins) in measured.items() if wins}
+    ours = {key: choice for key, (choice, _) in measured.items()}
     for model in MODELS:
-        for name, shape in model.linears().items():
-            weights = weights_of(shape)
-            for rows in SKINNY_ROWS:
-                row = few_rows(model, name, shape, weights, rows)
-                best = row.pop("best")
-                if row["us"] < 0.97 * row["cublas_us"]:
-                    measured[rows, shape] = best
-                results.append(row)
-            del weights
+        for rows in SKINNY_ROWS:
+            step, times = layer_step(model, rows, 8), []
+            for table in ({}, today, best, ours):
+                choices.SKINNY_MEASURED.clear()
+                choices.SKINNY_MEASURED.update(table)
+                times.append(time_us([step]) / 8)
+            print(f"{f'{model.name} x{rows}':<40}" + "".join(f"{us:>9.1f}" for us in times))
+            results.append({"kernel": "few layers", "model": model.name, "rows": rows, "us": times})
+            del step
 
 
 # --- everything else ----------------------------------------------------------------------------------------------
@@ -432,10 +515,10 @@ def main() -> None:
     arguments = parser.parse_args()
     started, results = time.perf_counter(), []
     measured: dict[choices.Shape, choices.GemvChoice] = {}
-    skinny_measured: dict[tuple[int, choices.Shape], choices.SkinnyChoice] = {}
+    skinny_measured: dict[tuple[int, choices.Shape], tuple[object, bool]] = {}
     fused: set[choices.Shape] = set()
     print(torch.cuda.get_device_name(), f"torch {torch.__version__}")
-    if arguments.only != "small":
+    if arguments.only not in ("small", "skinny"):
         compile_all(tasks_of(arguments.only), arguments.workers)
     with torch.inference_mode():
         if arguments.only in (None, "linear", "layer"):
@@ -447,10 +530,18 @@ def main() -> None:
             bench_small(results)
             bench_many(results)
         if arguments.only in (None, "skinny"):
-            bench_skinny(results, skinny_measured)
+            bench_skinny(results, skinny_measured, arguments.workers)
+            bench_few_layers(results, skinny_measured)
     print("\n# choices.py\nGEMV_MEASURED = {")
     print("".join(f"    {shape}: {choice},\n" for shape, choice in measured.items()) + "}\nSKINNY_MEASURED = {")
-    print("".join(f"    {key}: {choice},\n" for key, choice in skinny_measured.items()) + "}")
+    print("".join(f"    {key}: {choice},\n" for key, (choice, wins) in skinny_measured.items() if wins) + "}")
+    print(
+        "".join(
+            f"# cuBLAS is faster than {choice} for {key}\n"
+            for key, (choice, wins) in skinny_measured.items()
+            if not wins
+        )
+    )
     print(f"FUSED_NORM_MEASURED = frozenset({sorted(fused)})")
     print(f"{time.perf_counter() - started:.0f} s")
     if arguments.json is not None:

@@ -36,6 +36,26 @@ class SkinnyChoice:
     """Multiply the weight by the rows, not the rows by the weight: the tensor cores' tiles are taller than wide."""
 
 
+@dataclass(frozen=True, slots=True)
+class TmaChoice:
+    """Tiles of skinny_tma.py."""
+
+    tile: int
+    """Outputs of one product (of a half, where gated): 64 or 128 where the weight is first, 32 or more where not."""
+    tiles: int
+    """Products side by side in a program, which share the rows."""
+    block_k: int
+    num_warps: int
+    num_stages: int
+    split_k: int = 1
+    ahead: int = 512
+    """Columns of the weight asked into the L2 cache before the kernel before has ended."""
+    last_sums: bool = True
+    """The last program of an output sums the split's parts, not a second kernel."""
+    weight_first: bool = True
+    """As in SkinnyChoice; not so needs more than 32 rows to fill a tile of the tensor cores."""
+
+
 MAX_SKINNY_ROWS: Final = 64
 
 # With block_k = 256 * num_warps the row is loaded in the layout of the weight: no barrier in the loop.
@@ -59,6 +79,36 @@ SKINNY_CANDIDATES: Final = tuple(
     )
 )  # fmt: skip
 
+_SM = 132
+_SHARED = {1: 208 << 10, 2: 104 << 10}
+"""Bytes of shared memory for tiles under way, by programs that share a multiprocessor."""
+
+
+def tma_candidates(shape: Shape, rows: int) -> tuple[TmaChoice, ...]:
+    """What may be fast for a class of rows: programs that all are resident at once, one or two on a multiprocessor,
+    or where there are many more outputs, in turns."""
+    outputs, size, gated = shape
+    found: list[TmaChoice] = []
+    cuts = [(64, 1, True), (128, 1, True), (64, 3, True)] + ([(128, 2, True)] if not gated or rows < 64 else [])
+    if gated and rows == 64:
+        cuts.append((32, 3, False))
+    for tile, tiles, weight_first in cuts:
+        blocks, wide = -(-outputs // (tile * tiles)), tile * tiles * (2 if gated else 1)
+        for residents in (1, 2):
+            slots = _SM * residents
+            split = next((s for s in (8, 7, 6, 5, 4, 3, 2, 1) if s * blocks <= slots), 1)
+            if blocks * split < 0.68 * slots or slots < blocks < 4 * slots:
+                continue
+            block_k = 128 if wide == 64 else 64
+            stages = min(_SHARED[residents] // ((wide + rows) * block_k * 2), 9)
+            if stages < 3 or wide * rows > 256 * 96 or size // split < 2 * block_k:
+                continue
+            ahead = max(64, min((128 << 10) // residents // 2 // wide // 64 * 64, 1024))
+            warps = 8 if wide >= 256 else 4
+            found.append(TmaChoice(tile, tiles, block_k, warps, stages, split, ahead, True, weight_first))
+    return tuple(dict.fromkeys(found))
+
+
 # fmt: off
 GEMV_MEASURED: Final[dict[Shape, GemvChoice]] = {
     (6144, 4096, False): GemvChoice(2, 2048, 4, 1),
@@ -74,7 +124,7 @@ GEMV_MEASURED: Final[dict[Shape, GemvChoice]] = {
 }
 """On an H200."""
 
-SKINNY_MEASURED: Final[dict[tuple[int, Shape], SkinnyChoice]] = {
+SKINNY_MEASURED: Final[dict[tuple[int, Shape], SkinnyChoice | TmaChoice]] = {
     (16, (6144, 4096, False)): SkinnyChoice(64, 128, 4, 5, 1, weight_first=True),
     (16, (4096, 4096, False)): SkinnyChoice(64, 128, 4, 5, 1, weight_first=True),
     (16, (4096, 12288, False)): SkinnyChoice(64, 128, 4, 5, 2, weight_first=True),
@@ -103,7 +153,7 @@ def gemv_choice(shape: Shape, dtype: torch.dtype) -> GemvChoice:
     return GemvChoice(4, 1024 if dtype.itemsize == 2 else 512, 4, 1)
 
 
-def skinny_choice(num_rows: int, shape: Shape, dtype: torch.dtype) -> SkinnyChoice | None:
+def skinny_choice(num_rows: int, shape: Shape, dtype: torch.dtype) -> SkinnyChoice | TmaChoice | None:
     """Tiles for 2 to MAX_SKINNY_ROWS rows of two-byte elements; None where cuBLAS is faster, or was not measured."""
     if not 2 <= num_rows <= MAX_SKINNY_ROWS or dtype.itemsize != 2:
         return None

@@ -120,9 +120,17 @@ def skinny(
         STAGES=choice.num_stages, SWAP=choice.weight_first, **epilogue, **launch.options(choice.num_warps),
     )  # fmt: skip
     if split > 1:
-        block = min(_COMBINED, launch.power_of_two(num_outputs))
-        _combine[(num_rows, triton.cdiv(num_outputs, block))](
-            out, parts, bias, num_outputs, stacked, num_rows * stacked, SPLIT=split, BLOCK=block, **epilogue,
-            **launch.options(),
-        )  # fmt: skip
+        combine_parts(out, parts, bias, epilogue)
     return out
+
+
+def combine_parts(out: Tensor, parts: Tensor, bias: Tensor, epilogue: dict[str, bool]) -> None:
+    """Sum parts [S, M, N] float32 in order, with what the kernel's constants say comes after it, to out [M, N], or
+    with a gate [M, N / 2]."""
+    split, num_rows, stacked = parts.shape
+    num_outputs = out.shape[1]
+    block = min(_COMBINED, launch.power_of_two(num_outputs))
+    _combine[(num_rows, triton.cdiv(num_outputs, block))](
+        out, parts, bias, num_outputs, stacked, num_rows * stacked, SPLIT=split, BLOCK=block, **epilogue,
+        **launch.options(),
+    )  # fmt: skip

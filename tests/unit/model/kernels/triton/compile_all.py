@@ -8,6 +8,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv", torch.int32: "i32",
@@ -27,6 +28,8 @@ def compile_instead(self, *args, grid, warmup=False, **words):
             signature[parameter.name], constants[index,] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[parameter.name], hints[index,] = "*" + TYPES[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, TensorDescriptor):
+            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>"
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
             if isinstance(value, int) and value % 16 == 0:
@@ -38,7 +41,17 @@ def compile_instead(self, *args, grid, warmup=False, **words):
         raise SystemExit(f"{self.__name__} is launched before its input is there, and does not wait for it")
     if ".local " in text:
         raise SystemExit(f"{self.__name__} keeps registers in memory")
+    if any(isinstance(value, TensorDescriptor) for value in given.values()):
+        check_tma(kernel, text)
     compiled.append(self.__name__)
+
+
+def check_tma(kernel, text: str) -> None:
+    """Tiles come by the copy engine, the tensor cores read them from shared memory, and they fit into it."""
+    if "cp.async.bulk.tensor" not in text or "wgmma.mma_async" not in text:
+        raise SystemExit("a tile is not fetched by TMA and multiplied by the tensor cores from there")
+    if kernel.metadata.shared > 227 << 10:
+        raise SystemExit(f"{kernel.metadata.shared} bytes of shared memory")
 
 
 JITFunction.run = compile_instead
@@ -56,6 +69,7 @@ from pagemill.model.kernels.triton.moe_sort import sort_slots  # noqa: E402
 from pagemill.model.kernels.triton.norm import rms_norm_floats  # noqa: E402
 from pagemill.model.kernels.triton.norm_before import NormBefore  # noqa: E402
 from pagemill.model.kernels.triton.skinny import skinny  # noqa: E402
+from pagemill.model.kernels.triton.skinny_tma import skinny_tma  # noqa: E402
 from tests.fakes.paged_attention import PagedCase  # noqa: E402
 
 
@@ -93,6 +107,11 @@ def linears() -> None:
         gemv(x, weight, choice, bias=half(6144), out_dtype=torch.float32)
     for choice in (choices.SKINNY_CANDIDATES[0], choices.SKINNY_CANDIDATES[-1]):
         skinny(half(16, 4096), weight, choice, gate="gelu_tanh")
+    for rows in (8, 64):
+        for choice in choices.tma_candidates((3072, 4096, True), rows)[-2:]:
+            skinny_tma(half(rows, 4096), weight, choice, gate="silu")
+        for choice in choices.tma_candidates((6144, 4096, False), rows)[:3]:
+            skinny_tma(half(rows, 4096), weight, choice, bias=half(6144), out_dtype=torch.float32)
 
 
 def attention_inputs() -> None:

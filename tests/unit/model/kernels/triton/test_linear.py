@@ -8,10 +8,11 @@ from pagemill.model.kernels import reference
 from tests.fakes.triton_interpreter import DEVICE
 
 from pagemill.model.kernels.triton import choices, device, linear  # isort: skip
-from pagemill.model.kernels.triton.choices import GemvChoice, SkinnyChoice
+from pagemill.model.kernels.triton.choices import GemvChoice, SkinnyChoice, TmaChoice
 from pagemill.model.kernels.triton.gemv import gemv
 from pagemill.model.kernels.triton.norm_before import NormBefore
 from pagemill.model.kernels.triton.skinny import skinny
+from pagemill.model.kernels.triton.skinny_tma import reads, skinny_tma
 
 STEP = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 GATES = [None, "silu", "gelu_tanh"]
@@ -93,12 +94,68 @@ def test_skinny(tiles: SkinnyChoice, num_rows: int, num_outputs: int, size: int,
     close(result, exact(x, weight, bias, gate), dtype)
 
 
+TMA_TILES = [
+    TmaChoice(16, 1, 32, 4, 3, ahead=0), TmaChoice(16, 3, 16, 4, 2, split_k=3),
+    TmaChoice(32, 1, 16, 4, 2, split_k=2, last_sums=False), TmaChoice(16, 2, 32, 4, 2, weight_first=False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tiles", TMA_TILES, ids=str)
+@pytest.mark.parametrize("num_rows", [2, 17, 33, 64])
+@pytest.mark.parametrize(("num_outputs", "size"), [(96, 64), (44, 88)])
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_skinny_tma(tiles: TmaChoice, num_rows: int, num_outputs: int, size: int, gate: str | None, biased: bool):
+    dtype = torch.bfloat16
+    x = random(num_rows, size + 8, dtype=dtype)[:, :size]
+    weight = random(num_outputs, size, dtype=dtype, seed=1)
+    bias = random(num_outputs, dtype=dtype, seed=2) if biased else None
+    assert reads(x, weight)
+    result = skinny_tma(x, weight, tiles, bias=bias, gate=gate)
+    assert result.dtype == dtype
+    close(result, exact(x, weight, bias, gate), dtype)
+    wide = skinny_tma(x, weight, tiles, bias=bias, gate=gate, out_dtype=torch.float32)
+    close(wide, exact(x, weight, bias, gate), torch.float32)
+
+
+def test_parts_give_the_same_bits_whoever_sums_them():
+    x, weight = random(20, 128, dtype=torch.bfloat16), random(48, 128, dtype=torch.bfloat16, seed=1)
+    results = [
+        skinny_tma(x, weight, TmaChoice(16, 1, 32, 4, 2, split_k=4, last_sums=last), out_dtype=torch.float32)
+        for last in (True, True, False)
+    ]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64])
+@pytest.mark.parametrize("shape", sorted(choices.GEMV_MEASURED))
+def test_candidates_fit_a_multiprocessor(rows: int, shape: choices.Shape):
+    found = choices.tma_candidates(shape, rows)
+    assert 3 <= len(found) <= 12
+    for choice in found:
+        outputs = choice.tile * choice.tiles * (2 if shape[2] else 1)
+        assert (outputs + rows) * choice.block_k * 2 * choice.num_stages <= 208 << 10
+        assert choice.weight_first or rows == 64
+        assert choice.ahead * choice.tile % (32 * choice.num_warps * 8) == 0
+
+
+def test_what_the_copy_engine_cannot_read():
+    weight = random(16, 64, dtype=torch.bfloat16)
+    x = random(4, 72, dtype=torch.bfloat16)
+    assert reads(x[:, :64], weight)
+    assert not reads(x[:, 1:65], weight)
+    assert not reads(random(4, 68, dtype=torch.bfloat16)[:, :64], weight)
+    assert not reads(random(4, 64, dtype=torch.float32), random(16, 64, dtype=torch.float32))
+
+
 @pytest.mark.parametrize("num_rows", [1, 2, 20, 70])
 @pytest.mark.parametrize("gate", [None, "silu"])
 @pytest.mark.parametrize("out_dtype", [None, torch.float32])
 def test_linear_chooses_by_rows(num_rows: int, gate: str | None, out_dtype: torch.dtype | None, monkeypatch):
     shape = (24, 64, gate is not None)
-    monkeypatch.setattr(choices, "SKINNY_MEASURED", {(16, shape): SkinnyChoice(16, 32, 4, 2)})
+    measured = {(16, shape): SkinnyChoice(16, 32, 4, 2), (32, shape): TmaChoice(16, 1, 32, 4, 2)}
+    monkeypatch.setattr(choices, "SKINNY_MEASURED", measured)
     # The interpreter cannot multiply matrices of bfloat16.
     weight = random(48 if gate else 24, 64, dtype=torch.float16, seed=1)
     x = random(num_rows, 64, dtype=torch.float16)

@@ -1,0 +1,198 @@
+"""A few rows (2 to 64) times a weight, tiles fetched by the copy engine (TMA): the weight is read once, at memory
+bandwidth. Knows no layer.
+
+A program owns `tiles` times `tile` outputs and one part of the inputs; all programs are resident at once and ask for
+equally much, so that they end together. Two things keep the memory busy: tiles under way in shared memory, and, while
+the kernel before this one ends, the program's first columns of the weight on their way into the L2 cache. Parts of the
+inputs are summed in order, by the last program of an output to arrive or by a second kernel: a run gives the bits of
+the one before.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.choices import TmaChoice, rows_class
+from pagemill.model.kernels.triton.gated import activate
+from pagemill.model.kernels.triton.skinny import combine_parts
+
+_MAX_COUNTERS = 8192
+_counters: dict[torch.device, Tensor] = {}
+
+
+@triton.jit
+def _ask_for(places, BYTES: tl.constexpr):
+    """Start to fetch BYTES at each of the places (one per thread) into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r",
+        [places, tl.full(places.shape, BYTES, tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _ask_for_tile(weight, row, col, past_row, K: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
+                  THREADS: tl.constexpr):  # fmt: skip
+    """The first AHEAD columns from `col` of TILE rows; a thread's share is one piece of a row."""
+    PIECE: tl.constexpr = AHEAD * TILE // THREADS
+    threads = tl.arange(0, THREADS)
+    rows = tl.minimum(row + threads // (THREADS // TILE), past_row - 1)
+    cols = tl.minimum(col + threads % (THREADS // TILE) * PIECE, K - PIECE)
+    _ask_for(weight + rows.to(tl.int64) * K + cols, PIECE * 2)
+
+
+@triton.jit
+def _product(weight, rows, sums, WEIGHT_FIRST: tl.constexpr):
+    """The tile's sums, [TILE, BLOCK_M] where the weight is first, else [BLOCK_M, TILE]."""
+    return tl.dot(weight, rows.T, sums) if WEIGHT_FIRST else tl.dot(rows, weight.T, sums)
+
+
+@triton.jit
+def _finish(out, sums, up_sums, bias, tokens, rows, M, N, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
+            GELU: tl.constexpr):  # fmt: skip
+    """Bias and activation of [BLOCK_M, TILE], and the store."""
+    if HAS_BIAS:
+        sums += tl.load(bias + rows, rows < N, 0.0).to(tl.float32)[None, :]
+        if GATED:
+            up_sums += tl.load(bias + N + rows, rows < N, 0.0).to(tl.float32)[None, :]
+    if GATED:
+        sums = activate(sums, GELU) * up_sums
+    mask = (tokens < M)[:, None] & (rows < N)[None, :]
+    tl.store(out + tokens[:, None] * N + rows[None, :], sums.to(out.dtype.element_ty), mask)
+
+
+@triton.jit
+def _sum_parts(places, part_stride, mask, SPLIT: tl.constexpr):
+    """In order, as combine_parts does."""
+    sums = tl.load(places, mask, 0.0, cache_modifier=".cg")
+    for part in tl.static_range(1, SPLIT):
+        sums += tl.load(places + part * part_stride, mask, 0.0, cache_modifier=".cg")
+    return sums
+
+
+@triton.jit
+def _skinny_tma(
+    out, parts, counters, rows_map, weight_map, weight, bias, M, N, stacked, part_stride,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, THREADS: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr, LAST_SUMS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
+    GELU: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (block of outputs, part of the inputs), the parts of a block side by side.
+
+    out [M, N]; parts [SPLIT, M, stacked] float32; counters, one for each block, 0 before and after; rows_map of
+    [M, K] in blocks [BLOCK_M, BLOCK_K]; weight_map of [stacked, K] in blocks [TILE, BLOCK_K].
+    """
+    PART: tl.constexpr = (K + SPLIT * BLOCK_K - 1) // (SPLIT * BLOCK_K) * BLOCK_K
+    block, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
+    first, begin = block * (TILE * TILES), part * PART
+    SOON: tl.constexpr = min(AHEAD, PART)
+    if PDL:
+        gdc_launch_dependents()
+        # The weight does not depend on the kernel before.
+        for index in tl.static_range(TILES if SOON > 0 else 0):
+            _ask_for_tile(weight, first + index * TILE, begin, stacked, K, TILE, SOON, THREADS)
+            if GATED:
+                _ask_for_tile(weight, N + first + index * TILE, begin, stacked, K, TILE, SOON, THREADS)
+        gdc_wait()
+    sums = ()
+    for _ in tl.static_range(2 * TILES if GATED else TILES):
+        sums += (tl.zeros([TILE, BLOCK_M] if WEIGHT_FIRST else [BLOCK_M, TILE], tl.float32),)
+    for start in tl.range(begin, begin + PART, BLOCK_K, num_stages=STAGES):
+        rows = rows_map.load([0, start])
+        added = ()
+        for index in tl.static_range(TILES):
+            tile = weight_map.load([first + index * TILE, start])
+            added += (_product(tile, rows, sums[index], WEIGHT_FIRST),)
+        if GATED:
+            for index in tl.static_range(TILES):
+                tile = weight_map.load([N + first + index * TILE, start])
+                added += (_product(tile, rows, sums[TILES + index], WEIGHT_FIRST),)
+        sums = added
+    tokens = tl.arange(0, BLOCK_M)
+    for index in tl.static_range(TILES):
+        outputs = first + index * TILE + tl.arange(0, TILE)
+        mine = sums[index].T if WEIGHT_FIRST else sums[index]
+        up = mine
+        if GATED:
+            up = sums[TILES + index].T if WEIGHT_FIRST else sums[TILES + index]
+        if SPLIT == 1:
+            _finish(out, mine, up, bias, tokens, outputs, M, N, HAS_BIAS, GATED, GELU)
+        else:
+            mask = (tokens < M)[:, None] & (outputs < N)[None, :]
+            places = parts + part * part_stride + tokens[:, None] * stacked + outputs[None, :]
+            tl.store(places, mine, mask)
+            if GATED:
+                tl.store(places + N, up, mask)
+    if SPLIT > 1 and LAST_SUMS:
+        # All threads have written before one of them tells so.
+        tl.debug_barrier()
+        if tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLIT - 1:
+            tl.store(counters + block, 0)
+            for index in tl.static_range(TILES):
+                outputs = first + index * TILE + tl.arange(0, TILE)
+                mask = (tokens < M)[:, None] & (outputs < N)[None, :]
+                places = parts + tokens[:, None] * stacked + outputs[None, :]
+                total = _sum_parts(places, part_stride, mask, SPLIT)
+                up_total = total
+                if GATED:
+                    up_total = _sum_parts(places + N, part_stride, mask, SPLIT)
+                _finish(out, total, up_total, bias, tokens, outputs, M, N, HAS_BIAS, GATED, GELU)
+
+
+def _counters_of(device: torch.device) -> Tensor | None:
+    """Of programs that have arrived, for each block of outputs, all zero; one kernel at a time uses them. None where
+    they would have to be made while a graph is captured, which would write the zeros at each replay only."""
+    found = _counters.get(device)
+    if found is None and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        found = _counters[device] = torch.zeros(_MAX_COUNTERS, dtype=torch.int32, device=device)
+    return found
+
+
+def reads(x: Tensor, weight: Tensor) -> bool:
+    """Whether the copy engine can fetch them: two-byte elements, rows that begin at multiples of 16 bytes."""
+    starts = (x.data_ptr(), weight.data_ptr(), x.stride(0) * 2, weight.stride(0) * 2)
+    return x.dtype.itemsize == 2 and x.stride(1) == 1 and weight.is_contiguous() and not any(s % 16 for s in starts)
+
+
+def skinny_tma(
+    x: Tensor,
+    weight: Tensor,
+    choice: TmaChoice,
+    *,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """[M, K] times [N, K] -> [M, N], with a gate [M, N / 2]; M up to 64, and what `reads` asks of x and weight."""
+    num_rows, size, gated = len(x), weight.shape[1], gate is not None
+    stacked = weight.shape[0]
+    num_outputs = stacked // 2 if gated else stacked
+    out = torch.empty(num_rows, num_outputs, dtype=out_dtype or x.dtype, device=x.device)
+    split, block_m, threads = choice.split_k, rows_class(num_rows), 32 * choice.num_warps
+    num_blocks = triton.cdiv(num_outputs, choice.tile * choice.tiles)
+    parts, counters = out, None
+    if split > 1:
+        parts = torch.empty(split, num_rows, stacked, dtype=torch.float32, device=x.device)
+        if choice.last_sums and num_blocks <= _MAX_COUNTERS:
+            counters = _counters_of(x.device)
+    epilogue = {
+        "HAS_BIAS": bias is not None, "GATED": gated, "GELU": gate == "gelu_tanh", "PDL": launch.dependent(),
+    }  # fmt: skip
+    bias = x if bias is None else bias
+    _skinny_tma[(num_blocks * split,)](
+        out, parts, out if counters is None else counters,
+        TensorDescriptor(x, [num_rows, size], [x.stride(0), 1], [block_m, choice.block_k]),
+        TensorDescriptor(weight, [stacked, size], [size, 1], [choice.tile, choice.block_k]),
+        weight, bias, num_rows, num_outputs, stacked, num_rows * stacked,
+        K=size, BLOCK_M=block_m, TILE=choice.tile, TILES=choice.tiles, BLOCK_K=choice.block_k, SPLIT=split,
+        STAGES=choice.num_stages, AHEAD=min(choice.ahead, size // 64 * 64), THREADS=threads,
+        WEIGHT_FIRST=choice.weight_first, LAST_SUMS=counters is not None, **epilogue,
+        **launch.options(choice.num_warps),
+    )  # fmt: skip
+    if split > 1 and counters is None:
+        combine_parts(out, parts, bias, epilogue)
+    return out
