@@ -1,6 +1,7 @@
 """The Triton kernels compiled, on the shapes of real models: against torch, run to run, and in captured graphs."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from pagemill.model.kernels.triton import choices, device, launch  # isort: skip
 from pagemill.model.kernels.triton.gemv import gemv  # isort: skip
 from pagemill.model.kernels.triton.norm_before import NormBefore  # isort: skip
 from pagemill.model.kernels.triton.skinny import skinny  # isort: skip
+from pagemill.model.kernels.triton.skinny_tma import skinny_tma  # isort: skip
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")]
 LINEARS = [
@@ -93,6 +95,21 @@ def test_a_few_rows(num_rows: int, split: int, linear):
     result = skinny(x, weight, choice, gate=gate)
     close(result, exact(x, weight, gate))
     assert torch.equal(result, skinny(x, weight, choice, gate=gate))
+
+
+@pytest.mark.parametrize("num_rows", [8, 32, 61])
+@pytest.mark.parametrize("dependent", [False, True])
+@pytest.mark.parametrize("linear", LINEARS[:-1])
+def test_a_few_rows_by_the_copy_engine(num_rows: int, dependent: bool, linear):
+    launch.set_dependent(dependent)
+    weight, gate, x = weight_of(*linear), linear[2], random(num_rows, linear[1])
+    shape = (linear[0], linear[1], gate is not None)
+    found = choices.tma_candidates(shape, choices.rows_class(num_rows))
+    for choice in found + tuple(replace(choice, last_sums=False) for choice in found if choice.split_k > 1)[:1]:
+        results = [skinny_tma(x, weight, choice, gate=gate) for _ in range(3)]
+        close(results[0], exact(x, weight, gate))
+        assert torch.equal(results[0], results[1])
+        assert torch.equal(results[0], results[2])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 257])

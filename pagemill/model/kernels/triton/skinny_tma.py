@@ -65,12 +65,35 @@ def _finish(out, sums, up_sums, bias, tokens, rows, M, N, HAS_BIAS: tl.constexpr
 
 
 @triton.jit
+def _leave(part, sums, up_sums, tokens, rows, M, N, stacked, GATED: tl.constexpr):
+    """What one part of the inputs gives."""
+    mask = (tokens < M)[:, None] & (rows < N)[None, :]
+    places = part + tokens[:, None] * stacked + rows[None, :]
+    tl.store(places, sums, mask)
+    if GATED:
+        tl.store(places + N, up_sums, mask)
+
+
+@triton.jit
 def _sum_parts(places, part_stride, mask, SPLIT: tl.constexpr):
     """In order, as combine_parts does."""
     sums = tl.load(places, mask, 0.0, cache_modifier=".cg")
     for part in tl.static_range(1, SPLIT):
         sums += tl.load(places + part * part_stride, mask, 0.0, cache_modifier=".cg")
     return sums
+
+
+@triton.jit
+def _finish_parts(out, parts, bias, tokens, rows, M, N, stacked, part_stride, SPLIT: tl.constexpr,
+                  HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr):  # fmt: skip
+    """`_finish` of the sum of what the programs of an output have left."""
+    mask = (tokens < M)[:, None] & (rows < N)[None, :]
+    places = parts + tokens[:, None] * stacked + rows[None, :]
+    sums = _sum_parts(places, part_stride, mask, SPLIT)
+    up_sums = sums
+    if GATED:
+        up_sums = _sum_parts(places + N, part_stride, mask, SPLIT)
+    _finish(out, sums, up_sums, bias, tokens, rows, M, N, HAS_BIAS, GATED, GELU)
 
 
 @triton.jit
@@ -89,21 +112,20 @@ def _skinny_tma(
     PART: tl.constexpr = (K + SPLIT * BLOCK_K - 1) // (SPLIT * BLOCK_K) * BLOCK_K
     block, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     first, begin = block * (TILE * TILES), part * PART
-    SOON: tl.constexpr = min(AHEAD, PART)
     if PDL:
         gdc_launch_dependents()
         # The weight does not depend on the kernel before.
-        for index in tl.static_range(TILES if SOON > 0 else 0):
-            _ask_for_tile(weight, first + index * TILE, begin, stacked, K, TILE, SOON, THREADS)
+        for index in tl.static_range(TILES if AHEAD > 0 else 0):
+            _ask_for_tile(weight, first + index * TILE, begin, stacked, K, TILE, AHEAD, THREADS)
             if GATED:
-                _ask_for_tile(weight, N + first + index * TILE, begin, stacked, K, TILE, SOON, THREADS)
+                _ask_for_tile(weight, N + first + index * TILE, begin, stacked, K, TILE, AHEAD, THREADS)
         gdc_wait()
-    sums = ()
+    sums = ()  # type: tuple[tl.tensor, ...]
     for _ in tl.static_range(2 * TILES if GATED else TILES):
         sums += (tl.zeros([TILE, BLOCK_M] if WEIGHT_FIRST else [BLOCK_M, TILE], tl.float32),)
     for start in tl.range(begin, begin + PART, BLOCK_K, num_stages=STAGES):
         rows = rows_map.load([0, start])
-        added = ()
+        added = ()  # type: tuple[tl.tensor, ...]
         for index in tl.static_range(TILES):
             tile = weight_map.load([first + index * TILE, start])
             added += (_product(tile, rows, sums[index], WEIGHT_FIRST),)
@@ -122,11 +144,7 @@ def _skinny_tma(
         if SPLIT == 1:
             _finish(out, mine, up, bias, tokens, outputs, M, N, HAS_BIAS, GATED, GELU)
         else:
-            mask = (tokens < M)[:, None] & (outputs < N)[None, :]
-            places = parts + part * part_stride + tokens[:, None] * stacked + outputs[None, :]
-            tl.store(places, mine, mask)
-            if GATED:
-                tl.store(places + N, up, mask)
+            _leave(parts + part * part_stride, mine, up, tokens, outputs, M, N, stacked, GATED)
     if SPLIT > 1 and LAST_SUMS:
         # All threads have written before one of them tells so.
         tl.debug_barrier()
@@ -134,13 +152,9 @@ def _skinny_tma(
             tl.store(counters + block, 0)
             for index in tl.static_range(TILES):
                 outputs = first + index * TILE + tl.arange(0, TILE)
-                mask = (tokens < M)[:, None] & (outputs < N)[None, :]
-                places = parts + tokens[:, None] * stacked + outputs[None, :]
-                total = _sum_parts(places, part_stride, mask, SPLIT)
-                up_total = total
-                if GATED:
-                    up_total = _sum_parts(places + N, part_stride, mask, SPLIT)
-                _finish(out, total, up_total, bias, tokens, outputs, M, N, HAS_BIAS, GATED, GELU)
+                _finish_parts(
+                    out, parts, bias, tokens, outputs, M, N, stacked, part_stride, SPLIT, HAS_BIAS, GATED, GELU
+                )
 
 
 def _counters_of(device: torch.device) -> Tensor | None:
@@ -189,7 +203,7 @@ def skinny_tma(
         TensorDescriptor(weight, [stacked, size], [size, 1], [choice.tile, choice.block_k]),
         weight, bias, num_rows, num_outputs, stacked, num_rows * stacked,
         K=size, BLOCK_M=block_m, TILE=choice.tile, TILES=choice.tiles, BLOCK_K=choice.block_k, SPLIT=split,
-        STAGES=choice.num_stages, AHEAD=min(choice.ahead, size // 64 * 64), THREADS=threads,
+        STAGES=choice.num_stages, AHEAD=min(choice.ahead, size // split // 64 * 64), THREADS=threads,
         WEIGHT_FIRST=choice.weight_first, LAST_SUMS=counters is not None, **epilogue,
         **launch.options(choice.num_warps),
     )  # fmt: skip
