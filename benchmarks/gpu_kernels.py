@@ -14,7 +14,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,6 @@ from pagemill.model.kernels.triton.moe_route import route
 from pagemill.model.kernels.triton.moe_sort import sort_slots
 from pagemill.model.kernels.triton.norm_before import NormBefore
 from pagemill.model.kernels.triton.skinny import skinny
-from pagemill.model.kernels.triton.skinny_tma import skinny_tma
 
 READ_GB_S = 4589
 """Read bandwidth of an H200, measured; other GPUs: compare the times, not the shares."""
@@ -85,6 +84,8 @@ def time_us(calls: Iterable[Callable[[], object]], replays: int = 7) -> float:
     """Microseconds of one call, of these in one captured graph, gaps included: the median of the replays."""
     calls = list(calls)
     stream = torch.cuda.Stream()
+    # What the calls read is made on another stream, addresses among it (slots of the KV cache).
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         calls[0]()
         torch.cuda.synchronize()
@@ -223,8 +224,7 @@ def skinny_call(x: torch.Tensor, shape: choices.Shape, choice: object) -> Callab
 
     if choice is None:
         return blas
-    kernel = skinny_tma if isinstance(choice, choices.TmaChoice) else skinny
-    return lambda w: kernel(x, w, choice, gate=gate, out_dtype=wide)
+    return lambda w: skinny(x, w, choice, gate=gate, out_dtype=wide)
 
 
 def checked_us(x: torch.Tensor, shape: choices.Shape, weights: list[torch.Tensor], choice: object) -> float:
@@ -242,102 +242,64 @@ def checked_us(x: torch.Tensor, shape: choices.Shape, weights: list[torch.Tensor
     return attempt(over(weights, call))
 
 
-def brief(choice: choices.TmaChoice) -> str:
-    """A choice in a few letters."""
-    c, order = choice, "" if choice.weight_first else "r"
-    ends = "" if c.split_k == 1 else f"/{c.split_k}{'' if c.last_sums else 'k'}"
-    return f"{c.tile}x{c.tiles}{order}{ends} k{c.block_k} w{c.num_warps} s{c.num_stages} a{c.ahead}"
-
-
-def variants_of(choice: choices.TmaChoice) -> list[choices.TmaChoice]:
-    """What differs from a choice in one setting that the candidates do not vary."""
-    found = [replace(choice, ahead=0), replace(choice, ahead=2 * choice.ahead)]
-    if choice.num_stages >= 6:
-        found.append(replace(choice, num_stages=choice.num_stages // 2))
-    if choice.split_k > 1:
-        found.append(replace(choice, last_sums=False))
-    if choice.num_warps == 4:
-        found.append(replace(choice, num_warps=8))
-    return found
-
-
-def few_rows(shape: choices.Shape, times: dict[int, dict], tried: dict[int, list]) -> None:
-    """Time what is to be tried for each number of rows."""
-    weights = weights_of(shape)
-    for rows in SKINNY_ROWS:
-        x = torch.randn(rows, shape[1], dtype=DTYPE, device="cuda")
-        for choice in tried[rows]:
-            if choice not in times[rows]:
-                times[rows][choice] = checked_us(x, shape, weights, choice)
-
-
-def skinny_tasks(tried: dict[choices.Shape, dict[int, list]]) -> list[tuple[str, choices.Shape, object, int]]:
-    """What is to be compiled for that."""
-    return [
-        ("skinny", shape, choice, rows)
-        for shape, by_rows in tried.items()
-        for rows, some in by_rows.items()
-        for choice in some
-        if choice is not None
-    ]
-
-
 def bench_skinny(results: list[dict], measured: dict, workers: int) -> None:
-    """A few rows, every shape: cuBLAS, today's choice, all candidates, then variants of the best of these."""
+    """A few rows, every shape: cuBLAS, the choice of the table, all candidates."""
     shapes = {shape: f"{model.name} {name}" for model in MODELS for name, shape in model.linears().items()}
-    tried: dict[choices.Shape, dict[int, list]] = {}
-    for shape in shapes:
-        tried[shape] = {}
-        for rows in SKINNY_ROWS:
-            size = choices.rows_class(rows)
-            today = choices.SKINNY_MEASURED.get((size, shape))
-            tried[shape][rows] = [None, *([today] if today else []), *choices.tma_candidates(shape, size)]
-    times: dict[choices.Shape, dict[int, dict]] = {shape: {rows: {} for rows in SKINNY_ROWS} for shape in shapes}
-    for _ in range(2):
-        compile_all(skinny_tasks(tried), workers)
-        for shape in shapes:
-            few_rows(shape, times[shape], tried[shape])
-            for rows in SKINNY_ROWS:
-                tma = {c: us for c, us in times[shape][rows].items() if isinstance(c, choices.TmaChoice)}
-                tried[shape][rows] = variants_of(min(tma, key=lambda c: tma[c])) if tma else []
-    print(f"\n{'few rows':<30}{'cuBLAS us':>10}{'today us':>9}{'ours us':>9}{'of read':>9}  tiles")
+    candidates = {
+        (rows, shape): choices.skinny_candidates(shape, choices.rows_class(rows))
+        for shape in shapes
+        for rows in SKINNY_ROWS
+    }
+    compile_all([("skinny", key[1], choice, key[0]) for key, some in candidates.items() for choice in some], workers)
+    print(f"\n{'few rows':<30}{'cuBLAS us':>10}{'table us':>9}{'ours us':>9}{'of read':>9}  tiles")
     for shape, name in shapes.items():
+        weights = weights_of(shape)
         for rows in SKINNY_ROWS:
-            results.append(report_few(shape, name, rows, times[shape][rows], measured))
+            x = torch.randn(rows, shape[1], dtype=DTYPE, device="cuda")
+            times = {c: checked_us(x, shape, weights, c) for c in (None, *candidates[rows, shape])}
+            results.append(report_few(shape, name, rows, times, measured))
+        del weights
 
 
 def report_few(shape: choices.Shape, name: str, rows: int, times: dict, measured: dict) -> dict:
     """Print the times of one shape, and note the best."""
     key, blas = (choices.rows_class(rows), shape), times[None]
     ours = {choice: us for choice, us in times.items() if choice is not None}
-    best, today = min(ours, key=lambda choice: ours[choice]), ours.get(choices.SKINNY_MEASURED.get(key), blas)
+    best, table = min(ours, key=lambda choice: ours[choice]), times[choices.SKINNY_MEASURED.get(key)]
     measured[key] = best, ours[best] < blas
     share = shape[0] * shape[1] * (4 if shape[2] else 2) / ours[best] / 1e3 / READ_GB_S
-    print(f"{f'{name} x{rows}':<30}{blas:>10.1f}{today:>9.1f}{ours[best]:>9.1f}{share:>9.0%}  {best}")
-    tma = sorted((us, brief(choice)) for choice, us in ours.items() if isinstance(choice, choices.TmaChoice))
-    print("      " + "; ".join(f"{us:.1f} {text}" for us, text in tma))
+    print(f"{f'{name} x{rows}':<30}{blas:>10.1f}{table:>9.1f}{ours[best]:>9.1f}{share:>9.0%}  {best}")
     return {
-        "kernel": "skinny", "name": name, "rows": rows, "us": ours[best], "cublas_us": blas, "today_us": today,
+        "kernel": "skinny", "name": name, "rows": rows, "us": ours[best], "cublas_us": blas, "table_us": table,
         "share": share, "choice": repr(best), "all": {repr(choice): us for choice, us in times.items()},
     }  # fmt: skip
 
 
 def bench_few_layers(results: list[dict], measured: dict) -> None:
-    """Layers without attention of a few rows: today's choices, the best for each shape, and a kernel of ours always."""
-    print(f"\n{'layers without attention, us a layer':<40}{'cuBLAS':>9}{'today':>9}{'best':>9}{'ours':>9}")
-    today = dict(choices.SKINNY_MEASURED)
-    best = {key: choice for key, (choice, wins) in measured.items() if wins}
+    """Layers without attention of a few rows, where a kernel's start may hide behind the one before: by cuBLAS, by the
+    table, by the best of ours for each shape, and by these but for one shape, which is cuBLAS's."""
+    names = ("qkv", "o", "gate_up", "down")
+    print(f"\n{'layers without attention, us a layer':<38}{'cuBLAS':>9}{'table':>9}{'ours':>9}", end="")
+    print("".join(f"{f'but {name}':>13}" for name in names))
+    table = dict(choices.SKINNY_MEASURED)
     ours = {key: choice for key, (choice, _) in measured.items()}
     for model in MODELS:
+        shapes = model.linears()
+        others = [{key: choice for key, choice in ours.items() if key[1] != shapes[name]} for name in names]
         for rows in SKINNY_ROWS:
             step, times = layer_step(model, rows, 8), []
-            for table in ({}, today, best, ours):
+            for chosen in ({}, table, ours, *others):
                 choices.SKINNY_MEASURED.clear()
-                choices.SKINNY_MEASURED.update(table)
+                choices.SKINNY_MEASURED.update(chosen)
                 times.append(time_us([step]) / 8)
-            print(f"{f'{model.name} x{rows}':<40}" + "".join(f"{us:>9.1f}" for us in times))
+            widths = (9, 9, 9, 13, 13, 13, 13)
+            print(
+                f"{f'{model.name} x{rows}':<38}" + "".join(f"{us:>{w}.1f}" for us, w in zip(times, widths, strict=True))
+            )
             results.append({"kernel": "few layers", "model": model.name, "rows": rows, "us": times})
             del step
+    choices.SKINNY_MEASURED.clear()
+    choices.SKINNY_MEASURED.update(table)
 
 
 # --- everything else ----------------------------------------------------------------------------------------------

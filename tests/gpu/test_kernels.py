@@ -1,7 +1,6 @@
 """The Triton kernels compiled, on the shapes of real models: against torch, run to run, and in captured graphs."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from pagemill.model.kernels.triton import choices, device, launch  # isort: skip
 from pagemill.model.kernels.triton.gemv import gemv  # isort: skip
 from pagemill.model.kernels.triton.norm_before import NormBefore  # isort: skip
 from pagemill.model.kernels.triton.skinny import skinny  # isort: skip
-from pagemill.model.kernels.triton.skinny_tma import skinny_tma  # isort: skip
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")]
 LINEARS = [
@@ -86,30 +84,48 @@ def test_the_head_gives_float32():
     close(ops.linear(many, weight, out_dtype=torch.float32), exact(many, weight, None), 1e-3)
 
 
-@pytest.mark.parametrize("num_rows", [2, 33])
-@pytest.mark.parametrize("split", [1, 4])
-@pytest.mark.parametrize("linear", [LINEARS[2], LINEARS[3]], ids=str)
-def test_a_few_rows(num_rows: int, split: int, linear):
-    weight, gate, x = weight_of(*linear), linear[2], random(num_rows, linear[1])
-    choice = choices.SkinnyChoice(64, 128, 4, 4, split, weight_first=split > 1)
-    result = skinny(x, weight, choice, gate=gate)
-    close(result, exact(x, weight, gate))
-    assert torch.equal(result, skinny(x, weight, choice, gate=gate))
-
-
-@pytest.mark.parametrize("num_rows", [8, 32, 61])
+@pytest.mark.parametrize("num_rows", [2, 8, 32, 61])
 @pytest.mark.parametrize("dependent", [False, True])
-@pytest.mark.parametrize("linear", LINEARS[:-1])
-def test_a_few_rows_by_the_copy_engine(num_rows: int, dependent: bool, linear):
+@pytest.mark.parametrize("linear", LINEARS[:-1], ids=str)
+def test_a_few_rows(num_rows: int, dependent: bool, linear):
     launch.set_dependent(dependent)
     weight, gate, x = weight_of(*linear), linear[2], random(num_rows, linear[1])
     shape = (linear[0], linear[1], gate is not None)
-    found = choices.tma_candidates(shape, choices.rows_class(num_rows))
-    for choice in found + tuple(replace(choice, last_sums=False) for choice in found if choice.split_k > 1)[:1]:
-        results = [skinny_tma(x, weight, choice, gate=gate) for _ in range(3)]
+    for choice in choices.skinny_candidates(shape, choices.rows_class(num_rows)):
+        results = [skinny(x, weight, choice, gate=gate) for _ in range(3)]
         close(results[0], exact(x, weight, gate))
         assert torch.equal(results[0], results[1])
         assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("num_rows", [8, 32, 61])
+@pytest.mark.parametrize(("hidden", "inner", "qkv"), [(4096, 12288, 6144), (2048, 8192, 3072)])
+def test_layers_of_a_few_rows(num_rows: int, hidden: int, inner: int, qkv: int):
+    """Kernels that start before the last one has ended share counters and scratch: as when they run one by one."""
+    shapes = (qkv, hidden, None), (hidden, hidden, None), (inner, hidden, "silu"), (hidden, inner, None)
+    layers = [[weight_of(*shape) for shape in shapes] for _ in range(4)]
+    norm, start = random(hidden, seed=3), random(num_rows, hidden)
+
+    def step() -> torch.Tensor:
+        x, residual = start, start * 0.5
+        for weights in layers:
+            mixed = ops.linear(ops.rms_norm(x, norm, 1e-6, residual), weights[0])
+            x = ops.linear(mixed[:, :hidden], weights[1])
+            gated = ops.linear(ops.rms_norm(x, norm, 1e-6, residual), weights[2], None, "silu")
+            x = ops.linear(gated, weights[3])
+        return x
+
+    launch.set_dependent(False)
+    expected, results = step(), []
+    for dependent in (False, True):
+        launch.set_dependent(dependent)
+        assert torch.equal(step(), expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results.append(step())
+        for _ in range(20):
+            graph.replay()
+        assert torch.equal(results[-1], expected)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 257])

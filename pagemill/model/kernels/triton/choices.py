@@ -25,35 +25,18 @@ class GemvChoice:
 
 @dataclass(frozen=True, slots=True)
 class SkinnyChoice:
-    """Tiles of skinny.py. `split_k` parts of the inputs are summed by a second kernel."""
-
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    split_k: int = 1
-    weight_first: bool = False
-    """Multiply the weight by the rows, not the rows by the weight: the tensor cores' tiles are taller than wide."""
-
-
-@dataclass(frozen=True, slots=True)
-class TmaChoice:
-    """Tiles of skinny_tma.py."""
+    """Tiles of skinny.py."""
 
     tile: int
-    """Outputs of one product (of a half, where gated): 64 or 128 where the weight is first, 32 or more where not."""
+    """Outputs of one product (of a half, where gated). From 64 on the weight is multiplied by the rows; fewer are
+    multiplied by it, which needs more than 32 rows to fill a tile of the tensor cores."""
     tiles: int
     """Products side by side in a program, which share the rows."""
     block_k: int
     num_warps: int
     num_stages: int
     split_k: int = 1
-    ahead: int = 512
-    """Columns of the weight asked into the L2 cache before the kernel before has ended."""
-    last_sums: bool = True
-    """The last program of an output sums the split's parts, not a second kernel."""
-    weight_first: bool = True
-    """As in SkinnyChoice; not so needs more than 32 rows to fill a tile of the tensor cores."""
+    """Parts of the inputs."""
 
 
 MAX_SKINNY_ROWS: Final = 64
@@ -69,30 +52,17 @@ GEMV_CANDIDATES: Final = tuple(
     )
 )  # fmt: skip
 
-SKINNY_CANDIDATES: Final = tuple(
-    SkinnyChoice(*tiles)
-    for tiles in (
-        (16, 256, 4, 4, 1), (32, 128, 4, 5, 1), (32, 256, 4, 4, 1), (64, 128, 4, 5, 1), (128, 64, 4, 6, 1),
-        (32, 256, 4, 3, 4), (64, 128, 4, 5, 4), (128, 64, 4, 5, 4),
-        (64, 128, 4, 5, 1, True), (64, 128, 4, 5, 2, True), (64, 128, 4, 5, 4, True), (128, 64, 4, 6, 1, True),
-        (128, 128, 8, 4, 4, True),
-    )
-)  # fmt: skip
-
 _SM = 132
 _SHARED = {1: 208 << 10, 2: 104 << 10}
 """Bytes of shared memory for tiles under way, by programs that share a multiprocessor."""
 
 
-def tma_candidates(shape: Shape, rows: int) -> tuple[TmaChoice, ...]:
+def skinny_candidates(shape: Shape, rows: int) -> tuple[SkinnyChoice, ...]:
     """What may be fast for a class of rows: programs that all are resident at once, one or two on a multiprocessor,
     or where there are many more outputs, in turns."""
     outputs, size, gated = shape
-    found: list[TmaChoice] = []
-    cuts = [(64, 1, True), (128, 1, True), (64, 3, True)] + ([(128, 2, True)] if not gated or rows < 64 else [])
-    if gated and rows == 64:
-        cuts.append((32, 3, False))
-    for tile, tiles, weight_first in cuts:
+    found: list[SkinnyChoice] = []
+    for tile, tiles in ((64, 1), (64, 3), (32, 3)) if gated else ((64, 1),):
         blocks, wide = -(-outputs // (tile * tiles)), tile * tiles * (2 if gated else 1)
         for residents in (1, 2):
             slots = _SM * residents
@@ -101,11 +71,10 @@ def tma_candidates(shape: Shape, rows: int) -> tuple[TmaChoice, ...]:
                 continue
             block_k = 128 if wide == 64 else 64
             stages = min(_SHARED[residents] // ((wide + rows) * block_k * 2), 9)
-            if stages < 3 or wide * rows > 256 * 96 or size // split < 2 * block_k:
+            fills = tile >= 64 or rows == MAX_SKINNY_ROWS
+            if stages < 3 or not fills or size // split < 2 * block_k:
                 continue
-            ahead = max(64, min((128 << 10) // residents // 2 // wide // 64 * 64, 1024))
-            warps = 8 if wide >= 256 else 4
-            found.append(TmaChoice(tile, tiles, block_k, warps, stages, split, ahead, True, weight_first))
+            found.append(SkinnyChoice(tile, tiles, block_k, 8 if wide >= 256 else 4, stages, split))
     return tuple(dict.fromkeys(found))
 
 
@@ -124,18 +93,37 @@ GEMV_MEASURED: Final[dict[Shape, GemvChoice]] = {
 }
 """On an H200."""
 
-SKINNY_MEASURED: Final[dict[tuple[int, Shape], SkinnyChoice | TmaChoice]] = {
-    (16, (6144, 4096, False)): SkinnyChoice(64, 128, 4, 5, 1, weight_first=True),
-    (16, (4096, 4096, False)): SkinnyChoice(64, 128, 4, 5, 1, weight_first=True),
-    (16, (4096, 12288, False)): SkinnyChoice(64, 128, 4, 5, 2, weight_first=True),
-    (64, (4096, 12288, False)): SkinnyChoice(32, 256, 4, 4),
-    (16, (151936, 4096, False)): SkinnyChoice(64, 128, 4, 5, 1, weight_first=True),
-    (16, (3072, 2048, False)): SkinnyChoice(64, 128, 4, 5, 1, weight_first=True),
-    (16, (8192, 2048, True)): SkinnyChoice(64, 128, 4, 5, 1, weight_first=True),
-    (16, (2048, 8192, False)): SkinnyChoice(64, 128, 4, 5, 4, weight_first=True),
-    (64, (2048, 8192, False)): SkinnyChoice(64, 128, 4, 5, 4),
+SKINNY_MEASURED: Final[dict[tuple[int, Shape], SkinnyChoice]] = {
+    (16, (6144, 4096, False)): SkinnyChoice(64, 1, 128, 4, 9),
+    (16, (4096, 4096, False)): SkinnyChoice(64, 1, 128, 4, 5, 4),
+    (16, (12288, 4096, True)): SkinnyChoice(64, 3, 64, 8, 4, 2),
+    (16, (4096, 12288, False)): SkinnyChoice(64, 1, 128, 4, 5, 4),
+    (16, (151936, 4096, False)): SkinnyChoice(64, 1, 128, 4, 5),
+    (32, (4096, 4096, False)): SkinnyChoice(64, 1, 128, 4, 4, 4),
+    (32, (4096, 12288, False)): SkinnyChoice(64, 1, 128, 4, 8, 2),
+    (32, (151936, 4096, False)): SkinnyChoice(64, 1, 128, 4, 4),
+    (64, (4096, 4096, False)): SkinnyChoice(64, 1, 128, 4, 6, 2),
+    (64, (12288, 4096, True)): SkinnyChoice(32, 3, 64, 4, 6),
+    (64, (4096, 12288, False)): SkinnyChoice(64, 1, 128, 4, 6, 2),
+    (64, (151936, 4096, False)): SkinnyChoice(64, 1, 128, 4, 3),
+    (16, (3072, 2048, False)): SkinnyChoice(64, 1, 128, 4, 5, 5),
+    (16, (2048, 2048, False)): SkinnyChoice(64, 1, 128, 4, 5, 8),
+    (16, (8192, 2048, True)): SkinnyChoice(64, 1, 64, 4, 9),
+    (16, (2048, 8192, False)): SkinnyChoice(64, 1, 128, 4, 5, 8),
+    (16, (128256, 2048, False)): SkinnyChoice(64, 1, 128, 4, 5),
+    (32, (3072, 2048, False)): SkinnyChoice(64, 1, 128, 4, 8, 2),
+    (32, (2048, 2048, False)): SkinnyChoice(64, 1, 128, 4, 8, 4),
+    (32, (8192, 2048, True)): SkinnyChoice(64, 1, 64, 4, 9),
+    (32, (2048, 8192, False)): SkinnyChoice(64, 1, 128, 4, 8, 4),
+    (32, (128256, 2048, False)): SkinnyChoice(64, 1, 128, 4, 4),
+    (64, (3072, 2048, False)): SkinnyChoice(64, 1, 128, 4, 6, 2),
+    (64, (2048, 2048, False)): SkinnyChoice(64, 1, 128, 4, 6, 4),
+    (64, (8192, 2048, True)): SkinnyChoice(64, 1, 64, 4, 8),
+    (64, (2048, 8192, False)): SkinnyChoice(64, 1, 128, 4, 6, 4),
+    (64, (128256, 2048, False)): SkinnyChoice(64, 1, 128, 4, 3),
 }
-"""By the largest number of rows (16, 32 or 64) and shape: where it beats cuBLAS on an H200. Nowhere else is it used."""
+"""By the largest number of rows (16, 32 or 64) and shape: where it is faster than cuBLAS on an H200, or as fast within
+a layer, where its start hides behind the kernel before. Nowhere else is it used."""
 
 # fmt: on
 
@@ -153,7 +141,7 @@ def gemv_choice(shape: Shape, dtype: torch.dtype) -> GemvChoice:
     return GemvChoice(4, 1024 if dtype.itemsize == 2 else 512, 4, 1)
 
 
-def skinny_choice(num_rows: int, shape: Shape, dtype: torch.dtype) -> SkinnyChoice | TmaChoice | None:
+def skinny_choice(num_rows: int, shape: Shape, dtype: torch.dtype) -> SkinnyChoice | None:
     """Tiles for 2 to MAX_SKINNY_ROWS rows of two-byte elements; None where cuBLAS is faster, or was not measured."""
     if not 2 <= num_rows <= MAX_SKINNY_ROWS or dtype.itemsize != 2:
         return None

@@ -1,5 +1,4 @@
-"""Linear layers on device tensors: one row by gemv.py, a few where measured faster by skinny.py or skinny_tma.py, else
-cuBLAS.
+"""Linear layers on device tensors: one row by gemv.py, a few where measured faster by skinny.py, else cuBLAS.
 
 Knows shapes, not layers.
 """
@@ -13,8 +12,7 @@ from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.gemv import gemv
 from pagemill.model.kernels.triton.norm import rms_norm
 from pagemill.model.kernels.triton.norm_before import NormBefore
-from pagemill.model.kernels.triton.skinny import skinny
-from pagemill.model.kernels.triton.skinny_tma import reads, skinny_tma
+from pagemill.model.kernels.triton.skinny import reads, skinny
 
 
 def linear(
@@ -33,10 +31,7 @@ def linear(
             choice = choices.gemv_choice(shape, x.dtype)
             return gemv(x, weight, choice, bias=bias, gate=gate, out_dtype=out_dtype)
         few = choices.skinny_choice(num_rows, shape, x.dtype)
-        if isinstance(few, choices.TmaChoice):
-            if reads(x, weight):
-                return skinny_tma(x, weight, few, bias=bias, gate=gate, out_dtype=out_dtype)
-        elif few is not None:
+        if few is not None and reads(x, weight):
             return skinny(x, weight, few, bias=bias, gate=gate, out_dtype=out_dtype)
     if gate is not None:
         return gated(functional.linear(x, weight, bias), gate == "gelu_tanh")

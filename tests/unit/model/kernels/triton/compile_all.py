@@ -69,7 +69,6 @@ from pagemill.model.kernels.triton.moe_sort import sort_slots  # noqa: E402
 from pagemill.model.kernels.triton.norm import rms_norm_floats  # noqa: E402
 from pagemill.model.kernels.triton.norm_before import NormBefore  # noqa: E402
 from pagemill.model.kernels.triton.skinny import skinny  # noqa: E402
-from pagemill.model.kernels.triton.skinny_tma import skinny_tma  # noqa: E402
 from tests.fakes.paged_attention import PagedCase  # noqa: E402
 
 
@@ -105,13 +104,11 @@ def linears() -> None:
         before = NormBefore(half(4096), 1e-6, half(1, 4096), half(1, 4096))
         gemv(x, weight, choice, gate="silu", norm=before)
         gemv(x, weight, choice, bias=half(6144), out_dtype=torch.float32)
-    for choice in (choices.SKINNY_CANDIDATES[0], choices.SKINNY_CANDIDATES[-1]):
-        skinny(half(16, 4096), weight, choice, gate="gelu_tanh")
     for rows in (8, 64):
-        for choice in choices.tma_candidates((3072, 4096, True), rows)[-2:]:
-            skinny_tma(half(rows, 4096), weight, choice, gate="silu")
-        for choice in choices.tma_candidates((6144, 4096, False), rows)[:3]:
-            skinny_tma(half(rows, 4096), weight, choice, bias=half(6144), out_dtype=torch.float32)
+        for choice in choices.skinny_candidates((12288, 4096, True), rows)[-2:]:
+            skinny(half(rows, 4096), half(2 * 12288, 4096), choice, gate="silu")
+        for choice in choices.skinny_candidates((6144, 4096, False), rows):
+            skinny(half(rows, 4096), weight, choice, bias=half(6144), out_dtype=torch.float32)
 
 
 def attention_inputs() -> None:

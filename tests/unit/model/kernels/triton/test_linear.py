@@ -8,11 +8,11 @@ from pagemill.model.kernels import reference
 from tests.fakes.triton_interpreter import DEVICE
 
 from pagemill.model.kernels.triton import choices, device, linear  # isort: skip
-from pagemill.model.kernels.triton.choices import GemvChoice, SkinnyChoice, TmaChoice
+from pagemill.model.kernels.triton import skinny as skinny_module
+from pagemill.model.kernels.triton.choices import GemvChoice, SkinnyChoice
 from pagemill.model.kernels.triton.gemv import gemv
 from pagemill.model.kernels.triton.norm_before import NormBefore
-from pagemill.model.kernels.triton.skinny import skinny
-from pagemill.model.kernels.triton.skinny_tma import reads, skinny_tma
+from pagemill.model.kernels.triton.skinny import reads, skinny
 
 STEP = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 GATES = [None, "silu", "gelu_tanh"]
@@ -77,67 +77,56 @@ def test_gemv_with_the_norm_before_it(dtype: torch.dtype, has_residual: bool, ga
     close(result, exact(normed, weight, None, gate), dtype)
 
 
-@pytest.mark.parametrize(
-    "tiles", [SkinnyChoice(16, 32, 4, 2), SkinnyChoice(32, 16, 4, 3, 4), SkinnyChoice(64, 32, 4, 2, 1, True)], ids=str
-)
-@pytest.mark.parametrize("num_rows", [2, 17, 64])
-@pytest.mark.parametrize(("num_outputs", "size"), [(32, 64), (44, 88)])
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("biased", [False, True])
-def test_skinny(tiles: SkinnyChoice, num_rows: int, num_outputs: int, size: int, gate: str | None, biased: bool):
-    dtype = torch.float16
-    x = random(num_rows, size + 8, dtype=dtype)[:, :size]
-    weight = random(num_outputs, size, dtype=dtype, seed=1)
-    bias = random(num_outputs, dtype=dtype, seed=2) if biased else None
-    result = skinny(x, weight, tiles, bias=bias, gate=gate)
-    assert result.dtype == dtype
-    close(result, exact(x, weight, bias, gate), dtype)
-
-
-TMA_TILES = [
-    TmaChoice(16, 1, 32, 4, 3, ahead=0), TmaChoice(16, 3, 16, 4, 2, split_k=3),
-    TmaChoice(32, 1, 16, 4, 2, split_k=2, last_sums=False), TmaChoice(16, 2, 32, 4, 2, weight_first=False),
+SKINNY_TILES = [
+    SkinnyChoice(16, 1, 32, 4, 3), SkinnyChoice(16, 3, 16, 4, 2, 3), SkinnyChoice(64, 1, 16, 4, 2, 2),
+    SkinnyChoice(64, 2, 32, 4, 2),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("tiles", TMA_TILES, ids=str)
+@pytest.mark.parametrize("tiles", SKINNY_TILES, ids=str)
 @pytest.mark.parametrize("num_rows", [2, 17, 33, 64])
 @pytest.mark.parametrize(("num_outputs", "size"), [(96, 64), (44, 88)])
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("biased", [False, True])
-def test_skinny_tma(tiles: TmaChoice, num_rows: int, num_outputs: int, size: int, gate: str | None, biased: bool):
+def test_skinny(tiles: SkinnyChoice, num_rows: int, num_outputs: int, size: int, gate: str | None, biased: bool):
     dtype = torch.bfloat16
     x = random(num_rows, size + 8, dtype=dtype)[:, :size]
     weight = random(num_outputs, size, dtype=dtype, seed=1)
     bias = random(num_outputs, dtype=dtype, seed=2) if biased else None
     assert reads(x, weight)
-    result = skinny_tma(x, weight, tiles, bias=bias, gate=gate)
+    result = skinny(x, weight, tiles, bias=bias, gate=gate)
     assert result.dtype == dtype
     close(result, exact(x, weight, bias, gate), dtype)
-    wide = skinny_tma(x, weight, tiles, bias=bias, gate=gate, out_dtype=torch.float32)
+    wide = skinny(x, weight, tiles, bias=bias, gate=gate, out_dtype=torch.float32)
     close(wide, exact(x, weight, bias, gate), torch.float32)
 
 
-def test_parts_give_the_same_bits_whoever_sums_them():
-    x, weight = random(20, 128, dtype=torch.bfloat16), random(48, 128, dtype=torch.bfloat16, seed=1)
-    results = [
-        skinny_tma(x, weight, TmaChoice(16, 1, 32, 4, 2, split_k=4, last_sums=last), out_dtype=torch.float32)
-        for last in (True, True, False)
-    ]
+def test_parts_give_the_same_bits_whoever_sums_them(monkeypatch: pytest.MonkeyPatch):
+    x, weight = random(12, 128, dtype=torch.bfloat16), random(48, 128, dtype=torch.bfloat16, seed=1)
+    tiles, results = SkinnyChoice(16, 1, 32, 4, 2, 4), []
+    for rows in (16, 16, 0):
+        monkeypatch.setattr(skinny_module, "_LAST_SUMS_ROWS", rows)
+        results.append(skinny(x, weight, tiles, out_dtype=torch.float32))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+    assert not skinny_module._counters_of(x.device).any()
 
 
 @pytest.mark.parametrize("rows", [16, 32, 64])
 @pytest.mark.parametrize("shape", sorted(choices.GEMV_MEASURED))
 def test_candidates_fit_a_multiprocessor(rows: int, shape: choices.Shape):
-    found = choices.tma_candidates(shape, rows)
-    assert 3 <= len(found) <= 12
+    found = choices.skinny_candidates(shape, rows)
+    assert found
     for choice in found:
         outputs = choice.tile * choice.tiles * (2 if shape[2] else 1)
         assert (outputs + rows) * choice.block_k * 2 * choice.num_stages <= 208 << 10
-        assert choice.weight_first or rows == 64
-        assert choice.ahead * choice.tile % (32 * choice.num_warps * 8) == 0
+        assert choice.tile >= 64 or rows == 64
+        assert -(-shape[0] // (choice.tile * choice.tiles)) <= skinny_module._MAX_COUNTERS
+
+
+@pytest.mark.parametrize("key", sorted(choices.SKINNY_MEASURED))
+def test_what_was_chosen_is_a_candidate(key: tuple[int, choices.Shape]):
+    assert choices.SKINNY_MEASURED[key] in choices.skinny_candidates(key[1], key[0])
 
 
 def test_what_the_copy_engine_cannot_read():
@@ -154,7 +143,7 @@ def test_what_the_copy_engine_cannot_read():
 @pytest.mark.parametrize("out_dtype", [None, torch.float32])
 def test_linear_chooses_by_rows(num_rows: int, gate: str | None, out_dtype: torch.dtype | None, monkeypatch):
     shape = (24, 64, gate is not None)
-    measured = {(16, shape): SkinnyChoice(16, 32, 4, 2), (32, shape): TmaChoice(16, 1, 32, 4, 2)}
+    measured = {(rows, shape): SkinnyChoice(16, 1, 32, 4, 2) for rows in (16, 32)}
     monkeypatch.setattr(choices, "SKINNY_MEASURED", measured)
     # The interpreter cannot multiply matrices of bfloat16.
     weight = random(48 if gate else 24, 64, dtype=torch.float16, seed=1)
