@@ -1,9 +1,9 @@
 """Time of attention over a paged cache, one layer, in captured graphs with cold keys: every backend that is here.
 
-    PYTHONPATH=. python benchmarks/gpu_attention.py [--only decode|prefill|tune] [--heads 32,8,128] [--json FILE]
+    PYTHONPATH=. python benchmarks/gpu_attention.py [--only decode|few|prefill|tune] [--heads 32,8,128] [--json FILE]
 
-`tune` tries the tiles of attention_tiles.py and prints the best of each workload. Knows one GPU; under three minutes on
-an H200. Every result is compared with attention by definition first.
+`few` is decode of short contexts; `tune` tries the tiles of attention_tiles.py and prints the best of each workload.
+Knows one GPU; under three minutes on an H200. Every result is compared with attention by definition first.
 """
 
 import argparse
@@ -49,6 +49,7 @@ class Work:
 
 
 DECODE = [Work(batch, context) for batch in (1, 8, 32, 128, 256) for context in (1024, 8192, 32768)]
+FEW = [Work(batch, context) for batch in (8, 16, 32, 48, 64, 128, 256) for context in (640, 1024)] + [Work(1, 8192)]
 PREFILL = [Work(8, 1024, 1024), Work(1, 2048, 2048), Work(1, 8192, 8192), Work(4, 8192, 512), Work(16, 512, 512)]
 TUNE_DECODE = [Work(1, 1024), Work(1, 8192), Work(8, 8192), Work(32, 8192), Work(256, 1024)]
 TUNE_PREFILL = [Work(8, 1024, 1024), Work(1, 8192, 8192)]
@@ -219,7 +220,7 @@ def tune(spec: AttentionLayerSpec) -> list[dict[str, Any]]:
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("decode", "prefill", "tune"))
+    parser.add_argument("--only", choices=("decode", "few", "prefill", "tune"))
     parser.add_argument("--heads", default="32,8,128", help="query heads, key heads, head size")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -229,6 +230,8 @@ def main() -> None:
     with torch.inference_mode():
         if options.only in (None, "decode"):
             results["decode"] = compare(spec, DECODE)
+        if options.only == "few":
+            results["few"] = compare(spec, FEW)
         if options.only in (None, "prefill"):
             results["prefill"] = compare(spec, PREFILL)
         if options.only == "tune":

@@ -169,3 +169,40 @@ def test_many_requests_of_unequal_lengths():
     lengths = [(1, int(n)) for n in torch.randint(1, 300, (700,), generator=generator)] + [(1, 20000)]
     case = PagedCase(AttentionLayerSpec(8, 2, 64, 0.125), lengths, dtype=torch.bfloat16, device="cuda")
     assert relative_error(case.run(TritonBackend), case.expected()) < 1e-2
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("lengths", ["even", "uneven"])
+@pytest.mark.parametrize("num_requests", [16, 32, 64, 100])
+@pytest.mark.parametrize("dependent", [False, True])
+def test_parts_merged_by_the_last_of_them(size, lengths, num_requests, dependent):
+    """Layer after layer with the same counters and buffers: each gives the same bits, in every replay."""
+    if dependent and (COMPUTE is None or COMPUTE < (9, 0)):
+        pytest.skip("dependent launch needs compute capability 9.0")
+    spec = AttentionLayerSpec(32, 8, size, size**-0.5)
+    lens = (
+        [640] * num_requests if lengths == "even" else [300 + 37 * (n % 13) for n in range(num_requests - 1)] + [9000]
+    )
+    case = PagedCase(spec, [(1, n) for n in lens], dtype=torch.bfloat16, device="cuda")
+    cache, impl = case.cache(TritonBackend), TritonBackend.impl(spec)
+    builder = TritonBackend.metadata_builder(spec, torch.device("cuda"))
+    common, expected = case.common(), case.expected()
+
+    def step() -> list[torch.Tensor]:
+        plan = builder.build(common)
+        return [impl.forward(case.query, case.key, case.value, cache, plan) for _ in range(6)]
+
+    launch.set_dependent(dependent)
+    try:
+        first = step()[0]
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = step()
+    finally:
+        launch.set_dependent(False)
+    assert relative_error(first, expected) < 1e-2
+    for _ in range(20):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(result, first) for result in results)

@@ -26,6 +26,8 @@ from pagemill.utils.math import ceil_div
 
 MERGE_PROGRAMS = 1024
 """Of all requests together, where there are not more requests than that."""
+FEW_PARTS = 4
+"""Up to so many parts of a request on average, the last program to finish one merges them, instead of a kernel."""
 FALLBACK_PROCESSORS = 4
 """Of a device that does not say: the interpreter's."""
 SMALL_BATCH = 64
@@ -72,6 +74,10 @@ class TritonMetadata:
     tiles: Items
     partial: Partial
     """Of `splits`."""
+    arrived: Tensor
+    """[R, Hkv] int32, all 0: how many parts of a request are done, while the kernel runs."""
+    merges: bool
+    """By a kernel of its own."""
     num_splits: int
     """Most items that the plan may have: the grid. 0: no request decodes."""
     num_tiles: int
@@ -101,7 +107,8 @@ class TritonBuilder(MetadataBuilder):
         self._decode = decode or tiles_for("decode", self._group, spec.head_size, self.decode_tokens)
         self._prefill = prefill or tiles_for("prefill", self._group, spec.head_size)
         self._resident = _num_processors(device) * self._decode.programs_per_sm
-        self._splits: dict[int, tuple[Items, Partial]] = {}
+        self._slots = max(1, self._resident // spec.num_kv_heads)
+        self._splits: dict[int, tuple[Items, Partial, Tensor]] = {}
         self._tiles: dict[tuple[int, int], Items] = {}
 
     def build(self, common: CommonAttentionMetadata) -> TritonMetadata:
@@ -112,28 +119,29 @@ class TritonBuilder(MetadataBuilder):
         tile_tokens = self._prefill.rows // self._group
         has_tiles = common.max_query_len > self.decode_tokens
         num_tiles = common.num_tokens // tile_tokens + requests if has_tiles else 0
-        budget = split_budget(requests, spec.num_kv_heads, self._resident)
-        splits, partial = self._splits_of(power_of_two(requests))
+        budget = split_budget(requests, self._slots)
+        splits, partial, arrived = self._splits_of(power_of_two(requests))
         tiles = self._tiles_of(power_of_two(requests), power_of_two(num_tiles) if num_tiles else 1)
         num_splits = 0 if common.min_query_len > self.decode_tokens else requests + budget
         cascade = self._cascade(common)
         plan_items[(requests,)](
             common.query_start, common.seq_lens, splits.first, splits.request, tiles.first, tiles.request, requests,
-            budget, self._decode.min_share, cascade.prefix_len if cascade else 0,
+            budget, self._slots, self._decode.min_share, cascade.prefix_len if cascade else 0,
             DECODE_TOKENS=self.decode_tokens, TILE_TOKENS=tile_tokens, WINDOW=spec.window or 0,
             CHUNK=spec.chunk_size or 0, BLOCK_R=SMALL_BATCH if requests <= SMALL_BATCH else power_of_two(requests),
             PDL=launch.dependent(), **launch.options(),
         )  # fmt: skip
+        merges = cascade is not None or requests + budget > FEW_PARTS * requests
         return TritonMetadata(
-            common, splits, tiles, partial, num_splits, num_tiles, self._decode, self._prefill, cascade
+            common, splits, tiles, partial, arrived, merges, num_splits, num_tiles, self._decode, self._prefill, cascade
         )
 
-    def _splits_of(self, requests: int) -> tuple[Items, Partial]:
+    def _splits_of(self, requests: int) -> tuple[Items, Partial, Tensor]:
         if requests not in self._splits:
-            heads = self.spec.num_kv_heads
-            most = max(count + split_budget(count, heads, self._resident) for count in range(1, requests + 1))
+            most = max(count + split_budget(count, self._slots) for count in range(1, requests + 1))
+            items = Items(self._ints(requests + 1), self._ints(most))
             partial = self._partial(most, self._group * self.decode_tokens)
-            self._splits[requests] = Items(self._ints(requests + 1), self._ints(most)), partial
+            self._splits[requests] = items, partial, self._ints(requests * self.spec.num_kv_heads)
         return self._splits[requests]
 
     def _tiles_of(self, requests: int, tiles: int) -> Items:
@@ -202,7 +210,7 @@ class TritonImpl(AttentionImpl):
             self._attend(output, query, kv_cache, step, role)
         if step.num_tiles:
             self._attend(output, query, kv_cache, step, _Role(step.prefill, step.num_tiles, split=False))
-        if step.num_splits:
+        if step.num_splits and step.merges:
             self._merge(output, step)
         return output
 
@@ -217,8 +225,9 @@ class TritonImpl(AttentionImpl):
         keys, values = kv_cache[:, 0], kv_cache[:, 1]
         slopes = self._slopes_on(query.device)
         paged_attention[(spec.num_kv_heads, role.num_items)](
-            output, partial.out, partial.lse, query, keys, values, common.block_table, common.query_start,
-            common.seq_lens, items.first, items.request, tensors.sinks, slopes, tensors.key_scale, tensors.value_scale,
+            output, partial.out, partial.lse, metadata.arrived, query, keys, values, common.block_table,
+            common.query_start, common.seq_lens, items.first, items.request, tensors.sinks, slopes,
+            tensors.key_scale, tensors.value_scale,
             common.num_requests if role.cascade < 2 else common.num_tokens, spec.scale, spec.soft_cap or 1.0,
             cascade.prefix_len if cascade else 0, cascade.splits if cascade else 1,
             query.stride(0), query.stride(1), output.stride(0), output.stride(1), common.block_table.stride(0),
@@ -227,8 +236,8 @@ class TritonImpl(AttentionImpl):
             BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, PAGE=common.block_size, ROWS=partial.out.shape[2],
             WINDOW=spec.window or 0, CHUNK=spec.chunk_size or 0, HAS_CAP=spec.soft_cap is not None,
             HAS_SINKS=tensors.sinks is not None, HAS_ALIBI=slopes is not None, SCALED=kv_cache.element_size() == 1,
-            SPLIT=role.split, CASCADE=role.cascade, PDL=launch.dependent(), num_stages=tiles.stages,
-            **launch.options(tiles.warps),
+            SPLIT=role.split, CASCADE=role.cascade, MERGE=role.split and not metadata.merges, PDL=launch.dependent(),
+            num_stages=tiles.stages, **launch.options(tiles.warps),
         )  # fmt: skip
 
     def _merge(self, output: Tensor, metadata: TritonMetadata) -> None:

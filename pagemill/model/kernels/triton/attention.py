@@ -1,5 +1,6 @@
-"""Paged attention in Triton: one kernel for decode (the keys of a request split over programs) and prefill (tiles of
-queries), and the merge of split results. Knows nothing about steps; plans come from attention_plan.py.
+"""Paged attention in Triton: one kernel for decode (the keys of a request split over programs, of which the last may
+merge the results) and prefill (tiles of queries), and the merge in a kernel of its own. Knows nothing about steps;
+plans come from attention_plan.py.
 
 Online softmax in base 2 after Dao, FlashAttention-2 (2023); the split over keys after Dao et al., Flash-Decoding
 (2023).
@@ -173,32 +174,79 @@ def _place(
 
 
 @triton.jit
-def _put_aside(partial_out, partial_lse, row, result, top, total, mask, BLOCK_D: tl.constexpr):
-    """For `merge_splits`: [M, D] and the logarithm of the sum of its weights, base 2."""
+def _merged(
+    partial_out, partial_lse, first, past, kv_head, rows, valid, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """[M, D]: what the items [first, past) found, in their order. From the L2 cache: others wrote it meanwhile."""
+    dims = tl.arange(0, BLOCK_D)
+    acc, total = tl.zeros([rows.shape[0], BLOCK_D], tl.float32), tl.zeros([rows.shape[0]], tl.float32)
+    top = total - float("inf")
+    for start in tl.range(first, past, AT_ONCE):
+        for index in tl.static_range(AT_ONCE):
+            item = start + index
+            mask = valid & (item < past)
+            row = (item.to(tl.int64) * tl.num_programs(0) + kv_head) * ROWS + rows
+            lse = tl.load(partial_lse + row, mask, other=float("-inf"), cache_modifier=".cg")
+            places = partial_out + row[:, None] * BLOCK_D + dims[None, :]
+            found = tl.load(places, mask[:, None], other=0.0, cache_modifier=".cg")
+            higher = tl.maximum(top, lse)
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            weight, decay = tl.math.exp2(lse - base), tl.math.exp2(top - base)
+            acc = acc * decay[:, None] + found * weight[:, None]
+            total = total * decay + weight
+            top = higher
+    return acc / tl.where(total > 0.0, total, 1.0)[:, None]
+
+
+@triton.jit
+def _put_aside(
+    partial_out, partial_lse, arrived, result, top, total, rows, valid, mask, kv_head, item, request, count, index,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, CASCADE: tl.constexpr, MERGE: tl.constexpr,
+):  # fmt: skip
+    """Keep what an item found, [M, D] and the logarithm of the sum of its weights, base 2, unless it is the only one.
+    With MERGE the last item of a request and key head to arrive merges them. What goes out, and which of the `mask`."""
+    row = (item.to(tl.int64) * tl.num_programs(0) + kv_head) * ROWS + rows
+    aside = valid & (count + CASCADE > 1)
     lse = tl.where(total > 0.0, top + tl.math.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
-    tl.store(partial_lse + row, lse, mask)
-    tl.store(partial_out + row[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :], result, mask[:, None])
+    tl.store(partial_lse + row, lse, aside)
+    tl.store(partial_out + row[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :], result, aside[:, None])
+    done = count + CASCADE == 1
+    if MERGE and count > 1:
+        # All threads have written before one of them tells so.
+        tl.debug_barrier()
+        place = arrived + request * tl.num_programs(0) + kv_head
+        if tl.atomic_add(place, 1, sem="acq_rel") == count - 1:
+            tl.store(place, 0)
+            at_once: tl.constexpr = 4 if BLOCK_D <= 128 else 2
+            first = item - index
+            result = _merged(
+                partial_out, partial_lse, first, first + count, kv_head, rows, valid, ROWS, BLOCK_D, at_once
+            )
+            done = count > 1
+    return result, mask & done
 
 
 # Numbers that differ from step to step: a step must not wait for another compiled variant.
 @triton.jit(do_not_specialize=["num_requests", "prefix", "prefix_splits", "table_stride"])
 def paged_attention(
-    out, partial_out, partial_lse, query, keys, values, block_table, query_start, seq_lens,
+    out, partial_out, partial_lse, arrived, query, keys, values, block_table, query_start, seq_lens,
     first_item, item_request, sinks, slopes, key_scale, value_scale, num_requests, scale, cap, prefix, prefix_splits,
     query_stride_token, query_stride_head, out_stride_token, out_stride_head, table_stride,
     stride_block, stride_token, stride_head,
     GROUP: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr, CASCADE: tl.constexpr,
-    PDL: tl.constexpr,
+    MERGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, item). With SPLIT an item is a part of a request's keys, and its results go to the partial
-    buffers unless it is the only one; without, it is a tile of a request's queries. `prefix` keys, which all requests
-    share, are left out where CASCADE is 1, and are all there is where it is 2; then results always go there.
+    buffers unless it is the only one; with MERGE the last to arrive then merges them. Without SPLIT it is a tile of a
+    request's queries. `prefix` keys, which all requests share, are left out where CASCADE is 1, and are all there is
+    where it is 2; then results always go to the buffers.
 
     out, query [T, H, D]; keys, values: the halves of the cache [N, PAGE, Hkv, D]; block_table [R, blocks];
-    first_item [R + 1], item_request [items]; sinks, slopes [H]; key_scale, value_scale [1];
-    partial_out [items, Hkv, ROWS, BLOCK_D], partial_lse [items, Hkv, ROWS], both float32, base 2.
+    first_item [R + 1], item_request [items]; sinks, slopes [H]; key_scale, value_scale [1]; arrived [R, Hkv] int32, 0
+    before and after; partial_out [items, Hkv, ROWS, BLOCK_D], partial_lse [items, Hkv, ROWS], float32, base 2.
     """
     begin_kernel(PDL)
     kv_head, item = tl.program_id(0), tl.program_id(1)
@@ -213,14 +261,12 @@ def paged_attention(
     valid = (tokens < query_len) & (rows < BLOCK_M // GROUP * GROUP)
     mask = valid[:, None] & (dims < HEAD)[None, :]
     at = (token_begin + tokens).to(tl.int64)[:, None]
-    places = at * query_stride_token + heads[:, None] * query_stride_head + dims[None, :]
-    loaded = tl.load(query + places, mask, other=0.0)
+    loaded = tl.load(query + at * query_stride_token + heads[:, None] * query_stride_head + dims[None, :], mask, 0.0)
     if SCALED:
         scale = scale * tl.load(key_scale)
     factor = 1.0 if HAS_CAP or HAS_ALIBI else scale * LOG2_E
     slope, total = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    top = total - float("inf")
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc, top = tl.zeros([BLOCK_M, BLOCK_D], tl.float32), total - float("inf")
     if HAS_ALIBI:
         slope = tl.load(slopes + heads, valid, other=0.0).to(tl.float32)
     if HAS_SINKS:
@@ -237,9 +283,10 @@ def paged_attention(
     if SCALED:
         result = result * tl.load(value_scale)
     if SPLIT:
-        row = (item.to(tl.int64) * tl.num_programs(0) + kv_head) * ROWS + rows
-        _put_aside(partial_out, partial_lse, row, result, top, total, valid & (count + CASCADE > 1), BLOCK_D)
-        mask = mask & (count + CASCADE == 1)
+        result, mask = _put_aside(
+            partial_out, partial_lse, arrived, result, top, total, rows, valid, mask, kv_head, item, request, count,
+            index, ROWS, BLOCK_D, CASCADE, MERGE,
+        )  # fmt: skip
     places = at * out_stride_token + heads[:, None] * out_stride_head + dims[None, :]
     tl.store(out + places, result.to(out.dtype.element_ty), mask)
 

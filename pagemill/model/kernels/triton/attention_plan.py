@@ -23,16 +23,17 @@ def _give_items(first_item, item_request, counts, requests, me, num_requests):
         tl.store(item_request + first + start + lanes, lanes * 0 + me, start + lanes < mine)
 
 
-@triton.jit(do_not_specialize=["num_requests", "budget", "prefix"])
+@triton.jit(do_not_specialize=["num_requests", "budget", "slots", "prefix"])
 def plan_items(
-    query_start, seq_lens, split_first, split_request, tile_first, tile_request, num_requests, budget, min_share,
-    prefix,
+    query_start, seq_lens, split_first, split_request, tile_first, tile_request, num_requests, budget, slots,
+    min_share, prefix,
     DECODE_TOKENS: tl.constexpr, TILE_TOKENS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program per request. Requests of at most DECODE_TOKENS tokens have their keys split, so evenly that all of them
-    together are at most num_requests + budget items; the queries of the others are cut into tiles. Keys before `prefix`
-    are somebody else's."""
+    together are at most num_requests + budget items; not where they are about equally long and fill the `slots` of the
+    device nearly a whole number of times. The queries of the others are cut into tiles. Keys before `prefix` are
+    somebody else's."""
     begin_kernel(PDL)
     me = tl.program_id(0)
     requests = tl.arange(0, BLOCK_R)
@@ -44,6 +45,10 @@ def plan_items(
     span = tl.maximum(seq_len - tl.maximum(first_seen(seq_len - query_len, WINDOW, CHUNK), prefix), 0)
     span = tl.where(decodes, span, 0)
     share = tl.maximum(min_share, tl.cdiv(tl.sum(span, 0), budget))
+    count, longest = tl.maximum(tl.sum(decodes.to(tl.int32), 0), 1), tl.max(span, 0)
+    even = longest * 4 <= tl.cdiv(tl.sum(span, 0), count) * 5
+    full = count * 10 >= tl.cdiv(count, slots) * slots * 9
+    share = tl.where(even & full, tl.maximum(share, longest), share)
     splits = tl.where(decodes, tl.maximum(tl.cdiv(span, share), 1), 0)
     _give_items(split_first, split_request, splits, requests, me, num_requests)
     tiles = tl.where(query_len > DECODE_TOKENS, tl.cdiv(query_len, TILE_TOKENS), 0)

@@ -75,9 +75,9 @@ def power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-def split_budget(num_requests: int, num_kv_heads: int, resident_programs: int) -> int:
-    """Items beyond one per request into which a step's keys are split, so that all programs together fill the device a
-    whole number of times (one to four); of more requests than that, only long ones among short are split."""
-    slots = max(1, resident_programs // num_kv_heads)
+def split_budget(num_requests: int, slots: int) -> int:
+    """Items beyond one per request into which a step's keys are split, so that all together fill the `slots` of the
+    device, items that run at once, a whole number of times (one to four); of more requests than that, only long ones
+    among short are split."""
     waves = -(-2 * num_requests // slots)
     return waves * slots - num_requests if waves <= 4 else max(1, num_requests // 2)

@@ -167,8 +167,8 @@ def _has_copy_engine(device: torch.device) -> bool:
 
 
 def reads(x: Tensor, weight: Tensor) -> bool:
-    """Whether the copy engine can fetch them: it exists (compute capability 9.0), elements have two bytes, rows begin at
-    multiples of 16."""
+    """Whether the copy engine can fetch them: it exists (compute capability 9.0), elements have two bytes, and rows
+    begin at multiples of 16 bytes."""
     starts = (x.data_ptr(), weight.data_ptr(), x.stride(0) * 2, weight.stride(0) * 2)
     plain = x.dtype.itemsize == 2 and x.stride(1) == 1 and weight.is_contiguous()
     return plain and not any(start % 16 for start in starts) and _has_copy_engine(x.device)

@@ -166,6 +166,45 @@ def test_lists_of_work_stay_where_they_are():
     assert again.splits.request[: ends[3]].tolist() == [0] + [1] * (ends[2] - 1) + [2]
 
 
+@pytest.mark.parametrize("batch", [[(1, 330), (1, 5), (1, 64), (1, 700)], [(1, 200), (33, 129), (1, 330), (1, 65)]])
+@pytest.mark.parametrize("traits", [{}, {"has_sinks": True}, {"window": 200}], ids=str)
+@pytest.mark.parametrize("average", [0, 100])
+def test_parts_are_merged_by_the_last_of_them_or_apart(batch, traits, average, monkeypatch):
+    monkeypatch.setattr(triton_attn, "FEW_PARTS", average)
+    case = PagedCase(AttentionLayerSpec(6, 2, 96, 0.1, **traits), batch, device=DEVICE)
+    builder = TritonBackend.metadata_builder(case.spec, torch.device(DEVICE))
+    plan, impl = builder.build(case.common()), TritonBackend.impl(case.spec)
+    assert plan.merges == (average == 0)
+    assert int(plan.splits.first[:-1].diff().max()) > 1, "some are split"
+    impl.tensors.sinks = case.sinks
+    cache = case.cache(TritonBackend)
+    results = [impl.forward(case.query, case.key, case.value, cache, plan) for _ in range(2)]
+    torch.testing.assert_close(results[0].double(), case.expected(), rtol=1e-4, atol=1e-4)
+    assert torch.equal(results[0], results[1])
+    assert not plan.arrived.any(), "the next step counts from 0"
+
+
+@pytest.mark.parametrize(
+    ("lens", "split"),
+    [
+        ([640] * 8, False),
+        ([640] * 6 + [560, 700], False),
+        ([640] * 15, False),
+        ([640] * 3, True),
+        ([640] * 9, True),
+        ([300] * 7 + [900], True),
+    ],
+)
+def test_what_fills_the_device_is_not_split(lens, split):
+    spec = AttentionLayerSpec(4, 2, 32, 0.2)
+    builder = TritonBackend.metadata_builder(spec, torch.device(DEVICE))
+    assert builder._slots == 8, "of the interpreter"
+    common = PagedCase(spec, [(1, 1)] * len(lens), device=DEVICE).common()
+    plan = builder.build(dataclasses.replace(common, seq_lens=torch.tensor(lens, dtype=torch.int32, device=DEVICE)))
+    items = int(plan.splits.first[len(lens)])
+    assert (items > len(lens)) == split
+
+
 @pytest.mark.parametrize("num_requests", [1, 2, 5, 31, 64, 300])
 def test_no_plan_has_more_items_than_the_grid(num_requests):
     spec = AttentionLayerSpec(4, 2, 32, 0.2)

@@ -146,6 +146,9 @@ def attention() -> None:
         PagedCase(spec, [(1, 5), (9, 9)], dtype=torch.bfloat16).run(TritonBackend)
     plain = AttentionLayerSpec(32, 8, 128, 0.1)
     PagedCase(plain, [(1, 270)] * 8, dtype=torch.bfloat16, prefix=256).run(TritonBackend)
+    for size in (64, 128, 256):  # few parts of many requests, which are merged by the last of them
+        spec = AttentionLayerSpec(32, 8, size, 0.1)
+        PagedCase(spec, [(1, 5)] * 32, dtype=torch.bfloat16).run(TritonBackend)
     case = PagedCase(plain, [(1, 5), (9, 9)], dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn)
     case.run(TritonBackend)
 
