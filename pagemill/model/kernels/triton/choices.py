@@ -27,11 +27,6 @@ class GemvChoice:
 class SkinnyChoice:
     """Tiles of skinny.py."""
 
-    tile: int
-    """Outputs of one product (of a half, where gated). From 64 on the weight is multiplied by the rows; fewer are
-    multiplied by it, which needs more than 32 rows to fill a tile of the tensor cores."""
-    tiles: int
-    """Products side by side in a program, which share the rows."""
     block_k: int
     num_warps: int
     num_stages: int
@@ -40,6 +35,8 @@ class SkinnyChoice:
 
 
 MAX_SKINNY_ROWS: Final = 64
+SKINNY_OUTPUTS: Final = 64
+"""Of a program of skinny.py (of each half, where gated): the rows of a tile of the tensor cores."""
 
 # With block_k = 256 * num_warps the row is loaded in the layout of the weight: no barrier in the loop.
 GEMV_CANDIDATES: Final = tuple(
@@ -62,19 +59,17 @@ def skinny_candidates(shape: Shape, rows: int) -> tuple[SkinnyChoice, ...]:
     or where there are many more outputs, in turns."""
     outputs, size, gated = shape
     found: list[SkinnyChoice] = []
-    for tile, tiles in ((64, 1), (64, 3), (32, 3)) if gated else ((64, 1),):
-        blocks, wide = -(-outputs // (tile * tiles)), tile * tiles * (2 if gated else 1)
-        for residents in (1, 2):
-            slots = _SM * residents
-            split = next((s for s in (8, 7, 6, 5, 4, 3, 2, 1) if s * blocks <= slots), 1)
-            if blocks * split < 0.68 * slots or slots < blocks < 4 * slots:
-                continue
-            block_k = 128 if wide == 64 else 64
-            stages = min(_SHARED[residents] // ((wide + rows) * block_k * 2), 9)
-            fills = tile >= 64 or rows == MAX_SKINNY_ROWS
-            if stages < 3 or not fills or size // split < 2 * block_k:
-                continue
-            found.append(SkinnyChoice(tile, tiles, block_k, 8 if wide >= 256 else 4, stages, split))
+    blocks, wide = -(-outputs // SKINNY_OUTPUTS), SKINNY_OUTPUTS * (2 if gated else 1)
+    block_k = 64 if gated else 128
+    for residents in (1, 2):
+        slots = _SM * residents
+        split = next((s for s in (8, 7, 6, 5, 4, 3, 2, 1) if s * blocks <= slots), 1)
+        if blocks * split < 0.68 * slots or slots < blocks < 4 * slots:
+            continue
+        stages = min(_SHARED[residents] // ((wide + rows) * block_k * 2), 9)
+        if stages < 3 or size // split < 2 * block_k:
+            continue
+        found.append(SkinnyChoice(block_k, 4, stages, split))
     return tuple(dict.fromkeys(found))
 
 
@@ -94,31 +89,31 @@ GEMV_MEASURED: Final[dict[Shape, GemvChoice]] = {
 """On an H200."""
 
 SKINNY_MEASURED: Final[dict[tuple[int, Shape], SkinnyChoice]] = {
-    (16, (6144, 4096, False)): SkinnyChoice(64, 1, 128, 4, 9),
-    (16, (4096, 4096, False)): SkinnyChoice(64, 1, 128, 4, 5, 4),
-    (16, (4096, 12288, False)): SkinnyChoice(64, 1, 128, 4, 5, 4),
-    (16, (151936, 4096, False)): SkinnyChoice(64, 1, 128, 4, 5),
-    (32, (4096, 4096, False)): SkinnyChoice(64, 1, 128, 4, 4, 4),
-    (32, (4096, 12288, False)): SkinnyChoice(64, 1, 128, 4, 8, 2),
-    (32, (151936, 4096, False)): SkinnyChoice(64, 1, 128, 4, 4),
-    (64, (4096, 4096, False)): SkinnyChoice(64, 1, 128, 4, 6, 2),
-    (64, (4096, 12288, False)): SkinnyChoice(64, 1, 128, 4, 6, 2),
-    (64, (151936, 4096, False)): SkinnyChoice(64, 1, 128, 4, 3),
-    (16, (3072, 2048, False)): SkinnyChoice(64, 1, 128, 4, 5, 5),
-    (16, (2048, 2048, False)): SkinnyChoice(64, 1, 128, 4, 5, 8),
-    (16, (8192, 2048, True)): SkinnyChoice(64, 1, 64, 4, 9),
-    (16, (2048, 8192, False)): SkinnyChoice(64, 1, 128, 4, 5, 8),
-    (16, (128256, 2048, False)): SkinnyChoice(64, 1, 128, 4, 5),
-    (32, (3072, 2048, False)): SkinnyChoice(64, 1, 128, 4, 8, 2),
-    (32, (2048, 2048, False)): SkinnyChoice(64, 1, 128, 4, 8, 4),
-    (32, (8192, 2048, True)): SkinnyChoice(64, 1, 64, 4, 9),
-    (32, (2048, 8192, False)): SkinnyChoice(64, 1, 128, 4, 8, 4),
-    (32, (128256, 2048, False)): SkinnyChoice(64, 1, 128, 4, 4),
-    (64, (3072, 2048, False)): SkinnyChoice(64, 1, 128, 4, 6, 2),
-    (64, (2048, 2048, False)): SkinnyChoice(64, 1, 128, 4, 6, 4),
-    (64, (8192, 2048, True)): SkinnyChoice(64, 1, 64, 4, 8),
-    (64, (2048, 8192, False)): SkinnyChoice(64, 1, 128, 4, 6, 4),
-    (64, (128256, 2048, False)): SkinnyChoice(64, 1, 128, 4, 3),
+    (16, (6144, 4096, False)): SkinnyChoice(128, 4, 9),
+    (16, (4096, 4096, False)): SkinnyChoice(128, 4, 5, 4),
+    (16, (4096, 12288, False)): SkinnyChoice(128, 4, 5, 4),
+    (16, (151936, 4096, False)): SkinnyChoice(128, 4, 5),
+    (32, (4096, 4096, False)): SkinnyChoice(128, 4, 4, 4),
+    (32, (4096, 12288, False)): SkinnyChoice(128, 4, 8, 2),
+    (32, (151936, 4096, False)): SkinnyChoice(128, 4, 4),
+    (64, (4096, 4096, False)): SkinnyChoice(128, 4, 6, 2),
+    (64, (4096, 12288, False)): SkinnyChoice(128, 4, 6, 2),
+    (64, (151936, 4096, False)): SkinnyChoice(128, 4, 3),
+    (16, (3072, 2048, False)): SkinnyChoice(128, 4, 5, 5),
+    (16, (2048, 2048, False)): SkinnyChoice(128, 4, 5, 8),
+    (16, (8192, 2048, True)): SkinnyChoice(64, 4, 9),
+    (16, (2048, 8192, False)): SkinnyChoice(128, 4, 5, 8),
+    (16, (128256, 2048, False)): SkinnyChoice(128, 4, 5),
+    (32, (3072, 2048, False)): SkinnyChoice(128, 4, 8, 2),
+    (32, (2048, 2048, False)): SkinnyChoice(128, 4, 8, 4),
+    (32, (8192, 2048, True)): SkinnyChoice(64, 4, 9),
+    (32, (2048, 8192, False)): SkinnyChoice(128, 4, 8, 4),
+    (32, (128256, 2048, False)): SkinnyChoice(128, 4, 4),
+    (64, (3072, 2048, False)): SkinnyChoice(128, 4, 6, 2),
+    (64, (2048, 2048, False)): SkinnyChoice(128, 4, 6, 4),
+    (64, (8192, 2048, True)): SkinnyChoice(64, 4, 8),
+    (64, (2048, 8192, False)): SkinnyChoice(128, 4, 6, 4),
+    (64, (128256, 2048, False)): SkinnyChoice(128, 4, 3),
 }
 """By the largest number of rows (16, 32 or 64) and shape: where it is faster than cuBLAS on an H200, or as fast within
 a layer, where its start hides behind the kernel before. Nowhere else is it used."""

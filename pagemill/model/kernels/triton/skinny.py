@@ -1,10 +1,11 @@
 """A few rows (2 to 64) times a weight, tiles fetched by the copy engine (TMA): the weight is read once, at memory
 bandwidth. Knows no layer.
 
-A program owns `tiles` times `tile` outputs and one part of the inputs; all programs are resident at once and ask for
-equally much, so that they end together. Parts of the inputs are summed in order, so that a run gives the bits of the
-one before: by the last program of an output to arrive, which saves a kernel, or where more rows would keep that one
-program busy for longer than a kernel takes to start, by a second kernel.
+A program owns 64 outputs (of each half, where gated) and one part of the inputs. It multiplies the weight by the rows,
+not the rows by the weight: the tensor cores' tiles have 64 rows, more than there are tokens. All programs are resident
+at once and ask for equally much, so that they end together. Parts of the inputs are summed in order, so that a run
+gives the bits of the one before: by the last program of an output to arrive, which saves a kernel, or where more rows
+would keep that one program busy for longer than a kernel takes to start, by a second kernel.
 """
 
 import functools
@@ -17,9 +18,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pagemill.model.kernels.triton import launch
-from pagemill.model.kernels.triton.choices import SkinnyChoice, rows_class
+from pagemill.model.kernels.triton.choices import SKINNY_OUTPUTS, SkinnyChoice, rows_class
 from pagemill.model.kernels.triton.gated import activate
 
+_TILE = tl.constexpr(SKINNY_OUTPUTS)
 _COMBINED = 1024
 _LAST_SUMS_ROWS = 16
 """Up to here the last program sums."""
@@ -28,15 +30,9 @@ _counters: dict[torch.device, Tensor] = {}
 
 
 @triton.jit
-def _product(weight, rows, sums, WEIGHT_FIRST: tl.constexpr):
-    """The tile's sums, [TILE, BLOCK_M] where the weight is first, else [BLOCK_M, TILE]."""
-    return tl.dot(weight, rows.T, sums) if WEIGHT_FIRST else tl.dot(rows, weight.T, sums)
-
-
-@triton.jit
 def _finish(out, sums, up_sums, bias, tokens, rows, M, N, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
             GELU: tl.constexpr):  # fmt: skip
-    """Bias and activation of [BLOCK_M, TILE], and the store."""
+    """Bias and activation of [BLOCK_M, _TILE], and the store."""
     if HAS_BIAS:
         sums += tl.load(bias + rows, rows < N, 0.0).to(tl.float32)[None, :]
         if GATED:
@@ -82,58 +78,41 @@ def _finish_parts(out, parts, bias, tokens, rows, M, N, stacked, part_stride, SP
 @triton.jit
 def _skinny(
     out, parts, counters, rows_map, weight_map, bias, M, N, stacked, part_stride,
-    K: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr, STAGES: tl.constexpr, LAST_SUMS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
-    GELU: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    LAST_SUMS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the inputs), the parts of a block side by side.
 
     out [M, N]; parts [SPLIT, M, stacked] float32; counters, one for each block, 0 before and after; rows_map of
-    [M, K] in blocks [BLOCK_M, BLOCK_K]; weight_map of [stacked, K] in blocks [TILE, BLOCK_K].
+    [M, K] in blocks [BLOCK_M, BLOCK_K]; weight_map of [stacked, K] in blocks [_TILE, BLOCK_K].
     """
     PART: tl.constexpr = (K + SPLIT * BLOCK_K - 1) // (SPLIT * BLOCK_K) * BLOCK_K
-    # The tensor cores' tiles have 64 rows: of outputs, where there are so many.
-    WEIGHT_FIRST: tl.constexpr = TILE >= 64
     block, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
-    first, begin = block * (TILE * TILES), part * PART
+    first, begin = block * _TILE, part * PART
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    sums = ()  # type: tuple[tl.tensor, ...]
-    for _ in tl.static_range(2 * TILES if GATED else TILES):
-        sums += (tl.zeros([TILE, BLOCK_M] if WEIGHT_FIRST else [BLOCK_M, TILE], tl.float32),)
+    sums = tl.zeros([_TILE, BLOCK_M], tl.float32)
+    up_sums = sums
     for start in tl.range(begin, begin + PART, BLOCK_K, num_stages=STAGES):
+        # Loads without an operation between them share a barrier.
         rows = rows_map.load([0, start])
-        added = ()  # type: tuple[tl.tensor, ...]
-        for index in tl.static_range(TILES):
-            tile = weight_map.load([first + index * TILE, start])
-            added += (_product(tile, rows, sums[index], WEIGHT_FIRST),)
+        tile = weight_map.load([first, start])
+        sums = tl.dot(tile, rows.T, sums)
         if GATED:
-            for index in tl.static_range(TILES):
-                tile = weight_map.load([N + first + index * TILE, start])
-                added += (_product(tile, rows, sums[TILES + index], WEIGHT_FIRST),)
-        sums = added
-    tokens = tl.arange(0, BLOCK_M)
-    for index in tl.static_range(TILES):
-        outputs = first + index * TILE + tl.arange(0, TILE)
-        mine = sums[index].T if WEIGHT_FIRST else sums[index]
-        up = mine
-        if GATED:
-            up = sums[TILES + index].T if WEIGHT_FIRST else sums[TILES + index]
-        if SPLIT == 1:
-            _finish(out, mine, up, bias, tokens, outputs, M, N, HAS_BIAS, GATED, GELU)
-        else:
-            _leave(parts + part * part_stride, mine, up, tokens, outputs, M, N, stacked, GATED)
+            tile = weight_map.load([N + first, start])
+            up_sums = tl.dot(tile, rows.T, up_sums)
+    tokens, outputs = tl.arange(0, BLOCK_M), first + tl.arange(0, _TILE)
+    if SPLIT == 1:
+        _finish(out, sums.T, up_sums.T, bias, tokens, outputs, M, N, HAS_BIAS, GATED, GELU)
+    else:
+        _leave(parts + part * part_stride, sums.T, up_sums.T, tokens, outputs, M, N, stacked, GATED)
     if LAST_SUMS:
         # All threads have written before one of them tells so.
         tl.debug_barrier()
         if tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLIT - 1:
             tl.store(counters + block, 0)
-            for index in tl.static_range(TILES):
-                outputs = first + index * TILE + tl.arange(0, TILE)
-                _finish_parts(
-                    out, parts, bias, tokens, outputs, M, N, stacked, part_stride, SPLIT, HAS_BIAS, GATED, GELU
-                )
+            _finish_parts(out, parts, bias, tokens, outputs, M, N, stacked, part_stride, SPLIT, HAS_BIAS, GATED, GELU)
 
 
 @triton.jit
@@ -189,7 +168,7 @@ def skinny(
     num_outputs = stacked // 2 if gated else stacked
     out = torch.empty(num_rows, num_outputs, dtype=out_dtype or x.dtype, device=x.device)
     split, block_m = choice.split_k, rows_class(num_rows)
-    num_blocks = triton.cdiv(num_outputs, choice.tile * choice.tiles)
+    num_blocks = triton.cdiv(num_outputs, SKINNY_OUTPUTS)
     parts, counters = out, None
     if split > 1:
         parts = torch.empty(split, num_rows, stacked, dtype=torch.float32, device=x.device)
@@ -203,9 +182,9 @@ def skinny(
     _skinny[(num_blocks * split,)](
         out, parts, out if counters is None else counters,
         TensorDescriptor(x, [num_rows, size], [x.stride(0), 1], [block_m, choice.block_k]),
-        TensorDescriptor(weight, [stacked, size], [size, 1], [choice.tile, choice.block_k]), bias, *sizes,
-        K=size, BLOCK_M=block_m, TILE=choice.tile, TILES=choice.tiles, BLOCK_K=choice.block_k, SPLIT=split,
-        STAGES=choice.num_stages, LAST_SUMS=counters is not None, **epilogue, **launch.options(choice.num_warps),
+        TensorDescriptor(weight, [stacked, size], [size, 1], [SKINNY_OUTPUTS, choice.block_k]), bias, *sizes,
+        K=size, BLOCK_M=block_m, BLOCK_K=choice.block_k, SPLIT=split, STAGES=choice.num_stages,
+        LAST_SUMS=counters is not None, **epilogue, **launch.options(choice.num_warps),
     )  # fmt: skip
     if split > 1 and counters is None:
         block = min(_COMBINED, launch.power_of_two(num_outputs))

@@ -105,7 +105,7 @@ def linears() -> None:
         gemv(x, weight, choice, gate="silu", norm=before)
         gemv(x, weight, choice, bias=half(6144), out_dtype=torch.float32)
     for rows in (8, 64):
-        for choice in choices.skinny_candidates((12288, 4096, True), rows)[-2:]:
+        for choice in choices.skinny_candidates((12288, 4096, True), rows):
             skinny(half(rows, 4096), half(2 * 12288, 4096), choice, gate="silu")
         for choice in choices.skinny_candidates((6144, 4096, False), rows):
             skinny(half(rows, 4096), weight, choice, bias=half(6144), out_dtype=torch.float32)

@@ -77,15 +77,12 @@ def test_gemv_with_the_norm_before_it(dtype: torch.dtype, has_residual: bool, ga
     close(result, exact(normed, weight, None, gate), dtype)
 
 
-SKINNY_TILES = [
-    SkinnyChoice(16, 1, 32, 4, 3), SkinnyChoice(16, 3, 16, 4, 2, 3), SkinnyChoice(64, 1, 16, 4, 2, 2),
-    SkinnyChoice(64, 2, 32, 4, 2),
-]  # fmt: skip
+SKINNY_TILES = [SkinnyChoice(32, 4, 3), SkinnyChoice(16, 4, 2, 2), SkinnyChoice(16, 4, 2, 3)]
 
 
 @pytest.mark.parametrize("tiles", SKINNY_TILES, ids=str)
 @pytest.mark.parametrize("num_rows", [2, 17, 33, 64])
-@pytest.mark.parametrize(("num_outputs", "size"), [(96, 64), (44, 88)])
+@pytest.mark.parametrize(("num_outputs", "size"), [(160, 64), (44, 88)])
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("biased", [False, True])
 def test_skinny(tiles: SkinnyChoice, num_rows: int, num_outputs: int, size: int, gate: str | None, biased: bool):
@@ -102,8 +99,8 @@ def test_skinny(tiles: SkinnyChoice, num_rows: int, num_outputs: int, size: int,
 
 
 def test_parts_give_the_same_bits_whoever_sums_them(monkeypatch: pytest.MonkeyPatch):
-    x, weight = random(12, 128, dtype=torch.bfloat16), random(48, 128, dtype=torch.bfloat16, seed=1)
-    tiles, results = SkinnyChoice(16, 1, 32, 4, 2, 4), []
+    x, weight = random(12, 128, dtype=torch.bfloat16), random(160, 128, dtype=torch.bfloat16, seed=1)
+    tiles, results = SkinnyChoice(32, 4, 2, 4), []
     for rows in (16, 16, 0):
         monkeypatch.setattr(skinny_module, "_LAST_SUMS_ROWS", rows)
         results.append(skinny(x, weight, tiles, out_dtype=torch.float32))
@@ -118,10 +115,9 @@ def test_candidates_fit_a_multiprocessor(rows: int, shape: choices.Shape):
     found = choices.skinny_candidates(shape, rows)
     assert found
     for choice in found:
-        outputs = choice.tile * choice.tiles * (2 if shape[2] else 1)
+        outputs = choices.SKINNY_OUTPUTS * (2 if shape[2] else 1)
         assert (outputs + rows) * choice.block_k * 2 * choice.num_stages <= 208 << 10
-        assert choice.tile >= 64 or rows == 64
-        assert -(-shape[0] // (choice.tile * choice.tiles)) <= skinny_module._MAX_COUNTERS
+        assert -(-shape[0] // choices.SKINNY_OUTPUTS) <= skinny_module._MAX_COUNTERS
 
 
 @pytest.mark.parametrize("key", sorted(choices.SKINNY_MEASURED))
@@ -143,7 +139,7 @@ def test_what_the_copy_engine_cannot_read():
 @pytest.mark.parametrize("out_dtype", [None, torch.float32])
 def test_linear_chooses_by_rows(num_rows: int, gate: str | None, out_dtype: torch.dtype | None, monkeypatch):
     shape = (24, 64, gate is not None)
-    measured = {(rows, shape): SkinnyChoice(16, 1, 32, 4, 2) for rows in (16, 32)}
+    measured = {(rows, shape): SkinnyChoice(32, 4, 2) for rows in (16, 32)}
     monkeypatch.setattr(choices, "SKINNY_MEASURED", measured)
     # The interpreter cannot multiply matrices of bfloat16.
     weight = random(48 if gate else 24, 64, dtype=torch.float16, seed=1)
