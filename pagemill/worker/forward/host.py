@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.forward_context import ForwardContext, forward_context
+from pagemill.model.kernels.decode_step import DecodeStep
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
@@ -19,7 +20,7 @@ from pagemill.worker.sampling.sampler import Sampler
 
 class HostForward(Forward):
     """Arrays of the batch become tensors as they are; `device`: where the model is; `network`: its forward pass,
-    compiled or not."""
+    compiled or not; `decode_step`: all of a decode step natively, where there is such a form of it."""
 
     def __init__(
         self,
@@ -29,7 +30,9 @@ class HostForward(Forward):
         sampler: Sampler,
         stage: Stage,
         device: torch.device,
+        decode_step: DecodeStep | None = None,
     ) -> None:
+        self._decode_step = decode_step
         self._model = model
         self._network = network
         self._groups = groups
@@ -44,6 +47,11 @@ class HostForward(Forward):
 
     def remove(self, slot: int) -> None:
         self._sampler.remove(slot)
+
+    def decode(self, slots: Int32Array, num_tokens: Int32Array) -> Int32Array | None:
+        if self._decode_step is None or self._sampler.active:
+            return None
+        return self._decode_step.run(slots, num_tokens)
 
     def run(self, batch: InputBatch) -> None:
         positions = on_device(batch.positions, self._device)

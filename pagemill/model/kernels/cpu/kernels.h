@@ -140,6 +140,12 @@ struct ArgmaxResult {
   int64_t index;
 };
 
+// Of two pieces of a row, in their order: the first of the largest, or the first NaN.
+inline ArgmaxResult better_of(const ArgmaxResult& first, const ArgmaxResult& second) {
+  const bool first_is_nan = first.value != first.value, second_is_nan = second.value != second.value;
+  return !first_is_nan && (second_is_nan || second.value > first.value) ? second : first;
+}
+
 // How the weight of a linear layer is stored. Every format cuts the outputs into panels of LINEAR_PANEL, the last one padded
 // with zeros, and a panel is one contiguous stream, read once per call.
 enum PmFormat : int64_t {

@@ -85,7 +85,8 @@ Share share_of(int64_t count, int64_t rank, int64_t threads) {
   return {count * rank / threads, count * (rank + 1) / threads};
 }
 
-thread_local Buffer scratch_memory, partial_memory, queue_memory, own_memory, quantized_memory, counter_memory;
+thread_local Buffer scratch_memory, partial_memory, queue_memory, own_memory, quantized_memory, counter_memory,
+    found_memory;
 
 constexpr int64_t MAX_PLANS = 64;
 
@@ -143,7 +144,8 @@ class PlanRun {
     queues_ = (Queues*)queue_memory.reserve((num_attend + 1) * (int64_t)sizeof(Queues));
     quantized_ = (char*)quantized_memory.reserve(quantized_bytes() + 1);
     counters_ = (Shares::Counter*)counter_memory.reserve(2 * threads_ * (int64_t)sizeof(Shares::Counter));
-    return own_ && queues_ && quantized_ && counters_ && prepare_attention();
+    found_ = (ArgmaxResult*)found_memory.reserve(run_.num_tokens * threads_ * (int64_t)sizeof(ArgmaxResult));
+    return own_ && queues_ && quantized_ && counters_ && found_ && prepare_attention();
   }
 
   // Once, by one of the threads, when their number is known: it may be less than what was asked for.
@@ -174,6 +176,9 @@ class PlanRun {
           break;
         case PM_OP_ATTEND:
           this->attend(op, rank, attend++);
+          break;
+        case PM_OP_CHOOSE:
+          choose(op, rank, attend);
           break;
       }
       barrier_.wait(next_weights(i + 1, rank));
@@ -226,6 +231,9 @@ class PlanRun {
       new (queues_ + attend++) Queues{WorkQueue(split ? plan.segments * heads : plan.count * heads),
                                       WorkQueue(split ? plan.count * heads : 0)};
     }
+    // Of the choice, if there is one.
+    const int64_t rows = run_.num_tokens;
+    new (queues_ + attend) Queues{WorkQueue(rows < threads_ ? rows * threads_ : rows), WorkQueue(0)};
     scratch_stride_ = scratch_stride(scratch);
     scratch_ = (char*)scratch_memory.reserve(scratch_stride_ * threads_ + 1);
     partials_ = (float*)partial_memory.reserve(partials * (int64_t)sizeof(float) + 1);
@@ -280,8 +288,8 @@ class PlanRun {
   void linear(const PmOp& op, int64_t rank, const Own& own, int64_t number) {
     const bool from_own = own_rows_ && op.in == own.buffer;
     LinearArgs args = {op.linear, from_own ? own.memory : (const void*)buffer(op.in), buffer(op.out),
-                             run_.num_tokens, from_own ? own.stride : run_.widths[op.in], run_.widths[op.out],
-                             PM_BFLOAT16};
+                       run_.num_tokens, from_own ? own.stride : run_.widths[op.in], run_.widths[op.out],
+                       op.out_dtype};
     // The counters of the layer before are free again since the barrier after it.
     Shares::Counter *now = counters_ + number % 2 * team_, *next = counters_ + (number + 1) % 2 * team_;
     next[rank].gone.store(0, std::memory_order_relaxed);
@@ -314,7 +322,7 @@ class PlanRun {
 
   static void multiply_rows(LinearArgs args, int64_t begin, int64_t end) {
     args.x = (const element*)args.x + begin * args.x_stride;
-    args.out = (element*)args.out + begin * args.out_stride;
+    args.out = (char*)args.out + begin * args.out_stride * (args.out_dtype == PM_FLOAT32 ? 4 : 2);
     args.num_rows = end - begin;
     quantize_own(args);
     selected->linear(args, 0, num_panels(args.linear));
@@ -376,6 +384,32 @@ class PlanRun {
     });
   }
 
+  // Few rows are cut into a piece for each thread, where they are greedy; drawing takes a thread for a row.
+  // Its queue is the one after those of attention.
+  void choose(const PmOp& op, int64_t rank, int64_t attend) {
+    const PmChoice& choice = *run_.choice;
+    const int64_t rows = run_.num_tokens, cols = run_.widths[op.in], pieces = rows < threads_ ? threads_ : 1;
+    const float* logits = (const float*)run_.buffers[op.in];
+    const ArgmaxArgs greedy = {logits, cols, cols, PM_FLOAT32};
+    const SampleArgs drawn = {choice.tokens, logits, choice.temperature, choice.min_p, choice.top_k, choice.top_p,
+                              choice.uniforms, cols, cols};
+    queues_[attend].first.run([&](int64_t i) {
+      const int64_t r = i / pieces, piece = i % pieces;
+      if (choice.greedy[r])
+        found_[i] = selected->argmax(greedy, r, cols * piece / pieces, cols * (piece + 1) / pieces);
+      else if (piece == 0)
+        selected->sample(drawn, r, r + 1);
+    });
+    barrier_.wait();
+    if (rank != 0) return;
+    for (int64_t r = 0; r < rows; ++r) {
+      if (!choice.greedy[r]) continue;
+      ArgmaxResult best = found_[r * pieces];
+      for (int64_t p = 1; p < pieces; ++p) best = better_of(best, found_[r * pieces + p]);
+      choice.tokens[r] = (int32_t)best.index;
+    }
+  }
+
   const PmOp* ops_;
   const int64_t num_ops_;
   const PmRun& run_;
@@ -386,6 +420,7 @@ class PlanRun {
   Queues* queues_ = nullptr;
   char* quantized_ = nullptr;
   Shares::Counter* counters_ = nullptr;
+  ArgmaxResult* found_ = nullptr;
   char* own_ = nullptr;
   int64_t own_stride_ = 0;
   bool own_rows_ = false;
