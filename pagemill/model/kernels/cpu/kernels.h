@@ -196,6 +196,9 @@ struct LinearArgs {
 // What will be read in a moment is brought to the second-level cache: on the way to the first it would take up the few
 // slots for loads that miss.
 inline void prefetch_line(const void* at) { __builtin_prefetch(at, 0, 2); }
+// What will be read once goes to the first level and from there to none: in a step that reads all weights of a model, they
+// would take the place of everything else in all caches, and what runs between two steps would begin with nothing there.
+inline void stream_line(const void* at) { __builtin_prefetch(at, 0, 0); }
 
 inline int64_t num_panels(const PmLinear& linear) { return (linear.rows + LINEAR_PANEL - 1) / LINEAR_PANEL; }
 
