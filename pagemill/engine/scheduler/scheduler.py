@@ -263,7 +263,7 @@ class Scheduler:
         states.num_expected[slots] = expected + samples
         sampled = slots[samples]
         only_decodes = len(sampled) == len(slots) == int(num_tokens.sum())
-        self._steady = SteadyBatch(states, slots) if only_decodes and len(slots) == len(states.running) else None
+        self._steady = SteadyBatch.of(states, slots) if only_decodes and len(slots) == len(states.running) else None
         self._in_flight.append(StepInFlight(self._next_step_id, sampled, states.epoch[sampled], int(num_tokens.sum())))
         self._next_step_id += 1
         released, self._released = self._released, []

@@ -1,8 +1,8 @@
-"""`SteadyBatch`: requests that all decode, of which nothing is due for some steps but one token more. Such a step is the
-one before once more: no blocks, no full blocks, no ends but by a stop id.
+"""`SteadyBatch`: requests that all decode, of which nothing is due for some steps but one token more. Such a step is
+the one before once more: no blocks, no full blocks, no ends but by a stop id.
 
-Why: between two steps of a model everything that Python touches has left the caches, so that for a few requests the work
-of scheduling is the memory that it reads. Knows nothing about queues and budgets.
+Why: between two steps of a model everything that Python touches has left the caches, so that for a few requests the
+work of scheduling is the memory that it reads. Knows nothing about queues and budgets.
 """
 
 import numpy as np
@@ -13,18 +13,14 @@ from pagemill.messages.step import Int32Array
 
 
 class SteadyBatch:
-    """Made when a step of [R] `slots` was scheduled, one token and one sample each. Holds until one of them is released.
+    """Made when a step of [R] `slots` was scheduled, one token and one sample each. Holds until one is released.
 
     Everything that it does to the states is what the scheduler does, for slots that nothing else is due for.
     """
 
-    def __init__(self, states: SlotStates, slots: IntArray) -> None:
-        computed = states.num_computed[slots]
-        # Up to the last block's end, not to the end of a block, and not to the token before the last.
-        last = np.minimum(states.capacity[slots], states.next_commit[slots] - 1)
-        self._steps_left = int((np.minimum(last, states.length_limit[slots] - 2) - computed).min())
-        if states.many_stop_ids and not states.many_stop_ids.keys().isdisjoint(slots.tolist()):
-            self._steps_left = 0
+    def __init__(self, states: SlotStates, slots: IntArray, num_steps: int) -> None:
+        """`num_steps` of them may be scheduled: see `of`."""
+        self._steps_left = num_steps
         self._states = states
         self._index = _as_index(slots)
         self._stop_ids = states.stop_ids[slots]
@@ -34,6 +30,19 @@ class SteadyBatch:
         self.ones: Int32Array = np.ones(len(slots), np.int32)
         self.request_ids: list[str] = states.request_ids[slots].tolist()
         """Read only: outputs share it."""
+
+    @classmethod
+    def of(cls, states: SlotStates, slots: IntArray) -> "SteadyBatch | None":
+        """None when something is due at the next step already, as there is at most steps of many requests."""
+        computed = states.num_computed[slots]
+        # Up to the end of what is allocated, not to the end of a block, and not to the token before the last.
+        num_steps = int((states.next_commit[slots] - computed).min()) - 1
+        for ends in (states.capacity[slots], states.length_limit[slots] - 2):
+            if num_steps < 1:
+                return None
+            num_steps = min(num_steps, int((ends - computed).min()))
+        looked_up = states.many_stop_ids and not states.many_stop_ids.keys().isdisjoint(slots.tolist())
+        return None if num_steps < 1 or looked_up else cls(states, slots, num_steps)
 
     @property
     def goes_on(self) -> bool:

@@ -140,8 +140,8 @@ class PlanBuilder:
         return target
 
     def finish(self, source: int, result: int, head: PackedLinear | None = None) -> "LayerPlan":
-        """The plan that reads `source` and leaves its result in `result`, which a norm wrote last. With a `head`, it can
-        go on to logits and tokens: see `decode_step`."""
+        """The plan that reads `source` and leaves its result in `result`, which a norm wrote last. With a `head`, it
+        can go on to logits and tokens: see `decode_step`."""
         num_layer_ops, logits = len(self._ops), None
         if head is not None:
             logits = self.buffer("logits", head.out_features)

@@ -44,7 +44,8 @@ class TokensNow:
 
 
 class Forward(ABC):
-    """`run` and `sample` alternate; `decode` stands for both. What a step changes of a slot is told before: `remove`, then `add`."""
+    """`run` and `sample` alternate; `decode` stands for both. What a step changes of a slot is told before: `remove`,
+    then `add`."""
 
     @abstractmethod
     def add(self, new: NewRequest) -> None:

@@ -39,7 +39,9 @@ class AttentionGroups:
         """The block tables, and which layers use which."""
         return [
             SlotTable(
-                self._tables[index].blocks, self._tables[index].block_size, [name for _, names in planners for name in names]
+                self._tables[index].blocks,
+                self._tables[index].block_size,
+                [name for _, names in planners for name in names],
             )
             for index, planners in self._groups
         ]

@@ -1,5 +1,7 @@
-"""A steady step is the one before once more, for as long as nothing else is due. That it changes nothing else is for the
-random schedules of tests/unit/engine: they run through it whenever they can."""
+"""A steady step is the one before once more, for as long as nothing else is due. That it changes nothing else is for
+the random schedules of tests/unit/engine: they run through it whenever they can."""
+
+import itertools
 
 import numpy as np
 
@@ -36,7 +38,7 @@ def run(scheduler, num_steps, token=9):
 def test_steps_repeat_until_a_block_is_full():
     scheduler = make(core_request("a", 3, max_tokens=30), core_request("b", 3, max_tokens=30))
     steps = [step for step, _ in run(scheduler, 12)]
-    repeated = [before.slots is step.slots for before, step in zip(steps[:-1], steps[1:], strict=True)]
+    repeated = [before.slots is step.slots for before, step in itertools.pairwise(steps)]
     # Of each block, the first position needs it and the last fills it; the two between have the same arrays.
     assert [bool(step.grown) for step in steps[1:]] == [index % BLOCK_SIZE == 1 for index in range(11)]
     assert repeated == [False, False] + [False, True, False, False] * 2 + [False]

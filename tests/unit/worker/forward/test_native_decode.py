@@ -83,7 +83,7 @@ def test_batch_and_threads_change_nothing(tmp_path):
 def test_changed_logits_are_left_to_the_sampler(tmp_path, monkeypatch):
     checkpoint = make_checkpoint(tmp_path, "LlamaForCausalLM")
     wanted = {"min_tokens": 8, "stop_token_ids": tuple(range(2, 200))}
-    found, num_fused = tokens_of(checkpoint, requests(**wanted))
+    found, _ = tokens_of(checkpoint, requests(**wanted))
     in_parts(monkeypatch)
     assert tokens_of(checkpoint, requests(**wanted))[0] == found
     assert min(map(len, found.values())) >= 8
