@@ -60,7 +60,7 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
 
 
 def current_forward() -> ForwardContext:
-    """The running forward pass. Read by attention layers only."""
+    """The running forward pass. Read by attention layers, and by who cares what it runs in."""
     if _current is None:
         raise RuntimeError("no forward pass is running; call the model inside forward_context(...)")
     return _current
