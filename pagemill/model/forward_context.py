@@ -44,6 +44,8 @@ class ForwardContext:
     """NONE, PIECEWISE or FULL: what this step runs in. Graph wrappers trust it."""
     descriptor: BatchDescriptor | None = None
     """The graph's key; None outside graphs."""
+    wanted: Tensor | None = None
+    """[L] int64 on the host, ascending: the only rows of the hidden states that are read; None: all may be."""
 
 
 @contextmanager

@@ -161,8 +161,9 @@ class CausalLM(nn.Module):
         # Asked for on a GPU, the CPU kernels would be compiled at the first start.
         plan = self._native_plan() if inputs.is_cpu and not torch.compiler.is_compiling() else None
         if plan is not None:
-            metadata = current_forward().attention
-            return plan.run(hidden, positions, [metadata[name].address for name in plan.groups])
+            context = current_forward()
+            addresses = [context.attention[name].address for name in plan.groups]
+            return plan.run(hidden, positions, addresses, context.wanted)
         rope = {kind: rotary.at(positions) for kind, rotary in self.rotaries.items()}
         for layer in self.layers.values():
             hidden, residual = layer(hidden, residual, rope)

@@ -47,7 +47,8 @@ class HostForward(Forward):
 
     def run(self, batch: InputBatch) -> None:
         positions = on_device(batch.positions, self._device)
-        with torch.inference_mode(), forward_context(ForwardContext(self._groups.plan(batch))):
+        context = ForwardContext(self._groups.plan(batch), wanted=torch.from_numpy(batch.logits_index))
+        with torch.inference_mode(), forward_context(context):
             inputs = self._stage.receive(batch)
             hidden = self._network(inputs if self._on_host else inputs.to(self._device), positions)
             self._rows = self._stage.pass_on(batch, hidden)

@@ -5,6 +5,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <new>
 
@@ -284,15 +285,32 @@ class PlanRun {
       // A short task is followed by one that is known already, so that it can be fetched meanwhile.
       if (stage.plan) next = waves_.take(at);
       waves_.wait_for_needs(task);
-      if (stage.plan) {
+      if (stage.plan && !(waves_.is_last(task) && is_unwanted(waves_.tile_of(task)))) {
         const TileHead then = next.stage == task.stage ? stage.plan->tile_head(next.index, stage.heads) : TileHead();
         selected->attend(attention_args(ops_[stage.first]), waves_.tile_of(task), task.index % stage.heads, then,
                          scratch_ + rank * scratch_stride_);
-      } else {
-        work_on_rows(stage, {waves_.begin(task.index), waves_.begin(task.index + 1)});
+      } else if (!stage.plan) {
+        const Share rows = {waves_.begin(task.index), waves_.begin(task.index + 1)};
+        waves_.is_last(task) && run_.wanted ? work_on_wanted(stage, rows) : work_on_rows(stage, rows);
       }
       waves_.finish(task);
       if (!stage.plan) next = waves_.take(at);
+    }
+  }
+
+  // The first of the wanted rows that is not before `row`, as its number.
+  int64_t wanted_from(int64_t row) const {
+    return std::lower_bound(run_.wanted, run_.wanted + run_.num_wanted, row) - run_.wanted;
+  }
+
+  bool is_unwanted(const Tile& tile) const {
+    return run_.wanted && wanted_from(tile.token) == wanted_from(tile.token + tile.num_tokens);
+  }
+
+  void work_on_wanted(const WaveStage& stage, Share rows) const {
+    for (int64_t i = wanted_from(rows.begin), next, last = wanted_from(rows.end); i < last; i = next) {
+      for (next = i + 1; next < last && run_.wanted[next] == run_.wanted[next - 1] + 1;) ++next;
+      work_on_rows(stage, {run_.wanted[i], run_.wanted[next - 1] + 1});
     }
   }
 

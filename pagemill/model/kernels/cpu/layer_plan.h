@@ -45,6 +45,9 @@ struct PmRun {
   void* const* buffers;
   const int64_t* widths;  // elements of a row, per buffer
   const PmBatch* const* batches;
+  // The rows of the result that are read, ascending; null: all. What only the others need may be left out.
+  const int64_t* wanted;
+  int64_t num_wanted;
 };
 
 // Run all operations, on `threads` threads that are started once. Everything is bfloat16. 0: done, 1: out of memory.

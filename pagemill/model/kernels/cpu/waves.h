@@ -82,6 +82,8 @@ class Waves {
     for (int64_t chunk = first; chunk <= last; ++chunk) missing(task.stage, chunk).fetch_sub(1, std::memory_order_release);
   }
 
+  // Whether nothing but the result needs the task: rows at the end, or the attention before them.
+  bool is_last(const WaveTask& task) const { return task.stage >= num_stages_ - 2; }
   const WaveStage& stage(const WaveTask& task) const { return stages_[task.stage]; }
   // First row of a chunk.
   int64_t begin(int64_t chunk) const {
