@@ -27,6 +27,7 @@ from pagemill.serve.http.server import say_ready, serve
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.transport.handshake import Hello, Role
+from pagemill.utils.collector import paused
 from pagemill.utils.processes import Report
 
 
@@ -65,8 +66,11 @@ def serve_fleet(
     announce: Callable[[str], None] = say_ready,
 ) -> None:
     """Serve over HTTP on a bound socket until SIGINT or SIGTERM, then drain. The only front end of its engines."""
-    server, llm = birth.server, _make_llm(birth, fleet, tokenizer)
-    serve(build_app(llm, server), sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce)
+    server = birth.server
+    with paused():
+        llm = _make_llm(birth, fleet, tokenizer)
+        app = build_app(llm, server)
+    serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce)
 
 
 def _make_llm(birth: FrontEndBirth, fleet: FleetClient, tokenizer: Tokenizer) -> AsyncLLM:
@@ -141,5 +145,6 @@ def run(payload: bytes, report: Report) -> None:
         report(msgspec.msgpack.encode(Listening()))
 
     server, sock = birth.server, socket.socket(fileno=birth.socket_fd)
-    app = build_app(llm, server, metrics=metrics)
+    with paused():
+        app = build_app(llm, server, metrics=metrics)
     serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, tell)

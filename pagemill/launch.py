@@ -34,6 +34,7 @@ from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
+from pagemill.utils.collector import paused
 from pagemill.utils.timing import PhaseTimer
 
 if TYPE_CHECKING:
@@ -84,9 +85,10 @@ def build_config(args: EngineArgs) -> EngineConfig:
 
 def build_inproc(args: EngineArgs, *, inline: bool) -> LaunchedEngine:
     """An engine in this process. `inline` runs its steps on the caller's event loop, otherwise on a thread."""
-    config = build_config(args)
-    alone = config.parallel.distributed_executor_backend == "uni"
-    return start_inproc(_place_threads(args, config, front_end=not alone, own_process=not alone), inline=inline)
+    with paused():
+        config = build_config(args)
+        alone = config.parallel.distributed_executor_backend == "uni"
+        return start_inproc(_place_threads(args, config, front_end=not alone, own_process=not alone), inline=inline)
 
 
 def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:

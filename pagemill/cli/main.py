@@ -14,6 +14,7 @@ from typing import NoReturn
 from pagemill import __version__, envs
 from pagemill.cli.errors import UsageError
 from pagemill.errors import ConfigError, PagemillError
+from pagemill.utils.collector import paused
 
 COMMANDS = {
     "serve": "serve a model over HTTP, with a playground page",
@@ -58,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    parser, module = _build_parser(argv[0] if argv else "")
+    with paused():
+        parser, module = _build_parser(argv[0] if argv else "")
     args = parser.parse_args(argv)
     if module is None:
         parser.print_help()

@@ -24,6 +24,7 @@ from pagemill.messages.worker_rank import Replicas
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Role
 from pagemill.transport.sockets import Peer, ServerSocket
+from pagemill.utils.collector import paused
 from pagemill.utils.cpu_affinity import current_cpus, keep_to
 from pagemill.utils.processes import Report
 
@@ -156,8 +157,9 @@ def run(payload: bytes, report: Report) -> None:
     everywhere = current_cpus()
     try:
         socket = ServerSocket(birth.address, birth.secret, accepts=(Role.API_SERVER, Role.SUPERVISOR, Role.COORDINATOR))
-        executor = make_executor(birth.config, birth.worker, replica=birth.index, replicas=birth.replicas)
-        core = EngineCore(birth.config, executor, data_parallel_rank=birth.index)
+        with paused():
+            executor = make_executor(birth.config, birth.worker, replica=birth.index, replicas=birth.replicas)
+            core = EngineCore(birth.config, executor, data_parallel_rank=birth.index)
     except Exception as error:
         logger.debug("the engine core cannot start", exc_info=True)
         tell(Failed(type(error).__name__, str(error)))

@@ -44,8 +44,6 @@ class ForwardContext:
     """NONE, PIECEWISE or FULL: what this step runs in. Graph wrappers trust it."""
     descriptor: BatchDescriptor | None = None
     """The graph's key; None outside graphs."""
-    wanted: Tensor | None = None
-    """[L] int64 on the host, ascending: the only rows of the hidden states that are read; None: all may be."""
 
 
 @contextmanager
@@ -62,7 +60,7 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
 
 
 def current_forward() -> ForwardContext:
-    """The running forward pass. Read by attention layers only."""
+    """The running forward pass. Read by attention layers, and by who cares what it runs in."""
     if _current is None:
         raise RuntimeError("no forward pass is running; call the model inside forward_context(...)")
     return _current

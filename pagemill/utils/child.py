@@ -16,6 +16,7 @@ from typing import BinaryIO
 import msgspec
 import setproctitle
 
+from pagemill.utils.collector import paused
 from pagemill.utils.processes import LENGTH, STACKS_SIGNAL, Birth, Report
 
 PR_SET_PDEATHSIG = 1
@@ -50,7 +51,9 @@ def main(pipe_fd: int, reports_fd: int, parent: int) -> None:
     setproctitle.setproctitle(birth.title)
     sys.path[:] = birth.paths
     module, _, function = birth.entry.partition(":")
-    getattr(importlib.import_module(module), function)(birth.payload, _reporter(reports_fd))
+    with paused():
+        entry = getattr(importlib.import_module(module), function)
+    entry(birth.payload, _reporter(reports_fd))
 
 
 def _reporter(reports_fd: int) -> Report:

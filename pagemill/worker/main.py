@@ -37,6 +37,7 @@ from pagemill.transport.worker_protocol import (
     command_codec,
     result_codec,
 )
+from pagemill.utils.collector import paused
 from pagemill.utils.processes import Report
 
 logger = get_logger(__name__)
@@ -67,7 +68,8 @@ class _Loop:
         self._commands = QueueReader(birth.commands)
         self._results = QueueWriter(birth.results)
         self._decoder, self._encoder = command_codec(), result_codec()
-        self._worker = build_worker(birth.worker, birth.config, birth.rank)
+        with paused():
+            self._worker = build_worker(birth.worker, birth.config, birth.rank)
         self._under_way: deque[OutputSoon] = deque()
         """Outputs of a worker that runs ahead, in order."""
 

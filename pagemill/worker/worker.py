@@ -19,6 +19,7 @@ from pagemill.model.factory import load_model
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.choose import choose_platform
 from pagemill.platforms.interface import Platform
+from pagemill.utils.collector import paused
 from pagemill.utils.timing import PhaseTimer
 from pagemill.worker.build_runner import RunnerSizes, build_runner
 from pagemill.worker.kv_tensors.allocate import bind_kv_cache, bind_profile_cache
@@ -135,9 +136,10 @@ class Worker:
     def warm_up(self) -> None:
         """Run one small step on the null block, so that the first request does not pay for lazy initialisation, and
         capture what must be there before it."""
-        self.execute_model(warm_up_step(self._num_groups))
-        self.sample_tokens()
-        self.runner.capture_at_start()
+        with paused():
+            self.execute_model(warm_up_step(self._num_groups))
+            self.sample_tokens()
+            self.runner.capture_at_start()
 
     def prepare_more(self) -> bool:
         """Capture one more graph."""

@@ -60,8 +60,8 @@ class PagedModel:
         return cls(model, cache_dtype(kv_cache_dtype, dtype), **settings)
 
     @torch.inference_mode()
-    def logits(self, token_ids: list[int], chunk: int | None = None) -> torch.Tensor:
-        """[T, V] logits after every token, computed `chunk` tokens at a time."""
+    def logits(self, token_ids: list[int], chunk: int | None = None, asked: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, V] logits after every token, computed `chunk` tokens at a time; of each chunk the rows `asked` for."""
         states = RequestStates(1, self.max_len)
         request = NewRequest("r", 0, token_ids, len(token_ids), 0, self.block_ids, SamplingParams())
         states.add(request)
@@ -72,7 +72,8 @@ class PagedModel:
             step = SchedulerOutput(0, np.zeros(1, np.int32), np.full(1, count, np.int32))
             batch = build_batch(step, states)
             with forward_context(ForwardContext(self.groups.plan(batch))):
-                hidden = self.model(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions))
+                inputs = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
+                hidden = self.model(*inputs) if asked is None else self.model(*inputs, asked)
             rows.append(self.model.compute_logits(hidden))
             states.advance(step.slots, step.num_tokens)
         return torch.cat(rows)

@@ -8,10 +8,11 @@ from tests.gpu.engines import greedy, make_llm, make_prompts, run, share_equal
 ARCHITECTURE = "Qwen3ForCausalLM"
 LAYOUTS = [
     ({"tensor_parallel_size": 2}, 2),
+    ({"tensor_parallel_size": 4}, 4),
     ({"pipeline_parallel_size": 2}, 2),
     ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 4),
 ]
-"""The model has two key-value heads, so two ranks are the most that share a layer without copies."""
+"""The model has two key-value heads: four tensor parallel ranks hold each of them twice."""
 
 
 def need_gpus(count: int) -> None:

@@ -57,6 +57,10 @@ def packed_of(layer: Linear) -> PackedLinear:
     return packed
 
 
+def _rows_of(hidden: Tensor, rows: Tensor | None) -> Tensor:
+    return hidden if rows is None else hidden.index_select(0, rows)
+
+
 class CausalLM(nn.Module):
     """A decoder that predicts the next token. Subclasses say how a layer is made and what differs.
 
@@ -80,6 +84,7 @@ class CausalLM(nn.Module):
         self.dtype = ctx.dtype
         stage, num_stages = ctx.groups.pp.rank, ctx.groups.pp.size
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
+        self._solo = ctx.groups.dp.size == 1
         if self.is_first:
             scale = self.embedding_scale(size)
             self.embed_tokens = Embedding(vocab_size, size, ctx=ctx.child("embed_tokens"), scale=scale)
@@ -117,7 +122,7 @@ class CausalLM(nn.Module):
         return {"default": rope_settings(config)}
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
-        """A decoder layer: forward(hidden, residual, rope) -> (hidden, residual)."""
+        """A decoder layer: forward(hidden, residual, rope, rows=None) -> (hidden, residual), of `rows` only."""
         raise TypeError(f"{type(self).__name__} does not say how its layers are made")
 
     def cache_layers(self) -> dict[str, CacheLayer]:
@@ -154,21 +159,25 @@ class CausalLM(nn.Module):
         if self.tied and self.is_first and self.has_head and self.embed_tokens.weight is not None:
             self.lm_head.share(self.embed_tokens)
 
-    def forward(self, inputs: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         """[T] int64 token ids, on a later stage [T, E] from the stage before it; [T] int64 -> [T, E], for the next
-        stage or, from the last one, for `compute_logits`."""
+        stage or, from the last one, for `compute_logits`. Of the last stage `rows`, [L], ascending, may be asked
+        for, [L, E]: the last layer computes nothing for the others once it has attended to them."""
         hidden, residual = self.embed_tokens(inputs) if self.is_first else inputs, None
         # Asked for on a GPU, the CPU kernels would be compiled at the first start.
         plan = self._native_plan() if inputs.is_cpu and not torch.compiler.is_compiling() else None
         if plan is not None:
-            context = current_forward()
-            addresses = [context.attention[name].address for name in plan.groups]
-            return plan.run(hidden, positions, addresses, context.wanted)
+            metadata = current_forward().attention
+            addresses = [metadata[name].address for name in plan.groups]
+            return _rows_of(plan.run(hidden, positions, addresses, rows), rows)
         rope = {kind: rotary.at(positions) for kind, rotary in self.rotaries.items()}
+        # Replicas that share experts have counted each other's tokens once for all layers.
+        early = rows if self._solo else None
+        *_, last = self.layers.values()
         for layer in self.layers.values():
-            hidden, residual = layer(hidden, residual, rope)
+            hidden, residual = layer(hidden, residual, rope, early if layer is last else None)
         if self.is_last:
-            return self.last_norm(hidden, residual)
+            return _rows_of(self.last_norm(hidden, residual), rows if early is None else None)
         return hidden if residual is None else hidden + residual
 
     def _native_plan(self) -> LayerPlan | None:

@@ -71,10 +71,16 @@ class DecoderAttention(nn.Module):
         name = ctx.child("attn").name
         self.attn = Attention(spec, name=name, backend=ctx.attention(spec, name))
 
-    def after_norm(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, rope: Rope) -> tuple[Tensor, Tensor]:
-        """[T, E] -> [T, E] twice: (attention of norm(hidden + residual), hidden + residual)."""
+    def after_norm(
+        self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, rope: Rope, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """[T, E] -> [T, E] twice, or [L, E] of `rows`: (attention of norm(hidden + residual), hidden + residual)."""
         qkv, residual = norm.into(self.qkv_proj, hidden, residual)
-        return self._attend(qkv, rope), residual
+        attended = self._attend(qkv, rope)
+        if rows is not None:
+            attended, residual = attended.index_select(0, rows), residual.index_select(0, rows)
+        projected: Tensor = self.o_proj(attended)
+        return projected, residual
 
     def _attend(self, qkv: Tensor, rope: Rope) -> Tensor:
         norms, target = None, self.attn.write_target()
@@ -83,9 +89,8 @@ class DecoderAttention(nn.Module):
         query, key, value = attention_inputs(
             qkv, self.qkv_proj.num_heads, self.traits.head_size, rope[self.traits.rope], norms, target
         )
-        attended = self.attn(query, key, value, written=target is not None)
-        projected: Tensor = self.o_proj(attended.reshape(len(qkv), -1))
-        return projected
+        attended: Tensor = self.attn(query, key, value, written=target is not None)
+        return attended.reshape(len(qkv), -1)
 
     def plan(self, builder: PlanBuilder, hidden: int, tables: Tables) -> int:
         """The same as operations. Raises NotPlannable."""
@@ -152,9 +157,11 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps, ctx=ctx.child("post_attention_layernorm"))
         self.mlp = mlp or GatedMLP(config, ctx=ctx.child("mlp"))
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, rope: Rope) -> tuple[Tensor, Tensor]:
-        """[T, E] twice; `residual` None before the first layer."""
-        hidden, residual = self.self_attn.after_norm(self.input_layernorm, hidden, residual, rope)
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, rope: Rope, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """[T, E] twice; `residual` None before the first layer. The last layer may be asked for some rows only."""
+        hidden, residual = self.self_attn.after_norm(self.input_layernorm, hidden, residual, rope, rows)
         if isinstance(self.mlp, GatedMLP):
             return self.mlp.after_norm(self.post_attention_layernorm, hidden, residual)
         hidden, residual = self.post_attention_layernorm.add_forward(hidden, residual)

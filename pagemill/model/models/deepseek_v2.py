@@ -59,8 +59,8 @@ class LatentAttention(nn.Module):
         name = ctx.child("attn").name
         self.attn = Attention(spec, name=name, backend=ctx.attention(spec, name))
 
-    def forward(self, hidden: Tensor, rope: Rope) -> Tensor:
-        """[T, E] -> [T, E]."""
+    def forward(self, hidden: Tensor, rope: Rope, rows: Tensor | None = None) -> Tensor:
+        """[T, E] -> [T, E], or [L, E] of `rows`."""
         num_tokens, (turned, plain) = len(hidden), self.sizes
         cos, sin = rope["default"]
         query = self._query[0](self._compressed(hidden)).view(num_tokens, -1, turned + plain)
@@ -71,6 +71,8 @@ class LatentAttention(nn.Module):
         rotate_(kept, cos, sin)
         latent_query = self.kv_b_proj.absorb(query[..., turned:])
         attended = self.attn(torch.cat([query[..., :turned], latent_query], dim=-1), kept, kept)
+        if rows is not None:
+            attended = attended.index_select(0, rows)
         projected: Tensor = self.o_proj(self.kv_b_proj.expand(attended))
         return projected
 
@@ -99,13 +101,18 @@ class DeepseekLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps, ctx=ctx.child("post_attention_layernorm"))
         self.mlp = mlp
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, rope: Rope) -> tuple[Tensor, Tensor]:
-        """[T, E] twice; `residual` None before the first layer."""
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, rope: Rope, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """[T, E] twice; `residual` None before the first layer. The last layer may be asked for some rows only."""
         if residual is None:
             normed, residual = self.input_layernorm(hidden), hidden
         else:
             normed, residual = self.input_layernorm.add_forward(hidden, residual)
-        return self.mlp.after_norm(self.post_attention_layernorm, self.self_attn(normed, rope), residual)
+        attended = self.self_attn(normed, rope, rows)
+        if rows is not None:
+            residual = residual.index_select(0, rows)
+        return self.mlp.after_norm(self.post_attention_layernorm, attended, residual)
 
 
 class DeepseekV2ForCausalLM(CausalLM):

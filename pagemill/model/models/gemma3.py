@@ -34,9 +34,11 @@ class Gemma3Layer(nn.Module):
         self.mlp = GatedMLP(config, ctx=ctx.child("mlp"))
         self.post_feedforward_layernorm = norm("post_feedforward_layernorm")
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, rope: Rope) -> tuple[Tensor, None]:
-        """[T, E] -> [T, E]; nothing is left for the next layer to add."""
-        attended, _ = self.self_attn.after_norm(self.input_layernorm, hidden, None, rope)
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, rope: Rope, rows: Tensor | None = None
+    ) -> tuple[Tensor, None]:
+        """[T, E] -> [T, E], of the last layer maybe some rows only; nothing is left for the next layer to add."""
+        attended, hidden = self.self_attn.after_norm(self.input_layernorm, hidden, None, rope, rows)
         hidden = hidden + self.post_attention_layernorm(attended)
         inner, _ = self.mlp.after_norm(self.pre_feedforward_layernorm, hidden, None)
         return hidden + self.post_feedforward_layernorm(inner), None

@@ -2,6 +2,7 @@
 Does not know what an engine core is made of."""
 
 import asyncio
+import gc
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -264,6 +265,7 @@ class InprocClient:
         if not self._closed:
             self._closed = True
             await self._runner.close()
+            gc.unfreeze()  # what was frozen at its start (utils/collector.py) may be garbage now
 
     def _check_alive(self) -> None:
         if self._error is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pagemill.config.graph_mode import GraphMode
 from pagemill.messages.step import Int32Array, NewRequest
-from pagemill.model.forward_context import BatchDescriptor, ForwardContext, forward_context
+from pagemill.model.forward_context import BatchDescriptor, ForwardContext, current_forward, forward_context
 from pagemill.model.kernels import batching
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Mark, Transfers
@@ -202,8 +202,13 @@ class DeviceForward(Forward):
         mappings = [here.mapping(group, count) for group in self._groups.indices]
         batching.place_tokens(told.tokens, self._slots.last_tokens, token_ids, positions, mappings)
         self._planned.update(self._groups.plan_with(partial(here.mixed_common, told, extent)))
-        hidden = self._network(token_ids, positions)
-        return self._model.compute_logits(hidden.index_select(0, told.logits_index))
+        rows = told.logits_index
+        if self._graphs.graphs.compiles or current_forward().graph_mode is GraphMode.PIECEWISE:
+            # A piece has one shape for a number of tokens, however many requests they are of.
+            hidden = self._network(token_ids, positions).index_select(0, rows)
+        else:
+            hidden = self._network(token_ids, positions, rows)
+        return self._model.compute_logits(hidden)
 
     # --- both -----------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ class Graphs(ABC):
     """Shapes of whole steps that do more than decode."""
     max_num_tokens: int = 0
     """The largest of them."""
+    compiles: bool = False
+    """Whether `wrap_model` gives a compiled model."""
 
     @abstractmethod
     def choose(
@@ -72,6 +74,7 @@ class NoGraphs(Graphs):
 
     def __init__(self, compile_model: CompileModel | None = None) -> None:
         self._compile_model = compile_model
+        self.compiles = compile_model is not None
 
     def choose(
         self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False
@@ -119,6 +122,7 @@ class GraphRunner(Graphs):
         self._maker = make_graph
         self._check = check_addresses
         self._compile_model = compile_model
+        self.compiles = compile_model is not None
         self._next_report = time.monotonic() + REPORT_SECONDS if reports else float("inf")
         self.max_num_tokens = max((key.num_tokens for _, key in keys), default=0)
         self.gaps = GapBuffers(self.max_num_tokens)

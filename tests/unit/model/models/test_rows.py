@@ -1,0 +1,54 @@
+"""Hidden states of some tokens only: what they are among all, with less computed in the last layer."""
+
+import pytest
+import torch
+
+from pagemill.model.layers.linear import Linear
+from tests.fakes.paged import PagedModel
+from tests.fakes.tiny_checkpoint import SPECIFIC, make_checkpoint
+
+TOKENS = list(range(3, 40))
+ASKED = torch.tensor([36, 0, 17])
+
+
+@pytest.fixture(autouse=True)
+def plain_kernels(monkeypatch):
+    """Layer by layer, as on a GPU."""
+    monkeypatch.setenv("PAGEMILL_NATIVE_KERNELS", "0")
+    from pagemill.model.kernels import native
+
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+@pytest.mark.parametrize("architecture", SPECIFIC)
+def test_every_architecture(tmp_path, architecture):
+    path = make_checkpoint(tmp_path, architecture)
+    everything = PagedModel.load(path).logits(TOKENS)
+    some = PagedModel.load(path).logits(TOKENS, asked=ASKED)
+    assert some.shape == (3, everything.shape[1])
+    torch.testing.assert_close(some, everything[ASKED], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV2ForCausalLM"]
+)
+def test_the_last_layer_computes_no_others(tmp_path, architecture):
+    model = PagedModel.load(make_checkpoint(tmp_path, architecture))
+    seen = {}
+    for name, layer in model.model.named_modules():
+        if isinstance(layer, Linear):
+            layer.register_forward_pre_hook(lambda _, args, name=name: seen.__setitem__(name, len(args[0])))
+    model.logits(TOKENS, asked=ASKED)
+    last = max(int(name.split(".")[1]) for name in seen if name.startswith("layers."))
+    after = {"self_attn.o_proj", "mlp.down_proj", "mlp.gate"}
+    assert {seen[f"layers.{last}.{name}"] for name in after if f"layers.{last}.{name}" in seen} == {len(ASKED)}
+    assert seen[f"layers.{last - 1}.self_attn.o_proj"] == len(TOKENS)
+
+
+def test_replicas_that_count_tokens_once_compute_all(tmp_path):
+    model = PagedModel.load(make_checkpoint(tmp_path, "LlamaForCausalLM"))
+    everything = model.logits(TOKENS)
+    model.model._solo = False
+    torch.testing.assert_close(model.logits(TOKENS, asked=ASKED), everything[ASKED], rtol=1e-4, atol=1e-4)
