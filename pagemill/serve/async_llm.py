@@ -101,6 +101,7 @@ class AsyncLLM:
         self._max_in_flight = (
             scheduler.max_num_seqs + scheduler.max_num_queued_reqs if scheduler.max_num_queued_reqs else None
         )
+        self._step_tokens = scheduler.max_num_batched_tokens or client.ready.max_model_len
         self._count = itertools.count()
         self._reader: asyncio.Task[None] | None = None
         self._reporter: asyncio.Task[None] | None = None
@@ -197,6 +198,7 @@ class AsyncLLM:
         external_ids = request_ids or [f"request-{next(self._count)}" for _ in requests]
         queue: OutputQueue[Output] = OutputQueue()
         streams: list[Stream[Output]] = []
+        num_waiting = 0
         try:
             for external_id, prepared in zip(external_ids, requests, strict=True):
                 stream = make_stream(external_id, prepared, queue)
@@ -204,6 +206,12 @@ class AsyncLLM:
                 self._outputs.add(stream)
                 for child in stream.children:
                     await self._client.add(child)
+                num_waiting += len(prepared.request.prompt_token_ids) * len(stream.children)
+                if num_waiting >= self._step_tokens:
+                    # Enough for a step: it may begin while the others are added.
+                    num_waiting = 0
+                    self._start_reading()
+                    await asyncio.sleep(0)
             self._start_reading()
             num_open = len(streams)
             while num_open:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pagemill.errors import ConfigError, EngineDeadError, EngineOverloadedError, RequestError
+from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
 from pagemill.messages.outputs import RequestOutput
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
 from pagemill.serve.async_llm import LONG_TEXT_CHARS, AsyncLLM, ChatOptions
@@ -54,6 +55,27 @@ async def test_many_at_once(make: Make) -> None:
     results = await asyncio.gather(*(all_of(engine, text, max_tokens=6) for text in texts))
     assert [outputs[-1].outputs[0].text for outputs in results] == [text[:6] for text in texts]
     assert engine.num_in_flight == 0
+
+
+async def test_a_batch_begins_while_it_is_added() -> None:
+    """As soon as a step is full. Nobody waits for requests that would not be in it."""
+
+    class Watched(FakeCore):
+        def add(self, request: EngineCoreRequest) -> None:
+            events.append("add")
+            super().add(request)
+
+        def step(self) -> list[EngineCoreOutputs]:
+            events.append("step")
+            return super().step()
+
+    events: list[str] = []
+    engine = make_engine(Watched(), True, max_num_batched_tokens=20)
+    batch = [await engine.prepare("seventeen letters", SamplingParams(max_tokens=2)) for _ in range(5)]
+    finished = [output async for output in engine.stream(batch) if output.finished]
+    await engine.shutdown()
+    assert len(finished) == 5
+    assert events[:5] == ["add", "add", "step", "add", "add"]
 
 
 async def test_several_completions_in_one_output(make: Make) -> None:
