@@ -38,7 +38,7 @@ class HostForward(Forward):
         self._device = device
         self._on_host = device.type == "cpu"
         # A stage passes on all rows, and what is compiled has one shape for a number of tokens.
-        self._asks_rows = network is model and model.is_first and model.is_last
+        self._asks_rows = isinstance(network, CausalLM) and network.is_first and network.is_last
         self._rows: Tensor | None = None
 
     def add(self, new: NewRequest) -> None:
