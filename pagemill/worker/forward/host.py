@@ -65,6 +65,7 @@ class HostForward(Forward):
 
     def _asked(self, batch: InputBatch) -> tuple[Tensor, ...]:
         """The rows that are sampled from, where the network is to leave out what only others need."""
-        if not self._asks_rows or len(batch.logits_index) == batch.num_tokens:
+        # Not every layer takes no rows at all.
+        if not self._asks_rows or not 0 < len(batch.logits_index) < batch.num_tokens:
             return ()
         return (on_device(batch.logits_index, self._device),)
