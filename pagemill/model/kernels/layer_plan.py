@@ -41,7 +41,8 @@ class _Run(ctypes.Structure):
     _fields_ = (
         ("positions", ctypes.c_void_p),
         ("num_tokens", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("buffers", "widths", "batches", "choice")),
+        *((name, ctypes.c_void_p) for name in ("buffers", "widths", "batches", "choice", "wanted")),
+        ("num_wanted", ctypes.c_int64),
     )
 
 
@@ -211,8 +212,9 @@ class LayerPlan:
         self._buffers: list[Tensor] = []
         self._batches = (ctypes.c_void_p * max(len(groups), 1))()
 
-    def run(self, hidden: Tensor, positions: Tensor, batches: list[int]) -> Tensor:
-        """[T, E] embedded tokens, [T] int64, the address of a native Batch per attention layer -> [T, E].
+    def run(self, hidden: Tensor, positions: Tensor, batches: list[int], wanted: Tensor | None = None) -> Tensor:
+        """[T, E] embedded tokens, [T] int64, the address of a native Batch per attention layer -> [T, E]. With
+        `wanted`, [L] int64, ascending, only these rows of the result are sure to be computed.
 
         Raises MemoryError.
         """
@@ -231,6 +233,8 @@ class LayerPlan:
             ctypes.addressof(self.widths),
             ctypes.addressof(self._batches),
             None,
+            None if wanted is None else wanted.data_ptr(),
+            0 if wanted is None else len(wanted),
         )
         failed = loaded_library().run_plan(
             ctypes.addressof(self.ops), self._num_layer_ops, ctypes.addressof(run), torch.get_num_threads()

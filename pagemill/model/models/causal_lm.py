@@ -162,15 +162,15 @@ class CausalLM(nn.Module):
 
     def forward(self, inputs: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         """[T] int64 token ids, on a later stage [T, E] from the stage before it; [T] int64 -> [T, E], for the next
-        stage or, from the last one, for `compute_logits`. Of the last stage `rows`, [L], may be asked for, [L, E]: the
-        last layer computes nothing for the others once it has attended to them."""
+        stage or, from the last one, for `compute_logits`. Of the last stage `rows`, [L], ascending, may be asked
+        for, [L, E]: the last layer computes nothing for the others once it has attended to them."""
         hidden, residual = self.embed_tokens(inputs) if self.is_first else inputs, None
         # Asked for on a GPU, the CPU kernels would be compiled at the first start.
         plan = self._native_plan() if inputs.is_cpu and not torch.compiler.is_compiling() else None
         if plan is not None:
             metadata = current_forward().attention
-            hidden = plan.run(hidden, positions, [metadata[name].address for name in plan.groups])
-            return _rows_of(hidden, rows)
+            addresses = [metadata[name].address for name in plan.groups]
+            return _rows_of(plan.run(hidden, positions, addresses, rows), rows)
         rope = {kind: rotary.at(positions) for kind, rotary in self.rotaries.items()}
         # Replicas that share experts have counted each other's tokens once for all layers.
         early = rows if self._solo else None

@@ -25,7 +25,7 @@ class HostForward(Forward):
     def __init__(
         self,
         model: CausalLM,
-        network: Callable[[Tensor, Tensor], Tensor],
+        network: Callable[..., Tensor],
         groups: AttentionGroups,
         sampler: Sampler,
         stage: Stage,
@@ -40,6 +40,8 @@ class HostForward(Forward):
         self._stage = stage
         self._device = device
         self._on_host = device.type == "cpu"
+        # A stage passes on all rows, and what is compiled has one shape for a number of tokens.
+        self._asks_rows = isinstance(network, CausalLM) and network.is_first and network.is_last
         self._rows: Tensor | None = None
 
     def add(self, new: NewRequest) -> None:
@@ -57,7 +59,7 @@ class HostForward(Forward):
         positions = on_device(batch.positions, self._device)
         with torch.inference_mode(), forward_context(ForwardContext(self._groups.plan(batch))):
             inputs = self._stage.receive(batch)
-            hidden = self._network(inputs if self._on_host else inputs.to(self._device), positions)
+            hidden = self._network(inputs if self._on_host else inputs.to(self._device), positions, *self._asked(batch))
             self._rows = self._stage.pass_on(batch, hidden)
 
     def sample(self, batch: InputBatch) -> TokensSoon:
@@ -68,3 +70,10 @@ class HostForward(Forward):
             logits = self._model.compute_logits(rows)
             tokens: Int32Array = self._sampler.sample(logits if self._on_host else logits.cpu(), batch)
         return TokensNow(tokens)
+
+    def _asked(self, batch: InputBatch) -> tuple[Tensor, ...]:
+        """The rows that are sampled from, where the network is to leave out what only others need."""
+        # Not every layer takes no rows at all.
+        if not self._asks_rows or not 0 < len(batch.logits_index) < batch.num_tokens:
+            return ()
+        return (on_device(batch.logits_index, self._device),)

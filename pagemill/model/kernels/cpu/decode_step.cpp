@@ -78,7 +78,7 @@ class DecodeBatch {
   }
 
   PmRun run() const {
-    return {positions_, count_, decode_.buffers, decode_.widths, layer_batches_, &choice_};
+    return {positions_, count_, decode_.buffers, decode_.widths, layer_batches_, &choice_, nullptr, 0};
   }
 
   void keep(const int32_t* tokens) const {

@@ -60,6 +60,9 @@ struct PmRun {
   const int64_t* widths;  // elements of a row, per buffer
   const PmBatch* const* batches;
   const PmChoice* choice;  // null where nothing is chosen
+  // The rows of the result that are read, ascending; null: all. What only the others need may be left out.
+  const int64_t* wanted;
+  int64_t num_wanted;
 };
 
 // Run all operations, on `threads` threads that are started once. Everything but logits is bfloat16. 0: done, 1: out of memory.
