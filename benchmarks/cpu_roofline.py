@@ -180,7 +180,7 @@ GROUPS: tuple[Callable[[int], Iterator[Row]], ...] = (linear_rows, attention_row
 
 @dataclass
 class StepRow:
-    """One decode step of the whole model: the layers as one native call, the head, the greedy choice."""
+    """One decode step of the whole model, as one native call."""
 
     format: str
     num_requests: int

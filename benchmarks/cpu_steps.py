@@ -1,16 +1,16 @@
-"""A decode step with the shapes of SmolLM2-135M and random weights: the layers as one native plan, head, greedy choice.
+"""A decode step with the shapes of SmolLM2-135M and random weights, as one native call.
 
 Knows the kernels; nothing about models, files or engines.
 """
 
-import ctypes
-
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from pagemill.model.kernels import native
+from pagemill.model.kernels.decode_step import DecodeStep, NativeNetwork, SlotArrays, SlotTable
 from pagemill.model.kernels.layer_plan import AttentionParts, LayerPlan, NormWeight, PlanBuilder
-from pagemill.model.kernels.linear import NO_GATE, SILU, PackedLinear, linear, pack_bf16
+from pagemill.model.kernels.linear import NO_GATE, SILU, PackedLinear, pack_bf16
 from pagemill.model.kernels.linear_int import FORMATS as BLOCK_FORMATS
 from pagemill.model.kernels.linear_int import pack_blocks
 
@@ -41,32 +41,41 @@ def weight(format_name: str, layer: str) -> PackedLinear:
 
 
 class Step:
-    """One token of each of `num_requests` requests that have `length` tokens."""
+    """One token of each of `num_requests` requests that have `length` tokens, greedy."""
 
     def __init__(self, format_name: str, num_requests: int, length: int) -> None:
-        self._hidden = torch.randn(num_requests, HIDDEN, dtype=torch.bfloat16)
-        self._positions = torch.full((num_requests,), length - 1)
         blocks = -(-length // BLOCK_SIZE)
-        table = (torch.randperm(num_requests * blocks) + 1).int().view(num_requests, blocks)
-        slots = table[:, -1].long() * BLOCK_SIZE + (length - 1) % BLOCK_SIZE
-        self._kept = [
-            torch.arange(num_requests + 1, dtype=torch.int32),
-            torch.full((num_requests,), length, dtype=torch.int32),
-            table,
-            slots,
-        ]
-        addresses = (tensor.data_ptr() for tensor in self._kept)
-        self._batch = native.Batch(*addresses, num_requests, num_requests, blocks, BLOCK_SIZE)
-        self._plan = self._layers(format_name, num_requests * blocks + 1, length)
-        self._head = weight(format_name, "lm head")
+        table = (torch.randperm(num_requests * blocks) + 1).int().view(num_requests, blocks).numpy()
+        head = weight(format_name, "lm head")
+        plan = self._layers(format_name, num_requests * blocks + 1, length, head)
+        zeros, ones = np.zeros(num_requests, np.int32), np.ones(num_requests, np.float32)
+        self._state = SlotArrays(
+            token_ids=torch.randint(VOCAB, (num_requests, length + 1), dtype=torch.int32).numpy(),
+            num_tokens=zeros + length,
+            num_computed=zeros + length - 1,
+            num_sampled=zeros.copy(),
+            greedy=np.ones(num_requests, bool),
+            temperature=ones,
+            min_p=zeros.astype(np.float32),
+            top_k=zeros,
+            top_p=ones,
+            seed=zeros.astype(np.uint64),
+        )
+        tables = [SlotTable(table, BLOCK_SIZE, plan.groups)]
+        self._step = DecodeStep(NativeNetwork(plan, head), self._state, tables)
+        self._slots = np.arange(num_requests, dtype=np.int32)
+        self._counts = np.ones_like(self._slots)
 
-    def run(self) -> Tensor:
-        """[R] tokens."""
-        batches = [ctypes.addressof(self._batch)] * NUM_LAYERS
-        hidden = self._plan.run(self._hidden, self._positions, batches)
-        return native.argmax(linear(hidden, self._head, torch.float32))
+    def run(self) -> npt.NDArray[np.int32]:
+        """[R] tokens, which are taken back."""
+        tokens = self._step.run(self._slots, self._counts)
+        if tokens is None:
+            raise RuntimeError("the step did not run as one native call")
+        self._state.num_tokens[:] -= 1
+        self._state.num_computed[:] -= 1
+        return tokens
 
-    def _layers(self, format_name: str, num_blocks: int, length: int) -> LayerPlan:
+    def _layers(self, format_name: str, num_blocks: int, length: int, head: PackedLinear) -> LayerPlan:
         table = torch.randn(length, HEAD_SIZE).clamp(-1, 1).bfloat16()
         norm = NormWeight(torch.ones(HIDDEN, dtype=torch.bfloat16), 1e-5)
         layer = native.Layer(HEADS, KV_HEADS, HEAD_SIZE, 0, 0, HEAD_SIZE**-0.5, 0.0)
@@ -87,4 +96,4 @@ class Step:
             inner = builder.linear(normed, weight(format_name, "gate_up + silu_mul"), "inner")
             hidden = builder.linear(inner, weight(format_name, "down"), "hidden")
         result, _ = builder.add_norm(hidden, residual, norm, "result")
-        return builder.finish(source, result)
+        return builder.finish(source, result, head)

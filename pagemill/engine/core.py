@@ -5,13 +5,12 @@ Knows nothing about sockets, text, or how many devices there are.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from pagemill import envs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.sections import KVEventsConfig
-from pagemill.engine.executor.interface import Executor
+from pagemill.engine.executor.interface import Executor, StepResult
 from pagemill.engine.kv_cache.events import EventSink, NoSink
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.planning import WorkerMemory, merge_specs, plan_kv_cache
@@ -23,7 +22,6 @@ from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
 from pagemill.messages.kv_spec import KVCacheConfig
 from pagemill.messages.stats import SchedulerStats
-from pagemill.messages.step import ModelRunnerOutput
 
 logger = get_logger(__name__)
 
@@ -42,7 +40,7 @@ class EngineCore:
     ) -> None:
         self._executor = executor
         self._depth = depth = depth or executor.max_concurrent_steps
-        self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
+        self._in_flight: deque[StepResult] = deque()
         self._death: str | None = None
         self.num_executed = 0
         """Steps given to the workers so far, with and without requests."""

@@ -10,6 +10,7 @@ import torch
 from pagemill.config.sections import GraphConfig, SchedulerConfig
 from pagemill.messages.kv_spec import KVCacheConfig
 from pagemill.model.distributed.group import Group
+from pagemill.model.kernels.decode_step import DecodeStep
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Platform
 from pagemill.worker.batch.block_tables import BlockTable, BlockTables
@@ -96,7 +97,14 @@ def _on_host(
         pooler = Pooler(sizes.max_num_seqs, model.hidden_size, torch.device(device))
         return tables, PoolingForward(model, groups, pooler, stage, torch.device(device))
     network = graphs.wrap_model(model)
-    return tables, HostForward(model, network, groups, Sampler(states), stage, torch.device(device))
+    decode_step = _decode_step(model, states, groups) if network is model and device == "cpu" else None
+    return tables, HostForward(model, network, groups, Sampler(states), stage, torch.device(device), decode_step)
+
+
+def _decode_step(model: CausalLM, states: RequestStates, groups: AttentionGroups) -> DecodeStep | None:
+    """The model's decode steps as one native call each, where they have that form."""
+    network = model.native_network() if isinstance(model, CausalLM) else None
+    return None if network is None else DecodeStep(network, states.arrays(), groups.slot_tables())
 
 
 def _on_device(

@@ -1,10 +1,16 @@
 """`Executor`: the engine's whole view of its workers."""
 
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
+
+
+class StepResult(Protocol):
+    """What a step sampled, now or later: a Future is one."""
+
+    def result(self) -> ModelRunnerOutput:
+        """The tokens, waited for. Raises what went wrong."""
 
 
 class Executor(Protocol):
@@ -26,7 +32,7 @@ class Executor(Protocol):
     def execute_model(self, step: SchedulerOutput) -> None:
         """Start a step. Never returns a result."""
 
-    def sample_tokens(self) -> "Future[ModelRunnerOutput]":
+    def sample_tokens(self) -> StepResult:
         """Sample from the oldest executed step not yet sampled."""
 
     def call_all(self, method: str, *args: Any) -> list[Any]:

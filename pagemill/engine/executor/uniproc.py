@@ -8,11 +8,23 @@ from functools import partial
 from typing import Any
 
 from pagemill.catalog.registry import load_path
+from pagemill.engine.executor.interface import StepResult
 from pagemill.engine.executor.step_future import StepFuture
 from pagemill.errors import EngineDeadError
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_api import OutputSoon, WorkerApi
+
+
+class Sampled:
+    """A step's tokens, which are there. Not a Future: that makes locks, at every step."""
+
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self._output = output
+
+    def result(self) -> ModelRunnerOutput:
+        """The tokens."""
+        return self._output
 
 
 class UniprocExecutor:
@@ -52,8 +64,8 @@ class UniprocExecutor:
         else:
             self._executed = self._thread.submit(self._worker.execute_model, step)
 
-    def sample_tokens(self) -> "Future[ModelRunnerOutput]":
-        """Sample from the last step. The future raises what either call of the worker raised."""
+    def sample_tokens(self) -> StepResult:
+        """Sample from the last step. The result raises what either call of the worker raised, unless that has."""
         if self._thread is not None and self._executed is not None:
             return self._thread.submit(self._sample_after, self._executed)
         return self._start()
@@ -76,12 +88,10 @@ class UniprocExecutor:
                 self._thread.shutdown()
             self._worker.shutdown()
 
-    def _sample(self) -> "Future[ModelRunnerOutput]":
-        future: Future[ModelRunnerOutput] = Future()
-        future.set_result(self._worker.sample_tokens())
-        return future
+    def _sample(self) -> StepResult:
+        return Sampled(self._worker.sample_tokens())
 
-    def _start_sampling(self) -> "Future[ModelRunnerOutput]":
+    def _start_sampling(self) -> StepResult:
         return StepFuture(partial(_resolve, self._worker.start_sampling()))
 
     def _sample_after(self, executed: "Future[None]") -> ModelRunnerOutput:

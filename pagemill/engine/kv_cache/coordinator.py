@@ -91,7 +91,10 @@ class KVCacheCoordinator:
 
     def num_missing(self, request_id: str, num_tokens: int) -> int:
         """Blocks to be allocated before the request can hold `num_tokens` tokens."""
-        return sum(manager.num_missing(request_id, num_tokens) for manager in self.managers)
+        missing = 0
+        for manager in self.managers:
+            missing += manager.num_missing(request_id, num_tokens)
+        return missing
 
     def check_integrity(self) -> None:
         """Raise IntegrityError when the pool contradicts itself, or its counts differ from those of the tables."""

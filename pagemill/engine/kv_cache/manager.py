@@ -54,8 +54,10 @@ class KVCacheManager:
         self.pool = BlockPool(config.num_blocks, self._events)
         self.coordinator = KVCacheCoordinator(self.pool, config)
         self.managers = self.coordinator.managers
+        self._dropping = [manager for manager in self.managers if manager.drops]
         self.granularity = self.coordinator.hash_block_size
         """Tokens of the smallest block, in which full blocks are counted."""
+        self._alike = all(manager.block_size == self.granularity for manager in self.managers)
         self._hasher = None if hash_algorithm is None else PrefixHasher(hash_algorithm, self.granularity, seed)
         self._nothing = CachedPrefix(0, tuple([] for _ in self.managers))
         self._partial: PartialReuse | None = None
@@ -124,7 +126,7 @@ class KVCacheManager:
 
     def drop_out_of_window(self, request: Request, num_computed: int) -> None:
         """Free what no token at position `num_computed` or later will read."""
-        for manager in self.managers:
+        for manager in self._dropping:
             manager.drop_out_of_window(request.request_id, num_computed)
 
     def commit(self, request: Request, num_tokens: int) -> None:
@@ -140,6 +142,9 @@ class KVCacheManager:
 
     def capacity(self, num_tokens: int) -> int:
         """Tokens that the blocks of a request of `num_tokens` tokens hold, in the group that holds the fewest."""
+        size = self.granularity
+        if self._alike:
+            return -(-num_tokens // size) * size
         return min(-(-num_tokens // manager.block_size) * manager.block_size for manager in self.managers)
 
     def free(self, request: Request, num_computed: int = 0) -> None:

@@ -18,6 +18,7 @@ from pagemill.engine.scheduler.admission import Admission
 from pagemill.engine.scheduler.limits import IntArray, SchedulerLimits, share_budget, token_limits
 from pagemill.engine.scheduler.queues import make_queue
 from pagemill.engine.scheduler.slots import SlotStates
+from pagemill.engine.scheduler.steady import SteadyBatch
 from pagemill.engine.scheduler.step_builder import StepBuilder
 from pagemill.engine.scheduler.update import FINISHED_STATUS, POOLED, apply_tokens, report, report_pooled
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
@@ -36,6 +37,8 @@ class StepInFlight:
     """[L] their epochs; a slot whose epoch changed meanwhile lost its request."""
     num_tokens: int
     """Tokens that it computes."""
+    steady: SteadyBatch | None = None
+    """What it was made by, if it only goes on with that."""
 
 
 class Scheduler:
@@ -56,6 +59,7 @@ class Scheduler:
         self._admission = Admission(limits, kv, self._states, self._waiting)
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[StepInFlight] = deque()
+        self._steady: SteadyBatch | None = None
         self._released: list[int] = []
         self._unreported: list[EngineCoreOutput] = []
         self._next_step_id = 0
@@ -124,6 +128,8 @@ class Scheduler:
         """The next step; None when nothing can run. Raises RuntimeError when `depth` steps are in flight already."""
         if len(self._in_flight) >= self._depth:
             raise RuntimeError(f"{self._depth} steps are in flight already")
+        if self._steady is not None and self._steady.goes_on and not len(self._waiting):
+            return self._repeat(self._steady)
         self._kv.begin_step()
         step = StepBuilder(self._next_step_id, self._limits.max_num_batched_tokens)
         preempted = self._continue_running(step)
@@ -134,21 +140,17 @@ class Scheduler:
 
     def update(self, output: ModelRunnerOutput) -> EngineCoreOutputs:
         """Apply the sampled tokens of the oldest step in flight. Raises RuntimeError when they are another's."""
-        flight, slots, token_ids = self._match(output)
+        flight = self._match(output)
+        if flight.steady is not None and flight.steady is self._steady and flight.steady.append(output.token_ids):
+            return self._outputs(flight, flight.steady.request_ids, output.token_ids.tolist())
+        slots, token_ids = self._live(flight, output)
         if output.vectors is not None:
             return self._update_pooled(flight, slots, output.vectors[np.isin(flight.slots, slots)])
         finished = apply_tokens(self._states, slots, token_ids)
         rows = report(self._states, slots, token_ids, finished)
         if finished:
             self._finish(slots, finished)
-        return EngineCoreOutputs(
-            request_ids=rows.request_ids,
-            token_ids=rows.token_ids,
-            outputs=rows.outputs,
-            stats=self._stats_of_step(),
-            step_at=time.monotonic(),
-            num_step_tokens=flight.num_tokens,
-        )
+        return self._outputs(flight, rows.request_ids, rows.token_ids, rows.outputs)
 
     def check_integrity(self) -> None:
         """Raise when blocks, slots and requests contradict each other."""
@@ -260,25 +262,55 @@ class Scheduler:
         samples = states.num_computed[slots] == expected
         states.num_expected[slots] = expected + samples
         sampled = slots[samples]
+        only_decodes = len(sampled) == len(slots) == int(num_tokens.sum())
+        self._steady = SteadyBatch.of(states, slots) if only_decodes and len(slots) == len(states.running) else None
         self._in_flight.append(StepInFlight(self._next_step_id, sampled, states.epoch[sampled], int(num_tokens.sum())))
         self._next_step_id += 1
         released, self._released = self._released, []
         return step.finish(slots, num_tokens, released)
 
-    def _match(self, output: ModelRunnerOutput) -> tuple[StepInFlight, IntArray, IntArray]:
-        """The step of an output, its slots and their tokens, without those whose request is gone."""
+    def _repeat(self, steady: SteadyBatch) -> SchedulerOutput:
+        """The step before once more, where nothing else is due."""
+        steady.schedule()
+        step_id = self._next_step_id
+        self._next_step_id += 1
+        self._in_flight.append(StepInFlight(step_id, steady.slots, steady.epochs, len(steady.slots), steady))
+        return SchedulerOutput(step_id, steady.slots32, steady.ones)
+
+    def _match(self, output: ModelRunnerOutput) -> StepInFlight:
+        """The step of an output."""
         if not self._in_flight:
             raise RuntimeError(f"tokens of step {output.step_id} arrived, and no step is in flight")
         flight = self._in_flight.popleft()
-        slots = flight.slots
-        if output.step_id != flight.step_id or not np.array_equal(output.slots, slots):
+        known = flight.steady is not None and output.slots is flight.steady.slots32
+        if output.step_id != flight.step_id or not (known or np.array_equal(output.slots, flight.slots)):
             raise RuntimeError(
-                f"step {flight.step_id} samples slots {slots.tolist()}; the workers returned step {output.step_id}, "
-                f"slots {output.slots.tolist()}"
+                f"step {flight.step_id} samples slots {flight.slots.tolist()}; the workers returned step "
+                f"{output.step_id}, slots {output.slots.tolist()}"
             )
-        token_ids = output.token_ids.astype(np.int64)
+        return flight
+
+    def _live(self, flight: StepInFlight, output: ModelRunnerOutput) -> tuple[IntArray, IntArray]:
+        """A step's slots and their tokens, without those whose request is gone."""
+        slots, token_ids = flight.slots, output.token_ids.astype(np.int64)
         live = self._states.epoch[slots] == flight.epochs
-        return (flight, slots, token_ids) if live.all() else (flight, slots[live], token_ids[live])
+        return (slots, token_ids) if live.all() else (slots[live], token_ids[live])
+
+    def _outputs(
+        self,
+        flight: StepInFlight,
+        request_ids: list[str],
+        token_ids: list[int],
+        outputs: Sequence[EngineCoreOutput] = (),
+    ) -> EngineCoreOutputs:
+        return EngineCoreOutputs(
+            request_ids=request_ids,
+            token_ids=token_ids,
+            outputs=[*outputs],
+            stats=self._stats_of_step(),
+            step_at=time.monotonic(),
+            num_step_tokens=flight.num_tokens,
+        )
 
     def _update_pooled(
         self, flight: StepInFlight, slots: IntArray, vectors: npt.NDArray[np.float32]
@@ -286,9 +318,7 @@ class Scheduler:
         """`update` for prompts that became vectors; all of them end."""
         outputs = report_pooled(self._states, slots, vectors)
         self._finish(slots, dict.fromkeys(range(len(outputs)), POOLED))
-        return EngineCoreOutputs(
-            outputs=outputs, stats=self._stats_of_step(), step_at=time.monotonic(), num_step_tokens=flight.num_tokens
-        )
+        return self._outputs(flight, [], [], outputs)
 
     def _stats_of_step(self) -> SchedulerStats:
         """State now, and the residency of blocks that was sampled since the last step."""
@@ -306,6 +336,7 @@ class Scheduler:
 
     def _release(self, slots: Sequence[int]) -> None:
         """Free the blocks and the slots of running requests; the workers hear of it with the next step."""
+        self._steady = None
         for slot in slots:
             self._kv.free(self._states.flush(slot), int(self._states.num_computed[slot]))
         self._states.release(list(slots))

@@ -8,6 +8,7 @@ import numpy as np
 from pagemill.engine.request import Request, RequestStatus
 from pagemill.engine.scheduler.limits import IntArray
 from pagemill.messages.sampling_params import SamplingParams
+from pagemill.messages.step import Int32Array
 
 NUM_STOP_IDS = 8
 """Stop ids kept in an array; requests with more of them keep all in a set."""
@@ -47,8 +48,11 @@ class SlotStates:
         self.unannounced = np.zeros(num_slots, bool)
         """Whether no output of the request was reported yet."""
         self.epoch = np.zeros(num_slots, np.int64)
-        self._recent = np.zeros((num_slots, max_recent), np.int32)
-        self._num_recent = np.zeros(num_slots, np.int64)
+        self._recent = np.zeros(num_slots * max_recent, np.int32)
+        """The slots' newest tokens: those of slot s begin at s * max_recent."""
+        self._next_recent = np.arange(num_slots) * max_recent
+        """Where a slot's next token goes."""
+        self._max_recent = max_recent
         self.in_use = np.zeros(num_slots, bool)
         self._free = list(range(num_slots - 1, -1, -1))
 
@@ -72,7 +76,7 @@ class SlotStates:
         self.capacity[slot] = self.next_commit[slot] = 0
         self.length_limit[slot] = request.length_limit
         self.unannounced[slot] = not request.announced
-        self._num_recent[slot] = 0
+        self._next_recent[slot] = slot * self._max_recent
         self._set_stops(slot, request)
         return slot
 
@@ -98,20 +102,19 @@ class SlotStates:
             raise RuntimeError(f"slot {slot} is not in use")
         return request
 
-    def append(self, slots: IntArray, token_ids: IntArray) -> None:
+    def append(self, slots: IntArray | slice, token_ids: IntArray | Int32Array) -> None:
         """One sampled token for each of [L] slots."""
-        recent = self._num_recent[slots]
-        self._recent[slots, recent] = token_ids
-        self._num_recent[slots] = recent + 1
+        self._recent[self._next_recent[slots]] = token_ids
+        self._next_recent[slots] += 1
         self.num_known[slots] += 1
 
     def flush(self, slot: int) -> Request:
         """Move a slot's newest tokens to its request; the request."""
         request = self.occupant(slot)
-        count = int(self._num_recent[slot])
-        if count:
-            request.token_ids.frombytes(self._recent[slot, :count].tobytes())
-            self._num_recent[slot] = 0
+        begin, end = slot * self._max_recent, int(self._next_recent[slot])
+        if end > begin:
+            request.token_ids.frombytes(self._recent[begin:end].tobytes())
+            self._next_recent[slot] = begin
         return request
 
     def _set_stops(self, slot: int, request: Request) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from pagemill.model.kernels.linear import LinearStruct, PackedLinear
 from pagemill.model.kernels.native import DTYPES, KV_DTYPES, Layer, loaded_library
 
-NORM, LINEAR, PREPARE, ATTEND = 1, 2, 3, 4
+NORM, LINEAR, PREPARE, ATTEND, CHOOSE = 1, 2, 3, 4, 5
 NO_BUFFER = -1
 MIN_CAPACITY = 64
 
@@ -26,6 +26,7 @@ class _Op(ctypes.Structure):
         ("weight_dtype", ctypes.c_int64),
         ("eps", ctypes.c_double),
         ("linear", LinearStruct),
+        ("out_dtype", ctypes.c_int64),
         ("layer", Layer),
         ("kv_cache", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("values_offset", "block_stride", "kv_dtype", "group")),
@@ -40,7 +41,8 @@ class _Run(ctypes.Structure):
     _fields_ = (
         ("positions", ctypes.c_void_p),
         ("num_tokens", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("buffers", "widths", "batches")),
+        *((name, ctypes.c_void_p) for name in ("buffers", "widths", "batches", "choice", "wanted")),
+        ("num_wanted", ctypes.c_int64),
     )
 
 
@@ -100,8 +102,7 @@ class PlanBuilder:
     def linear(self, source: int, packed: PackedLinear, out: str) -> int:
         """A linear layer, its gate included."""
         target = self.buffer(out, packed.out_features)
-        self._kept += packed.tensors
-        self._add(LINEAR, source, target, linear=packed.struct)
+        self._linear(source, packed, target, torch.bfloat16)
         return target
 
     def attention(self, qkv: int, parts: AttentionParts, out: str) -> int:
@@ -139,9 +140,20 @@ class PlanBuilder:
         self._add(ATTEND, qkv, target, **place)
         return target
 
-    def finish(self, source: int, result: int) -> "LayerPlan":
-        """The plan that reads `source` and leaves its result in `result`, which a norm wrote last."""
-        return LayerPlan(self._ops, self._widths, source, result, self._groups, self._kept)
+    def finish(self, source: int, result: int, head: PackedLinear | None = None) -> "LayerPlan":
+        """The plan that reads `source` and leaves its result in `result`, which a norm wrote last. With a `head`, it
+        can go on to logits and tokens: see `decode_step`."""
+        num_layer_ops, logits = len(self._ops), None
+        if head is not None:
+            logits = self.buffer("logits", head.out_features)
+            self._linear(result, head, logits, torch.float32)
+            self._add(CHOOSE, logits, NO_BUFFER)
+        places = PlanPlaces(source, result, logits)
+        return LayerPlan(self._ops, num_layer_ops, self._widths, places, self._groups, self._kept)
+
+    def _linear(self, source: int, packed: PackedLinear, target: int, dtype: torch.dtype) -> None:
+        self._kept += packed.tensors
+        self._add(LINEAR, source, target, linear=packed.struct, out_dtype=DTYPES[dtype])
 
     def _norm(self, source: int, norm: NormWeight, out: str, residual: int, total: int) -> int:
         target = self.buffer(out, len(norm.weight))
@@ -163,52 +175,91 @@ class PlanBuilder:
         self._ops.append(_Op(kind=kind, input=source, out=out, **values))
 
 
+@dataclass(frozen=True, slots=True)
+class PlanPlaces:
+    """Numbers of buffers."""
+
+    source: int
+    result: int
+    logits: int | None
+    """Of float32; None of a plan without a head."""
+
+
 class LayerPlan:
     """Runs a plan. Its buffers grow to the largest step; a result is valid until the next run."""
 
     def __init__(
-        self, ops: list[_Op], widths: list[int], source: int, result: int, groups: list[str], kept: list[Tensor]
+        self,
+        ops: list[_Op],
+        num_layer_ops: int,
+        widths: list[int],
+        places: PlanPlaces,
+        groups: list[str],
+        kept: list[Tensor],
     ) -> None:
         self.groups = tuple(groups)
         """Attention layers, in the order in which `run` wants their batches."""
-        self._ops = (_Op * len(ops))(*ops)
-        self._widths = (ctypes.c_int64 * len(widths))(*widths)
-        self._source, self._result = source, result
+        self.places = places
+        self.ops = (_Op * len(ops))(*ops)
+        """Those after the first `num_layer_ops` are head and choice."""
+        self.widths = (ctypes.c_int64 * len(widths))(*widths)
+        self.addresses = (ctypes.c_void_p * len(widths))()
+        """Of the buffers, when `reserve` was called."""
+        self._num_layer_ops = num_layer_ops
         self._kept = kept
         self._capacity = 0
+        self._num_logits = 0
         self._buffers: list[Tensor] = []
-        self._addresses = (ctypes.c_void_p * len(widths))()
         self._batches = (ctypes.c_void_p * max(len(groups), 1))()
 
-    def run(self, hidden: Tensor, positions: Tensor, batches: list[int]) -> Tensor:
-        """[T, E] embedded tokens, [T] int64, the address of a native Batch per attention layer -> [T, E].
+    def run(self, hidden: Tensor, positions: Tensor, batches: list[int], wanted: Tensor | None = None) -> Tensor:
+        """[T, E] embedded tokens, [T] int64, the address of a native Batch per attention layer -> [T, E]. With
+        `wanted`, [L] int64, ascending, only these rows of the result are sure to be computed.
 
         Raises MemoryError.
         """
-        num_tokens = hidden.shape[0]
-        self._reserve(num_tokens)
+        num_tokens, places = hidden.shape[0], self.places
+        self.reserve(num_tokens)
         # Nothing writes to the source, so it is read where it is.
         hidden = hidden.contiguous()
-        self._addresses[self._source] = hidden.data_ptr()
+        own_source = self.addresses[places.source]
+        self.addresses[places.source] = hidden.data_ptr()
         for index, address in enumerate(batches):
             self._batches[index] = address
         run = _Run(
             positions.data_ptr(),
             num_tokens,
-            ctypes.addressof(self._addresses),
-            ctypes.addressof(self._widths),
+            ctypes.addressof(self.addresses),
+            ctypes.addressof(self.widths),
             ctypes.addressof(self._batches),
+            None,
+            None if wanted is None else wanted.data_ptr(),
+            0 if wanted is None else len(wanted),
         )
         failed = loaded_library().run_plan(
-            ctypes.addressof(self._ops), len(self._ops), ctypes.addressof(run), torch.get_num_threads()
+            ctypes.addressof(self.ops), self._num_layer_ops, ctypes.addressof(run), torch.get_num_threads()
         )
+        self.addresses[places.source] = own_source
         if failed:
             raise MemoryError("no memory for the working space of a step")
-        return self._buffers[self._result][:num_tokens]
+        return self._buffers[places.result][:num_tokens]
 
-    def _reserve(self, num_tokens: int) -> None:
-        if num_tokens <= self._capacity:
-            return
-        self._capacity = max(MIN_CAPACITY, 1 << (num_tokens - 1).bit_length())
-        self._buffers = [torch.empty(self._capacity, width, dtype=torch.bfloat16) for width in self._widths]
-        self._addresses[:] = [buffer.data_ptr() for buffer in self._buffers]
+    def reserve(self, num_tokens: int, *, logits: bool = False) -> None:
+        """Have buffers for so many tokens, and for the logits of as many rows."""
+        if num_tokens > self._capacity:
+            self._capacity = _capacity(num_tokens)
+            self._buffers = [
+                torch.empty(0 if index == self.places.logits else self._capacity, width, dtype=torch.bfloat16)
+                for index, width in enumerate(self.widths)
+            ]
+            self.addresses[:] = [buffer.data_ptr() for buffer in self._buffers]
+            self._num_logits = 0
+        if logits and num_tokens > self._num_logits and self.places.logits is not None:
+            where = self.places.logits
+            self._num_logits = _capacity(num_tokens, 1)
+            self._buffers[where] = torch.empty(self._num_logits, self.widths[where])
+            self.addresses[where] = self._buffers[where].data_ptr()
+
+
+def _capacity(num_tokens: int, least: int = MIN_CAPACITY) -> int:
+    return max(least, 1 << (num_tokens - 1).bit_length())

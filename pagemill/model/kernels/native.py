@@ -65,6 +65,7 @@ class Library:
     linear: Callable[..., None]
     linear_rows: Callable[..., int]
     run_plan: Callable[..., int]
+    decode_step: Callable[..., int]
 
 
 ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
@@ -119,6 +120,7 @@ def _load(path: Path) -> Library:
         linear_rows=function(holding, "pm_linear_rows", ctypes.c_int, *[_POINTER] * 3, *[_INT] * 2),
         linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
         run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
+        decode_step=function(releasing, "pm_decode_step", ctypes.c_int, *[_POINTER] * 3, _INT, _POINTER, _INT),
         attention=function(
             releasing, "pm_attention", ctypes.c_int, *[_POINTER] * 5, *[_INT] * 7, *[_POINTER] * 2, _INT
         ),

@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from pagemill.errors import ModelError
 from pagemill.model.distributed.split import padded_split
+from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import Linear
 from pagemill.model.loading.block_tensor import BlockTensor
@@ -46,6 +47,15 @@ class Embedding(nn.Module):
     def expected(self) -> tuple[str, ...]:
         """Kinds of tensors that the layer has."""
         return ("weight",)
+
+    def native(self) -> PackedLinear | Tensor | None:
+        """The weight as native code takes it, packed or [V, E] bfloat16; None when there is no such form."""
+        if self._group.size > 1 or self.weight is None:
+            return None
+        if isinstance(self.weight, LinearWeight):
+            return self.weight.native(None)
+        plain = self.weight.dtype == torch.bfloat16 and self.weight.is_contiguous()
+        return self.weight if plain else None
 
     def forward(self, token_ids: Tensor) -> Tensor:
         rows = self._look_up(token_ids)

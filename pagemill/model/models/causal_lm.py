@@ -13,6 +13,7 @@ from pagemill.model.attention.layer import Attention
 from pagemill.model.attention.state_layer import StateLayer
 from pagemill.model.distributed.split import stage_layers
 from pagemill.model.forward_context import current_forward
+from pagemill.model.kernels.decode_step import NativeNetwork
 from pagemill.model.kernels.layer_plan import LayerPlan, PlanBuilder
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.native import library
@@ -161,15 +162,15 @@ class CausalLM(nn.Module):
 
     def forward(self, inputs: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         """[T] int64 token ids, on a later stage [T, E] from the stage before it; [T] int64 -> [T, E], for the next
-        stage or, from the last one, for `compute_logits`. Of the last stage `rows`, [L], may be asked for, [L, E]: the
-        last layer computes nothing for the others once it has attended to them."""
+        stage or, from the last one, for `compute_logits`. Of the last stage `rows`, [L], ascending, may be asked
+        for, [L, E]: the last layer computes nothing for the others once it has attended to them."""
         hidden, residual = self.embed_tokens(inputs) if self.is_first else inputs, None
         # Asked for on a GPU, the CPU kernels would be compiled at the first start.
         plan = self._native_plan() if inputs.is_cpu and not torch.compiler.is_compiling() else None
         if plan is not None:
             metadata = current_forward().attention
-            hidden = plan.run(hidden, positions, [metadata[name].address for name in plan.groups])
-            return _rows_of(hidden, rows)
+            addresses = [metadata[name].address for name in plan.groups]
+            return _rows_of(plan.run(hidden, positions, addresses, rows), rows)
         rope = {kind: rotary.at(positions) for kind, rotary in self.rotaries.items()}
         # Replicas that share experts have counted each other's tokens once for all layers.
         early = rows if self._solo else None
@@ -204,13 +205,32 @@ class CausalLM(nn.Module):
         if residual is None:
             raise NotPlannable("there are no layers")
         result, _ = builder.add_norm(hidden, residual, self.norm.native(), "result")
-        return builder.finish(source, result)
+        return builder.finish(source, result, self._native_head())
+
+    def _native_head(self) -> PackedLinear | None:
+        """The output head, where logits are what it computes."""
+        return self.lm_head.native() if self.has_head and self.logit_cap() is None else None
+
+    def native_network(self) -> NativeNetwork | None:
+        """Embedding, layers and head as native code takes them; None where some part has no such form. Asked for when
+        the cache is there."""
+        plan = self._native_plan()
+        embedding = self.embed_tokens.native() if plan is not None and plan.places.logits is not None else None
+        if plan is None or embedding is None:
+            return None
+        scale = self.embed_tokens.scale
+        return NativeNetwork(plan, embedding, 1.0 if scale is None else float(scale))
 
     def last_norm(self, hidden: Tensor, residual: Tensor | None) -> Tensor:
         """The final norm, of hidden plus what the last layer left for it to add."""
         return self.norm(hidden) if residual is None else self.norm.add_forward(hidden, residual)[0]
 
+    def logit_cap(self) -> float | None:
+        """c where logits are c * tanh(logits / c); None for no cap."""
+        return None
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[L, E] -> [L, V] float32, the same on every tensor-parallel rank. The last stage only."""
         logits: Tensor = self.lm_head(hidden)
-        return logits
+        cap = self.logit_cap()
+        return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pagemill.model.kernels.layer_plan import PlanBuilder
@@ -90,6 +89,5 @@ class Gemma3ForCausalLM(CausalLM):
         )
         return Gemma3Layer(config, traits, ctx=ctx)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        logits, cap = super().compute_logits(hidden), self.config.get("final_logit_softcapping")
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+    def logit_cap(self) -> float | None:
+        return self.config.get("final_logit_softcapping")

@@ -56,7 +56,8 @@ class InlineRunner:
         while not self._ready:
             if self._core.has_work():
                 self._ready.extend(self._core.step())
-                await asyncio.sleep(0)  # consumers run between steps
+                if not self._ready:
+                    await asyncio.sleep(0)  # others have their turn; with outputs, they have it when these are read
             else:
                 self._work.clear()
                 await self._work.wait()

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.model.kernels.decode_step import SlotArrays
 
 
 class RequestStates:
@@ -56,6 +57,21 @@ class RequestStates:
         self.top_p[slot] = params.top_p
         self.min_p[slot] = params.min_p
         self.seed[slot] = (params.seed or 0) & 0xFFFF_FFFF_FFFF_FFFF
+
+    def arrays(self) -> SlotArrays:
+        """What native code reads and changes."""
+        return SlotArrays(
+            self.token_ids,
+            self.num_tokens,
+            self.num_computed,
+            self.num_sampled,
+            self.greedy,
+            self.temperature,
+            self.min_p,
+            self.top_k,
+            self.top_p,
+            self.seed,
+        )
 
     def advance(self, slots: Int32Array, num_tokens: Int32Array) -> None:
         """Count the step's tokens as computed."""

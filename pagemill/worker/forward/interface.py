@@ -44,7 +44,8 @@ class TokensNow:
 
 
 class Forward(ABC):
-    """`run` and `sample` alternate. What a step changes of a slot is told before: `remove`, then `add`."""
+    """`run` and `sample` alternate; `decode` stands for both. What a step changes of a slot is told before: `remove`,
+    then `add`."""
 
     @abstractmethod
     def add(self, new: NewRequest) -> None:
@@ -67,6 +68,12 @@ class Forward(ABC):
     def capture_one(self) -> bool:
         """Capture one more graph, while no request has a slot; False when all are."""
         return False
+
+    def decode(self, slots: Int32Array, num_tokens: Int32Array) -> Int32Array | None:
+        """[R] slots of a step and the tokens that each computes -> [R] the tokens that they sampled, which are in the
+        slots' state, and counted, when it returns. None, and nothing has happened, where that is not all one piece of
+        work: `run` and `sample` then do it."""
+        return None
 
     @abstractmethod
     def run(self, batch: InputBatch) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from pagemill.messages.kv_spec import KVCacheConfig
 from pagemill.model.attention.interface import CacheLayer, CommonAttentionMetadata, StepPlanner
+from pagemill.model.kernels.decode_step import SlotTable
 from pagemill.worker.batch.block_tables import BlockTables
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
@@ -33,6 +34,17 @@ class AttentionGroups:
     def indices(self) -> list[int]:
         """Of the groups that have layers here."""
         return [index for index, _ in self._groups]
+
+    def slot_tables(self) -> list[SlotTable]:
+        """The block tables, and which layers use which."""
+        return [
+            SlotTable(
+                self._tables[index].blocks,
+                self._tables[index].block_size,
+                [name for _, names in planners for name in names],
+            )
+            for index, planners in self._groups
+        ]
 
     def planners(self) -> list[StepPlanner]:
         """All of them."""

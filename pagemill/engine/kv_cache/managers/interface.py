@@ -36,6 +36,8 @@ class GroupManager(ABC):
 
     prefix_closed: bool
     """Whether every shorter prefix of a cached prefix is a cached prefix too."""
+    drops: bool = False
+    """Whether `drop_out_of_window` may do something."""
 
     def __init__(self, pool: BlockPool, spec: KVCacheSpec, group_index: int, hash_block_size: int) -> None:
         self.block_size = spec.block_size
@@ -73,7 +75,8 @@ class GroupManager(ABC):
     def num_missing(self, request_id: str, num_tokens: int) -> int:
         """Blocks to be allocated before the request can hold `num_tokens` tokens."""
         table = self._tables.get(request_id)
-        return max(0, ceil_div(num_tokens, self.block_size) - (len(table.block_ids) if table else 0))
+        missing = ceil_div(num_tokens, self.block_size) - (len(table.block_ids) if table else 0)
+        return missing if missing > 0 else 0
 
     def adopt(self, request_id: str, prefix: Sequence[int], num_tokens: int) -> None:
         """Begin a request's table with `prefix`, a result of `cached_prefix` whose blocks were touched; the first

@@ -14,6 +14,7 @@ class RecentBlocksManager(GroupManager):
     """A prefix is cached when the blocks are that the token behind it reads; what lies before need not be."""
 
     prefix_closed = False
+    drops = True
 
     @abstractmethod
     def first_read(self, position: int) -> int:

@@ -61,10 +61,11 @@ struct MergeFactors {
   float a, b;
 };
 
-PM_INLINE MergeFactors merge_row_state(float& maximum, float& sum, float part_maximum, float part_sum) {
+PM_INLINE MergeFactors merge_row_state(float& maximum, float& sum, float part_maximum, float part_sum, float factor) {
   const float old = maximum;
   maximum = old > part_maximum ? old : part_maximum;
-  const vf factors = exp_of(select_below((vu)lane_index(), 1, splat(old - maximum), splat(part_maximum - maximum)));
+  const vf less = select_below((vu)lane_index(), 1, splat(old - maximum), splat(part_maximum - maximum));
+  const vf factors = exp2_of(less * splat(factor));
   const MergeFactors f = {factors[0], factors[1]};
   sum = sum * f.a + part_sum * f.b;
   return f;
@@ -73,7 +74,7 @@ PM_INLINE MergeFactors merge_row_state(float& maximum, float& sum, float part_ma
 // Adds the result of one segment for one row, `size` floats, to what there is. A part of which the row sees nothing adds
 // nothing; the first of which it sees something is taken as it is.
 PM_INLINE void merge_row(float& maximum, float& sum, float* out, float part_maximum, float part_sum, const float* part,
-                         int64_t size) {
+                         int64_t size, float factor) {
   if (part_maximum == MINUS_INFINITY) return;
   if (maximum == MINUS_INFINITY) {
     maximum = part_maximum;
@@ -81,38 +82,80 @@ PM_INLINE void merge_row(float& maximum, float& sum, float* out, float part_maxi
     for (int64_t d = 0; d < size; d += LANES) store(out + d, load(part + d));
     return;
   }
-  const MergeFactors f = merge_row_state(maximum, sum, part_maximum, part_sum);
+  const MergeFactors f = merge_row_state(maximum, sum, part_maximum, part_sum, factor);
   for (int64_t d = 0; d < size; d += LANES)
     store(out + d, fma(load(out + d), splat(f.a), load(part + d) * splat(f.b)));
 }
 
-// Scores of keys [columns), `score_at(n)` for keys from n on, become weights; those outside `visible` weigh nothing.
-// `take(n, weights)` gets them. `scores`: room for them all. Returns maximum and sum.
-template <class ScoreAt, class Take>
-PM_INLINE void softmax_row(const PmLayer& layer, float* scores, KeyRange columns, KeyRange visible, float& maximum,
-                           float& sum, ScoreAt score_at, Take take) {
-  const vi first = lane_index() - (int32_t)visible.begin;
-  const uint32_t count = (uint32_t)max_of(0, visible.end - visible.begin);
-  const vf scale = splat((float)layer.scale);
-  const float soft_cap = (float)layer.soft_cap;
-  vf highest = splat(MINUS_INFINITY);
-  for (int64_t n = columns.begin; n < columns.end; n += LANES) {
-    vf s = score_at(n) * scale;
-    if (soft_cap != 0) s = splat(soft_cap) * tanh_of(s / splat(soft_cap));
-    s = select_below((vu)(first + (int32_t)n), count, s, splat(MINUS_INFINITY));
-    store(scores + n, s);
-    highest = max_of(s, highest);
+// What the difference of two scores is multiplied with to be an exponent of 2. Scores are as the products left them, and
+// in the order of what they stand for, since no layer has a scale below zero; where they are capped, the cap has them
+// scaled.
+PM_INLINE float exponent_of_scores(const PmLayer& layer) {
+  return (layer.soft_cap != 0 ? 1.0f : (float)layer.scale) * LOG2_E;
+}
+
+PM_INLINE void cap_scores(const PmLayer& layer, float* scores, KeyRange columns) {
+  const vf cap = splat((float)layer.soft_cap), scale = splat((float)layer.scale);
+  for (int64_t n = columns.begin; n < columns.end; n += LANES)
+    store(scores + n, cap * tanh_of(load(scores + n) * scale / cap));
+}
+
+// Scores of keys [columns) of ROWS rows, SEGMENT_KEYS apart, become weights; those outside `visible` weigh nothing, and
+// may be anything. What a row sees begins and ends no earlier than what the one before it sees. take(row, n, weights) gets
+// them, from key n on. Gives maximum and sum. Together, rows wait for each other's latencies and ends of loops once.
+template <int ROWS, class Take>
+PM_INLINE void softmax_rows(const float* scores, KeyRange columns, const KeyRange* visible, float factor, float* maximum,
+                            float* sum, Take take) {
+  // All rows see all of [whole).
+  const int64_t begin = min_of(round_up(visible[ROWS - 1].begin, LANES), columns.end);
+  const KeyRange whole = {begin, max_of(begin, visible[0].end / LANES * LANES)};
+  const auto seen = [&](int r, int64_t n, vf x, vf other) {
+    const uint32_t count = (uint32_t)max_of(0, visible[r].end - visible[r].begin);
+    return select_below((vu)(lane_index() + (int32_t)(n - visible[r].begin)), count, x, other);
+  };
+  vf highest[ROWS], base[ROWS], total[ROWS] = {};
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; ++r) highest[r] = splat(MINUS_INFINITY);
+  const auto look_at_edges = [&](int64_t n, int64_t end) {
+    for (; n < end; n += LANES)
+#pragma GCC unroll 6
+      for (int r = 0; r < ROWS; ++r)
+        highest[r] = max_of(seen(r, n, load(scores + r * SEGMENT_KEYS + n), splat(MINUS_INFINITY)), highest[r]);
+  };
+  look_at_edges(columns.begin, whole.begin);
+  for (int64_t n = whole.begin; n < whole.end; n += LANES)
+#pragma GCC unroll 6
+    for (int r = 0; r < ROWS; ++r) highest[r] = max_of(load(scores + r * SEGMENT_KEYS + n), highest[r]);
+  look_at_edges(whole.end, columns.end);
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; ++r) {
+    maximum[r] = max_lanes(highest[r]);
+    // With nothing visible any finite number will do: the weights are zero.
+    base[r] = splat(maximum[r] == MINUS_INFINITY ? 0.0f : maximum[r]);
   }
-  maximum = max_lanes(highest);
-  // With nothing visible any finite number will do: the weights come out as zero.
-  const vf base = splat(maximum == MINUS_INFINITY ? 0.0f : maximum);
-  vf total = {};
-  for (int64_t n = columns.begin; n < columns.end; n += LANES) {
-    vf p = exp_of(load(scores + n) - base);
-    total += p;
-    take(n, p);
-  }
-  sum = sum_lanes(total);
+  const auto weight = [&](int r, int64_t n) {
+    return exp2_of((load(scores + r * SEGMENT_KEYS + n) - base[r]) * splat(factor));
+  };
+  const auto weigh_edges = [&](int64_t n, int64_t end) {
+    for (; n < end; n += LANES)
+#pragma GCC unroll 6
+      for (int r = 0; r < ROWS; ++r) {
+        const vf p = seen(r, n, weight(r, n), vf{});
+        total[r] += p;
+        take(r, n, p);
+      }
+  };
+  weigh_edges(columns.begin, whole.begin);
+  for (int64_t n = whole.begin; n < whole.end; n += LANES)
+#pragma GCC unroll 6
+    for (int r = 0; r < ROWS; ++r) {
+      const vf p = weight(r, n);
+      total[r] += p;
+      take(r, n, p);
+    }
+  weigh_edges(whole.end, columns.end);
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; ++r) sum[r] = sum_lanes(total[r]);
 }
 
 // T is the type of queries and results, C that of the cache.
@@ -182,7 +225,7 @@ class TileRun {
     for (int64_t r = 0; r < num_rows_; ++r, partial += 2 + layer_.head_size) {
       memcpy(s_.product, partial + 2, layer_.head_size * sizeof(float));
       merge_row(s_.maximum[r], s_.sum[r], s_.out + r * s_.out_stride, partial[0], partial[1], s_.product,
-                round_up(layer_.head_size, LANES));
+                round_up(layer_.head_size, LANES), exponent_of_scores(layer_));
     }
   }
 
@@ -220,12 +263,20 @@ class TileRun {
                       columns.end / LANES, s_.scores, SEGMENT_KEYS);
     float maximum[MAX_ROWS], sum[MAX_ROWS];
     constexpr int64_t weight_lanes = SEGMENT_KEYS / Dot::PACK;
+    auto* weights = (typename Dot::Stored*)s_.weights;
+    KeyRange visible[MAX_ROWS];
     for (int64_t r = 0; r < count; ++r) {
-      float* scores = s_.scores + r * SEGMENT_KEYS;
-      auto* weights = (typename Dot::Stored*)(s_.weights + r * weight_lanes);
-      softmax_row(
-          layer_, scores, columns, visible_to(row + r), maximum[r], sum[r], [&](int64_t n) { return load(scores + n); },
-          [&](int64_t n, vf p) { store(weights + n, p); });
+      visible[r] = visible_to(row + r);
+      if (layer_.soft_cap != 0) cap_scores(layer_, s_.scores + r * SEGMENT_KEYS, columns);
+    }
+    const float factor = exponent_of_scores(layer_);
+    if (count == MAX_ROWS) {
+      softmax_rows<MAX_ROWS>(s_.scores, columns, visible, factor, maximum, sum,
+                             [&](int r, int64_t n, vf p) { store(weights + r * SEGMENT_KEYS + n, p); });
+    } else {
+      for (int64_t r = 0; r < count; ++r)
+        softmax_rows<1>(s_.scores + r * SEGMENT_KEYS, columns, visible + r, factor, maximum + r, sum + r,
+                        [&](int, int64_t n, vf p) { store(weights + r * SEGMENT_KEYS + n, p); });
     }
     const int64_t first = any.begin / Dot::PACK, steps = ceil_div(any.end, Dot::PACK) - first;
     const int64_t out_vectors = ceil_div(layer_.head_size, LANES);
@@ -250,7 +301,7 @@ class TileRun {
 
   void merge_product(int64_t row, float maximum, float sum, const float* product) {
     merge_row(s_.maximum[row], s_.sum[row], s_.out + row * s_.out_stride, maximum, sum, product,
-              round_up(layer_.head_size, LANES));
+              round_up(layer_.head_size, LANES), exponent_of_scores(layer_));
   }
 
   // The same, where the products are those of bytes: every row has a high and a low part.
@@ -268,18 +319,18 @@ class TileRun {
       QueryBytes query;
       memcpy(&query, s_.scales + 4 * (row + r), sizeof query);
       vf highest = {}, poison = {};
-      softmax_row(
-          layer_, scores, columns, visible_to(row + r), maximum[r], sum[r],
-          [&](int64_t n) {
-            return score_of(scores + n, scores + SEGMENT_KEYS + n, query, load(view.key_scales[n / LANES]));
-          },
-          [&](int64_t n, vf p) {
-            // What is not seen weighs zero, and its scale may be anything.
-            const vf w = select(p == vf{}, vf{}, p * load(view.value_scales[n / LANES]));
-            highest = max_of(w, highest);
-            poison += w * splat(0.0f);
-            store(scores + n, w);
-          });
+      for (int64_t n = columns.begin; n < columns.end; n += LANES)
+        store(scores + n, score_of(scores + n, scores + SEGMENT_KEYS + n, query, load(view.key_scales[n / LANES])));
+      if (layer_.soft_cap != 0) cap_scores(layer_, scores, columns);
+      const KeyRange visible = visible_to(row + r);
+      softmax_rows<1>(scores, columns, &visible, exponent_of_scores(layer_), maximum + r, sum + r,
+                      [&](int, int64_t n, vf p) {
+                        // What is not seen weighs zero, and its scale may be anything.
+                        const vf w = select(p == vf{}, vf{}, p * load(view.value_scales[n / LANES]));
+                        highest = max_of(w, highest);
+                        poison += w * splat(0.0f);
+                        store(scores + n, w);
+                      });
       const RowScale found = row_scale(max_lanes(highest), sum_lanes(poison), LARGEST_WEIGHT);
       scale[r] = found.scale;
       for (int64_t n = columns.begin; n < columns.end; n += LANES)

@@ -41,6 +41,12 @@ int64_t num_segments(const Tile& tile) {
   return (tile.key_end + SEGMENT_KEYS - 1) / SEGMENT_KEYS - first_segment(tile);
 }
 
+enum TileOrder {
+  // Prompts first, their last (longest) tiles first: what is handed out last should be short.
+  LONGEST_FIRST,
+  AS_IN_BATCH,
+};
+
 class AttentionPlan {
  public:
   // `memory` holds the tiles, as long as the plan is used.
@@ -50,16 +56,15 @@ class AttentionPlan {
   }
 
   // False: out of memory.
-  bool build() {
+  bool build(TileOrder order = LONGEST_FIRST) {
     const PmBatch& batch = args_.batch;
     const int64_t most = batch.num_tokens / tile_tokens_ + batch.num_requests;
     tiles = (Tile*)memory_.reserve(most * (int64_t)sizeof(Tile));
     if (!tiles) return false;
-    // Prompts first, their last (longest) tiles first: what is handed out last should be short.
     for (int64_t r = 0; r < batch.num_requests; ++r)
-      if (query_len(r) > 1) add_request(r);
+      if (query_len(r) > 1 || order == AS_IN_BATCH) add_request(r, order);
     for (int64_t r = 0; r < batch.num_requests; ++r)
-      if (query_len(r) == 1) add_request(r);
+      if (query_len(r) == 1 && order == LONGEST_FIRST) add_request(r, order);
     return true;
   }
 
@@ -79,9 +84,11 @@ class AttentionPlan {
  private:
   int64_t query_len(int64_t r) const { return args_.batch.query_start[r + 1] - args_.batch.query_start[r]; }
 
-  void add_request(int64_t r) {
+  void add_request(int64_t r, TileOrder order) {
     const int64_t tokens = query_len(r), context = args_.batch.seq_lens[r] - tokens;
-    for (int64_t first = (tokens - 1) / tile_tokens_ * tile_tokens_; first >= 0; first -= tile_tokens_) {
+    const int64_t num_tiles = (tokens + tile_tokens_ - 1) / tile_tokens_;
+    for (int64_t i = 0; i < num_tiles; ++i) {
+      const int64_t first = (order == AS_IN_BATCH ? i : num_tiles - 1 - i) * tile_tokens_;
       const int64_t number = tokens - first < tile_tokens_ ? tokens - first : tile_tokens_;
       const int64_t position = context + first, begin = first_seen(args_.layer, position);
       Tile& tile = tiles[count++];

@@ -98,10 +98,7 @@ void pm_argmax(int64_t* out, const void* logits, int64_t rows, int64_t cols, int
       found[p] = selected->argmax(args, 0, cols * p / pieces, cols * (p + 1) / pieces);
   });
   ArgmaxResult best = found[0];
-  for (int64_t p = 1; p < pieces; ++p) {
-    const bool best_is_nan = best.value != best.value, is_nan = found[p].value != found[p].value;
-    if (!best_is_nan && (is_nan || found[p].value > best.value)) best = found[p];
-  }
+  for (int64_t p = 1; p < pieces; ++p) best = better_of(best, found[p]);
   out[0] = best.index;
 }
 

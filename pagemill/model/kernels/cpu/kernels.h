@@ -140,6 +140,12 @@ struct ArgmaxResult {
   int64_t index;
 };
 
+// Of two pieces of a row, in their order: the first of the largest, or the first NaN.
+inline ArgmaxResult better_of(const ArgmaxResult& first, const ArgmaxResult& second) {
+  const bool first_is_nan = first.value != first.value, second_is_nan = second.value != second.value;
+  return !first_is_nan && (second_is_nan || second.value > first.value) ? second : first;
+}
+
 // How the weight of a linear layer is stored. Every format cuts the outputs into panels of LINEAR_PANEL, the last one padded
 // with zeros, and a panel is one contiguous stream, read once per call.
 enum PmFormat : int64_t {
@@ -190,6 +196,9 @@ struct LinearArgs {
 // What will be read in a moment is brought to the second-level cache: on the way to the first it would take up the few
 // slots for loads that miss.
 inline void prefetch_line(const void* at) { __builtin_prefetch(at, 0, 2); }
+// What will be read once goes to the first level and from there to none: in a step that reads all weights of a model, they
+// would take the place of everything else in all caches, and what runs between two steps would begin with nothing there.
+inline void stream_line(const void* at) { __builtin_prefetch(at, 0, 0); }
 
 inline int64_t num_panels(const PmLinear& linear) { return (linear.rows + LINEAR_PANEL - 1) / LINEAR_PANEL; }
 

@@ -1,9 +1,11 @@
-// Runs a planned sequence of operations in one parallel region, with a barrier of our own after each that others wait
-// for: a step of thirty layers is a few hundred of them. Compiled for the baseline.
+// Runs a planned sequence of operations in one parallel region: a step of few rows with a barrier of our own after each
+// operation that others wait for, a few hundred of them in thirty layers; one of many rows as waves.h says. Compiled for
+// the baseline.
 #include "layer_plan.h"
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <new>
 
@@ -11,6 +13,7 @@
 #include "parallel.h"
 #include "selected.h"
 #include "thread_buffer.h"
+#include "waves.h"
 
 namespace {
 
@@ -18,10 +21,9 @@ namespace {
 constexpr int64_t MAX_OWN_ROWS = 4;
 // From so many rows on, the inputs of integer layers are quantized by all threads together.
 constexpr int64_t MIN_SHARED_ROWS = 16;
-// From so many rows on, threads share the rows of a linear layer, in pieces, and not its panels: reading all weights in
-// each thread is then cheaper than reading inputs that another one has just written.
-constexpr int64_t MIN_SPLIT_ROWS = 192, ROWS_AT_A_TIME = 128;
-constexpr int SPINS_BEFORE_YIELD = 6000;
+// From so many rows on, and so many for each thread, threads share the rows of a linear layer and not its panels: reading
+// all weights in each thread is then cheaper than reading inputs that another one has just written.
+constexpr int64_t MIN_SPLIT_ROWS = 192, MIN_ROWS_PER_THREAD = 24;
 // Of the weights that come next, while a thread waits for the others.
 constexpr int64_t PREFETCH_BYTES = 192 * 1024;
 
@@ -85,7 +87,8 @@ Share share_of(int64_t count, int64_t rank, int64_t threads) {
   return {count * rank / threads, count * (rank + 1) / threads};
 }
 
-thread_local Buffer scratch_memory, partial_memory, queue_memory, own_memory, quantized_memory, counter_memory;
+thread_local Buffer scratch_memory, partial_memory, queue_memory, own_memory, quantized_memory, counter_memory,
+    found_memory, stage_memory, missing_memory;
 
 constexpr int64_t MAX_PLANS = 64;
 
@@ -97,14 +100,14 @@ class AttentionPlans {
   }
 
   // Its number, built when it is new; -1: out of memory.
-  int64_t find(const PmOp& op, const PmRun& run) {
+  int64_t find(const PmOp& op, const PmRun& run, TileOrder order = LONGEST_FIRST) {
     for (int64_t i = 0; i < count_; ++i)
       if (batches_[i] == run.batches[op.group] && memcmp(&args_[i].layer, &op.layer, sizeof op.layer) == 0) return i;
     if (count_ == MAX_PLANS) return -1;
     args_[count_] = {{}, *run.batches[op.group], op.layer};
     batches_[count_] = run.batches[op.group];
     AttentionPlan* made = new (storage_ + count_ * sizeof(AttentionPlan)) AttentionPlan(args_[count_], memory_[count_]);
-    return made->build() ? count_++ : -1;
+    return made->build(order) ? count_++ : -1;
   }
 
   const AttentionPlan* plan(int64_t i) const { return (const AttentionPlan*)(storage_ + i * sizeof(AttentionPlan)); }
@@ -143,7 +146,8 @@ class PlanRun {
     queues_ = (Queues*)queue_memory.reserve((num_attend + 1) * (int64_t)sizeof(Queues));
     quantized_ = (char*)quantized_memory.reserve(quantized_bytes() + 1);
     counters_ = (Shares::Counter*)counter_memory.reserve(2 * threads_ * (int64_t)sizeof(Shares::Counter));
-    return own_ && queues_ && quantized_ && counters_ && prepare_attention();
+    found_ = (ArgmaxResult*)found_memory.reserve(run_.num_tokens * threads_ * (int64_t)sizeof(ArgmaxResult));
+    return own_ && queues_ && quantized_ && counters_ && found_ && prepare_attention() && prepare_waves(num_attend);
   }
 
   // Once, by one of the threads, when their number is known: it may be less than what was asked for.
@@ -154,6 +158,7 @@ class PlanRun {
   }
 
   void work(int64_t rank) {
+    if (in_waves_) return work_in_waves(rank);
     Own own = {own_ + rank * own_stride_, -1, 0};
     int64_t attend = 0, linear = 0;
     for (int64_t i = 0; i < num_ops_; ++i) {
@@ -170,10 +175,13 @@ class PlanRun {
           this->linear(op, rank, own, linear++);
           break;
         case PM_OP_PREPARE:
-          prepare_tokens(op, rank);
+          prepare_tokens(op, share_of(run_.num_tokens, rank, team_));
           break;
         case PM_OP_ATTEND:
           this->attend(op, rank, attend++);
+          break;
+        case PM_OP_CHOOSE:
+          choose(op, rank, attend);
           break;
       }
       barrier_.wait(next_weights(i + 1, rank));
@@ -211,21 +219,48 @@ class PlanRun {
     return most;
   }
 
+  // Whether rows are shared, if attention can be too.
+  bool splits_rows() const {
+    return threads_ > 1 && run_.num_tokens >= MIN_SPLIT_ROWS && run_.num_tokens >= MIN_ROWS_PER_THREAD * threads_;
+  }
+
+  bool prepare_waves(int64_t num_attend) {
+    in_waves_ = splits_rows() && !splits_keys_ && !run_.choice;  // waves know layers only
+    if (!in_waves_) return true;
+    auto* stages = (WaveStage*)stage_memory.reserve((2 * num_attend + 1) * (int64_t)sizeof(WaveStage));
+    if (!stages) return false;
+    int64_t count = 0, first = 0;
+    for (int64_t i = 0; i < num_ops_; ++i) {
+      const PmOp& op = ops_[i];
+      if (op.kind != PM_OP_ATTEND) continue;
+      stages[count++] = {first, i, nullptr, nullptr, 0};
+      stages[count++] = {i, i + 1, plans_.plan(plans_.find(op, run_)), run_.batches[op.group]->query_start,
+                         op.layer.num_kv_heads};
+      first = i + 1;
+    }
+    stages[count++] = {first, num_ops_, nullptr, nullptr, 0};
+    return waves_.prepare(stages, count, run_.num_tokens, threads_, missing_memory);
+  }
+
   bool prepare_attention() {
     int64_t scratch = 0, partials = 0, attend = 0;
     for (int64_t i = 0; i < num_ops_; ++i) {
       const PmOp& op = ops_[i];
       if (op.kind != PM_OP_ATTEND) continue;
-      const int64_t found = plans_.find(op, run_);
+      const int64_t found = plans_.find(op, run_, splits_rows() ? AS_IN_BATCH : LONGEST_FIRST);
       if (found < 0) return false;
       const AttentionPlan& plan = *plans_.plan(found);
       const int64_t heads = op.layer.num_kv_heads, bytes = selected->attention_scratch_bytes(attention_args(op));
       if (bytes > scratch) scratch = bytes;
       if (plan.partials * heads > partials) partials = plan.partials * heads;
       const bool split = splits_keys(plan, op.layer, threads_);
+      splits_keys_ |= split;
       new (queues_ + attend++) Queues{WorkQueue(split ? plan.segments * heads : plan.count * heads),
                                       WorkQueue(split ? plan.count * heads : 0)};
     }
+    // Of the choice, if there is one.
+    const int64_t rows = run_.num_tokens;
+    new (queues_ + attend) Queues{WorkQueue(rows < threads_ ? rows * threads_ : rows), WorkQueue(0)};
     scratch_stride_ = scratch_stride(scratch);
     scratch_ = (char*)scratch_memory.reserve(scratch_stride_ * threads_ + 1);
     partials_ = (float*)partial_memory.reserve(partials * (int64_t)sizeof(float) + 1);
@@ -248,6 +283,60 @@ class PlanRun {
     const void* residual = op.residual_in < 0 ? nullptr : buffer(op.residual_in);
     return {out, buffer(op.in), residual, sum, op.weight, cols, 1, run_.widths[op.in], PM_BFLOAT16, op.weight_dtype,
             (float)op.eps};
+  }
+
+  void work_in_waves(int64_t rank) {
+    WaveCursor at;
+    for (WaveTask task = waves_.take(at), next; task.stage >= 0; task = next) {
+      const WaveStage& stage = waves_.stage(task);
+      // A short task is followed by one that is known already, so that it can be fetched meanwhile.
+      if (stage.plan) next = waves_.take(at);
+      waves_.wait_for_needs(task);
+      if (stage.plan && !(waves_.is_last(task) && is_unwanted(waves_.tile_of(task)))) {
+        const TileHead then = next.stage == task.stage ? stage.plan->tile_head(next.index, stage.heads) : TileHead();
+        selected->attend(attention_args(ops_[stage.first]), waves_.tile_of(task), task.index % stage.heads, then,
+                         scratch_ + rank * scratch_stride_);
+      } else if (!stage.plan) {
+        const Share rows = {waves_.begin(task.index), waves_.begin(task.index + 1)};
+        waves_.is_last(task) && run_.wanted ? work_on_wanted(stage, rows) : work_on_rows(stage, rows);
+      }
+      waves_.finish(task);
+      if (!stage.plan) next = waves_.take(at);
+    }
+  }
+
+  // The first of the wanted rows that is not before `row`, as its number.
+  int64_t wanted_from(int64_t row) const {
+    return std::lower_bound(run_.wanted, run_.wanted + run_.num_wanted, row) - run_.wanted;
+  }
+
+  bool is_unwanted(const Tile& tile) const {
+    return run_.wanted && wanted_from(tile.token) == wanted_from(tile.token + tile.num_tokens);
+  }
+
+  void work_on_wanted(const WaveStage& stage, Share rows) const {
+    for (int64_t i = wanted_from(rows.begin), next, last = wanted_from(rows.end); i < last; i = next) {
+      for (next = i + 1; next < last && run_.wanted[next] == run_.wanted[next - 1] + 1;) ++next;
+      work_on_rows(stage, {run_.wanted[i], run_.wanted[next - 1] + 1});
+    }
+  }
+
+  void work_on_rows(const WaveStage& stage, Share rows) const {
+    for (int64_t i = stage.first; i < stage.last; ++i) {
+      const PmOp& op = ops_[i];
+      switch (op.kind) {
+        case PM_OP_NORM:
+          selected->norm(norm_args(op, buffer(op.out), op.residual_out < 0 ? nullptr : buffer(op.residual_out)),
+                         rows.begin, rows.end);
+          break;
+        case PM_OP_LINEAR:
+          multiply_rows(linear_args(op), rows);
+          break;
+        case PM_OP_PREPARE:
+          prepare_tokens(op, rows);
+          break;
+      }
+    }
   }
 
   void norm(const PmOp& op, int64_t rank, const Own& own) const {
@@ -278,18 +367,15 @@ class PlanRun {
 
   // The `number`-th linear layer.
   void linear(const PmOp& op, int64_t rank, const Own& own, int64_t number) {
-    const bool from_own = own_rows_ && op.in == own.buffer;
-    LinearArgs args = {op.linear, from_own ? own.memory : (const void*)buffer(op.in), buffer(op.out),
-                             run_.num_tokens, from_own ? own.stride : run_.widths[op.in], run_.widths[op.out],
-                             PM_BFLOAT16};
+    LinearArgs args = linear_args(op);
+    if (own_rows_ && op.in == own.buffer) {
+      args.x = own.memory;
+      args.x_stride = own.stride;
+    }
     // The counters of the layer before are free again since the barrier after it.
     Shares::Counter *now = counters_ + number % 2 * team_, *next = counters_ + (number + 1) % 2 * team_;
     next[rank].gone.store(0, std::memory_order_relaxed);
     const int64_t panels = num_panels(op.linear);
-    if (splits_rows()) {
-      const Shares rows(now, run_.num_tokens, team_, ROWS_AT_A_TIME);
-      return rows.run(rank, [&](int64_t begin, int64_t end) { multiply_rows(args, begin, end); });
-    }
     if (run_.num_tokens < MIN_SHARED_ROWS) {
       quantize_own(args);
     } else if (selected->quantized_bytes(args)) {
@@ -302,7 +388,10 @@ class PlanRun {
     shares.run(rank, [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
   }
 
-  bool splits_rows() const { return run_.num_tokens >= MIN_SPLIT_ROWS && team_ > 1; }
+  LinearArgs linear_args(const PmOp& op) const {
+    return {op.linear, buffer(op.in), buffer(op.out), run_.num_tokens, run_.widths[op.in], run_.widths[op.out],
+            op.out_dtype};
+  }
 
   static void quantize_own(LinearArgs& args) {
     static thread_local ThreadBuffer own_rows;
@@ -312,16 +401,15 @@ class PlanRun {
     selected->quantize_rows(args, 0, args.num_rows);
   }
 
-  static void multiply_rows(LinearArgs args, int64_t begin, int64_t end) {
-    args.x = (const element*)args.x + begin * args.x_stride;
-    args.out = (element*)args.out + begin * args.out_stride;
-    args.num_rows = end - begin;
+  static void multiply_rows(LinearArgs args, Share rows) {
+    args.x = (const element*)args.x + rows.begin * args.x_stride;
+    args.out = (char*)args.out + rows.begin * args.out_stride * (args.out_dtype == PM_FLOAT32 ? 4 : 2);
+    args.num_rows = rows.end - rows.begin;
     quantize_own(args);
     selected->linear(args, 0, num_panels(args.linear));
   }
 
-  void prepare_tokens(const PmOp& op, int64_t rank) const {
-    const Share share = share_of(run_.num_tokens, rank, team_);
+  void prepare_tokens(const PmOp& op, Share share) const {
     const PmLayer& layer = op.layer;
     const int64_t width = run_.widths[op.in], size = layer.head_size, query_size = layer.num_heads * size;
     for (int64_t t = share.begin; t < share.end; ++t) {
@@ -376,6 +464,32 @@ class PlanRun {
     });
   }
 
+  // Few rows are cut into a piece for each thread, where they are greedy; drawing takes a thread for a row.
+  // Its queue is the one after those of attention.
+  void choose(const PmOp& op, int64_t rank, int64_t attend) {
+    const PmChoice& choice = *run_.choice;
+    const int64_t rows = run_.num_tokens, cols = run_.widths[op.in], pieces = rows < threads_ ? threads_ : 1;
+    const float* logits = (const float*)run_.buffers[op.in];
+    const ArgmaxArgs greedy = {logits, cols, cols, PM_FLOAT32};
+    const SampleArgs drawn = {choice.tokens, logits, choice.temperature, choice.min_p, choice.top_k, choice.top_p,
+                              choice.uniforms, cols, cols};
+    queues_[attend].first.run([&](int64_t i) {
+      const int64_t r = i / pieces, piece = i % pieces;
+      if (choice.greedy[r])
+        found_[i] = selected->argmax(greedy, r, cols * piece / pieces, cols * (piece + 1) / pieces);
+      else if (piece == 0)
+        selected->sample(drawn, r, r + 1);
+    });
+    barrier_.wait();
+    if (rank != 0) return;
+    for (int64_t r = 0; r < rows; ++r) {
+      if (!choice.greedy[r]) continue;
+      ArgmaxResult best = found_[r * pieces];
+      for (int64_t p = 1; p < pieces; ++p) best = better_of(best, found_[r * pieces + p]);
+      choice.tokens[r] = (int32_t)best.index;
+    }
+  }
+
   const PmOp* ops_;
   const int64_t num_ops_;
   const PmRun& run_;
@@ -386,12 +500,15 @@ class PlanRun {
   Queues* queues_ = nullptr;
   char* quantized_ = nullptr;
   Shares::Counter* counters_ = nullptr;
+  ArgmaxResult* found_ = nullptr;
   char* own_ = nullptr;
   int64_t own_stride_ = 0;
   bool own_rows_ = false;
   char* scratch_ = nullptr;
   int64_t scratch_stride_ = 0;
   float* partials_ = nullptr;
+  bool splits_keys_ = false, in_waves_ = false;
+  Waves waves_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A planned sequence of operations: a whole forward pass that is started once. `Op` and `Run` in plan.py mirror these.
+// A planned sequence of operations: a whole forward pass that is started once. `_Op` and `_Run` in layer_plan.py mirror these.
 #pragma once
 
 #include "kernels.h"
@@ -12,6 +12,8 @@ enum PmOpKind : int64_t {
   PM_OP_PREPARE = 3,
   // Attention of the queries in `in` -> out.
   PM_OP_ATTEND = 4,
+  // A token for each row of float32 logits in `in`, as PmChoice says.
+  PM_OP_CHOOSE = 5,
 };
 
 // Buffers are numbered; a row of one is what a token has in it. Negative: none.
@@ -26,6 +28,7 @@ struct PmOp {
   int64_t weight_dtype;
   double eps;
   PmLinear linear;
+  int64_t out_dtype;  // of LINEAR
   PmLayer layer;
   void* kv_cache;
   int64_t values_offset;
@@ -39,13 +42,28 @@ struct PmOp {
   int64_t table_dtype;
 };
 
+// How CHOOSE chooses; one element of each for a row. The parameters of greedy rows are not read.
+struct PmChoice {
+  int32_t* tokens;
+  const uint8_t* greedy;
+  const float* temperature;
+  const float* min_p;
+  const int32_t* top_k;
+  const float* top_p;
+  const double* uniforms;
+};
+
 struct PmRun {
   const int64_t* positions;  // [T]
   int64_t num_tokens;
   void* const* buffers;
   const int64_t* widths;  // elements of a row, per buffer
   const PmBatch* const* batches;
+  const PmChoice* choice;  // null where nothing is chosen
+  // The rows of the result that are read, ascending; null: all. What only the others need may be left out.
+  const int64_t* wanted;
+  int64_t num_wanted;
 };
 
-// Run all operations, on `threads` threads that are started once. Everything is bfloat16. 0: done, 1: out of memory.
+// Run all operations, on `threads` threads that are started once. Everything but logits is bfloat16. 0: done, 1: out of memory.
 PM_EXPORT int pm_run_plan(const PmOp* ops, int64_t num_ops, const PmRun* run, int64_t threads);

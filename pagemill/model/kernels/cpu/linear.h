@@ -53,6 +53,10 @@ PM_INLINE Upcoming upcoming_of(const uint32_t* panel, int64_t num_pairs, int64_t
   return {(const char*)panel + num_pairs * (pair_bytes + part * step), step};
 }
 
+// Whether `rows` rows are all that a panel is multiplied with: more than LINEAR_ROWS are cut into equal shares, each of half
+// of that at least. One row is taken for all there is.
+constexpr bool reads_panel_once(int rows) { return rows == 1 || 2 * rows < LINEAR_ROWS; }
+
 // ROWS rows of x against one panel.
 template <int ROWS>
 void multiply_panel(const uint32_t* panel, int64_t num_pairs, const bf16* x, int64_t x_stride, Upcoming upcoming,
@@ -60,8 +64,13 @@ void multiply_panel(const uint32_t* panel, int64_t num_pairs, const bf16* x, int
   vf sums[ROWS][LINEAR_VECS] = {};
   for (int64_t p = 0; p < num_pairs; ++p) {
     const uint32_t* at = panel + p * LINEAR_PANEL;
-    prefetch_line(upcoming.at);
-    prefetch_line(upcoming.at + 64);
+    if constexpr (reads_panel_once(ROWS)) {
+      stream_line(upcoming.at);
+      stream_line(upcoming.at + 64);
+    } else {
+      prefetch_line(upcoming.at);
+      prefetch_line(upcoming.at + 64);
+    }
     upcoming.at += upcoming.step;
     vu w[LINEAR_VECS];
     for (int v = 0; v < LINEAR_VECS; ++v) w[v] = load_raw<vu>(at + v * LANES);

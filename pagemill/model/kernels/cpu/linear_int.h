@@ -107,14 +107,16 @@ PM_INLINE void keep_whole(T& value) {
   asm("" : "+r"(value));
 }
 
-// A panel as it is stored: for few rows, which wait for memory. Stands at one block after the other.
-template <class Panel>
+// A panel as it is stored: for few rows, which wait for memory. Stands at one block after the other. ONCE: all rows are
+// multiplied with it together.
+template <class Panel, bool ONCE>
 struct Direct {
   using Format = Panel;
   const char* block;
 
   PM_INLINE void prefetch() const {
-    for (int64_t line = 0; line < Format::BYTES; line += 64) prefetch_line(block + LINEAR_INT_PREFETCH + line);
+    const char* at = block + LINEAR_INT_PREFETCH;
+    for (int64_t line = 0; line < Format::BYTES; line += 64) ONCE ? stream_line(at + line) : prefetch_line(at + line);
   }
   PM_INLINE void next() {
     block += Format::BYTES;
@@ -271,7 +273,10 @@ void linear_int(const LinearArgs& args, int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const char* panel = (const char*)args.linear.weight + index * x.num_blocks * Format::BYTES;
       if (stop - chunk <= DIRECT_ROWS) {
-        linear_int_rows(args, index, [&](int64_t) { return Direct<Format>{panel}; }, x, chunk, stop);
+        if (stop - chunk <= INT_ROWS)
+          linear_int_rows(args, index, [&](int64_t) { return Direct<Format, true>{panel}; }, x, chunk, stop);
+        else
+          linear_int_rows(args, index, [&](int64_t) { return Direct<Format, false>{panel}; }, x, chunk, stop);
         continue;
       }
       char* ready = (char*)memory.at_least(x.num_blocks * Prepared<Format>::BYTES);

@@ -1,6 +1,7 @@
 // Rows of a packed weight as bfloat16: the embedding of a token from the weight that is the output head too.
 // A few rows per step, far apart in memory: compiled for the baseline.
-#include "kernels.h"
+#include "linear_rows.h"
+
 #include "parallel.h"
 #include "vec.h"
 
@@ -57,26 +58,34 @@ void row_of_integers(const PmLinear& linear, int64_t index, bf16* row) {
   }
 }
 
-void row_of(const PmLinear& linear, int64_t index, bf16* row) {
+}  // namespace
+
+void row_of_weight(const PmLinear& linear, int64_t index, void* row) {
   switch (linear.format) {
     case PM_BF16_PANELS:
-      return row_of_bf16(linear, index, row);
+      return row_of_bf16(linear, index, (bf16*)row);
     case PM_Q8_PANELS:
-      return row_of_integers<PM_Q8_PANELS>(linear, index, row);
+      return row_of_integers<PM_Q8_PANELS>(linear, index, (bf16*)row);
     case PM_Q4_PANELS:
-      return row_of_integers<PM_Q4_PANELS>(linear, index, row);
+      return row_of_integers<PM_Q4_PANELS>(linear, index, (bf16*)row);
     case PM_Q4_MIN_PANELS:
-      return row_of_integers<PM_Q4_MIN_PANELS>(linear, index, row);
+      return row_of_integers<PM_Q4_MIN_PANELS>(linear, index, (bf16*)row);
   }
 }
 
-}  // namespace
+void scale_row(void* row, int64_t cols, float scale) {
+  bf16* at = (bf16*)row;
+  for (int64_t d = 0; d < cols; d += LANES) {
+    const int64_t n = min_of(LANES, cols - d);
+    store(at + d, load(at + d, n) * splat(scale), n);
+  }
+}
 
 int pm_linear_rows(const PmLinear* linear, void* out, const int64_t* indices, int64_t count, int64_t threads) {
   for (int64_t i = 0; i < count; ++i)
     if (indices[i] < 0 || indices[i] >= linear->rows) return 1;
   share_evenly(count, count * linear->cols * 8, threads, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) row_of(*linear, indices[i], (bf16*)out + i * linear->cols);
+    for (int64_t i = begin; i < end; ++i) row_of_weight(*linear, indices[i], (bf16*)out + i * linear->cols);
   });
   return 0;
 }

@@ -40,6 +40,34 @@ PM_INLINE vf exp_of(vf x) {
 
 PM_INLINE float exp_of(float x) { return exp_of(splat(x))[0]; }
 
+// 2^x: 0 below -150 at the latest and at -126 at the earliest, NaN for NaN and infinity. 2^0 is exactly 1. With AVX-512
+// infinity above 128; elsewhere x is below 127.
+PM_INLINE vf exp2_of(vf x) {
+#if PM_VEC_BYTES == 64
+  const __m512 t = _mm512_max_ps(_mm512_set1_ps(-200.0f), (__m512)x);  // NaN passes: it comes second
+  const vf n = (vf)_mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const vf f = (vf)t - n;
+#else
+  // Adding 1.5 * 2^23 leaves round(x) in the low bits of the sum.
+  const vi underflow = x < splat(-126.0f);
+  x = select(underflow, splat(-126.0f), x);
+  const vf magic = splat(12582912.0f), shifted = x + magic, n = shifted - magic, f = x - n;
+#endif
+  vf p = splat(1.3266970387e-3f);
+  p = fma(p, f, splat(9.6754597455e-3f));
+  p = fma(p, f, splat(5.5507426160e-2f));
+  p = fma(p, f, splat(2.4022121754e-1f));
+  p = fma(p, f, splat(6.9314694916e-1f));
+  p = fma(p, f, splat(1.0f));
+#if PM_VEC_BYTES == 64
+  return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+  return select(underflow, vf{}, p * (vf)(((vi)shifted - (vi)magic + 127) << 23));
+#endif
+}
+
+constexpr float LOG2_E = 1.44269504088896341f;
+
 // From exp(-2|x|), which cannot overflow; the sign is put back at the end.
 PM_INLINE vf tanh_of(vf x) {
   vi sign = (vi)x & (int32_t)0x80000000;
@@ -52,19 +80,7 @@ struct Silu {
 #if PM_VEC_BYTES == 64
   // Half the instructions of the other form. x / ln 2 is rounded before it is split, so that for a large |x| the
   // exponential is off by |x| / 2^24, relatively: far less than the 8 bits that results are rounded to.
-  static PM_INLINE vf apply(vf x) {
-    const __m512 scaled = _mm512_mul_ps((__m512)x, _mm512_set1_ps(-1.44269504088896341f));
-    const __m512 t = _mm512_min_ps(_mm512_max_ps(scaled, _mm512_set1_ps(-200.0f)), _mm512_set1_ps(200.0f));
-    const __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const vf f = (vf)_mm512_sub_ps(t, n);
-    vf p = splat(1.3266970387e-3f);
-    p = fma(p, f, splat(9.6754597455e-3f));
-    p = fma(p, f, splat(5.5507426160e-2f));
-    p = fma(p, f, splat(2.4022121754e-1f));
-    p = fma(p, f, splat(6.9314694916e-1f));
-    p = fma(p, f, splat(1.0f));
-    return x / ((vf)_mm512_scalef_ps((__m512)p, n) + 1.0f);
-  }
+  static PM_INLINE vf apply(vf x) { return x / (exp2_of(x * splat(-LOG2_E)) + 1.0f); }
 #else
   static PM_INLINE vf apply(vf x) { return x / (1.0f + exp_of(-x)); }
 #endif

@@ -1,0 +1,185 @@
+// Gathers a decode batch from the slots, runs the plan and keeps what was sampled. Compiled for the baseline.
+#include "decode_step.h"
+
+#include <cstring>
+
+#include "attention_plan.h"
+#include "linear_rows.h"
+
+namespace {
+
+// The first word of Philox-4x32-10 (Salmon et al., SC 2011) as a number in (0, 1); as worker/sampling/philox.py.
+double uniform(uint64_t seed, uint64_t position) {
+  uint32_t c0 = (uint32_t)position, c1 = (uint32_t)(position >> 32), c2 = 0, c3 = 0;
+  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t first = (uint64_t)c0 * 0xD2511F53u, second = (uint64_t)c2 * 0xCD9E8D57u;
+    c0 = (uint32_t)(second >> 32) ^ c1 ^ k0;
+    c1 = (uint32_t)second;
+    c2 = (uint32_t)(first >> 32) ^ c3 ^ k1;
+    c3 = (uint32_t)first;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return ((double)c0 + 0.5) * 0x1p-32;
+}
+
+thread_local Buffer batch_memory;
+
+// Cuts a piece of memory into arrays. Without memory, only measures.
+class Arrays {
+ public:
+  explicit Arrays(char* memory) : memory_(memory) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    char* at = memory_ + bytes;
+    bytes += (count * (int64_t)sizeof(T) + 63) / 64 * 64;
+    return memory_ ? (T*)at : nullptr;
+  }
+
+  int64_t bytes = 0;
+
+ private:
+  char* memory_;
+};
+
+class DecodeBatch {
+ public:
+  DecodeBatch(const PmDecode& decode, const int32_t* slots, int64_t count)
+      : decode_(decode), state_(decode.slots), slots_(slots), count_(count) {}
+
+  bool is_one(const int32_t* num_tokens) const {
+    for (int64_t r = 0; r < count_; ++r) {
+      const int32_t slot = slots_[r], computed = state_.num_computed[slot];
+      const int32_t token = state_.token_ids[slot * state_.token_stride + computed];
+      if (num_tokens[r] != 1 || computed + 1 != state_.num_tokens[slot]) return false;
+      if (token < 0 || token >= decode_.embedding.rows) return false;
+    }
+    return count_ > 0;
+  }
+
+  // False: out of memory.
+  bool gather(int32_t* tokens) {
+    for (int64_t r = 0; r < count_; ++r)
+      if (state_.num_tokens[slots_[r]] > longest_) longest_ = state_.num_tokens[slots_[r]];
+    Arrays measured(nullptr);
+    lay_out(measured);
+    char* memory = (char*)batch_memory.reserve(measured.bytes);
+    if (!memory) return false;
+    Arrays arrays(memory);
+    lay_out(arrays);
+    for (int64_t r = 0; r < count_; ++r) gather_row(r);
+    query_start_[count_] = (int32_t)count_;
+    for (int64_t g = 0; g < decode_.num_tables; ++g) gather_table(g);
+    for (int64_t i = 0; i < decode_.num_layers; ++i) layer_batches_[i] = batches_ + decode_.layer_tables[i];
+    choice_ = {tokens, greedy_, temperature_, min_p_, top_k_, top_p_, uniforms_};
+    return true;
+  }
+
+  PmRun run() const {
+    return {positions_, count_, decode_.buffers, decode_.widths, layer_batches_, &choice_, nullptr, 0};
+  }
+
+  void keep(const int32_t* tokens) const {
+    for (int64_t r = 0; r < count_; ++r) {
+      const int32_t slot = slots_[r];
+      state_.token_ids[slot * state_.token_stride + state_.num_tokens[slot]] = tokens[r];
+      ++state_.num_tokens[slot];
+      ++state_.num_computed[slot];
+      ++state_.num_sampled[slot];
+    }
+  }
+
+ private:
+  void lay_out(Arrays& arrays) {
+    positions_ = arrays.take<int64_t>(count_);
+    query_start_ = arrays.take<int32_t>(count_ + 1);
+    seq_lens_ = arrays.take<int32_t>(count_);
+    greedy_ = arrays.take<uint8_t>(count_);
+    temperature_ = arrays.take<float>(count_);
+    min_p_ = arrays.take<float>(count_);
+    top_k_ = arrays.take<int32_t>(count_);
+    top_p_ = arrays.take<float>(count_);
+    uniforms_ = arrays.take<double>(count_);
+    batches_ = arrays.take<PmBatch>(decode_.num_tables);
+    layer_batches_ = arrays.take<const PmBatch*>(decode_.num_layers);
+    for (int64_t g = 0; g < decode_.num_tables; ++g) {
+      int32_t* blocks = arrays.take<int32_t>(count_ * num_blocks(g));
+      int64_t* mapping = arrays.take<int64_t>(count_);
+      if (batches_)
+        batches_[g] = {query_start_, seq_lens_, blocks, mapping, count_, count_, num_blocks(g),
+                       decode_.tables[g].block_size};
+    }
+  }
+
+  // Of the longest request, in table g.
+  int64_t num_blocks(int64_t g) const {
+    return (longest_ + decode_.tables[g].block_size - 1) / decode_.tables[g].block_size;
+  }
+
+  void gather_row(int64_t r) {
+    const int64_t slot = slots_[r], position = state_.num_computed[slot];
+    positions_[r] = position;
+    query_start_[r] = (int32_t)r;
+    seq_lens_[r] = (int32_t)position + 1;
+    greedy_[r] = state_.greedy[slot];
+    if (!greedy_[r]) {
+      temperature_[r] = state_.temperature[slot];
+      min_p_[r] = state_.min_p[slot];
+      top_k_[r] = state_.top_k[slot];
+      top_p_[r] = state_.top_p[slot];
+      uniforms_[r] = uniform(state_.seed[slot], (uint64_t)position + 1);
+    }
+    embed(state_.token_ids[slot * state_.token_stride + position], r);
+  }
+
+  void embed(int64_t token, int64_t r) const {
+    const int64_t cols = decode_.embedding.cols;
+    char* row = (char*)decode_.buffers[decode_.source] + r * cols * 2;
+    if (decode_.rows)
+      memcpy(row, (const char*)decode_.rows + token * cols * 2, cols * 2);
+    else
+      row_of_weight(decode_.embedding, token, row);
+    if (decode_.embedding_scale != 1) scale_row(row, cols, (float)decode_.embedding_scale);
+  }
+
+  void gather_table(int64_t g) {
+    const PmTable& table = decode_.tables[g];
+    PmBatch& batch = batches_[g];
+    const int64_t width = num_blocks(g);
+    for (int64_t r = 0; r < count_; ++r) {
+      const int32_t* blocks = table.blocks + slots_[r] * table.stride;
+      memcpy((int32_t*)batch.block_table + r * width, blocks, width * sizeof(int32_t));
+      const int64_t at = positions_[r];
+      ((int64_t*)batch.slot_mapping)[r] = blocks[at / table.block_size] * table.block_size + at % table.block_size;
+    }
+  }
+
+  const PmDecode& decode_;
+  const PmSlots& state_;
+  const int32_t* slots_;
+  const int64_t count_;
+  int64_t longest_ = 0;  // tokens of a request, at most
+  int64_t* positions_ = nullptr;
+  int32_t *query_start_ = nullptr, *seq_lens_ = nullptr, *top_k_ = nullptr;
+  uint8_t* greedy_ = nullptr;
+  float *temperature_ = nullptr, *min_p_ = nullptr, *top_p_ = nullptr;
+  double* uniforms_ = nullptr;
+  PmBatch* batches_ = nullptr;
+  const PmBatch** layer_batches_ = nullptr;
+  PmChoice choice_ = {};
+};
+
+}  // namespace
+
+int pm_decode_step(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens, int64_t count,
+                   int32_t* tokens, int64_t threads) {
+  DecodeBatch batch(*decode, slots, count);
+  if (!batch.is_one(num_tokens)) return PM_NOT_A_DECODE_STEP;
+  if (!batch.gather(tokens)) return PM_DECODE_NO_MEMORY;
+  const PmRun run = batch.run();
+  if (pm_run_plan(decode->ops, decode->num_ops, &run, threads)) return PM_DECODE_NO_MEMORY;
+  batch.keep(tokens);
+  return PM_DECODED;
+}

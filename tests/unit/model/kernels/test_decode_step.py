@@ -1,0 +1,133 @@
+"""A decode step as one native call: what it samples, what it counts, and what it leaves to others. The network is an
+embedding, a norm and a head; that attention is planned right is for tests/unit/worker/forward/test_native_decode.py."""
+
+import numpy as np
+import pytest
+import torch
+
+from pagemill.model.kernels import native, reference
+from pagemill.model.kernels.decode_step import MAX_ROWS, DecodeStep, NativeNetwork, SlotArrays, SlotTable
+from pagemill.model.kernels.layer_plan import NormWeight, PlanBuilder
+from pagemill.model.kernels.linear import linear, pack_bf16
+from pagemill.worker.sampling.philox import uniform
+
+VOCAB, HIDDEN, LENGTH, NUM_SLOTS = 301, 64, 40, 80
+EPS = 1e-5
+
+
+class Decoder:
+    """Slots with random tokens, each with another number of them, all but the last computed."""
+
+    def __init__(self, *, packed: bool = True, scale: float = 1.0) -> None:
+        torch.manual_seed(0)
+        random = np.random.default_rng(0)
+        self.weight = torch.randn(VOCAB, HIDDEN).bfloat16()
+        self.norm = torch.randn(HIDDEN).bfloat16()
+        self.head = pack_bf16(self.weight)
+        self.scale = scale
+        builder = PlanBuilder()
+        source = builder.buffer("embedded", HIDDEN)
+        result = builder.norm(source, NormWeight(self.norm, EPS), "result")
+        network = NativeNetwork(
+            builder.finish(source, result, self.head), self.head if packed else self.weight.clone(), scale
+        )
+        counts = (np.arange(NUM_SLOTS, dtype=np.int32) % (LENGTH - 2)) + 1
+        self.slots = SlotArrays(
+            token_ids=random.integers(0, VOCAB, (NUM_SLOTS, LENGTH), np.int32),
+            num_tokens=counts,
+            num_computed=counts - 1,
+            num_sampled=np.zeros(NUM_SLOTS, np.int32),
+            greedy=np.arange(NUM_SLOTS) % 2 == 0,
+            temperature=random.uniform(0.5, 1.5, NUM_SLOTS).astype(np.float32),
+            min_p=np.where(np.arange(NUM_SLOTS) % 5 == 0, 0.01, 0).astype(np.float32),
+            top_k=np.where(np.arange(NUM_SLOTS) % 3 == 0, 7, 0).astype(np.int32),
+            top_p=np.where(np.arange(NUM_SLOTS) % 7 == 0, 0.8, 1).astype(np.float32),
+            seed=random.integers(0, 2**64, NUM_SLOTS, np.uint64),
+        )
+        self.step = DecodeStep(network, self.slots, [SlotTable(np.zeros((NUM_SLOTS, 8), np.int32), 16, [])])
+
+    def logits(self, slots: np.ndarray, *, natively: bool) -> torch.Tensor:
+        """Of the slots' last tokens, before a step."""
+        last = self.slots.token_ids[slots, self.slots.num_computed[slots]]
+        embedded = self.weight[torch.from_numpy(last).long()] * torch.tensor(self.scale, dtype=torch.bfloat16)
+        if natively:
+            return linear(native.rms_norm(embedded, self.norm, EPS), self.head, torch.float32)
+        return reference.rms_norm(embedded, self.norm, EPS).float() @ self.weight.float().T
+
+    def expected(self, slots: np.ndarray) -> list[int]:
+        """Tokens, from the kernels one by one for the logits and plain torch for the choice."""
+        state, logits = self.slots, self.logits(slots, natively=True)
+        uniforms = torch.from_numpy(uniform(state.seed[slots], state.num_tokens[slots].astype(np.int64)))
+        parameters = (
+            torch.from_numpy(values[slots]) for values in (state.temperature, state.min_p, state.top_k, state.top_p)
+        )
+        drawn = reference.sample(logits, *parameters, uniforms)
+        return torch.where(torch.from_numpy(state.greedy[slots]), reference.argmax(logits), drawn).tolist()
+
+
+@pytest.fixture(autouse=True)
+def needs_library(library: native.Library) -> None:
+    """Skips where there are no kernels."""
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("slots", [[0], [1], [5, 2, 9], list(range(3, 3 + MAX_ROWS))])
+@pytest.mark.parametrize(("packed", "scale"), [(True, 1.0), (False, 1.0), (True, 24.0)])
+def test_tokens_are_those_of_single_operations(threads, slots, packed, scale):
+    decoder = Decoder(packed=packed, scale=scale)
+    slots = np.array(slots, np.int32)
+    for _ in range(2):
+        expected = decoder.expected(slots)
+        assert decoder.step.run(slots, np.ones_like(slots)).tolist() == expected
+
+
+def test_greedy_tokens_are_the_likeliest_in_plain_torch(isa):
+    decoder = Decoder()
+    slots = np.arange(0, NUM_SLOTS, 2, dtype=np.int32)
+    logits = decoder.logits(slots, natively=False)
+    tokens = torch.from_numpy(decoder.step.run(slots, np.ones_like(slots)).astype(np.int64))
+    chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(chosen, logits.amax(1), rtol=0.01, atol=0.01)
+
+
+def test_slots_have_and_count_what_was_sampled_and_others_are_left_alone():
+    decoder, slots = Decoder(), np.array([7, 4], np.int32)
+    state = decoder.slots
+    names = ("token_ids", "num_tokens", "num_computed", "num_sampled")
+    before = {name: getattr(state, name).copy() for name in names}
+    tokens = decoder.step.run(slots, np.ones_like(slots))
+    for slot, token in zip(slots, tokens, strict=True):
+        before["token_ids"][slot, before["num_tokens"][slot]] = token
+        for name in names[1:]:
+            before[name][slot] += 1
+    for name in names:
+        np.testing.assert_array_equal(getattr(state, name), before[name])
+
+
+@pytest.mark.parametrize("case", ["two tokens", "not the last token", "nothing", "too many rows", "unknown token"])
+def test_nothing_happens_in_any_other_step(case):
+    decoder = Decoder()
+    state, slots = decoder.slots, np.array([12, 3, 5], np.int32)
+    counts = np.ones(3, np.int32)
+    if case == "two tokens":
+        counts[1] = 2
+    elif case == "not the last token":
+        state.num_computed[3] -= 1
+    elif case == "unknown token":
+        state.token_ids[5, state.num_computed[5]] = VOCAB
+    elif case == "nothing":
+        slots, counts = slots[:0], counts[:0]
+    else:
+        slots = np.arange(MAX_ROWS + 1, dtype=np.int32)
+        counts = np.ones_like(slots)
+    before = state.num_tokens.copy(), state.num_computed.copy(), state.token_ids.copy()
+    assert decoder.step.run(slots, counts) is None
+    for found, kept in zip((state.num_tokens, state.num_computed, state.token_ids), before, strict=True):
+        np.testing.assert_array_equal(found, kept)
