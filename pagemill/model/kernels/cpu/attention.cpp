@@ -5,7 +5,7 @@
 
 namespace {
 
-thread_local Buffer tile_memory, scratch_memory, partial_memory;
+thread_local ThreadBuffer tile_memory, scratch_memory, partial_memory;
 
 void write_first(const AttentionArgs& args, int64_t threads) {
   if (!args.tensors.key) return;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "thread_buffer.h"
 
 namespace {
 
@@ -15,26 +16,6 @@ constexpr int64_t MIN_PARALLEL_WORK = 1 << 19;
 constexpr int64_t MIN_ITEMS_PER_THREAD = 4;
 // Partial results beyond this are not worth their memory traffic.
 constexpr int64_t MAX_PARTIAL_BYTES = 64 << 20;
-
-// Memory that grows and is kept by the calling thread: no allocation in the steady state.
-class Buffer {
- public:
-  ~Buffer() { free(memory_); }
-
-  // Null when there is no memory.
-  void* reserve(int64_t bytes) {
-    if (bytes <= bytes_) return memory_;
-    free(memory_);
-    bytes_ = (bytes + bytes / 4 + 4095) / 4096 * 4096;
-    memory_ = aligned_alloc(4096, (size_t)bytes_);
-    if (!memory_) bytes_ = 0;
-    return memory_;
-  }
-
- private:
-  void* memory_ = nullptr;
-  int64_t bytes_ = 0;
-};
 
 int64_t first_segment(const Tile& tile) { return tile.key_begin / SEGMENT_KEYS; }
 int64_t num_segments(const Tile& tile) {
@@ -50,7 +31,7 @@ enum TileOrder {
 class AttentionPlan {
  public:
   // `memory` holds the tiles, as long as the plan is used.
-  AttentionPlan(const AttentionArgs& args, Buffer& memory) : args_(args), memory_(memory) {
+  AttentionPlan(const AttentionArgs& args, ThreadBuffer& memory) : args_(args), memory_(memory) {
     group_ = args.layer.num_heads / args.layer.num_kv_heads;
     tile_tokens_ = group_ < TILE_ROWS ? TILE_ROWS / group_ : 1;
   }
@@ -101,7 +82,7 @@ class AttentionPlan {
   }
 
   const AttentionArgs& args_;
-  Buffer& memory_;
+  ThreadBuffer& memory_;
   int64_t group_, tile_tokens_;
 };
 

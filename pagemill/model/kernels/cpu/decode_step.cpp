@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "attention_plan.h"
 #include "linear_rows.h"
+#include "thread_buffer.h"
 
 namespace {
 
@@ -24,7 +24,7 @@ double uniform(uint64_t seed, uint64_t position) {
   return ((double)c0 + 0.5) * 0x1p-32;
 }
 
-thread_local Buffer batch_memory;
+thread_local ThreadBuffer batch_memory;
 
 // Cuts a piece of memory into arrays. Without memory, only measures.
 class Arrays {

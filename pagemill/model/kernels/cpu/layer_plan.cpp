@@ -87,7 +87,7 @@ Share share_of(int64_t count, int64_t rank, int64_t threads) {
   return {count * rank / threads, count * (rank + 1) / threads};
 }
 
-thread_local Buffer scratch_memory, partial_memory, queue_memory, own_memory, quantized_memory, counter_memory,
+thread_local ThreadBuffer scratch_memory, partial_memory, queue_memory, own_memory, quantized_memory, counter_memory,
     found_memory, stage_memory, missing_memory;
 
 constexpr int64_t MAX_PLANS = 64;
@@ -115,12 +115,12 @@ class AttentionPlans {
  private:
   AttentionArgs args_[MAX_PLANS];
   const PmBatch* batches_[MAX_PLANS];
-  static thread_local Buffer memory_[MAX_PLANS];
+  static thread_local ThreadBuffer memory_[MAX_PLANS];
   alignas(AttentionPlan) char storage_[MAX_PLANS * sizeof(AttentionPlan)];
   int64_t count_ = 0;
 };
 
-thread_local Buffer AttentionPlans::memory_[MAX_PLANS];
+thread_local ThreadBuffer AttentionPlans::memory_[MAX_PLANS];
 
 // What an operation hands out piece by piece.
 struct Queues {

@@ -41,7 +41,7 @@ struct WaveCursor {
 class Waves {
  public:
   // Stages by turns: rows, attention, rows, and so on, rows at the end. `memory` holds what is done. False: out of memory.
-  bool prepare(const WaveStage* stages, int64_t num_stages, int64_t num_rows, int64_t threads, Buffer& memory) {
+  bool prepare(const WaveStage* stages, int64_t num_stages, int64_t num_rows, int64_t threads, ThreadBuffer& memory) {
     stages_ = stages;
     num_stages_ = num_stages;
     num_rows_ = num_rows;
