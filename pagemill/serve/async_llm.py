@@ -198,7 +198,7 @@ class AsyncLLM:
         external_ids = request_ids or [f"request-{next(self._count)}" for _ in requests]
         queue: OutputQueue[Output] = OutputQueue()
         streams: list[Stream[Output]] = []
-        num_waiting = 0
+        num_added, begun = 0, False
         try:
             for external_id, prepared in zip(external_ids, requests, strict=True):
                 stream = make_stream(external_id, prepared, queue)
@@ -206,10 +206,10 @@ class AsyncLLM:
                 self._outputs.add(stream)
                 for child in stream.children:
                     await self._client.add(child)
-                num_waiting += len(prepared.request.prompt_token_ids) * len(stream.children)
-                if num_waiting >= self._step_tokens:
-                    # Enough for a step: it may begin while the others are added.
-                    num_waiting = 0
+                num_added += len(prepared.request.prompt_token_ids) * len(stream.children)
+                if not begun and num_added >= self._step_tokens:
+                    # Enough for a step, which may begin while the others are added. Once: the next one has them all.
+                    begun = True
                     self._start_reading()
                     await asyncio.sleep(0)
             self._start_reading()
