@@ -17,6 +17,17 @@ NEVER_SKIPPED_IN_CI = ("browser", "model")
 _skipped = pytest.StashKey[dict[str, int]]()
 
 
+@pytest.fixture
+def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+    """Without native kernels: layer by layer, and all of it seen by torch."""
+    monkeypatch.setenv("PAGEMILL_NATIVE_KERNELS", "0")
+    from pagemill.model.kernels import native
+
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_skipped] = {}
 

@@ -16,6 +16,21 @@ class OutputSoon(Protocol):
         """The tokens."""
 
 
+class OutputNow:
+    """An `OutputSoon` whose tokens are there. No Future: that makes locks, at every step."""
+
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self._output = output
+
+    def ready(self) -> bool:
+        """Always."""
+        return True
+
+    def result(self) -> ModelRunnerOutput:
+        """The tokens."""
+        return self._output
+
+
 class WorkerApi(Protocol):
     """Start-up calls come once each, in the order of this listing; then steps in pairs of `execute_model` and one of
     the two ways to sample."""

@@ -1,6 +1,7 @@
 """`ModelRunner`: one step, from the scheduler's arrays to sampled tokens. No feature logic; the parts do the work."""
 
 from pagemill.messages.step import Int32Array, ModelRunnerOutput, SchedulerOutput
+from pagemill.messages.worker_api import OutputNow
 from pagemill.worker.batch.block_tables import BlockTables
 from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch, build_batch
@@ -17,7 +18,7 @@ class ModelRunner:
         self._tables = tables
         self._stage = stage
         self._forward = forward
-        self._pending: InputBatch | SampledStep | None = None
+        self._pending: InputBatch | OutputNow | None = None
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Apply the changes of slots, build the batch, run the network; keep the rows to be sampled, or the tokens of a
@@ -27,7 +28,7 @@ class ModelRunner:
         self._apply(step)
         token_ids = self._forward.decode(step.slots, step.num_tokens)
         if token_ids is not None:
-            self._pending = SampledStep(ModelRunnerOutput(step.step_id, step.slots, token_ids))
+            self._pending = OutputNow(ModelRunnerOutput(step.step_id, step.slots, token_ids))
             return
         self._stage.settle(step.slots)
         batch = build_batch(step, self._states)
@@ -35,13 +36,13 @@ class ModelRunner:
         self._states.advance(step.slots, step.num_tokens)
         self._pending = batch
 
-    def sample_tokens(self) -> "StepTokens | SampledStep":
+    def sample_tokens(self) -> "StepTokens | OutputNow":
         """Sample the rows that the last step kept. The slots count the tokens from now on, and have them when they are
         taken. A stage that does not sample returns an output without tokens."""
         if self._pending is None:
             raise RuntimeError("sample_tokens was called without a step to sample")
         batch, self._pending = self._pending, None
-        if isinstance(batch, SampledStep):
+        if isinstance(batch, OutputNow):
             return batch
         slots = batch.sampled_slots
         if not self._stage.samples:
@@ -86,21 +87,6 @@ class ModelRunner:
             self._forward.add(new)
         for grown in step.grown:
             self._tables.append(grown.slot, grown.block_ids)
-
-
-class SampledStep:
-    """What a step sampled, when its tokens are in the slots' state already."""
-
-    def __init__(self, output: ModelRunnerOutput) -> None:
-        self._output = output
-
-    def ready(self) -> bool:
-        """Always."""
-        return True
-
-    def result(self) -> ModelRunnerOutput:
-        """The tokens."""
-        return self._output
 
 
 class _Places:

@@ -13,18 +13,7 @@ from pagemill.engine.executor.step_future import StepFuture
 from pagemill.errors import EngineDeadError
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
-from pagemill.messages.worker_api import OutputSoon, WorkerApi
-
-
-class Sampled:
-    """A step's tokens, which are there. Not a Future: that makes locks, at every step."""
-
-    def __init__(self, output: ModelRunnerOutput) -> None:
-        self._output = output
-
-    def result(self) -> ModelRunnerOutput:
-        """The tokens."""
-        return self._output
+from pagemill.messages.worker_api import OutputNow, OutputSoon, WorkerApi
 
 
 class UniprocExecutor:
@@ -89,7 +78,7 @@ class UniprocExecutor:
             self._worker.shutdown()
 
     def _sample(self) -> StepResult:
-        return Sampled(self._worker.sample_tokens())
+        return OutputNow(self._worker.sample_tokens())
 
     def _start_sampling(self) -> StepResult:
         return StepFuture(partial(_resolve, self._worker.start_sampling()))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pagemill.messages.step import Int32Array
 from pagemill.model.kernels.layer_plan import LayerPlan
 from pagemill.model.kernels.linear import LinearStruct, PackedLinear
 from pagemill.model.kernels.native import loaded_library
@@ -21,8 +22,6 @@ from pagemill.model.kernels.native import loaded_library
 MAX_ROWS = 64
 """Requests of a step. With more of them what is saved is little, and room for their logits is kept."""
 _DONE, _NO_MEMORY, _NOT_ONE = 0, 1, 2
-
-Int32Array = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,7 @@ TOKENS = list(range(3, 40))
 ASKED = torch.tensor([36, 0, 17])
 
 
-@pytest.fixture(autouse=True)
-def plain_kernels(monkeypatch):
-    """Layer by layer, as on a GPU."""
-    monkeypatch.setenv("PAGEMILL_NATIVE_KERNELS", "0")
-    from pagemill.model.kernels import native
-
-    native.library.cache_clear()
-    yield
-    native.library.cache_clear()
+pytestmark = pytest.mark.usefixtures("plain_kernels")  # layer by layer, as on a GPU
 
 
 @pytest.mark.parametrize("architecture", SPECIFIC)

@@ -30,15 +30,8 @@ DEFAULTS = {
 WHOLE = {"attention_backend": "TEST_CAPTURABLE"}
 
 
-@pytest.fixture(autouse=True)
-def plain_kernels(monkeypatch):
-    """A fake graph records what torch is told; native kernels would go unseen."""
-    monkeypatch.setenv("PAGEMILL_NATIVE_KERNELS", "0")
-    from pagemill.model.kernels import native
-
-    native.library.cache_clear()
-    yield
-    native.library.cache_clear()
+# A fake graph records what torch is told; native kernels would go unseen.
+pytestmark = pytest.mark.usefixtures("plain_kernels")
 
 
 @pytest.fixture(scope="module")
