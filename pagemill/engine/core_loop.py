@@ -3,7 +3,6 @@
 Does not know how mail travels: it is given a queue to read and a function to post with.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -62,8 +61,6 @@ class SteppedCore(Protocol):
 Letter = tuple[int, EngineCall]
 """Index of the front end that wrote it, and what it asks."""
 IDLE_BEFORE_PREPARING_S = 0.05
-GATHERING_S = 0.005
-"""So long, at most, requests are waited for that come with the first one."""
 Post = Callable[[int, EngineReport], None]
 """Sends a report to a front end. Never blocks."""
 
@@ -75,17 +72,10 @@ class CoreLoop:
     """
 
     def __init__(
-        self,
-        core: SteppedCore,
-        post: Post,
-        waves: Waves | None = None,
-        prepare: Callable[[], bool] | None = None,
-        gather_s: float = 0.0,
+        self, core: SteppedCore, post: Post, waves: Waves | None = None, prepare: Callable[[], bool] | None = None
     ) -> None:
         """`waves` decides when to step (default: whenever there is work). `prepare` does a piece of what later requests
-        would wait for, and is called while there is nothing else to do until it returns False. After the letter that
-        ends idleness, another is waited for `gather_s` seconds: where a prompt takes long, a step of the first of
-        several costs the others all of its time."""
+        would wait for, and is called while there is nothing else to do until it returns False."""
         self.inbox: SimpleQueue[Letter | None] = SimpleQueue()
         self.num_steps = 0
         self.idle = True
@@ -100,7 +90,6 @@ class CoreLoop:
         self._stopping = False
         self._failure: EngineDeadError | None = None
         self._prepare = prepare
-        self._gather_s = gather_s
 
     def fail(self, error: EngineDeadError) -> None:
         """End `run` with this error: a worker died while there was nothing to do."""
@@ -139,22 +128,12 @@ class CoreLoop:
             letter = self._next_letter()
             self.idle = False
             self._apply(letter)
-            self._gather()
         while True:
             try:
                 letter = self.inbox.get_nowait()
             except Empty:
                 return
             self._apply(letter)
-
-    def _gather(self) -> None:
-        """Letters that follow each other closely, as far as there is work now."""
-        deadline = time.monotonic() + GATHERING_S
-        while self._gather_s and self._waves.due() and not self._stopping and time.monotonic() < deadline:
-            try:
-                self._apply(self.inbox.get(timeout=self._gather_s))
-            except Empty:
-                return
 
     def _next_letter(self) -> Letter | None:
         while self._prepare is not None:

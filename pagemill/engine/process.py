@@ -32,8 +32,6 @@ logger = get_logger(__name__)
 
 PULSE_S = 0.2
 MAIL_POLL_S = 5.0
-GATHER_ON_CPU_S = 0.002
-"""Longer than a front end takes from one request to the next, and nothing beside a prompt on a CPU."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -169,8 +167,7 @@ def run(payload: bytes, report: Report) -> None:
     mail = MailRoom(socket, everywhere)
     waves = WaveMember(core.has_work, mail.tell_coordinator) if birth.lockstep else None
     # What workers prepare may exchange data between replicas, which then have to do it together.
-    gather_s = GATHER_ON_CPU_S if birth.config.device.device == "cpu" and waves is None else 0.0
-    loop = CoreLoop(core, mail.post, waves, core.prepare_more if waves is None else None, gather_s)
+    loop = CoreLoop(core, mail.post, waves, core.prepare_more if waves is None else None)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     mail.open(loop)
     tell(Started(socket.address, core.ready))

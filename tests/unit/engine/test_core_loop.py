@@ -178,35 +178,6 @@ def test_one_front_end_gets_the_outputs_as_they_are():
     assert posted[0][1].outputs is outputs
 
 
-def test_the_first_step_has_the_requests_that_come_together():
-    core, worker = make_core()
-    sizes, execute = [], worker.execute_model
-    worker.execute_model = lambda step: sizes.append(len(step.slots)) or execute(step)
-    loop = CoreLoop(core, Post(), gather_s=5)
-    loop.inbox.put((0, AddRequests([core_request("r0", 4)])))
-    loop._apply(loop.inbox.get())
-    for index in range(1, 4):
-        loop.inbox.put((0, AddRequests([core_request(f"r{index}", 4)])))
-    threading.Timer(0.01, loop.stop).start()
-    loop._gather()
-    assert len(loop._owners) == 4
-    loop._step()
-    assert sizes == [4]
-
-
-def test_nothing_is_gathered_without_work():
-    core, _ = make_core()
-    loop = CoreLoop(core, Post(), gather_s=5)
-    began = time.monotonic()
-    loop.inbox.put((0, AddRequests([core_request("a", 4)])))
-    loop.inbox.put((0, AbortRequests(["a"])))
-    loop._apply(loop.inbox.get())
-    loop._gather()
-    assert loop.inbox.empty()
-    assert not core.has_work()
-    assert time.monotonic() - began < 5
-
-
 def test_idle_time_is_for_what_can_be_prepared():
     core, _ = make_core()
     left, prepared = 3, []
