@@ -79,7 +79,7 @@ def test_a_float_checkpoint_in_8_bits(folder: Path) -> None:
     wanted = load(folder, "float32").logits(TOKENS)
     model = load(folder, quantization="int8")
     assert formats_of(model) == {FORMATS["Q8_0"]}
-    assert error_of(model.logits(TOKENS), wanted) < 0.05
+    assert error_of(model.logits(TOKENS), wanted) < 0.06
     assert formats_of(load(folder)) == {FORMATS["BF16"]}
 
 
