@@ -50,7 +50,7 @@ GEMV_CANDIDATES: Final = tuple(
 )  # fmt: skip
 
 _SM = 132
-_SHARED = {1: 208 << 10, 2: 104 << 10}
+_SHARED = {1: 208 << 10, 2: 104 << 10, 3: 69 << 10}
 """Bytes of shared memory for tiles under way, by programs that share a multiprocessor."""
 
 
@@ -61,13 +61,13 @@ def skinny_candidates(shape: Shape, rows: int) -> tuple[SkinnyChoice, ...]:
     found: list[SkinnyChoice] = []
     blocks, wide = -(-outputs // SKINNY_OUTPUTS), SKINNY_OUTPUTS * (2 if gated else 1)
     block_k = 64 if gated else 128
-    for residents in (1, 2):
+    for residents in _SHARED:
         slots = _SM * residents
         split = next((s for s in (8, 7, 6, 5, 4, 3, 2, 1) if s * blocks <= slots), 1)
         if blocks * split < 0.68 * slots or slots < blocks < 4 * slots:
             continue
         stages = min(_SHARED[residents] // ((wide + rows) * block_k * 2), 9)
-        if stages < 3 or size // split < 2 * block_k:
+        if stages < (3 if residents < 3 else 2) or size // split < 2 * block_k:
             continue
         found.append(SkinnyChoice(block_k, 4, stages, split))
     return tuple(dict.fromkeys(found))

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from pagemill.model.kernels import reference
+from pagemill.model.kernels.product import Product
 from tests.fakes.triton_interpreter import DEVICE
 
 from pagemill.model.kernels.triton import choices, device, linear  # isort: skip
@@ -102,7 +103,7 @@ def test_parts_give_the_same_bits_whoever_sums_them(monkeypatch: pytest.MonkeyPa
     x, weight = random(12, 128, dtype=torch.bfloat16), random(160, 128, dtype=torch.bfloat16, seed=1)
     tiles, results = SkinnyChoice(32, 4, 2, 4), []
     for rows in (16, 16, 0):
-        monkeypatch.setattr(skinny_module, "_LAST_SUMS_ROWS", rows)
+        monkeypatch.setattr(skinny_module, "LAST_SUMS_ROWS", rows)
         results.append(skinny(x, weight, tiles, out_dtype=torch.float32))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
@@ -163,6 +164,36 @@ def test_norm_linear(num_rows: int, fused: bool, has_residual: bool, monkeypatch
     expected, expected_sum = reference.norm_linear(x, copy, (norm, 1e-5), weight)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(summed, expected_sum)
+
+
+@pytest.mark.parametrize("num_rows", [2, 13, 20])
+@pytest.mark.parametrize("before", [SkinnyChoice(16, 4, 2), SkinnyChoice(16, 4, 2, 3)], ids=str)
+@pytest.mark.parametrize("after", [None, SkinnyChoice(32, 4, 2), SkinnyChoice(16, 4, 2, 2)], ids=str)
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_norm_linear_of_a_product(
+    num_rows: int, before: SkinnyChoice, after: SkinnyChoice | None, gate: str | None, has_residual: bool,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    dtype = torch.bfloat16
+    inner = random(num_rows, 88, dtype=dtype)
+    first, norm = random(136, 88, dtype=dtype, seed=1) / 8, random(136, dtype=dtype, seed=2)
+    second = random(48, 136, dtype=dtype, seed=3)
+    residual = random(num_rows, 136, dtype=dtype, seed=4) if has_residual else None
+    shape = (24, 136, True) if gate else (48, 136, False)
+    rows = choices.rows_class(num_rows)
+    measured = {(rows, (136, 88, False)): before} | ({(rows, shape): after} if after else {})
+    monkeypatch.setattr(choices, "SKINNY_MEASURED", measured)
+    copy = None if residual is None else residual.clone()
+    product = device.product(inner, first)
+    assert isinstance(product, Product) == (before.split_k > 1)
+    result, summed = device.norm_linear(product, residual, (norm, 1e-5), second, None, gate)
+    computed = reference.linear(inner.float(), first.float()).to(dtype)
+    expected, expected_sum = reference.norm_linear(computed, copy, (norm, 1e-5), second, None, gate)
+    assert residual is None or summed is residual
+    close(summed, expected_sum.double(), dtype)
+    close(result, expected.double(), dtype)
+    assert not skinny_module._counters_of(inner.device).any()
 
 
 def test_a_weight_that_is_no_plain_matrix_goes_to_torch():
