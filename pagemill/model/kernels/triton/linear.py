@@ -62,10 +62,9 @@ def norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """As reference.norm_linear: (linear(norm(x + residual)), x + residual)."""
     if isinstance(x, Product):
-        if residual is None:
-            x = linear(x.x, x.weight)
-        else:
+        if residual is not None:
             return _between(x, residual, norm, weight, bias, gate), residual
+        x = linear(x.x, x.weight)
     norm_weight, eps = norm
     shape = _shape(weight, gate)
     if len(x) == 1 and shape in choices.FUSED_NORM_MEASURED and _takes(x, weight):
