@@ -91,8 +91,10 @@ GEMV_MEASURED: Final[dict[Shape, GemvChoice]] = {
 SKINNY_MEASURED: Final[dict[tuple[int, Shape], SkinnyChoice]] = {
     (16, (6144, 4096, False)): SkinnyChoice(128, 4, 9),
     (16, (4096, 4096, False)): SkinnyChoice(128, 4, 5, 4),
+    (16, (12288, 4096, True)): SkinnyChoice(64, 4, 5),
     (16, (4096, 12288, False)): SkinnyChoice(128, 4, 5, 4),
     (16, (151936, 4096, False)): SkinnyChoice(128, 4, 5),
+    (32, (6144, 4096, False)): SkinnyChoice(128, 4, 8),
     (32, (4096, 4096, False)): SkinnyChoice(128, 4, 4, 4),
     (32, (4096, 12288, False)): SkinnyChoice(128, 4, 8, 2),
     (32, (151936, 4096, False)): SkinnyChoice(128, 4, 4),

@@ -26,7 +26,7 @@ _TILE = tl.constexpr(SKINNY_OUTPUTS)
 _COMBINED = 1024
 LAST_SUMS_ROWS = 16
 """Up to here the last program sums."""
-AHEAD = 0
+EARLY = True
 _MAX_COUNTERS = 8192
 _counters: dict[torch.device, Tensor] = {}
 
@@ -77,13 +77,6 @@ def _all_parts(parts, tokens, rows, M, N, stacked, part_stride, SPLIT: tl.conste
 
 
 @triton.jit
-def _ask(weight, rows, begin, K: tl.constexpr, CODE: tl.constexpr):
-    """Have the first columns of rows of the weight brought to the L2 cache."""
-    places = weight + rows.to(tl.int64) * K + begin
-    tl.inline_asm_elementwise(CODE, "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
 def _add(out, residual, squares, sums, old, scale, tokens, rows, M, N):
     """The sum with the residual: in its place, times the weight of the norm in `out`, and for the norm's other factor
     the sum of its squares."""
@@ -98,10 +91,10 @@ def _add(out, residual, squares, sums, old, scale, tokens, rows, M, N):
 
 @triton.jit
 def _skinny(
-    out, parts, counters, rows_map, weight_map, weight, bias, residual, norm_weight, squares, eps, M, N, stacked,
+    out, parts, counters, rows_map, weight_map, x, x_stride, bias, residual, norm_weight, squares, eps, M, N, stacked,
     part_stride, num_squares,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
-    LAST_SUMS: tl.constexpr, ADDS: tl.constexpr, SQUARES: tl.constexpr, AHEAD: tl.constexpr, HAS_BIAS: tl.constexpr,
+    LAST_SUMS: tl.constexpr, ADDS: tl.constexpr, SQUARES: tl.constexpr, EARLY: tl.constexpr, HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the inputs), the parts of a block side by side.
@@ -117,31 +110,47 @@ def _skinny(
     tokens, outputs = tl.arange(0, BLOCK_M), first + tl.arange(0, _TILE)
     if PDL:
         gdc_launch_dependents()
-        if AHEAD != "":
-            _ask(weight, tl.minimum(outputs, N - 1), begin, K, AHEAD)
+        if not EARLY:
+            gdc_wait()
+    sums = tl.zeros([_TILE, BLOCK_M], tl.float32)
+    up_sums = sums
+    if EARLY:
+        lanes = tl.arange(0, BLOCK_K)
+        places = x + tokens[:, None] * x_stride + lanes[None, :]
+        valid = (tokens < M)[:, None]
+        rows = tl.zeros([BLOCK_M, BLOCK_K], x.dtype.element_ty)
+        for turn in tl.range(0, PART // BLOCK_K + 1, num_stages=STAGES):
+            start = begin + (turn - 1) * BLOCK_K
+            at = tl.where(turn == 0, K, start)
+            tile = weight_map.load([first, at])
+            sums = tl.dot(tile, rows.T, sums)
             if GATED:
-                _ask(weight, N + tl.minimum(outputs, N - 1), begin, K, AHEAD)
-        gdc_wait()
+                tile = weight_map.load([N + first, at])
+                up_sums = tl.dot(tile, rows.T, up_sums)
+            if PDL:
+                gdc_wait()
+            rows = tl.load(places + (start + BLOCK_K), valid & (start + BLOCK_K + lanes < K)[None, :], 0.0)
+    else:
+        for start in tl.range(begin, begin + PART, BLOCK_K, num_stages=STAGES):
+            # Loads without an operation between them share a barrier.
+            rows = rows_map.load([0, start])
+            tile = weight_map.load([first, start])
+            sums = tl.dot(tile, rows.T, sums)
+            if GATED:
+                tile = weight_map.load([N + first, start])
+                up_sums = tl.dot(tile, rows.T, up_sums)
     # Asked for here, these are there when they are needed.
     found, old, scale = tokens, tokens, tokens
     if SQUARES > 0:
-        lanes = tl.arange(0, SQUARES)
-        places = squares + lanes[:, None] * M + tokens[None, :]
-        found = tl.load(places, (lanes < num_squares)[:, None] & (tokens < M)[None, :], 0.0, cache_modifier=".cg")
+        parts_of = tl.arange(0, SQUARES)
+        found = tl.load(
+            squares + parts_of[:, None] * M + tokens[None, :],
+            (parts_of < num_squares)[:, None] & (tokens < M)[None, :], 0.0, cache_modifier=".cg",
+        )  # fmt: skip
     if ADDS:
         mask = (tokens < M)[:, None] & (outputs < N)[None, :]
         old = tl.load(residual + tokens[:, None] * N + outputs[None, :], mask, 0.0, cache_modifier=".cg")
         scale = tl.load(norm_weight + outputs, outputs < N, 0.0)
-    sums = tl.zeros([_TILE, BLOCK_M], tl.float32)
-    up_sums = sums
-    for start in tl.range(begin, begin + PART, BLOCK_K, num_stages=STAGES):
-        # Loads without an operation between them share a barrier.
-        rows = rows_map.load([0, start])
-        tile = weight_map.load([first, start])
-        sums = tl.dot(tile, rows.T, sums)
-        if GATED:
-            tile = weight_map.load([N + first, start])
-            up_sums = tl.dot(tile, rows.T, up_sums)
     sums, up_sums = sums.T, up_sums.T
     if SPLIT > 1:
         _leave(parts + part * part_stride, sums, up_sums, tokens, outputs, M, N, stacked, GATED)
@@ -296,11 +305,11 @@ def _launch(
         out, parts, _counters_of(rows.device) if last_sums else out,
         TensorDescriptor(rows, [num_rows, size], [rows.stride(0), 1], [block_m, choice.block_k]),
         TensorDescriptor(weight, [stacked, size], [size, 1], [SKINNY_OUTPUTS, choice.block_k]),
-        weight, rows if bias is None else bias, residual, norm_weight, squares, eps,
+        rows, rows.stride(0), rows if bias is None else bias, residual, norm_weight, squares, eps,
         num_rows, num_outputs, stacked, parts.stride(0), num_squares,
         K=size, BLOCK_M=block_m, BLOCK_K=choice.block_k, SPLIT=split, STAGES=choice.num_stages,
         LAST_SUMS=last_sums, ADDS=added is not None, SQUARES=launch.power_of_two(num_squares) if num_squares else 0,
-        AHEAD=f"cp.async.bulk.prefetch.L2.global [$1], {2 * min(AHEAD, size // split)}; mov.u32 $0, 0;" if AHEAD else "",
+        EARLY=EARLY,
         HAS_BIAS=bias is not None, GATED=gate is not None, GELU=gate == "gelu_tanh",
         PDL=launch.dependent(), **launch.options(choice.num_warps),
     )  # fmt: skip
