@@ -89,10 +89,10 @@ GEMV_MEASURED: Final[dict[Shape, GemvChoice]] = {
 """On an H200."""
 
 SKINNY_MEASURED: Final[dict[tuple[int, Shape], SkinnyChoice]] = {
-    (16, (6144, 4096, False)): SkinnyChoice(128, 4, 9),
+    (16, (6144, 4096, False)): SkinnyChoice(128, 4, 4, 3),
     (16, (4096, 4096, False)): SkinnyChoice(128, 4, 5, 4),
-    (16, (12288, 4096, True)): SkinnyChoice(64, 4, 5),
-    (16, (4096, 12288, False)): SkinnyChoice(128, 4, 5, 4),
+    (16, (12288, 4096, True)): SkinnyChoice(128, 4, 3),
+    (16, (4096, 12288, False)): SkinnyChoice(128, 4, 3, 8),
     (16, (151936, 4096, False)): SkinnyChoice(128, 4, 5),
     (32, (6144, 4096, False)): SkinnyChoice(128, 4, 8),
     (32, (4096, 4096, False)): SkinnyChoice(128, 4, 4, 4),
@@ -102,8 +102,8 @@ SKINNY_MEASURED: Final[dict[tuple[int, Shape], SkinnyChoice]] = {
     (64, (4096, 12288, False)): SkinnyChoice(128, 4, 6, 2),
     (64, (151936, 4096, False)): SkinnyChoice(128, 4, 3),
     (16, (3072, 2048, False)): SkinnyChoice(128, 4, 5, 5),
-    (16, (2048, 2048, False)): SkinnyChoice(128, 4, 5, 8),
-    (16, (8192, 2048, True)): SkinnyChoice(64, 4, 9),
+    (16, (2048, 2048, False)): SkinnyChoice(128, 4, 6, 3),
+    (16, (8192, 2048, True)): SkinnyChoice(128, 4, 3),
     (16, (2048, 8192, False)): SkinnyChoice(128, 4, 5, 8),
     (16, (128256, 2048, False)): SkinnyChoice(128, 4, 5),
     (32, (3072, 2048, False)): SkinnyChoice(128, 4, 8, 2),

@@ -26,7 +26,7 @@ _TILE = tl.constexpr(SKINNY_OUTPUTS)
 _COMBINED = 1024
 LAST_SUMS_ROWS = 16
 """Up to here the last program sums."""
-EARLY = True
+EARLY = 16
 _MAX_COUNTERS = 8192
 _counters: dict[torch.device, Tensor] = {}
 
@@ -121,15 +121,16 @@ def _skinny(
         rows = tl.zeros([BLOCK_M, BLOCK_K], x.dtype.element_ty)
         for turn in tl.range(0, PART // BLOCK_K + 1, num_stages=STAGES):
             start = begin + (turn - 1) * BLOCK_K
-            at = tl.where(turn == 0, K, start)
+            at, cols = tl.where(turn == 0, K, start), start + BLOCK_K
+            if PDL:
+                gdc_wait()
+            later = tl.load(places + cols, valid & (cols + lanes < K)[None, :], 0.0)
             tile = weight_map.load([first, at])
             sums = tl.dot(tile, rows.T, sums)
             if GATED:
                 tile = weight_map.load([N + first, at])
                 up_sums = tl.dot(tile, rows.T, up_sums)
-            if PDL:
-                gdc_wait()
-            rows = tl.load(places + (start + BLOCK_K), valid & (start + BLOCK_K + lanes < K)[None, :], 0.0)
+            rows = later
     else:
         for start in tl.range(begin, begin + PART, BLOCK_K, num_stages=STAGES):
             # Loads without an operation between them share a barrier.
@@ -309,7 +310,7 @@ def _launch(
         num_rows, num_outputs, stacked, parts.stride(0), num_squares,
         K=size, BLOCK_M=block_m, BLOCK_K=choice.block_k, SPLIT=split, STAGES=choice.num_stages,
         LAST_SUMS=last_sums, ADDS=added is not None, SQUARES=launch.power_of_two(num_squares) if num_squares else 0,
-        EARLY=EARLY,
+        EARLY=num_rows <= EARLY,
         HAS_BIAS=bias is not None, GATED=gate is not None, GELU=gate == "gelu_tanh",
         PDL=launch.dependent(), **launch.options(choice.num_warps),
     )  # fmt: skip
