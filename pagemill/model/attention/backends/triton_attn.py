@@ -28,7 +28,6 @@ MERGE_PROGRAMS = 1024
 """Of all requests together, where there are not more requests than that."""
 FEW_PARTS = 5
 """Up to so many parts of a request on average, the last program to finish one merges them, instead of a kernel."""
-ROUND_SHARES = False
 FALLBACK_PROCESSORS = 4
 """Of a device that does not say: the interpreter's."""
 SMALL_BATCH = 64
@@ -128,7 +127,6 @@ class TritonBuilder(MetadataBuilder):
         plan_items[(requests,)](
             common.query_start, common.seq_lens, splits.first, splits.request, tiles.first, tiles.request, requests,
             budget, self._slots, self._decode.min_share, cascade.prefix_len if cascade else 0,
-            self._decode.keys if ROUND_SHARES else 1,
             DECODE_TOKENS=self.decode_tokens, TILE_TOKENS=tile_tokens, WINDOW=spec.window or 0,
             CHUNK=spec.chunk_size or 0, BLOCK_R=SMALL_BATCH if requests <= SMALL_BATCH else power_of_two(requests),
             PDL=launch.dependent(), **launch.options(),

@@ -26,7 +26,7 @@ def _give_items(first_item, item_request, counts, requests, me, num_requests):
 @triton.jit(do_not_specialize=["num_requests", "budget", "slots", "prefix"])
 def plan_items(
     query_start, seq_lens, split_first, split_request, tile_first, tile_request, num_requests, budget, slots,
-    min_share, prefix, keys,
+    min_share, prefix,
     DECODE_TOKENS: tl.constexpr, TILE_TOKENS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +48,6 @@ def plan_items(
     count, longest = tl.maximum(tl.sum(decodes.to(tl.int32), 0), 1), tl.max(span, 0)
     even = longest * 4 <= tl.cdiv(tl.sum(span, 0), count) * 5
     full = count * 10 >= tl.cdiv(count, slots) * slots * 9
-    share = tl.cdiv(share, keys) * keys
     share = tl.where(even & full, tl.maximum(share, longest), share)
     splits = tl.where(decodes, tl.maximum(tl.cdiv(span, share), 1), 0)
     _give_items(split_first, split_request, splits, requests, me, num_requests)

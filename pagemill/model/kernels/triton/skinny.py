@@ -26,7 +26,6 @@ _TILE = tl.constexpr(SKINNY_OUTPUTS)
 _COMBINED = 1024
 LAST_SUMS_ROWS = 16
 """Up to here the last program sums."""
-EARLY = 16
 _MAX_COUNTERS = 8192
 _counters: dict[torch.device, Tensor] = {}
 
@@ -34,7 +33,7 @@ _counters: dict[torch.device, Tensor] = {}
 @triton.jit
 def _finish(out, sums, up_sums, bias, tokens, rows, M, N, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
             GELU: tl.constexpr):  # fmt: skip
-    """Bias and activation of [BLOCK_M, BLOCK], and the store."""
+    """Bias and activation of [tokens, rows], and the store."""
     if HAS_BIAS:
         sums += tl.load(bias + rows, rows < N, 0.0).to(tl.float32)[None, :]
         if GATED:
@@ -90,48 +89,39 @@ def _add(out, residual, squares, sums, old, scale, tokens, rows, M, N):
 
 
 @triton.jit
-def _skinny(
-    out, parts, counters, rows_map, weight_map, x, x_stride, bias, residual, norm_weight, squares, eps, M, N, stacked,
-    part_stride, num_squares,
-    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
-    LAST_SUMS: tl.constexpr, ADDS: tl.constexpr, SQUARES: tl.constexpr, EARLY: tl.constexpr, HAS_BIAS: tl.constexpr,
-    GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
+def _multiply(
+    rows_map, weight_map, x, x_stride, first, begin, M, N,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PART: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of outputs, part of the inputs), the parts of a block side by side.
+    """[_TILE, BLOCK_M] twice: outputs from `first` on, of each half where gated, of PART inputs from `begin` on.
 
-    out [M, N]; parts [SPLIT, M, stacked] float32; counters, one for each block, 0 before and after; rows_map of
-    [M, K] in blocks [BLOCK_M, BLOCK_K]; weight_map of [stacked, K] in blocks [_TILE, BLOCK_K]. squares [num_squares, M]
-    float32: where SQUARES, a power of two, is not 0, of the rows, which still want a norm's factor; with ADDS, of the
-    sum of result and residual [M, N].
+    EARLY: the loop's first tiles of the weight are asked for before the kernel before has ended. The rows must be asked
+    for after it, so they come by plain loads, a turn ahead; the first turn multiplies nothing (inputs beyond K are
+    zeros) and only loads.
     """
-    PART: tl.constexpr = (K + SPLIT * BLOCK_K - 1) // (SPLIT * BLOCK_K) * BLOCK_K
-    block, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
-    first, begin = block * _TILE, part * PART
-    tokens, outputs = tl.arange(0, BLOCK_M), first + tl.arange(0, _TILE)
-    if PDL:
-        gdc_launch_dependents()
-        if not EARLY:
-            gdc_wait()
     sums = tl.zeros([_TILE, BLOCK_M], tl.float32)
     up_sums = sums
     if EARLY:
-        lanes = tl.arange(0, BLOCK_K)
+        tokens, lanes = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
         places = x + tokens[:, None] * x_stride + lanes[None, :]
-        valid = (tokens < M)[:, None]
         rows = tl.zeros([BLOCK_M, BLOCK_K], x.dtype.element_ty)
         for turn in tl.range(0, PART // BLOCK_K + 1, num_stages=STAGES):
-            start = begin + (turn - 1) * BLOCK_K
-            at, cols = tl.where(turn == 0, K, start), start + BLOCK_K
+            cols = begin + turn * BLOCK_K
             if PDL:
-                gdc_wait()
-            later = tl.load(places + cols, valid & (cols + lanes < K)[None, :], 0.0)
-            tile = weight_map.load([first, at])
+                gdc_wait()  # in each turn: what is before the loop comes before its first tiles, too
+            mask = (tokens < M)[:, None] & (cols + lanes < K)[None, :]
+            next_rows = tl.load(places + cols, mask, 0.0)
+            start = tl.where(turn == 0, K, cols - BLOCK_K)
+            tile = weight_map.load([first, start])
             sums = tl.dot(tile, rows.T, sums)
             if GATED:
-                tile = weight_map.load([N + first, at])
+                tile = weight_map.load([N + first, start])
                 up_sums = tl.dot(tile, rows.T, up_sums)
-            rows = later
+            rows = next_rows
     else:
+        if PDL:
+            gdc_wait()
         for start in tl.range(begin, begin + PART, BLOCK_K, num_stages=STAGES):
             # Loads without an operation between them share a barrier.
             rows = rows_map.load([0, start])
@@ -140,19 +130,43 @@ def _skinny(
             if GATED:
                 tile = weight_map.load([N + first, start])
                 up_sums = tl.dot(tile, rows.T, up_sums)
+    return sums.T, up_sums.T
+
+
+@triton.jit
+def _skinny(
+    out, parts, counters, rows_map, weight_map, x, x_stride, bias, residual, norm_weight, squares, eps, M, N, stacked,
+    part_stride, num_squares,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr, LAST_SUMS: tl.constexpr, ADDS: tl.constexpr, SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (block of outputs, part of the inputs), the parts of a block side by side.
+
+    out [M, N]; parts [SPLIT, M, stacked] float32; counters, one for each block, 0 before and after; x [M, K], and
+    rows_map of it in blocks [BLOCK_M, BLOCK_K]; weight_map of [stacked, K] in blocks [_TILE, BLOCK_K]. squares
+    [num_squares, M] float32: with ADDS of the sum of result and residual [M, N]; else, where SQUARES, a power of two,
+    is not 0, of the rows, which still want a norm's factor.
+    """
+    PART: tl.constexpr = (K + SPLIT * BLOCK_K - 1) // (SPLIT * BLOCK_K) * BLOCK_K
+    block, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
+    first, begin = block * _TILE, part * PART
+    tokens, outputs = tl.arange(0, BLOCK_M), first + tl.arange(0, _TILE)
+    if PDL:
+        gdc_launch_dependents()
+    sums, up_sums = _multiply(
+        rows_map, weight_map, x, x_stride, first, begin, M, N, K, BLOCK_M, BLOCK_K, PART, STAGES, EARLY, GATED, PDL
+    )
     # Asked for here, these are there when they are needed.
     found, old, scale = tokens, tokens, tokens
     if SQUARES > 0:
-        parts_of = tl.arange(0, SQUARES)
-        found = tl.load(
-            squares + parts_of[:, None] * M + tokens[None, :],
-            (parts_of < num_squares)[:, None] & (tokens < M)[None, :], 0.0, cache_modifier=".cg",
-        )  # fmt: skip
+        numbers = tl.arange(0, SQUARES)
+        mask = (numbers < num_squares)[:, None] & (tokens < M)[None, :]
+        found = tl.load(squares + numbers[:, None] * M + tokens[None, :], mask, 0.0, cache_modifier=".cg")
     if ADDS:
         mask = (tokens < M)[:, None] & (outputs < N)[None, :]
         old = tl.load(residual + tokens[:, None] * N + outputs[None, :], mask, 0.0, cache_modifier=".cg")
         scale = tl.load(norm_weight + outputs, outputs < N, 0.0)
-    sums, up_sums = sums.T, up_sums.T
     if SPLIT > 1:
         _leave(parts + part * part_stride, sums, up_sums, tokens, outputs, M, N, stacked, GATED)
     last = SPLIT == 1
@@ -310,7 +324,6 @@ def _launch(
         num_rows, num_outputs, stacked, parts.stride(0), num_squares,
         K=size, BLOCK_M=block_m, BLOCK_K=choice.block_k, SPLIT=split, STAGES=choice.num_stages,
         LAST_SUMS=last_sums, ADDS=added is not None, SQUARES=launch.power_of_two(num_squares) if num_squares else 0,
-        EARLY=num_rows <= EARLY,
-        HAS_BIAS=bias is not None, GATED=gate is not None, GELU=gate == "gelu_tanh",
+        EARLY=choice.early, HAS_BIAS=bias is not None, GATED=gate is not None, GELU=gate == "gelu_tanh",
         PDL=launch.dependent(), **launch.options(choice.num_warps),
     )  # fmt: skip
