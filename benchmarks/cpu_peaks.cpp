@@ -50,14 +50,17 @@ EXPORT double peak_bfloat16(int64_t rounds, float* out) {
 
 EXPORT double peak_int8(int64_t rounds, float* out) {
 #if defined(__AVX512VNNI__)
-  __m512i sums[CHAINS];
-  for (int c = 0; c < CHAINS; ++c) sums[c] = _mm512_set1_epi32((int)out[0] + c);
   const __m512i x = _mm512_set1_epi32((int)out[0]), y = _mm512_set1_epi32(1 + (int)out[0]);
-  for (int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 12
-    for (int c = 0; c < CHAINS; ++c) sums[c] = _mm512_dpbusd_epi32(sums[c], x, y);
-  }
-  for (auto& sum : sums) out[0] += (float)_mm512_reduce_add_epi32(sum);
+  __m512i a = x, b = x, c = x, d = x, e = x, f = x, g = x, h = x, i = x, j = x, k = x, l = x;
+  static_assert(CHAINS == 12, "one letter each");
+  // Written out: around the intrinsic the compiler copies every sum from one register to another and back.
+  for (int64_t r = 0; r < rounds; ++r)
+    asm volatile(
+        "vpdpbusd %12, %13, %0\n vpdpbusd %12, %13, %1\n vpdpbusd %12, %13, %2\n vpdpbusd %12, %13, %3\n"
+        "vpdpbusd %12, %13, %4\n vpdpbusd %12, %13, %5\n vpdpbusd %12, %13, %6\n vpdpbusd %12, %13, %7\n"
+        "vpdpbusd %12, %13, %8\n vpdpbusd %12, %13, %9\n vpdpbusd %12, %13, %10\n vpdpbusd %12, %13, %11"
+        : "+v"(a), "+v"(b), "+v"(c), "+v"(d), "+v"(e), "+v"(f), "+v"(g), "+v"(h), "+v"(i), "+v"(j), "+v"(k), "+v"(l)
+        : "v"(x), "v"(y));
   return (double)rounds * CHAINS * 64 * 2;
 #else
   return 0;

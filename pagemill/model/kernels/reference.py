@@ -217,15 +217,15 @@ def sample(
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """[M, K] bfloat16 -> integers [M, B, 32] and scales [M, B, 1], float32; inputs beyond K are zeros.
 
-    The scale of a block of 32 inputs is the least power of 2^(1/8) that brings its largest to 127.49 or below.
+    The scale of a block of 32 inputs is the least power of 2^(1/4) that brings its largest to 127.49 or below.
     """
     wide = functional.pad(x.float(), (0, -x.shape[1] % 32)).view(len(x), -1, 32)
     bits = wide.abs().amax(-1, keepdim=True).view(torch.int32)
-    steps = 2.0 ** (torch.arange(9, dtype=torch.float64) / 8)
-    eighths = ((bits >> 16 & 127) + 128 > steps[:8] * 127.49).sum(-1, keepdim=True)
-    powers = (bits >> 23).clamp(70, 227) - 134 + eighths // 8
-    scales = torch.ldexp(steps.float()[eighths % 8], powers)
-    inverses = torch.ldexp((1 / steps).float()[eighths % 8], -powers)
+    steps = 2.0 ** (torch.arange(5, dtype=torch.float64) / 4)
+    quarters = ((bits >> 16 & 127) + 128 > steps[:4] * 127.49).sum(-1, keepdim=True)
+    powers = (bits >> 23).clamp(70, 227) - 134 + quarters // 4
+    scales = torch.ldexp(steps.float()[quarters % 4], powers)
+    inverses = torch.ldexp((1 / steps).float()[quarters % 4], -powers)
     return (wide * inverses).clamp(-127, 127).round(), scales
 
 

@@ -62,6 +62,8 @@ class AttentionPlan {
   int64_t partials = 0;  // floats of all partial results, for one KV head
   int64_t work = 0;      // multiply-adds, roughly
 
+  const PmBatch& batch() const { return args_.batch; }
+
  private:
   int64_t query_len(int64_t r) const { return args_.batch.query_start[r + 1] - args_.batch.query_start[r]; }
 
@@ -73,7 +75,7 @@ class AttentionPlan {
       const int64_t number = tokens - first < tile_tokens_ ? tokens - first : tile_tokens_;
       const int64_t position = context + first, begin = first_seen(args_.layer, position);
       Tile& tile = tiles[count++];
-      tile = {r, args_.batch.query_start[r] + first, number, position, begin, position + number, partials};
+      tile = {r, args_.batch.query_start[r] + first, number, position, begin, position + number, partials, 0, 0};
       segments += num_segments(tile);
       partials += num_segments(tile) * partial_floats(tile);
       // Four rows' worth for reading the keys and values.

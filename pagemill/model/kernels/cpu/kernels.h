@@ -56,6 +56,7 @@ struct Tile {
   int64_t key_begin;   // the keys that any of the tokens sees
   int64_t key_end;
   int64_t partial;     // where the partial results of the tile begin, in segments; used when keys are split
+  int32_t need_first, need_last;  // chunks of this step's rows that the keys come from: see tile_needs.h
 };
 
 // What a thread takes at a time; no tile: nothing.

@@ -88,7 +88,7 @@ Share share_of(int64_t count, int64_t rank, int64_t threads) {
 }
 
 thread_local ThreadBuffer scratch_memory, partial_memory, queue_memory, own_memory, quantized_memory, counter_memory,
-    found_memory, stage_memory, missing_memory;
+    found_memory, stage_memory, missing_memory, writer_memory;
 
 constexpr int64_t MAX_PLANS = 64;
 
@@ -233,13 +233,12 @@ class PlanRun {
     for (int64_t i = 0; i < num_ops_; ++i) {
       const PmOp& op = ops_[i];
       if (op.kind != PM_OP_ATTEND) continue;
-      stages[count++] = {first, i, nullptr, nullptr, 0};
-      stages[count++] = {i, i + 1, plans_.plan(plans_.find(op, run_)), run_.batches[op.group]->query_start,
-                         op.layer.num_kv_heads};
+      stages[count++] = {first, i, nullptr, 0};
+      stages[count++] = {i, i + 1, plans_.plan(plans_.find(op, run_)), op.layer.num_kv_heads};
       first = i + 1;
     }
-    stages[count++] = {first, num_ops_, nullptr, nullptr, 0};
-    return waves_.prepare(stages, count, run_.num_tokens, threads_, missing_memory);
+    stages[count++] = {first, num_ops_, nullptr, 0};
+    return waves_.prepare(stages, count, run_.num_tokens, threads_, missing_memory, writer_memory);
   }
 
   bool prepare_attention() {
@@ -297,7 +296,7 @@ class PlanRun {
         selected->attend(attention_args(ops_[stage.first]), waves_.tile_of(task), task.index % stage.heads, then,
                          scratch_ + rank * scratch_stride_);
       } else if (!stage.plan) {
-        const Share rows = {waves_.begin(task.index), waves_.begin(task.index + 1)};
+        const Share rows = {waves_.chunks().begin(task.index), waves_.chunks().begin(task.index + 1)};
         waves_.is_last(task) && run_.wanted ? work_on_wanted(stage, rows) : work_on_rows(stage, rows);
       }
       waves_.finish(task);

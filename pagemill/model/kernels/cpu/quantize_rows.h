@@ -1,5 +1,5 @@
 // Inputs of a linear layer as 8-bit integers: each block of QUANT_BLOCK consecutive inputs of a row has a scale of its own,
-// the least power of 2^(1/8) that brings the largest of them to 127 or below. So few different mantissas mean that the
+// the least power of 2^(1/4) that brings the largest of them to 127 or below. So few different mantissas mean that the
 // products of the scales of weights with all of them can be made ahead, and only an exponent is left to be added: a
 // multiplication less where every one counts, at next to no loss. A row is quantized by itself: its numbers do not
 // depend on its company.
@@ -27,11 +27,9 @@ constexpr int64_t GROUP_WORDS = 1;
 constexpr int64_t LIMIT_BYTES = LINEAR_PANEL * 4;
 
 // Mantissas of scales: 2^(i / SCALE_STEPS).
-constexpr int SCALE_STEPS = 8;
-constexpr float STEP[SCALE_STEPS] = {1.0f,          1.0905077457f, 1.1892071150f, 1.2968395547f,
-                                     1.4142135624f, 1.5422108254f, 1.6817928305f, 1.8340080864f};
-constexpr float INVERSE_STEP[SCALE_STEPS] = {1.0f,          0.9170040432f, 0.8408964153f, 0.7711054127f,
-                                             0.7071067812f, 0.6484197773f, 0.5946035575f, 0.5452538663f};
+constexpr int SCALE_STEPS = 4;
+constexpr float STEP[SCALE_STEPS] = {1.0f, 1.1892071150f, 1.4142135624f, 1.6817928305f};
+constexpr float INVERSE_STEP[SCALE_STEPS] = {1.0f, 0.8408964153f, 0.7071067812f, 0.5946035575f};
 
 // A block of inputs, with all that its multiplication needs side by side: it is read through one pointer.
 struct alignas(32) QuantBlock {
@@ -72,10 +70,10 @@ struct StepTable {
 
   constexpr StepTable() {
     for (int m = 0; m < 128; ++m) {
-      int eighths = 0;
-      while (eighths < SCALE_STEPS && (128 + m) > STEP[eighths] * 127.49f) ++eighths;
-      const int step = eighths % SCALE_STEPS;
-      entries[m] = {step * (int32_t)LIMIT_BYTES, eighths / SCALE_STEPS - 127 - 7, STEP[step], INVERSE_STEP[step]};
+      int quarters = 0;
+      while (quarters < SCALE_STEPS && (128 + m) > STEP[quarters] * 127.49f) ++quarters;
+      const int step = quarters % SCALE_STEPS;
+      entries[m] = {step * (int32_t)LIMIT_BYTES, quarters / SCALE_STEPS - 127 - 7, STEP[step], INVERSE_STEP[step]};
     }
   }
 };

@@ -126,7 +126,7 @@ def test_quantized_inputs_are_near_the_inputs() -> None:
     x = make_x(50, 576)
     integers, scales = reference.quantize_rows(x)
     largest = integers.abs().amax(-1)
-    assert ((largest >= 116) & (largest <= 127)).all()
+    assert ((largest >= 107) & (largest <= 127)).all()
     blocks = x.float().view(50, -1, 32)
     assert ((integers * scales - blocks).abs() <= scales * 0.501).all()
 

@@ -69,14 +69,18 @@ class Case:
     plan: LayerPlan
     caches: list[Tensor]
     requests: list[tuple[int, int]]
+    donors: dict[int, tuple[int, int]]
+    """Request -> (whose blocks are its first ones, how many of them)."""
 
     @classmethod
-    def make(cls, requests: list[tuple[int, int]], integers: bool) -> "Case":
+    def make(
+        cls, requests: list[tuple[int, int]], integers: bool, donors: dict[int, tuple[int, int]] | None = None
+    ) -> "Case":
         torch.manual_seed(0)
         num_blocks = 1 + sum(-(-sum(one) // BLOCK_SIZE) for one in requests)
         shape = 2, num_blocks, KV_HEADS, BLOCK_SIZE, SIZE
         caches = [torch.randn(shape).bfloat16() for _ in WINDOWS]
-        return cls(make_plan(caches, integers), caches, requests)
+        return cls(make_plan(caches, integers), caches, requests, donors or {})
 
     def run(self, threads: int, wanted: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """[T, E], valid until the next run, and the caches as the step leaves them."""
@@ -90,6 +94,8 @@ class Case:
         order = (torch.randperm(sum(blocks)) + 1).int()
         for row, ids in enumerate(order.split(blocks)):
             table[row, : len(ids)] = ids
+        for row, (donor, shared) in self.donors.items():
+            table[row, :shared] = table[donor, :shared]
         owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         slots = table[owners, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
         starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
@@ -115,6 +121,23 @@ def test_threads_change_nothing(requests: list[tuple[int, int]], integers: bool)
     alone = alone.clone()
     assert alone.isfinite().all()
     for threads in (2, 3, 7):
+        together, theirs = case.run(threads)
+        assert torch.equal(together, alone)
+        assert all(torch.equal(one, other) for one, other in zip(caches, theirs, strict=True))
+
+
+@pytest.mark.parametrize("window", [0, 50], ids=["full", "window"])
+@pytest.mark.parametrize("filler", [0, 3], ids=["filled before", "filled after"])
+def test_blocks_that_the_same_step_fills(filler: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests may find in the cache what another one, anywhere in the batch, computes in the same step."""
+    monkeypatch.setattr(f"{__name__}.WINDOWS", (window, window))
+    requests = [(256, 61), (256, 40), (64, 30), (256, 2)]
+    requests[filler] = (0, 300)
+    donors = {row: (filler, cached // BLOCK_SIZE) for row, (cached, _) in enumerate(requests) if cached}
+    case = Case.make(requests, integers=False, donors=donors)
+    alone, caches = case.run(1)
+    alone = alone.clone()
+    for threads in (2, 3, *[7] * 8):
         together, theirs = case.run(threads)
         assert torch.equal(together, alone)
         assert all(torch.equal(one, other) for one, other in zip(caches, theirs, strict=True))
