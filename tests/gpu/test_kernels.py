@@ -92,7 +92,9 @@ def test_a_few_rows(num_rows: int, dependent: bool, linear):
     launch.set_dependent(dependent)
     weight, gate, x = weight_of(*linear), linear[2], random(num_rows, linear[1])
     shape = (linear[0], linear[1], gate is not None)
-    for choice in choices.skinny_candidates(shape, choices.rows_class(num_rows)):
+    rows = choices.rows_class(num_rows)
+    late = [choice for choice in choices.skinny_candidates(shape, rows) if not choice.early]
+    for choice in dict.fromkeys([*late, choices.SKINNY_MEASURED.get((rows, shape), late[0])]):
         results = [skinny(x, weight, choice, gate=gate) for _ in range(3)]
         close(results[0], exact(x, weight, gate))
         assert torch.equal(results[0], results[1])
