@@ -1,4 +1,5 @@
-"""Linear layers on device tensors: one row by gemv.py, a few where measured faster by skinny.py, else cuBLAS.
+"""Linear layers on device tensors, with the norm before them: one row by gemv.py, a few where measured faster by
+skinny.py, else cuBLAS.
 
 Knows shapes, not layers.
 """
@@ -47,7 +48,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor | Product:
 def product_norm(x: Product, residual: Tensor | None, norm: tuple[Tensor, float]) -> Tensor:
     """norm(linear + residual), which takes the residual's place."""
     few = _few(x.x, x.weight, None)
-    if few is None or few.split_k == 1:
+    if few is None or sums_at_once(len(x.x), few, len(x.weight), x.x.device):
         return rms_norm(linear(x.x, x.weight), *norm, residual)
     return rms_norm_of_parts(skinny_parts(x.x, x.weight, few), *norm, x.x.dtype, residual)
 

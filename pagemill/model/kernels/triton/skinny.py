@@ -5,7 +5,9 @@ A program owns 64 outputs (of each half, where gated) and one part of the inputs
 not the rows by the weight: the tensor cores' tiles have 64 rows, more than there are tokens. All programs are resident
 at once and ask for equally much, so that they end together. Parts of the inputs are summed in order, so that a run
 gives the bits of the one before: by the last program of an output to arrive, which saves a kernel, or where more rows
-would keep that one program busy for longer than a kernel takes to start, by a second kernel.
+would keep that one program busy for longer than a kernel takes to start, by a second kernel, which may be a norm's.
+
+An RMSNorm between two of these kernels can be theirs: the first adds the residual, the second multiplies by factors.
 """
 
 import functools
