@@ -26,7 +26,7 @@ from pagemill.serve.processing.input_processor import InputProcessor, Pooling, P
 from pagemill.serve.processing.output_processor import OutputProcessor, in_chunks
 from pagemill.serve.processing.parallel_sampling import fan_out
 from pagemill.serve.processing.request_metrics import RequestMetrics
-from pagemill.serve.processing.request_stream import OutputQueue, PoolingStream, RequestStream, Stream
+from pagemill.serve.processing.request_stream import OutputQueue, PoolingStream, RequestStream, Stream, Tap
 from pagemill.tokenizers.interface import Tokenizer
 
 logger = get_logger(__name__)
@@ -159,17 +159,21 @@ class AsyncLLM:
         return self._inputs.prepare(prompt, params, options)
 
     async def stream(
-        self, requests: Sequence[PreparedRequest], request_ids: Sequence[str] | None = None
+        self,
+        requests: Sequence[PreparedRequest],
+        request_ids: Sequence[str] | None = None,
+        tap: Tap[RequestOutput] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of several requests as they come, until all are finished. Closing the generator aborts the rest.
 
-        `request_ids` are what the outputs are called, one per request. Raises EngineDeadError.
+        `request_ids` are what the outputs are called, one per request. `tap` may take outputs that end nothing before
+        they come here, while they are waited for here. Raises EngineDeadError.
         """
 
         def text(name: str, prepared: PreparedRequest, queue: OutputQueue[RequestOutput]) -> Stream[RequestOutput]:
             return RequestStream(name, prepared.prompt, fan_out(prepared.request), self.tokenizer, queue)
 
-        async with contextlib.aclosing(self._run(text, requests, request_ids)) as outputs:
+        async with contextlib.aclosing(self._run(text, requests, request_ids, tap)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -192,11 +196,12 @@ class AsyncLLM:
         make_stream: Callable[[str, PreparedRequest, OutputQueue[Output]], Stream[Output]],
         requests: Sequence[PreparedRequest],
         request_ids: Sequence[str] | None,
+        tap: Tap[Output] | None = None,
     ) -> AsyncGenerator[Output, None]:
         if self._error is not None:
             raise self._error
         external_ids = request_ids or [f"request-{next(self._count)}" for _ in requests]
-        queue: OutputQueue[Output] = OutputQueue()
+        queue: OutputQueue[Output] = OutputQueue(tap)
         streams: list[Stream[Output]] = []
         num_added, begun = 0, False
         try:

@@ -3,7 +3,7 @@ Does not know what is sent."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagemill.serve.http.errors import request_error
+from pagemill.serve.http.protocol import Wire, wire_of
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
@@ -48,13 +49,28 @@ async def respond_unless_gone(request: Request, work: Coroutine[Any, Any, Respon
     return await until_disconnect(request.receive, work) or Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
+class Outlet:
+    """A short way for the events of a response that has begun: one write, no `send` through the whole application."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.begun = False
+        """Whether the response has."""
+        self.write = wire.write_chunk
+        self._has_room = wire.has_room
+
+    def is_open(self) -> bool:
+        """Whether `write` may be called now; otherwise events are yielded to the stream, which waits for the client."""
+        return self.begun and self._has_room()
+
+
 class EventStream(Response):
-    """Server-sent events. The response starts with the first event: what goes wrong before becomes an ordinary
-    error response. When the client goes away, the generator is closed."""
+    """Server-sent events: those that `events` yields, and those that it writes to the outlet meanwhile. The response
+    starts with the first event yielded: what goes wrong before becomes an ordinary error response. When the client
+    goes away, the generator is closed."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: Callable[[Outlet], AsyncGenerator[bytes, None]]) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -63,21 +79,20 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the generator ends or the client is gone."""
-        await until_disconnect(receive, self._send_all(send))
+        await until_disconnect(receive, self._send_all(send, Outlet(wire_of(scope))))
 
     def init_headers(self, headers: Any = None) -> None:
         """No content length: the end of the stream is the end of the body."""
         super().init_headers(headers)
         self.raw_headers = [item for item in self.raw_headers if item[0] != b"content-length"]
 
-    async def _send_all(self, send: Send) -> None:
-        started = False
-        async with contextlib.aclosing(self._events) as events:
+    async def _send_all(self, send: Send, outlet: Outlet) -> None:
+        async with contextlib.aclosing(self._events(outlet)) as events:
             async for event in events:
-                if not started:
-                    started = True
+                if not outlet.begun:
                     await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await send({"type": "http.response.body", "body": event, "more_body": True})
+                outlet.begun = True
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
+from pagemill.serve.http.protocol import DirectProtocol
 
 logger = get_logger(__name__)
 
@@ -101,6 +102,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=DirectProtocol,
                 log_level=log_level,
                 access_log=False,
                 timeout_graceful_shutdown=CLOSE_GRACE_S,

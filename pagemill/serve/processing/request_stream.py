@@ -5,7 +5,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +18,39 @@ from pagemill.serve.processing.detokenizer import Detokenizer, NoText, make_deto
 from pagemill.tokenizers.interface import Tokenizer
 
 Output = TypeVar("Output")
+Taken = TypeVar("Taken", contravariant=True)
+
+
+class Tap(Protocol[Taken]):
+    """Takes outputs where they come up. What it takes costs no turn of the event loop: a step of many streams would
+    otherwise wake as many tasks."""
+
+    def is_open(self) -> bool:
+        """Whether it would take an output now."""
+
+    def take(self, output: Taken) -> None:
+        """An output, when the consumer waits for one. What this raises is raised in the consumer."""
 
 
 class OutputQueue(Generic[Output]):
     """Streams that have news for one consumer. Nothing piles up: a stream waits in it once, and what arrives until
     the consumer takes its output becomes part of that output."""
 
-    def __init__(self) -> None:
+    def __init__(self, tap: Tap[Output] | None = None) -> None:
+        """`tap` gets, while the consumer waits, what ends nothing; the consumer gets the rest."""
+        self._tap = tap
         self._ready: dict[Stream[Output], None] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
 
     def mark_ready(self, stream: "Stream[Output]") -> None:
         """The stream has news."""
+        if self._tap is not None and self._consumer_waits and not stream.has_ended and self._tap.is_open():
+            try:
+                self._tap.take(stream.take())
+            except Exception as error:
+                self.fail(error)
+            return
         self._ready[stream] = None
         self._wake()
 
@@ -53,6 +73,11 @@ class OutputQueue(Generic[Output]):
                 await self._waiter
             finally:
                 self._waiter = None
+
+    @property
+    def _consumer_waits(self) -> bool:
+        """For news, of which there is none: nothing that came before is still on its way."""
+        return self._waiter is not None and not self._waiter.done()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -164,6 +189,11 @@ class Stream(ABC, Generic[Output]):
     def finished(self) -> bool:
         """Whether all completions have ended."""
         return self.num_open == 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether any completion has."""
+        return self.num_open < len(self.completions)
 
     def notify(self) -> None:
         """Tell the consumer, if it wants to hear of this already."""

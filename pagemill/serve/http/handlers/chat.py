@@ -78,7 +78,7 @@ class ChatHandler:
         deltas = ChatDeltas(head, body.wants_usage)
         generation = Generation(self._engine, [prepared], deltas, body.wants_usage)
         if body.stream:
-            return EventStream(generation.stream())
+            return EventStream(generation.stream)
         return await respond_unless_gone(request, self._collect(generation))
 
     async def _collect(self, generation: Generation) -> Response:

@@ -83,7 +83,7 @@ class CompletionHandler:
         deltas = CompletionDeltas(head, body.wants_usage, params.n, echoes)
         generation = Generation(self._engine, prepared, deltas, body.wants_usage)
         if body.stream:
-            return EventStream(generation.stream())
+            return EventStream(generation.stream)
         return await respond_unless_gone(request, self._collect(generation))
 
     def _text_of(self, prompt: str | list[int]) -> str:

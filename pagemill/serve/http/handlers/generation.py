@@ -3,7 +3,7 @@ collect them into one body. What a delta looks like is the builder's business.""
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from pagemill.errors import ModelNotFoundError
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.http.connection import Outlet
 from pagemill.serve.http.errors import GenerationFailedError, api_error
 from pagemill.serve.processing.input_processor import PreparedRequest
 
@@ -107,13 +108,14 @@ class Generation:
         ids = [name] if len(requests) == 1 else [f"{name}-{index}" for index in range(len(requests))]
         self._prompt_index = {request_id: index for index, request_id in enumerate(ids)}
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events. An error after the first one becomes an event; before, it is raised."""
+    async def stream(self, outlet: Outlet) -> AsyncGenerator[bytes, None]:
+        """Server-sent events; those that the outlet takes are written there. An error after the first one becomes an
+        event; before, it is raised."""
         started = False
         try:
-            async with contextlib.aclosing(self._outputs()) as outputs:
-                async for index, output in outputs:
-                    events = b"".join([self._builder.events(index, completion) for completion in output.outputs])
+            async with contextlib.aclosing(self._outputs(EventTap(self._events, outlet))) as outputs:
+                async for output in outputs:
+                    events = self._events(output)
                     if events:
                         started = True
                         yield events
@@ -129,22 +131,47 @@ class Generation:
         """The JSON body, choices in order of prompt and index."""
         choices: list[dict[str, Any]] = []
         async with contextlib.aclosing(self._outputs()) as outputs:
-            async for index, output in outputs:
+            async for output in outputs:
+                index = self._count(output)
                 choices += [self._builder.choice(index, completion) for completion in output.outputs]
         choices.sort(key=lambda choice: int(choice["index"]))
         head = self._builder.head
         return _encode({**head.fields(self._builder.body_kind), "choices": choices, "usage": self._usage.to_json()})
 
-    async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """(index of the prompt, output) as they come. Raises GenerationFailedError."""
+    async def _outputs(self, tap: "EventTap | None" = None) -> AsyncGenerator[RequestOutput, None]:
+        """As they come. Raises GenerationFailedError."""
         self._engine.check_load()
-        async with contextlib.aclosing(self._engine.stream(self._requests, list(self._prompt_index))) as outputs:
+        async with contextlib.aclosing(self._engine.stream(self._requests, list(self._prompt_index), tap)) as outputs:
             async for output in outputs:
-                index = self._prompt_index[output.request_id]
                 if any(completion.finish_reason == "error" for completion in output.outputs):
                     raise GenerationFailedError("the engine could not complete this request")
-                self._usage.count(index, output)
-                yield index, output
+                yield output
+
+    def _events(self, output: RequestOutput) -> bytes:
+        """The events of an output, which is counted."""
+        index = self._count(output)
+        return b"".join([self._builder.events(index, completion) for completion in output.outputs])
+
+    def _count(self, output: RequestOutput) -> int:
+        """The index of its prompt."""
+        index = self._prompt_index[output.request_id]
+        self._usage.count(index, output)
+        return index
+
+
+class EventTap:
+    """Outputs as events, straight to the connection. Implements `Tap`."""
+
+    def __init__(self, events: Callable[[RequestOutput], bytes], outlet: Outlet) -> None:
+        self.is_open = outlet.is_open
+        self._events = events
+        self._write = outlet.write
+
+    def take(self, output: RequestOutput) -> None:
+        """Write its events, if it has any."""
+        events = self._events(output)
+        if events:
+            self._write(events)
 
 
 def now() -> int:

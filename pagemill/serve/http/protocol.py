@@ -1,0 +1,55 @@
+"""`DirectProtocol`: uvicorn's HTTP connection, on which a response that has begun may also be written to directly.
+
+`send` of an application passes every middleware and waits for the client where it must; a stream that sends a few bytes
+for every token pays for that with each. Knows nothing about what is written.
+"""
+
+from typing import Protocol
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+EXTENSION = "pagemill.wire"
+"""Where applications find it, among the extensions of a request's scope."""
+
+
+class Wire(Protocol):
+    """The connection under a response."""
+
+    def has_room(self) -> bool:
+        """Whether the client is there and reads what is sent."""
+
+    def write_chunk(self, body: bytes) -> None:
+        """A part of the body, not empty, of a response that has begun, has more to come and does not say how long it
+        is. Never waits."""
+
+
+class DirectProtocol(HttpToolsProtocol):
+    """Implements `Wire`."""
+
+    def on_message_begin(self) -> None:
+        """A request begins: its scope gets the extension."""
+        super().on_message_begin()
+        self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]
+
+    def has_room(self) -> bool:
+        return not self.flow.write_paused and not self.transport.is_closing()
+
+    def write_chunk(self, body: bytes) -> None:
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+
+class NoWire:
+    """Of servers that have none: everything is sent."""
+
+    def has_room(self) -> bool:
+        return False
+
+    def write_chunk(self, body: bytes) -> None:
+        raise RuntimeError("there is no connection to write to")
+
+
+def wire_of(scope: Scope) -> Wire:
+    """The connection that a request came over."""
+    wire: Wire = scope.get("extensions", {}).get(EXTENSION) or NoWire()
+    return wire
