@@ -59,6 +59,11 @@ def linear(
     return result if out_dtype is None else result.to(out_dtype)
 
 
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """`linear`, for a norm to take."""
+    return linear(x, weight)
+
+
 def norm_linear(
     x: Tensor,
     residual: Tensor | None,

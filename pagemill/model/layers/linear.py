@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pagemill.errors import ModelError
 from pagemill.model.distributed.split import even_split, split_heads
 from pagemill.model.kernels.linear import PackedLinear
+from pagemill.model.kernels.product import Product
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.loading.block_tensor import BlockTensor, stacked
 from pagemill.model.loading.part import Part
@@ -149,11 +150,14 @@ class RowLinear(Linear):
     def native(self) -> PackedLinear | None:
         return super().native() if self._group.size == 1 else None  # native code does not sum over ranks
 
-    def forward(self, x: Tensor, gate: str | None = None) -> Tensor:
-        """With a gate (silu, gelu_tanh) of act(first half of x) * second half, x being twice as wide."""
+    def forward(self, x: Tensor, gate: str | None = None, *, to_norm: bool = False) -> Tensor | Product:  # type: ignore[override]
+        """With a gate (silu, gelu_tanh) of act(first half of x) * second half, x being twice as wide. `to_norm`: a
+        norm takes the result, and may compute part of it."""
         weight: LinearWeight = self.weight  # type: ignore[assignment]
         alone = self._group.size == 1
         bias = self.bias if alone else None
+        if to_norm and alone and gate is None:
+            return weight.product(x, bias)
         result = weight.apply(x, bias) if gate is None else weight.gated_apply(x, gate, bias)
         if alone:
             return result

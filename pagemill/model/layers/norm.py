@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from pagemill.errors import ModelError
 from pagemill.model.kernels.layer_plan import NormWeight
-from pagemill.model.kernels.ops import rms_norm
+from pagemill.model.kernels.ops import computed, rms_norm
+from pagemill.model.kernels.product import Product
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import Linear
 from pagemill.model.loading.part import Part, whole
@@ -43,15 +44,15 @@ class RMSNorm(nn.Module):
 
     shards = (0,)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Product) -> Tensor:
         """[..., size] -> [..., size]."""
         return rms_norm(x, self.weight, self.eps)
 
-    def add_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def add_forward(self, x: Tensor | Product, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual); the sum takes the residual's place."""
         return rms_norm(x, self.weight, self.eps, residual), residual
 
-    def into(self, linear: Linear, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def into(self, linear: Linear, x: Tensor | Product, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """(linear(norm(x + residual)), x + residual), in one kernel where the weight has one; the sum may take the
         residual's place. Not for layers that exchange data after."""
         weight = linear.weight
@@ -59,6 +60,7 @@ class RMSNorm(nn.Module):
         if fused is not None:
             return fused
         if residual is None:
+            x = computed(x)
             return linear(self(x)), x
         normed, residual = self.add_forward(x, residual)
         return linear(normed), residual

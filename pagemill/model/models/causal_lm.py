@@ -17,6 +17,8 @@ from pagemill.model.kernels.decode_step import NativeNetwork
 from pagemill.model.kernels.layer_plan import LayerPlan, PlanBuilder
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.native import library
+from pagemill.model.kernels.ops import computed
+from pagemill.model.kernels.product import Product
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.embedding import Embedding, OutputHead
 from pagemill.model.layers.linear import Linear
@@ -179,6 +181,7 @@ class CausalLM(nn.Module):
             hidden, residual = layer(hidden, residual, rope, early if layer is last else None)
         if self.is_last:
             return _rows_of(self.last_norm(hidden, residual), rows if early is None else None)
+        hidden = computed(hidden)
         return hidden if residual is None else hidden + residual
 
     def _native_plan(self) -> LayerPlan | None:
@@ -221,7 +224,7 @@ class CausalLM(nn.Module):
         scale = self.embed_tokens.scale
         return NativeNetwork(plan, embedding, 1.0 if scale is None else float(scale))
 
-    def last_norm(self, hidden: Tensor, residual: Tensor | None) -> Tensor:
+    def last_norm(self, hidden: Tensor | Product, residual: Tensor | None) -> Tensor:
         """The final norm, of hidden plus what the last layer left for it to add."""
         return self.norm(hidden) if residual is None else self.norm.add_forward(hidden, residual)[0]
 

@@ -11,6 +11,7 @@ from pagemill.model.attention.layer import Attention
 from pagemill.model.kernels.layer_plan import AttentionParts, PlanBuilder
 from pagemill.model.kernels.linear import NO_GATE
 from pagemill.model.kernels.ops import attention_inputs
+from pagemill.model.kernels.product import Product
 from pagemill.model.layers.activation import gate_of
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import ColumnLinear, QKVLinear, RowLinear
@@ -72,15 +73,14 @@ class DecoderAttention(nn.Module):
         self.attn = Attention(spec, name=name, backend=ctx.attention(spec, name))
 
     def after_norm(
-        self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, rope: Rope, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, norm: RMSNorm, hidden: Tensor | Product, residual: Tensor | None, rope: Rope, rows: Tensor | None = None
+    ) -> tuple[Tensor | Product, Tensor]:
         """[T, E] -> [T, E] twice, or [L, E] of `rows`: (attention of norm(hidden + residual), hidden + residual)."""
         qkv, residual = norm.into(self.qkv_proj, hidden, residual)
         attended = self._attend(qkv, rope)
         if rows is not None:
             attended, residual = attended.index_select(0, rows), residual.index_select(0, rows)
-        projected: Tensor = self.o_proj(attended)
-        return projected, residual
+        return self.o_proj(attended, to_norm=True), residual
 
     def _attend(self, qkv: Tensor, rope: Rope) -> Tensor:
         norms, target = None, self.attn.write_target()
@@ -119,16 +119,19 @@ class GatedMLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[T, E] -> [T, E]."""
-        return self._down(hidden, self.gate_up_proj(hidden))
+        projected: Tensor = self.down_proj(self.gate_up_proj(hidden), self._gate_left(hidden))
+        return projected
 
-    def after_norm(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def after_norm(
+        self, norm: RMSNorm, hidden: Tensor | Product, residual: Tensor | None
+    ) -> tuple[Tensor | Product, Tensor]:
         """(forward(norm(hidden + residual)), hidden + residual)."""
         inner, residual = norm.into(self.gate_up_proj, hidden, residual)
-        return self._down(hidden, inner), residual
+        return self.down_proj(inner, self._gate_left(residual), to_norm=True), residual
 
-    def _down(self, hidden: Tensor, inner: Tensor) -> Tensor:
-        projected: Tensor = self.down_proj(inner, None if self.gate_up_proj.gates(hidden) else self.gate)
-        return projected
+    def _gate_left(self, hidden: Tensor) -> str | None:
+        """The activation, where the first layer does not include it."""
+        return None if self.gate_up_proj.gates(hidden) else self.gate
 
     def plan(self, builder: PlanBuilder, hidden: int) -> int:
         """The same as operations. Raises NotPlannable."""
@@ -158,8 +161,8 @@ class DecoderLayer(nn.Module):
         self.mlp = mlp or GatedMLP(config, ctx=ctx.child("mlp"))
 
     def forward(
-        self, hidden: Tensor, residual: Tensor | None, rope: Rope, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, hidden: Tensor | Product, residual: Tensor | None, rope: Rope, rows: Tensor | None = None
+    ) -> tuple[Tensor | Product, Tensor]:
         """[T, E] twice; `residual` None before the first layer. The last layer may be asked for some rows only."""
         hidden, residual = self.self_attn.after_norm(self.input_layernorm, hidden, residual, rope, rows)
         if isinstance(self.mlp, GatedMLP):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from pagemill.errors import ModelError
 from pagemill.model.attention.interface import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
-from pagemill.model.kernels.ops import rotate_
+from pagemill.model.kernels.ops import computed, rotate_
+from pagemill.model.kernels.product import Product
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import Linear, RowLinear
@@ -102,11 +103,12 @@ class DeepseekLayer(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, hidden: Tensor, residual: Tensor | None, rope: Rope, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, hidden: Tensor | Product, residual: Tensor | None, rope: Rope, rows: Tensor | None = None
+    ) -> tuple[Tensor | Product, Tensor]:
         """[T, E] twice; `residual` None before the first layer. The last layer may be asked for some rows only."""
         if residual is None:
-            normed, residual = self.input_layernorm(hidden), hidden
+            residual = computed(hidden)
+            normed = self.input_layernorm(residual)
         else:
             normed, residual = self.input_layernorm.add_forward(hidden, residual)
         attended = self.self_attn(normed, rope, rows)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pagemill.errors import ConfigError
 from pagemill.model.kernels import fp8, moe
+from pagemill.model.kernels.product import Product
 from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.quantization.experts import SeparateExperts
 from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
@@ -32,9 +33,9 @@ class Fp8Weight(LinearWeight):
         return fp8.linear(x, self.weight, self.factors, bias, self.gate if self.gates(x) else None)
 
     def norm_apply(
-        self, x: Tensor, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
+        self, x: Tensor | Product, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
-        if not fp8.quantizes(x, self.weight):
+        if isinstance(x, Product) or not fp8.quantizes(x, self.weight):
             return None
         result = fp8.norm_linear(x, residual, norm, self.weight, self.factors, bias)
         return result, x if residual is None else residual

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import PackedLinear
+from pagemill.model.kernels.product import Product
 from pagemill.model.loading.block_tensor import BlockTensor
 
 
@@ -23,6 +24,10 @@ class LinearWeight(ABC):
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """[T, in] -> [T, out]."""
 
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor | Product:
+        """`apply`, for a norm to take, which may do part of the work."""
+        return self.apply(x, bias)
+
     def gated_apply(self, x: Tensor, gate: str, bias: Tensor | None) -> Tensor:
         """`apply` of act(first half of x) * second half: [T, 2 * in] -> [T, out]."""
         return self.apply(ops.gated(x, gate), bias)
@@ -32,7 +37,7 @@ class LinearWeight(ABC):
         return self.apply(x, None).to(torch.float32)
 
     def norm_apply(
-        self, x: Tensor, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
+        self, x: Tensor | Product, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
         """(apply(norm(x + residual)), x + residual), where the norm (weight and eps) may be part of the kernel; None
         where it is for the caller to apply."""

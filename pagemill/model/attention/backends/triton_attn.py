@@ -26,7 +26,7 @@ from pagemill.utils.math import ceil_div
 
 MERGE_PROGRAMS = 1024
 """Of all requests together, where there are not more requests than that."""
-FEW_PARTS = 4
+FEW_PARTS = 5
 """Up to so many parts of a request on average, the last program to finish one merges them, instead of a kernel."""
 FALLBACK_PROCESSORS = 4
 """Of a device that does not say: the interpreter's."""

@@ -32,6 +32,8 @@ class SkinnyChoice:
     num_stages: int
     split_k: int = 1
     """Parts of the inputs."""
+    early: bool = False
+    """The first tiles are asked for before the kernel before has ended; the rows then come by slower loads."""
 
 
 MAX_SKINNY_ROWS: Final = 64
@@ -50,13 +52,13 @@ GEMV_CANDIDATES: Final = tuple(
 )  # fmt: skip
 
 _SM = 132
-_SHARED = {1: 208 << 10, 2: 104 << 10}
-"""Bytes of shared memory for tiles under way, by programs that share a multiprocessor."""
+_SHARED = 208 << 10
+"""Bytes of shared memory of a multiprocessor for tiles under way."""
 
 
 def skinny_candidates(shape: Shape, rows: int) -> tuple[SkinnyChoice, ...]:
     """What may be fast for a class of rows: programs that all are resident at once, one or two on a multiprocessor,
-    or where there are many more outputs, in turns."""
+    or where there are many more outputs, in turns; of the fewest rows also early ones."""
     outputs, size, gated = shape
     found: list[SkinnyChoice] = []
     blocks, wide = -(-outputs // SKINNY_OUTPUTS), SKINNY_OUTPUTS * (2 if gated else 1)
@@ -66,10 +68,24 @@ def skinny_candidates(shape: Shape, rows: int) -> tuple[SkinnyChoice, ...]:
         split = next((s for s in (8, 7, 6, 5, 4, 3, 2, 1) if s * blocks <= slots), 1)
         if blocks * split < 0.68 * slots or slots < blocks < 4 * slots:
             continue
-        stages = min(_SHARED[residents] // ((wide + rows) * block_k * 2), 9)
+        stages = min(_SHARED // residents // ((wide + rows) * block_k * 2), 9)
         if stages < 3 or size // split < 2 * block_k:
             continue
         found.append(SkinnyChoice(block_k, 4, stages, split))
+    return tuple(dict.fromkeys(found)) + (_early_candidates(shape, rows) if rows <= 16 else ())
+
+
+def _early_candidates(shape: Shape, rows: int) -> tuple[SkinnyChoice, ...]:
+    """All that are resident at once, also such that leave half of the memory to programs of the next kernel."""
+    outputs, size, gated = shape
+    blocks, tile = -(-outputs // SKINNY_OUTPUTS), SKINNY_OUTPUTS * (2 if gated else 1) * 128 * 2
+    found = []
+    for residents, share in ((1, 1), (1, 2), (2, 2), (3, 3), (4, 4)):
+        most = (_SHARED // share - rows * 128 * 2) // tile
+        for split in range(1, 9):
+            fills = 0.68 <= blocks * split / (_SM * residents) <= 1
+            if fills and size // split >= 3 * 128:
+                found += [SkinnyChoice(128, 4, stages, split, early=True) for stages in (most, most - 1) if stages > 1]
     return tuple(dict.fromkeys(found))
 
 
@@ -89,20 +105,22 @@ GEMV_MEASURED: Final[dict[Shape, GemvChoice]] = {
 """On an H200."""
 
 SKINNY_MEASURED: Final[dict[tuple[int, Shape], SkinnyChoice]] = {
-    (16, (6144, 4096, False)): SkinnyChoice(128, 4, 9),
-    (16, (4096, 4096, False)): SkinnyChoice(128, 4, 5, 4),
-    (16, (4096, 12288, False)): SkinnyChoice(128, 4, 5, 4),
+    (16, (6144, 4096, False)): SkinnyChoice(128, 4, 4, 3, early=True),
+    (16, (4096, 4096, False)): SkinnyChoice(128, 4, 5, 4, early=True),
+    (16, (12288, 4096, True)): SkinnyChoice(128, 4, 3, early=True),
+    (16, (4096, 12288, False)): SkinnyChoice(128, 4, 3, 8, early=True),
     (16, (151936, 4096, False)): SkinnyChoice(128, 4, 5),
+    (32, (6144, 4096, False)): SkinnyChoice(128, 4, 8),
     (32, (4096, 4096, False)): SkinnyChoice(128, 4, 4, 4),
     (32, (4096, 12288, False)): SkinnyChoice(128, 4, 8, 2),
     (32, (151936, 4096, False)): SkinnyChoice(128, 4, 4),
     (64, (4096, 4096, False)): SkinnyChoice(128, 4, 6, 2),
     (64, (4096, 12288, False)): SkinnyChoice(128, 4, 6, 2),
     (64, (151936, 4096, False)): SkinnyChoice(128, 4, 3),
-    (16, (3072, 2048, False)): SkinnyChoice(128, 4, 5, 5),
-    (16, (2048, 2048, False)): SkinnyChoice(128, 4, 5, 8),
-    (16, (8192, 2048, True)): SkinnyChoice(64, 4, 9),
-    (16, (2048, 8192, False)): SkinnyChoice(128, 4, 5, 8),
+    (16, (3072, 2048, False)): SkinnyChoice(128, 4, 5, 5, early=True),
+    (16, (2048, 2048, False)): SkinnyChoice(128, 4, 6, 3, early=True),
+    (16, (8192, 2048, True)): SkinnyChoice(128, 4, 3, early=True),
+    (16, (2048, 8192, False)): SkinnyChoice(128, 4, 5, 8, early=True),
     (16, (128256, 2048, False)): SkinnyChoice(128, 4, 5),
     (32, (3072, 2048, False)): SkinnyChoice(128, 4, 8, 2),
     (32, (2048, 2048, False)): SkinnyChoice(128, 4, 8, 4),

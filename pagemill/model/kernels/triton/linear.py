@@ -1,4 +1,5 @@
-"""Linear layers on device tensors: one row by gemv.py, a few where measured faster by skinny.py, else cuBLAS.
+"""Linear layers on device tensors, with the norm before them: one row by gemv.py, a few where measured faster by
+skinny.py, else cuBLAS.
 
 Knows shapes, not layers.
 """
@@ -7,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagemill.model.kernels.product import Product
 from pagemill.model.kernels.triton import choices, launch
 from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.gemv import gemv
-from pagemill.model.kernels.triton.norm import rms_norm
+from pagemill.model.kernels.triton.norm import rms_norm, rms_norm_of_parts
 from pagemill.model.kernels.triton.norm_before import NormBefore
-from pagemill.model.kernels.triton.skinny import reads, skinny
+from pagemill.model.kernels.triton.skinny import LAST_SUMS_ROWS, reads, skinny, skinny_add, skinny_parts, sums_at_once
 
 
 def linear(
@@ -24,15 +26,12 @@ def linear(
 ) -> Tensor:
     """As reference.linear: [T, K] times [N, K] -> [T, N], with a gate [T, N / 2]; sums in float32, rounded once to
     `out_dtype` (x's type) but by cuBLAS and a gate, which round before it."""
-    num_rows = len(x)
-    if _takes(x, weight):
-        shape = _shape(weight, gate)
-        if num_rows == 1:
-            choice = choices.gemv_choice(shape, x.dtype)
-            return gemv(x, weight, choice, bias=bias, gate=gate, out_dtype=out_dtype)
-        few = choices.skinny_choice(num_rows, shape, x.dtype)
-        if few is not None and reads(x, weight):
-            return skinny(x, weight, few, bias=bias, gate=gate, out_dtype=out_dtype)
+    if len(x) == 1 and _takes(x, weight):
+        choice = choices.gemv_choice(_shape(weight, gate), x.dtype)
+        return gemv(x, weight, choice, bias=bias, gate=gate, out_dtype=out_dtype)
+    few = _few(x, weight, gate)
+    if few is not None:
+        return skinny(x, weight, few, bias=bias, gate=gate, out_dtype=out_dtype)
     if gate is not None:
         return gated(functional.linear(x, weight, bias), gate == "gelu_tanh")
     if out_dtype is None or out_dtype == x.dtype:
@@ -40,8 +39,22 @@ def linear(
     return _wide(x, weight, bias, out_dtype)
 
 
+def product(x: Tensor, weight: Tensor) -> Tensor | Product:
+    """`linear`, or what is to be multiplied, where the norm that takes it has a faster way."""
+    few = _few(x, weight, None)
+    return linear(x, weight) if few is None or few.split_k == 1 else Product(x, weight)
+
+
+def product_norm(x: Product, residual: Tensor | None, norm: tuple[Tensor, float]) -> Tensor:
+    """norm(linear + residual), which takes the residual's place."""
+    few = _few(x.x, x.weight, None)
+    if few is None or sums_at_once(len(x.x), few, len(x.weight), x.x.device):
+        return rms_norm(linear(x.x, x.weight), *norm, residual)
+    return rms_norm_of_parts(skinny_parts(x.x, x.weight, few), *norm, x.x.dtype, residual)
+
+
 def norm_linear(
-    x: Tensor,
+    x: Tensor | Product,
     residual: Tensor | None,
     norm: tuple[Tensor, float],
     weight: Tensor,
@@ -49,6 +62,10 @@ def norm_linear(
     gate: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As reference.norm_linear: (linear(norm(x + residual)), x + residual)."""
+    if isinstance(x, Product):
+        if residual is not None:
+            return _between(x, residual, norm, weight, bias, gate), residual
+        x = linear(x.x, x.weight)
     norm_weight, eps = norm
     shape = _shape(weight, gate)
     if len(x) == 1 and shape in choices.FUSED_NORM_MEASURED and _takes(x, weight):
@@ -57,6 +74,28 @@ def norm_linear(
         return gemv(x, weight, choice, bias=bias, gate=gate, norm=before), before.summed
     normed = rms_norm(x, norm_weight, eps, residual)
     return linear(normed, weight, bias, gate), x if residual is None else residual
+
+
+def _between(
+    x: Product, residual: Tensor, norm: tuple[Tensor, float], weight: Tensor, bias: Tensor | None, gate: str | None
+) -> Tensor:
+    """`norm_linear` of a product: the linear layer before the norm adds, the one after it scales, where both may."""
+    before, after = _few(x.x, x.weight, None), _few(residual, weight, gate)
+    if before is not None and after is not None and residual.dtype == torch.bfloat16 and residual.is_contiguous():
+        rows = len(residual)
+        joined = rows <= LAST_SUMS_ROWS and sums_at_once(rows, before, len(x.weight), weight.device)
+        if joined and sums_at_once(rows, after, len(weight), weight.device):
+            unscaled = skinny_add(x.x, x.weight, before, residual, norm)
+            return skinny(unscaled, weight, after, bias=bias, gate=gate)
+    return linear(product_norm(x, residual, norm), weight, bias, gate)
+
+
+def _few(x: Tensor, weight: Tensor, gate: str | None) -> choices.SkinnyChoice | None:
+    """How skinny.py multiplies them; None where it does not."""
+    if not _takes(x, weight):
+        return None
+    few = choices.skinny_choice(len(x), _shape(weight, gate), x.dtype)
+    return few if few is not None and reads(x, weight) else None
 
 
 def _takes(x: Tensor, weight: Tensor) -> bool:

@@ -11,6 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.fp8_quantize import empty_floats, to_floats
+from pagemill.model.kernels.triton.skinny import sum_parts
 
 _TILE = 2048
 """Elements that a program of short rows takes at once."""
@@ -19,10 +20,11 @@ _TILE = 2048
 @triton.jit
 def _rms_norm(
     out, factors, x, weight, residual,
-    num_rows, num_heads, x_stride, head_stride, residual_stride, eps,
-    N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ROUND_ONCE: tl.constexpr,
-    QUANTIZE: tl.constexpr, PDL: tl.constexpr,
+    num_rows, num_heads, x_stride, head_stride, residual_stride, part_stride, eps,
+    N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    ROUND_ONCE: tl.constexpr, QUANTIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    TYPE: tl.constexpr = x.dtype.element_ty if SPLIT == 1 else out.dtype.element_ty
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     mask = (rows < num_rows)[:, None] & (cols < N)[None, :]
@@ -32,7 +34,10 @@ def _rms_norm(
     if PDL:
         gdc_wait()
     starts = (rows // num_heads).to(tl.int64) * x_stride + (rows % num_heads) * head_stride
-    value = tl.load(x + starts[:, None] + cols[None, :], mask, 0.0).to(tl.float32)
+    if SPLIT == 1:
+        value = tl.load(x + starts[:, None] + cols[None, :], mask, 0.0).to(tl.float32)
+    else:
+        value = sum_parts(x + starts[:, None] + cols[None, :], part_stride, mask, SPLIT).to(TYPE).to(tl.float32)
     if HAS_RESIDUAL:
         places = residual + rows[:, None].to(tl.int64) * residual_stride + cols[None, :]
         rounded = (tl.load(places, mask, 0.0).to(tl.float32) + value).to(residual.dtype.element_ty)
@@ -41,8 +46,8 @@ def _rms_norm(
     inverse = tl.math.rsqrt(tl.sum(value * value, 1) / N + eps)
     value = value * inverse[:, None]
     if not ROUND_ONCE:
-        value = value.to(x.dtype.element_ty).to(tl.float32)
-    normed = (value * scale[None, :]).to(x.dtype.element_ty)
+        value = value.to(TYPE).to(tl.float32)
+    normed = (value * scale[None, :]).to(TYPE)
     places = out + rows[:, None].to(tl.int64) * N + cols[None, :]
     if QUANTIZE:
         floats, row_factors = to_floats(normed.to(tl.float32))
@@ -60,6 +65,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     return out
 
 
+def rms_norm_of_parts(parts: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype, residual: Tensor | None
+) -> Tensor:  # fmt: skip
+    """`rms_norm` [T, N] of what linear layers have left, [parts, T, N] float32: their sum, rounded."""
+    out = torch.empty(parts.shape[1:], dtype=out_dtype, device=parts.device)
+    _launch(out, None, parts, weight, eps, residual, len(parts))
+    return out
+
+
 def rms_norm_floats(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`rms_norm` of [T, N], quantized: 8-bit floats [T, N] and factors [T], bit for bit those of its result."""
     floats, factors = empty_floats(len(x), x.shape[1], x.device)
@@ -68,19 +81,22 @@ def rms_norm_floats(x: Tensor, weight: Tensor, eps: float, residual: Tensor | No
 
 
 def _launch(
-    out: Tensor, factors: Tensor | None, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None
+    out: Tensor, factors: Tensor | None, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, split: int = 1
 ) -> None:
-    size, num_heads = x.shape[-1], x.shape[1] if x.dim() == 3 else 1
+    """`split`: parts, the first dimension of x where there are several."""
+    part_stride, rows_of = (x.stride(0), x[0]) if split > 1 else (0, x)
+    size, num_heads = x.shape[-1], rows_of.shape[1] if rows_of.dim() == 3 else 1
     num_rows, block = out.numel() // size, launch.power_of_two(size)
     if not num_rows:
         return
     rows = max(1, min(_TILE // block, launch.power_of_two(num_rows)))
     _rms_norm[(triton.cdiv(num_rows, rows),)](
         out, weight if factors is None else factors, x, weight, x if residual is None else residual,
-        num_rows, num_heads, x.stride(0), x.stride(1) if x.dim() == 3 else 0,
-        0 if residual is None else residual.stride(0), eps,
-        N=size, ROWS=rows, BLOCK=block, HAS_RESIDUAL=residual is not None, ROUND_ONCE=weight.dtype == torch.float32,
-        QUANTIZE=factors is not None, PDL=launch.dependent(), **launch.options(_num_warps(rows * block)),
+        num_rows, num_heads, rows_of.stride(0), rows_of.stride(1) if rows_of.dim() == 3 else 0,
+        0 if residual is None else residual.stride(0), part_stride, eps,
+        N=size, ROWS=rows, BLOCK=block, SPLIT=split, HAS_RESIDUAL=residual is not None,
+        ROUND_ONCE=weight.dtype == torch.float32, QUANTIZE=factors is not None, PDL=launch.dependent(),
+        **launch.options(_num_warps(rows * block)),
     )  # fmt: skip
 
 

@@ -5,10 +5,13 @@ A program owns 64 outputs (of each half, where gated) and one part of the inputs
 not the rows by the weight: the tensor cores' tiles have 64 rows, more than there are tokens. All programs are resident
 at once and ask for equally much, so that they end together. Parts of the inputs are summed in order, so that a run
 gives the bits of the one before: by the last program of an output to arrive, which saves a kernel, or where more rows
-would keep that one program busy for longer than a kernel takes to start, by a second kernel.
+would keep that one program busy for longer than a kernel takes to start, by a second kernel, which may be a norm's.
+
+An RMSNorm between two of these kernels can be theirs: the first adds the residual, the second multiplies by factors.
 """
 
 import functools
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -23,7 +26,7 @@ from pagemill.model.kernels.triton.gated import activate
 
 _TILE = tl.constexpr(SKINNY_OUTPUTS)
 _COMBINED = 1024
-_LAST_SUMS_ROWS = 16
+LAST_SUMS_ROWS = 16
 """Up to here the last program sums."""
 _MAX_COUNTERS = 8192
 _counters: dict[torch.device, Tensor] = {}
@@ -32,7 +35,7 @@ _counters: dict[torch.device, Tensor] = {}
 @triton.jit
 def _finish(out, sums, up_sums, bias, tokens, rows, M, N, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
             GELU: tl.constexpr):  # fmt: skip
-    """Bias and activation of [BLOCK_M, _TILE], and the store."""
+    """Bias and activation of [tokens, rows], and the store."""
     if HAS_BIAS:
         sums += tl.load(bias + rows, rows < N, 0.0).to(tl.float32)[None, :]
         if GATED:
@@ -54,7 +57,7 @@ def _leave(part, sums, up_sums, tokens, rows, M, N, stacked, GATED: tl.constexpr
 
 
 @triton.jit
-def _sum_parts(places, part_stride, mask, SPLIT: tl.constexpr):
+def sum_parts(places, part_stride, mask, SPLIT: tl.constexpr):
     """In order. From the L2 cache: other programs wrote them while this one ran."""
     sums = tl.load(places, mask, 0.0, cache_modifier=".cg")
     for part in tl.static_range(1, SPLIT):
@@ -63,56 +66,128 @@ def _sum_parts(places, part_stride, mask, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def _finish_parts(out, parts, bias, tokens, rows, M, N, stacked, part_stride, SPLIT: tl.constexpr,
-                  HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr):  # fmt: skip
-    """`_finish` of the sum of what the programs of an output have left."""
+def _all_parts(parts, tokens, rows, M, N, stacked, part_stride, SPLIT: tl.constexpr, GATED: tl.constexpr):
+    """The sums of what the programs of an output have left."""
     mask = (tokens < M)[:, None] & (rows < N)[None, :]
     places = parts + tokens[:, None] * stacked + rows[None, :]
-    sums = _sum_parts(places, part_stride, mask, SPLIT)
+    sums = sum_parts(places, part_stride, mask, SPLIT)
     up_sums = sums
     if GATED:
-        up_sums = _sum_parts(places + N, part_stride, mask, SPLIT)
-    _finish(out, sums, up_sums, bias, tokens, rows, M, N, HAS_BIAS, GATED, GELU)
+        up_sums = sum_parts(places + N, part_stride, mask, SPLIT)
+    return sums, up_sums
+
+
+@triton.jit
+def _add(out, residual, squares, sums, old, scale, tokens, rows, M, N):
+    """The sum with the residual: in its place, times the weight of the norm in `out`, and for the norm's other factor
+    the sum of its squares."""
+    mask = (tokens < M)[:, None] & (rows < N)[None, :]
+    places = tokens[:, None] * N + rows[None, :]
+    total = (sums.to(out.dtype.element_ty).to(tl.float32) + old.to(tl.float32)).to(out.dtype.element_ty)
+    wide = total.to(tl.float32)
+    tl.store(out + places, (wide * scale.to(tl.float32)[None, :]).to(out.dtype.element_ty), mask)
+    tl.store(residual + places, total, mask)
+    tl.store(squares + tokens, tl.sum(wide * wide, 1), tokens < M)
+
+
+@triton.jit
+def _multiply(
+    rows_map, weight_map, x, x_stride, first, begin, M, N,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PART: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """[_TILE, BLOCK_M] twice: outputs from `first` on, of each half where gated, of PART inputs from `begin` on.
+
+    EARLY: the loop's first tiles of the weight are asked for before the kernel before has ended. The rows must be asked
+    for after it, so they come by plain loads, a turn ahead; the first turn multiplies nothing (inputs beyond K are
+    zeros) and only loads.
+    """
+    sums = tl.zeros([_TILE, BLOCK_M], tl.float32)
+    up_sums = sums
+    if EARLY:
+        tokens, lanes = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+        places = x + tokens[:, None] * x_stride + lanes[None, :]
+        rows = tl.zeros([BLOCK_M, BLOCK_K], x.dtype.element_ty)
+        for turn in tl.range(0, PART // BLOCK_K + 1, num_stages=STAGES):
+            cols = begin + turn * BLOCK_K
+            if PDL:
+                gdc_wait()  # in each turn: what is before the loop comes before its first tiles, too
+            mask = (tokens < M)[:, None] & (cols + lanes < K)[None, :]
+            next_rows = tl.load(places + cols, mask, 0.0)
+            start = tl.where(turn == 0, K, cols - BLOCK_K)
+            tile = weight_map.load([first, start])
+            sums = tl.dot(tile, rows.T, sums)
+            if GATED:
+                tile = weight_map.load([N + first, start])
+                up_sums = tl.dot(tile, rows.T, up_sums)
+            rows = next_rows
+    else:
+        if PDL:
+            gdc_wait()
+        for start in tl.range(begin, begin + PART, BLOCK_K, num_stages=STAGES):
+            # Loads without an operation between them share a barrier.
+            rows = rows_map.load([0, start])
+            tile = weight_map.load([first, start])
+            sums = tl.dot(tile, rows.T, sums)
+            if GATED:
+                tile = weight_map.load([N + first, start])
+                up_sums = tl.dot(tile, rows.T, up_sums)
+    return sums.T, up_sums.T
 
 
 @triton.jit
 def _skinny(
-    out, parts, counters, rows_map, weight_map, bias, M, N, stacked, part_stride,
+    out, parts, counters, rows_map, weight_map, x, x_stride, bias, residual, norm_weight, squares, eps, M, N, stacked,
+    part_stride, num_squares,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
-    LAST_SUMS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr, LAST_SUMS: tl.constexpr, ADDS: tl.constexpr, SQUARES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the inputs), the parts of a block side by side.
 
-    out [M, N]; parts [SPLIT, M, stacked] float32; counters, one for each block, 0 before and after; rows_map of
-    [M, K] in blocks [BLOCK_M, BLOCK_K]; weight_map of [stacked, K] in blocks [_TILE, BLOCK_K].
+    out [M, N]; parts [SPLIT, M, stacked] float32; counters, one for each block, 0 before and after; x [M, K], and
+    rows_map of it in blocks [BLOCK_M, BLOCK_K]; weight_map of [stacked, K] in blocks [_TILE, BLOCK_K]. squares
+    [num_squares, M] float32: with ADDS of the sum of result and residual [M, N]; else, where SQUARES, a power of two,
+    is not 0, of the rows, which still want a norm's factor.
     """
     PART: tl.constexpr = (K + SPLIT * BLOCK_K - 1) // (SPLIT * BLOCK_K) * BLOCK_K
     block, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     first, begin = block * _TILE, part * PART
+    tokens, outputs = tl.arange(0, BLOCK_M), first + tl.arange(0, _TILE)
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
-    sums = tl.zeros([_TILE, BLOCK_M], tl.float32)
-    up_sums = sums
-    for start in tl.range(begin, begin + PART, BLOCK_K, num_stages=STAGES):
-        # Loads without an operation between them share a barrier.
-        rows = rows_map.load([0, start])
-        tile = weight_map.load([first, start])
-        sums = tl.dot(tile, rows.T, sums)
-        if GATED:
-            tile = weight_map.load([N + first, start])
-            up_sums = tl.dot(tile, rows.T, up_sums)
-    tokens, outputs = tl.arange(0, BLOCK_M), first + tl.arange(0, _TILE)
-    if SPLIT == 1:
-        _finish(out, sums.T, up_sums.T, bias, tokens, outputs, M, N, HAS_BIAS, GATED, GELU)
-    else:
-        _leave(parts + part * part_stride, sums.T, up_sums.T, tokens, outputs, M, N, stacked, GATED)
+    sums, up_sums = _multiply(
+        rows_map, weight_map, x, x_stride, first, begin, M, N, K, BLOCK_M, BLOCK_K, PART, STAGES, EARLY, GATED, PDL
+    )
+    # Asked for here, these are there when they are needed.
+    found, old, scale = tokens, tokens, tokens
+    if SQUARES > 0:
+        numbers = tl.arange(0, SQUARES)
+        mask = (numbers < num_squares)[:, None] & (tokens < M)[None, :]
+        found = tl.load(squares + numbers[:, None] * M + tokens[None, :], mask, 0.0, cache_modifier=".cg")
+    if ADDS:
+        mask = (tokens < M)[:, None] & (outputs < N)[None, :]
+        old = tl.load(residual + tokens[:, None] * N + outputs[None, :], mask, 0.0, cache_modifier=".cg")
+        scale = tl.load(norm_weight + outputs, outputs < N, 0.0)
+    if SPLIT > 1:
+        _leave(parts + part * part_stride, sums, up_sums, tokens, outputs, M, N, stacked, GATED)
+    last = SPLIT == 1
     if LAST_SUMS:
         # All threads have written before one of them tells so.
         tl.debug_barrier()
-        if tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLIT - 1:
+        last = tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLIT - 1
+    if last:
+        result, up = sums, up_sums
+        if LAST_SUMS:
             tl.store(counters + block, 0)
-            _finish_parts(out, parts, bias, tokens, outputs, M, N, stacked, part_stride, SPLIT, HAS_BIAS, GATED, GELU)
+            result, up = _all_parts(parts, tokens, outputs, M, N, stacked, part_stride, SPLIT, GATED)
+        if SQUARES > 0:
+            factors = tl.math.rsqrt(tl.sum(found, 0) / K + eps)[:, None]
+            result, up = result * factors, up * factors
+        if ADDS:
+            _add(out, residual, squares + block * M, result, old, scale, tokens, outputs, M, N)
+        else:
+            _finish(out, result, up, bias, tokens, outputs, M, N, HAS_BIAS, GATED, GELU)
 
 
 @triton.jit
@@ -127,7 +202,8 @@ def _combine(
         gdc_wait()
     token = tl.program_id(0) + tl.arange(0, 1)
     outputs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    _finish_parts(out, parts, bias, token, outputs, M, N, stacked, part_stride, SPLIT, HAS_BIAS, GATED, GELU)
+    sums, up_sums = _all_parts(parts, token, outputs, M, N, stacked, part_stride, SPLIT, GATED)
+    _finish(out, sums, up_sums, bias, token, outputs, M, N, HAS_BIAS, GATED, GELU)
 
 
 def _counters_of(device: torch.device) -> Tensor | None:
@@ -153,8 +229,19 @@ def reads(x: Tensor, weight: Tensor) -> bool:
     return plain and not any(start % 16 for start in starts) and _has_copy_engine(x.device)
 
 
+@dataclass(frozen=True, slots=True)
+class Unscaled:
+    """Rows of an RMSNorm, multiplied by its weight and not yet by the factor of each."""
+
+    rows: Tensor
+    """[M, K]."""
+    squares: Tensor
+    """[parts, M] float32: what was normed, squared and summed over parts of a row."""
+    eps: float
+
+
 def skinny(
-    x: Tensor,
+    x: Tensor | Unscaled,
     weight: Tensor,
     choice: SkinnyChoice,
     *,
@@ -162,33 +249,83 @@ def skinny(
     gate: str | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """[M, K] times [N, K] -> [M, N], with a gate [M, N / 2]; M up to 64, and what `reads` asks of x and weight."""
-    num_rows, size, gated = len(x), weight.shape[1], gate is not None
-    stacked = weight.shape[0]
-    num_outputs = stacked // 2 if gated else stacked
-    out = torch.empty(num_rows, num_outputs, dtype=out_dtype or x.dtype, device=x.device)
-    split, block_m = choice.split_k, rows_class(num_rows)
-    num_blocks = triton.cdiv(num_outputs, SKINNY_OUTPUTS)
-    parts, counters = out, None
-    if split > 1:
-        parts = torch.empty(split, num_rows, stacked, dtype=torch.float32, device=x.device)
-        if num_rows <= _LAST_SUMS_ROWS and num_blocks <= _MAX_COUNTERS:
-            counters = _counters_of(x.device)
-    epilogue = {
-        "HAS_BIAS": bias is not None, "GATED": gated, "GELU": gate == "gelu_tanh", "PDL": launch.dependent(),
-    }  # fmt: skip
-    bias = x if bias is None else bias
-    sizes = (num_rows, num_outputs, stacked, num_rows * stacked)
-    _skinny[(num_blocks * split,)](
-        out, parts, out if counters is None else counters,
-        TensorDescriptor(x, [num_rows, size], [x.stride(0), 1], [block_m, choice.block_k]),
-        TensorDescriptor(weight, [stacked, size], [size, 1], [SKINNY_OUTPUTS, choice.block_k]), bias, *sizes,
-        K=size, BLOCK_M=block_m, BLOCK_K=choice.block_k, SPLIT=split, STAGES=choice.num_stages,
-        LAST_SUMS=counters is not None, **epilogue, **launch.options(choice.num_warps),
-    )  # fmt: skip
-    if split > 1 and counters is None:
+    """[M, K] times [N, K] -> [M, N], with a gate [M, N / 2]; M up to 64, and what `reads` asks of x and weight.
+    `Unscaled` rows only where `sums_at_once`: their factors are applied to the result."""
+    rows = x.rows if isinstance(x, Unscaled) else x
+    num_rows, num_outputs, split = len(rows), len(weight) // (1 if gate is None else 2), choice.split_k
+    out = torch.empty(num_rows, num_outputs, dtype=out_dtype or rows.dtype, device=rows.device)
+    at_once = sums_at_once(num_rows, choice, num_outputs, rows.device)
+    parts = out if split == 1 else _parts_of(rows, weight, choice)
+    _launch(out, parts, x, weight, choice, at_once=at_once, bias=bias, gate=gate)
+    if not at_once:
         block = min(_COMBINED, launch.power_of_two(num_outputs))
         _combine[(num_rows, triton.cdiv(num_outputs, block))](
-            out, parts, bias, *sizes, SPLIT=split, BLOCK=block, **epilogue, **launch.options()
-        )
+            out, parts, rows if bias is None else bias, num_rows, num_outputs, len(weight), parts.stride(0),
+            SPLIT=split, BLOCK=block, HAS_BIAS=bias is not None, GATED=gate is not None, GELU=gate == "gelu_tanh",
+            PDL=launch.dependent(), **launch.options(),
+        )  # fmt: skip
     return out
+
+
+def skinny_add(x: Tensor, weight: Tensor, choice: SkinnyChoice, residual: Tensor, norm: tuple[Tensor, float]
+) -> Unscaled:  # fmt: skip
+    """The norm (weight [N] and eps) of [M, K] times [N, K] plus the residual [M, N], contiguous, which becomes that
+    sum. Only where `sums_at_once`."""
+    num_rows, num_outputs = residual.shape
+    out = torch.empty_like(residual)
+    shape = (triton.cdiv(num_outputs, SKINNY_OUTPUTS), num_rows)
+    squares = torch.empty(shape, dtype=torch.float32, device=x.device)
+    parts = out if choice.split_k == 1 else _parts_of(x, weight, choice)
+    _launch(out, parts, x, weight, choice, at_once=True, added=(residual, norm[0], squares))
+    return Unscaled(out, squares, norm[1])
+
+
+def skinny_parts(x: Tensor, weight: Tensor, choice: SkinnyChoice) -> Tensor:
+    """[split_k, M, N] float32, still to be summed in this order; split_k > 1."""
+    parts = _parts_of(x, weight, choice)
+    _launch(parts, parts, x, weight, choice, at_once=False)
+    return parts
+
+
+def sums_at_once(num_rows: int, choice: SkinnyChoice, num_outputs: int, device: torch.device) -> bool:
+    """Whether there is nothing to sum, or the last program of an output does it, not a second kernel."""
+    few = num_rows <= LAST_SUMS_ROWS and triton.cdiv(num_outputs, SKINNY_OUTPUTS) <= _MAX_COUNTERS
+    return choice.split_k == 1 or (few and _counters_of(device) is not None)
+
+
+def _parts_of(x: Tensor, weight: Tensor, choice: SkinnyChoice) -> Tensor:
+    return torch.empty(choice.split_k, len(x), len(weight), dtype=torch.float32, device=x.device)
+
+
+def _launch(
+    out: Tensor,
+    parts: Tensor,
+    x: Tensor | Unscaled,
+    weight: Tensor,
+    choice: SkinnyChoice,
+    *,
+    at_once: bool,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    added: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> None:
+    """`added`: residual, norm's weight, where the squares go."""
+    if isinstance(x, Unscaled):
+        rows, squares, eps, num_squares = x.rows, x.squares, x.eps, len(x.squares)
+    else:
+        rows, squares, eps, num_squares = x, out, 0.0, 0
+    residual, norm_weight, squares = added or (out, weight, squares)
+    (num_rows, size), stacked, split = rows.shape, len(weight), choice.split_k
+    num_outputs, block_m = stacked // (1 if gate is None else 2), rows_class(num_rows)
+    last_sums = at_once and split > 1
+    _skinny[(triton.cdiv(num_outputs, SKINNY_OUTPUTS) * split,)](
+        out, parts, _counters_of(rows.device) if last_sums else out,
+        TensorDescriptor(rows, [num_rows, size], [rows.stride(0), 1], [block_m, choice.block_k]),
+        TensorDescriptor(weight, [stacked, size], [size, 1], [SKINNY_OUTPUTS, choice.block_k]),
+        rows, rows.stride(0), rows if bias is None else bias, residual, norm_weight, squares, eps,
+        num_rows, num_outputs, stacked, parts.stride(0), num_squares,
+        K=size, BLOCK_M=block_m, BLOCK_K=choice.block_k, SPLIT=split, STAGES=choice.num_stages,
+        LAST_SUMS=last_sums, ADDS=added is not None, SQUARES=launch.power_of_two(num_squares) if num_squares else 0,
+        EARLY=choice.early, HAS_BIAS=bias is not None, GATED=gate is not None, GELU=gate == "gelu_tanh",
+        PDL=launch.dependent(), **launch.options(choice.num_warps),
+    )  # fmt: skip

@@ -43,6 +43,8 @@ def compile_instead(self, *args, grid, warmup=False, **words):
         raise SystemExit(f"{self.__name__} keeps registers in memory")
     if any(isinstance(value, TensorDescriptor) for value in given.values()):
         check_tma(kernel, text)
+        if options.get("launch_pdl"):
+            check_start(text, given["EARLY"])
     compiled.append(self.__name__)
 
 
@@ -52,6 +54,14 @@ def check_tma(kernel, text: str) -> None:
         raise SystemExit("a tile is not fetched by TMA and multiplied by the tensor cores from there")
     if kernel.metadata.shared > 227 << 10:
         raise SystemExit(f"{kernel.metadata.shared} bytes of shared memory")
+
+
+def check_start(text: str, early: bool) -> None:
+    """The first tile is asked for before the kernel before has ended, where it may be, and nowhere else."""
+    if early != (text.index("cp.async.bulk.tensor") < text.index("griddepcontrol.wait")):
+        raise SystemExit(f"the first tile is asked for at the wrong time: early={early}")
+    if 0 <= text.find("ld.global") < text.index("griddepcontrol.wait"):
+        raise SystemExit("something is read before the kernel before has ended")
 
 
 JITFunction.run = compile_instead
@@ -66,9 +76,9 @@ from pagemill.model.kernels.triton.gemv import gemv  # noqa: E402
 from pagemill.model.kernels.triton.moe_grouped import combine  # noqa: E402
 from pagemill.model.kernels.triton.moe_route import route  # noqa: E402
 from pagemill.model.kernels.triton.moe_sort import sort_slots  # noqa: E402
-from pagemill.model.kernels.triton.norm import rms_norm_floats  # noqa: E402
+from pagemill.model.kernels.triton.norm import rms_norm_floats, rms_norm_of_parts  # noqa: E402
 from pagemill.model.kernels.triton.norm_before import NormBefore  # noqa: E402
-from pagemill.model.kernels.triton.skinny import skinny  # noqa: E402
+from pagemill.model.kernels.triton.skinny import skinny, skinny_add, skinny_parts  # noqa: E402
 from tests.fakes.paged_attention import PagedCase  # noqa: E402
 
 
@@ -109,6 +119,14 @@ def linears() -> None:
             skinny(half(rows, 4096), half(2 * 12288, 4096), choice, gate="silu")
         for choice in choices.skinny_candidates((6144, 4096, False), rows):
             skinny(half(rows, 4096), weight, choice, bias=half(6144), out_dtype=torch.float32)
+    norm = (half(4096), 1e-6)
+    for choice in choices.skinny_candidates((4096, 12288, False), 8):
+        unscaled = skinny_add(half(8, 12288), half(4096, 12288), choice, half(8, 4096), norm)
+        for after in choices.skinny_candidates((12288, 4096, True), 8):
+            skinny(unscaled, half(2 * 12288, 4096), after, gate="silu")
+    for choice in choices.skinny_candidates((4096, 12288, False), 64):
+        parts = skinny_parts(half(64, 12288), half(4096, 12288), choice)
+        rms_norm_of_parts(parts, *norm, torch.bfloat16, half(64, 4096))
 
 
 def attention_inputs() -> None:

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pagemill.model.kernels import reference
+from pagemill.model.kernels import ops, reference
+from pagemill.model.kernels.product import Product
+from pagemill.model.quantization.unquantized import DeviceWeight
 from tests.fakes.triton_interpreter import DEVICE
 
 from pagemill.model.kernels.triton import choices, device, linear  # isort: skip
@@ -77,7 +79,10 @@ def test_gemv_with_the_norm_before_it(dtype: torch.dtype, has_residual: bool, ga
     close(result, exact(normed, weight, None, gate), dtype)
 
 
-SKINNY_TILES = [SkinnyChoice(32, 4, 3), SkinnyChoice(16, 4, 2, 2), SkinnyChoice(16, 4, 2, 3)]
+SKINNY_TILES = [
+    SkinnyChoice(32, 4, 3), SkinnyChoice(16, 4, 2, 2), SkinnyChoice(16, 4, 2, 3),
+    SkinnyChoice(32, 4, 3, early=True), SkinnyChoice(16, 4, 2, 3, early=True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("tiles", SKINNY_TILES, ids=str)
@@ -100,10 +105,10 @@ def test_skinny(tiles: SkinnyChoice, num_rows: int, num_outputs: int, size: int,
 
 def test_parts_give_the_same_bits_whoever_sums_them(monkeypatch: pytest.MonkeyPatch):
     x, weight = random(12, 128, dtype=torch.bfloat16), random(160, 128, dtype=torch.bfloat16, seed=1)
-    tiles, results = SkinnyChoice(32, 4, 2, 4), []
-    for rows in (16, 16, 0):
-        monkeypatch.setattr(skinny_module, "_LAST_SUMS_ROWS", rows)
-        results.append(skinny(x, weight, tiles, out_dtype=torch.float32))
+    results = []
+    for rows, early in ((16, False), (16, True), (0, False)):
+        monkeypatch.setattr(skinny_module, "LAST_SUMS_ROWS", rows)
+        results.append(skinny(x, weight, SkinnyChoice(32, 4, 2, 4, early), out_dtype=torch.float32))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
     assert not skinny_module._counters_of(x.device).any()
@@ -116,7 +121,9 @@ def test_candidates_fit_a_multiprocessor(rows: int, shape: choices.Shape):
     assert found
     for choice in found:
         outputs = choices.SKINNY_OUTPUTS * (2 if shape[2] else 1)
-        assert (outputs + rows) * choice.block_k * 2 * choice.num_stages <= 208 << 10
+        stages = choice.num_stages
+        elements = outputs * stages + rows * (1 if choice.early else stages)
+        assert elements * choice.block_k * 2 <= 208 << 10
         assert -(-shape[0] // choices.SKINNY_OUTPUTS) <= skinny_module._MAX_COUNTERS
 
 
@@ -163,6 +170,55 @@ def test_norm_linear(num_rows: int, fused: bool, has_residual: bool, monkeypatch
     expected, expected_sum = reference.norm_linear(x, copy, (norm, 1e-5), weight)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(summed, expected_sum)
+
+
+@pytest.mark.parametrize("num_rows", [2, 13, 20])
+@pytest.mark.parametrize("before", [SkinnyChoice(16, 4, 2), SkinnyChoice(16, 4, 2, 3, early=True)], ids=str)
+@pytest.mark.parametrize("after", [None, SkinnyChoice(32, 4, 2, early=True), SkinnyChoice(16, 4, 2, 2)], ids=str)
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_norm_linear_of_a_product(
+    num_rows: int, before: SkinnyChoice, after: SkinnyChoice | None, gate: str | None, has_residual: bool,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    dtype = torch.bfloat16
+    inner = random(num_rows, 88, dtype=dtype)
+    first, norm = random(136, 88, dtype=dtype, seed=1) / 8, random(136, dtype=dtype, seed=2)
+    second = random(48, 136, dtype=dtype, seed=3) / 12
+    residual = random(num_rows, 136, dtype=dtype, seed=4) if has_residual else None
+    shape = (24, 136, True) if gate else (48, 136, False)
+    rows = choices.rows_class(num_rows)
+    measured = {(rows, (136, 88, False)): before} | ({(rows, shape): after} if after else {})
+    monkeypatch.setattr(choices, "SKINNY_MEASURED", measured)
+    copy = None if residual is None else residual.clone()
+    product = device.product(inner, first)
+    assert isinstance(product, Product) == (before.split_k > 1)
+    result, summed = device.norm_linear(product, residual, (norm, 1e-5), second, None, gate)
+    computed = reference.linear(inner.float(), first.float()).to(dtype)
+    expected, expected_sum = reference.norm_linear(computed, copy, (norm, 1e-5), second, None, gate)
+    assert residual is None or summed is residual
+    close(summed, expected_sum.double(), dtype)
+    torch.testing.assert_close(result, expected, rtol=3e-2, atol=3e-2 * expected.abs().max().item())
+    assert not skinny_module._counters_of(inner.device).any()
+
+
+def test_a_norm_that_sums_the_parts_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch):
+    for name in ("_for", "_device_only"):
+        monkeypatch.setattr(ops, name, lambda x: device)
+    monkeypatch.setattr(choices, "SKINNY_MEASURED", {(32, (48, 64, False)): SkinnyChoice(16, 4, 2, 2)})
+    dtype = torch.bfloat16
+    x, norm, bias = random(20, 64, dtype=dtype), random(48, dtype=dtype, seed=1), random(48, dtype=dtype, seed=2)
+    weight = DeviceWeight(random(48, 64, dtype=dtype, seed=3) / 8)
+    residual = random(20, 48, dtype=dtype, seed=4)
+    copy = residual.clone()
+    product = weight.product(x, None)
+    assert isinstance(product, Product)
+    assert not isinstance(weight.product(x, bias), Product)
+    result = weight.apply(x, None)
+    assert torch.equal(ops.computed(product), result)
+    assert torch.equal(ops.rms_norm(product, norm, 1e-5), ops.rms_norm(result, norm, 1e-5))
+    assert torch.equal(ops.rms_norm(product, norm, 1e-5, residual), ops.rms_norm(result, norm, 1e-5, copy))
+    assert torch.equal(residual, copy)
 
 
 def test_a_weight_that_is_no_plain_matrix_goes_to_torch():
