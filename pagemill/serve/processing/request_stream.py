@@ -45,7 +45,7 @@ class OutputQueue(Generic[Output]):
 
     def mark_ready(self, stream: "Stream[Output]") -> None:
         """The stream has news."""
-        if self._tap is not None and self._consumer_waits and not stream.has_ended and self._tap.is_open():
+        if self._tap is not None and self._pending is not None and not stream.has_ended and self._tap.is_open():
             try:
                 self._tap.take(stream.take())
             except Exception as error:
@@ -75,13 +75,13 @@ class OutputQueue(Generic[Output]):
                 self._waiter = None
 
     @property
-    def _consumer_waits(self) -> bool:
-        """For news, of which there is none: nothing that came before is still on its way."""
-        return self._waiter is not None and not self._waiter.done()
+    def _pending(self) -> asyncio.Future[None] | None:
+        """What the consumer waits on, while nothing that came before is still on its way to it."""
+        return None if self._waiter is None or self._waiter.done() else self._waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if (pending := self._pending) is not None:
+            pending.set_result(None)
 
 
 @dataclass(slots=True)

@@ -75,7 +75,7 @@ class AttentionPlan {
       const int64_t number = tokens - first < tile_tokens_ ? tokens - first : tile_tokens_;
       const int64_t position = context + first, begin = first_seen(args_.layer, position);
       Tile& tile = tiles[count++];
-      tile = {r, args_.batch.query_start[r] + first, number, position, begin, position + number, partials, 0, 0};
+      tile = {r, args_.batch.query_start[r] + first, number, position, begin, position + number, partials};
       segments += num_segments(tile);
       partials += num_segments(tile) * partial_floats(tile);
       // Four rows' worth for reading the keys and values.

@@ -47,6 +47,7 @@ class BlockWriters {
     return true;
   }
 
+  bool is_prepared() const { return writer_ != nullptr; }
   // Negative: none.
   int32_t of(int32_t block) const { return block < num_blocks_ ? writer_[block] : -1; }
 
@@ -55,38 +56,31 @@ class BlockWriters {
   int32_t* writer_ = nullptr;
 };
 
-// Chunks that write what a request finds in the cache, among those that its first tile sees.
-class CachedNeeds {
- public:
+// Chunks that write what a request finds in the cache: what its first tile sees before its own tokens.
+struct CachedNeeds {
   int32_t first = INT32_MAX, last = -1;
 
   CachedNeeds(const PmBatch& batch, const Tile& tile, const BlockWriters& writers) {
-    const int64_t context = cached_tokens(batch, tile.request);
     const int32_t* blocks = batch.block_table + tile.request * batch.block_table_stride;
-    for (int64_t i = tile.key_begin / batch.block_size; i * batch.block_size < context; ++i) {
+    for (int64_t i = tile.key_begin / batch.block_size; i * batch.block_size < tile.position; ++i) {
       const int32_t writer = writers.of(blocks[i]);
       if (writer < 0) continue;
       first = std::min(first, writer);
       last = std::max(last, writer);
     }
   }
-
-  static int64_t cached_tokens(const PmBatch& batch, int64_t request) {
-    return batch.seq_lens[request] - (batch.query_start[request + 1] - batch.query_start[request]);
-  }
 };
 
-// Writes what the tiles of a plan need into them, and brings them into the order of the last chunk of that. Returns by how
+// Writes what the tiles of a plan, as in the batch, need into them, and brings them into the order of the last chunk of that. Returns by how
 // many chunks a tile needs one beyond that of its first row, at most; negative: out of memory.
 int64_t find_tile_needs(const AttentionPlan& plan, const RowChunks& chunks, ThreadBuffer& memory) {
   const PmBatch& batch = plan.batch();
-  bool any_cached = false;
-  for (int64_t r = 0; r < batch.num_requests; ++r) any_cached |= CachedNeeds::cached_tokens(batch, r) > 0;
   BlockWriters writers;
-  if (any_cached && !writers.prepare(batch, chunks, memory)) return -1;
   int64_t most = 0;
   for (int64_t i = 0, next; i < plan.count; i = next) {
     const int64_t request = plan.tiles[i].request;
+    // The first request that finds anything in the cache.
+    if (plan.tiles[i].position > 0 && !writers.is_prepared() && !writers.prepare(batch, chunks, memory)) return -1;
     const CachedNeeds cached(batch, plan.tiles[i], writers);
     const int32_t own = (int32_t)chunks.of(batch.query_start[request]);
     for (next = i; next < plan.count && plan.tiles[next].request == request; ++next) {
