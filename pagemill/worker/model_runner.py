@@ -1,5 +1,7 @@
 """`ModelRunner`: one step, from the scheduler's arrays to sampled tokens. No feature logic; the parts do the work."""
 
+from collections.abc import Iterable
+
 from pagemill.messages.step import Int32Array, ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_api import OutputNow
 from pagemill.worker.batch.block_tables import BlockTables
@@ -64,6 +66,16 @@ class ModelRunner:
     def uploads(self) -> UploadRing | None:
         """What is sent to the device ahead of its work; None where nothing is."""
         return self._forward.uploads
+
+    def rehearse(self, steps: Iterable[SchedulerOutput]) -> None:
+        """Run the steps and what `capture_at_start` would capture, without capturing: for what they prepare. Nothing
+        where a step waits for its tokens."""
+        if not self._forward.runs_ahead:
+            return
+        for step in steps:
+            self.execute_model(step)
+            self.sample_tokens().result()
+        self._forward.rehearse()
 
     def capture_at_start(self) -> None:
         """Capture what must be there before the first request. No request has a slot."""

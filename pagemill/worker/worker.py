@@ -16,6 +16,7 @@ from pagemill.messages.worker_rank import SOLO_RANK, WorkerRank
 from pagemill.model.distributed.init import init_distributed
 from pagemill.model.distributed.parallel_groups import ParallelGroups, ParallelSizes
 from pagemill.model.factory import load_model
+from pagemill.model.kernels import ops
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.choose import choose_platform
 from pagemill.platforms.interface import Platform
@@ -101,6 +102,8 @@ class Worker:
         )
         if self._watch is not None:
             self._watch.loaded()
+        with timer.phase("kernels"):
+            self._compile_kernels()
         logger.debug("loaded %s: %s", self._config.facts.architecture, timer.summary())
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
@@ -184,6 +187,23 @@ class Worker:
             graphs = replace(graphs, compilation_config=replace(graphs.compilation_config, mode=NO_COMPILER))
         sizes, pools = self._sizes(), self._config.model.pools
         return build_runner(plan, self.model, self._platform, sizes, graphs, stages, self._rank.rank, pools=pools)
+
+    def _compile_kernels(self) -> None:
+        """Compile what the steps before the first request launch, all at once: one by one, as each is first launched,
+        takes longer than all the rest of the start. It is found out by a runner of its own, which goes through these
+        steps without launching; compiled kernels are loaded."""
+        compiling = ops.compile_together(self._platform.torch_device())
+        if compiling is None:
+            return
+        plan, _ = bind_profile_cache(self.kv_cache_specs(), self.model.cache_layers(), self._platform.torch_device())
+        runner = self._build_runner(plan, compiles=False)
+        worst = worst_steps([group.spec.block_size for group in plan.groups], self._sizes())
+        with compiling:
+            runner.rehearse([*worst, warm_up_step(len(plan.groups))])
+        del runner
+        gc.collect()
+        if self._watch is not None:
+            self._watch.memory.restart_peak()
 
     def _sizes(self) -> RunnerSizes:
         return RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len or 0)

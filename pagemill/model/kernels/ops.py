@@ -6,6 +6,7 @@ does what is traced for a compiler, which fuses by itself.
 
 import functools
 import importlib
+from contextlib import AbstractContextManager
 from types import ModuleType
 
 import torch
@@ -38,6 +39,16 @@ def device_kernels() -> ModuleType:
     except ImportError as error:
         logger.warning("the GPU kernels cannot be loaded, plain torch runs instead: %s", error)
         return reference
+
+
+def compile_together(device: str) -> AbstractContextManager[None] | None:
+    """A context in which the kernels here, and those of attention and experts, are not launched but compiled, all at
+    once at its end: what they would write is undefined. None for a device whose kernels are not compiled at run
+    time."""
+    if not device.startswith("cuda") or device_kernels() is reference:
+        return None
+    context: AbstractContextManager[None] = device_kernels().compile_together()
+    return context
 
 
 def rms_norm(x: Tensor | Product, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:

@@ -140,6 +140,11 @@ class DeviceForward(Forward):
     # --- shapes without a request ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
+    def rehearse(self) -> None:
+        for key in self._graphs.graphs.keys_at_start():
+            self._run_shape(GraphMode.NONE, key)
+
+    @torch.inference_mode()
     def capture_at_start(self) -> None:
         self._graphs.graphs.capture_at_start(self._run_shape)
 

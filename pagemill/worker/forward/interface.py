@@ -62,6 +62,9 @@ class Forward(ABC):
     uploads: UploadRing | None = None
     """What is sent to a device ahead of its work."""
 
+    def rehearse(self) -> None:  # noqa: B027
+        """Run what `capture_at_start` captures, and capture nothing."""
+
     def capture_at_start(self) -> None:  # noqa: B027 - without graphs there is nothing to do
         """Capture what must be there before the first request. No request has a slot."""
 

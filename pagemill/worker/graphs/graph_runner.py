@@ -61,6 +61,10 @@ class Graphs(ABC):
         """The model alone, cut at attention in PIECEWISE mode."""
 
     @abstractmethod
+    def keys_at_start(self) -> list[BatchDescriptor]:
+        """Shapes that `capture_at_start` captures."""
+
+    @abstractmethod
     def capture_at_start(self, run: RunShape) -> None:
         """Capture what must be there before the first request."""
 
@@ -88,6 +92,9 @@ class NoGraphs(Graphs):
         if self._compile_model is None:
             return model
         return self._compile_model(model, lambda piece: piece, GapBuffers(0))
+
+    def keys_at_start(self) -> list[BatchDescriptor]:
+        return []
 
     def capture_at_start(self, run: RunShape) -> None:
         pass
@@ -166,6 +173,9 @@ class GraphRunner(Graphs):
         return GraphWrapper(
             piece, GraphMode.PIECEWISE, self._maker, check_addresses=self._check, on_no_memory=self._drop
         )
+
+    def keys_at_start(self) -> list[BatchDescriptor]:
+        return [key for _, key in self.schedule.at_start()]
 
     def capture_at_start(self, run: RunShape) -> None:
         began, keys = time.monotonic(), self.schedule.at_start()

@@ -124,7 +124,7 @@ class TritonBuilder(MetadataBuilder):
         tiles = self._tiles_of(power_of_two(requests), power_of_two(num_tiles) if num_tiles else 1)
         num_splits = 0 if common.min_query_len > self.decode_tokens else requests + budget
         cascade = self._cascade(common)
-        plan_items[(requests,)](
+        launch.on(plan_items, (requests,))(
             common.query_start, common.seq_lens, splits.first, splits.request, tiles.first, tiles.request, requests,
             budget, self._slots, self._decode.min_share, cascade.prefix_len if cascade else 0,
             DECODE_TOKENS=self.decode_tokens, TILE_TOKENS=tile_tokens, WINDOW=spec.window or 0,
@@ -224,7 +224,7 @@ class TritonImpl(AttentionImpl):
         tiles = role.tiles.for_elements(query.element_size())
         keys, values = kv_cache[:, 0], kv_cache[:, 1]
         slopes = self._slopes_on(query.device)
-        paged_attention[(spec.num_kv_heads, role.num_items)](
+        launch.on(paged_attention, (spec.num_kv_heads, role.num_items))(
             output, partial.out, partial.lse, metadata.arrived, query, keys, values, common.block_table,
             common.query_start, common.seq_lens, items.first, items.request, tensors.sinks, slopes,
             tensors.key_scale, tensors.value_scale,
@@ -249,7 +249,7 @@ class TritonImpl(AttentionImpl):
         rows = partial.out.shape[2]
         # Of many requests few are split, and programs that find nothing to do cost time, too.
         parts = max(1, min(rows * spec.num_kv_heads, MERGE_PROGRAMS // metadata.common.num_requests))
-        merge_splits[(metadata.common.num_requests, parts)](
+        launch.on(merge_splits, (metadata.common.num_requests, parts))(
             output, partial.out, partial.lse, prefix.out, prefix.lse, metadata.common.query_start,
             metadata.splits.first, output.stride(0), output.stride(1), cascade.splits if cascade else 1,
             GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size, BLOCK_D=partial.out.shape[3],
@@ -276,7 +276,7 @@ def write_kv(
     num_tokens, heads, head_size = key.shape
     keys, values = kv_cache[:, 0], kv_cache[:, 1]
     scaled = kv_cache.element_size() == 1
-    write_cache[(num_tokens,)](
+    launch.on(write_cache, (num_tokens,))(
         key, value, keys, values, slot_mapping, key_scale, value_scale, key.stride(0), value.stride(0),
         keys.stride(0), keys.stride(1), keys.stride(2), torch.finfo(kv_cache.dtype).max,
         HEADS=heads, HEAD=head_size, PAGE=kv_cache.shape[2], SCALED=scaled, BLOCK=power_of_two(heads * head_size),

@@ -92,11 +92,11 @@ def argmax(logits: Tensor, out: Tensor | None = None) -> Tensor:
     tiles = min(_MAX_TILES, launch.power_of_two(max(1, num_rows * blocks // _MANY)))
     num_parts = triton.cdiv(blocks, tiles)
     partial = torch.empty(num_rows, num_parts, dtype=torch.int64, device=logits.device)
-    _scan[(num_rows, num_parts)](
+    launch.on(_scan, (num_rows, num_parts))(
         partial, logits, logits.stride(0), vocab_size, TILES=tiles, BLOCK=_BLOCK, PDL=launch.dependent(),
         **launch.options(8),
     )  # fmt: skip
-    _merge[(num_rows,)](
+    launch.on(_merge, (num_rows,))(
         out, partial, num_parts, BLOCK=launch.power_of_two(num_parts), PDL=launch.dependent(), **launch.options(1)
     )
     return out

@@ -110,7 +110,7 @@ def begin_decode(
 ) -> None:
     """See batching_reference."""
     for index, group in enumerate(groups):
-        _decode_row[(len(slots),)](
+        launch.on(_decode_row, (len(slots),))(
             slots, next_positions, last_tokens, token_ids, positions, seq_lens, group.table, group.rows,
             group.slot_mapping, len(last_tokens) - 1, group.table.stride(0), group.rows.stride(0),
             PAGE=group.block_size, FIRST=index == 0, BLOCK=_COLUMNS, PDL=launch.dependent(), **launch.options(1),
@@ -127,7 +127,7 @@ def place_tokens(
     """See batching_reference."""
     count = len(tokens.slots)
     for index, (table, block_size, slot_mapping) in enumerate(groups):
-        _place[(triton.cdiv(count, _TOKENS),)](
+        launch.on(_place, (triton.cdiv(count, _TOKENS),))(
             tokens.slots, tokens.known, tokens.given, tokens.positions, last_tokens, token_ids, positions, table,
             slot_mapping, count, len(last_tokens) - 1, table.stride(0), PAGE=block_size, FIRST=index == 0,
             BLOCK=_TOKENS, PDL=launch.dependent(), **launch.options(),
@@ -136,7 +136,7 @@ def place_tokens(
 
 def end_step(slots: Tensor, sampled: Tensor, last_tokens: Tensor, results: Tensor, turn: Tensor) -> None:
     """See batching_reference."""
-    _end[(1,)](
+    launch.on(_end, (1,))(
         slots, sampled, last_tokens, results, turn, len(slots), results.shape[1], len(results),
         BLOCK=launch.power_of_two(len(slots)), PDL=launch.dependent(), **launch.options(),
     )  # fmt: skip
@@ -144,7 +144,7 @@ def end_step(slots: Tensor, sampled: Tensor, last_tokens: Tensor, results: Tenso
 
 def write_places(table: Tensor, places: Tensor, values: Tensor) -> None:
     """See batching_reference."""
-    _write[(triton.cdiv(len(places), _TOKENS),)](
+    launch.on(_write, (triton.cdiv(len(places), _TOKENS),))(
         table, places, values, len(places), BLOCK=_TOKENS, PDL=launch.dependent(), **launch.options(),
     )  # fmt: skip
 
@@ -167,7 +167,7 @@ def gather_pair(first: Tensor, second: Tensor, indices: Tensor) -> tuple[Tensor,
     size = first.shape[1]
     results = first.new_empty(len(indices), size), second.new_empty(len(indices), size)
     if len(indices):
-        _gather_pair[(len(indices),)](
+        launch.on(_gather_pair, (len(indices),))(
             *results, first, second, indices, first.stride(0), size, BLOCK=launch.power_of_two(size),
             PDL=launch.dependent(), **launch.options(1),
         )  # fmt: skip

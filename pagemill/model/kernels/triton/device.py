@@ -7,10 +7,12 @@ from pagemill.model.kernels.triton.linear import linear, norm_linear, product, p
 from pagemill.model.kernels.triton.norm import rms_norm
 from pagemill.model.kernels.triton.rotary import attention_inputs, rotate_
 from pagemill.model.kernels.triton.sampling import sample as sample_rows
+from pagemill.model.kernels.triton.together import compile_together
 
 __all__ = [
     "argmax",
     "attention_inputs",
+    "compile_together",
     "gated",
     "gather_pair",
     "linear",

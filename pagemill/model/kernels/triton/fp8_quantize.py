@@ -54,7 +54,7 @@ def quantize(rows: Tensor, gate: str | None = None) -> tuple[Tensor, Tensor]:
     floats, factors = empty_floats(num_rows, size, rows.device)
     if num_rows:
         block = launch.power_of_two(size)
-        _quantize[(num_rows,)](
+        launch.on(_quantize, (num_rows,))(
             floats, factors, rows, rows.stride(0), size, BLOCK=block, GATED=gate is not None,
             GELU=gate == "gelu_tanh", PDL=launch.dependent(), **launch.options(min(16, max(1, block // 512))),
         )  # fmt: skip

@@ -85,7 +85,7 @@ def few_rows(
     num_rows, (stacked, size) = len(x), weight.shape
     num_outputs = stacked if gate is None else stacked // 2
     parts = torch.empty(choice.split_k, num_rows, stacked, dtype=torch.float32, device=x.device)
-    _few_rows[(triton.cdiv(stacked, choice.block_n), choice.split_k)](
+    launch.on(_few_rows, (triton.cdiv(stacked, choice.block_n), choice.split_k))(
         parts, x, weight, num_rows, stacked, x.stride(0), K=size, BLOCK_M=max(16, triton.next_power_of_2(num_rows)),
         BLOCK_N=choice.block_n, BLOCK_K=choice.block_k, SPLIT=choice.split_k,
         EVEN_N=stacked % choice.block_n == 0, PDL=launch.dependent(),
@@ -93,7 +93,7 @@ def few_rows(
     )  # fmt: skip
     out = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
     block = min(1024, triton.next_power_of_2(num_outputs))
-    _finish[(num_rows, triton.cdiv(num_outputs, block))](
+    launch.on(_finish, (num_rows, triton.cdiv(num_outputs, block)))(
         out, parts, factors, factors if bias is None else bias, num_rows, num_outputs, SPLIT=choice.split_k,
         BLOCK=block, HAS_BIAS=bias is not None, GATED=gate is not None, GELU=gate == "gelu_tanh",
         PDL=launch.dependent(), **launch.options(),

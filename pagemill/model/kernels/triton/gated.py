@@ -40,7 +40,7 @@ def gated(x: Tensor, gelu: bool) -> Tensor:
     if not num_rows:
         return out
     block = min(_BLOCK, launch.power_of_two(size))
-    _gated[(num_rows, triton.cdiv(size, block))](
+    launch.on(_gated, (num_rows, triton.cdiv(size, block)))(
         out, x, x.stride(0), size, GELU=gelu, BLOCK=block, PDL=launch.dependent(), **launch.options()
     )
     return out

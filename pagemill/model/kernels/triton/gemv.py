@@ -125,7 +125,7 @@ def gemv(
     block_n = choice.block_n
     block_k = min(choice.block_k, launch.power_of_two(size))
     residual = None if norm is None else norm.residual
-    _gemv[(triton.cdiv(num_outputs, block_n),)](
+    launch.on(_gemv, (triton.cdiv(num_outputs, block_n),))(
         out, x, weight, x if factors is None else factors, x if bias is None else bias,
         x if residual is None else residual, x if norm is None else norm.weight,
         x if norm is None else norm.summed, num_outputs, 0.0 if norm is None else norm.eps,

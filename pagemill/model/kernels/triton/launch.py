@@ -1,10 +1,15 @@
-"""How kernels are launched: sizes as powers of two, and whether a kernel may start before the last one has ended.
+"""How kernels are launched: sizes as powers of two, whether a kernel may start before the last one has ended, and
+whether it is launched at all or only compiled.
 
 Knows no kernel. Programmatic dependent launch (CUDA, compute capability 9.0 up): a kernel of ours lets the next one
 start at once, and reads what another kernel wrote only after `gdc_wait`, so launch and prologue cost nothing.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -19,9 +24,31 @@ DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 class _Mode:
     dependent: bool | None
     """None: as this machine can; found when it is first asked."""
+    launches: bool = True
 
 
 _mode = _Mode(envs.dependent_launch())
+
+
+def on(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
+    """`kernel[grid]`, the way all kernels are launched; inside `no_launches` a call compiles and does no more."""
+    launched: Callable[..., Any] = kernel[grid] if _mode.launches else partial(kernel.warmup, grid=grid)
+    return launched
+
+
+@contextmanager
+def no_launches() -> Iterator[None]:
+    """Kernels are compiled in the body, and what they would write is left as it is."""
+    _mode.launches = False
+    try:
+        yield
+    finally:
+        _mode.launches = True
+
+
+def launches() -> bool:
+    """Whether kernels run, and what they write can be relied on."""
+    return _mode.launches
 
 
 def set_dependent(wanted: bool) -> None:

@@ -108,7 +108,7 @@ def write_latents(key: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
     skipped."""
     size = key.shape[1]
     if len(key):
-        _write[(len(key),)](
+        launch.on(_write, (len(key),))(
             cache, key, slot_mapping, key.stride(0), SIZE=size, BLOCK=launch.power_of_two(size),
             PDL=launch.dependent(), **launch.options(),
         )  # fmt: skip
@@ -137,14 +137,14 @@ def attend_latents(
     lse = torch.empty(shape, dtype=torch.float32, device=query.device) if split else out
     rope_size, block_l = size - latent_size, launch.power_of_two(latent_size)
     block_h = min(64, max(16, launch.power_of_two(num_heads)))
-    _attend[(num_tokens, triton.cdiv(num_heads, block_h), num_splits)](
+    launch.on(_attend, (num_tokens, triton.cdiv(num_heads, block_h), num_splits))(
         parts, lse, query, cache, block_table, requests, num_seen, scale, block_table.stride(0), query.stride(0),
         H=num_heads, ROPE=rope_size, LATENT=latent_size, BLOCK_R=max(16, launch.power_of_two(rope_size)),
         BLOCK_L=max(16, block_l), BLOCK_H=block_h, BLOCK_N=32 if block_h < 64 else 16, PAGE=cache.shape[1],
         SPLITS=num_splits, PDL=launch.dependent(), num_stages=2, **launch.options(8 if block_h >= 64 else 4),
     )  # fmt: skip
     if split:
-        _merge[(num_tokens, num_heads)](
+        launch.on(_merge, (num_tokens, num_heads))(
             out, parts, lse, H=num_heads, LATENT=latent_size, BLOCK_L=block_l, SPLITS=num_splits,
             BLOCK_S=launch.power_of_two(num_splits), PDL=launch.dependent(), **launch.options(),
         )  # fmt: skip

@@ -91,7 +91,7 @@ def few_gate_up(
     num_experts, double, size = weight.shape
     inner_size, num_slots, top_k = double // 2, chosen.numel(), chosen.shape[1]
     out = torch.empty(num_slots, inner_size, dtype=x.dtype, device=x.device)
-    _gate_up[(num_slots, triton.cdiv(inner_size, choice.block_n))](
+    launch.on(_gate_up, (num_slots, triton.cdiv(inner_size, choice.block_n)))(
         out, x, weight, x if scales is None else scales, chosen, first, x.stride(0),
         N=num_experts, INNER=inner_size, E=size, K=top_k, BLOCK_N=choice.block_n,
         BLOCK_K=min(choice.block_k, triton.next_power_of_2(size)), GELU=gelu, SCALED=scales is not None,
@@ -113,7 +113,7 @@ def few_down(
     num_experts, size, inner_size = weight.shape
     num_tokens, top_k = chosen.shape
     out = torch.empty(num_tokens, size, dtype=inner.dtype, device=inner.device)
-    _down[(num_tokens, triton.cdiv(size, choice.block_n))](
+    launch.on(_down, (num_tokens, triton.cdiv(size, choice.block_n)))(
         out, inner, weight, inner if scales is None else scales, chosen, weights, first,
         N=num_experts, INNER=inner_size, E=size, K=top_k, BLOCK_N=choice.block_n,
         BLOCK_K=min(choice.block_k, triton.next_power_of_2(inner_size)), SCALED=scales is not None,

@@ -161,7 +161,7 @@ def grouped_gate_up(
     inner_size = double // 2
     out = torch.empty(len(order.slots), inner_size, dtype=x.dtype, device=x.device)
     num_columns = triton.cdiv(inner_size, choice.block_n)
-    _gate_up[(order.max_tiles * num_columns,)](
+    launch.on(_gate_up, (order.max_tiles * num_columns,))(
         out, x, weight, x if scales is None else scales, order.slots, order.tiles, order.max_tiles, num_columns,
         x.stride(0), INNER=inner_size, E=size, K=top_k, BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n,
         BLOCK_K=choice.block_k, GELU=gelu, SCALED=scales is not None, SWAP=choice.swap, PDL=launch.dependent(),
@@ -177,7 +177,7 @@ def grouped_down(
     _, size, inner_size = weight.shape
     out = torch.empty(len(order.slots), size, dtype=inner.dtype, device=inner.device)
     num_columns = triton.cdiv(size, choice.block_n)
-    _down[(order.max_tiles * num_columns,)](
+    launch.on(_down, (order.max_tiles * num_columns,))(
         out, inner, weight, inner if scales is None else scales, order.slots, order.tiles, order.max_tiles,
         num_columns, INNER=inner_size, E=size, BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n, BLOCK_K=choice.block_k,
         SCALED=scales is not None, SWAP=choice.swap, PDL=launch.dependent(), num_stages=choice.num_stages,
@@ -191,7 +191,7 @@ def combine(parts: Tensor, chosen: Tensor, weights: Tensor, first: int, num_expe
     (num_tokens, top_k), size = chosen.shape, parts.shape[1]
     out = torch.empty(num_tokens, size, dtype=parts.dtype, device=parts.device)
     block = min(1024, triton.next_power_of_2(size))
-    _combine[(num_tokens, triton.cdiv(size, block))](
+    launch.on(_combine, (num_tokens, triton.cdiv(size, block)))(
         out, parts, chosen, weights, first, N=num_experts, E=size, K=top_k, BLOCK=block, PDL=launch.dependent(),
         maxnreg=_COMBINE_REGISTERS, **launch.options(),
     )  # fmt: skip

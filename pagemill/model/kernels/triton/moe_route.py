@@ -90,7 +90,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     chosen = torch.empty(num_tokens, top_k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits.device)
     if num_tokens:
-        _route[(num_tokens,)](
+        launch.on(_route, (num_tokens,))(
             logits, logits if bias is None else bias, chosen, weights, logits.stride(0), routing.scale,
             X=num_experts, BLOCK_X=triton.next_power_of_2(num_experts), K=top_k,
             BLOCK_K=triton.next_power_of_2(top_k), SIGMOID=routing.sigmoid, RENORMALIZE=routing.renormalize,

@@ -83,7 +83,7 @@ def sort_slots(chosen: Tensor, first: int, num_experts: int, tile_rows: int) -> 
     slots = torch.empty(num_slots, dtype=torch.int32, device=device)
     tiles = torch.empty(3, max_tiles, dtype=torch.int32, device=device)
     block = min(_MAX_BLOCK, max(256, launch.power_of_two(num_slots)))
-    _sort[(num_experts,)](
+    launch.on(_sort, (num_experts,))(
         slots, tiles, chosen, num_slots, first, max_tiles, N=num_experts, TILE=tile_rows, TILES=_TILES, BLOCK=block,
         PDL=launch.dependent(), **launch.options(min(16, block // 256)),
     )  # fmt: skip

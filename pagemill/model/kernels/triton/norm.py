@@ -90,7 +90,7 @@ def _launch(
     if not num_rows:
         return
     rows = max(1, min(_TILE // block, launch.power_of_two(num_rows)))
-    _rms_norm[(triton.cdiv(num_rows, rows),)](
+    launch.on(_rms_norm, (triton.cdiv(num_rows, rows),))(
         out, weight if factors is None else factors, x, weight, x if residual is None else residual,
         num_rows, num_heads, rows_of.stride(0), rows_of.stride(1) if rows_of.dim() == 3 else 0,
         0 if residual is None else residual.stride(0), part_stride, eps,

@@ -180,7 +180,7 @@ def attention_inputs(
     cache_strides = (0, 0, 0) if target is None else target.key_cache.stride()[:3]
     cache_dtype = qkv.dtype if target is None else target.key_cache.dtype
     (q_weight, q_eps), (k_weight, k_eps) = norms if norms is not None else ((qkv, 0.0), (qkv, 0.0))
-    _attention_inputs[(num_tokens, parts)](
+    launch.on(_attention_inputs, (num_tokens, parts))(
         query, query if key is None else key,
         query if target is None else target.key_cache, query if target is None else target.value_cache,
         qkv, cos, sin, cos if target is None else target.slot_mapping, q_weight, k_weight,
@@ -234,7 +234,7 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
         return
     heads = min(_HEADS, launch.power_of_two(num_heads))
     half = cos.shape[-1] // 2
-    _rotate[(num_tokens, triton.cdiv(num_heads, heads))](
+    launch.on(_rotate, (num_tokens, triton.cdiv(num_heads, heads)))(
         x, cos, sin, x.stride(0), x.stride(1), cos.stride(0), sin.stride(0),
         H=num_heads, HALF=half, BLOCK_HALF=launch.power_of_two(half), HEADS=heads, ROPE_ONCE=cos.dtype != x.dtype,
         PDL=launch.dependent(), **launch.options(),

@@ -287,11 +287,11 @@ def sample(
         "GROUP": _GROUP, "BY_SLOT": slots is not None, "WORDS": NUM_SETTINGS, "PDL": launch.dependent(),
     }  # fmt: skip
     places = positions if slots is None else slots
-    _group_stats[(num_rows, triton.cdiv(num_groups, _GROUPS_AT_ONCE))](
+    launch.on(_group_stats, (num_rows, triton.cdiv(num_groups, _GROUPS_AT_ONCE)))(
         stats[0], stats[1], logits, settings, places, logits.stride(0), vocab_size, num_groups,
         GROUPS=_GROUPS_AT_ONCE, **fixed, **launch.options(8),
     )  # fmt: skip
-    _sample[(num_rows,)](
+    launch.on(_sample, (num_rows,))(
         out, logits, stats[0], stats[1], ids, candidates, indices, settings, places, positions, logits.stride(0),
         vocab_size, num_groups, BLOCK_G=launch.power_of_two(num_groups), TILE=_TILE, MOST=_MAX_CANDIDATES,
         NUCLEUS=_NUCLEUS_GROUPS, **fixed, **launch.options(8),

@@ -259,7 +259,7 @@ def skinny(
     _launch(out, parts, x, weight, choice, at_once=at_once, bias=bias, gate=gate)
     if not at_once:
         block = min(_COMBINED, launch.power_of_two(num_outputs))
-        _combine[(num_rows, triton.cdiv(num_outputs, block))](
+        launch.on(_combine, (num_rows, triton.cdiv(num_outputs, block)))(
             out, parts, rows if bias is None else bias, num_rows, num_outputs, len(weight), parts.stride(0),
             SPLIT=split, BLOCK=block, HAS_BIAS=bias is not None, GATED=gate is not None, GELU=gate == "gelu_tanh",
             PDL=launch.dependent(), **launch.options(),
@@ -318,7 +318,7 @@ def _launch(
     (num_rows, size), stacked, split = rows.shape, len(weight), choice.split_k
     num_outputs, block_m = stacked // (1 if gate is None else 2), rows_class(num_rows)
     last_sums = at_once and split > 1
-    _skinny[(triton.cdiv(num_outputs, SKINNY_OUTPUTS) * split,)](
+    launch.on(_skinny, (triton.cdiv(num_outputs, SKINNY_OUTPUTS) * split,))(
         out, parts, _counters_of(rows.device) if last_sums else out,
         TensorDescriptor(rows, [num_rows, size], [rows.stride(0), 1], [block_m, choice.block_k]),
         TensorDescriptor(weight, [stacked, size], [size, 1], [SKINNY_OUTPUTS, choice.block_k]),
