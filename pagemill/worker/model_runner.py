@@ -68,8 +68,8 @@ class ModelRunner:
         return self._forward.uploads
 
     def rehearse(self, steps: Iterable[SchedulerOutput]) -> None:
-        """Run the steps and what `capture_at_start` would capture, without capturing: for what they prepare. Nothing
-        where a step waits for its tokens."""
+        """Run the steps, and what `capture_at_start` would capture, while kernels are compiled instead of launched.
+        What steps sample is good for nothing from then on. Only where steps run ahead: others look at the tokens."""
         if not self._forward.runs_ahead:
             return
         for step in steps:

@@ -1,7 +1,9 @@
 """`Worker`: brings up the device, loads the model, measures memory, and implements `messages.worker_api.WorkerApi`."""
 
 import gc
+import sys
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -25,7 +27,7 @@ from pagemill.utils.timing import PhaseTimer
 from pagemill.worker.build_runner import RunnerSizes, build_runner
 from pagemill.worker.kv_tensors.allocate import bind_kv_cache, bind_profile_cache
 from pagemill.worker.kv_tensors.copy_blocks import copy_blocks
-from pagemill.worker.memory import MemoryBudget, MemoryWatch
+from pagemill.worker.memory import MemoryWatch
 from pagemill.worker.model_runner import ModelRunner
 from pagemill.worker.warm_up import dummy_step, warm_up_step, worst_steps
 
@@ -102,8 +104,6 @@ class Worker:
         )
         if self._watch is not None:
             self._watch.loaded()
-        with timer.phase("kernels"):
-            self._compile_kernels()
         logger.debug("loaded %s: %s", self._config.facts.architecture, timer.summary())
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
@@ -117,10 +117,10 @@ class Worker:
         tokens (at least one request of full length), but no more than MAX_KV_SHARE of what is free, which all workers
         of a replica share."""
         asked = self._config.cache.kv_cache_memory_bytes
+        if self._watch is not None:
+            return self._try_out(self._watch, asked)
         if asked is not None:
             return asked
-        if self._watch is not None:
-            return self._measured(self._watch).kv_cache
         specs = self.kv_cache_specs().values()
         length = self._config.model.max_model_len or 0
         num_tokens = max(DEFAULT_KV_TOKENS, length + 2 * max(spec.block_size for spec in specs))
@@ -181,45 +181,38 @@ class Worker:
             self._watch.memory.restart_peak()
         self._platform.release_threads()
 
-    def _build_runner(self, plan: KVCacheConfig, *, compiles: bool = True) -> ModelRunner:
+    def _build_runner(self, plan: KVCacheConfig, *, captures: bool = True) -> ModelRunner:
+        """`captures`: or else, whatever runs, nothing is captured and the model is not compiled."""
         stages, graphs = None if self._groups is None else self._groups.pp, self._config.graphs
-        if not compiles:
-            graphs = replace(graphs, compilation_config=replace(graphs.compilation_config, mode=NO_COMPILER))
+        if not captures:
+            given = replace(graphs.compilation_config, mode=NO_COMPILER, cudagraph_num_of_warmups=sys.maxsize)
+            graphs = replace(graphs, compilation_config=given)
         sizes, pools = self._sizes(), self._config.model.pools
         return build_runner(plan, self.model, self._platform, sizes, graphs, stages, self._rank.rank, pools=pools)
-
-    def _compile_kernels(self) -> None:
-        """Compile what the steps before the first request launch, all at once: one by one, as each is first launched,
-        takes longer than all the rest of the start. It is found out by a runner of its own, which goes through these
-        steps without launching; compiled kernels are loaded."""
-        compiling = ops.compile_together(self._platform.torch_device())
-        if compiling is None:
-            return
-        plan, _ = bind_profile_cache(self.kv_cache_specs(), self.model.cache_layers(), self._platform.torch_device())
-        runner = self._build_runner(plan, compiles=False)
-        worst = worst_steps([group.spec.block_size for group in plan.groups], self._sizes())
-        with compiling:
-            runner.rehearse([*worst, warm_up_step(len(plan.groups))])
-        del runner
-        gc.collect()
-        if self._watch is not None:
-            self._watch.memory.restart_peak()
 
     def _sizes(self) -> RunnerSizes:
         return RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len or 0)
 
-    def _measured(self, watch: MemoryWatch) -> MemoryBudget:
-        """Run the worst steps on a cache of almost nothing, and see what they take."""
+    def _try_out(self, watch: MemoryWatch, asked: int | None) -> int:
+        """Bytes for the KV cache: as `asked`, or what the worst steps leave, run on a cache of almost nothing. Before,
+        these and the other steps that come before the first request are rehearsed: their kernels, compiled one by one
+        as each is first launched, would take longer than all the rest of the start."""
         share, layers = self._config.cache.gpu_memory_utilization, self.model.cache_layers()
-        watch.check_room(share)
+        if asked is None:
+            watch.check_room(share)
         plan, tensors = bind_profile_cache(self.kv_cache_specs(), layers, self._platform.torch_device())
-        runner = self._build_runner(plan, compiles=False)
-        for step in worst_steps([group.spec.block_size for group in plan.groups], self._sizes()):
-            runner.execute_model(step)
-            runner.sample_tokens().result()
+        runner = self._build_runner(plan, captures=False)
+        worst = list(worst_steps([group.spec.block_size for group in plan.groups], self._sizes()))
+        rehearsal = partial(runner.rehearse, [*worst, warm_up_step(len(plan.groups))])
+        with ops.compile_together(self._platform.torch_device(), rehearsal):
+            for step in worst if asked is None else ():
+                runner.execute_model(step)
+                runner.sample_tokens().result()
         budget = watch.budget(share, num_graphs=runner.num_graphs, kv_cache=sum(map(len, tensors)))
-        del runner, tensors
+        del runner, rehearsal, tensors
         gc.collect()  # a runner and its graphs hold each other
         watch.memory.restart_peak()
+        if asked is not None:
+            return asked
         logger.info("%s", budget.table())
-        return budget
+        return budget.kv_cache

@@ -6,7 +6,8 @@ does what is traced for a compiler, which fuses by itself.
 
 import functools
 import importlib
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 
 import torch
@@ -41,13 +42,13 @@ def device_kernels() -> ModuleType:
         return reference
 
 
-def compile_together(device: str) -> AbstractContextManager[None] | None:
-    """A context in which the kernels here, and those of attention and experts, are not launched but compiled, all at
-    once at its end: what they would write is undefined. None for a device whose kernels are not compiled at run
-    time."""
+def compile_together(device: str, rehearsal: Callable[[], None]) -> AbstractContextManager[None]:
+    """On a device whose kernels are compiled at run time, `rehearsal` is called first: the kernels that it launches -
+    those here, of attention and of experts - are not launched, so that what they would write is undefined, but compiled
+    all at once, while the body runs."""
     if not device.startswith("cuda") or device_kernels() is reference:
-        return None
-    context: AbstractContextManager[None] = device_kernels().compile_together()
+        return nullcontext()
+    context: AbstractContextManager[None] = device_kernels().compile_together(rehearsal)
     return context
 
 

@@ -32,7 +32,7 @@ _mode = _Mode(envs.dependent_launch())
 
 def on(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
     """`kernel[grid]`, the way all kernels are launched; inside `no_launches` a call compiles and does no more."""
-    launched: Callable[..., Any] = kernel[grid] if _mode.launches else partial(kernel.warmup, grid=grid)
+    launched: Callable[..., Any] = kernel[grid] if _mode.launches else partial(kernel.run, grid=grid, warmup=True)
     return launched
 
 

@@ -22,35 +22,40 @@ logger = get_logger(__name__)
 
 
 @contextmanager
-def compile_together() -> Iterator[None]:
-    """Kernels that are launched in the body are not: they are compiled after it, all at once, for the present device.
+def compile_together(rehearsal: Callable[[], None]) -> Iterator[None]:
+    """The kernels that `rehearsal` launches are not launched, but compiled for the present device, all at once while
+    the body runs; after it, all are there. A launch in the body waits for its own kernel.
 
     A kernel that cannot be compiled raises its error when it is launched, as any does.
     """
+    began = time.monotonic()
     use_device = partial(torch.cuda.set_device, torch.cuda.current_device()) if torch.cuda.is_available() else None
     num_threads = len(current_cpus()) or os.cpu_count() or 1
-    began = time.monotonic()
     with ThreadPoolExecutor(num_threads, "compile", use_device) as threads, Together(threads) as mode:
         try:
             with launch.no_launches():
-                yield
+                rehearsal()
         finally:
             mode.begin.set()
+        yield
     logger.debug("compiled or loaded %d kernels in %.2f s", len(mode.future_kernels), time.monotonic() - began)
 
 
 class Together(AsyncCompileMode):  # type: ignore[misc]
-    """A kernel is asked for once, and waits for `begin`: threads that walk Python's syntax trees would hold up who
-    asks."""
+    """Each kernel is compiled once, and not before `begin`: threads that walk Python's syntax trees would hold up who
+    asks for more."""
 
-    def __init__(self, executor: ThreadPoolExecutor) -> None:
-        super().__init__(executor, ignore_errors=True)
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        super().__init__(threads)
         self.begin = Event()
 
     def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> FutureKernel:
-        """The kernel as it will be, which takes its place at once, so that a second call of it costs no more than a
-        launch."""
-        kernel = super().submit(key, partial(self._compile, compile_fn), finalize_fn)
+        """The kernel as it will be. It takes its place at once, so that calling it again costs no more than a launch,
+        and leaving the mode waits for nothing."""
+        kernel = self.future_kernels.get(key)
+        if kernel is None:
+            kernel = FutureKernel(finalize_fn, self.executor.submit(self._compile, compile_fn))
+            self.future_kernels[key] = kernel
         finalize_fn(kernel)
         return kernel
 

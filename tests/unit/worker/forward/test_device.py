@@ -1,6 +1,7 @@
 """The runner of a device that works ahead, on a CPU that behaves like one: what an engine writes is what it writes
 without, whatever is in flight, captured, preempted or aborted."""
 
+import contextlib
 import dataclasses
 import random
 
@@ -15,9 +16,11 @@ from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.launch import build_config
 from pagemill.model.forward_context import BatchDescriptor
+from pagemill.model.kernels import ops
+from pagemill.worker.forward.device import DeviceForward
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
-from tests.fakes.queued_platform import QueuedPlatform
+from tests.fakes.queued_platform import FixedMemory, QueuedPlatform
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
 SEQS = 6
@@ -135,6 +138,54 @@ def test_a_short_prompt_is_one_replay(checkpoint):
     assert ran == [(mode, BatchDescriptor(16, 1)) for mode in [GraphMode.NONE, *[GraphMode.FULL] * 3]]
     assert replays == [0, 1, 1, 1]
     assert len(set(map(tuple, client.tokens.values()))) == 1
+
+
+class Roomy(FixedMemory):
+    """Has room for graphs."""
+
+    def total(self):
+        return 10**9
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])
+@pytest.mark.parametrize("asked", [None, 10**6])
+def test_what_runs_before_the_first_request_was_rehearsed(checkpoint, expected, monkeypatch, mode, asked):
+    compiled, launched, here = set(), set(), []
+
+    @contextlib.contextmanager
+    def compiling(device, rehearsal):
+        here.append(compiled)
+        rehearsal()
+        here.append(launched)
+        yield
+        assert bool(launched) == (asked is None)
+
+    def noted(step, shape):
+        def run(self, *args, **words):
+            if here:
+                here[-1].add(shape(*args, **words))
+            return step(self, *args, **words)
+
+        return run
+
+    def rows(num_rows, *, ending):
+        return num_rows, ending
+
+    def mixed(told, extent):
+        return len(told.tokens.slots), len(told.slots), extent
+
+    monkeypatch.setattr(ops, "compile_together", compiling)
+    monkeypatch.setattr(DeviceForward, "_decode_step", noted(DeviceForward._decode_step, rows))
+    monkeypatch.setattr(DeviceForward, "_mixed_step", noted(DeviceForward._mixed_step, mixed))
+    platform = QueuedPlatform(memory=Roomy())
+    client, _ = engine(checkpoint, platform, mode, kv_cache_memory_bytes=asked, **WHOLE)
+    assert launched and launched <= compiled
+    num_graphs = len(platform.maker.graphs)
+    here.clear()
+    client.add(*requests())
+    client.run()
+    assert client.tokens == expected
+    assert (num_graphs > 0) == (mode != "NONE")
 
 
 def test_every_shape_is_captured_before_the_first_request(checkpoint, expected):

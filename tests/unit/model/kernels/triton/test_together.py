@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget  # isort: skip
 from triton.runtime.jit import JITFunction  # isort: skip
 
 from pagemill.model.kernels.triton import launch  # isort: skip
+from pagemill.model.kernels.triton.linear import linear  # isort: skip
 from pagemill.model.kernels.triton.together import compile_together  # isort: skip
 
 
@@ -69,18 +70,31 @@ def half(count):
     return torch.zeros(count, dtype=torch.bfloat16)
 
 
-def test_what_is_launched_inside_is_compiled_once_and_not_launched(device):
+def test_what_is_rehearsed_is_compiled_once_and_not_launched(device):
     kernel = JITFunction(_double)
-    with compile_together():
+
+    def rehearsal():
         for _ in range(3):
             launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64, num_warps=1)
         launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=128, num_warps=1)
         assert not device.loads
+
+    with compile_together(rehearsal):
+        pass
     assert device.loads == ["_double"] * 2
     assert not device.launches
     launch.on(kernel, (7,))(half(64), half(64), 48, BLOCK=64, num_warps=1)
     assert device.loads == ["_double"] * 2
     assert device.launches == [("_double", (7, 1, 1))]
+
+
+def test_the_body_launches_what_was_rehearsed_and_what_was_not(device):
+    kernel = JITFunction(_double)
+    with compile_together(lambda: launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)):
+        for block in (64, 128, 64):
+            launch.on(kernel, (block,))(half(64), half(64), 48, BLOCK=block)
+    assert device.loads == ["_double"] * 2
+    assert device.launches == [("_double", (block, 1, 1)) for block in (64, 128, 64)]
 
 
 def test_an_error_of_the_compiler_is_raised_by_the_launch_as_without(device):
@@ -90,22 +104,36 @@ def test_an_error_of_the_compiler_is_raised_by_the_launch_as_without(device):
         return str(caught.value)
 
     kernel = JITFunction(_refuse)
-    with compile_together():
+
+    def rehearsal():
         launch.on(kernel, (1,))(half(1), BLOCK=32)
         launch.on(kernel, (1,))(half(1), BLOCK=128)
-    assert launched(kernel) == launched(JITFunction(_refuse))
+
+    with compile_together(rehearsal):
+        in_body = launched(kernel)
+    assert in_body == launched(kernel) == launched(JITFunction(_refuse))
     launch.on(kernel, (1,))(half(1), BLOCK=128)
     assert device.launches == [("_refuse", (1, 1, 1))]
 
 
-def test_an_error_in_the_body_is_raised_and_kernels_are_launched_again(device):
+def test_an_error_of_the_rehearsal_is_raised_and_kernels_are_launched_again(device):
     kernel = JITFunction(_double)
-    with pytest.raises(ValueError, match="in the body"), compile_together():
+
+    def rehearsal():
         launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)
-        raise ValueError("in the body")
-    assert launch.launches()
+        raise ValueError("in the rehearsal")
+
+    with pytest.raises(ValueError, match="in the rehearsal"), compile_together(rehearsal):
+        pass
     launch.on(kernel, (2,))(half(64), half(64), 48, BLOCK=64)
     assert device.launches == [("_double", (2, 1, 1))]
-    with compile_together():
-        launch.on(kernel, (2,))(half(64), half(64), 48, BLOCK=32)
+    with compile_together(lambda: launch.on(kernel, (2,))(half(64), half(64), 48, BLOCK=32)):
+        pass
     assert len(device.launches) == 1
+
+
+def test_products_of_a_rehearsal_have_their_shape_and_are_not_computed(monkeypatch):
+    monkeypatch.setattr(torch.nn.functional, "linear", None)
+    with launch.no_launches():
+        assert linear(torch.zeros(3, 8), torch.zeros(5, 8)).shape == (3, 5)
+        assert linear(torch.zeros(1, 8), torch.zeros(6, 8), gate="silu").shape == (1, 3)
