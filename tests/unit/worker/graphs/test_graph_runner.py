@@ -57,6 +57,15 @@ def test_a_lazy_start_leaves_sizes_for_later(caplog):
     assert toy.ran[-1] == (FULL, BatchDescriptor(1, 1, True))
 
 
+@pytest.mark.parametrize("lazy", [True, False])
+def test_the_keys_at_start_are_those_that_are_captured(lazy):
+    toy = Toy(lazy=lazy)
+    keys = toy.graphs.keys_at_start()
+    assert not toy.ran
+    toy.graphs.capture_at_start(toy.run)
+    assert keys == [key for mode, key in toy.ran if mode is not NONE]
+
+
 def test_a_start_that_is_not_lazy_captures_all():
     toy = Toy(lazy=False)
     toy.graphs.capture_at_start(toy.run)

@@ -1,139 +1,42 @@
-"""Kernels are compiled together, without a GPU; what the compiler makes of them, a device that only counts takes."""
+"""Kernels are compiled together, and none is launched in a rehearsal."""
 
-import dataclasses
-import importlib
-from types import SimpleNamespace
+import os
+import subprocess
+import sys
+from pathlib import Path
 
-import pytest
 import torch
 
-import tests.fakes.triton_interpreter  # noqa: F401 - the state in which other tests need Triton
+from tests.fakes.triton_interpreter import DEVICE
 
-import triton  # isort: skip
-import triton.language as tl  # isort: skip
-from triton.backends.compiler import GPUTarget  # isort: skip
-from triton.runtime.jit import JITFunction  # isort: skip
+from pagemill.model.kernels.triton import launch, linear, norm  # isort: skip
 
-from pagemill.model.kernels.triton import launch  # isort: skip
-from pagemill.model.kernels.triton.linear import linear  # isort: skip
-from pagemill.model.kernels.triton.together import compile_together  # isort: skip
+ROOT = Path(__file__).resolve().parents[5]
+CASES = Path(__file__).with_name("together_cases.py")
 
 
-def _double(out, x, num, BLOCK: tl.constexpr):
-    places = tl.arange(0, BLOCK)
-    tl.store(out + places, 2 * tl.load(x + places, places < num), places < num)
-
-
-def _refuse(out, BLOCK: tl.constexpr):
-    tl.static_assert(BLOCK > 64)
-    tl.store(out, 1)
-
-
-@dataclasses.dataclass
-class Device:
-    """What Triton asks of a driver."""
-
-    launches: list
-    loads: list
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-    def launcher_cls(self, source, metadata):
-        return lambda x, y, z, *rest: self.launches.append((metadata.name, (x, y, z)))
-
-    @property
-    def utils(self):
-        return SimpleNamespace(
-            get_device_properties=lambda device: {"max_shared_mem": 232448},
-            load_binary=lambda name, *rest: self.loads.append(name) or (1, 1, 0, 0, 1024),
-        )
-
-
-@pytest.fixture
-def device(monkeypatch, tmp_path):
-    """A device on which nothing was compiled yet."""
-    driver = importlib.import_module("triton.runtime.driver").driver
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    found = Device([], [])
-    monkeypatch.setattr(driver, "_active", found)
-    return found
-
-
-def half(count):
-    return torch.zeros(count, dtype=torch.bfloat16)
-
-
-def test_what_is_rehearsed_is_compiled_once_and_not_launched(device):
-    kernel = JITFunction(_double)
-
-    def rehearsal():
-        for _ in range(3):
-            launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64, num_warps=1)
-        launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=128, num_warps=1)
-        assert not device.loads
-
-    with compile_together(rehearsal):
-        pass
-    assert device.loads == ["_double"] * 2
-    assert not device.launches
-    launch.on(kernel, (7,))(half(64), half(64), 48, BLOCK=64, num_warps=1)
-    assert device.loads == ["_double"] * 2
-    assert device.launches == [("_double", (7, 1, 1))]
-
-
-def test_the_body_launches_what_was_rehearsed_and_what_was_not(device):
-    kernel = JITFunction(_double)
-    with compile_together(lambda: launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)):
-        for block in (64, 128, 64):
-            launch.on(kernel, (block,))(half(64), half(64), 48, BLOCK=block)
-    assert device.loads == ["_double"] * 2
-    assert device.launches == [("_double", (block, 1, 1)) for block in (64, 128, 64)]
-
-
-def test_an_error_of_the_compiler_is_raised_by_the_launch_as_without(device):
-    def launched(kernel):
-        with pytest.raises(triton.CompilationError) as caught:
-            launch.on(kernel, (1,))(half(1), BLOCK=32)
-        return str(caught.value)
-
-    kernel = JITFunction(_refuse)
-
-    def rehearsal():
-        launch.on(kernel, (1,))(half(1), BLOCK=32)
-        launch.on(kernel, (1,))(half(1), BLOCK=128)
-
-    with compile_together(rehearsal):
-        in_body = launched(kernel)
-    assert in_body == launched(kernel) == launched(JITFunction(_refuse))
-    launch.on(kernel, (1,))(half(1), BLOCK=128)
-    assert device.launches == [("_refuse", (1, 1, 1))]
-
-
-def test_an_error_of_the_rehearsal_is_raised_and_kernels_are_launched_again(device):
-    kernel = JITFunction(_double)
-
-    def rehearsal():
-        launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)
-        raise ValueError("in the rehearsal")
-
-    with pytest.raises(ValueError, match="in the rehearsal"), compile_together(rehearsal):
-        pass
-    launch.on(kernel, (2,))(half(64), half(64), 48, BLOCK=64)
-    assert device.launches == [("_double", (2, 1, 1))]
-    with compile_together(lambda: launch.on(kernel, (2,))(half(64), half(64), 48, BLOCK=32)):
-        pass
-    assert len(device.launches) == 1
+def test_cases_of_the_compiler():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", str(CASES)]
+    result = subprocess.run(
+        command, env=environment | {"PYTHONPATH": str(ROOT)}, cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
 def test_products_of_a_rehearsal_have_their_shape_and_are_not_computed(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "linear", None)
     with launch.no_launches():
-        assert linear(torch.zeros(3, 8), torch.zeros(5, 8)).shape == (3, 5)
-        assert linear(torch.zeros(1, 8), torch.zeros(6, 8), gate="silu").shape == (1, 3)
+        for rows in (1, 3):
+            x, weight = (torch.zeros(count, 8, device=DEVICE) for count in (rows, 6))
+            assert linear.linear(x, weight).shape == (rows, 6)
+            assert linear.linear(x, weight, gate="silu").shape == (rows, 3)
+
+
+def test_nothing_is_written_without_launches():
+    residual = torch.ones(2, 8, device=DEVICE)
+    with launch.no_launches():
+        norm.rms_norm(torch.ones_like(residual), torch.ones(8, device=DEVICE), 1e-6, residual)
+    assert launch.launches() and (residual == 1).all()
+    norm.rms_norm(torch.ones_like(residual), torch.ones(8, device=DEVICE), 1e-6, residual)
+    assert (residual == 2).all()

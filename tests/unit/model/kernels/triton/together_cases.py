@@ -1,0 +1,130 @@
+"""Kernels are compiled together, without a GPU; what the compiler makes of them, a device that only counts takes.
+
+Run by test_together.py in a process without Triton's interpreter, which leaves Triton's language changed.
+"""
+
+import dataclasses
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+
+from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.together import compile_together
+
+
+def _double(out, x, num, BLOCK: tl.constexpr):
+    places = tl.arange(0, BLOCK)
+    tl.store(out + places, 2 * tl.load(x + places, places < num), places < num)
+
+
+def _refuse(out, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK > 64)
+    tl.store(out, 1)
+
+
+@dataclasses.dataclass
+class Device:
+    """What Triton asks of a driver."""
+
+    launches: list
+    loads: list
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def launcher_cls(self, source, metadata):
+        return lambda x, y, z, *rest: self.launches.append((metadata.name, (x, y, z)))
+
+    @property
+    def utils(self):
+        return SimpleNamespace(
+            get_device_properties=lambda device: {"max_shared_mem": 232448},
+            load_binary=lambda name, *rest: self.loads.append(name) or (1, 1, 0, 0, 1024),
+        )
+
+
+@pytest.fixture
+def device(monkeypatch, tmp_path):
+    """A device on which nothing was compiled yet."""
+    driver = importlib.import_module("triton.runtime.driver").driver
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    found = Device([], [])
+    monkeypatch.setattr(driver, "_active", found)
+    return found
+
+
+def half(count):
+    return torch.zeros(count, dtype=torch.bfloat16)
+
+
+def test_what_is_rehearsed_is_compiled_once_and_not_launched(device):
+    kernel = triton.jit(_double)
+
+    def rehearsal():
+        for _ in range(3):
+            launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64, num_warps=1)
+        launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=128, num_warps=1)
+        assert not device.loads
+
+    with compile_together(rehearsal):
+        pass
+    assert device.loads == ["_double"] * 2
+    assert not device.launches
+    launch.on(kernel, (7,))(half(64), half(64), 48, BLOCK=64, num_warps=1)
+    assert device.loads == ["_double"] * 2
+    assert device.launches == [("_double", (7, 1, 1))]
+
+
+def test_the_body_launches_what_was_rehearsed_and_what_was_not(device):
+    kernel = triton.jit(_double)
+    with compile_together(lambda: launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)):
+        for block in (64, 128, 64):
+            launch.on(kernel, (block,))(half(64), half(64), 48, BLOCK=block)
+    assert device.loads == ["_double"] * 2
+    assert device.launches == [("_double", (block, 1, 1)) for block in (64, 128, 64)]
+
+
+def test_an_error_of_the_compiler_is_raised_by_the_launch_as_without(device):
+    def launched(kernel):
+        with pytest.raises(triton.CompilationError) as caught:
+            launch.on(kernel, (1,))(half(1), BLOCK=32)
+        return str(caught.value)
+
+    kernel = triton.jit(_refuse)
+
+    def rehearsal():
+        launch.on(kernel, (1,))(half(1), BLOCK=32)
+        launch.on(kernel, (1,))(half(1), BLOCK=128)
+
+    with compile_together(rehearsal):
+        in_body = launched(kernel)
+    assert in_body == launched(kernel) == launched(triton.jit(_refuse))
+    launch.on(kernel, (1,))(half(1), BLOCK=128)
+    assert device.launches == [("_refuse", (1, 1, 1))]
+
+
+def test_an_error_of_the_rehearsal_is_raised_and_kernels_are_launched_again(device):
+    kernel = triton.jit(_double)
+
+    def rehearsal():
+        launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)
+        raise ValueError("in the rehearsal")
+
+    with pytest.raises(ValueError, match="in the rehearsal"), compile_together(rehearsal):
+        pass
+    launch.on(kernel, (2,))(half(64), half(64), 48, BLOCK=64)
+    assert device.launches == [("_double", (2, 1, 1))]
+    with compile_together(lambda: launch.on(kernel, (2,))(half(64), half(64), 48, BLOCK=32)):
+        pass
+    assert len(device.launches) == 1
