@@ -1,6 +1,6 @@
 """`ModelRunner`: one step, from the scheduler's arrays to sampled tokens. No feature logic; the parts do the work."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pagemill.messages.step import Int32Array, ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_api import OutputNow
@@ -67,15 +67,18 @@ class ModelRunner:
         """What is sent to the device ahead of its work; None where nothing is."""
         return self._forward.uploads
 
-    def rehearse(self, steps: Iterable[SchedulerOutput]) -> None:
-        """Run the steps, and what `capture_at_start` would capture, while kernels are compiled instead of launched.
-        What steps sample is good for nothing from then on. Only where steps run ahead: others look at the tokens."""
+    def rehearse(self, steps: Iterable[SchedulerOutput]) -> Iterator[None]:
+        """Run the steps one by one, and what `capture_at_start` would capture, while kernels are compiled instead of
+        launched. What steps sample is good for nothing from then on. Only where steps run ahead: others look at the
+        tokens."""
         if not self._forward.runs_ahead:
             return
         for step in steps:
             self.execute_model(step)
             self.sample_tokens().result()
+            yield
         self._forward.rehearse()
+        yield
 
     def capture_at_start(self) -> None:
         """Capture what must be there before the first request. No request has a slot."""

@@ -3,7 +3,6 @@
 import gc
 import sys
 from dataclasses import replace
-from functools import partial
 
 from torch import Tensor
 
@@ -203,8 +202,9 @@ class Worker:
         plan, tensors = bind_profile_cache(self.kv_cache_specs(), layers, self._platform.torch_device())
         runner = self._build_runner(plan, captures=False)
         worst = list(worst_steps([group.spec.block_size for group in plan.groups], self._sizes()))
-        rehearsal = partial(runner.rehearse, [*worst, warm_up_step(len(plan.groups))])
-        with ops.compile_together(self._platform.torch_device(), rehearsal):
+        rehearsal = runner.rehearse([warm_up_step(len(plan.groups)), *worst])
+        several = self._rank.world_size * self._rank.num_replicas > 1  # ranks that must not differ in what they run
+        with ops.compile_together(self._platform.torch_device(), rehearsal, whole=several):
             for step in worst if asked is None else ():
                 runner.execute_model(step)
                 runner.sample_tokens().result()

@@ -6,7 +6,7 @@ does what is traced for a compiler, which fuses by itself.
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 
@@ -42,13 +42,13 @@ def device_kernels() -> ModuleType:
         return reference
 
 
-def compile_together(device: str, rehearsal: Callable[[], None]) -> AbstractContextManager[None]:
-    """On a device whose kernels are compiled at run time, `rehearsal` is called first: the kernels that it launches -
-    those here, of attention and of experts - are not launched, so that what they would write is undefined, but compiled
-    all at once, while the body runs."""
+def compile_together(device: str, rehearsal: Iterable[None], *, whole: bool) -> AbstractContextManager[None]:
+    """On a device whose kernels are compiled at run time, the steps of `rehearsal` come first: the kernels that they
+    launch - those here, of attention and of experts - are not launched, so that what they would write is undefined, but
+    compiled all at once, while the body runs. Unless `whole`, there is but one step if all of it is on disk."""
     if not device.startswith("cuda") or device_kernels() is reference:
         return nullcontext()
-    context: AbstractContextManager[None] = device_kernels().compile_together(rehearsal)
+    context: AbstractContextManager[None] = device_kernels().compile_together(rehearsal, whole)
     return context
 
 

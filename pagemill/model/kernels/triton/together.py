@@ -2,17 +2,20 @@
 compiler for the launcher that each signature has, are processes of their own.
 """
 
+import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import torch
 from triton import AsyncCompileMode, FutureKernel
+from triton.runtime.cache import get_cache_manager
 
 from pagemill.log import get_logger
 from pagemill.model.kernels.triton import launch
@@ -22,11 +25,12 @@ logger = get_logger(__name__)
 
 
 @contextmanager
-def compile_together(rehearsal: Callable[[], None]) -> Iterator[None]:
-    """The kernels that `rehearsal` launches are not launched, but compiled for the present device, all at once while
-    the body runs; after it, all are there. A launch in the body waits for its own kernel.
+def compile_together(rehearsal: Iterable[None], whole: bool = False) -> Iterator[None]:
+    """The kernels that the steps of `rehearsal` launch are not launched, but compiled for the present device, all at
+    once while the body runs; after it, all are there. A launch in the body waits for its own kernel.
 
-    A kernel that cannot be compiled raises its error when it is launched, as any does.
+    If all of the first step is on disk, so is the rest, but for rare cases: there is no second step then, unless the
+    rehearsal is to be `whole`. A kernel that cannot be compiled raises its error when it is launched, as any does.
     """
     began = time.monotonic()
     use_device = partial(torch.cuda.set_device, torch.cuda.current_device()) if torch.cuda.is_available() else None
@@ -34,7 +38,9 @@ def compile_together(rehearsal: Callable[[], None]) -> Iterator[None]:
     with ThreadPoolExecutor(num_threads, "compile", use_device) as threads, Together(threads) as mode:
         try:
             with launch.no_launches():
-                rehearsal()
+                for _ in rehearsal:
+                    if not (whole or mode.num_missing):
+                        break
         finally:
             mode.begin.set()
         yield
@@ -48,12 +54,15 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         super().__init__(threads)
         self.begin = Event()
+        self.num_missing = 0
+        """Kernels that are not on disk."""
 
     def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> FutureKernel:
         """The kernel as it will be. It takes its place at once, so that calling it again costs no more than a launch,
         and leaving the mode waits for nothing."""
         kernel = self.future_kernels.get(key)
         if kernel is None:
+            self.num_missing += not _on_disk(key)
             kernel = FutureKernel(finalize_fn, self.executor.submit(self._compile, compile_fn))
             self.future_kernels[key] = kernel
         finalize_fn(kernel)
@@ -64,3 +73,9 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
         kernel = compile_fn()
         _ = kernel.run  # the first look at it makes the launcher and loads both
         return kernel
+
+
+def _on_disk(key: str) -> bool:
+    """Whether Triton's cache has the kernel; False of a cache that is no folder."""
+    folder = getattr(get_cache_manager(hashlib.sha256(key.encode()).hexdigest()), "cache_dir", None)
+    return folder is not None and any(Path(folder).glob("*.cubin"))

@@ -68,16 +68,27 @@ def half(count):
     return torch.zeros(count, dtype=torch.bfloat16)
 
 
+def steps(kernel, *blocks, seen=None):
+    """One launch each."""
+    for block in blocks:
+        launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=block)
+        if seen is not None:
+            seen.append(block)
+        yield
+
+
 def test_what_is_rehearsed_is_compiled_once_and_not_launched(device):
     kernel = triton.jit(_double)
 
     def rehearsal():
         for _ in range(3):
             launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64, num_warps=1)
+            yield
         launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=128, num_warps=1)
         assert not device.loads
+        yield
 
-    with compile_together(rehearsal):
+    with compile_together(rehearsal()):
         pass
     assert device.loads == ["_double"] * 2
     assert not device.launches
@@ -88,7 +99,7 @@ def test_what_is_rehearsed_is_compiled_once_and_not_launched(device):
 
 def test_the_body_launches_what_was_rehearsed_and_what_was_not(device):
     kernel = triton.jit(_double)
-    with compile_together(lambda: launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)):
+    with compile_together(steps(kernel, 64)):
         for block in (64, 128, 64):
             launch.on(kernel, (block,))(half(64), half(64), 48, BLOCK=block)
     assert device.loads == ["_double"] * 2
@@ -106,8 +117,9 @@ def test_an_error_of_the_compiler_is_raised_by_the_launch_as_without(device):
     def rehearsal():
         launch.on(kernel, (1,))(half(1), BLOCK=32)
         launch.on(kernel, (1,))(half(1), BLOCK=128)
+        yield
 
-    with compile_together(rehearsal):
+    with compile_together(rehearsal()):
         in_body = launched(kernel)
     assert in_body == launched(kernel) == launched(triton.jit(_refuse))
     launch.on(kernel, (1,))(half(1), BLOCK=128)
@@ -120,11 +132,25 @@ def test_an_error_of_the_rehearsal_is_raised_and_kernels_are_launched_again(devi
     def rehearsal():
         launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)
         raise ValueError("in the rehearsal")
+        yield
 
-    with pytest.raises(ValueError, match="in the rehearsal"), compile_together(rehearsal):
+    with pytest.raises(ValueError, match="in the rehearsal"), compile_together(rehearsal()):
         pass
     launch.on(kernel, (2,))(half(64), half(64), 48, BLOCK=64)
     assert device.launches == [("_double", (2, 1, 1))]
-    with compile_together(lambda: launch.on(kernel, (2,))(half(64), half(64), 48, BLOCK=32)):
+    with compile_together(steps(kernel, 32)):
         pass
     assert len(device.launches) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "whole", "rehearsed"), [(64, False, [64]), (64, True, [64, 128]), (32, False, [32, 128])]
+)
+def test_a_rehearsal_ends_where_its_first_step_is_on_disk(device, first, whole, rehearsed):
+    seen = []
+    with compile_together(steps(triton.jit(_double), 64)):
+        pass
+    with compile_together(steps(triton.jit(_double), first, 128, seen=seen), whole):  # another process, for Triton
+        pass
+    assert seen == rehearsed
+    assert not device.launches
