@@ -36,13 +36,7 @@ def compile_together(rehearsal: Iterable[None], whole: bool = False) -> Iterator
     use_device = partial(torch.cuda.set_device, torch.cuda.current_device()) if torch.cuda.is_available() else None
     num_threads = len(current_cpus()) or os.cpu_count() or 1
     with ThreadPoolExecutor(num_threads, "compile", use_device) as threads, Together(threads) as mode:
-        try:
-            with launch.no_launches():
-                for _ in rehearsal:
-                    if not (whole or mode.num_missing):
-                        break
-        finally:
-            mode.begin.set()
+        mode.rehearse(rehearsal, whole)
         yield
     logger.debug("compiled or loaded %d kernels in %.2f s", len(mode.future_kernels), time.monotonic() - began)
 
@@ -56,6 +50,16 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
         self.begin = Event()
         self.num_missing = 0
         """Kernels that are not on disk."""
+
+    def rehearse(self, steps: Iterable[None], whole: bool) -> None:
+        """The steps, or the first one where nothing is missing after it; then the threads begin."""
+        try:
+            with launch.no_launches():
+                for _ in steps:
+                    if not (whole or self.num_missing):
+                        break
+        finally:
+            self.begin.set()
 
     def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> FutureKernel:
         """The kernel as it will be. It takes its place at once, so that calling it again costs no more than a launch,
