@@ -50,8 +50,9 @@ def plan_items(
     full = count * 10 >= tl.cdiv(count, slots) * slots * 9
     share = tl.where(even & full, tl.maximum(share, longest), share)
     share = tl.maximum(share, tl.cdiv(longest, most_parts))
-    share = tl.cdiv(share, BLOCK_N) * BLOCK_N
-    splits = tl.where(decodes, tl.maximum(tl.cdiv(span, share), 1), 0)
+    # Shares are whole turns of the kernel's loop: fewer of them may do.
+    share = tl.cdiv(tl.cdiv(span, tl.maximum(tl.cdiv(span, share), 1)), BLOCK_N) * BLOCK_N
+    splits = tl.where(decodes, tl.maximum(tl.cdiv(span, tl.maximum(share, 1)), 1), 0)
     _give_items(split_first, split_request, splits, requests, me, num_requests)
     tiles = tl.where(query_len > DECODE_TOKENS, tl.cdiv(query_len, TILE_TOKENS), 0)
     _give_items(tile_first, tile_request, tiles, requests, me, num_requests)
