@@ -208,13 +208,13 @@ def test_what_fills_the_device_is_not_split(lens, split):
 
 @pytest.mark.parametrize(
     ("lens", "parts"),
-    [([640], [5]), ([640, 100], [5, 1]), ([130], [3]), ([5000], [27]), ([100_000], [32])],
+    [([640], [5]), ([640, 100], [5, 1]), ([130], [3]), ([5000], [40]), ([100_000], [63])],
 )
 def test_a_request_has_no_more_parts_than_its_turns_need(lens, parts, monkeypatch):
     """Parts are whole turns of 64 keys: 640 keys for eight programs are five parts of two turns."""
     spec = AttentionLayerSpec(4, 2, 32, 0.2)
     builder = TritonBuilder(spec, torch.device(DEVICE), decode=Tiles(16, 64, 2, 3, programs_per_sm=4))
-    monkeypatch.setattr(triton_attn, "split_budget", lambda requests, slots: 7 if max(lens) < 1000 else 40)
+    monkeypatch.setattr(triton_attn, "split_budget", lambda requests, slots: 7 if max(lens) < 1000 else 100)
     common = PagedCase(spec, [(1, 1)] * len(lens), device=DEVICE).common()
     plan = builder.build(dataclasses.replace(common, seq_lens=torch.tensor(lens, dtype=torch.int32, device=DEVICE)))
     assert plan.splits.first[: len(lens) + 1].diff().tolist() == parts
