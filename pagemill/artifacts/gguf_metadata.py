@@ -2,7 +2,7 @@
 Knows nothing about tokenizers' vocabularies, and reads no weight but the small table of RoPE factors."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -100,9 +100,9 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     return config | _ARCHITECTURES[arch](file, keys, config)
 
 
-def eos_token_ids(file: GgufFile, tokens: Sequence[str] | None = None) -> tuple[int, ...]:
-    """Tokens that end the output: end of sequence, end of turn where a key or the chat template names one. `tokens`: the
-    vocabulary, if it has been decoded."""
+def eos_token_ids(file: GgufFile, tokens: list[str] | None = None) -> tuple[int, ...]:
+    """Tokens that end the output: end of sequence, end of turn where a key or the chat template names one. `tokens`:
+    the vocabulary, if it has been decoded."""
     keys = GgufKeys(file)
     found = [keys.integer(key) for key in (f"tokenizer.ggml.{name}" for name in _EOS_KEYS) if key in keys]
     found = [token for token in found if token != NO_TOKEN]
