@@ -13,7 +13,7 @@ def make_executor(config: EngineConfig, worker: str, *, replica: int = 0, replic
     overlap, parallel = bool(config.scheduler.async_scheduling), config.parallel
     if parallel.distributed_executor_backend == "uni":
         ranks = () if replicas is None else ranks_of(1, 1, "", replicas)
-        from pagemill.engine.executor.uniproc import UniprocExecutor
+        from pagemill.engine.executor.uniproc import UniprocExecutor  # deferred, as all: two of three are not needed
 
         return UniprocExecutor(worker, config, *ranks, overlap=overlap)
     if parallel.distributed_executor_backend == "ray" and replicas is not None:
@@ -22,7 +22,7 @@ def make_executor(config: EngineConfig, worker: str, *, replica: int = 0, replic
             "distributed_executor_backend='ray' is not allowed with it: use --distributed-executor-backend mp"
         )
     if parallel.distributed_executor_backend == "ray":
-        from pagemill.engine.executor.ray import RayExecutor
+        from pagemill.engine.executor.ray import RayExecutor  # deferred, as above
 
         return RayExecutor(
             worker,
@@ -33,7 +33,7 @@ def make_executor(config: EngineConfig, worker: str, *, replica: int = 0, replic
             overlap=overlap,
             first_index=replica * parallel.workers_per_replica,
         )
-    from pagemill.engine.executor.multiproc import MultiprocExecutor
+    from pagemill.engine.executor.multiproc import MultiprocExecutor  # deferred, as above
 
     return MultiprocExecutor(
         worker,
