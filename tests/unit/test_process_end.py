@@ -49,7 +49,8 @@ def test_an_error_that_nobody_caught_is_shown_and_fails():
 def test_output_that_nobody_takes_is_a_failure():
     reader, writer = os.pipe()
     os.close(reader)
+    held_back = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-m", "pagemill", "--help"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=held_back, timeout=60)
     os.close(writer)
     assert done.returncode == 120
