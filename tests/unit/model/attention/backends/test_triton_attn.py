@@ -220,7 +220,7 @@ def test_a_request_has_no_more_parts_than_its_turns_need(lens, parts, monkeypatc
     assert plan.splits.first[: len(lens) + 1].diff().tolist() == parts
 
 
-@pytest.mark.parametrize("num_requests", [1, 2, 5, 31, 64, 300])
+@pytest.mark.parametrize("num_requests", [1, 2, 5, 31, 64, pytest.param(300, marks=pytest.mark.slow)])
 def test_no_plan_has_more_items_than_the_grid(num_requests):
     spec = AttentionLayerSpec(4, 2, 32, 0.2)
     generator = torch.Generator().manual_seed(num_requests)
