@@ -154,7 +154,8 @@ def _place_in_prefix(item, num_tokens, prefix, splits, TILE_TOKENS: tl.constexpr
 
 @triton.jit
 def _num_items(first_item, num_rows, prefix_splits, TILE_TOKENS: tl.constexpr, CASCADE: tl.constexpr):
-    """How many there are: `num_rows` requests have them, or with CASCADE 2 so many tokens."""
+    """How many there are: `num_rows` requests have them, or with CASCADE 2 so many tokens. Asked when an item knows its
+    place, so that no load waits for the answer."""
     return tl.cdiv(num_rows, TILE_TOKENS) * prefix_splits if CASCADE == 2 else tl.load(first_item + num_rows)
 
 
@@ -252,13 +253,11 @@ def paged_attention(
     """
     begin_kernel(PDL)
     kv_head, item = tl.program_id(0), tl.program_id(1)
-    num_items = _num_items(first_item, num_requests, prefix_splits, BLOCK_M // GROUP, CASCADE)
     request, token_begin, query_len, context, tile, begin, end, count, index = _place(
         item, first_item, item_request, query_start, seq_lens, num_requests, prefix, prefix_splits,
         BLOCK_M // GROUP, BLOCK_N, WINDOW, CHUNK, SPLIT, CASCADE,
     )  # fmt: skip
-    # Asked only now, so that no load waits for the answer.
-    if item >= num_items:
+    if item >= _num_items(first_item, num_requests, prefix_splits, BLOCK_M // GROUP, CASCADE):
         return
     rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     tokens, heads = tile + rows // GROUP, kv_head * GROUP + rows % GROUP
