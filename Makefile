@@ -51,8 +51,10 @@ lint: $(VENV)/.stamp-dev ## format, lint, types, import contracts, size budgets,
 	$(BIN)/python tools/check_budgets.py
 	$(BIN)/python tools/gen_docs.py --check
 
+# One process of tests per core, but no more than 4 (each loads torch), and one thread in each: they fill the cores.
 unit: $(VENV)/.stamp-dev
-	$(BIN)/pytest tests/unit -m "not (slow or model or browser or gpu or conformance)" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -n logical --maxprocesses 4 --dist loadfile \
+	  -m "not (slow or model or browser or gpu or conformance)" $(ARGS)
 
 conformance: $(VENV)/.stamp-dev ## the long comparison with transformers (many minutes)
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)

@@ -187,12 +187,13 @@ def uses_vllm(args: argparse.Namespace) -> bool:
 
 
 def set_up(with_vllm: bool) -> None:
-    """Peers, models and our kernels; what is there already is left alone."""
+    """Peers, models, our kernels and, as an installation has it, our bytecode; what is there already is left alone."""
     began = time.perf_counter()
     environment = os.environ | {"PYTHON": sys.executable, "PAGEMILL_PYTHON": sys.executable}
     subprocess.run(["bash", str(SETUP), "llama", *(["vllm"] if with_vllm else [])], check=True, env=environment)
     build = [sys.executable, "-m", "pagemill.model.kernels.build"]
     subprocess.run(build, check=True, env=environment | {"PYTHONPATH": str(REPOSITORY)})
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(REPOSITORY / "pagemill")], check=True)
     print(f"set up in {time.perf_counter() - began:.0f} s", flush=True)
 
 

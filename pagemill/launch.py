@@ -36,6 +36,7 @@ from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.utils.collector import paused
 from pagemill.utils.timing import PhaseTimer
+from pagemill.utils.torch_libraries import load_torch_library
 
 if TYPE_CHECKING:
     from pagemill.deployment import Deployment
@@ -97,6 +98,8 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
     with ThreadPoolExecutor(1, "tokenizer") as pool:
         tokenizer_soon = pool.submit(tokenizer_of, config.model, config.facts)
         with timer.phase("engine"):
+            if config.parallel.distributed_executor_backend == "uni":
+                load_torch_library()  # the tokenizer is made meanwhile
             core = EngineCore(config, make_executor(config, WORKER))
         with timer.phase("tokenizer"):
             tokenizer = tokenizer_soon.result()

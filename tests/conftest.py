@@ -1,7 +1,9 @@
 """Rules for every test run: says which tests were skipped for want of a browser, a model or a GPU, and in CI
 (CI=true) counts a test that skips for want of a browser or a model as failed."""
 
+import itertools
 import os
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -14,7 +16,6 @@ if not Path("/dev/nvidiactl").exists():
 
 NEEDS = {"browser": "Chromium", "model": "the embedded default model", "gpu": "a CUDA device"}
 NEVER_SKIPPED_IN_CI = ("browser", "model")
-_skipped = pytest.StashKey[dict[str, int]]()
 
 
 @pytest.fixture
@@ -28,10 +29,6 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None
     native.library.cache_clear()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_skipped] = {}
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -39,17 +36,18 @@ def pytest_runtest_makereport(
     report = yield
     if not report.skipped or hasattr(report, "wasxfail"):
         return report
-    for need in (marker for marker in NEEDS if item.get_closest_marker(marker)):
-        counts = item.config.stash[_skipped]
-        counts[need] = counts.get(need, 0) + 1
+    report.lacks = [marker for marker in NEEDS if item.get_closest_marker(marker)]  # travels from a worker of xdist
+    for need in report.lacks:
         if need in NEVER_SKIPPED_IN_CI and os.environ.get("CI") == "true":
             report.outcome = "failed"
             report.longrepr = f"{item.nodeid} was skipped, and CI must have {NEEDS[need]}: {report.longrepr}"
     return report
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for need, count in config.stash[_skipped].items():
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = itertools.chain.from_iterable(terminalreporter.stats.values())
+    counts = Counter(need for report in reports for need in getattr(report, "lacks", ()))
+    for need, count in counts.items():
         terminalreporter.write_line(f"NOTE: {count} tests did not run, they need {NEEDS[need]}", yellow=True)
 
 

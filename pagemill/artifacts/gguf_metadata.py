@@ -100,8 +100,9 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     return config | _ARCHITECTURES[arch](file, keys, config)
 
 
-def eos_token_ids(file: GgufFile) -> tuple[int, ...]:
-    """Tokens that end the output: end of sequence, end of turn where a key or the chat template names one."""
+def eos_token_ids(file: GgufFile, tokens: list[str] | None = None) -> tuple[int, ...]:
+    """Tokens that end the output: end of sequence, end of turn where a key or the chat template names one. `tokens`:
+    the vocabulary, if it has been decoded."""
     keys = GgufKeys(file)
     found = [keys.integer(key) for key in (f"tokenizer.ggml.{name}" for name in _EOS_KEYS) if key in keys]
     found = [token for token in found if token != NO_TOKEN]
@@ -109,7 +110,7 @@ def eos_token_ids(file: GgufFile) -> tuple[int, ...]:
     wanted = [text for text in _TURN_ENDS if text in template]
     if wanted and "tokenizer.ggml.token_type" in keys:
         (control,) = np.nonzero(keys.numbers("tokenizer.ggml.token_type") == _CONTROL)
-        tokens = keys.strings("tokenizer.ggml.tokens")
+        tokens = keys.strings("tokenizer.ggml.tokens") if tokens is None else tokens
         found += [int(i) for i in control if i < len(tokens) and tokens[i] in wanted]
     return tuple(dict.fromkeys(found))
 

@@ -14,6 +14,7 @@ from pagemill.cli.errors import UsageError
 from pagemill.cli.sampling_flags import Params
 from pagemill.config.arguments import EngineArgs
 from pagemill.errors import RequestError
+from pagemill.utils.collector import paused
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 SAMPLING_NOT_ENGINE = ("seed",)
@@ -95,9 +96,10 @@ def checked_text(text: str, what: str) -> str:
 
 
 def _open_inproc(args: argparse.Namespace) -> Session:
-    from pagemill.cli.session_inproc import InprocSession  # deferred: torch
-    from pagemill.launch import build_inproc  # deferred: torch
+    with paused():
+        from pagemill.cli.session_inproc import InprocSession  # deferred: numpy
+        from pagemill.launch import build_inproc  # deferred: the whole engine
 
-    # Lines of figures would come between those of the conversation.
-    settings = {"disable_log_stats": True} | given_settings(args, skip=SAMPLING_NOT_ENGINE)
-    return InprocSession(build_inproc(EngineArgs(**settings), inline=True).llm, args.model)
+        # Lines of figures would come between those of the conversation.
+        settings = {"disable_log_stats": True} | given_settings(args, skip=SAMPLING_NOT_ENGINE)
+        return InprocSession(build_inproc(EngineArgs(**settings), inline=True).llm, args.model)

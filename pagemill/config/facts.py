@@ -58,6 +58,8 @@ class DeviceFacts:
     """The type beside which weights of 8 and 4 bits are computed as they are; None: they are dequantized."""
     token_budget: int = 2048
     """Tokens of one step that keep the device busy."""
+    prefill_tokens: int = 0
+    """Prompt tokens of one step beyond which a thread computes no faster; 0: more always help."""
     runs_ahead: bool = False
     """Whether work is queued: a call returns before the device is done with it."""
     title: str = ""

@@ -142,6 +142,14 @@ def _threads(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     return draft.decide("cpu", "cpu_threads", max(1, device.num_cores // workers), why)
 
 
+def _prefill_tokens(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    if draft.scheduler.max_prefill_tokens is not None:
+        return draft
+    most = device.prefill_tokens * (draft.cpu.cpu_threads or 1)
+    why = f"{device.prefill_tokens} for each thread" if most else "default"
+    return draft.decide("scheduler", "max_prefill_tokens", most, why)
+
+
 def _partial_block_reuse(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     if draft.cache.enable_partial_block_reuse and not draft.cache.enable_prefix_caching:
         raise ConfigError(
@@ -275,6 +283,7 @@ RULES: tuple[Rule, ...] = (
     _token_budget,
     _parallel,
     _threads,
+    _prefill_tokens,
     _executor,
     _async_scheduling,
     _kv_cache_metrics,

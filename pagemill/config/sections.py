@@ -157,6 +157,12 @@ class SchedulerConfig:
     max_num_batched_tokens: int | None = setting(None, "token budget of one step (default: 2048, on a GPU 8192)", low=1)
     max_num_seqs: int = setting(128, "most requests that run at once", low=1)
     enable_chunked_prefill: bool = setting(True, "split prompts that exceed the budget of a step")
+    max_prefill_tokens: int | None = setting(
+        None,
+        "prompt tokens of the requests that one step starts, a longer prompt starts alone; 0: no limit but the budget "
+        "(default: 320 for each thread of a CPU, 0 on a GPU)",
+        low=0,
+    )
     long_prefill_token_threshold: int = setting(0, "most prompt tokens of one request in a step; 0: no limit", low=0)
     scheduling_policy: str = setting("fcfs", "order of waiting requests", choices=("fcfs", "priority"))
     async_scheduling: bool | None = setting(

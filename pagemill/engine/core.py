@@ -180,6 +180,7 @@ def scheduler_limits(config: EngineConfig) -> SchedulerLimits:
         max_num_batched_tokens=budget,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=length,
+        max_prefill_tokens=config.scheduler.max_prefill_tokens or 0,
         enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         policy=config.scheduler.scheduling_policy,

@@ -13,6 +13,9 @@ from pagemill.utils.cpu_list import format_cpu_list
 
 logger = get_logger(__name__)
 
+PREFILL_TOKENS = 320
+"""More rows for a thread gain 2% in speed, but all prompts of a step wait for the last of them (docs/scheduler.md)."""
+
 
 class CpuPlatform(Platform):
     """Any CPU that torch supports."""
@@ -22,7 +25,14 @@ class CpuPlatform(Platform):
 
     def facts(self) -> DeviceFacts:
         quantized = "bfloat16" if envs.native_kernels() and "avx2" in _flags() else None
-        return DeviceFacts("cpu", read_topology().num_threads, _free_bytes(), _fast_dtypes(), quantized)
+        return DeviceFacts(
+            "cpu",
+            read_topology().num_threads,
+            _free_bytes(),
+            _fast_dtypes(),
+            quantized,
+            prefill_tokens=PREFILL_TOKENS,
+        )
 
     def plan_threads(self, wish: ThreadWish) -> ThreadPlan:
         return plan_threads(read_topology(), wish)

@@ -49,7 +49,7 @@ def _special(file: GgufFile, keys: gguf_metadata.GgufKeys, vocab: GgufVocab, kin
     default_bos = kind == "llama" or pre_kind(keys.text("tokenizer.ggml.pre", "default")).add_bos
     return SpecialTokens(
         bos_token_id=ids["bos"],
-        eos_token_ids=tuple(i for i in gguf_metadata.eos_token_ids(file) if i < num_tokens),
+        eos_token_ids=tuple(i for i in gguf_metadata.eos_token_ids(file, vocab.tokens) if i < num_tokens),
         adds_bos=keys.flag("tokenizer.ggml.add_bos_token", default_bos),
         adds_eos=keys.flag("tokenizer.ggml.add_eos_token", False) and ids["eos"] is not None,
         named={_NAMED[name]: vocab.tokens[i] for name, i in ids.items() if i is not None},

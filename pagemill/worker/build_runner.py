@@ -14,14 +14,10 @@ from pagemill.model.kernels.decode_step import DecodeStep
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Platform
 from pagemill.worker.batch.block_tables import BlockTable, BlockTables
-from pagemill.worker.batch.device_tables import DeviceBlockTable
 from pagemill.worker.batch.request_states import RequestStates
-from pagemill.worker.forward.device import DeviceForward
-from pagemill.worker.forward.device_batch import DeviceBatch
 from pagemill.worker.forward.host import HostForward
 from pagemill.worker.forward.interface import Forward
 from pagemill.worker.forward.pooling import PoolingForward
-from pagemill.worker.forward.step_graphs import StepGraphs
 from pagemill.worker.graphs.dispatcher import BatchLimits
 from pagemill.worker.graphs.factory import make_graphs
 from pagemill.worker.graphs.graph import GraphMaker
@@ -115,6 +111,12 @@ def _on_device(
     states: RequestStates,
     graphs: Graphs,
 ) -> tuple[BlockTables, Forward]:
+    # Deferred: hosts never need them, and shall start fast.
+    from pagemill.worker.batch.device_tables import DeviceBlockTable
+    from pagemill.worker.forward.device import DeviceForward
+    from pagemill.worker.forward.device_batch import DeviceBatch
+    from pagemill.worker.forward.step_graphs import StepGraphs
+
     device = torch.device(platform.torch_device())
     tables = tuple(
         DeviceBlockTable(sizes.max_num_seqs, sizes.max_model_len, group.spec.block_size, device)

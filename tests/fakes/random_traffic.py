@@ -38,12 +38,15 @@ MAX_WAITING = 8
 STEPS_PER_EPISODE = 60
 
 
-def setup_from(specs, spare_blocks, depth, algorithm, partial_reuse, budget, slots, chunked, threshold, policy):
+def setup_from(
+    specs, spare_blocks, depth, algorithm, partial_reuse, budget, slots, chunked, threshold, policy, prefill
+):
     """A setup; without chunks, the budget is as large as it must be. States are not reused in part."""
     limits = SchedulerLimits(
         max_num_batched_tokens=budget if chunked else max(budget, MAX_MODEL_LEN),
         max_num_seqs=slots,
         max_model_len=MAX_MODEL_LEN,
+        max_prefill_tokens=prefill,
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=threshold,
         policy=policy,
@@ -65,6 +68,7 @@ def random_setup(rng, number):
         chunked=rng.random() < 0.75,
         threshold=rng.choice([0, 0, 3, 6]),
         policy=rng.choice(["fcfs", "priority"]),
+        prefill=rng.choice([0, 0, 6, 20]),
     )
 
 

@@ -258,6 +258,8 @@ class SchedulerDriver:
         given = step.num_tokens if step else np.zeros(1, np.int64)
         assert given.sum() <= self.limits.max_num_batched_tokens
         assert not self._threshold or given.max() <= self._threshold
+        started = [int(step.num_tokens[step.slots == new.slot][0]) for new in step.new] if step else []
+        assert len(started) <= 1 or sum(started) <= (self.limits.max_prefill_tokens or math.inf)
 
     def _check_shares(self, step, wanted):
         """Nobody idles who could run, and one token comes before many."""

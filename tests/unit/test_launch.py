@@ -1,4 +1,8 @@
-"""Threads and CPUs of the workers, from the settings to the configuration."""
+"""Threads and CPUs of the workers, from the settings to the configuration; what an engine imports."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +12,7 @@ from pagemill.errors import ConfigError
 from pagemill.platforms import cpu
 from tests.fakes.machines import machine
 from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.fakes.tiny_gguf import convert
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +61,21 @@ def test_workers_on_a_cluster_are_not_bound_from_here(checkpoint):
     assert placed(checkpoint, distributed_executor_backend="ray")[1] == "nobind"
     with pytest.raises(ConfigError, match="cpu_threads_bind='0-7' is for workers on this machine"):
         placed(checkpoint, distributed_executor_backend="ray", cpu_threads_bind="0-7")
+
+
+NOT_FOR_A_START = {
+    *("transformers", "fastapi", "uvicorn", "zmq", "httpx", "huggingface_hub", "ray", "triton", "sympy", "jinja2"),
+    *("prometheus_client", "gguf", "safetensors", "torch._dynamo", "torch._inductor"),
+    *("pagemill.engine.executor.multiproc", "pagemill.worker.forward.device", "pagemill.model.attention.op"),
+}
+
+
+def test_an_engine_of_a_gguf_file_imports_no_more_than_it_needs(checkpoint, tmp_path):
+    path = convert(Path(checkpoint), tmp_path / "tiny.gguf", "Q4_1")
+    code = "import sys\nfrom pagemill import EngineArgs\nfrom pagemill.launch import build_inproc\n"
+    code += "build_inproc(EngineArgs(sys.argv[1], device='cpu', skip_tokenizer_init=True), inline=True)\n"
+    code += "print(*sys.modules)"
+    command = [sys.executable, "-c", code, str(path)]
+    imported = set(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.split())
+    assert "torch" in imported
+    assert not imported & NOT_FOR_A_START

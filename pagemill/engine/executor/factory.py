@@ -1,10 +1,7 @@
-"""Which executor a configuration asks for. Knows nothing about what executors do."""
+"""Which executor a configuration asks for; only that one is imported. Knows nothing about what executors do."""
 
 from pagemill.config.engine_config import EngineConfig
 from pagemill.engine.executor.interface import Executor
-from pagemill.engine.executor.multiproc import MultiprocExecutor
-from pagemill.engine.executor.ray import RayExecutor
-from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.errors import ConfigError
 from pagemill.messages.worker_rank import Replicas, ranks_of
 
@@ -16,6 +13,8 @@ def make_executor(config: EngineConfig, worker: str, *, replica: int = 0, replic
     overlap, parallel = bool(config.scheduler.async_scheduling), config.parallel
     if parallel.distributed_executor_backend == "uni":
         ranks = () if replicas is None else ranks_of(1, 1, "", replicas)
+        from pagemill.engine.executor.uniproc import UniprocExecutor  # deferred, as all: two of three are not needed
+
         return UniprocExecutor(worker, config, *ranks, overlap=overlap)
     if parallel.distributed_executor_backend == "ray" and replicas is not None:
         raise ConfigError(
@@ -23,6 +22,8 @@ def make_executor(config: EngineConfig, worker: str, *, replica: int = 0, replic
             "distributed_executor_backend='ray' is not allowed with it: use --distributed-executor-backend mp"
         )
     if parallel.distributed_executor_backend == "ray":
+        from pagemill.engine.executor.ray import RayExecutor  # deferred, as above
+
         return RayExecutor(
             worker,
             config,
@@ -32,6 +33,8 @@ def make_executor(config: EngineConfig, worker: str, *, replica: int = 0, replic
             overlap=overlap,
             first_index=replica * parallel.workers_per_replica,
         )
+    from pagemill.engine.executor.multiproc import MultiprocExecutor  # deferred, as above
+
     return MultiprocExecutor(
         worker,
         config,

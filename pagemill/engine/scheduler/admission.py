@@ -66,7 +66,7 @@ class Admission:
         kv = self._kv
         prefix = kv.cached_prefix(request)
         count = self._first_tokens(request, prefix.num_tokens)
-        if count > step.budget_left and not self._limits.enable_chunked_prefill:
+        if not self._has_room(step, count):
             return False
         count = min(count, step.budget_left)
         target = prefix.num_tokens + count
@@ -102,6 +102,14 @@ class Admission:
         for limit in self._token_limits:
             wanted = limit(wanted, computed, length_limit)
         return int(wanted[0])
+
+    def _has_room(self, step: StepBuilder, count: int) -> bool:
+        """Whether a request that would run so many tokens may start in the step. It is not cut to fill up the limit
+        of prompts: half a prompt yields no token."""
+        if count > step.budget_left and not self._limits.enable_chunked_prefill:
+            return False
+        most, started = self._limits.max_prefill_tokens, step.num_admitted_tokens
+        return not (most and started and started + count > most)
 
     def _fits(self, request: Request, prefix: CachedPrefix) -> bool:
         """Whether all of the request's tokens fit, beside what the running prompts will still take. While others

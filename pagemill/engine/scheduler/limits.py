@@ -23,6 +23,8 @@ class SchedulerLimits:
     max_model_len: int
     """Tokens of prompt and output of one request."""
     enable_chunked_prefill: bool = True
+    max_prefill_tokens: int = 0
+    """Tokens with which a step stops to start requests, unless one alone has more; 0: no limit."""
     long_prefill_token_threshold: int = 0
     """Most prompt tokens of one request in a step; 0: no limit."""
     policy: str = "fcfs"

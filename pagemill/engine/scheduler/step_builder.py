@@ -33,6 +33,11 @@ class StepBuilder:
         self._copies += copies
         self.budget_left -= num_tokens
 
+    @property
+    def num_admitted_tokens(self) -> int:
+        """Tokens of the requests that start in this step."""
+        return sum(self._new_tokens)
+
     def arrays(self) -> tuple[IntArray, IntArray]:
         """[R] slots in batch order and [R] tokens for each; those admitted come last."""
         if not self._new:

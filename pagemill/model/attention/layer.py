@@ -16,7 +16,6 @@ from pagemill.messages.kv_spec import (
     SlidingWindowSpec,
 )
 from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, StepPlanner
-from pagemill.model.attention.op import attention
 from pagemill.model.forward_context import current_forward, current_gap
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.native import Layer
@@ -101,6 +100,9 @@ class Attention(nn.Module):
         if (key is None) != (self.kv_owner is not None or written):
             raise PagemillError(f"{self.name} has kv_owner={self.kv_owner}, and key and value are for layers without")
         if torch.compiler.is_compiling():
+            # Deferred: registering an operation takes longer than many a module's import, and only compilers ask.
+            from pagemill.model.attention.op import attention
+
             traced: Tensor = attention(query, key, value, self.name)
             return traced
         gap = current_gap()

@@ -12,7 +12,6 @@ from pagemill.log import get_logger
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import CacheLayer
 from pagemill.model.attention.layer import Attention
-from pagemill.worker.graphs.compile.compiled_model import CompiledModel
 from pagemill.worker.graphs.dispatcher import SMALL_STEP, BatchLimits, Dispatcher
 from pagemill.worker.graphs.downgrade import downgrade
 from pagemill.worker.graphs.graph import GraphMaker
@@ -87,6 +86,8 @@ def _compiler(config: CompilationConfig, layers: Mapping[str, CacheLayer], rank:
             f"compilation_config: mode={config.mode} cannot compile layers such as {others[0]}, which are no attention "
             "layers; use mode 0"
         )
+    from pagemill.worker.graphs.compile.compiled_model import CompiledModel  # deferred: few models are compiled
+
     attention = {name: layer for name, layer in layers.items() if isinstance(layer, Attention)}
 
     def compile_model(model: Callable[..., Any], wrap_piece: WrapPiece, gaps: GapBuffers) -> CompiledModel:

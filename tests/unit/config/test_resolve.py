@@ -26,6 +26,14 @@ def test_defaults_come_from_the_model_and_the_machine():
     assert all(decision.why for decision in decisions)
 
 
+def test_a_step_starts_prompts_by_the_threads_that_compute_them():
+    device = dataclasses.replace(FAST, prefill_tokens=320)
+    assert settle(device)[0].scheduler.max_prefill_tokens == 6 * 320
+    assert settle(device, cpu_threads=2)[0].scheduler.max_prefill_tokens == 640
+    assert settle(device, max_prefill_tokens=0)[0].scheduler.max_prefill_tokens == 0
+    assert settle()[0].scheduler.max_prefill_tokens == 0
+
+
 def test_nothing_is_left_open():
     config, _ = settle()
     optional = {"tokenizer", "revision", "download_dir", "chat_template", "attention_backend"}

@@ -33,12 +33,13 @@ class Engine(RuleBasedStateMachine):
         extra_blocks=st.integers(0, 6),
         budget=st.sampled_from([3, 8, 40, 64]),
         threshold=st.sampled_from([0, 0, 5]),
+        prefill=st.sampled_from([0, 0, 9]),
         slots=st.integers(1, 5),
         chunked=st.booleans(),
         caching=st.sampled_from(["partial", "partial", "blocks", "none"]),
         policy=st.sampled_from(["fcfs", "priority"]),
     )
-    def start(self, layers, depth, extra_blocks, budget, threshold, slots, chunked, caching, policy):
+    def start(self, layers, depth, extra_blocks, budget, threshold, prefill, slots, chunked, caching, policy):
         budget = budget if chunked else max(budget, MAX_MODEL_LEN)
         core, self.worker = make_core(
             layers,
@@ -49,6 +50,7 @@ class Engine(RuleBasedStateMachine):
             caching=caching != "none",
             partial=caching == "partial" and "mamba" not in layers,
             max_num_seqs=slots,
+            max_prefill_tokens=prefill,
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=threshold,
             scheduling_policy=policy,

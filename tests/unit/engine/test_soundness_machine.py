@@ -26,6 +26,7 @@ SETUPS = st.builds(
     chunked=st.booleans(),
     threshold=st.sampled_from([0, 0, 5]),
     policy=st.sampled_from(["fcfs", "priority"]),
+    prefill=st.sampled_from([0, 0, 9]),
 )
 STATES = ("waiting", "running", "half prefilled", "sampled in flight", "preempted", "finished")
 

@@ -90,6 +90,7 @@ def test_two_ranks_equal_one(recordings, two_ranks, name, layout):
     check_equal(recordings, two_ranks, name, layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layout", WIDE_LAYOUTS, ids="tp{0[0]}-pp{0[1]}-dp{0[2]}".format)
 def test_four_ranks_equal_one(recordings, four_ranks, name, layout):

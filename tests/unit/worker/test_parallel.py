@@ -140,6 +140,7 @@ def test_two_ranks_in_bfloat16_come_close_to_one(recordings, two_ranks, case):
         assert error < 0.03 * expected.abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FOUR, ids=lambda case: "{}-tp{}-pp{}".format(*case))
 def test_four_ranks_equal_one(recordings, four_ranks, case):
     check_equal(recordings[case[0]], four_ranks, case)
@@ -168,6 +169,7 @@ def test_a_stage_holds_its_layers(recordings, two_ranks, name):
     assert max(first.weight_bytes, last.weight_bytes) < 0.65 * whole
 
 
+@pytest.mark.slow
 def test_key_and_value_heads_are_replicated_when_ranks_are_more(four_ranks):
     for results in four_ranks:
         result = results["LlamaForCausalLM", 4, 1]

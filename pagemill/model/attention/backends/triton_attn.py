@@ -24,6 +24,8 @@ from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.triton.attention_tiles import Tiles, power_of_two, split_budget, tiles_for
 from pagemill.utils.math import ceil_div
 
+MOST_PARTS = 64
+"""Of one request: merging more takes longer than they save."""
 MERGE_PROGRAMS = 1024
 """Of all requests together, where there are not more requests than that."""
 FEW_PARTS = 5
@@ -126,10 +128,11 @@ class TritonBuilder(MetadataBuilder):
         cascade = self._cascade(common)
         launch.on(plan_items, (requests,))(
             common.query_start, common.seq_lens, splits.first, splits.request, tiles.first, tiles.request, requests,
-            budget, self._slots, self._decode.min_share, cascade.prefix_len if cascade else 0,
+            budget, self._slots, self._decode.min_share, MOST_PARTS, cascade.prefix_len if cascade else 0,
             DECODE_TOKENS=self.decode_tokens, TILE_TOKENS=tile_tokens, WINDOW=spec.window or 0,
-            CHUNK=spec.chunk_size or 0, BLOCK_R=SMALL_BATCH if requests <= SMALL_BATCH else power_of_two(requests),
-            PDL=launch.dependent(), **launch.options(),
+            CHUNK=spec.chunk_size or 0, BLOCK_N=self._decode.keys,
+            BLOCK_R=SMALL_BATCH if requests <= SMALL_BATCH else power_of_two(requests), PDL=launch.dependent(),
+            **launch.options(),
         )  # fmt: skip
         merges = cascade is not None or requests + budget > FEW_PARTS * requests
         return TritonMetadata(

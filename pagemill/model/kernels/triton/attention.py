@@ -118,12 +118,13 @@ def _attend_all(
 
 @triton.jit
 def _place_of_item(
-    item, first_item, item_request, query_start, seq_lens, prefix,
+    item, first_item, item_request, query_start, seq_lens, num_requests, prefix,
     TILE_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """What an item is: its request, that one's first token in the batch, number of new tokens and of older ones; the
     item's first token in the request, its keys from begin to end, and (count, index) among the request's items."""
-    request = tl.load(item_request + item)
+    # Beyond the last item stands what an earlier step wrote.
+    request = tl.minimum(tl.load(item_request + item), num_requests - 1)
     first, past = tl.load(first_item + request), tl.load(first_item + request + 1)
     token_begin = tl.load(query_start + request)
     query_len = tl.load(query_start + request + 1) - token_begin
@@ -153,7 +154,8 @@ def _place_in_prefix(item, num_tokens, prefix, splits, TILE_TOKENS: tl.constexpr
 
 @triton.jit
 def _num_items(first_item, num_rows, prefix_splits, TILE_TOKENS: tl.constexpr, CASCADE: tl.constexpr):
-    """How many there are: `num_rows` requests have them, or with CASCADE 2 so many tokens."""
+    """How many there are: `num_rows` requests have them, or with CASCADE 2 so many tokens. Asked when an item knows its
+    place, so that no load waits for the answer."""
     return tl.cdiv(num_rows, TILE_TOKENS) * prefix_splits if CASCADE == 2 else tl.load(first_item + num_rows)
 
 
@@ -168,8 +170,9 @@ def _place(
         place = _place_in_prefix(item, num_rows, prefix, prefix_splits, TILE_TOKENS, BLOCK_N)
     else:
         place = _place_of_item(
-            item, first_item, item_request, query_start, seq_lens, prefix, TILE_TOKENS, BLOCK_N, WINDOW, CHUNK, SPLIT
-        )
+            item, first_item, item_request, query_start, seq_lens, num_rows, prefix, TILE_TOKENS, BLOCK_N, WINDOW,
+            CHUNK, SPLIT,
+        )  # fmt: skip
     return place
 
 
@@ -250,12 +253,12 @@ def paged_attention(
     """
     begin_kernel(PDL)
     kv_head, item = tl.program_id(0), tl.program_id(1)
-    if item >= _num_items(first_item, num_requests, prefix_splits, BLOCK_M // GROUP, CASCADE):
-        return
     request, token_begin, query_len, context, tile, begin, end, count, index = _place(
         item, first_item, item_request, query_start, seq_lens, num_requests, prefix, prefix_splits,
         BLOCK_M // GROUP, BLOCK_N, WINDOW, CHUNK, SPLIT, CASCADE,
     )  # fmt: skip
+    if item >= _num_items(first_item, num_requests, prefix_splits, BLOCK_M // GROUP, CASCADE):
+        return
     rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     tokens, heads = tile + rows // GROUP, kv_head * GROUP + rows % GROUP
     valid = (tokens < query_len) & (rows < BLOCK_M // GROUP * GROUP)
@@ -325,10 +328,10 @@ def merge_splits(
     begin_kernel(PDL)
     request = tl.program_id(0)
     first, past = tl.load(first_item + request), tl.load(first_item + request + 1)
-    if past - first + CASCADE <= 1:
-        return
     token_begin = tl.load(query_start + request)
     query_len = tl.load(query_start + request + 1) - token_begin
+    if past - first + CASCADE <= 1:
+        return
     dims = tl.arange(0, BLOCK_D)
     for number in tl.range(tl.program_id(1), query_len * GROUP * KV_HEADS, tl.num_programs(1)):
         row, kv_head = number // KV_HEADS, number % KV_HEADS

@@ -26,9 +26,9 @@ def _give_items(first_item, item_request, counts, requests, me, num_requests):
 @triton.jit(do_not_specialize=["num_requests", "budget", "slots", "prefix"])
 def plan_items(
     query_start, seq_lens, split_first, split_request, tile_first, tile_request, num_requests, budget, slots,
-    min_share, prefix,
+    min_share, most_parts, prefix,
     DECODE_TOKENS: tl.constexpr, TILE_TOKENS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK_R: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program per request. Requests of at most DECODE_TOKENS tokens have their keys split, so evenly that all of them
     together are at most num_requests + budget items; not where they are about equally long and fill the `slots` of the
@@ -49,7 +49,10 @@ def plan_items(
     even = longest * 4 <= tl.cdiv(tl.sum(span, 0), count) * 5
     full = count * 10 >= tl.cdiv(count, slots) * slots * 9
     share = tl.where(even & full, tl.maximum(share, longest), share)
-    splits = tl.where(decodes, tl.maximum(tl.cdiv(span, share), 1), 0)
+    share = tl.maximum(share, tl.cdiv(longest, most_parts))
+    # Shares are whole turns of the kernel's loop: fewer of them may do.
+    share = tl.cdiv(tl.cdiv(span, tl.maximum(tl.cdiv(span, share), 1)), BLOCK_N) * BLOCK_N
+    splits = tl.where(decodes, tl.maximum(tl.cdiv(span, tl.maximum(share, 1)), 1), 0)
     _give_items(split_first, split_request, splits, requests, me, num_requests)
     tiles = tl.where(query_len > DECODE_TOKENS, tl.cdiv(query_len, TILE_TOKENS), 0)
     _give_items(tile_first, tile_request, tiles, requests, me, num_requests)

@@ -30,7 +30,7 @@ class Tiles:
 
 
 DECODE: dict[int, Tiles] = {
-    64: Tiles(16, 64, 2, 3, programs_per_sm=4),
+    64: Tiles(16, 64, 2, 3, programs_per_sm=8),
     128: Tiles(16, 64, 2, 3, programs_per_sm=4),
     256: Tiles(16, 32, 4, 5),
     512: Tiles(16, 32, 4, 3),

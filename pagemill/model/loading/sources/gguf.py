@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor
 
 from pagemill.artifacts.gguf_file import TENSOR_TYPES, GgufTensor, read_gguf
@@ -20,7 +18,7 @@ from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
 from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.loading.part import Part, Select, whole
-from pagemill.model.loading.sources.gguf_blocks import as_blocks, has_blocks
+from pagemill.model.loading.sources.gguf_blocks import FLOATS, as_blocks, dequantize, has_blocks
 from pagemill.utils.math import ceil_div
 
 _AHEAD = 8
@@ -167,14 +165,13 @@ def read_part(data: np.ndarray, tensor: GgufTensor, part: Part) -> Tensor:
 
 
 def dequantized(raw: np.ndarray, tensor: GgufTensor) -> Tensor:
-    """The bytes of one tensor as float values, flat."""
-    kind = GGMLQuantizationType(tensor.type_id)
-    if kind == GGMLQuantizationType.BF16:
-        return torch.from_numpy(raw.view(np.int16).copy()).view(torch.bfloat16)
-    if kind == GGMLQuantizationType.Q4_1:
+    """The bytes of one tensor as float values, flat; those that are floats in the file in their own type."""
+    if tensor.type_name in FLOATS:
+        return torch.from_numpy(raw.copy()).view(FLOATS[tensor.type_name])
+    if tensor.type_name == "Q4_1":
         return _q4_1(raw)
-    rows = raw.reshape(int(np.prod(tensor.shape[:-1])), -1)
-    return torch.from_numpy(np.require(dequantize(rows, kind).reshape(-1), requirements="W"))
+    rows = raw.reshape(math.prod(tensor.shape[:-1]), -1)
+    return torch.from_numpy(np.require(dequantize(rows, tensor).reshape(-1), requirements="W"))
 
 
 def _q4_1(raw: np.ndarray) -> Tensor:

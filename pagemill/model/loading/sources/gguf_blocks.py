@@ -8,15 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor
 
 from pagemill.artifacts.gguf_file import GgufTensor
 from pagemill.model.kernels.linear_int import BLOCK, FORMATS, Q4_1, Q8_0, ROWS_AT_ONCE, BlockFormat, quantize_q8
 from pagemill.model.loading.block_tensor import BlockTensor
 
-FLOATS = frozenset(["F32", "F16", "BF16"])
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def has_blocks(tensor: GgufTensor) -> bool:
@@ -32,12 +30,20 @@ def as_blocks(rows: np.ndarray, tensor: GgufTensor) -> BlockTensor:
     if name in _REARRANGED:
         kind, convert = _REARRANGED[name]
         return BlockTensor(kind, convert(torch.from_numpy(rows)))
-    stored = GGMLQuantizationType(tensor.type_id)
     parts = [
-        quantize_q8(torch.from_numpy(dequantize(rows[begin : begin + ROWS_AT_ONCE], stored)))
+        quantize_q8(torch.from_numpy(dequantize(rows[begin : begin + ROWS_AT_ONCE], tensor)))
         for begin in range(0, len(rows), ROWS_AT_ONCE)
     ]
     return BlockTensor(Q8_0, torch.cat(parts))
+
+
+def dequantize(rows: np.ndarray, tensor: GgufTensor) -> np.ndarray:
+    """Rows of bytes of a tensor of any type -> rows of float32."""
+    # Deferred: what most files hold needs no package, whose import takes as long as their weights.
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize as dequantize_rows
+
+    return dequantize_rows(rows, GGMLQuantizationType(tensor.type_id))
 
 
 def _from_q4_k(rows: Tensor) -> Tensor:

@@ -53,6 +53,23 @@ def test_the_threshold_leaves_room_for_others():
     assert [shape(step) for step in worker.steps] == [{0: 5, 1: 4}, {0: 5, 1: 1}, {0: 2, 1: 1}]
 
 
+def test_prompts_beyond_the_limit_start_a_step_later_uncut():
+    client, worker = engine(budget=64, max_prefill_tokens=10)
+    client.add(*(core_request(name, [token] * 4) for token, name in enumerate("abcde")))
+    for _ in range(3):
+        client.step()
+    assert [[new.request_id for new in step.new] for step in worker.steps] == [["a", "b"], ["c", "d"], ["e"]]
+    assert shape(worker.steps[1]) == {0: 1, 1: 1, 2: 4, 3: 4}
+
+
+def test_a_prompt_beyond_the_limit_of_prompts_starts_alone():
+    client, worker = engine(budget=16, max_prefill_tokens=10)
+    client.add(core_request("a", [8] * 4), core_request("long", [7] * 20), core_request("b", [6] * 4))
+    for _ in range(3):
+        client.step()
+    assert [shape(step) for step in worker.steps] == [{0: 4}, {0: 1, 1: 15}, {0: 1, 1: 5, 2: 4}]
+
+
 def test_generating_requests_get_their_token_before_chunks_of_those_before_them():
     client, worker = engine(budget=10, long_prefill_token_threshold=5)
     client.add(core_request("a", [8] * 20), core_request("b", [7] * 4, **NO_STOP))

@@ -9,8 +9,9 @@ import torch
 from tests.fakes.triton_interpreter import DEVICE  # isort: skip
 
 from pagemill.model.attention.backends import triton_attn
-from pagemill.model.attention.backends.triton_attn import TritonBackend, write_kv
+from pagemill.model.attention.backends.triton_attn import TritonBackend, TritonBuilder, write_kv
 from pagemill.model.attention.interface import AttentionLayerSpec
+from pagemill.model.kernels.triton.attention_tiles import Tiles
 from tests.fakes.paged_attention import PagedCase
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -197,7 +198,7 @@ def test_parts_are_merged_by_the_last_of_them_or_apart(batch, traits, average, m
 )
 def test_what_fills_the_device_is_not_split(lens, split):
     spec = AttentionLayerSpec(4, 2, 32, 0.2)
-    builder = TritonBackend.metadata_builder(spec, torch.device(DEVICE))
+    builder = TritonBuilder(spec, torch.device(DEVICE), decode=Tiles(16, 64, 2, 3, programs_per_sm=4))
     assert builder._slots == 8, "of the interpreter"
     common = PagedCase(spec, [(1, 1)] * len(lens), device=DEVICE).common()
     plan = builder.build(dataclasses.replace(common, seq_lens=torch.tensor(lens, dtype=torch.int32, device=DEVICE)))
@@ -205,7 +206,21 @@ def test_what_fills_the_device_is_not_split(lens, split):
     assert (items > len(lens)) == split
 
 
-@pytest.mark.parametrize("num_requests", [1, 2, 5, 31, 64, 300])
+@pytest.mark.parametrize(
+    ("lens", "parts"),
+    [([640], [5]), ([640, 100], [5, 1]), ([130], [3]), ([5000], [40]), ([100_000], [63])],
+)
+def test_a_request_has_no_more_parts_than_its_turns_need(lens, parts, monkeypatch):
+    """Parts are whole turns of 64 keys: 640 keys for eight programs are five parts of two turns."""
+    spec = AttentionLayerSpec(4, 2, 32, 0.2)
+    builder = TritonBuilder(spec, torch.device(DEVICE), decode=Tiles(16, 64, 2, 3, programs_per_sm=4))
+    monkeypatch.setattr(triton_attn, "split_budget", lambda requests, slots: 7 if max(lens) < 1000 else 100)
+    common = PagedCase(spec, [(1, 1)] * len(lens), device=DEVICE).common()
+    plan = builder.build(dataclasses.replace(common, seq_lens=torch.tensor(lens, dtype=torch.int32, device=DEVICE)))
+    assert plan.splits.first[: len(lens) + 1].diff().tolist() == parts
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 5, 31, 64, pytest.param(300, marks=pytest.mark.slow)])
 def test_no_plan_has_more_items_than_the_grid(num_requests):
     spec = AttentionLayerSpec(4, 2, 32, 0.2)
     generator = torch.Generator().manual_seed(num_requests)

@@ -1,0 +1,89 @@
+"""`families`: the `vllm:*` metrics of a front end as prometheus_client has them. Knows their names; counts nothing."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from pagemill.messages.stats import SchedulerStats
+from pagemill.observability.engine_metrics import FINISH_REASONS
+from pagemill.observability.serving_metrics import ServingMetrics
+
+GAUGES = {
+    "num_requests_running": ("Requests in execution.", "num_running"),
+    "num_requests_waiting": ("Requests that wait.", "num_waiting"),
+    "kv_cache_usage_perc": ("Share of the KV cache in use, 0 to 1.", "kv_cache_usage"),
+}
+ENGINE_COUNTERS = {
+    "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
+    "prefix_cache_hits": ("Prompt tokens found there.", "prefix_cache_hits"),
+    "num_preemptions": ("Requests that lost their blocks and were computed again.", "num_preemptions"),
+}
+OWN_COUNTERS = {
+    "prompt_tokens": ("Prompt tokens of completions that got a first token.", "num_prompt_tokens"),
+    "generation_tokens": ("Generated tokens.", "num_generation_tokens"),
+}
+LABELS = ("model_name", "engine")
+
+
+def families(metrics: ServingMetrics) -> Iterator[Any]:
+    """All of them, with what is known now."""
+    engines = metrics.engines()
+    yield from _gauges(metrics, engines)
+    yield from _counters(metrics, engines)
+    for name, text in metrics.histograms.items():
+        histograms = HistogramMetricFamily(f"vllm:{name}", text, labels=LABELS)
+        for index in engines:
+            (histogram,) = metrics.of_engine(index).histograms([name])
+            histograms.add_metric(_labels(metrics, index), histogram.buckets(), histogram.total)
+        yield histograms
+
+
+def _gauges(metrics: ServingMetrics, engines: Mapping[int, SchedulerStats]) -> Iterator[Any]:
+    for name, (text, field) in GAUGES.items():
+        gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
+        for index, stats in engines.items():
+            gauge.add_metric(_labels(metrics, index), float(getattr(stats, field)))
+        yield gauge
+    waiting = GaugeMetricFamily(
+        "vllm:num_requests_waiting_by_reason",
+        "Requests that wait: for capacity, or deferred for another reason.",
+        labels=(*LABELS, "reason"),
+    )
+    info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=("engine", *metrics.cache_config))
+    for index, stats in engines.items():
+        # Whoever waits here waits for slots, tokens or blocks; nothing defers a request for another reason.
+        waiting.add_metric((*_labels(metrics, index), "capacity"), float(stats.num_waiting))
+        waiting.add_metric((*_labels(metrics, index), "deferred"), 0.0)
+        info.add_metric((str(index), *metrics.cache_config.values()), 1.0)
+    yield waiting
+    yield info
+
+
+def _counters(metrics: ServingMetrics, engines: Mapping[int, SchedulerStats]) -> Iterator[Any]:
+    for name, (text, field) in ENGINE_COUNTERS.items():
+        counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
+        for index, stats in engines.items():
+            counter.add_metric(_labels(metrics, index), float(getattr(stats, field)))
+        yield counter
+    for name, (text, field) in OWN_COUNTERS.items():
+        counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
+        for index in engines:
+            counter.add_metric(_labels(metrics, index), float(getattr(metrics.of_engine(index), field)))
+        yield counter
+    ended = CounterMetricFamily(
+        "vllm:request_success", "Completions that ended, by reason.", labels=(*LABELS, "finished_reason")
+    )
+    for index in engines:
+        for reason in FINISH_REASONS:
+            ended.add_metric((*_labels(metrics, index), reason), metrics.of_engine(index).num_ended[reason])
+    yield ended
+    refused = CounterMetricFamily(
+        "vllm:admission_rejections", "Requests refused at a limit.", labels=("model_name", "reason")
+    )
+    refused.add_metric((metrics.model_name, "queue_full"), metrics.num_rejected)
+    yield refused
+
+
+def _labels(metrics: ServingMetrics, index: int) -> tuple[str, str]:
+    return metrics.model_name, str(index)

@@ -1,0 +1,56 @@
+"""The end of the command's process: its exit code, what was registered for the exit, and what was printed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import atexit
+import pagemill.__main__ as process
+
+class Held:
+    def __del__(self):
+        print("taken apart")
+
+held = Held()
+
+def main():
+    atexit.register(print, "registered")
+    print("printed")
+    {outcome}
+
+process.main = main
+process.run()
+"""
+
+
+def ended(outcome, **options):
+    command = [sys.executable, "-c", CODE.format(outcome=outcome)]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, **options)
+
+
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_all_was_printed_and_nothing_is_taken_apart(code):
+    done = ended(f"return {code}", stdout=subprocess.PIPE)
+    assert done.returncode == code
+    assert done.stdout == "printed\nregistered\n"
+    assert done.stderr == ""
+
+
+def test_an_error_that_nobody_caught_is_shown_and_fails():
+    done = ended("raise ValueError('broken')", stdout=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stdout == "printed\nregistered\n"
+    assert "ValueError: broken" in done.stderr
+
+
+def test_output_that_nobody_takes_is_a_failure():
+    reader, writer = os.pipe()
+    os.close(reader)
+    held_back = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "pagemill", "--help"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=held_back, timeout=60)
+    os.close(writer)
+    assert done.returncode == 120
