@@ -43,7 +43,7 @@ def _multiply_bfloat16() -> None:
 
 def _patch_the_language_once() -> None:
     """The interpreter replaces triton.language's functions at every launch and again at every call of a device
-    function, which took a third of the tests' time. Here nothing else uses the language: what is replaced stays."""
+    function, which took a good part of the tests' time. Here nothing else uses the language: what is replaced stays."""
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang
@@ -62,7 +62,7 @@ def _patch_the_language_once() -> None:
 
 
 def _share_shapes() -> None:
-    """Every value of a kernel makes its shape anew, as a tuple of constants with a name: the rest of a third."""
+    """Every value of a kernel makes its shape anew, as a tuple of constants with a name: another part."""
     import triton.language as tl
 
     core = tl.core
