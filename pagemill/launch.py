@@ -307,7 +307,11 @@ def _place_threads(
     plan = choose_platform(config.device.device).plan_threads(wish)
     logger.debug("cpu_threads = %d, cpu_threads_bind = %s (%s)", plan.threads, join_lists(plan.cpus), plan.why)
     cpu = dataclasses.replace(config.cpu, cpu_threads=plan.threads, cpu_threads_bind=join_lists(plan.cpus))
-    return dataclasses.replace(config, cpu=cpu)
+    limit, scheduler = config.scheduler.max_prefill_tokens, config.scheduler
+    if limit and args.draft.scheduler.max_prefill_tokens is None:  # it was for the threads thought of until here
+        limit = limit * plan.threads // (config.cpu.cpu_threads or 1)
+        scheduler = dataclasses.replace(scheduler, max_prefill_tokens=limit)
+    return dataclasses.replace(config, cpu=cpu, scheduler=scheduler)
 
 
 def _say_ready(config: EngineConfig, ready: EngineReady, timer: PhaseTimer) -> None:

@@ -160,7 +160,7 @@ class SchedulerConfig:
     max_prefill_tokens: int | None = setting(
         None,
         "prompt tokens of the requests that one step starts, a longer prompt starts alone; 0: no limit but the budget "
-        "(default: 384 for each thread of a CPU, 0 on a GPU)",
+        "(default: 320 for each thread of a CPU, 0 on a GPU)",
         low=0,
     )
     long_prefill_token_threshold: int = setting(0, "most prompt tokens of one request in a step; 0: no limit", low=0)

@@ -32,8 +32,8 @@ SPECIFIC = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test in this folder needs a GPU. Those of memory come first: the engines of the others leave some behind, which
-    an engine in the same process cannot tell from its own."""
+    """Every test in this folder needs a GPU. Those of memory come first: the engines of the others leave some behind,
+    which an engine in the same process cannot tell from its own."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)

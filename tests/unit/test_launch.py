@@ -10,6 +10,7 @@ from pagemill import launch
 from pagemill.config.arguments import EngineArgs
 from pagemill.errors import ConfigError
 from pagemill.platforms import cpu
+from pagemill.platforms.cpu import PREFILL_TOKENS
 from tests.fakes.machines import machine
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_gguf import convert
@@ -32,7 +33,10 @@ def placed(checkpoint, num_engines=1, front_end=True, own_process=True, **settin
     args = EngineArgs(checkpoint, device="cpu", **settings)
     config = launch.build_config(args)
     placed = launch._place_threads(args, config, num_engines, front_end=front_end, own_process=own_process)
-    return placed.cpu.cpu_threads, placed.cpu.cpu_threads_bind
+    threads, given = placed.cpu.cpu_threads, settings.get("max_prefill_tokens")
+    if placed.parallel.distributed_executor_backend != "ray":
+        assert placed.scheduler.max_prefill_tokens == (PREFILL_TOKENS * threads if given is None else given)
+    return threads, placed.cpu.cpu_threads_bind
 
 
 def test_engines_share_the_cores_by_node(checkpoint):
@@ -40,6 +44,7 @@ def test_engines_share_the_cores_by_node(checkpoint):
     assert placed(checkpoint, 2) == (8, "1-7|8-15")
     assert placed(checkpoint, 2, tensor_parallel_size=2, front_end=False) == (4, "0-3|4-7|8-11|12-15")
     assert placed(checkpoint, cpu_threads_bind="nobind", front_end=False) == (16, "nobind")
+    assert placed(checkpoint, cpu_threads_bind="nobind", front_end=False, max_prefill_tokens=99) == (16, "nobind")
     assert placed(checkpoint, own_process=False, front_end=False) == (16, "nobind")
 
 

@@ -8,6 +8,11 @@ import pytest
 
 CODE = """
 import atexit
+import threading
+import time
+
+atexit.register(print, "registered before")
+
 import pagemill.__main__ as process
 
 class Held:
@@ -19,6 +24,7 @@ held = Held()
 def main():
     atexit.register(print, "registered")
     print("printed")
+    threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
     {outcome}
 
 process.main = main
@@ -35,14 +41,14 @@ def ended(outcome, **options):
 def test_all_was_printed_and_nothing_is_taken_apart(code):
     done = ended(f"return {code}", stdout=subprocess.PIPE)
     assert done.returncode == code
-    assert done.stdout == "printed\nregistered\n"
+    assert done.stdout == "printed\nthread\nregistered\nregistered before\n"
     assert done.stderr == ""
 
 
 def test_an_error_that_nobody_caught_is_shown_and_fails():
     done = ended("raise ValueError('broken')", stdout=subprocess.PIPE)
     assert done.returncode == 1
-    assert done.stdout == "printed\nregistered\n"
+    assert done.stdout == "printed\nthread\nregistered\nregistered before\ntaken apart\n"
     assert "ValueError: broken" in done.stderr
 
 
@@ -54,3 +60,10 @@ def test_output_that_nobody_takes_is_a_failure():
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=held_back, timeout=60)
     os.close(writer)
     assert done.returncode == 120
+
+
+def test_a_closed_output_does_not_keep_the_process():
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m pagemill --version >&-"], stderr=subprocess.PIPE, timeout=60
+    )
+    assert b"Error" not in done.stderr

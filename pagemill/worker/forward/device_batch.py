@@ -30,7 +30,8 @@ class DeviceBatch:
         """[R] of a decode batch."""
         self.next_positions = zeros(max_requests, dtype=torch.int64)
         """[R] where each row of a decode batch goes on; moved by the device."""
-        self.seq_lens = zeros(max_requests, dtype=torch.int32)
+        self.seq_lens = torch.ones(max_requests, dtype=torch.int32, device=device)
+        """[R]. Never 0, even where nothing was written yet: plans that the host makes read it."""
         self.decode_query_start = torch.arange(max_requests + 1, dtype=torch.int32, device=device)
         self.slot_mapping = [zeros(max_tokens, dtype=torch.int64) for _ in tables]
         self.mixed = zeros(MixedShape(max_tokens, max_requests).num_elements, dtype=torch.int32)

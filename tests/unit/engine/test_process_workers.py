@@ -32,8 +32,8 @@ def wait_for(child, kind, timeout_s=30):
 
 @pytest.fixture
 def core(tmp_path_factory, monkeypatch):
-    children = set(psutil.Process().children(recursive=True))  # as the fork server that other tests left
     """A core's process and its workers', by title."""
+    children = set(psutil.Process().children(recursive=True))  # as the fork server that other tests left
     # One that is killed cannot remove its private folder; the next deployment would.
     monkeypatch.setenv("PAGEMILL_RPC_BASE_PATH", str(tmp_path_factory.mktemp("c")))
     config = dataclasses.replace(engine_config(), parallel=ParallelConfig(tensor_parallel_size=2))

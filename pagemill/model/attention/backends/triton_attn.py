@@ -24,8 +24,8 @@ from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.triton.attention_tiles import Tiles, power_of_two, split_budget, tiles_for
 from pagemill.utils.math import ceil_div
 
-MOST_PARTS = 64
-"""Of one request: merging more takes longer than they save."""
+MOST_PARTS = 512
+"""Of one request, by all its key heads: merging more takes longer than they save."""
 MERGE_PROGRAMS = 1024
 """Of all requests together, where there are not more requests than that."""
 FEW_PARTS = 5
@@ -110,6 +110,7 @@ class TritonBuilder(MetadataBuilder):
         self._prefill = prefill or tiles_for("prefill", self._group, spec.head_size)
         self._resident = _num_processors(device) * self._decode.programs_per_sm
         self._slots = max(1, self._resident // spec.num_kv_heads)
+        self._most_parts = max(1, MOST_PARTS // spec.num_kv_heads)
         self._splits: dict[int, tuple[Items, Partial, Tensor]] = {}
         self._tiles: dict[tuple[int, int], Items] = {}
 
@@ -124,11 +125,13 @@ class TritonBuilder(MetadataBuilder):
         budget = split_budget(requests, self._slots)
         splits, partial, arrived = self._splits_of(power_of_two(requests))
         tiles = self._tiles_of(power_of_two(requests), power_of_two(num_tiles) if num_tiles else 1)
-        num_splits = 0 if common.min_query_len > self.decode_tokens else requests + budget
+        num_splits = (
+            0 if common.min_query_len > self.decode_tokens else min(requests + budget, self._most_parts * requests)
+        )
         cascade = self._cascade(common)
         launch.on(plan_items, (requests,))(
             common.query_start, common.seq_lens, splits.first, splits.request, tiles.first, tiles.request, requests,
-            budget, self._slots, self._decode.min_share, MOST_PARTS, cascade.prefix_len if cascade else 0,
+            budget, self._slots, self._decode.min_share, self._most_parts, cascade.prefix_len if cascade else 0,
             DECODE_TOKENS=self.decode_tokens, TILE_TOKENS=tile_tokens, WINDOW=spec.window or 0,
             CHUNK=spec.chunk_size or 0, BLOCK_N=self._decode.keys,
             BLOCK_R=SMALL_BATCH if requests <= SMALL_BATCH else power_of_two(requests), PDL=launch.dependent(),

@@ -7,6 +7,7 @@ start at once, and reads what another kernel wrote only after `gdc_wait`, so lau
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,31 +25,32 @@ DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 class _Mode:
     dependent: bool | None
     """None: as this machine can; found when it is first asked."""
-    launches: bool = True
 
 
 _mode = _Mode(envs.dependent_launch())
+_launches: ContextVar[bool] = ContextVar("launches", default=True)
+"""Of this thread: another engine of the process goes on launching."""
 
 
 def on(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
     """`kernel[grid]`, the way all kernels are launched; inside `no_launches` a call compiles and does no more."""
-    launched: Callable[..., Any] = kernel[grid] if _mode.launches else partial(kernel.run, grid=grid, warmup=True)
+    launched: Callable[..., Any] = kernel[grid] if _launches.get() else partial(kernel.run, grid=grid, warmup=True)
     return launched
 
 
 @contextmanager
 def no_launches() -> Iterator[None]:
     """Kernels are compiled in the body, and what they would write is left as it is."""
-    _mode.launches = False
+    token = _launches.set(False)
     try:
         yield
     finally:
-        _mode.launches = True
+        _launches.reset(token)
 
 
 def launches() -> bool:
     """Whether kernels run, and what they write can be relied on."""
-    return _mode.launches
+    return _launches.get()
 
 
 def set_dependent(wanted: bool) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,7 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
         kernel = self.future_kernels.get(key)
         if kernel is None:
             self.num_missing += not _on_disk(key)
-            kernel = FutureKernel(finalize_fn, self.executor.submit(self._compile, compile_fn))
+            kernel = _Awaited(finalize_fn, self.executor.submit(self._compile, compile_fn), self.begin)
             self.future_kernels[key] = kernel
         finalize_fn(kernel)
         return kernel
@@ -77,6 +77,18 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
         kernel = compile_fn()
         _ = kernel.run  # the first look at it makes the launcher and loads both
         return kernel
+
+
+class _Awaited(FutureKernel):  # type: ignore[misc]
+    """A kernel whose launch in the midst of a rehearsal lets the threads begin, instead of waiting for ever."""
+
+    def __init__(self, finalize: Callable[[Any], None], future: Future[Any], begin: Event) -> None:
+        super().__init__(finalize, future)
+        self._begin = begin
+
+    def result(self, ignore_errors: bool = False) -> Any:
+        self._begin.set()
+        return super().result(ignore_errors)
 
 
 def _on_disk(key: str) -> bool:

@@ -214,6 +214,7 @@ def test_a_request_has_no_more_parts_than_its_turns_need(lens, parts, monkeypatc
     """Parts are whole turns of 64 keys: 640 keys for eight programs are five parts of two turns."""
     spec = AttentionLayerSpec(4, 2, 32, 0.2)
     builder = TritonBuilder(spec, torch.device(DEVICE), decode=Tiles(16, 64, 2, 3, programs_per_sm=4))
+    builder._most_parts = 64
     monkeypatch.setattr(triton_attn, "split_budget", lambda requests, slots: 7 if max(lens) < 1000 else 100)
     common = PagedCase(spec, [(1, 1)] * len(lens), device=DEVICE).common()
     plan = builder.build(dataclasses.replace(common, seq_lens=torch.tensor(lens, dtype=torch.int32, device=DEVICE)))

@@ -5,6 +5,7 @@ Run by test_together.py in a process without Triton's interpreter, which leaves 
 
 import dataclasses
 import importlib
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -154,3 +155,34 @@ def test_a_rehearsal_ends_where_its_first_step_is_on_disk(device, first, whole, 
         pass
     assert seen == rehearsed
     assert not device.launches
+
+
+def test_another_thread_launches_meanwhile(device):
+    kernel = triton.jit(_double)
+
+    def launched():
+        launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)
+
+    launched()
+
+    def rehearsal():
+        other = threading.Thread(target=launched)
+        other.start()
+        other.join()
+        yield
+
+    with compile_together(rehearsal()):
+        pass
+    assert len(device.launches) == 2
+
+
+def test_a_launch_of_somebody_else_in_a_rehearsal_does_not_wait_for_its_end(device):
+    kernel = triton.jit(_double)
+
+    def rehearsal():
+        kernel[(1,)](half(64), half(64), 48, BLOCK=64)
+        yield
+
+    with compile_together(rehearsal()):
+        pass
+    assert device.launches == [("_double", (1, 1, 1))]
