@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pagemill.catalog.attention import register_backend
+from pagemill.catalog.attention import ATTENTION, register_backend
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.compilation import GraphLimits, complete
 from pagemill.config.graph_mode import GraphMode
@@ -45,6 +45,8 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def capturable():
     register_backend("TEST_CAPTURABLE", "tests.fakes.capturable_attention:CapturableBackend")
+    yield
+    del ATTENTION._paths["TEST_CAPTURABLE"]
 
 
 def settings_of(checkpoint, mode, **settings):
