@@ -68,7 +68,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 @contextmanager
-def served(*arguments: str, module: str = "pagemill.cli.main") -> "Iterator[tuple[subprocess.Popen[bytes], str]]":
+def served(*arguments: str, module: str = "pagemill") -> "Iterator[tuple[subprocess.Popen[bytes], str]]":
     """A server and its address."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

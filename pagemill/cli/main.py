@@ -104,7 +104,3 @@ def _reader_gone() -> int:
     """`pagemill ... | head` is no error; what is still buffered goes nowhere, or the interpreter would complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_BROKEN_PIPE
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,7 +18,7 @@ class ServerProcess:
     """The process, its base URL, and what it has logged so far."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "pagemill.cli.main", "serve", *arguments, "--port", "0"]
+        command = [sys.executable, "-m", "pagemill", "serve", *arguments, "--port", "0"]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)
         )

@@ -137,7 +137,7 @@ def serve(*arguments, secret=SECRET, log=subprocess.DEVNULL):
     if secret is not None:
         environment["PAGEMILL_IPC_SECRET"] = secret
     return subprocess.Popen(
-        [sys.executable, "-m", "pagemill.cli.main", "serve", *map(str, arguments)],
+        [sys.executable, "-m", "pagemill", "serve", *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -148,7 +148,7 @@ def test_sigterm_stops_the_server_cleanly(checkpoint):
 
 
 def run_cli(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "pagemill.cli.main", *arguments]
+    command = [sys.executable, "-m", "pagemill", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

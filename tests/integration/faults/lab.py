@@ -47,7 +47,7 @@ class Server:
     def __init__(self, checkpoint, *arguments, scripted=False, plain=False, stderr=None, ready=True, **env):
         self.folder = Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp"))  # a short path: sockets are in it
         self.log_path = self.folder / "log"
-        module = "pagemill.cli.main" if plain else "tests.integration.faults.served"
+        module = "pagemill" if plain else "tests.integration.faults.served"
         arguments = [str(checkpoint), "--dtype", "float32", "--cpu-threads", "1", "--port", "0", *map(str, arguments)]
         if "--num-gpu-blocks-override" not in arguments:
             arguments += ["--num-gpu-blocks-override", "2000"]
