@@ -40,11 +40,7 @@ def families(metrics: ServingMetrics) -> Iterator[Any]:
 
 
 def _gauges(metrics: ServingMetrics, engines: Mapping[int, SchedulerStats]) -> Iterator[Any]:
-    for name, (text, field) in GAUGES.items():
-        gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
-        for index, stats in engines.items():
-            gauge.add_metric(_labels(metrics, index), float(getattr(stats, field)))
-        yield gauge
+    yield from _plain(GaugeMetricFamily, GAUGES, metrics, engines)
     waiting = GaugeMetricFamily(
         "vllm:num_requests_waiting_by_reason",
         "Requests that wait: for capacity, or deferred for another reason.",
@@ -61,16 +57,10 @@ def _gauges(metrics: ServingMetrics, engines: Mapping[int, SchedulerStats]) -> I
 
 
 def _counters(metrics: ServingMetrics, engines: Mapping[int, SchedulerStats]) -> Iterator[Any]:
-    for name, (text, field) in ENGINE_COUNTERS.items():
-        counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
-        for index, stats in engines.items():
-            counter.add_metric(_labels(metrics, index), float(getattr(stats, field)))
-        yield counter
-    for name, (text, field) in OWN_COUNTERS.items():
-        counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
-        for index in engines:
-            counter.add_metric(_labels(metrics, index), float(getattr(metrics.of_engine(index), field)))
-        yield counter
+    yield from _plain(CounterMetricFamily, ENGINE_COUNTERS, metrics, engines)
+    yield from _plain(
+        CounterMetricFamily, OWN_COUNTERS, metrics, {index: metrics.of_engine(index) for index in engines}
+    )
     ended = CounterMetricFamily(
         "vllm:request_success", "Completions that ended, by reason.", labels=(*LABELS, "finished_reason")
     )
@@ -83,6 +73,17 @@ def _counters(metrics: ServingMetrics, engines: Mapping[int, SchedulerStats]) ->
     )
     refused.add_metric((metrics.model_name, "queue_full"), metrics.num_rejected)
     yield refused
+
+
+def _plain(
+    family: Any, names: Mapping[str, tuple[str, str]], metrics: ServingMetrics, sources: Mapping[int, Any]
+) -> Iterator[Any]:
+    """Of each name (text, field) the field of every engine's source."""
+    for name, (text, field) in names.items():
+        found = family(f"vllm:{name}", text, labels=LABELS)
+        for index, source in sources.items():
+            found.add_metric(_labels(metrics, index), float(getattr(source, field)))
+        yield found
 
 
 def _labels(metrics: ServingMetrics, index: int) -> tuple[str, str]:

@@ -201,12 +201,13 @@ class Worker:
             watch.check_room(share)
         plan, tensors = bind_profile_cache(self.kv_cache_specs(), layers, self._platform.torch_device())
         runner = self._build_runner(plan, captures=False)
-        worst = list(worst_steps([group.spec.block_size for group in plan.groups], self._sizes()))
-        # Where the cache's size is given, memory may be short: the worst steps are not tried out there.
-        rehearsal = runner.rehearse([warm_up_step(len(plan.groups)), *(worst if asked is None else ())])
+        worst: list[SchedulerOutput] = []
+        if asked is None:  # or memory may be short, and nothing depends on them
+            worst = list(worst_steps([group.spec.block_size for group in plan.groups], self._sizes()))
+        rehearsal = runner.rehearse([warm_up_step(len(plan.groups)), *worst])
         several = self._rank.world_size * self._rank.num_replicas > 1  # ranks that must not differ in what they run
         with ops.compile_together(self._platform.torch_device(), rehearsal, whole=several):
-            for step in worst if asked is None else ():
+            for step in worst:
                 runner.execute_model(step)
                 runner.sample_tokens().result()
         budget = watch.budget(share, num_graphs=runner.num_graphs, kv_cache=sum(map(len, tensors)))

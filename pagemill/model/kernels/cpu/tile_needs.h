@@ -71,8 +71,8 @@ struct CachedNeeds {
   }
 };
 
-// Writes what the tiles of a plan, as in the batch, need into them, and brings them into the order of the last chunk of that. Returns by how
-// many chunks a tile needs one beyond that of its first row, at most; negative: out of memory.
+// Writes what the tiles of a plan, as in the batch, need into them, and brings them into the order of the last chunk of
+// that. Returns by how many chunks a tile needs one beyond that of its first row, at most; negative: out of memory.
 int64_t find_tile_needs(const AttentionPlan& plan, const RowChunks& chunks, ThreadBuffer& memory) {
   const PmBatch& batch = plan.batch();
   BlockWriters writers;
