@@ -15,6 +15,7 @@ from pagemill.model.kernels.linear_int import FORMATS, pack_blocks
 from pagemill.model.kernels.op_reference import REFERENCES
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.quantization.panels import PanelWeight
+from tests.marks import slow
 
 from .conftest import make_paged
 from .test_linear_int import make_blocks
@@ -103,6 +104,12 @@ CASES = [
     for index, (name, args) in enumerate([*norm_cases(), *linear_cases(), *attention_cases()])
 ]
 
+FIRST_IN_CHECK = [
+    slow(*case.values, id=case.id) if before and case.values[0] == before.values[0] else case
+    for before, case in zip([None, *CASES], CASES, strict=False)
+]
+"""Of cases of one operation that follow one another, the first is checked by `make check`."""
+
 
 def copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """With tensors of the same values and strides, that may be changed."""
@@ -112,7 +119,7 @@ def copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize(("name", "args"), CASES)
+@pytest.mark.parametrize(("name", "args"), FIRST_IN_CHECK)
 def test_opcheck(library: native.Library, name: str, args: tuple[Any, ...]) -> None:
     torch.library.opcheck(torch_ops.OPERATIONS[name], copies(args), test_utils=OPCHECKS)
 
@@ -185,8 +192,8 @@ class Block(nn.Module):
         return self.head.logits(hidden + residual)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", ["BF16", "Q4_1"])
+@pytest.mark.parametrize("backend", [slow("eager"), "aot_eager"])
+@pytest.mark.parametrize("name", [slow("BF16"), "Q4_1"])
 def test_layers_are_compiled_whole(library: native.Library, backend: str, name: str) -> None:
     torch._dynamo.reset()
     block = Block(name)
@@ -217,6 +224,7 @@ def test_operations_of_a_compiled_function(library: native.Library) -> None:
     assert not torch.equal(ours[0], args[0])
 
 
+@pytest.mark.slow
 def test_start_up_registers_nothing() -> None:
     """Registering takes milliseconds: models that are not compiled do without."""
     code = "import sys, pagemill.model.factory, pagemill.model.models.llama, pagemill.worker.worker as w;"

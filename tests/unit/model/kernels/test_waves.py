@@ -12,6 +12,7 @@ from pagemill.model.kernels import native
 from pagemill.model.kernels.layer_plan import AttentionParts, LayerPlan, NormWeight, PlanBuilder
 from pagemill.model.kernels.linear import NO_GATE, SILU, PackedLinear, pack_bf16
 from pagemill.model.kernels.linear_int import Q8_0, pack_blocks, quantize_q8
+from tests.marks import slow
 
 HIDDEN, INNER, HEADS, KV_HEADS, SIZE, BLOCK_SIZE = 96, 160, 4, 2, 32, 16
 LONGEST = 700
@@ -23,6 +24,10 @@ BATCHES = {
     "mixed": [(40, 1), (7, 1), (0, 190), (500, 1), (300, 90), (1, 1)],
 }
 """(tokens that are cached, tokens of the step) of each request."""
+FEW = [
+    pytest.param(requests, id=name, marks=() if name in ("prompts", "mixed") else pytest.mark.slow)
+    for name, requests in BATCHES.items()
+]
 WINDOWS = (0, 50, 0)
 """One per layer."""
 
@@ -114,7 +119,7 @@ class Case:
 
 
 @pytest.mark.parametrize("integers", [False, True], ids=["bf16", "Q8_0"])
-@pytest.mark.parametrize("requests", BATCHES.values(), ids=BATCHES.keys())
+@pytest.mark.parametrize("requests", FEW)
 def test_threads_change_nothing(requests: list[tuple[int, int]], integers: bool) -> None:
     case = Case.make(requests, integers)
     alone, caches = case.run(1)
@@ -126,8 +131,8 @@ def test_threads_change_nothing(requests: list[tuple[int, int]], integers: bool)
         assert all(torch.equal(one, other) for one, other in zip(caches, theirs, strict=True))
 
 
-@pytest.mark.parametrize("window", [0, 50], ids=["full", "window"])
-@pytest.mark.parametrize("filler", [0, 3], ids=["filled before", "filled after"])
+@pytest.mark.parametrize("window", [0, slow(50)], ids=["full", "window"])
+@pytest.mark.parametrize("filler", [0, slow(3)], ids=["filled before", "filled after"])
 def test_blocks_that_the_same_step_fills(filler: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests may find in the cache what another one, anywhere in the batch, computes in the same step."""
     monkeypatch.setattr(f"{__name__}.WINDOWS", (window, window))
@@ -143,7 +148,7 @@ def test_blocks_that_the_same_step_fills(filler: int, window: int, monkeypatch: 
         assert all(torch.equal(one, other) for one, other in zip(caches, theirs, strict=True))
 
 
-@pytest.mark.parametrize("requests", BATCHES.values(), ids=BATCHES.keys())
+@pytest.mark.parametrize("requests", FEW)
 def test_wanted_rows(requests: list[tuple[int, int]]) -> None:
     """They are what they are when all rows are computed; keys and values of every token are in the caches."""
     case = Case.make(requests, integers=True)

@@ -1,7 +1,5 @@
 """Attention over latent vectors: every backend against the definition, over mixed batches, splits and padding."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -10,10 +8,10 @@ from pagemill.messages.kv_spec import MLASpec
 from pagemill.model.attention.interface import AttentionLayerSpec, CommonAttentionMetadata
 from pagemill.model.attention.selector import Chooser, Wishes
 from tests.fakes.triton_interpreter import DEVICE
+from tests.marks import slow
 
 from pagemill.model.attention.backends import torch_mla, triton_mla  # isort: skip
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
 BACKENDS = [torch_mla.TorchMlaBackend, triton_mla.TritonMlaBackend]
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 BLOCK = 16
@@ -66,12 +64,19 @@ def make_case(requests, spec, dtype, num_padded):
     return common, torch.cat(query + pad[0]), torch.cat(key + pad[1]), cache, torch.cat(expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        *((name, torch_mla.TorchMlaBackend) for name in REQUESTS),
+        ("decode", triton_mla.TritonMlaBackend),
+        slow("mixed", triton_mla.TritonMlaBackend),
+        slow("prefill", triton_mla.TritonMlaBackend),
+    ],
+)
 @pytest.mark.parametrize(
     ("heads", "latent", "turned", "dtype"),
     [
-        (4, 32, 8, torch.float32), (20, 24, 16, torch.bfloat16),
+        (4, 32, 8, torch.float32), slow(20, 24, 16, torch.bfloat16),
         slow(4, 32, 8, torch.bfloat16), slow(20, 24, 16, torch.float32),
     ],
 )  # fmt: skip

@@ -6,6 +6,8 @@ import random
 import pytest
 import torch
 
+from tests.marks import slow
+
 from tests.fakes.triton_interpreter import DEVICE  # isort: skip
 
 from pagemill.model.attention.backends import triton_attn
@@ -27,13 +29,15 @@ def check(case: PagedCase, tolerance: float = 1e-4) -> None:
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(4, 1, 64), (3, 3, 96), (6, 2, 128), (8, 1, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_size"), [(4, 1, 64), slow(3, 3, 96), slow(6, 2, 128), slow(8, 1, 256)]
+)
 def test_sizes(batch, heads, kv_heads, head_size):
     spec = AttentionLayerSpec(heads, kv_heads, head_size, head_size**-0.5)
     check(PagedCase(spec, BATCHES[batch], device=DEVICE))
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", ["decodes", slow("prefills"), slow("mixed")])
 @pytest.mark.parametrize(
     "traits",
     [
@@ -46,7 +50,7 @@ def test_traits(batch, traits):
     check(PagedCase(AttentionLayerSpec(2, 1, 32, 32**-0.5, **traits), BATCHES[batch], device=DEVICE))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*map(slow, range(7)), 7])
 def test_random_batches(seed):
     pick = random.Random(seed)
     group, kv_heads = pick.randint(1, 8), pick.randint(1, 2)
@@ -68,13 +72,13 @@ def test_random_batches(seed):
     check(PagedCase(spec, requests, pick.choice([16, 32, 48]), device=DEVICE, seed=seed))
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", ["decodes", slow("prefills"), slow("mixed")])
 def test_bfloat16_is_close(batch):
     spec = AttentionLayerSpec(8, 2, 64, 0.125)
     check(PagedCase(spec, BATCHES[batch], dtype=torch.bfloat16, device=DEVICE), 2e-2)
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, slow(torch.float8_e5m2)])
 def test_cache_of_one_byte_floats(cache_dtype):
     spec = AttentionLayerSpec(8, 2, 64, 0.125)
     # Float16: the interpreter does not convert one-byte floats to bfloat16.
@@ -102,7 +106,7 @@ def test_what_is_written_as_one_byte_floats():
     torch.testing.assert_close(kept[:, 1], key[:, 0] / 4, rtol=0.125, atol=0.1)
 
 
-@pytest.mark.parametrize("traits", [{}, {"has_sinks": True, "soft_cap": 9.0}, {"window": 40}], ids=str)
+@pytest.mark.parametrize("traits", [{}, slow({"has_sinks": True, "soft_cap": 9.0}), slow({"window": 40})], ids=str)
 def test_a_common_prefix_is_attended_to_once_for_all(traits, monkeypatch):
     monkeypatch.setattr(triton_attn, "MIN_PREFIX", 64)
     requests = [(1, 65), (1, 80), (1, 130), (1, 66), (1, 200), (1, 70), (1, 64 + 16), (1, 97), (1, 111)]
@@ -119,10 +123,10 @@ def test_a_common_prefix_is_attended_to_once_for_all(traits, monkeypatch):
         ([(70, 70)], (96, 1)),
         ([(96, 150)], (96, 1)),
         ([(2, 300)], (96, 1)),
-        ([(1, 200), (70, 70), (1, 33)], (96, 16)),
-        ([(1, 200), (1, 5)], (16, 16)),
-        (BATCHES["prefills"], (96, 3)),
-        (BATCHES["mixed"], (64, 5)),
+        slow([(1, 200), (70, 70), (1, 33)], (96, 16)),
+        slow([(1, 200), (1, 5)], (16, 16)),
+        slow(BATCHES["prefills"], (96, 3)),
+        slow(BATCHES["mixed"], (64, 5)),
     ],
 )
 def test_a_padded_plan_computes_the_same(requests, shape, traits):
@@ -167,8 +171,10 @@ def test_lists_of_work_stay_where_they_are():
     assert again.splits.request[: ends[3]].tolist() == [0] + [1] * (ends[2] - 1) + [2]
 
 
-@pytest.mark.parametrize("batch", [[(1, 330), (1, 5), (1, 64), (1, 700)], [(1, 200), (33, 129), (1, 330), (1, 65)]])
-@pytest.mark.parametrize("traits", [{}, {"has_sinks": True}, {"window": 200}], ids=str)
+@pytest.mark.parametrize(
+    "batch", [[(1, 330), (1, 5), (1, 64), (1, 700)], slow([(1, 200), (33, 129), (1, 330), (1, 65)])]
+)
+@pytest.mark.parametrize("traits", [slow({}), slow({"has_sinks": True}), {"window": 200}], ids=str)
 @pytest.mark.parametrize("average", [0, 100])
 def test_parts_are_merged_by_the_last_of_them_or_apart(batch, traits, average, monkeypatch):
     monkeypatch.setattr(triton_attn, "FEW_PARTS", average)
@@ -221,7 +227,7 @@ def test_a_request_has_no_more_parts_than_its_turns_need(lens, parts, monkeypatc
     assert plan.splits.first[: len(lens) + 1].diff().tolist() == parts
 
 
-@pytest.mark.parametrize("num_requests", [1, 2, 5, 31, 64, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_requests", [1, 2, 5, slow(31), slow(64), slow(300)])
 def test_no_plan_has_more_items_than_the_grid(num_requests):
     spec = AttentionLayerSpec(4, 2, 32, 0.2)
     generator = torch.Generator().manual_seed(num_requests)

@@ -5,6 +5,7 @@ import torch
 
 from pagemill.model.kernels.fp8 import reference_quantize
 from tests.fakes.triton_interpreter import DEVICE
+from tests.marks import slow
 
 from pagemill.model.kernels.triton import fp8  # isort: skip
 from pagemill.model.kernels.triton.choices import GemvChoice
@@ -65,7 +66,7 @@ def test_a_gated_activation_writes_what_quantizing_its_result_would(dtype, gate:
 
 
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("with_bias", [False, slow(True)])
 def test_many_rows_are_quantized_by_what_comes_before(monkeypatch, gate, with_bias: bool):
     def multiply(rows, weight, scale_a, scale_b, out_dtype, use_fast_accum):
         return ((rows.float() @ weight.float()) * scale_a * scale_b).to(out_dtype)
@@ -112,7 +113,7 @@ def check(result: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", list(STEP))
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize(("outputs", "size"), [(32, 64), (40, 100)])
+@pytest.mark.parametrize(("outputs", "size"), [slow(32, 64), (40, 100)])
 def test_one_row_and_a_few(dtype: torch.dtype, gate, with_bias: bool, outputs: int, size: int):
     weight, factors = reference_quantize(random(outputs, size, seed=1) / 8)
     bias = random(outputs, dtype=dtype, seed=2) if with_bias else None

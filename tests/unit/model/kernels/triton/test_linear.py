@@ -1,7 +1,5 @@
 """One row and a few rows times a weight in Triton against float64, with every epilogue and odd sizes."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch.nn import functional
@@ -10,6 +8,7 @@ from pagemill.model.kernels import ops, reference
 from pagemill.model.kernels.product import Product
 from pagemill.model.quantization.unquantized import DeviceWeight
 from tests.fakes.triton_interpreter import DEVICE
+from tests.marks import slow
 
 from pagemill.model.kernels.triton import choices, device, linear  # isort: skip
 from pagemill.model.kernels.triton import skinny as skinny_module
@@ -18,7 +17,6 @@ from pagemill.model.kernels.triton.gemv import gemv
 from pagemill.model.kernels.triton.norm_before import NormBefore
 from pagemill.model.kernels.triton.skinny import reads, skinny
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
 STEP = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 GATES = [None, "silu", "gelu_tanh"]
 TILES = [GemvChoice(4, 64, 4, 1), GemvChoice(16, 32, 4, 3), GemvChoice(1, 512, 4, 1)]
@@ -45,7 +43,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, slow(torch.float16)])
 @pytest.mark.parametrize("tiles", TILES, ids=str)
-@pytest.mark.parametrize(("num_outputs", "size"), [(8, 64), (30, 200), (64, 96)])
+@pytest.mark.parametrize(("num_outputs", "size"), [(8, 64), (30, 200), slow(64, 96)])
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("biased", [False, True])
 def test_gemv(dtype: torch.dtype, tiles: GemvChoice, num_outputs: int, size: int, gate: str | None, biased: bool):
@@ -90,7 +88,7 @@ SKINNY_TILES = [
 
 @pytest.mark.parametrize("tiles", SKINNY_TILES, ids=str)
 @pytest.mark.parametrize("num_rows", [slow(2), 17, slow(33), slow(64)])
-@pytest.mark.parametrize(("num_outputs", "size"), [(160, 64), (44, 88)])
+@pytest.mark.parametrize(("num_outputs", "size"), [slow(160, 64), (44, 88)])
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("biased", [False, True])
 def test_skinny(tiles: SkinnyChoice, num_rows: int, num_outputs: int, size: int, gate: str | None, biased: bool):
@@ -175,7 +173,7 @@ def test_norm_linear(num_rows: int, fused: bool, has_residual: bool, monkeypatch
     torch.testing.assert_close(summed, expected_sum)
 
 
-@pytest.mark.parametrize("num_rows", [slow(2), 13, 20])
+@pytest.mark.parametrize("num_rows", [slow(2), 13, slow(20)])
 @pytest.mark.parametrize("before", [SkinnyChoice(16, 4, 2), SkinnyChoice(16, 4, 2, 3, early=True)], ids=str)
 @pytest.mark.parametrize("after", [None, SkinnyChoice(32, 4, 2, early=True), SkinnyChoice(16, 4, 2, 2)], ids=str)
 @pytest.mark.parametrize("gate", [None, "silu"])

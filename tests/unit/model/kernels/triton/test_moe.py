@@ -1,19 +1,17 @@
 """Routing and experts in Triton against plain torch: every way to route, few and many tokens, experts elsewhere."""
 
-from functools import partial
-
 import pytest
 import torch
 
 from pagemill.model.kernels.moe import reference_experts, reference_route
 from pagemill.model.kernels.routing import Routing
 from tests.fakes.triton_interpreter import DEVICE
+from tests.marks import slow
 
 from pagemill.model.kernels.triton import moe, moe_choices, moe_sort  # isort: skip
 from pagemill.model.kernels.triton.moe_choices import GroupedChoice
 from pagemill.model.kernels.triton.moe_sort import sort_slots
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 """The interpreter rounds bfloat16 towards zero."""
 
@@ -91,15 +89,15 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=step, atol=step * scale)
 
 
-HELD = [range(7), range(2, 5)]
+HELD = [slow(range(7)), range(2, 5)]
 SIZES = [
-    (64, 32, torch.float32), (100, 24, torch.bfloat16),
+    (64, 32, torch.float32), slow(100, 24, torch.bfloat16),
     slow(64, 32, torch.bfloat16), slow(100, 24, torch.float32),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("gelu", [slow(False), True])
 @pytest.mark.parametrize(("size", "inner", "dtype"), SIZES)
 def test_few_tokens(held: range, gelu: bool, size: int, inner: int, dtype: torch.dtype):
     args = case(3, dtype, size, inner, held)
@@ -130,7 +128,7 @@ def test_weights_of_8_bits(num_tokens: int):
     close(result, reference_experts(x, *packed, *routed, False, scales))
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 21, 22])
+@pytest.mark.parametrize("num_tokens", [0, 1, slow(21), slow(22)])
 def test_the_number_of_tokens_decides_how(num_tokens: int):
     args = case(num_tokens, torch.float32, 32, 16, range(7))
     assert moe_choices.MAX_FEW_SLOTS in range(21 * 3, 22 * 3)

@@ -6,6 +6,7 @@ import torch
 from pagemill.model.kernels import ops, reference
 from pagemill.model.kernels.kv_target import KVTarget
 from tests.fakes.triton_interpreter import DEVICE
+from tests.marks import slow
 
 from pagemill.model.kernels.triton import argmax as argmax_module, device, rotary  # isort: skip
 
@@ -83,7 +84,7 @@ def tables(num_tokens: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("num_tokens", "num_heads", "num_kv_heads", "size", "turned"),
-    [(1, 4, 2, 64, 64), (2, 9, 3, 96, 64), (1, 2, 1, 128, 128), (65, 9, 3, 32, 32)],
+    [(1, 4, 2, 64, 64), (2, 9, 3, 96, 64), (1, 2, 1, 128, 128), slow(65, 9, 3, 32, 32)],
 )
 @pytest.mark.parametrize("normed", [None, "rounded", "wide"])
 def test_attention_inputs(
@@ -101,6 +102,7 @@ def test_attention_inputs(
         close(actual, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "most"), [(8, 4, 128), (6, 2, 1)])
 def test_attention_inputs_in_parts(num_heads: int, num_kv_heads: int, most: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rotary, "_ELEMENTS", most)
@@ -112,7 +114,7 @@ def test_attention_inputs_in_parts(num_heads: int, num_kv_heads: int, most: int,
         close(actual, wanted)
 
 
-@pytest.mark.parametrize("num_tokens", [4, 65])
+@pytest.mark.parametrize("num_tokens", [4, slow(65)])
 @pytest.mark.parametrize("layout", ["block first", "halves first", "heads first"])
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_attention_inputs_written_to_the_cache(num_tokens: int, layout: str, cache_dtype: torch.dtype):

@@ -8,6 +8,7 @@ from pagemill.worker.sampling.filters import min_p_, top_k_top_p_
 from pagemill.worker.sampling.philox import uniform
 from pagemill.worker.sampling.sampler import _invert
 from tests.fakes.triton_interpreter import DEVICE
+from tests.marks import slow
 
 from pagemill.model.kernels.triton import sampling  # isort: skip
 
@@ -65,12 +66,13 @@ def logits_of(num_rows: int, vocab_size: int, scale: float, seed: int = 0) -> to
     return random.to(DEVICE)[:, :vocab_size]
 
 
-@pytest.mark.parametrize(("vocab_size", "scale"), [(7, 1.0), (128, 0.01), (1000, 5.0), (2500, 1.0)])
+@pytest.mark.parametrize(("vocab_size", "scale"), [slow(7, 1.0), slow(128, 0.01), (1000, 5.0), slow(2500, 1.0)])
 def test_tokens_are_the_hosts(vocab_size: int, scale: float):
     tokens, expected = both(logits_of(len(ASKED), vocab_size, scale), ASKED, seed=vocab_size)
     assert tokens == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.5, 4.0])
 def test_rows_with_more_candidates_than_there_is_room_for(scale: float, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sampling, "_MAX_CANDIDATES", 40)
@@ -79,7 +81,7 @@ def test_rows_with_more_candidates_than_there_is_room_for(scale: float, monkeypa
     assert tokens == expected
 
 
-@pytest.mark.parametrize("most", [20, 4096])
+@pytest.mark.parametrize("most", [20, slow(4096)])
 def test_equals_are_kept_together(most: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sampling, "_MAX_CANDIDATES", most)
     logits = (logits_of(len(ASKED), 600, 1.0) * 2).round() / 2
@@ -87,6 +89,7 @@ def test_equals_are_kept_together(most: int, monkeypatch: pytest.MonkeyPatch):
     assert tokens == expected
 
 
+@pytest.mark.slow
 def test_top_p_of_fewer_tokens_than_top_k():
     """min-p has left few: their mass is what top-p is measured against."""
     asked = [(1.0, 0.7, 0.02, 500)] * 32
@@ -94,6 +97,7 @@ def test_top_p_of_fewer_tokens_than_top_k():
     assert tokens == expected
 
 
+@pytest.mark.slow
 def test_masked_logits_are_never_drawn():
     logits = torch.full((len(ASKED), 700), -torch.inf, device=DEVICE)
     logits[:, [3, 300, 690]] = torch.tensor([1.0, 2.0, 0.5], device=DEVICE)
@@ -102,6 +106,7 @@ def test_masked_logits_are_never_drawn():
     assert set(tokens) <= {3, 300, 690}
 
 
+@pytest.mark.slow
 def test_a_row_of_nothing_gives_some_token():
     logits = torch.full((len(ASKED), 300), -torch.inf, device=DEVICE)
     logits[1:3] = torch.nan
@@ -120,6 +125,7 @@ def test_settings_by_slot_into_a_given_tensor():
     assert out.tolist() == sampling.sample(logits, settings[slots.long()], positions).tolist()
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_the_others():
     logits = logits_of(len(ASKED), 900, 2.0)
     seeds = np.full(len(ASKED), 11, np.uint64)

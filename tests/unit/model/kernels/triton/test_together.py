@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.fakes.triton_interpreter import DEVICE
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[5]
 CASES = Path(__file__).with_name("together_cases.py")
 
 
+@pytest.mark.slow
 def test_cases_of_the_compiler():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", str(CASES)]
