@@ -48,6 +48,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5,
 USAGE = 'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\ndata: [DONE]\n\n'
 
 
+@pytest.mark.slow
 def test_pieces_are_timed_when_they_are_whole():
     first, rest = chunk(event("naïve"))[:12], chunk(event("naïve"))[12:]
     pieces = [HEAD, first, rest, chunk(event("b") + event("c")), chunk(USAGE), b"0\r\n\r\n"]

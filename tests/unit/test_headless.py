@@ -62,6 +62,7 @@ class Case:
             self.desk.close()
 
 
+@pytest.mark.slow
 def test_a_node_may_be_there_before_its_head_and_ends_with_it():
     with Case() as case:
         case.start()
@@ -111,6 +112,7 @@ def test_a_refusal_ends_the_node(arguments, message):
             raise error
 
 
+@pytest.mark.slow
 def test_a_head_that_vanishes_ends_the_node_after_a_while():
     with Case(timeout_s=1.0) as case:
         case.open_desk()
@@ -125,6 +127,7 @@ def test_a_head_that_vanishes_ends_the_node_after_a_while():
         assert 0.9 < time.monotonic() - started < 10
 
 
+@pytest.mark.slow
 def test_a_head_that_was_silent_for_a_moment_is_told_again_what_there_is():
     with Case(timeout_s=2.0) as case:
         case.open_desk()
@@ -134,6 +137,7 @@ def test_a_head_that_was_silent_for_a_moment_is_told_again_what_there_is():
         assert case.next() == EngineUp(1, 1, UP.address, UP.ready), "another incarnation: connections are made anew"
 
 
+@pytest.mark.slow
 def test_nobody_there_is_an_error_after_the_patience():
     with Case() as case, pytest.raises(EngineDeadError, match=r"there is no head at tcp://127.0.0.1:\d+: "):
         case.link.connect(0)

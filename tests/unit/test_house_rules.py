@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ MACHINE_PATH = re.compile(r"/(?:home|Users|work|root|opt)/[\w.]|[A-Z]:\\Users")
 
 Finding = Iterator[tuple[int, str]]
 Rule = Callable[[ast.Module], Finding]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A module, for all rules; none changes it."""
+    return ast.parse(path.read_text())
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -98,11 +105,7 @@ RULES: list[Rule] = [
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_rule_holds_in_every_module(rule: Rule):
-    broken = [
-        f"{path.relative_to(ROOT)}:{line}: {what}"
-        for path in MODULES
-        for line, what in rule(ast.parse(path.read_text()))
-    ]
+    broken = [f"{path.relative_to(ROOT)}:{line}: {what}" for path in MODULES for line, what in rule(parsed(path))]
     assert broken == []
 
 
@@ -135,7 +138,7 @@ def test_a_model_may_be_put_in_eval_mode():
 def test_only_envs_reads_the_environment():
     readers = set()
     for path in MODULES:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         names |= {name for _, name in imports(tree)}
         if names & ENVIRONMENT:
@@ -147,7 +150,7 @@ def test_imports_inside_functions_say_what_they_defer():
     silent = []
     for path in MODULES:
         lines = path.read_text().splitlines()
-        for line in sorted(set(lines_of_inner_imports(ast.parse("\n".join(lines))))):
+        for line in sorted(set(lines_of_inner_imports(parsed(path)))):
             if "#" not in lines[line - 1] and not lines[line - 2].lstrip().startswith("#"):
                 silent.append(f"{path.relative_to(ROOT)}:{line}: {lines[line - 1].strip()}")
     assert silent == [], "a function-level import needs a comment that names the package it defers"

@@ -75,6 +75,7 @@ NOT_FOR_A_START = {
 }
 
 
+@pytest.mark.slow
 def test_an_engine_of_a_gguf_file_imports_no_more_than_it_needs(checkpoint, tmp_path):
     path = convert(Path(checkpoint), tmp_path / "tiny.gguf", "Q4_1")
     code = "import sys\nfrom pagemill import EngineArgs\nfrom pagemill.launch import build_inproc\n"

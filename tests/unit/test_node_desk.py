@@ -26,6 +26,7 @@ from pagemill.transport.addresses import tcp_address
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.sockets import ClientSocket
+from tests.marks import slow
 
 READY = EngineReady(max_model_len=64, vocab_size=100, num_blocks=10, block_size=4)
 SETTINGS = {"the model": "A 1", "dtype": "float32"}
@@ -113,7 +114,7 @@ def test_what_is_not_the_nodes_is_dropped():
         assert desk.next() == up(2)
 
 
-@pytest.mark.parametrize("end", ["hang up", "goodbye", "silence"])
+@pytest.mark.parametrize("end", [slow("hang up"), "goodbye", slow("silence")])
 def test_a_node_that_goes_takes_its_engines_with_it_and_may_come_back(end):
     with Desk(timeout_s=1.5 if end == "silence" else 30) as desk:
         node = desk.node()
@@ -134,6 +135,7 @@ def test_a_node_that_goes_takes_its_engines_with_it_and_may_come_back(end):
         assert [desk.next() for _ in range(4)] == [up(2, 5), up(3, 0), EngineDown(2, 5, "boom"), up(2, 6)]
 
 
+@pytest.mark.slow
 def test_a_node_that_pulses_is_not_silent():
     with Desk(timeout_s=1.0) as desk:
         node = desk.node()

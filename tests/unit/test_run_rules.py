@@ -21,6 +21,7 @@ def run(folder: Path, body: str, ci: bool) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marker", ["browser", "model"])
 @pytest.mark.parametrize(
     "body",
@@ -42,6 +43,7 @@ def test_elsewhere_the_summary_says_what_is_missing(tmp_path: Path):
     assert "NOTE: 1 tests did not run, they need Chromium" in output
 
 
+@pytest.mark.slow
 def test_other_skips_and_expected_failures_are_left_alone_in_ci(tmp_path: Path):
     body = (
         "@pytest.mark.gpu\ndef test_gpu(): pytest.skip('none')\n"

@@ -60,6 +60,7 @@ def bench(tmp_path: Path):
     return run
 
 
+@pytest.mark.slow
 def test_rows_of_one_setup_share_a_process_and_are_not_run_again(bench):
     done = bench("--only", "smoke,1b-batch1")
     assert set(done.rows) == {"smoke", "1b-batch1"}
@@ -71,6 +72,7 @@ def test_rows_of_one_setup_share_a_process_and_are_not_run_again(bench):
     assert bench("--only", "smoke", "--again", fake="broken").rows["smoke"]["reference"]["error"]
 
 
+@pytest.mark.slow
 def test_failures_are_recorded_and_tried_again(bench):
     done = bench("--only", "smoke", fake="broken")
     assert done.code == 1
@@ -85,11 +87,13 @@ def test_a_work_that_fails_leaves_the_others(bench):
     assert all("error" in row["reference"] for row in rows.values())
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_killed(bench):
     done = bench("--only", "smoke", "--time-limit-s", "2", fake="stuck")
     assert "the engine ended before" in done.rows["smoke"]["reference"]["error"]
 
 
+@pytest.mark.slow
 def test_starts_are_measured_twice_on_caches_of_their_own(bench):
     figures = bench("--only", "1b-start").rows["1b-start"]["reference"]["figures"]
     assert figures["first_start_s"] > 0 and figures["warm_start_s"] > 0

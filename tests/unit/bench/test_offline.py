@@ -42,6 +42,7 @@ def test_throughput():
     assert all(each.greedy and each.ignore_eos and not each.detokenize for each in params)
 
 
+@pytest.mark.slow
 def test_latency_leaves_the_warm_up_out():
     result = measure_latency(FakeLLM(0.2, 0.01, 0.02), [WORK, WORK, WORK], num_warmups=1)
     assert (result.batch_size, result.num_iterations) == (2, 2)

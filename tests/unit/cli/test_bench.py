@@ -114,6 +114,7 @@ def test_load_on_a_server(server: FakeOpenAIServer, tmp_path: Path, capsys: pyte
     assert "tpot p99_ms" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_server_that_answers_nothing(server: FakeOpenAIServer, capsys: pytest.CaptureFixture[str]):
     server.script.error = (503, "busy")
     assert main(["bench", "serve", "--url", server.url, "--num-prompts", "2"]) == 1

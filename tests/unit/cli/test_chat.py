@@ -25,6 +25,7 @@ def test_one_question_to_a_server(server: FakeOpenAIServer, capsys: pytest.Captu
     assert capsys.readouterr().err == "pagemill: error: the server failed: the engine died\n"
 
 
+@pytest.mark.slow
 def test_a_conversation_from_a_pipe(
     server: FakeOpenAIServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

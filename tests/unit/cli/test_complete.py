@@ -105,6 +105,7 @@ def test_no_server_says_how_to_start_one(capsys: pytest.CaptureFixture[str]):
     assert f"no server answers at {gone.url}: start one with 'pagemill serve'" in err
 
 
+@pytest.mark.slow
 def test_a_key_comes_from_the_environment(
     server: FakeOpenAIServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -178,6 +178,7 @@ def test_one_front_end_gets_the_outputs_as_they_are():
     assert posted[0][1].outputs is outputs
 
 
+@pytest.mark.slow
 def test_idle_time_is_for_what_can_be_prepared():
     core, _ = make_core()
     left, prepared = 3, []
@@ -196,6 +197,7 @@ def test_idle_time_is_for_what_can_be_prepared():
     assert prepared == ["loop"] * left
 
 
+@pytest.mark.slow
 def test_nothing_is_prepared_while_there_is_something_to_do():
     core, _ = make_core()
     seen = []

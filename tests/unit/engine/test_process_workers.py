@@ -56,6 +56,7 @@ def test_every_worker_has_a_process_and_all_end_together(core):
     assert not any(worker.is_running() for worker in workers.values())
 
 
+@pytest.mark.slow
 def test_an_idle_core_whose_worker_is_killed_ends_within_a_second(core):
     child, workers = core
     os.kill(workers["pagemill: worker 7"].pid, signal.SIGKILL)
@@ -65,6 +66,7 @@ def test_an_idle_core_whose_worker_is_killed_ends_within_a_second(core):
     assert not any(worker.is_running() for worker in workers.values())
 
 
+@pytest.mark.slow
 def test_workers_die_with_a_core_that_is_killed(core):
     child, workers = core
     child.signal(signal.SIGKILL)

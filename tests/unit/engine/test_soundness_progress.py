@@ -4,6 +4,7 @@ The driver checks after every step that running requests which want one token ge
 no token of the budget is left while somebody could use it, and that the latest or least important one gives way.
 """
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,7 @@ def test_a_long_prompt_ends_under_an_endless_stream_of_short_ones(
     engine.drain()
 
 
+@pytest.mark.slow
 @FEW
 @given(
     depth=DEPTHS,
@@ -121,6 +123,7 @@ def test_with_a_threshold_a_short_prompt_waits_for_no_long_one(depth, budget, lo
     engine.drain()
 
 
+@pytest.mark.slow
 @FEW
 @given(
     depth=DEPTHS,
@@ -162,6 +165,7 @@ def test_the_least_important_request_ends_once_the_others_stop_to_come(depth, sp
     engine.drain()  # within a bound that follows from the work
 
 
+@pytest.mark.slow
 @settings(max_examples=16, deadline=None)
 @given(
     depth=DEPTHS,

@@ -56,6 +56,7 @@ async def test_both_say_the_same_and_what_is_new_is_in_it():
         assert await asyncio.gather(*(two.tokens(index % 2) for index in range(20))) == [112] * 20
 
 
+@pytest.mark.slow
 async def test_what_nobody_asked_for_is_sent_from_time_to_time(monkeypatch):
     monkeypatch.setattr(shared_metrics, "REPORT_S", 0.01)
     two = Two()

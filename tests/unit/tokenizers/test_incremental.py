@@ -65,6 +65,7 @@ def test_pieces_of_any_tokens_add_up(tokenizer, prompt, output, skip, random):
     assert shown_by_prompt + text + decoder.flush() == whole
 
 
+@pytest.mark.slow
 @given(st.text(max_size=30), st.integers(0, 60))
 def test_text_streams_without_a_broken_character(tokenizer, text, cut):
     ids = tokenizer.encode(text, add_special_tokens=False)

@@ -14,6 +14,7 @@ def nesting(source: str) -> int:
     return check_budgets.nesting(ast.parse(source).body)
 
 
+@pytest.mark.slow
 def test_the_repository_is_within_budget():
     root = Path(check_budgets.__file__).resolve().parent.parent
     assert [str(breach) for breach in check_budgets.check(root)] == []

@@ -59,6 +59,7 @@ def test_what_a_killed_process_left_behind_is_removed(tmp_path):
     alive.remove()
 
 
+@pytest.mark.slow
 def test_folders_that_are_made_at_once_are_not_taken_for_abandoned(tmp_path):
     def make(_):
         folder = PrivateDirectory(tmp_path)

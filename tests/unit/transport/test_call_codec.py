@@ -107,6 +107,7 @@ def values():
     )
 
 
+@pytest.mark.slow
 @given(values(), values())
 def test_noise_is_a_transport_error_or_fits(one, other):
     for method, args in (("plan", [one]), ("maybe", [one, other]), ("mixed", [one, other, one, other])):

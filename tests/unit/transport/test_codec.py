@@ -181,6 +181,7 @@ def test_noise_is_a_transport_error_or_a_message(frames):
             codec.decode(frames)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_damaged_message_is_a_transport_error_or_a_message(data):
     frames = [bytearray(frame) for frame in STEP.encode(step(data.draw(st.sampled_from([3, 2000]))))]

@@ -170,6 +170,7 @@ def test_requests_that_are_none_are_ignored(context, publish):
     assert len(ask(context, publisher, 0)) == 1
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_its_replay_holds_up_nobody(context, publish):
     publisher = publish(buffer_steps=2000)
     sub = subscribe(context, publisher)

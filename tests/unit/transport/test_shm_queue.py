@@ -220,6 +220,7 @@ def test_between_processes():
                 assert plain(back.get(20)) == message
 
 
+@pytest.mark.slow
 def test_a_killed_reader_is_noticed_by_who_waits_for_it():
     with echo_processes(2) as (writer, backs, children):
         writer.put([b"x"], 20)

@@ -208,6 +208,7 @@ def test_a_peer_that_is_gone(server):
         server.send(peer, [b"x"])
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_not_read_blocks_nobody_for_long(folder):
     options = {"accepts": [Role.API_SERVER], "high_water_mark": 2, "send_timeout_s": 0.05}
     with contextlib.closing(ServerSocket(folder.ipc("core"), SECRET, **options)) as server, raw_dealer(server) as peer:

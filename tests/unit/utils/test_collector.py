@@ -22,6 +22,7 @@ def _as_it_was():
     gc.enable()
 
 
+@pytest.mark.slow
 def test_nothing_is_collected_in_the_body_nor_looked_at_afterwards():
     collections = [stats["collections"] for stats in gc.get_stats()]
     with paused():

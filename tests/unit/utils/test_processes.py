@@ -78,6 +78,7 @@ def test_reports_arrive_whole_and_in_order_and_then_the_end():
     os.close(writer)
 
 
+@pytest.mark.slow
 def test_a_child_gets_the_environment_whatever_the_c_library_holds(tmp_path):
     """setproctitle moves the C library's copy while other threads start children; what they inherit may be half."""
     code = textwrap.dedent(
@@ -95,6 +96,7 @@ def test_a_child_gets_the_environment_whatever_the_c_library_holds(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], env=env, timeout=60).returncode == 0
 
 
+@pytest.mark.slow
 def test_stopping_asks_then_terminates_then_kills(ready_file):
     child = Child(f"{HERE}:sleep", "obedient", b"obedient")
     wait_for(ready_file)
@@ -108,6 +110,7 @@ def test_stopping_asks_then_terminates_then_kills(ready_file):
     assert child.kill() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_stopped_child_can_be_ended(ready_file):
     child = Child(f"{HERE}:sleep", "obedient", b"obedient")
     wait_for(ready_file)
@@ -115,6 +118,7 @@ def test_a_stopped_child_can_be_ended(ready_file):
     assert child.stop(ask_s=0) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_child_dies_with_its_parent_even_by_sigkill(ready_file):
     code = textwrap.dedent(
         f"""
@@ -132,6 +136,7 @@ def test_a_child_dies_with_its_parent_even_by_sigkill(ready_file):
     assert not orphan.is_running()
 
 
+@pytest.mark.slow
 def test_stacks_are_written_on_demand(ready_file, capfd):
     with Child(f"{HERE}:sleep", "sleeper", b"obedient") as child:
         wait_for(ready_file)

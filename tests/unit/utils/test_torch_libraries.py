@@ -34,6 +34,7 @@ def torch_in(tmp_path, monkeypatch):
     return tmp_path / "lib"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it is loaded ahead on Linux only")
 def test_the_library_is_loaded_and_torch_uses_it():
     folder = importlib.util.find_spec("torch").submodule_search_locations[0]

@@ -49,10 +49,12 @@ def test_a_batch_equals_the_naive_model(prompts, expected, caching):
     assert run(prompts, caching=caching)[0] == expected
 
 
+@pytest.mark.slow
 def test_chunks_of_prompts_do_not_matter(prompts, expected):
     assert run(prompts, budget=7, max_num_seqs=3)[0] == expected
 
 
+@pytest.mark.slow
 def test_cached_prefixes_do_not_matter_and_are_found(prompts, expected):
     tokens, client = run(prompts, rounds=2, num_blocks=3000)
     assert tokens == expected

@@ -69,6 +69,7 @@ def core_of(checkpoint, **settings):
     return EngineCore(config, UniprocExecutor(Worker(config, platform=platform), overlap=True))
 
 
+@pytest.mark.slow
 def test_a_cache_fills_the_budget(checkpoint, monkeypatch):
     monkeypatch.setattr(memory, "GRAPH_BYTES", 0)
     core = core_of(checkpoint, max_model_len=64, gpu_memory_utilization=0.9)

@@ -1,7 +1,8 @@
 """Tensor-parallel ranks and pipeline stages compute what one worker computes, each with its part of the model.
 
 An engine with one worker runs some requests; the steps that it scheduled are replayed on the workers of several
-processes. Every case of one number of processes shares the processes.
+processes. Cases of one number of processes share the processes, but for the first architecture, which has its own two:
+it is what `make check` runs.
 """
 
 import os
@@ -23,9 +24,11 @@ from tests.fakes.engine_setup import core_request
 from tests.fakes.ranks import record, replay, run_ranks
 from tests.fakes.tiny_checkpoint import SPECIFIC, make_checkpoint
 from tests.fakes.tiny_gguf import convert
+from tests.marks import slow
 
 KV_HEADS = 2
 ARCHITECTURES = list(SPECIFIC)
+FIRST = "LlamaForCausalLM"
 BFLOAT16 = {"llama-bfloat16": "LlamaForCausalLM", "gemma-bfloat16": "Gemma3ForCausalLM"}
 """The type in which native code runs whole models."""
 CHANGES = {"Qwen3ForCausalLM": {"vocab_size": 321}, "Qwen2ForCausalLM": {"num_hidden_layers": 3}}
@@ -42,20 +45,32 @@ def requests():
     ]
 
 
+class Recordings(dict):
+    """Architecture, or gguf, -> an engine's run, made when it is asked for. Two steps in flight, as with two stages."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def __missing__(self, name):
+        architecture = "LlamaForCausalLM" if name == "gguf" else BFLOAT16.get(name, name)
+        path = make_checkpoint(self.folder / name, architecture, **CHANGES.get(name, {}))
+        settings = {"depth": 2, "max_num_seqs": 2, "max_num_batched_tokens": 16}
+        if name in BFLOAT16:
+            settings["dtype"] = "bfloat16"
+        found = record(convert(path, self.folder / "m.gguf") if name == "gguf" else path, requests(), **settings)
+        assert sum(len(out.slots) for out in found.outputs) > 30
+        self[name] = found
+        return found
+
+    def of(self, cases):
+        """What ranks need for these cases."""
+        return {name: self[name] for name, *_ in cases}
+
+
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
-    """Architecture, or gguf, -> an engine's run. Two steps in flight, as with two stages."""
-    folder = tmp_path_factory.mktemp("parallel")
-    settings = {"depth": 2, "max_num_seqs": 2, "max_num_batched_tokens": 16}
-    found = {}
-    for name in ARCHITECTURES:
-        path = make_checkpoint(folder / name, name, **CHANGES.get(name, {}))
-        found[name] = record(path, requests(), **settings)
-    found["gguf"] = record(convert(folder / "LlamaForCausalLM", folder / "m.gguf"), requests(), **settings)
-    for name, architecture in BFLOAT16.items():
-        found[name] = record(folder / architecture, requests(), **settings, dtype="bfloat16")
-    assert all(sum(map(len, (out.slots for out in rec.outputs))) > 30 for rec in found.values())
-    return found
+    return Recordings(tmp_path_factory.mktemp("parallel"))
 
 
 def replays(rank, recordings, cases, folder):
@@ -77,33 +92,54 @@ def replays(rank, recordings, cases, folder):
 
 TWO = [(name, tp, 3 - tp) for name in (*ARCHITECTURES, "gguf") for tp in (1, 2)]
 TWO_BFLOAT16 = [(name, tp, 3 - tp) for name in BFLOAT16 for tp in (1, 2)]
+FIRST_TWO = [case for case in TWO if case[0] == FIRST]
 FOUR = [("LlamaForCausalLM", 4, 1), ("Gemma3ForCausalLM", 2, 2), ("LlamaForCausalLM", 1, 4)]
+
+
+def slow_but_the_first(cases):
+    """Cases or architectures; those of the first architecture run in `make check`."""
+    return [case if FIRST in (case, case[0]) else slow(case) for case in cases]
 
 
 @pytest.fixture(scope="module")
 def two_processes(recordings, tmp_path_factory):
-    """What each of two ranks made of every case, and what it saw of a group's operations."""
-    folder = tmp_path_factory.mktemp("two")
-    return run_ranks(2, folder, run_two, recordings, folder, free_port())
+    """What each of two ranks made of the first architecture, and what it saw of a group's operations."""
+    folder = tmp_path_factory.mktemp("first")
+    return run_ranks(2, folder, run_first, recordings.of(FIRST_TWO), folder, free_port())
 
 
-def run_two(rank, save, recordings, folder, port):
-    exchange(rank, save, port, replays(rank, recordings, TWO + TWO_BFLOAT16, folder))
+def run_first(rank, save, recordings, folder, port):
+    exchange(rank, save, port, replays(rank, recordings, FIRST_TWO, folder))
 
 
 @pytest.fixture(scope="module")
-def two_ranks(two_processes):
+def first_two_ranks(two_processes):
     return [results for results, _ in two_processes]
+
+
+def run_cases(rank, save, recordings, cases, folder):
+    save(replays(rank, recordings, cases, folder))
+
+
+@pytest.fixture(scope="module")
+def other_two_ranks(recordings, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    cases = [case for case in TWO + TWO_BFLOAT16 if case not in FIRST_TWO]
+    return run_ranks(2, folder, run_cases, recordings.of(cases), cases, folder)
+
+
+@pytest.fixture
+def two_ranks(request):
+    """What each of two ranks made of the architecture of this test."""
+    params = request.node.callspec.params
+    name = params["name"] if "name" in params else params["case"][0]
+    return request.getfixturevalue("first_two_ranks" if name == FIRST else "other_two_ranks")
 
 
 @pytest.fixture(scope="module")
 def four_ranks(recordings, tmp_path_factory):
     folder = tmp_path_factory.mktemp("four")
-    return run_ranks(4, folder, run_four, recordings, folder)
-
-
-def run_four(rank, save, recordings, folder):
-    save(replays(rank, recordings, FOUR, folder))
+    return run_ranks(4, folder, run_cases, recordings.of(FOUR), FOUR, folder)
 
 
 def check_equal(recording, ranks, case):
@@ -125,11 +161,12 @@ def check_equal(recording, ranks, case):
         assert all(torch.equal(one, other) for one, other in zip(logits, last[0], strict=True))
 
 
-@pytest.mark.parametrize("case", TWO, ids=lambda case: "{}-tp{}-pp{}".format(*case))
+@pytest.mark.parametrize("case", slow_but_the_first(TWO), ids=lambda case: "{}-tp{}-pp{}".format(*case))
 def test_two_ranks_equal_one(recordings, two_ranks, case):
     check_equal(recordings[case[0]], two_ranks, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TWO_BFLOAT16, ids=lambda case: "{}-tp{}-pp{}".format(*case))
 def test_two_ranks_in_bfloat16_come_close_to_one(recordings, two_ranks, case):
     """A sum of partial sums is rounded otherwise, so tokens may differ from some step on; the first logits do not."""
@@ -146,7 +183,7 @@ def test_four_ranks_equal_one(recordings, four_ranks, case):
     check_equal(recordings[case[0]], four_ranks, case)
 
 
-@pytest.mark.parametrize("name", [*(name for name in ARCHITECTURES if "Deepseek" not in name), "gguf"])
+@pytest.mark.parametrize("name", slow_but_the_first([*(n for n in ARCHITECTURES if "Deepseek" not in n), "gguf"]))
 def test_a_tensor_parallel_rank_holds_half_of_the_weights_and_heads(recordings, two_ranks, name):
     whole = recordings[name].weight_bytes
     for results in two_ranks:
@@ -156,7 +193,7 @@ def test_a_tensor_parallel_rank_holds_half_of_the_weights_and_heads(recordings, 
     assert sum(results[name, 2, 1].weight_bytes for results in two_ranks) >= whole
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", slow_but_the_first(ARCHITECTURES))
 def test_a_stage_holds_its_layers(recordings, two_ranks, name):
     first, last = (results[name, 1, 2] for results in two_ranks)
     everything = [layer for group in recordings[name].plan.groups for layer in group.layers]
@@ -227,13 +264,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("kind", ["tcp", "file"])
+@pytest.mark.parametrize("kind", ["tcp", slow("file")])
 def test_a_rank_that_does_not_come_is_named(tmp_path, kind):
     address = f"file://{tmp_path}/meeting" if kind == "file" else f"tcp://127.0.0.1:{free_port()}"
     with pytest.raises(DistributedError, match=r"rank 0 of 3 waited .* missing: rank 1, rank 2"):
         init_distributed(0, 3, 0, address, "gloo", ParallelSizes(tp=3), timeout_s=0.3)
 
 
+@pytest.mark.slow
 def test_rank_0_that_does_not_come_is_named():
     address = f"tcp://127.0.0.1:{free_port()}"
     with pytest.raises(DistributedError, match="rank 1 of 2 cannot reach rank 0 at tcp"):

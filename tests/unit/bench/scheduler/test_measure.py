@@ -26,6 +26,7 @@ def test_every_figure_is_there_once_per_repetition(work: SchedulerWork):
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_sides_take_turns_at_the_same_work(work: SchedulerWork, own_as_peer, monkeypatch: pytest.MonkeyPatch):
     turns = []
     steps = OwnScheduler.steps
@@ -39,6 +40,7 @@ def test_sides_take_turns_at_the_same_work(work: SchedulerWork, own_as_peer, mon
     assert result["ratio_2"] > 0
 
 
+@pytest.mark.slow
 def test_a_side_that_does_not_find_its_prefix_is_no_measurement(work: SchedulerWork, own_as_peer):
     def forgetful(method, *args):
         result = own_as_peer(method, *args)
@@ -48,6 +50,7 @@ def test_a_side_that_does_not_find_its_prefix_is_no_measurement(work: SchedulerW
         measure.measure(work, forgetful)
 
 
+@pytest.mark.slow
 def test_an_algorithm_that_a_side_lacks_is_left_out(work: SchedulerWork, own_as_peer):
     def poor(method, *args):
         if method == "hash_seconds" and args[0].startswith("xxhash"):

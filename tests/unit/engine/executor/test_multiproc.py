@@ -27,6 +27,7 @@ from pagemill.transport.worker_protocol import SampleTokens
 from tests.fakes.engine_setup import Client, core_request, engine_config, make_core
 from tests.fakes.scripted_worker import alone
 from tests.fakes.worker_processes import CRASH_PROMPT, HANG_PROMPT, HERE, KILL_PROMPT
+from tests.marks import slow
 
 SPEC = FullAttentionSpec(4, 1, 1, "float32")
 
@@ -77,7 +78,7 @@ def test_the_catalogue_knows_it():
     assert EXECUTORS.resolve("mp") is MultiprocExecutor
 
 
-@pytest.mark.parametrize(("sizes", "steps"), [((1, 1), 1), ((2, 1), 1), ((1, 2), 2)])
+@pytest.mark.parametrize(("sizes", "steps"), [((1, 1), 1), slow((2, 1), 1), slow((1, 2), 2)])
 def test_the_same_tokens_as_in_one_process(sizes, steps):
     options = {"tensor_parallel_size": sizes[0], "pipeline_parallel_size": sizes[1]}
     core, _ = make_core(budget=16)
@@ -99,6 +100,7 @@ def test_steps_overlap():
         assert client.tokens[request.request_id] == alone(request, [SPEC], 13, 64)
 
 
+@pytest.mark.slow
 def test_workers_that_run_ahead_are_given_the_next_step_meanwhile():
     with executor("Ahead", overlap=True, tensor_parallel_size=2) as multiproc:
         client = serve(multiproc, *requests())
@@ -107,6 +109,7 @@ def test_workers_that_run_ahead_are_given_the_next_step_meanwhile():
         assert client.tokens[request.request_id] == alone(request, [SPEC], 13, 64)
 
 
+@pytest.mark.slow
 def test_steps_larger_than_a_slot_of_the_queue():
     params = core_request("a", 1).params
     with executor("Counting", tensor_parallel_size=2) as multiproc:
@@ -117,6 +120,7 @@ def test_steps_larger_than_a_slot_of_the_queue():
             assert multiproc.sample_tokens().result(20).token_ids.tolist() == [num_tokens, num_tokens]
 
 
+@pytest.mark.slow
 def test_results_of_calls_come_by_rank():
     with executor(tensor_parallel_size=2) as multiproc:
         assert multiproc.available_kv_bytes() == [1 << 30, (1 << 30) + 1]
@@ -125,6 +129,7 @@ def test_results_of_calls_come_by_rank():
         multiproc.check_health()
 
 
+@pytest.mark.slow
 def test_what_workers_print_says_who_did(capfd):
     with executor(tensor_parallel_size=2) as multiproc:
         multiproc.call_all("warm_up")
@@ -133,13 +138,14 @@ def test_what_workers_print_says_who_did(capfd):
     assert sorted(err.splitlines()) == ["[worker 0] to stderr", "[worker 1] to stderr"]
 
 
+@pytest.mark.slow
 def test_processes_are_called_what_they_are():
     with executor(tensor_parallel_size=2, first_index=4) as multiproc:
         titles = [" ".join(psutil.Process(pid).cmdline()).strip() for pid in multiproc.pids]
         assert titles == ["pagemill: worker 4", "pagemill: worker 5"]
 
 
-@pytest.mark.parametrize("method", ["execute_model", "shutdown", "__init__", "_write", "no_such"])
+@pytest.mark.parametrize("method", [*map(slow, ["execute_model", "shutdown", "__init__", "_write"]), "no_such"])
 def test_only_methods_of_a_worker_can_be_called(method):
     with executor() as multiproc:
         with pytest.raises(ValueError, match="unknown method"):
@@ -152,13 +158,13 @@ def test_only_methods_of_a_worker_can_be_called(method):
 @pytest.mark.parametrize(
     ("name", "error", "says"),
     [
-        ("BrokenModel", ModelError, "weights are damaged"),
-        ("BrokenSettings", ConfigError, "settings cannot work"),
+        slow("BrokenModel", ModelError, "weights are damaged"),
+        slow("BrokenSettings", ConfigError, "settings cannot work"),
         ("DiesLoading", EngineDeadError, "worker .* is gone: exit status 3"),
         ("NoSuchWorker", ConfigError, "'module:callable' is expected"),
     ],
 )
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [slow(1), 2])
 def test_what_keeps_a_worker_from_starting_is_told(name, error, says, size):
     with pytest.raises(error, match=says):
         MultiprocExecutor(f"{HERE}:{name}", engine_config(), tensor_parallel_size=size)
@@ -169,6 +175,7 @@ def test_sizes_that_cannot_be():
         MultiprocExecutor(f"{HERE}:ProcessWorker", engine_config(), tensor_parallel_size=0)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_callers_to_mend_ends_nothing():
     with executor("BrokenWarmUp", tensor_parallel_size=2) as multiproc:
         for _ in range(2):
@@ -213,6 +220,7 @@ def test_a_worker_killed_while_idle_is_noticed_at_once():
             multiproc.check_health()
 
 
+@pytest.mark.slow
 def test_every_future_of_a_dead_executor_says_so():
     with executor(overlap=True) as multiproc:
         core = EngineCore(engine_config(), multiproc)
@@ -228,6 +236,7 @@ def test_every_future_of_a_dead_executor_says_so():
             assert future.done()
 
 
+@pytest.mark.slow
 def test_a_step_has_a_deadline():
     with executor(step_timeout_s=0.2) as multiproc:
         core = EngineCore(engine_config(), multiproc)
@@ -236,6 +245,7 @@ def test_a_step_has_a_deadline():
             core.step()
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_shows_no_sign_of_life():
     with executor(tensor_parallel_size=2) as multiproc:
         workers = multiproc._workers
@@ -248,6 +258,7 @@ def test_a_stopped_worker_shows_no_sign_of_life():
             multiproc.check_health()
 
 
+@pytest.mark.slow
 def test_garbage_in_the_queues_is_dropped(caplog):
     with executor() as multiproc:
         for noise in ([b"\xc1"], [b""], [os.urandom(50)] * 3, [b"\x91\xa4none"], [bytes(500_000)]):
@@ -256,6 +267,7 @@ def test_garbage_in_the_queues_is_dropped(caplog):
         assert client.tokens["a"] == alone(core_request("a", 5), [SPEC], 13, 64)
 
 
+@pytest.mark.slow
 def test_a_step_that_was_lost_is_not_answered_with_another():
     with executor() as multiproc:
         multiproc._send(SampleTokens(), 1)
@@ -263,6 +275,7 @@ def test_a_step_that_was_lost_is_not_answered_with_another():
             multiproc.sample_tokens().result(5)
 
 
+@pytest.mark.slow
 def test_workers_are_asked_to_stop(tmp_path):
     config = engine_config()
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, download_dir=str(tmp_path)))
@@ -274,6 +287,7 @@ def test_workers_are_asked_to_stop(tmp_path):
                 call()
 
 
+@pytest.mark.slow
 def test_workers_that_will_not_stop_are_killed_in_time():
     with executor("Stubborn", tensor_parallel_size=3) as multiproc:
         os.kill(multiproc.pids[2], signal.SIGSTOP)
@@ -282,6 +296,7 @@ def test_workers_that_will_not_stop_are_killed_in_time():
         assert time.monotonic() - started < 5
 
 
+@pytest.mark.slow
 def test_workers_die_with_their_parent(tmp_path):
     """Even with one that is killed, and with one of them stopped."""
     code = f"""

@@ -221,6 +221,7 @@ def test_an_error_of_the_callers_to_mend_ends_nothing():
         assert len(on_ray.available_kv_bytes()) == 2
 
 
+@pytest.mark.slow
 def test_a_call_that_fails_on_one_and_hangs_on_another(monkeypatch):
     monkeypatch.setattr("pagemill.engine.executor.ray.FAILED_CALL_S", 0.3)
     with executor("Unhurried", __name__, tensor_parallel_size=2) as on_ray:
@@ -247,6 +248,7 @@ def test_an_error_in_a_step_is_told_with_its_traceback():
     assert len(deaths) == 1
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_in_a_step(ray):
     with executor("Unhurried", __name__, tensor_parallel_size=2) as on_ray:
         core = EngineCore(engine_config(), on_ray_without_warm_up(on_ray))
@@ -256,6 +258,7 @@ def test_an_actor_that_dies_in_a_step(ray):
             core.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dies", "reason"), [(True, "worker 1 .* is gone"), (False, "worker 0 [^§]*another rank is")])
 def test_the_first_to_suffer_is_not_the_reason(ray, dies, reason):
     with executor("Bereft", __name__, pipeline_parallel_size=2) as on_ray:
@@ -298,6 +301,7 @@ def test_every_future_of_a_dead_executor_says_so(ray):
             assert future.done()
 
 
+@pytest.mark.slow
 def test_a_step_has_a_deadline():
     with executor("Unhurried", __name__, step_timeout_s=0.2) as on_ray:
         core = EngineCore(engine_config(), on_ray_without_warm_up(on_ray))
@@ -306,6 +310,7 @@ def test_a_step_has_a_deadline():
             core.step()
 
 
+@pytest.mark.slow
 def test_an_actor_without_a_pulse_shows_no_sign_of_life(ray):
     with executor(tensor_parallel_size=2) as on_ray:
         on_ray._workers._silent_s = 0.5

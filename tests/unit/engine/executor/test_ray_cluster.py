@@ -29,6 +29,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
         RayCluster(1)
 
 
+@pytest.mark.slow
 def test_the_package_is_not_imported_before_it_is_used():
     code = "import sys, pagemill.engine.executor.factory, pagemill.worker.ray_actor; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -254,6 +254,7 @@ class Naive:
         return most
 
 
+@pytest.mark.slow
 @given(
     specs=st.sampled_from([(full(),), (sliding(3),), (full(), sliding(5)), (full(), chunked(6), sliding(1))]),
     num_blocks=st.integers(5, 12),

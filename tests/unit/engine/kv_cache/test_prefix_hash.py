@@ -15,6 +15,7 @@ from pagemill.engine.request import Request
 from pagemill.errors import ConfigError
 from pagemill.messages.engine_io import LoRARequest, MultimodalItem
 from tests.fakes.engine_setup import core_request
+from tests.marks import slow
 
 ALGORITHMS = ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 
@@ -101,7 +102,7 @@ def test_the_root_is_random_unless_pinned():
     assert hashes(4, seed="1") == hashes(4, seed="1") != hashes(4, seed="2")
 
 
-@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
+@pytest.mark.parametrize("algorithm", ["sha256", slow("sha256_cbor")])
 def test_a_pinned_seed_gives_the_same_hashes_in_another_process(algorithm):
     code = (
         "from tests.unit.engine.kv_cache.test_prefix_hash import hashes;"

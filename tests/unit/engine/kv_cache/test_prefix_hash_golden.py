@@ -87,6 +87,7 @@ def test_the_canonical_encoding_has_the_hashes_of_the_golden_file(index):
     assert hashes(case) == expected
 
 
+@pytest.mark.slow
 def test_two_processes_with_one_seed_have_the_same_hashes_and_with_another_seed_others():
     first, second, other = elsewhere("5"), elsewhere("5"), elsewhere("6")
     assert len(first) == len(ALGORITHMS) * len(REQUESTS) + len(GOLDEN_CASES)

@@ -153,6 +153,7 @@ async def test_close(inline: bool) -> None:
     await client.abort(["a"])
 
 
+@pytest.mark.slow
 async def test_an_idle_thread_does_not_burn_time(closing: list[InprocClient]) -> None:
     core = FakeCore()
     client = InprocClient(core, inline=False)

@@ -257,6 +257,7 @@ async def test_dead_engine(connect: Connect) -> None:
     assert check_error(dead.content)["code"] == "unavailable"
 
 
+@pytest.mark.slow
 async def test_overloaded(connect: Connect) -> None:
     import asyncio
 

@@ -137,6 +137,7 @@ async def test_metrics_count_prompts_and_no_tokens(client: httpx.AsyncClient) ->
     assert values["vllm:request_params_max_tokens_count"] == 0
 
 
+@pytest.mark.slow
 async def test_encode_aborts_and_ends() -> None:
     core = FakeCore(step_s=0.2)
     engine = make_engine(core, inline=False, pooler=POOLER)

@@ -68,6 +68,7 @@ def test_events_are_written_directly_once_the_response_has_begun(monkeypatch: py
     assert all(chunk.startswith(b"data: ") and chunk in raw for chunk in chunks)
 
 
+@pytest.mark.slow
 def test_a_slow_client_gets_everything_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = []
     connect, has_room = DirectProtocol.connection_made, DirectProtocol.has_room

@@ -17,6 +17,7 @@ from pagemill.serve.http.server import HttpServer, bind, serve
 from tests.fakes.engine import make_app, make_engine, running_server, wait_until
 from tests.fakes.fake_core import FakeCore, say
 from tests.fakes.fake_tokenizer import EOS
+from tests.marks import slow
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -50,8 +51,8 @@ def test_openai_client() -> None:
             stranger.models.list()
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", slow("/v1/completions")])
+@pytest.mark.parametrize("stream", [True, slow(False)])
 def test_a_client_that_leaves_aborts(path: str, stream: bool) -> None:
     core = FakeCore(step_s=0.005)
     body = json.dumps({"messages": HI, "prompt": ["hi", "ho"], "max_tokens": 200, "stream": stream}).encode()
@@ -69,6 +70,7 @@ def test_a_client_that_leaves_aborts(path: str, stream: bool) -> None:
         assert httpx.get(f"{url}/health").status_code == 200
 
 
+@pytest.mark.slow
 async def test_many_streams_at_once() -> None:
     with running_server(FakeCore(step_s=0.001)) as url:
         async with httpx.AsyncClient(timeout=30) as client:
@@ -108,7 +110,7 @@ def test_bad_addresses(host: str, port: int) -> None:
         bind(host, port)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [slow(signal.SIGINT), signal.SIGTERM])
 def test_signals_stop_the_server_and_the_engine(number: signal.Signals) -> None:
     core = FakeCore()
     sock = bind("127.0.0.1", 0)

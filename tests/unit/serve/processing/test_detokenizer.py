@@ -25,6 +25,7 @@ def text_of(pieces: list[list[int]], params: SamplingParams) -> tuple[str, StopM
     return text + detokenizer.take(), match
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="aé😀b", max_size=12), st.sampled_from(["ab", "é", "😀b", "zz"]), st.booleans(), st.data())
 def test_every_split_into_tokens_gives_the_same_text(text: str, stop: str, include: bool, data: st.DataObject) -> None:
     ids = list(text.encode())

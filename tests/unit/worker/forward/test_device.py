@@ -22,6 +22,7 @@ from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.queued_platform import FixedMemory, QueuedPlatform
 from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.marks import slow
 
 SEQS = 6
 DEFAULTS = {
@@ -92,7 +93,7 @@ def expected(checkpoint):
     return client.tokens
 
 
-@pytest.mark.parametrize("mode", ["NONE", "FULL_DECODE_ONLY", "PIECEWISE", "FULL_AND_PIECEWISE"])
+@pytest.mark.parametrize("mode", ["NONE", slow("FULL_DECODE_ONLY"), slow("PIECEWISE"), "FULL_AND_PIECEWISE"])
 def test_tokens_are_those_of_a_runner_that_waits(checkpoint, expected, mode):
     platform = QueuedPlatform()
     client, _ = engine(checkpoint, platform, mode)
@@ -102,6 +103,7 @@ def test_tokens_are_those_of_a_runner_that_waits(checkpoint, expected, mode):
     assert (platform.maker.num_replays > 20) == (mode != "NONE")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "budget"), [("FULL", 8), ("FULL_AND_PIECEWISE", 16), ("FULL_DECODE_ONLY", 16)])
 def test_mixed_steps_replayed_whole_write_the_same(checkpoint, expected, mode, budget):
     platform = QueuedPlatform()
@@ -149,8 +151,8 @@ class Roomy(FixedMemory):
         return 10**9
 
 
-@pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])
-@pytest.mark.parametrize("asked", [None, 10**6])
+@pytest.mark.parametrize("mode", ["NONE", slow("FULL_AND_PIECEWISE")])
+@pytest.mark.parametrize("asked", [slow(None), 10**6])
 def test_what_runs_before_the_first_request_was_rehearsed(checkpoint, expected, monkeypatch, mode, asked):
     compiled, launched, here = set(), set(), []
 
@@ -192,6 +194,7 @@ def test_what_runs_before_the_first_request_was_rehearsed(checkpoint, expected, 
     assert (num_graphs > 0) == (mode != "NONE")
 
 
+@pytest.mark.slow
 def test_every_shape_is_captured_before_the_first_request(checkpoint, expected):
     platform = QueuedPlatform()
     client, worker = engine(checkpoint, platform, "FULL", **WHOLE)
@@ -207,6 +210,7 @@ def test_every_shape_is_captured_before_the_first_request(checkpoint, expected):
     assert len(platform.maker.graphs) <= captured + 2 * (graphs.num_keys - len(graphs.mixed_keys))
 
 
+@pytest.mark.slow
 def test_one_step_at_a_time_is_the_same(checkpoint, expected):
     client, _ = engine(checkpoint, QueuedPlatform(), "FULL_DECODE_ONLY", ahead=False)
     client.add(*requests())
@@ -214,6 +218,7 @@ def test_one_step_at_a_time_is_the_same(checkpoint, expected):
     assert client.tokens == expected
 
 
+@pytest.mark.slow
 def test_chunks_of_prompts_do_not_matter(checkpoint, expected):
     client, _ = engine(checkpoint, QueuedPlatform(), "FULL_AND_PIECEWISE", max_num_batched_tokens=8)
     client.add(*requests())
@@ -221,6 +226,7 @@ def test_chunks_of_prompts_do_not_matter(checkpoint, expected):
     assert client.tokens == expected
 
 
+@pytest.mark.slow
 def test_preemption_in_flight_does_not_matter(checkpoint, expected):
     client, _ = engine(checkpoint, QueuedPlatform(), "FULL_DECODE_ONLY", num_gpu_blocks_override=12)
     client.add(*requests())
@@ -229,6 +235,7 @@ def test_preemption_in_flight_does_not_matter(checkpoint, expected):
     assert client.tokens == expected
 
 
+@pytest.mark.slow
 def test_an_abort_with_tokens_in_flight_leaves_the_slot_to_the_next(checkpoint, expected):
     client, _ = engine(checkpoint, QueuedPlatform(), "FULL_DECODE_ONLY")
     everyone = list(requests())
@@ -242,6 +249,7 @@ def test_an_abort_with_tokens_in_flight_leaves_the_slot_to_the_next(checkpoint, 
     assert {name: client.tokens[name] for name in kept} == {name: expected[name] for name in kept}
 
 
+@pytest.mark.slow
 def test_a_steady_step_sends_nothing(checkpoint):
     client, worker = engine(checkpoint, QueuedPlatform(), "FULL_DECODE_ONLY")
     client.add(*requests(count=4, max_tokens=60))

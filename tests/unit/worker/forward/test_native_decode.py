@@ -14,6 +14,7 @@ from pagemill.worker import build_runner
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
+from tests.marks import slow
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def in_parts(monkeypatch):
 
 
 @pytest.mark.parametrize("architecture", PLANNABLE)
-@pytest.mark.parametrize("settings", [{}, {"kv_cache_dtype": "int8"}, {"quantization": "int8"}])
+@pytest.mark.parametrize("settings", [{}, slow({"kv_cache_dtype": "int8"}), slow({"quantization": "int8"})])
 def test_every_architecture(tmp_path, monkeypatch, architecture, settings):
     changes = {"final_logit_softcapping": None} if architecture == "Gemma3ForCausalLM" else {}
     checkpoint = make_checkpoint(tmp_path, architecture, **changes)
@@ -67,6 +68,7 @@ def test_every_architecture(tmp_path, monkeypatch, architecture, settings):
     assert tokens_of(checkpoint, requests(), **settings) == (found, 0)
 
 
+@pytest.mark.slow
 def test_batch_and_threads_change_nothing(tmp_path):
     checkpoint = make_checkpoint(tmp_path, "MistralForCausalLM")
     together, _ = tokens_of(checkpoint, requests())

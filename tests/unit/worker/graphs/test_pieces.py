@@ -35,6 +35,7 @@ def test_replayed_pieces_equal_the_model(checkpoint, monkeypatch):
     assert maker.num_replays == len(COUNTS) * (NUM_LAYERS + 1)
 
 
+@pytest.mark.slow
 def test_every_size_has_its_pieces_and_all_share_the_gaps(checkpoint, monkeypatch):
     maker, gaps = FakeGraphMaker(), GapBuffers(MAX_TOKENS)
     padded = PaddedModel(checkpoint, lambda model: PieceWrapper(model, maker, gaps))

@@ -1,6 +1,7 @@
 """The sampler: greedy, drawn from the right distribution, and the same whatever else is in the batch."""
 
 import numpy as np
+import pytest
 import torch
 
 from pagemill.messages.sampling_params import SamplingParams
@@ -60,6 +61,7 @@ def test_each_row_is_the_same_alone_and_in_a_mixed_batch():
     assert together[5] == logits[5].argmax()
 
 
+@pytest.mark.slow
 def test_draws_follow_the_distribution():
     sampler = make([SamplingParams(seed=9, temperature=2.0, top_k=4)])
     logits = logits_of(1, seed=5)

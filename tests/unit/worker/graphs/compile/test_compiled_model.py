@@ -13,6 +13,7 @@ from tests.fakes.fake_graphs import FakeGraphMaker
 from tests.fakes.padded_model import MAX_TOKENS, PaddedModel, ignore_padding
 from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.marks import slow
 
 TOKENS = list(range(5, 45))
 COUNTS = [1, 9, 7, 8, 1, 8, 6]
@@ -51,7 +52,7 @@ def eager_logits(checkpoint, monkeypatch, padded=MAX_TOKENS):
     return model.logits(TOKENS, COUNTS, GraphMode.NONE, padded)
 
 
-@pytest.mark.parametrize("name", ("LlamaForCausalLM", "Gemma3ForCausalLM"))
+@pytest.mark.parametrize("name", ("LlamaForCausalLM", slow("Gemma3ForCausalLM")))
 def test_one_piece_more_than_layers_and_the_same_logits(checkpoints, monkeypatch, tmp_path, name):
     model = PaddedModel(checkpoints[name], compiled(config(tmp_path)))
     ignore_padding(model.model, monkeypatch)
@@ -60,6 +61,7 @@ def test_one_piece_more_than_layers_and_the_same_logits(checkpoints, monkeypatch
     assert torch.allclose(got, eager_logits(checkpoints[name], monkeypatch), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_it_is_traced_once_for_any_number_of_tokens(checkpoints, monkeypatch, tmp_path):
     model = PaddedModel(checkpoints["LlamaForCausalLM"], compiled(config(tmp_path)))
     ignore_padding(model.model, monkeypatch)
@@ -82,6 +84,7 @@ class Compiled:
         return self.run(inputs, positions)
 
 
+@pytest.mark.slow
 def test_weights_packed_for_a_cpu_are_compiled_too(checkpoints, tmp_path):
     """bfloat16 on a CPU: linear layers and the embedding are native kernels, which are operations here."""
     paged = PagedModel.load(checkpoints["LlamaForCausalLM"], "bfloat16")
@@ -92,6 +95,7 @@ def test_weights_packed_for_a_cpu_are_compiled_too(checkpoints, tmp_path):
     assert (got - want).abs().max() < 0.05 * want.abs().max()
 
 
+@pytest.mark.slow
 def test_a_first_step_of_one_token_does_not_compile(checkpoints, monkeypatch, tmp_path):
     model = PaddedModel(checkpoints["LlamaForCausalLM"], compiled(config(tmp_path)))
     ignore_padding(model.model, monkeypatch)
@@ -101,6 +105,7 @@ def test_a_first_step_of_one_token_does_not_compile(checkpoints, monkeypatch, tm
     assert model.run.backend.num_compiled == NUM_LAYERS + 1
 
 
+@pytest.mark.slow
 def test_compiled_pieces_are_captured_and_replayed(checkpoints, monkeypatch, tmp_path):
     maker, gaps = FakeGraphMaker(), GapBuffers(MAX_TOKENS)
 
@@ -116,6 +121,7 @@ def test_compiled_pieces_are_captured_and_replayed(checkpoints, monkeypatch, tmp
     assert maker.num_replays == len(COUNTS) * (NUM_LAYERS + 1)
 
 
+@pytest.mark.slow
 def test_without_splitting_operations_there_is_one_piece(checkpoints, monkeypatch, tmp_path):
     model = PaddedModel(checkpoints["LlamaForCausalLM"], compiled(config(tmp_path, splitting_ops=())))
     ignore_padding(model.model, monkeypatch)
@@ -124,6 +130,7 @@ def test_without_splitting_operations_there_is_one_piece(checkpoints, monkeypatc
     assert torch.allclose(got, eager_logits(checkpoints["LlamaForCausalLM"], monkeypatch), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_graphs_are_written_to_the_folder_for_debugging(checkpoints, monkeypatch, tmp_path):
     settings = config(tmp_path, debug_dump_path=str(tmp_path / "dump"))
     model = PaddedModel(checkpoints["LlamaForCausalLM"], compiled(settings))
@@ -136,6 +143,7 @@ def test_graphs_are_written_to_the_folder_for_debugging(checkpoints, monkeypatch
     assert all("pagemill.attention" in files[name] for name in cuts)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_compiler_names_the_piece(checkpoints, monkeypatch, tmp_path):
     model = PaddedModel(checkpoints["LlamaForCausalLM"], compiled(config(tmp_path)))
     ignore_padding(model.model, monkeypatch)
@@ -152,6 +160,7 @@ def test_an_error_of_the_compiler_names_the_piece(checkpoints, monkeypatch, tmp_
     assert any("submod_0" in note for error in chain for note in getattr(error, "__notes__", []))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_traced_is_one_clear_error(checkpoints, monkeypatch, tmp_path):
     model = PaddedModel(checkpoints["LlamaForCausalLM"], compiled(config(tmp_path)))
     ignore_padding(model.model, monkeypatch)
