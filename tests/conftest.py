@@ -1,6 +1,7 @@
 """Rules for every test run: says which tests were skipped for want of a browser, a model or a GPU, and in CI
 (CI=true) counts a test that skips for want of a browser or a model as failed."""
 
+import gc
 import itertools
 import os
 from collections import Counter
@@ -27,6 +28,11 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None
     native.library.cache_clear()
     yield
     native.library.cache_clear()
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests live as long as the run: every pass of the garbage collector over them takes half a second."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -47,11 +47,10 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
+@cache
+def calls(tree: ast.AST) -> list[tuple[ast.Call, str]]:
     """Every call, with the called expression as text."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield node, ast.unparse(node.func)
+    return [(node, ast.unparse(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
 def no_deserializer_that_runs_code(tree: ast.Module) -> Finding:

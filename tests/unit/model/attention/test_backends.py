@@ -8,6 +8,7 @@ import torch
 from pagemill.catalog.attention import ATTENTION
 from pagemill.model.attention.interface import AttentionLayerSpec, CommonAttentionMetadata
 from pagemill.model.kernels.reference import packed_cache, quantized_rows
+from tests.marks import slow
 
 SHAPES = [(9, 3, 64), (4, 4, 16), (8, 1, 80), (6, 2, 128), (4, 1, 256), (7, 7, 24), (14, 2, 64)]
 TRAITS = [(None, None), (20, None), (None, 8.0), (5, 30.0)]
@@ -111,7 +112,13 @@ def skip_unless_available(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ON_CPUS)
-@pytest.mark.parametrize(("shape", "traits", "batch"), list(itertools.product(SHAPES, TRAITS, BATCHES)))
+@pytest.mark.parametrize(
+    ("shape", "traits", "batch"),
+    [
+        case if case[0] == SHAPES[0] or case[1] == TRAITS[0] else slow(*case)
+        for case in itertools.product(SHAPES, TRAITS, BATCHES)
+    ],
+)
 def test_backends_equal_the_definition(name, shape, traits, batch):
     skip_unless_available(name)
     case = make(shape, traits, BATCHES[batch])

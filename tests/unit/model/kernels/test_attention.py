@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pagemill.model.kernels import native, reference
+from tests.marks import slow
 
 from .conftest import DTYPES, KV_DTYPES, MIXED, Paged, expected, make_paged
 
@@ -23,20 +24,22 @@ def check(case: Paged) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_size", [16, 64, 80, 96, 128, 256, 8, 20, 33, 1])
+@pytest.mark.parametrize(
+    "head_size", [slow(16), 64, 80, slow(96), slow(128), slow(256), slow(8), slow(20), 33, slow(1)]
+)
 def test_head_sizes(isa: str, dtype: torch.dtype, head_size: int) -> None:
     check(make_paged(MIXED[:6], head_size=head_size, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_size", [8, 16, 32, 128, 1, 5])
-@pytest.mark.parametrize("window", [None, 1, 7, 64, 300])
+@pytest.mark.parametrize("block_size", [slow(8), 16, slow(32), slow(128), slow(1), 5])
+@pytest.mark.parametrize("window", [None, slow(1), 7, 64, slow(300)])
 def test_blocks_and_windows(isa: str, dtype: torch.dtype, block_size: int, window: int | None) -> None:
     check(make_paged(MIXED, block_size=block_size, window=window, dtype=dtype, head_size=32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("chunk_size", [1, 7, 64, 256, 300])
+@pytest.mark.parametrize("chunk_size", [slow(1), 7, 64, slow(256), slow(300)])
 def test_chunks(isa: str, dtype: torch.dtype, chunk_size: int) -> None:
     check(make_paged(MIXED, chunk_size=chunk_size, dtype=dtype, head_size=32))
 
@@ -97,7 +100,7 @@ def test_soft_cap(isa: str, dtype: torch.dtype, soft_cap: float) -> None:
     check(make_paged(MIXED, soft_cap=soft_cap, dtype=dtype, window=50))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *map(slow, range(4, 12))])
 def test_random_batches(isa: str, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
 
@@ -142,7 +145,7 @@ def test_same_bits_alone_in_company_and_in_chunks(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("lengths", [[(1, 3000)], [(600, 600)], [(1, 2000), (1, 30), (64, 1500)]])
+@pytest.mark.parametrize("lengths", [[(1, 3000)], slow([(600, 600)]), slow([(1, 2000), (1, 30), (64, 1500)])])
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_same_bits_with_any_number_of_threads(
     isa: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, lengths: list[tuple[int, int]]

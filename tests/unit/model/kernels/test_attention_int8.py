@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pagemill.model.kernels import reference
+from tests.marks import slow
 
 from .conftest import DTYPES, MIXED, Paged, expected, make_paged
 
@@ -26,20 +27,20 @@ def check(case: Paged) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_size", [16, 48, 64, 80, 96, 128, 256, 1024])
+@pytest.mark.parametrize("head_size", [slow(16), 48, 64, 80, slow(96), slow(128), slow(256), slow(1024)])
 def test_head_sizes(isa: str, dtype: torch.dtype, head_size: int) -> None:
     check(make(MIXED[:6], head_size=head_size, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_size", [16, 32, 48, 128])
-@pytest.mark.parametrize("window", [None, 1, 7, 64, 300])
+@pytest.mark.parametrize("block_size", [16, slow(32), 48, slow(128)])
+@pytest.mark.parametrize("window", [None, slow(1), 7, 64, slow(300)])
 def test_blocks_and_windows(isa: str, dtype: torch.dtype, block_size: int, window: int | None) -> None:
     check(make(MIXED, block_size=block_size, window=window, dtype=dtype, head_size=32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("chunk_size", [1, 7, 64, 256, 300])
+@pytest.mark.parametrize("chunk_size", [slow(1), 7, 64, slow(256), slow(300)])
 def test_chunks(isa: str, dtype: torch.dtype, chunk_size: int) -> None:
     check(make(MIXED, chunk_size=chunk_size, dtype=dtype, head_size=32))
 

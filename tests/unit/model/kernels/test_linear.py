@@ -14,6 +14,7 @@ from pagemill.model.kernels.linear import (
     with_bias,
 )
 from pagemill.model.kernels.ops import gated
+from tests.marks import slow
 
 
 def random_case(rows: int, outputs: int, inputs: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,8 +24,8 @@ def random_case(rows: int, outputs: int, inputs: int, seed: int = 0) -> tuple[to
 
 
 @pytest.mark.parametrize("outputs", [1, 31, 32, 33, 200])
-@pytest.mark.parametrize("inputs", [2, 64, 66, 1000])
-@pytest.mark.parametrize("rows", [1, 2, 11, 13, 70])
+@pytest.mark.parametrize("inputs", [2, slow(64), 66, slow(1000)])
+@pytest.mark.parametrize("rows", [1, slow(2), 11, slow(13), 70])
 def test_it_is_the_product(isa: str, rows: int, outputs: int, inputs: int) -> None:
     x, weight = random_case(rows, outputs, inputs)
     expected = x.float() @ weight.float().T

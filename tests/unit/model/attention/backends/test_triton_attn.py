@@ -28,7 +28,7 @@ def check(case: PagedCase, tolerance: float = 1e-4) -> None:
     torch.testing.assert_close(case.run(TritonBackend).double(), case.expected(), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", ["decodes", slow("prefills"), "mixed"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_size"), [(4, 1, 64), slow(3, 3, 96), slow(6, 2, 128), slow(8, 1, 256)]
 )
@@ -175,7 +175,7 @@ def test_lists_of_work_stay_where_they_are():
     "batch", [[(1, 330), (1, 5), (1, 64), (1, 700)], slow([(1, 200), (33, 129), (1, 330), (1, 65)])]
 )
 @pytest.mark.parametrize("traits", [slow({}), slow({"has_sinks": True}), {"window": 200}], ids=str)
-@pytest.mark.parametrize("average", [0, 100])
+@pytest.mark.parametrize("average", [0, slow(100)])
 def test_parts_are_merged_by_the_last_of_them_or_apart(batch, traits, average, monkeypatch):
     monkeypatch.setattr(triton_attn, "FEW_PARTS", average)
     case = PagedCase(AttentionLayerSpec(6, 2, 96, 0.1, **traits), batch, device=DEVICE)

@@ -45,7 +45,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("tiles", TILES, ids=str)
 @pytest.mark.parametrize(("num_outputs", "size"), [(8, 64), (30, 200), slow(64, 96)])
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("biased", [slow(False), True])
 def test_gemv(dtype: torch.dtype, tiles: GemvChoice, num_outputs: int, size: int, gate: str | None, biased: bool):
     x, weight = random(1, size, dtype=dtype), random(num_outputs, size, dtype=dtype, seed=1)
     bias = random(num_outputs, dtype=dtype, seed=2) if biased else None
@@ -90,7 +90,7 @@ SKINNY_TILES = [
 @pytest.mark.parametrize("num_rows", [slow(2), 17, slow(33), slow(64)])
 @pytest.mark.parametrize(("num_outputs", "size"), [slow(160, 64), (44, 88)])
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("biased", [slow(False), True])
 def test_skinny(tiles: SkinnyChoice, num_rows: int, num_outputs: int, size: int, gate: str | None, biased: bool):
     dtype = torch.bfloat16
     x = random(num_rows, size + 8, dtype=dtype)[:, :size]
