@@ -52,8 +52,9 @@ lint: $(VENV)/.stamp-dev ## format, lint, types, import contracts, size budgets,
 	$(BIN)/python tools/gen_docs.py --check
 
 # One process of tests per core, but no more than 4 (each loads torch), and one thread in each: they fill the cores.
+# Tests that want more threads have more than there are cores: those that wait must not spin.
 unit: $(VENV)/.stamp-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -n logical --maxprocesses 4 --dist loadfile \
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest tests/unit -n logical --maxprocesses 4 --dist loadfile \
 	  -m "not (slow or model or browser or gpu or conformance)" $(ARGS)
 
 conformance: $(VENV)/.stamp-dev ## the long comparison with transformers (many minutes)

@@ -1,6 +1,7 @@
 """Rules of the house that a reader would otherwise have to enforce, checked on the syntax tree of every module."""
 
 import ast
+import gc
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -30,6 +31,16 @@ MACHINE_PATH = re.compile(r"/(?:home|Users|work|root|opt)/[\w.]|[A-Z]:\\Users")
 
 Finding = Iterator[tuple[int, str]]
 Rule = Callable[[ast.Module], Finding]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _trees_without_collection() -> Iterator[None]:
+    """A million nodes, each parsed once: the collector would look through them again and again."""
+    gc.disable()
+    yield
+    parsed.cache_clear()
+    calls.cache_clear()
+    gc.enable()
 
 
 @cache
