@@ -41,7 +41,7 @@ nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, o
 faults: $(VENV)/.stamp-dev ## the fault lab with its large counts: processes killed, stopped and flooded (many minutes)
 	FAULTS=long $(BIN)/pytest tests/integration/faults -s $(ARGS)
 
-check: lint unit ## the inner loop, a few minutes: lint, types, contracts, budgets, fast unit tests
+check: lint unit ## the inner loop, about a minute on two cores: lint, types, contracts, budgets, fast unit tests
 
 lint: $(VENV)/.stamp-dev ## format, lint, types, import contracts, size budgets, generated docs
 	$(BIN)/ruff format --check .

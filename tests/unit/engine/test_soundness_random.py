@@ -25,6 +25,7 @@ from pagemill.engine.scheduler.limits import room_to_limit
 from pagemill.engine.scheduler.queues import FcfsQueue, PriorityQueue
 from pagemill.engine.scheduler.scheduler import Scheduler
 from tests.fakes.random_traffic import random_run
+from tests.marks import slow
 
 NUM_STEPS = int(os.environ.get("SOUNDNESS_STEPS", "5000"))
 SEED = int(os.environ.get("SOUNDNESS_SEED", "0"))
@@ -238,7 +239,17 @@ def the_last_token_is_computed_too(real):
     return lambda limits: real(limits)[1:]
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
+LONG = (
+    "a_chunk_is_dropped_before_its_end",
+    "states_are_shared_in_the_step_that_writes_them",
+    "the_state_before_is_dropped_with_the_step_that_reads_it",
+    "parts_of_evicted_blocks_are_copied",
+    "the_first_gives_way",
+)
+"""It takes a third of a second or more until they show."""
+
+
+@pytest.mark.parametrize("defect", [slow(name) if name in LONG else name for name in DEFECTS])
 def test_a_defect_is_noticed(monkeypatch, defect):
     owner, name, make = DEFECTS[defect]
     monkeypatch.setattr(owner, name, make(getattr(owner, name)))

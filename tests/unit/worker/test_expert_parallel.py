@@ -9,6 +9,7 @@ from tests.fakes.engine_setup import core_request
 from tests.fakes.ranks import record, replay, run_ranks
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
+pytestmark = pytest.mark.slow
 MODELS = ["Qwen3MoeForCausalLM", "MixtralForCausalLM"]
 """Of 8 experts and of 5, which do not divide."""
 NUM_DUMMY_STEPS = 2
@@ -90,7 +91,6 @@ def test_two_ranks_equal_one(recordings, two_ranks, name, layout):
     check_equal(recordings, two_ranks, name, layout)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layout", WIDE_LAYOUTS, ids="tp{0[0]}-pp{0[1]}-dp{0[2]}".format)
 def test_four_ranks_equal_one(recordings, four_ranks, name, layout):

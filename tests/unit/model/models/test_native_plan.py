@@ -37,7 +37,7 @@ def logits(path: Path, chunk: int | None, *, planned: bool, kv_cache_dtype: str 
 
 
 @pytest.mark.parametrize("architecture", PLANNABLE)
-@pytest.mark.parametrize("chunk", [None, 1, 3, 40])
+@pytest.mark.parametrize("chunk", [None, slow(1), 3, slow(40)])
 def test_every_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, chunk: int) -> None:
     path = make_checkpoint(tmp_path, architecture)
     found = logits(path, chunk, planned=True)

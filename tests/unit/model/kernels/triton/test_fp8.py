@@ -112,7 +112,7 @@ def check(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", list(STEP))
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("with_bias", [slow(False), True])
 @pytest.mark.parametrize(("outputs", "size"), [slow(32, 64), (40, 100)])
 def test_one_row_and_a_few(dtype: torch.dtype, gate, with_bias: bool, outputs: int, size: int):
     weight, factors = reference_quantize(random(outputs, size, seed=1) / 8)

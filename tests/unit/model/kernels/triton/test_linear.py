@@ -177,7 +177,7 @@ def test_norm_linear(num_rows: int, fused: bool, has_residual: bool, monkeypatch
 @pytest.mark.parametrize("before", [SkinnyChoice(16, 4, 2), SkinnyChoice(16, 4, 2, 3, early=True)], ids=str)
 @pytest.mark.parametrize("after", [None, SkinnyChoice(32, 4, 2, early=True), SkinnyChoice(16, 4, 2, 2)], ids=str)
 @pytest.mark.parametrize("gate", [None, "silu"])
-@pytest.mark.parametrize("has_residual", [False, True])
+@pytest.mark.parametrize("has_residual", [slow(False), True])
 def test_norm_linear_of_a_product(
     num_rows: int, before: SkinnyChoice, after: SkinnyChoice | None, gate: str | None, has_residual: bool,
     monkeypatch: pytest.MonkeyPatch,
