@@ -55,6 +55,8 @@ class PagedCase:
     sinks: Tensor | None = field(init=False, default=None)
     prefix: int = 0
     """Tokens that all requests share, whole blocks."""
+    null_value: float = torch.nan
+    """What the null block is full of."""
 
     def __post_init__(self) -> None:
         spec, generator = self.spec, torch.Generator().manual_seed(self.seed)
@@ -131,7 +133,9 @@ class PagedCase:
         kept = FullAttentionSpec(self.block_size, spec.num_kv_heads, spec.head_size, str(dtype).removeprefix("torch."))
         shape = backend.cache_shape(self.num_blocks, kept)
         one_byte = dtype.itemsize == 1
-        cache = torch.full(shape, torch.nan, dtype=torch.float32).to(dtype).to(self.device)
+        cache = torch.full(shape, torch.nan, dtype=torch.float32)
+        cache.select(backend.block_dim, 0).fill_(self.null_value)
+        cache = cache.to(dtype).to(self.device)
         halves = cache.unbind(1) if backend.block_dim == 0 else cache.unbind(0)
         if backend.block_dim == 1:
             halves = tuple(half.transpose(1, 2) for half in halves)

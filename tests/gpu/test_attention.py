@@ -73,6 +73,8 @@ def test_traits(backend, batch, traits):
     spec = AttentionLayerSpec(8, 2, 64, 0.125, **traits)
     skip_unless_able(backend, spec)
     case = PagedCase(spec, BATCHES[batch], dtype=torch.bfloat16, device="cuda")
+    if backend is FlashInferBackend:
+        case.null_value = 0.0  # before a window it multiplies values with weight zero; an engine's null block is zeros
     assert relative_error(case.run(backend), case.expected()) < 1e-2
 
 

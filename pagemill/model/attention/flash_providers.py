@@ -218,8 +218,9 @@ def providers(compute: Compute | None) -> Sequence[FlashProvider]:
     hopper = compute is not None and compute[0] == 9
     if hopper and find_spec("flash_attn_interface"):
         found.append(HopperFlash())
-    if _in_package("vllm", "vllm_flash_attn"):
-        found += [PackagedFlash(version) for version in ((3, 2) if hopper else (2,))]
+    for version in (3, 2) if hopper else (2,):
+        if _in_package("vllm", f"vllm_flash_attn/_vllm_fa{version}_C*"):
+            found.append(PackagedFlash(version))
     if _torch_takes_blocks():
         found.append(TorchFlash())
     if find_spec("flash_attn"):
@@ -227,11 +228,11 @@ def providers(compute: Compute | None) -> Sequence[FlashProvider]:
     return found
 
 
-def _in_package(package: str, folder: str) -> bool:
-    """Whether a package has a subpackage, without importing either."""
+def _in_package(package: str, pattern: str) -> bool:
+    """Whether a package has such a file, without importing anything of it."""
     spec = find_spec(package)
     places = spec.submodule_search_locations if spec is not None else None
-    return any((Path(place) / folder).is_dir() for place in places or ())
+    return any(any(Path(place).glob(pattern)) for place in places or ())
 
 
 def _torch_takes_blocks() -> bool:

@@ -4,7 +4,7 @@ an implementation (run once per layer)."""
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -84,6 +84,21 @@ class CommonAttentionMetadata:
     table are equal. A step that says so is not captured."""
     min_query_len: int = 0
     """Fewest tokens of a request, where the host knows it: what is for requests of less is left out."""
+    replayed: bool = False
+    """A decode batch that is part of a captured graph: whoever plans on the host was told of it (`before_replay`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """A decode batch whose graph is about to be captured or replayed, as the host knows it."""
+
+    seq_lens: Tensor
+    """[R] int64 on the host, tokens of this step included; 1 for rows of the padding, whose block is the null block."""
+    slots: Tensor
+    """[R] int32 on the device: the rows of `block_table` that are meant."""
+    block_table: Tensor
+    """[slots, blocks] int32 on the device, of the KV group; unused entries are 0."""
+    block_size: int
 
 
 class StepPlanner(Protocol):
@@ -91,6 +106,15 @@ class StepPlanner(Protocol):
 
     def build(self, common: CommonAttentionMetadata) -> Any:
         """The plan of a step."""
+
+
+@runtime_checkable
+class ReplayPlanner(Protocol):
+    """A planner that plans on the host, of which nothing is in a graph: it is told of each step before its replay."""
+
+    def before_replay(self, step: DecodeStep) -> None:
+        """Leave the step's plan where the captured kernels read it. Queues work; waits for no step that is queued
+        last."""
 
 
 class CacheLayer(Protocol):

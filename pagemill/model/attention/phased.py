@@ -15,7 +15,9 @@ from pagemill.model.attention.interface import (
     AttentionImpl,
     AttentionLayerSpec,
     CommonAttentionMetadata,
+    DecodeStep,
     MetadataBuilder,
+    ReplayPlanner,
 )
 from pagemill.model.kernels.kv_target import KVTarget
 
@@ -75,6 +77,11 @@ class _PhasedBuilder(MetadataBuilder):
     def build(self, common: CommonAttentionMetadata) -> PhasedMetadata:
         decodes = common.max_query_len <= 1
         return PhasedMetadata(decodes, (self._decode if decodes else self._prefill).build(common))
+
+    def before_replay(self, step: DecodeStep) -> None:
+        """As `ReplayPlanner` says, if the one that will run is one."""
+        if isinstance(self._decode, ReplayPlanner):
+            self._decode.before_replay(step)
 
 
 class _PhasedImpl(AttentionImpl):

@@ -22,7 +22,7 @@ from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Mark, Transfers
 from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.device_states import RESULT_TURNS, DeviceStates, known_tokens
-from pagemill.worker.batch.input_batch import InputBatch
+from pagemill.worker.batch.input_batch import InputBatch, Int64Array
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.forward.decode_rows import DecodeRows
 from pagemill.worker.forward.device_batch import DeviceBatch
@@ -103,14 +103,17 @@ class DeviceForward(Forward):
             if len(known):
                 self._slots.last_tokens.index_copy_(0, known_slots.long(), known.long())
             self.uploads.sent_is_used()
-        logits = self._queue_decode(ending, mode, key)
+        logits = self._queue_decode(ending, mode, key, batch.positions)
         if ending is Ending.LOGITS:
             count = len(batch.slots)
             self._end(logits[:count], batch, self._batch.slots[:count], self._batch.positions[:count] + 1)
         self._downloads.queued()
 
-    def _queue_decode(self, ending: Ending, mode: GraphMode, key: BatchDescriptor) -> Tensor:
+    def _queue_decode(self, ending: Ending, mode: GraphMode, key: BatchDescriptor, positions: Int64Array) -> Tensor:
+        """`positions`: of the rows that are no padding, as the host knows them."""
         self._planned.clear()
+        if mode is GraphMode.FULL:
+            self._groups.before_replay(partial(self._batch.decode_step, key.num_tokens, positions))
         with forward_context(ForwardContext(self._planned, mode, key)):
             return self._decode[ending](key.num_tokens)
 
@@ -128,7 +131,8 @@ class DeviceForward(Forward):
             here.seq_lens[:num_rows],
             [here.table_rows(group, num_rows) for group in self._groups.indices],
         )
-        self._planned.update(self._groups.plan_with(lambda group: here.decode_common(group, num_rows)))
+        replayed = current_forward().graph_mode is GraphMode.FULL
+        self._planned.update(self._groups.plan_with(partial(here.decode_common, replayed, num_rows)))
         hidden = self._network(here.token_ids[:num_rows], positions)
         logits = self._model.compute_logits(hidden)
         if ending is Ending.LOGITS:
@@ -159,7 +163,7 @@ class DeviceForward(Forward):
         if key.uniform:
             here.slots[:count].fill_(pad_slot)
             here.next_positions[:count].zero_()
-            self._queue_decode(Ending.GREEDY, self._graphs.admit(Ending.GREEDY, mode, key), key)
+            self._queue_decode(Ending.GREEDY, self._graphs.admit(Ending.GREEDY, mode, key), key, np.zeros(0, np.int64))
             self._downloads.queued()
             return
         whole = key.num_requests is not None

@@ -6,7 +6,13 @@ from typing import Any
 import torch
 
 from pagemill.messages.kv_spec import KVCacheConfig
-from pagemill.model.attention.interface import CacheLayer, CommonAttentionMetadata, StepPlanner
+from pagemill.model.attention.interface import (
+    CacheLayer,
+    CommonAttentionMetadata,
+    DecodeStep,
+    ReplayPlanner,
+    StepPlanner,
+)
 from pagemill.model.kernels.decode_step import SlotTable
 from pagemill.worker.batch.block_tables import BlockTables
 from pagemill.worker.batch.buffers import on_device
@@ -29,6 +35,12 @@ class AttentionGroups:
         ]
         self._tables = tables.groups
         self._groups = [(index, planners) for index, planners in enumerate(groups) if planners]
+        self._on_host = [
+            (index, planner)
+            for index, planners in self._groups
+            for planner, _ in planners
+            if isinstance(planner, ReplayPlanner)
+        ]
 
     @property
     def indices(self) -> list[int]:
@@ -80,6 +92,11 @@ class AttentionGroups:
             for planner, names in planners:
                 planned.update(dict.fromkeys(names, planner.build(told)))
         return planned
+
+    def before_replay(self, step: Callable[[int], DecodeStep]) -> None:
+        """Have those plan a decode batch that plan on the host; `step`: of the i-th group."""
+        for index, planner in self._on_host:
+            planner.before_replay(step(index))
 
 
 def _planners(

@@ -1,6 +1,7 @@
 """FLASHINFER: the paged wrappers of the optional package flashinfer, for decode and for mixed batches.
 
-It plans on the host, so a step's lengths must be there, and a step cannot be part of a captured graph.
+It plans on the host, so a step's lengths must be there. Of decode batches that are captured, the kernels are in the
+graph and the plan is not: it is renewed before each replay.
 """
 
 from functools import cache
@@ -12,27 +13,31 @@ from torch import Tensor
 
 from pagemill.model.attention.backends.triton_attn import TritonBackend, write_kv
 from pagemill.model.attention.capability import ANYWHERE, ONE_BYTE_KV, Capability, Surroundings
+from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
     AttentionLayerSpec,
     CommonAttentionMetadata,
+    DecodeStep,
     MetadataBuilder,
 )
 from pagemill.model.kernels.kv_target import KVTarget
 
 WORKSPACE_BYTES = 256 << 20
+PLAN_BYTES = 2 << 20
+"""Of a plan on the device: some ten numbers for each program and each request."""
 MIN_GROUP_FOR_MATRIX_UNITS = 4
 """Query heads per key head from which decode on matrix units is the faster."""
 
 
 class FlashInferPlan:
-    """The step; planned when a layer first says of which types its queries and its cache are."""
+    """The step; planned when a layer first says of which types its queries and its cache are, if not before."""
 
-    def __init__(self, builder: "FlashInferBuilder", common: CommonAttentionMetadata) -> None:
+    def __init__(self, builder: "FlashInferBuilder", common: CommonAttentionMetadata, wrapper: Any = None) -> None:
         self.common = common
         self._builder = builder
-        self._wrapper: Any = None
+        self._wrapper = wrapper
 
     def wrapper(self, dtype: torch.dtype, kv_dtype: torch.dtype) -> Any:
         """Ready to run."""
@@ -42,53 +47,102 @@ class FlashInferPlan:
 
 
 class FlashInferBuilder(MetadataBuilder):
-    """Keeps the wrappers, and lists the pages of each request."""
+    """Keeps the wrappers: one for any decode batch, one for other batches, and one for each size of decode batch that
+    is captured, whose plan lies at addresses that stay and is renewed before each replay."""
+
+    graph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
         super().__init__(spec, device)
         self._decode: Any = None
         self._prefill: Any = None
+        self._captured: dict[int, Any] = {}
+        self._types: tuple[torch.dtype, torch.dtype] | None = None
+        """Of queries and of the cache."""
+        self._pages = torch.empty(0, dtype=torch.int32, device=device)
+        """Of the captured sizes: steps run one after the other, so that all have room in the same place."""
+        self._plans: Tensor | None = None
+        """Likewise what a plan has on the device."""
+        self._sent: torch.cuda.Event | None = None
+        """The last plan has left the host's memory."""
 
     def build(self, common: CommonAttentionMetadata) -> FlashInferPlan:
-        return FlashInferPlan(self, common)
+        return FlashInferPlan(self, common, self._captured[common.num_requests] if common.replayed else None)
 
     def planned(self, common: CommonAttentionMetadata, dtype: torch.dtype, kv_dtype: torch.dtype) -> Any:
         """A wrapper with the step's plan."""
-        spec, size = self.spec, common.block_size
+        self._types = (dtype, kv_dtype)
         start, seq_lens = _on_host(common)
-        pages = (seq_lens + size - 1) // size
-        indptr = torch.zeros(len(pages) + 1, dtype=torch.int32)
-        indptr[1:] = pages.cumsum(0)
-        rows = torch.repeat_interleave(torch.arange(len(pages)), pages)
-        columns = torch.arange(int(indptr[-1])) - indptr[:-1].long()[rows]
-        places = (rows * common.block_table.stride(0) + columns).to(self.device, non_blocking=True)
-        indices = _flat(common.block_table).index_select(0, places)
-        sizes = (spec.num_heads, spec.num_kv_heads, spec.head_size, size)
-        last = (seq_lens - (pages - 1) * size).int()
+        rows = torch.arange(common.num_requests, device=self.device)
+        step = DecodeStep(seq_lens, rows, common.block_table, common.block_size)
+        if common.max_query_len == 1 and common.num_tokens == common.num_requests:
+            return self._plan(self._decode_wrapper(), step)
+        return self._plan(self._prefill_wrapper(), step, start)
+
+    def before_replay(self, step: DecodeStep) -> None:
+        """Raises RuntimeError for a builder that has planned no step yet: a shape runs before it is captured."""
+        size = len(step.seq_lens)
+        if size not in self._captured:
+            self._captured[size] = self._wrapper_of_size(size, step.block_table.shape[1])
+        self._plan(self._captured[size], step)
+
+    def _plan(self, wrapper: Any, step: DecodeStep, query_start: Tensor | None = None) -> Any:
+        """The wrapper, with the plan of a step; `query_start` [R + 1] on the host, where requests have many tokens."""
+        if self._types is None:
+            raise RuntimeError("FLASHINFER cannot plan a step before one ran")
+        spec, size = self.spec, step.block_size
+        pages = (step.seq_lens + size - 1) // size
+        begins = torch.zeros(len(pages) + 1, dtype=torch.int32)
+        begins[1:] = pages.cumsum(0)
+        last = (step.seq_lens - (pages - 1) * size).int()
         options = {
             "window_left": -1 if spec.window is None else spec.window - 1,
             "logits_soft_cap": spec.soft_cap,
             "sm_scale": spec.scale,
-            "q_data_type": dtype,
-            "kv_data_type": kv_dtype,
+            "q_data_type": self._types[0],
+            "kv_data_type": self._types[1],
         }
-        if common.max_query_len == 1 and common.num_tokens == common.num_requests:
-            wrapper = self._decode_wrapper()
-            wrapper.plan(indptr, indices, last, *sizes, **options)
-        else:
-            wrapper = self._prefill_wrapper()
-            wrapper.plan(start, indptr, indices, last, *sizes, causal=True, **options)
+        if query_start is not None:
+            options["causal"] = True
+        queries = () if query_start is None else (query_start,)
+        if self._sent is not None:
+            self._sent.synchronize()  # the library writes its next plan to where the last one is copied from
+        wrapper.plan(
+            *queries, begins, _page_ids(step, begins.to(self.device, non_blocking=True), int(begins[-1])), last,
+            spec.num_heads, spec.num_kv_heads, spec.head_size, size, **options,
+        )  # fmt: skip
+        if self.device.type == "cuda":
+            self._sent = self._sent or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._sent.record()
         return wrapper
 
     def _decode_wrapper(self) -> Any:
+        if self._decode is None:
+            self._decode = self._new_decode_wrapper()
+        return self._decode
+
+    def _wrapper_of_size(self, size: int, width: int) -> Any:
+        """For `size` requests of up to `width` blocks, all of it at addresses that stay."""
+        if len(self._pages) < size * width:
+            self._pages = torch.zeros(size * width, dtype=torch.int32, device=self.device)
+        if self._plans is None:
+            self._plans = torch.empty(PLAN_BYTES, dtype=torch.uint8, device=self.device)
+        wrapper = self._new_decode_wrapper(
+            use_cuda_graph=True,
+            paged_kv_indptr_buffer=torch.zeros(size + 1, dtype=torch.int32, device=self.device),
+            paged_kv_indices_buffer=self._pages,
+            paged_kv_last_page_len_buffer=torch.zeros(size, dtype=torch.int32, device=self.device),
+        )
+        wrapper.reset_workspace_buffer(_workspace(self.device, "decode"), self._plans)
+        return wrapper
+
+    def _new_decode_wrapper(self, **buffers: Any) -> Any:
         import flashinfer  # deferred: an optional package
 
-        if self._decode is None:
-            grouped = self.spec.num_heads // self.spec.num_kv_heads >= MIN_GROUP_FOR_MATRIX_UNITS
-            self._decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                _workspace(self.device, "decode"), "NHD", use_tensor_cores=grouped
-            )
-        return self._decode
+        grouped = self.spec.num_heads // self.spec.num_kv_heads >= MIN_GROUP_FOR_MATRIX_UNITS
+        return flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            _workspace(self.device, "decode"), "NHD", use_tensor_cores=grouped, **buffers
+        )
 
     def _prefill_wrapper(self) -> Any:
         import flashinfer  # deferred: an optional package
@@ -105,9 +159,11 @@ def _on_host(common: CommonAttentionMetadata) -> tuple[Tensor, Tensor]:
     return start, (common.seq_lens.cpu() if lens is None else lens).long()
 
 
-def _flat(table: Tensor) -> Tensor:
-    """The rows of a table one after the other, with what lies between them."""
-    return table.as_strided(((table.shape[0] - 1) * table.stride(0) + table.shape[1],), (1,))
+def _page_ids(step: DecodeStep, begins: Tensor, count: int) -> Tensor:
+    """[count] int32: the blocks of all requests, one after the other; `begins` [R + 1] on the device."""
+    places = torch.arange(count, dtype=torch.int32, device=begins.device)
+    owners = torch.searchsorted(begins[1:], places, right=True)
+    return step.block_table[step.slots.long()[owners], places - begins[owners]]
 
 
 @cache

@@ -19,6 +19,7 @@ from pagemill.model.forward_context import BatchDescriptor
 from pagemill.model.kernels import ops
 from pagemill.worker.forward.device import DeviceForward
 from pagemill.worker.worker import Worker
+from tests.fakes import flashinfer_module
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.queued_platform import FixedMemory, QueuedPlatform
 from tests.fakes.tiny_checkpoint import make_checkpoint
@@ -115,6 +116,20 @@ def test_mixed_steps_replayed_whole_write_the_same(checkpoint, expected, mode, b
     whole = {key for graph_mode, key in ran if graph_mode is GraphMode.FULL and not key.uniform}
     assert bool(whole) == (mode != "FULL_DECODE_ONLY")
     assert any(key.uniform for graph_mode, key in ran if graph_mode is GraphMode.FULL)
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+def test_what_plans_on_the_host_is_planned_before_each_replay(checkpoint, expected, mode, monkeypatch):
+    flashinfer_module.install(monkeypatch)
+    monkeypatch.setattr(ATTENTION, "_paths", ATTENTION._paths.copy())
+    register_backend("TEST_FLASHINFER", "tests.fakes.flashinfer_module:CpuFlashInfer")
+    platform = QueuedPlatform()
+    client, worker = engine(checkpoint, platform, mode, attention_backend="TEST_FLASHINFER")
+    ran = steps_by_shape(worker)
+    client.add(*requests())
+    client.run()
+    assert client.tokens == expected
+    assert any(key.uniform for graph_mode, key in ran if graph_mode is GraphMode.FULL) == (mode != "NONE")
 
 
 def steps_by_shape(worker):

@@ -86,3 +86,14 @@ def test_graphs(monkeypatch):
 def test_providers_that_are_here_are_found_without_importing_them():
     names = [(one.name, one.version) for one in providers((9, 0))]
     assert ("torch.nn.attention.varlen", 2) in names or torch.__version__ < "2.12"
+
+
+def test_a_package_provides_the_versions_that_it_was_built_with(tmp_path, monkeypatch):
+    folder = tmp_path / "vllm" / "vllm_flash_attn"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("raise AssertionError('imported')")
+    (folder / "_vllm_fa3_C.abi3.so").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [one.version for one in providers.__wrapped__((9, 0)) if one.name == "vllm.vllm_flash_attn"]
+    assert found == [3]
+    assert "vllm.vllm_flash_attn" not in [one.name for one in providers.__wrapped__((8, 0))]

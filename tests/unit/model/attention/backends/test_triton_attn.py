@@ -214,10 +214,11 @@ def test_what_fills_the_device_is_not_split(lens, split):
 
 @pytest.mark.parametrize(
     ("lens", "parts"),
-    [([640], [5]), ([640, 100], [5, 1]), ([130], [3]), ([5000], [40]), ([100_000], [63])],
+    [([640], [5]), ([640, 100], [5, 1]), ([130], [3]), ([5000], [27]), ([100_000], [63])],
 )
 def test_a_request_has_no_more_parts_than_its_turns_need(lens, parts, monkeypatch):
-    """Parts are whole turns of 64 keys: 640 keys for eight programs are five parts of two turns."""
+    """Parts are whole turns of 64 keys: 640 keys for eight programs are five parts of two turns. With programs to spare
+    a part has at least twice the square root of the keys: 5,000 are 27 parts of three turns."""
     spec = AttentionLayerSpec(4, 2, 32, 0.2)
     builder = TritonBuilder(spec, torch.device(DEVICE), decode=Tiles(16, 64, 2, 3, programs_per_sm=4))
     builder._most_parts = 64
