@@ -58,7 +58,7 @@ def test_a_cache_of_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ar
     assert torch.equal(found, logits(path, None, planned=False, kv_cache_dtype="int8"))
 
 
-@pytest.mark.parametrize("threads", [1, 2, slow(3)])
+@pytest.mark.parametrize("threads", [slow(1), 2, slow(3)])
 def test_chunks_and_threads_change_nothing(tmp_path: Path, threads: int) -> None:
     path = make_checkpoint(tmp_path, "Gemma3ForCausalLM")
     before = torch.get_num_threads()

@@ -9,7 +9,6 @@ import threading
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from pagemill.errors import ConfigError
@@ -23,6 +22,8 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 def test_openai_client() -> None:
+    import openai  # a second, which other processes of a test run need not take
+
     with running_server(FakeCore(say("hello é😀", EOS)), api_key="k") as url:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
             assert [model.id for model in client.models.list()] == ["fake"]

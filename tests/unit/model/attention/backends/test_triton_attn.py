@@ -41,7 +41,8 @@ def test_sizes(batch, heads, kv_heads, head_size):
 @pytest.mark.parametrize(
     "traits",
     [
-        {"window": 20}, {"chunk_size": 24}, {"soft_cap": 8.0}, {"has_sinks": True}, {"alibi_slopes": (0.5, 0.1)},
+        slow({"window": 20}), {"chunk_size": 24}, slow({"soft_cap": 8.0}), slow({"has_sinks": True}),
+        {"alibi_slopes": (0.5, 0.1)},
         {"window": 5, "soft_cap": 30.0, "has_sinks": True},
     ],
     ids=lambda traits: "-".join(traits),
@@ -116,7 +117,7 @@ def test_a_common_prefix_is_attended_to_once_for_all(traits, monkeypatch):
     check(case)
 
 
-@pytest.mark.parametrize("traits", [{}, {"window": 20}], ids=str)
+@pytest.mark.parametrize("traits", [{}, slow({"window": 20})], ids=str)
 @pytest.mark.parametrize(
     ("requests", "shape"),
     [

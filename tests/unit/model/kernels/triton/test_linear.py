@@ -18,7 +18,7 @@ from pagemill.model.kernels.triton.norm_before import NormBefore
 from pagemill.model.kernels.triton.skinny import reads, skinny
 
 STEP = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-GATES = [None, "silu", "gelu_tanh"]
+GATES = [None, "silu", slow("gelu_tanh")]
 TILES = [GemvChoice(4, 64, 4, 1), GemvChoice(16, 32, 4, 3), GemvChoice(1, 512, 4, 1)]
 
 
