@@ -78,6 +78,10 @@ class ModelConfig:
     attention_config: AttentionConfig = setting(
         AttentionConfig(), "JSON object: attention backends by layer and phase", short="-ac"
     )
+    disable_cascade_attn: bool = setting(
+        True,
+        "false: a long prefix that all decoding requests share is attended to once for all of them (GPUs, TRITON_ATTN)",
+    )
     runner: str = setting(
         "auto",
         "generate: text; pooling: embeddings, by any model (default: pooling for folders that say they are for it)",

@@ -55,9 +55,11 @@ def build_runner(
     rank: int = 0,
     *,
     pools: bool = False,
+    cascades: bool = False,
 ) -> ModelRunner:
     """A runner for layers that are bound to their cache; `stages`: the pipeline, where there is one; `rank`: of the
-    worker. `pools`: prompts become vectors, and no token is sampled. Raises ConfigError for a model that cannot be
+    worker. `pools`: prompts become vectors, and no token is sampled. `cascades`: keys that all requests share are
+    attended to once, where a backend can. Raises ConfigError for a model that cannot be
     compiled as `graphs` asks."""
     device = platform.torch_device()
     states = RequestStates(sizes.max_num_seqs, sizes.max_model_len)
@@ -67,7 +69,7 @@ def build_runner(
         stage = SoloStage()
     if platform.runs_ahead and isinstance(stage, SoloStage) and not pools:
         made = _graphs(model, sizes, platform.graph_maker(), graphs, rank)
-        tables, forward = _on_device(plan, model, platform, sizes, states, made)
+        tables, forward = _on_device(plan, model, platform, sizes, states, made, cascades)
     else:
         made = _graphs(model, sizes, None, graphs, rank)
         tables, forward = _on_host(plan, model, platform, sizes, states, stage, made, pools)
@@ -110,11 +112,13 @@ def _on_device(
     sizes: RunnerSizes,
     states: RequestStates,
     graphs: Graphs,
+    cascades: bool,
 ) -> tuple[BlockTables, Forward]:
     # Deferred: hosts never need them, and shall start fast.
     from pagemill.worker.batch.device_tables import DeviceBlockTable
     from pagemill.worker.forward.device import DeviceForward
     from pagemill.worker.forward.device_batch import DeviceBatch
+    from pagemill.worker.forward.shared_prefix import SharedPrefix
     from pagemill.worker.forward.step_graphs import StepGraphs
 
     device = torch.device(platform.torch_device())
@@ -126,7 +130,15 @@ def _on_device(
     most_rows = max(sizes.max_num_seqs, graphs.max_num_tokens)
     batch = DeviceBatch(max(sizes.max_step_tokens, most_rows), most_rows, tables, device)
     forward = DeviceForward(
-        model, states, batch, groups, Sampler(states), platform.transfers(), StepGraphs(graphs), device
+        model,
+        states,
+        batch,
+        groups,
+        Sampler(states),
+        platform.transfers(),
+        StepGraphs(graphs),
+        device,
+        SharedPrefix(tables, groups) if cascades else None,
     )
     return BlockTables(tables), forward
 

@@ -186,8 +186,18 @@ class Worker:
         if not captures:
             given = replace(graphs.compilation_config, mode=NO_COMPILER, cudagraph_num_of_warmups=sys.maxsize)
             graphs = replace(graphs, compilation_config=given)
-        sizes, pools = self._sizes(), self._config.model.pools
-        return build_runner(plan, self.model, self._platform, sizes, graphs, stages, self._rank.rank, pools=pools)
+        model = self._config.model
+        return build_runner(
+            plan,
+            self.model,
+            self._platform,
+            self._sizes(),
+            graphs,
+            stages,
+            self._rank.rank,
+            pools=model.pools,
+            cascades=not model.disable_cascade_attn,
+        )
 
     def _sizes(self) -> RunnerSizes:
         return RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len or 0)

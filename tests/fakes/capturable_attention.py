@@ -1,6 +1,8 @@
 """Attention on a CPU that can be part of any graph: each token is computed as if it decoded. Reads no length on the
 host."""
 
+from typing import ClassVar
+
 import torch
 
 from pagemill.model.attention.backends.torch_paged import DecodeMetadata, TorchPagedBackend, TorchPagedBuilder
@@ -26,3 +28,24 @@ class CapturableBackend(TorchPagedBackend):
 
     name = "TEST_CAPTURABLE"
     metadata_builder = EveryTokenBuilder
+
+
+class CascadingBuilder(EveryTokenBuilder):
+    """Would make use of 32 tokens that two requests share; notes what it is told."""
+
+    prefixes: ClassVar[list[int]] = []
+
+    def cascades(self, prefix_len, num_requests):
+        return prefix_len >= 32 and num_requests >= 2
+
+    def build(self, common):
+        prefix = common.common_prefix_len
+        self.prefixes.append(prefix)
+        blocks = common.block_table[:, : prefix // common.block_size]
+        assert not prefix or (bool((blocks == blocks[0]).all()) and bool((common.seq_lens > prefix).all()))
+        return super().build(common)
+
+
+class CascadingBackend(CapturableBackend):
+    name = "TEST_CASCADING"
+    metadata_builder = CascadingBuilder

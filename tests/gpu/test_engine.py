@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from pagemill.catalog.attention import ATTENTION
+from pagemill.model.attention.backends.triton_attn import TritonBuilder
 from tests.gpu.engines import (
     GRAPH_MODES,
     graph_settings,
@@ -69,6 +70,25 @@ def test_every_backend(checkpoints, backend, mode):
     prompts = make_prompts(24, longest=400)
     with make_llm(checkpoints.path(LLAMA), attention_backend=backend, **graph_settings(mode)) as llm:
         tokens = run(llm, prompts, greedy(24))
+    checkpoints.reference(LLAMA).check(prompts, tokens, "bfloat16")
+
+
+@pytest.mark.parametrize("mode", ["eager", "FULL_AND_PIECEWISE"])
+def test_a_prefix_that_all_share_is_attended_to_once(checkpoints, monkeypatch, mode):
+    shared = [3 + index * index % 251 for index in range(300)]
+    prompts = [[*shared, *prompt] for prompt in make_prompts(24, longest=100)]
+    prefixes, cascades = [], TritonBuilder.cascades
+
+    def noted(builder, prefix_len, num_requests):
+        prefixes.append(prefix_len if cascades(builder, prefix_len, num_requests) else 0)
+        return prefixes[-1] > 0
+
+    monkeypatch.setattr(TritonBuilder, "cascades", noted)
+    settings = {"attention_backend": "TRITON_ATTN", "disable_cascade_attn": False}
+    with make_llm(checkpoints.path(LLAMA), **settings, **graph_settings(mode)) as llm:
+        run(llm, prompts[:1], greedy(1))  # the others find its blocks
+        tokens = run(llm, prompts, greedy(24))
+    assert max(prefixes) == 288
     checkpoints.reference(LLAMA).check(prompts, tokens, "bfloat16")
 
 

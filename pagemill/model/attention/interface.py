@@ -109,6 +109,14 @@ class StepPlanner(Protocol):
 
 
 @runtime_checkable
+class CascadePlanner(Protocol):
+    """A planner that can have keys which all requests share attended to once for all of them."""
+
+    def cascades(self, prefix_len: int, num_requests: int) -> bool:
+        """Whether it would, for `common_prefix_len` of a step in which so many requests decode."""
+
+
+@runtime_checkable
 class ReplayPlanner(Protocol):
     """A planner that plans on the host, of which nothing is in a graph: it is told of each step before its replay."""
 

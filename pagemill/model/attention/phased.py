@@ -14,6 +14,7 @@ from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
     AttentionLayerSpec,
+    CascadePlanner,
     CommonAttentionMetadata,
     DecodeStep,
     MetadataBuilder,
@@ -77,6 +78,10 @@ class _PhasedBuilder(MetadataBuilder):
     def build(self, common: CommonAttentionMetadata) -> PhasedMetadata:
         decodes = common.max_query_len <= 1
         return PhasedMetadata(decodes, (self._decode if decodes else self._prefill).build(common))
+
+    def cascades(self, prefix_len: int, num_requests: int) -> bool:
+        """As `CascadePlanner` says, of the one that would run."""
+        return isinstance(self._decode, CascadePlanner) and self._decode.cascades(prefix_len, num_requests)
 
     def before_replay(self, step: DecodeStep) -> None:
         """As `ReplayPlanner` says, if the one that will run is one."""

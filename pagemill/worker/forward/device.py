@@ -28,6 +28,7 @@ from pagemill.worker.forward.decode_rows import DecodeRows
 from pagemill.worker.forward.device_batch import DeviceBatch
 from pagemill.worker.forward.interface import Forward, TokensSoon
 from pagemill.worker.forward.mixed_batch import Extent, MixedShape, MixedTensors
+from pagemill.worker.forward.shared_prefix import SharedPrefix
 from pagemill.worker.forward.step_graphs import Ending, StepGraphs
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.sampling.device_sampler import sample_greedy, sample_random
@@ -35,7 +36,8 @@ from pagemill.worker.sampling.sampler import Sampler
 
 
 class DeviceForward(Forward):
-    """`sampler` changes logits where a request asks for it; sampling itself is done on the device."""
+    """`sampler` changes logits where a request asks for it; sampling itself is done on the device. With `shared`,
+    decode batches of one long prefix are cascades, which no captured graph holds."""
 
     runs_ahead = True
 
@@ -49,6 +51,7 @@ class DeviceForward(Forward):
         transfers: Transfers,
         graphs: StepGraphs,
         device: torch.device,
+        shared: SharedPrefix | None = None,
     ) -> None:
         num_slots = len(states.num_tokens)
         self._model = model
@@ -58,6 +61,7 @@ class DeviceForward(Forward):
         self._sampler = sampler
         self._transfers = transfers
         self._graphs = graphs
+        self._shared = shared
         self._slots = DeviceStates(num_slots, batch.max_requests, device)
         self._rows = DecodeRows(states, self._slots.pad_slot)
         self.num_graphs = graphs.num_graphs
@@ -82,10 +86,12 @@ class DeviceForward(Forward):
     def run(self, batch: InputBatch) -> None:
         ending = self._ending(batch)
         num_rows = len(batch.slots)
-        if batch.num_tokens == num_rows == len(batch.sampled_slots):
+        decodes = batch.num_tokens == num_rows == len(batch.sampled_slots)
+        shared = self._shared.tokens(batch) if decodes and self._shared is not None else ()
+        if decodes and not shared:
             self._run_decode(batch, ending)
         else:
-            self._run_mixed(batch, ending)
+            self._run_mixed(batch, ending, shared)
 
     def sample(self, batch: InputBatch) -> TokensSoon:
         return self._downloads.start(len(batch.sampled_slots))
@@ -175,12 +181,14 @@ class DeviceForward(Forward):
 
     # --- other batches --------------------------------------------------------------------------------------------
 
-    def _run_mixed(self, batch: InputBatch, ending: Ending) -> None:
+    def _run_mixed(self, batch: InputBatch, ending: Ending, shared: tuple[int, ...] = ()) -> None:
+        """`shared`: as in `Extent`."""
         self._rows.forget()
-        mode, key, whole = self._graphs.choose_mixed(batch.num_tokens, len(batch.slots))
+        mode, key, whole = self._graphs.choose_mixed(batch.num_tokens, len(batch.slots), bool(shared))
         shape = MixedShape(key.num_tokens, key.num_requests or len(batch.slots))
         packed = shape.pack(batch, known_tokens(self._states, batch.slots), self._slots.pad_slot)
-        told, logits = self._queue_mixed(packed, shape, shape.extent if whole else Extent.of(batch), mode, key)
+        extent = shape.extent if whole else Extent.of(batch, shared)
+        told, logits = self._queue_mixed(packed, shape, extent, mode, key)
         count = len(batch.sampled_slots)
         if not count:
             return

@@ -65,6 +65,7 @@ class DeviceBatch:
             max_query_len=extent.max_query_len,
             max_seq_len=longest,
             block_size=table.block_size,
+            common_prefix_len=extent.shared[group] if extent.shared else 0,
             min_query_len=extent.min_query_len,
         )
 

@@ -51,12 +51,14 @@ class Extent:
     max_query_len: int
     max_seq_len: int | None
     """None: as long as there may be."""
+    shared: tuple[int, ...] = ()
+    """Tokens that all requests share, of each KV group, where attention makes use of it."""
 
     @classmethod
-    def of(cls, batch: InputBatch) -> "Extent":
+    def of(cls, batch: InputBatch, shared: tuple[int, ...] = ()) -> "Extent":
         """Of this batch alone."""
         lengths = np.diff(batch.query_start)
-        return cls(batch.num_tokens, int(lengths.min()), int(lengths.max()), batch.max_seq_len)
+        return cls(batch.num_tokens, int(lengths.min()), int(lengths.max()), batch.max_seq_len, shared)
 
 
 class MixedShape(NamedTuple):

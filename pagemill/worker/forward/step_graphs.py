@@ -44,10 +44,13 @@ class StepGraphs:
         mode, key = self.graphs.choose(num_rows, num_rows, True)
         return self.admit(ending, mode, key), key
 
-    def choose_mixed(self, num_tokens: int, num_requests: int) -> tuple[GraphMode, BatchDescriptor, bool]:
+    def choose_mixed(
+        self, num_tokens: int, num_requests: int, cascade: bool = False
+    ) -> tuple[GraphMode, BatchDescriptor, bool]:
         """What any other batch runs in, its padded shape, and whether that is the shape of a whole graph."""
         # The graph for one request has no part for requests of one token (see `DeviceBatch.mixed_common`).
-        mode, key = self.graphs.choose(num_tokens, max(num_requests, 2) if num_tokens == 1 else num_requests, False)
+        count = max(num_requests, 2) if num_tokens == 1 else num_requests
+        mode, key = self.graphs.choose(num_tokens, count, False, cascade=cascade)
         if key not in self.graphs.mixed_keys:
             return mode, key, False
         return self.admit(Ending.LOGITS, mode, key), key, True

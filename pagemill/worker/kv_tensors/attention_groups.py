@@ -8,6 +8,7 @@ import torch
 from pagemill.messages.kv_spec import KVCacheConfig
 from pagemill.model.attention.interface import (
     CacheLayer,
+    CascadePlanner,
     CommonAttentionMetadata,
     DecodeStep,
     ReplayPlanner,
@@ -92,6 +93,15 @@ class AttentionGroups:
             for planner, names in planners:
                 planned.update(dict.fromkeys(names, planner.build(told)))
         return planned
+
+    def cascades(self, index: int, prefix_len: int, num_requests: int) -> bool:
+        """Whether a planner of the i-th group has a prefix of so many tokens attended to once for so many requests."""
+        return any(
+            planner.cascades(prefix_len, num_requests)
+            for group, planners in self._groups
+            for planner, _ in planners
+            if group == index and isinstance(planner, CascadePlanner)
+        )
 
     def before_replay(self, step: Callable[[int], DecodeStep]) -> None:
         """Have those plan a decode batch that plan on the host; `step`: of the i-th group."""

@@ -166,12 +166,16 @@ class TritonBuilder(MetadataBuilder):
             torch.empty(shape, dtype=torch.float32, device=self.device),
         )
 
+    def cascades(self, prefix_len: int, num_requests: int) -> bool:
+        """As `CascadePlanner` says."""
+        spec = self.spec
+        bounded = spec.window is not None or spec.chunk_size is not None or spec.alibi_slopes is not None
+        return prefix_len >= MIN_PREFIX and num_requests >= MIN_SHARING and not bounded
+
     def _cascade(self, common: CommonAttentionMetadata) -> Cascade | None:
         """For a step of requests that decode, if reading their common prefix once pays."""
         spec, prefix = self.spec, common.common_prefix_len
-        bounded = spec.window is not None or spec.chunk_size is not None or spec.alibi_slopes is not None
-        decodes = common.max_query_len <= self.decode_tokens
-        if prefix < MIN_PREFIX or common.num_requests < MIN_SHARING or bounded or not decodes:
+        if common.max_query_len > self.decode_tokens or not self.cascades(prefix, common.num_requests):
             return None
         tiles = ceil_div(common.num_tokens, self._prefill.rows // self._group)
         parts = max(1, min(self._resident // (spec.num_kv_heads * tiles), prefix // self._decode.min_share))

@@ -20,6 +20,7 @@ from pagemill.model.kernels import ops
 from pagemill.worker.forward.device import DeviceForward
 from pagemill.worker.worker import Worker
 from tests.fakes import flashinfer_module
+from tests.fakes.capturable_attention import CascadingBackend
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.queued_platform import FixedMemory, QueuedPlatform
 from tests.fakes.tiny_checkpoint import make_checkpoint
@@ -132,13 +133,37 @@ def test_what_plans_on_the_host_is_planned_before_each_replay(checkpoint, expect
     assert any(key.uniform for graph_mode, key in ran if graph_mode is GraphMode.FULL) == (mode != "NONE")
 
 
+@pytest.mark.parametrize("mode", ["NONE", "FULL_DECODE_ONLY", "PIECEWISE", "FULL_AND_PIECEWISE"])
+def test_decode_steps_of_one_prefix_are_cascades_outside_whole_graphs(checkpoint, mode, monkeypatch):
+    monkeypatch.setattr(ATTENTION, "_paths", ATTENTION._paths.copy())
+    register_backend("TEST_CASCADING", "tests.fakes.capturable_attention:CascadingBackend")
+    prompts = [[*range(3, 52), 60 + index] for index in range(5)]
+    found = {}
+    for disable in (True, False):
+        monkeypatch.setattr(CascadingBackend.metadata_builder, "prefixes", [])
+        platform = QueuedPlatform()
+        settings = {"attention_backend": "TEST_CASCADING", "disable_cascade_attn": disable}
+        client, worker = engine(checkpoint, platform, mode, **settings)
+        client.add(core_request("first", prompts[0], max_tokens=2, temperature=0))
+        client.run()  # the others find its blocks
+        ran = steps_by_shape(worker)
+        client.add(*(core_request(str(i), prompt, max_tokens=12, temperature=0) for i, prompt in enumerate(prompts)))
+        client.run()
+        found[disable] = client.tokens
+        prefixes = CascadingBackend.metadata_builder.prefixes
+        assert set(prefixes) == ({0} if disable else {0, 48})
+        if not disable:
+            assert not any(key.uniform for graph_mode, key in ran if graph_mode is GraphMode.FULL)
+    assert found[True] == found[False]
+
+
 def steps_by_shape(worker):
     """(mode, key) of every step that the graphs choose from now on."""
     graphs, ran = worker.runner._forward._graphs.graphs, []
     choose = graphs.choose
 
-    def noted(*args):
-        ran.append(choose(*args))
+    def noted(*args, **options):
+        ran.append(choose(*args, **options))
         return ran[-1]
 
     graphs.choose = noted
