@@ -89,11 +89,12 @@ class CommonAttentionMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeStep:
-    """A decode batch whose graph is about to be captured or replayed, as the host knows it."""
+class StepOnHost:
+    """A step as the host knows it, for those who plan there."""
 
     seq_lens: Tensor
-    """[R] int64 on the host, tokens of this step included; 1 for rows of the padding, whose block is the null block."""
+    """[R] int64 on the host, tokens of this step included. In a decode batch that is replayed, 1 for rows of the
+    padding, whose block is the null block."""
     slots: Tensor
     """[R] int32 on the device: the rows of `block_table` that are meant."""
     block_table: Tensor
@@ -120,7 +121,7 @@ class CascadePlanner(Protocol):
 class ReplayPlanner(Protocol):
     """A planner that plans on the host, of which nothing is in a graph: it is told of each step before its replay."""
 
-    def before_replay(self, step: DecodeStep) -> None:
+    def before_replay(self, step: StepOnHost) -> None:
         """Leave the step's plan where the captured kernels read it. Queues work; waits for no step that is queued
         last."""
 

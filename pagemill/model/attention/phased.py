@@ -16,9 +16,9 @@ from pagemill.model.attention.interface import (
     AttentionLayerSpec,
     CascadePlanner,
     CommonAttentionMetadata,
-    DecodeStep,
     MetadataBuilder,
     ReplayPlanner,
+    StepOnHost,
 )
 from pagemill.model.kernels.kv_target import KVTarget
 
@@ -83,7 +83,7 @@ class _PhasedBuilder(MetadataBuilder):
         """As `CascadePlanner` says, of the one that would run."""
         return isinstance(self._decode, CascadePlanner) and self._decode.cascades(prefix_len, num_requests)
 
-    def before_replay(self, step: DecodeStep) -> None:
+    def before_replay(self, step: StepOnHost) -> None:
         """As `ReplayPlanner` says, if the one that will run is one."""
         if isinstance(self._decode, ReplayPlanner):
             self._decode.before_replay(step)

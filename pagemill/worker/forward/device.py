@@ -34,6 +34,9 @@ from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.sampling.device_sampler import sample_greedy, sample_random
 from pagemill.worker.sampling.sampler import Sampler
 
+REHEARSED_REQUESTS = 64
+"""Of a cascade: its kernels are the same for any number."""
+
 
 class DeviceForward(Forward):
     """`sampler` changes logits where a request asks for it; sampling itself is done on the device. With `shared`,
@@ -118,10 +121,19 @@ class DeviceForward(Forward):
     def _queue_decode(self, ending: Ending, mode: GraphMode, key: BatchDescriptor, positions: Int64Array) -> Tensor:
         """`positions`: of the rows that are no padding, as the host knows them."""
         self._planned.clear()
-        if mode is GraphMode.FULL:
-            self._groups.before_replay(partial(self._batch.decode_step, key.num_tokens, positions))
+        if mode is GraphMode.FULL and not self._plan_replay(key, positions):
+            mode = GraphMode.NONE
         with forward_context(ForwardContext(self._planned, mode, key)):
             return self._decode[ending](key.num_tokens)
+
+    def _plan_replay(self, key: BatchDescriptor, positions: Int64Array) -> bool:
+        """Have those plan that plan on the host; False where there is no memory for their part of the graph."""
+        try:
+            self._groups.before_replay(partial(self._batch.decode_on_host, key.num_tokens, positions))
+        except torch.OutOfMemoryError:
+            self._graphs.graphs.drop(GraphMode.FULL, key)
+            return False
+        return True
 
     def _decode_step(self, num_rows: int, *, ending: Ending) -> Tensor:
         """What a captured graph holds, for as many rows. Its only inputs are buffers of `DeviceBatch` and of the slots;
@@ -153,6 +165,17 @@ class DeviceForward(Forward):
     def rehearse(self) -> None:
         for key in self._graphs.graphs.keys_at_start():
             self._run_shape(GraphMode.NONE, key)
+        if self._shared is not None:
+            self._rehearse_cascade(self._shared)
+
+    def _rehearse_cascade(self, prefix: SharedPrefix) -> None:
+        """A decode step of padding that is told of a prefix as long as there may be."""
+        here, count = self._batch, min(self._batch.max_requests, REHEARSED_REQUESTS)
+        shared, shape = prefix.used(here.max_seq_len - 1, count), MixedShape(count, count)
+        if shared:
+            packed = shape.pack(shape.padding(self._slots.pad_slot, 1), np.ones(count, bool), self._slots.pad_slot)
+            key = BatchDescriptor(count, count)
+            self._queue_mixed(packed, shape, Extent(count, 1, 1, None, shared), GraphMode.NONE, key)
 
     @torch.inference_mode()
     def capture_at_start(self) -> None:

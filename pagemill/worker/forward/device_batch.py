@@ -6,7 +6,7 @@ Knows their sizes, not when they are written.
 import torch
 from torch import Tensor
 
-from pagemill.model.attention.interface import CommonAttentionMetadata, DecodeStep
+from pagemill.model.attention.interface import CommonAttentionMetadata, StepOnHost
 from pagemill.model.kernels.batching_reference import TableRows
 from pagemill.worker.batch.device_tables import DeviceBlockTable
 from pagemill.worker.batch.input_batch import Int64Array
@@ -69,11 +69,11 @@ class DeviceBatch:
             min_query_len=extent.min_query_len,
         )
 
-    def decode_step(self, num_rows: int, positions: Int64Array, group: int) -> DecodeStep:
+    def decode_on_host(self, num_rows: int, positions: Int64Array, group: int) -> StepOnHost:
         """A decode batch of so many rows before its replay; `positions`: of those that are no padding."""
         table, seq_lens = self.tables[group], torch.ones(num_rows, dtype=torch.int64)
         seq_lens[: len(positions)] += torch.from_numpy(positions)
-        return DecodeStep(seq_lens, self.slots[:num_rows], table.device_blocks, table.block_size)
+        return StepOnHost(seq_lens, self.slots[:num_rows], table.device_blocks, table.block_size)
 
     def decode_common(self, replayed: bool, num_rows: int, group: int) -> CommonAttentionMetadata:
         """A decode batch of so many rows, padding included, as captured graphs see it: of any length."""

@@ -51,7 +51,7 @@ class StepGraphs:
         # The graph for one request has no part for requests of one token (see `DeviceBatch.mixed_common`).
         count = max(num_requests, 2) if num_tokens == 1 else num_requests
         mode, key = self.graphs.choose(num_tokens, count, False, cascade=cascade)
-        if key not in self.graphs.mixed_keys:
+        if cascade or key not in self.graphs.mixed_keys:
             return mode, key, False
         return self.admit(Ending.LOGITS, mode, key), key, True
 

@@ -72,6 +72,10 @@ class Graphs(ABC):
     def capture_one(self, run: RunShape) -> bool:
         """Capture one more graph, while there is nothing to do; False when all are."""
 
+    @abstractmethod
+    def drop(self, mode: GraphMode, key: BatchDescriptor) -> None:
+        """Forget a graph for which there is no memory: its steps run without from the next on."""
+
 
 class NoGraphs(Graphs):
     """Where nothing is captured: every step runs as it is, its model compiled or not."""
@@ -101,6 +105,9 @@ class NoGraphs(Graphs):
 
     def capture_one(self, run: RunShape) -> bool:
         return False
+
+    def drop(self, mode: GraphMode, key: BatchDescriptor) -> None:
+        pass
 
 
 class GraphRunner(Graphs):
@@ -152,7 +159,7 @@ class GraphRunner(Graphs):
             GraphMode.FULL,
             self._maker,
             check_addresses=self._check,
-            on_no_memory=self._drop,
+            on_no_memory=self.drop,
             on_capture=self._count,
         )
 
@@ -164,14 +171,14 @@ class GraphRunner(Graphs):
             self._maker,
             self.gaps,
             check_addresses=self._check,
-            on_no_memory=self._drop,
+            on_no_memory=self.drop,
             on_capture=self._count,
         )
 
     def wrap_piece(self, piece: Callable[..., Any]) -> GraphWrapper:
         """A piece of a compiled model, between two attention layers."""
         return GraphWrapper(
-            piece, GraphMode.PIECEWISE, self._maker, check_addresses=self._check, on_no_memory=self._drop
+            piece, GraphMode.PIECEWISE, self._maker, check_addresses=self._check, on_no_memory=self.drop
         )
 
     def keys_at_start(self) -> list[BatchDescriptor]:
@@ -199,9 +206,9 @@ class GraphRunner(Graphs):
                 run(GraphMode.NONE, key)
             run(mode, key)
         except torch.OutOfMemoryError:
-            self._drop(mode, key)
+            self.drop(mode, key)
 
-    def _drop(self, mode: GraphMode, key: BatchDescriptor) -> None:
+    def drop(self, mode: GraphMode, key: BatchDescriptor) -> None:
         logger.warning(
             "no memory for the %s graph of %d tokens; such steps run without one (less --gpu-memory-utilization "
             "leaves more room)",

@@ -10,8 +10,8 @@ from pagemill.model.attention.interface import (
     CacheLayer,
     CascadePlanner,
     CommonAttentionMetadata,
-    DecodeStep,
     ReplayPlanner,
+    StepOnHost,
     StepPlanner,
 )
 from pagemill.model.kernels.decode_step import SlotTable
@@ -103,7 +103,7 @@ class AttentionGroups:
             if group == index and isinstance(planner, CascadePlanner)
         )
 
-    def before_replay(self, step: Callable[[int], DecodeStep]) -> None:
+    def before_replay(self, step: Callable[[int], StepOnHost]) -> None:
         """Have those plan a decode batch that plan on the host; `step`: of the i-th group."""
         for index, planner in self._on_host:
             planner.before_replay(step(index))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagemill.model.attention.backends.triton_attn import TritonBackend, write_kv
+from pagemill.model.attention.backends.triton_attn import TritonBackend, num_processors, write_kv
 from pagemill.model.attention.capability import ANYWHERE, ONE_BYTE_KV, Capability, Surroundings
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import (
@@ -19,14 +19,18 @@ from pagemill.model.attention.interface import (
     AttentionImpl,
     AttentionLayerSpec,
     CommonAttentionMetadata,
-    DecodeStep,
     MetadataBuilder,
+    StepOnHost,
 )
 from pagemill.model.kernels.kv_target import KVTarget
+from pagemill.model.kernels.triton.attention_tiles import power_of_two
+from pagemill.utils.math import ceil_div
 
 WORKSPACE_BYTES = 256 << 20
-PLAN_BYTES = 2 << 20
-"""Of a plan on the device: some ten numbers for each program and each request."""
+ALIGNMENT_BYTES = 64
+"""That the library leaves between what it puts there."""
+PLAN_BYTES = 256 << 10
+"""Of a captured plan: some 13 bytes for each program and 8 for each request."""
 MIN_GROUP_FOR_MATRIX_UNITS = 4
 """Query heads per key head from which decode on matrix units is the faster."""
 
@@ -74,19 +78,19 @@ class FlashInferBuilder(MetadataBuilder):
         self._types = (dtype, kv_dtype)
         start, seq_lens = _on_host(common)
         rows = torch.arange(common.num_requests, device=self.device)
-        step = DecodeStep(seq_lens, rows, common.block_table, common.block_size)
+        step = StepOnHost(seq_lens, rows, common.block_table, common.block_size)
         if common.max_query_len == 1 and common.num_tokens == common.num_requests:
             return self._plan(self._decode_wrapper(), step)
         return self._plan(self._prefill_wrapper(), step, start)
 
-    def before_replay(self, step: DecodeStep) -> None:
+    def before_replay(self, step: StepOnHost) -> None:
         """Raises RuntimeError for a builder that has planned no step yet: a shape runs before it is captured."""
         size = len(step.seq_lens)
         if size not in self._captured:
             self._captured[size] = self._wrapper_of_size(size, step.block_table.shape[1])
         self._plan(self._captured[size], step)
 
-    def _plan(self, wrapper: Any, step: DecodeStep, query_start: Tensor | None = None) -> Any:
+    def _plan(self, wrapper: Any, step: StepOnHost, query_start: Tensor | None = None) -> Any:
         """The wrapper, with the plan of a step; `query_start` [R + 1] on the host, where requests have many tokens."""
         if self._types is None:
             raise RuntimeError("FLASHINFER cannot plan a step before one ran")
@@ -118,7 +122,7 @@ class FlashInferBuilder(MetadataBuilder):
 
     def _decode_wrapper(self) -> Any:
         if self._decode is None:
-            self._decode = self._new_decode_wrapper()
+            self._decode = self._new_decode_wrapper(_workspace(self.device, "decode", WORKSPACE_BYTES))
         return self._decode
 
     def _wrapper_of_size(self, size: int, width: int) -> Any:
@@ -127,28 +131,41 @@ class FlashInferBuilder(MetadataBuilder):
             self._pages = torch.zeros(size * width, dtype=torch.int32, device=self.device)
         if self._plans is None:
             self._plans = torch.empty(PLAN_BYTES, dtype=torch.uint8, device=self.device)
+        workspace = _workspace(self.device, "decode", self._workspace_bytes(size))
         wrapper = self._new_decode_wrapper(
+            workspace,
             use_cuda_graph=True,
             paged_kv_indptr_buffer=torch.zeros(size + 1, dtype=torch.int32, device=self.device),
             paged_kv_indices_buffer=self._pages,
             paged_kv_last_page_len_buffer=torch.zeros(size, dtype=torch.int32, device=self.device),
         )
-        wrapper.reset_workspace_buffer(_workspace(self.device, "decode"), self._plans)
+        wrapper.reset_workspace_buffer(workspace, self._plans)
         return wrapper
 
-    def _new_decode_wrapper(self, **buffers: Any) -> Any:
+    def _workspace_bytes(self, size: int) -> int:
+        """What a captured decode step of so many requests puts aside: on matrix units it is split, and padded, whatever
+        the lengths are (flashinfer/attention/scheduler.cuh: a tile is 16 rows, or 64 or 128 for larger groups). A power
+        of two, so that sizes share their memory."""
+        spec = self.spec
+        group = spec.num_heads // spec.num_kv_heads
+        rows = 16 if group <= 16 else 64 if group <= 64 else 128
+        tiles = max(2 * num_processors(self.device) // spec.num_kv_heads, ceil_div(size * group, rows) + size - 1)
+        needed = spec.num_heads * tiles * rows * (spec.head_size + 1) * 4 + ALIGNMENT_BYTES
+        return max(WORKSPACE_BYTES, power_of_two(needed))
+
+    def _new_decode_wrapper(self, workspace: Tensor, **buffers: Any) -> Any:
         import flashinfer  # deferred: an optional package
 
         grouped = self.spec.num_heads // self.spec.num_kv_heads >= MIN_GROUP_FOR_MATRIX_UNITS
-        return flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            _workspace(self.device, "decode"), "NHD", use_tensor_cores=grouped, **buffers
-        )
+        return flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=grouped, **buffers)
 
     def _prefill_wrapper(self) -> Any:
         import flashinfer  # deferred: an optional package
 
         if self._prefill is None:
-            self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(self.device, "prefill"), "NHD")
+            self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+                _workspace(self.device, "prefill", WORKSPACE_BYTES), "NHD"
+            )
         return self._prefill
 
 
@@ -159,7 +176,7 @@ def _on_host(common: CommonAttentionMetadata) -> tuple[Tensor, Tensor]:
     return start, (common.seq_lens.cpu() if lens is None else lens).long()
 
 
-def _page_ids(step: DecodeStep, begins: Tensor, count: int) -> Tensor:
+def _page_ids(step: StepOnHost, begins: Tensor, count: int) -> Tensor:
     """[count] int32: the blocks of all requests, one after the other; `begins` [R + 1] on the device."""
     places = torch.arange(count, dtype=torch.int32, device=begins.device)
     owners = torch.searchsorted(begins[1:], places, right=True)
@@ -167,9 +184,9 @@ def _page_ids(step: DecodeStep, begins: Tensor, count: int) -> Tensor:
 
 
 @cache
-def _workspace(device: torch.device, purpose: str) -> Tensor:
+def _workspace(device: torch.device, purpose: str, num_bytes: int) -> Tensor:
     """Layers run one after the other, so that all share one."""
-    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
 
 class FlashInferImpl(AttentionImpl):

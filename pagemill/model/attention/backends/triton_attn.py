@@ -108,7 +108,7 @@ class TritonBuilder(MetadataBuilder):
         self._group = spec.num_heads // spec.num_kv_heads
         self._decode = decode or tiles_for("decode", self._group, spec.head_size, self.decode_tokens)
         self._prefill = prefill or tiles_for("prefill", self._group, spec.head_size)
-        self._resident = _num_processors(device) * self._decode.programs_per_sm
+        self._resident = num_processors(device) * self._decode.programs_per_sm
         self._slots = max(1, self._resident // spec.num_kv_heads)
         self._most_parts = max(1, MOST_PARTS // spec.num_kv_heads)
         self._splits: dict[int, tuple[Items, Partial, Tensor]] = {}
@@ -295,7 +295,8 @@ def write_kv(
 
 
 @cache
-def _num_processors(device: torch.device) -> int:
+def num_processors(device: torch.device) -> int:
+    """Of a GPU; for the interpreter as many as `FALLBACK_PROCESSORS`."""
     if device.type != "cuda":
         return FALLBACK_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -6,6 +6,7 @@ import dataclasses
 import random
 
 import pytest
+import torch
 
 from pagemill.catalog.attention import ATTENTION, register_backend
 from pagemill.config.arguments import EngineArgs
@@ -133,11 +134,33 @@ def test_what_plans_on_the_host_is_planned_before_each_replay(checkpoint, expect
     assert any(key.uniform for graph_mode, key in ran if graph_mode is GraphMode.FULL) == (mode != "NONE")
 
 
-@pytest.mark.parametrize("mode", ["NONE", "FULL_DECODE_ONLY", "PIECEWISE", "FULL_AND_PIECEWISE"])
-def test_decode_steps_of_one_prefix_are_cascades_outside_whole_graphs(checkpoint, mode, monkeypatch):
+def test_a_graph_without_memory_for_its_plan_is_left_out(checkpoint, expected, monkeypatch):
+    flashinfer_module.install(monkeypatch)
+    monkeypatch.setattr(ATTENTION, "_paths", ATTENTION._paths.copy())
+    register_backend("TEST_FLASHINFER", "tests.fakes.flashinfer_module:CpuFlashInfer")
+    builder = flashinfer_module.CpuFlashInfer.metadata_builder
+    make, refused = builder._wrapper_of_size, []
+
+    def of_size(planner, size, width):
+        if size > 2:
+            refused.append(size)
+            raise torch.OutOfMemoryError("no room")
+        return make(planner, size, width)
+
+    monkeypatch.setattr(builder, "_wrapper_of_size", of_size)
+    client, _ = engine(checkpoint, QueuedPlatform(), "FULL_DECODE_ONLY", attention_backend="TEST_FLASHINFER")
+    client.add(*requests())
+    client.run()
+    assert client.tokens == expected
+    assert refused and len(set(refused)) == len(refused), "each is asked for once"
+
+
+@pytest.mark.parametrize("count", [4, 5])
+@pytest.mark.parametrize("mode", ["NONE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", "FULL_AND_PIECEWISE"])
+def test_decode_steps_of_one_prefix_are_cascades_outside_whole_graphs(checkpoint, mode, count, monkeypatch):
     monkeypatch.setattr(ATTENTION, "_paths", ATTENTION._paths.copy())
     register_backend("TEST_CASCADING", "tests.fakes.capturable_attention:CascadingBackend")
-    prompts = [[*range(3, 52), 60 + index] for index in range(5)]
+    prompts = [[*range(3, 52), 60 + index] for index in range(count)]
     found = {}
     for disable in (True, False):
         monkeypatch.setattr(CascadingBackend.metadata_builder, "prefixes", [])

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from pagemill.model.attention.interface import AttentionLayerSpec, DecodeStep
+from pagemill.model.attention.backends import flashinfer as backend_module
+from pagemill.model.attention.interface import AttentionLayerSpec, StepOnHost
 from pagemill.model.attention.phased import phased
 from tests.fakes import flashinfer_module
 from tests.fakes.flashinfer_module import CpuFlashInfer
@@ -34,7 +35,7 @@ def test_it_equals_the_definition(batch, traits):
 
 def decode_step(case, slots, table):
     lens = torch.tensor([seq_len for _, seq_len in case.requests])
-    return DecodeStep(lens, slots, table, case.block_size)
+    return StepOnHost(lens, slots, table, case.block_size)
 
 
 @pytest.mark.parametrize("backend", [CpuFlashInfer, phased(CpuFlashInfer, CpuFlashInfer)])
@@ -77,3 +78,16 @@ def test_a_plan_before_any_step_is_an_error():
     builder = CpuFlashInfer.metadata_builder(SPEC, torch.device("cpu"))
     with pytest.raises(RuntimeError, match="before one ran"):
         builder.before_replay(decode_step(case, torch.zeros(1, dtype=torch.int32), case.table))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "mebibytes"),
+    [(32, 8, 512, 256), (64, 8, 352, 512), (48, 1, 1, 512), (128, 8, 128, 512)],
+)
+def test_a_captured_size_has_the_workspace_that_its_padded_plan_needs(heads, kv_heads, size, mebibytes, monkeypatch):
+    """64 heads of 128, 8 of keys: from 339 requests on more than 256 MiB."""
+    monkeypatch.setattr(backend_module, "WORKSPACE_BYTES", 256 << 20)
+    monkeypatch.setattr(backend_module, "num_processors", lambda device: 132)
+    spec = AttentionLayerSpec(heads, kv_heads, 128, 0.1)
+    builder = CpuFlashInfer.metadata_builder(spec, torch.device("cpu"))
+    assert builder._workspace_bytes(size) == mebibytes << 20
