@@ -134,6 +134,25 @@ def test_what_plans_on_the_host_is_planned_before_each_replay(checkpoint, expect
     assert any(key.uniform for graph_mode, key in ran if graph_mode is GraphMode.FULL) == (mode != "NONE")
 
 
+@pytest.mark.parametrize("disable", [True, False])
+def test_a_cascade_is_rehearsed(checkpoint, disable, monkeypatch):
+    monkeypatch.setattr(ATTENTION, "_paths", ATTENTION._paths.copy())
+    register_backend("TEST_CASCADING", "tests.fakes.capturable_attention:CascadingBackend")
+    monkeypatch.setattr(CascadingBackend.metadata_builder, "prefixes", [])
+    monkeypatch.setattr(CascadingBackend.metadata_builder, "checks", False)  # padding shares the null block
+    settings = {"attention_backend": "TEST_CASCADING", "disable_cascade_attn": disable, "kv_cache_memory_bytes": 10**6}
+
+    @contextlib.contextmanager
+    def compiling(device, rehearsal, whole):
+        for _ in rehearsal:
+            pass
+        yield
+
+    monkeypatch.setattr(ops, "compile_together", compiling)
+    engine(checkpoint, QueuedPlatform(memory=Roomy()), "NONE", **settings)
+    assert set(CascadingBackend.metadata_builder.prefixes) == ({0} if disable else {0, 127})
+
+
 def test_a_graph_without_memory_for_its_plan_is_left_out(checkpoint, expected, monkeypatch):
     flashinfer_module.install(monkeypatch)
     monkeypatch.setattr(ATTENTION, "_paths", ATTENTION._paths.copy())
