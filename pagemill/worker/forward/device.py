@@ -171,7 +171,8 @@ class DeviceForward(Forward):
     def _rehearse_cascade(self, prefix: SharedPrefix) -> None:
         """A decode step of padding that is told of a prefix as long as there may be."""
         here, count = self._batch, min(self._batch.max_requests, REHEARSED_REQUESTS)
-        shared, shape = prefix.used(here.max_seq_len - 1, count), MixedShape(count, count)
+        longest = [here.max_seq_len - 1] * len(here.tables)
+        shared, shape = prefix.used(longest, count), MixedShape(count, count)
         if shared:
             packed = shape.pack(shape.padding(self._slots.pad_slot, 1), np.ones(count, bool), self._slots.pad_slot)
             key = BatchDescriptor(count, count)

@@ -21,21 +21,19 @@ class SharedPrefix:
     def tokens(self, batch: InputBatch) -> tuple[int, ...]:
         """Of each KV group, 0 where nobody makes use of it; () where nobody does in any. All of these tokens were
         computed before this step."""
-        most, count = self.used(int(batch.positions.min()), len(batch.slots)), len(batch.slots)
-        found = [0] * len(most)
-        for index, tokens in enumerate(most):
-            table = self._tables[index]
-            same = table.block_size * equal_columns(table.blocks, batch.slots, tokens // table.block_size)
-            found[index] = same if tokens and self._groups.cascades(index, same, count) else 0
-        return tuple(found) if any(found) else ()
+        count, computed = len(batch.slots), int(batch.positions.min())
+        most = self.used([computed] * len(self._tables), count)
+        return self.used([self._same(*each, batch) for each in zip(self._tables, most, strict=False)], count)
 
-    def used(self, tokens: int, num_requests: int) -> tuple[int, ...]:
-        """As `tokens`, if the requests had so many in common."""
-        found = [0] * len(self._tables)
-        for index in self._groups.indices:
-            if self._groups.cascades(index, tokens, num_requests):
-                found[index] = tokens
-        return tuple(found) if any(found) else ()
+    def used(self, tokens: Sequence[int], num_requests: int) -> tuple[int, ...]:
+        """As `tokens`, if the requests had so many in common in each KV group."""
+        cascades = self._groups.cascades
+        found = tuple(each if cascades(index, each, num_requests) else 0 for index, each in enumerate(tokens))
+        return found if any(found) else ()
+
+    @staticmethod
+    def _same(table: BlockTable, most: int, batch: InputBatch) -> int:
+        return table.block_size * equal_columns(table.blocks, batch.slots, most // table.block_size)
 
 
 def equal_columns(blocks: Int32Array, rows: Int32Array, width: int) -> int:

@@ -35,6 +35,11 @@ DEFAULTS = {
     "attention_backend": "TORCH_PAGED",
 }
 WHOLE = {"attention_backend": "TEST_CAPTURABLE"}
+OWN_BACKENDS = {
+    "TEST_CAPTURABLE": "tests.fakes.capturable_attention:CapturableBackend",
+    "TEST_CASCADING": "tests.fakes.capturable_attention:CascadingBackend",
+    "TEST_FLASHINFER": "tests.fakes.flashinfer_module:CpuFlashInfer",
+}
 
 
 # A fake graph records what torch is told; native kernels would go unseen.
@@ -47,10 +52,12 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def capturable():
-    register_backend("TEST_CAPTURABLE", "tests.fakes.capturable_attention:CapturableBackend")
+def own_backends():
+    for name, path in OWN_BACKENDS.items():
+        register_backend(name, path)
     yield
-    del ATTENTION._paths["TEST_CAPTURABLE"]
+    for name in OWN_BACKENDS:
+        del ATTENTION._paths[name]
 
 
 def settings_of(checkpoint, mode, **settings):
@@ -123,8 +130,6 @@ def test_mixed_steps_replayed_whole_write_the_same(checkpoint, expected, mode, b
 @pytest.mark.parametrize("mode", ["NONE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
 def test_what_plans_on_the_host_is_planned_before_each_replay(checkpoint, expected, mode, monkeypatch):
     flashinfer_module.install(monkeypatch)
-    monkeypatch.setattr(ATTENTION, "_paths", ATTENTION._paths.copy())
-    register_backend("TEST_FLASHINFER", "tests.fakes.flashinfer_module:CpuFlashInfer")
     platform = QueuedPlatform()
     client, worker = engine(checkpoint, platform, mode, attention_backend="TEST_FLASHINFER")
     ran = steps_by_shape(worker)
@@ -136,8 +141,6 @@ def test_what_plans_on_the_host_is_planned_before_each_replay(checkpoint, expect
 
 @pytest.mark.parametrize("disable", [True, False])
 def test_a_cascade_is_rehearsed(checkpoint, disable, monkeypatch):
-    monkeypatch.setattr(ATTENTION, "_paths", ATTENTION._paths.copy())
-    register_backend("TEST_CASCADING", "tests.fakes.capturable_attention:CascadingBackend")
     monkeypatch.setattr(CascadingBackend.metadata_builder, "prefixes", [])
     monkeypatch.setattr(CascadingBackend.metadata_builder, "checks", False)  # padding shares the null block
     settings = {"attention_backend": "TEST_CASCADING", "disable_cascade_attn": disable, "kv_cache_memory_bytes": 10**6}
@@ -155,8 +158,6 @@ def test_a_cascade_is_rehearsed(checkpoint, disable, monkeypatch):
 
 def test_a_graph_without_memory_for_its_plan_is_left_out(checkpoint, expected, monkeypatch):
     flashinfer_module.install(monkeypatch)
-    monkeypatch.setattr(ATTENTION, "_paths", ATTENTION._paths.copy())
-    register_backend("TEST_FLASHINFER", "tests.fakes.flashinfer_module:CpuFlashInfer")
     builder = flashinfer_module.CpuFlashInfer.metadata_builder
     make, refused = builder._wrapper_of_size, []
 
@@ -177,8 +178,6 @@ def test_a_graph_without_memory_for_its_plan_is_left_out(checkpoint, expected, m
 @pytest.mark.parametrize("count", [4, 5])
 @pytest.mark.parametrize("mode", ["NONE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", "FULL_AND_PIECEWISE"])
 def test_decode_steps_of_one_prefix_are_cascades_outside_whole_graphs(checkpoint, mode, count, monkeypatch):
-    monkeypatch.setattr(ATTENTION, "_paths", ATTENTION._paths.copy())
-    register_backend("TEST_CASCADING", "tests.fakes.capturable_attention:CascadingBackend")
     prompts = [[*range(3, 52), 60 + index] for index in range(count)]
     found = {}
     for disable in (True, False):
