@@ -91,12 +91,13 @@ def api_error(error: Exception) -> ApiError:
 
 
 def request_error(error: ValidationError) -> RequestError:
-    """The first thing that is wrong with a body, as one line that names the field."""
+    """The first thing that is wrong with a body, as one line that names the field. It has no traceback: the frames in
+    which a validator raised it hold what they looked at."""
     problems = error.errors(include_url=False, include_input=False)
     first = problems[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, RequestError):
-        return cause
+        return cause.with_traceback(None)
     if not first["loc"]:
         return RequestError(f"the body is not valid: {first['msg']}")
     field = str(first["loc"][0])

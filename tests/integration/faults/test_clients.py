@@ -11,6 +11,8 @@ from tests.integration.faults.traffic import Traffic, ask_all, asks, same
 
 NUM_DISCONNECTS = 1000 if LONG else 100
 NUM_REQUESTS = 20_000 if LONG else 500
+NUM_REFUSED_ROUNDS = 200 if LONG else 6
+"""Of one request of each kind."""
 MAX_SLOPE = 1.0
 """MB per 1,000 requests."""
 
@@ -73,6 +75,71 @@ async def test_memory_stays_flat(checkpoint):
             assert slope < MAX_SLOPE
         assert grown < 10
         server.wait_empty()
+
+
+TEXT = "t3 " * 33_000
+"""Makes a body of 100 KB."""
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": TEXT}]
+WRONG = {"no": "such value"}
+FIELDS = (
+    *("allowed_token_ids", "bad_words", "best_of", "chat_template", "documents", "frequency_penalty", "functions"),
+    *("guided_json", "logit_bias", "logprobs", "max_tokens", "min_p", "min_tokens", "modalities", "n", "prompt_embeds"),
+    *("prompt_logprobs", "repetition_penalty", "response_format", "seed", "stop", "stop_token_ids", "stream"),
+    *("structured_outputs", "suffix", "temperature", "top_k", "top_logprobs", "top_p", "truncate_prompt_tokens"),
+)
+REFUSED = [
+    *((COMPLETIONS, {"prompt": TEXT, field: WRONG}, 400) for field in FIELDS),
+    *((CHAT, {"messages": MESSAGES, field: WRONG}, 400) for field in FIELDS if field != "suffix"),
+    (CHAT, {"messages": MESSAGES, "stream_options": {"include_usage": True}}, 400),
+    (CHAT, {"messages": MESSAGES, "stream": True, "stream_options": {"no_such_option": True}}, 400),
+    (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}], "tool_choice": WRONG}, 400),
+    (CHAT, {"messages": MESSAGES, "chat_template_kwargs": {"messages": 1}}, 400),
+    (CHAT, {"messages": [{"role": "user", "content": "t3"}] * 5000}, 400),
+    (CHAT, {"messages": [{"role": "no such role", "content": TEXT}]}, 400),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": TEXT}}]}]}, 400),
+    (COMPLETIONS, {"prompt": [TEXT, 1]}, 400),
+    (COMPLETIONS, {"prompt": ["t3"] * 5000}, 400),
+    (COMPLETIONS, {"prompt": [10**6] * 30_000}, 400),
+    (COMPLETIONS, {"prompt": TEXT}, 400),
+    (COMPLETIONS, {"prompt": TEXT, "model": "no such model"}, 404),
+    (COMPLETIONS, ["not", "an", "object", TEXT], 400),
+    ("/no/such/route", {"prompt": TEXT}, 404),
+    ("/health", {"prompt": TEXT}, 405),
+]
+"""(path, body, status)."""
+
+
+async def test_refused_requests_leave_nothing(checkpoint):
+    """Whatever is wrong with them, and however large their bodies are."""
+    with Server(checkpoint, "--num-gpu-blocks-override", 500, scripted=True) as server:
+        process = psutil.Process(server.process.pid)
+        samples = []
+        async with httpx.AsyncClient(timeout=120) as client:
+            for done in range(NUM_REFUSED_ROUNDS):
+                for path, body, status in REFUSED:
+                    answer = await client.post(server.url + path, json=body)
+                    assert answer.status_code == status, (path, list(body)[-1], answer.text)
+                for content in (
+                    b"{" + TEXT.encode(),
+                    b'{"prompt": "' + TEXT.encode(),
+                    b"\xff" * 100_000,
+                    b"[" * 100_000,
+                ):
+                    headers = {"content-type": "application/json"}
+                    answer = await client.post(server.url + COMPLETIONS, content=content, headers=headers)
+                    assert answer.status_code == 400
+                samples.append(((done + 1) * (len(REFUSED) + 4), process.memory_info().rss / 1e6))
+        settled = samples[len(samples) // 3 :]
+        slope = slope_of(settled) * 1000
+        grown = settled[-1][1] - settled[0][1]
+        print(
+            f"RSS {samples[0][1]:.1f} to {samples[-1][1]:.1f} MB over {samples[-1][0]} refused; {slope:+.2f} MB/1,000"
+        )
+        if LONG:
+            assert slope < MAX_SLOPE
+        assert grown < 10
+        assert server.status() == 200
 
 
 def slope_of(points):

@@ -1,0 +1,59 @@
+"""Bodies of requests: parsed, or refused and forgotten."""
+
+import gc
+import json
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from pagemill.errors import RequestError
+from pagemill.serve.http.connection import parse_body
+from pagemill.serve.http.schemas.chat import ChatBody
+from pagemill.serve.http.schemas.completions import CompletionBody
+from pagemill.serve.http.schemas.embeddings import EmbeddingBody
+
+HI = [{"role": "user", "content": "hi"}]
+
+REFUSED: list[tuple[type[BaseModel], dict[str, Any]]] = [
+    (ChatBody, {"messages": HI * 5000}),
+    (ChatBody, {"messages": HI, "tools": [{"type": "function"}], "tool_choice": {}}),
+    (ChatBody, {"messages": HI, "stream_options": {"include_usage": True}}),
+    (ChatBody, {"messages": HI, "stream": True, "stream_options": {"nothing": True}}),
+    (ChatBody, {"messages": HI, "stop": 5}),
+    (ChatBody, {"messages": HI, "chat_template_kwargs": {"messages": 1}}),
+    (ChatBody, {"messages": HI, "chat_template_kwargs": {"a b": 1}}),
+    (ChatBody, {"messages": HI, "n": "a"}),
+    (CompletionBody, {"prompt": ["a", 1]}),
+    (CompletionBody, {"prompt": ["a"] * 5000}),
+    (CompletionBody, {"prompt": "a", "stop_token_ids": "x"}),
+    (CompletionBody, {"prompt": "a", "max_tokens": []}),
+    (EmbeddingBody, {"input": [1, "a"]}),
+    (EmbeddingBody, {"input": "a", "encoding_format": "nothing"}),
+]
+
+
+@pytest.fixture
+def _uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_uncollected")
+@pytest.mark.parametrize(("kind", "body"), REFUSED)
+def test_what_is_refused_leaves_nothing(kind: type[BaseModel], body: dict[str, Any]) -> None:
+    """Not even for the collector: a body that it finds minutes later is as bad as many at once."""
+    raw = json.dumps(body).encode()
+    refs = sys.getrefcount(raw)
+    with pytest.raises(RequestError) as raised:
+        parse_body(raw, kind)
+    assert raised.value.__context__ is None
+    error = weakref.ref(raised.value)
+    del raised
+    assert error() is None
+    assert sys.getrefcount(raw) == refs
