@@ -19,7 +19,8 @@ from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt, Prompts
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
 from pagemill.observability.readings import Metric, readings
-from pagemill.serve.async_llm import AsyncLLM, ChatOptions
+from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.chat_renderer import ChatOptions
 from pagemill.serve.processing.input_processor import RequestOptions
 from pagemill.tokenizers.interface import Tokenizer
 

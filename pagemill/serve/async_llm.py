@@ -6,49 +6,32 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import CacheConfig, PoolerConfig, SchedulerConfig
-from pagemill.errors import ConfigError, EngineDeadError, EngineOverloadedError, RequestError, UnavailableError
-from pagemill.log import get_logger
-from pagemill.messages.engine_io import EngineCoreOutputs
+from pagemill.errors import ConfigError, EngineDeadError, RequestError, UnavailableError
 from pagemill.messages.outputs import PoolingRequestOutput, RequestOutput
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.observability.serving_metrics import ServingMetrics
-from pagemill.observability.stats_log import StatsLog
+from pagemill.serve.chat_renderer import ChatOptions, ChatRenderer
 from pagemill.serve.client.interface import EngineClient
-from pagemill.serve.processing.conversation import parse_conversation
+from pagemill.serve.load_gate import LoadGate
+from pagemill.serve.output_pump import OutputPump
 from pagemill.serve.processing.input_processor import InputProcessor, Pooling, PreparedRequest, RequestOptions
-from pagemill.serve.processing.output_processor import OutputProcessor, in_chunks
+from pagemill.serve.processing.output_processor import OutputProcessor
 from pagemill.serve.processing.parallel_sampling import fan_out
 from pagemill.serve.processing.request_metrics import RequestMetrics
 from pagemill.serve.processing.request_stream import OutputQueue, PoolingStream, RequestStream, Stream, Tap
 from pagemill.tokenizers.interface import Tokenizer
-
-logger = get_logger(__name__)
 
 LONG_TEXT_CHARS = 16_384
 """Texts from this length on are tokenized off the event loop's thread."""
 _GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 DEFAULT_OPTIONS = RequestOptions()
 Output = TypeVar("Output", RequestOutput, PoolingRequestOutput)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatOptions:
-    """How a conversation becomes a prompt."""
-
-    add_generation_prompt: bool = True
-    """End with the header of an assistant's turn."""
-    continue_final_message: bool = False
-    """Leave the last message open, to be continued."""
-    chat_template: str | None = None
-    """Jinja source; None: the model's own."""
-    template_variables: Mapping[str, Any] | None = None
 
 
 class AsyncLLM:
@@ -96,17 +79,12 @@ class AsyncLLM:
             client.stats,
             with_residency=cache.kv_cache_metrics,
         )
-        self._log_interval_s = log_interval_s
+        self._chats = ChatRenderer(tokenizer, self._inputs)
         self._outputs = OutputProcessor(self._inputs.is_end_of_sequence, RequestMetrics(self.metrics))
-        self._max_in_flight = (
-            scheduler.max_num_seqs + scheduler.max_num_queued_reqs if scheduler.max_num_queued_reqs else None
-        )
+        self._pump = OutputPump(client, self._outputs, self.metrics, log_interval_s)
+        self._gate = LoadGate(scheduler, self._outputs, self.metrics)
         self._step_tokens = scheduler.max_num_batched_tokens or client.ready.max_model_len
         self._count = itertools.count()
-        self._reader: asyncio.Task[None] | None = None
-        self._reporter: asyncio.Task[None] | None = None
-        self._error: EngineDeadError | None = None
-        self._draining = False
 
     async def generate(
         self,
@@ -198,8 +176,7 @@ class AsyncLLM:
         request_ids: Sequence[str] | None,
         tap: Tap[Output] | None = None,
     ) -> AsyncGenerator[Output, None]:
-        if self._error is not None:
-            raise self._error
+        self._pump.check_alive()
         external_ids = request_ids or [f"request-{next(self._count)}" for _ in requests]
         queue: OutputQueue[Output] = OutputQueue(tap)
         streams: list[Stream[Output]] = []
@@ -215,9 +192,9 @@ class AsyncLLM:
                 if not begun and num_added >= self._step_tokens:
                     # Enough for a step, which may begin while the others are added. Once: the next one has them all.
                     begun = True
-                    self._start_reading()
+                    self._pump.start()
                     await asyncio.sleep(0)
-            self._start_reading()
+            self._pump.start()
             num_open = len(streams)
             while num_open:
                 output = await queue.get()
@@ -231,31 +208,12 @@ class AsyncLLM:
     def check_load(self) -> None:
         """Raises EngineOverloadedError when as many requests run and wait as the configuration allows,
         UnavailableError after `drain`, EngineDeadError when the engine is gone."""
-        if self._error is not None:
-            raise self._error
-        if self._draining:
-            raise UnavailableError("the server is shutting down and takes no new requests")
-        if self._max_in_flight is not None and self._outputs.num_in_flight >= self._max_in_flight:
-            self.metrics.rejected()
-            raise EngineOverloadedError(
-                f"{self._outputs.num_in_flight} requests run and wait already, which is the limit "
-                "(--max-num-seqs plus --max-num-queued-reqs); try again later"
-            )
+        self._pump.check_alive()
+        self._gate.check()
 
     def render_chat(self, messages: Any, options: ChatOptions) -> str:
         """A conversation as the text of a prompt, special tokens included. Raises RequestError."""
-        self._inputs.check_generates()
-        if options.add_generation_prompt and options.continue_final_message:
-            raise RequestError(
-                "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"
-            )
-        return self.tokenizer.render_chat(
-            parse_conversation(messages),
-            add_generation_prompt=options.add_generation_prompt,
-            continue_final_message=options.continue_final_message,
-            chat_template=options.chat_template,
-            **(options.template_variables or {}),
-        )
+        return self._chats.render(messages, options)
 
     async def abort(self, request_id: str) -> None:
         """End the requests that were given this id; their consumers get what there is, with the reason abort."""
@@ -270,12 +228,12 @@ class AsyncLLM:
     @property
     def errored(self) -> bool:
         """Whether the engine is gone."""
-        return self._error is not None
+        return self._pump.error is not None
 
     @property
     def dead_error(self) -> EngineDeadError:
         """Why the engine is gone."""
-        return self._error or EngineDeadError("the engine is alive")
+        return self._pump.error or EngineDeadError("the engine is alive")
 
     @property
     def num_in_flight(self) -> int:
@@ -284,7 +242,7 @@ class AsyncLLM:
 
     def drain(self) -> None:
         """From now on, `check_load` refuses new requests; those in flight go on."""
-        self._draining = True
+        self._gate.drain()
 
     def give_up(self) -> None:
         """End all requests in flight with UnavailableError."""
@@ -292,68 +250,16 @@ class AsyncLLM:
 
     def problem(self) -> str | None:
         """What keeps requests from being worked on as they should; None when nothing does. Never waits."""
-        if self._error is not None:
-            return str(self._error)
-        return self._client.problem()
+        return self._client.problem() if self._pump.error is None else str(self._pump.error)
 
     def accepts(self) -> bool:
         """Whether a new request would be taken and worked on now."""
-        return self._error is None and not self._draining and self._client.accepts()
+        return not self.errored and not self._gate.draining and self._client.accepts()
 
     async def shutdown(self) -> None:
         """End all requests with EngineDeadError and stop the engine. A second call does nothing."""
-        tasks = [task for task in (self._reader, self._reporter) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._reader = self._reporter = None
-        self._fail(EngineDeadError("the engine was shut down"))
+        await self._pump.stop(EngineDeadError("the engine was shut down"))
         await self._client.close()
-
-    def _start_reading(self) -> None:
-        if self._reader is None and self._error is None:
-            loop = asyncio.get_running_loop()
-            self._reader = loop.create_task(self._read_outputs(), name="pagemill-outputs")
-            if self._log_interval_s is not None:
-                self._reporter = loop.create_task(self._log_stats(self._log_interval_s), name="pagemill-stats-log")
-
-    async def _read_outputs(self) -> None:
-        """The one task that takes outputs from the client. It ends only with the engine."""
-        try:
-            while True:
-                outputs = await self._client.outputs()
-                self._count_step(outputs)
-                for part in in_chunks(outputs):
-                    aborts = self._outputs.process(part)
-                    if aborts:
-                        await self._client.abort(aborts)
-                    await asyncio.sleep(0)  # others have their turn between the chunks of a large step
-        except EngineDeadError as error:
-            self._fail(error)
-        except Exception as error:
-            logger.exception("reading the engine's outputs failed")
-            self._fail(EngineDeadError(f"reading the engine's outputs failed: {type(error).__name__}"))
-
-    def _count_step(self, outputs: EngineCoreOutputs) -> None:
-        samples = None if outputs.stats is None else outputs.stats.residency
-        if outputs.num_step_tokens or samples is not None:
-            metrics = self.metrics.of_engine(outputs.engine_index)
-            if outputs.num_step_tokens:
-                metrics.iteration_tokens_total.observe(outputs.num_step_tokens)
-            if samples is not None:
-                metrics.residency(samples)
-
-    async def _log_stats(self, interval_s: float) -> None:
-        log = StatsLog(self.metrics)
-        while self._error is None:
-            await asyncio.sleep(interval_s)
-            line = log.line()
-            if line is not None:
-                logger.info(line)
-
-    def _fail(self, error: EngineDeadError) -> None:
-        self._error = self._error or error
-        self._outputs.fail_all(self._error)
 
 
 def _plain_settings(section: Any) -> dict[str, Any]:

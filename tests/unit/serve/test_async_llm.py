@@ -12,7 +12,8 @@ from pagemill.errors import ConfigError, EngineDeadError, EngineOverloadedError,
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
 from pagemill.messages.outputs import RequestOutput
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
-from pagemill.serve.async_llm import LONG_TEXT_CHARS, AsyncLLM, ChatOptions
+from pagemill.serve.async_llm import LONG_TEXT_CHARS, AsyncLLM
+from pagemill.serve.chat_renderer import ChatOptions
 from pagemill.serve.client.inproc import InprocClient
 from tests.fakes.engine import FACTS, make_engine, wait_until
 from tests.fakes.fake_core import FakeCore, say

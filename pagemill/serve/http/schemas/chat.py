@@ -6,7 +6,7 @@ from pydantic import field_validator, model_validator
 
 from pagemill.errors import RequestError
 from pagemill.messages.sampling_params import SamplingParams
-from pagemill.serve.async_llm import ChatOptions
+from pagemill.serve.chat_renderer import ChatOptions
 from pagemill.serve.http.schemas.generation import GenerationBody
 from pagemill.serve.processing.conversation import parse_conversation
 

@@ -1,0 +1,46 @@
+"""`ChatRenderer`: a conversation becomes the text of a prompt. Does not know where conversations come from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagemill.errors import RequestError
+from pagemill.serve.processing.conversation import parse_conversation
+from pagemill.serve.processing.input_processor import InputProcessor
+from pagemill.tokenizers.interface import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a conversation becomes a prompt."""
+
+    add_generation_prompt: bool = True
+    """End with the header of an assistant's turn."""
+    continue_final_message: bool = False
+    """Leave the last message open, to be continued."""
+    chat_template: str | None = None
+    """Jinja source; None: the model's own."""
+    template_variables: Mapping[str, Any] | None = None
+
+
+class ChatRenderer:
+    """Applies the chat template of one model."""
+
+    def __init__(self, tokenizer: Tokenizer, inputs: InputProcessor) -> None:
+        self._tokenizer = tokenizer
+        self._inputs = inputs
+
+    def render(self, messages: Any, options: ChatOptions) -> str:
+        """A conversation as the text of a prompt, special tokens included. Raises RequestError."""
+        self._inputs.check_generates()
+        if options.add_generation_prompt and options.continue_final_message:
+            raise RequestError(
+                "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"
+            )
+        return self._tokenizer.render_chat(
+            parse_conversation(messages),
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            chat_template=options.chat_template,
+            **(options.template_variables or {}),
+        )
