@@ -23,6 +23,8 @@ from pagemill.serve.client.balancer import BALANCERS
 from pagemill.serve.client.fleet import FleetClient
 from pagemill.serve.client.zmq import ZmqClient
 from pagemill.serve.http.app import build_app
+from pagemill.serve.http.preparer_pool import PreparerPool
+from pagemill.serve.http.preparer_process import HelperBirth
 from pagemill.serve.http.server import say_ready, serve
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
@@ -69,7 +71,7 @@ def serve_fleet(
     server = birth.server
     with paused():
         llm = _make_llm(birth, fleet, tokenizer)
-        app = build_app(llm, server)
+        app = build_app(llm, server, helpers=_make_helpers(birth, fleet))
     serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce)
 
 
@@ -85,6 +87,20 @@ def _make_llm(birth: FrontEndBirth, fleet: FleetClient, tokenizer: Tokenizer) ->
         served_model_name=birth.server.served_model_name,
         log_interval_s=None if config.observability.disable_log_stats else envs.log_stats_interval_s(),
         pooler=config.model.pooler_config if config.model.pools else None,
+    )
+
+
+def _make_helpers(birth: FrontEndBirth, fleet: FleetClient) -> PreparerPool:
+    """For large bodies; no process is started yet."""
+    config = birth.config
+    return PreparerPool(
+        HelperBirth(
+            model=config.model,
+            facts=config.facts,
+            scheduler=config.scheduler,
+            ready=fleet.ready,
+            served_model_name=birth.server.served_model_name or config.facts.name,
+        )
     )
 
 
@@ -146,5 +162,5 @@ def run(payload: bytes, report: Report) -> None:
 
     server, sock = birth.server, socket.socket(fileno=birth.socket_fd)
     with paused():
-        app = build_app(llm, server, metrics=metrics)
+        app = build_app(llm, server, metrics=metrics, helpers=_make_helpers(birth, fleet))
     serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, tell)

@@ -10,17 +10,18 @@ from typing import Any, TypeVar
 
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import CacheConfig, PoolerConfig, SchedulerConfig
-from pagemill.errors import ConfigError, EngineDeadError, RequestError, UnavailableError
+from pagemill.errors import EngineDeadError, UnavailableError
 from pagemill.messages.outputs import PoolingRequestOutput, RequestOutput
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.observability.serving_metrics import ServingMetrics
-from pagemill.serve.chat_renderer import ChatOptions, ChatRenderer
+from pagemill.serve.chat_renderer import ChatOptions
 from pagemill.serve.client.interface import EngineClient
 from pagemill.serve.load_gate import LoadGate
 from pagemill.serve.output_pump import OutputPump
-from pagemill.serve.processing.input_processor import InputProcessor, Pooling, PreparedRequest, RequestOptions
+from pagemill.serve.preparation import Pacer, Preparation
+from pagemill.serve.processing.input_processor import PreparedRequest, RequestOptions
 from pagemill.serve.processing.output_processor import OutputProcessor
 from pagemill.serve.processing.parallel_sampling import fan_out
 from pagemill.serve.processing.request_metrics import RequestMetrics
@@ -29,7 +30,6 @@ from pagemill.tokenizers.interface import Tokenizer
 
 LONG_TEXT_CHARS = 16_384
 """Texts from this length on are tokenized off the event loop's thread."""
-_GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 DEFAULT_OPTIONS = RequestOptions()
 Output = TypeVar("Output", RequestOutput, PoolingRequestOutput)
 
@@ -61,16 +61,10 @@ class AsyncLLM:
         self.tokenizer = tokenizer
         self.facts = facts
         self.max_model_len = client.ready.max_model_len
-        defaults = facts.generation_defaults if generation_defaults is None else generation_defaults
-        self.default_params = _default_params(defaults)
         self._client = client
-        self._inputs = InputProcessor(
-            tokenizer,
-            client.ready,
-            (*facts.eos_token_ids, *tokenizer.eos_token_ids),
-            has_priorities=scheduler.scheduling_policy == "priority",
-            pooling=None if pooler is None else _pooling(pooler, facts),
-        )
+        self.preparation = Preparation(tokenizer, facts, client.ready, scheduler, pooler, generation_defaults)
+        self.default_params = self.preparation.default_params
+        self._inputs = self.preparation.inputs
         cache = cache or CacheConfig()
         self.metrics = ServingMetrics(
             served_model_name or facts.name,
@@ -79,7 +73,6 @@ class AsyncLLM:
             client.stats,
             with_residency=cache.kv_cache_metrics,
         )
-        self._chats = ChatRenderer(tokenizer, self._inputs)
         self._outputs = OutputProcessor(self._inputs.is_end_of_sequence, RequestMetrics(self.metrics))
         self._pump = OutputPump(client, self._outputs, self.metrics, log_interval_s)
         self._gate = LoadGate(scheduler, self._outputs, self.metrics)
@@ -180,7 +173,7 @@ class AsyncLLM:
         external_ids = request_ids or [f"request-{next(self._count)}" for _ in requests]
         queue: OutputQueue[Output] = OutputQueue(tap)
         streams: list[Stream[Output]] = []
-        num_added, begun = 0, False
+        num_added, begun, pacer = 0, False, Pacer()
         try:
             for external_id, prepared in zip(external_ids, requests, strict=True):
                 stream = make_stream(external_id, prepared, queue)
@@ -188,6 +181,7 @@ class AsyncLLM:
                 self._outputs.add(stream)
                 for child in stream.children:
                     await self._client.add(child)
+                    await pacer.pause()
                 num_added += len(prepared.request.prompt_token_ids) * len(stream.children)
                 if not begun and num_added >= self._step_tokens:
                     # Enough for a step, which may begin while the others are added. Once: the next one has them all.
@@ -213,7 +207,7 @@ class AsyncLLM:
 
     def render_chat(self, messages: Any, options: ChatOptions) -> str:
         """A conversation as the text of a prompt, special tokens included. Raises RequestError."""
-        return self._chats.render(messages, options)
+        return self.preparation.chats.render(messages, options)
 
     async def abort(self, request_id: str) -> None:
         """End the requests that were given this id; their consumers get what there is, with the reason abort."""
@@ -266,21 +260,3 @@ def _plain_settings(section: Any) -> dict[str, Any]:
     """The fields of a section, without sections inside it."""
     fields = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     return {name: value for name, value in fields.items() if not dataclasses.is_dataclass(value)}
-
-
-def _pooling(pooler: PoolerConfig, facts: ModelFacts) -> Pooling:
-    params = PoolingParams(pooling_type=pooler.pooling_type, normalize=pooler.normalize)
-    return Pooling(params, int(facts.hf_config.get("hidden_size", 0)))
-
-
-def _default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams() with what the model recommends. Raises ConfigError for values that are not allowed."""
-    given = {
-        name: generation_defaults[name] for name in _GENERATION_FIELDS if generation_defaults.get(name) is not None
-    }
-    try:
-        return SamplingParams(**given)
-    except RequestError as error:
-        raise ConfigError(
-            f"the model's generation defaults are not usable: {error}; start with --generation-config vllm"
-        ) from error

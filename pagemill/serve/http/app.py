@@ -18,8 +18,10 @@ from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.auth import AuthMiddleware
 from pagemill.serve.http.errors import ErrorMiddleware, answer_http_exception
-from pagemill.serve.http.handlers.generation import ServedModel, now
+from pagemill.serve.http.handlers.generation import now
 from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from pagemill.serve.http.preparer_pool import PreparerPool
+from pagemill.serve.http.served_model import ServedModel
 from pagemill.serve.http.state import make_services
 
 
@@ -29,9 +31,10 @@ def build_app(
     endpoints: Registry[Any] = ENDPOINTS,
     *,
     metrics: SharedMetrics | None = None,
+    helpers: PreparerPool | None = None,
 ) -> FastAPI:
     """The application around an engine, which is shut down with it. `metrics` are those of several servers; None: this
-    one answers for itself.
+    one answers for itself. `helpers` prepare large bodies, and end with the application; None: it is done here.
 
     Requests need `config.api_key` (or PAGEMILL_API_KEY) when one is set, except for `auth.PUBLIC_PATHS`.
     """
@@ -40,6 +43,8 @@ def build_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with contextlib.nullcontext() if metrics is None else metrics.running():
             yield
+        if helpers is not None:
+            await helpers.close()
         await engine.shutdown()
 
     app = FastAPI(
@@ -55,7 +60,7 @@ def build_app(
         # The routes themselves, not the router around them: the API-key check asks each which request it takes.
         app.router.routes.extend(endpoints.resolve(name).routes)
     model = ServedModel(config.served_model_name or engine.facts.name, now())
-    app.state.services = make_services(engine, model, metrics)
+    app.state.services = make_services(engine, model, metrics, helpers)
     return app
 
 

@@ -20,11 +20,6 @@ T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
 
 
-async def read_body(request: Request, kind: type[Body]) -> Body:
-    """The JSON body, parsed and validated in one pass. Raises RequestError."""
-    return parse_body(await request.body(), kind)
-
-
 def parse_body(raw: bytes, kind: type[Body]) -> Body:
     """A JSON body, parsed and validated in one pass. Raises RequestError, which holds nothing of the body."""
     try:

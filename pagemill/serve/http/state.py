@@ -9,7 +9,9 @@ from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.handlers.chat import ChatHandler
 from pagemill.serve.http.handlers.completions import CompletionHandler
 from pagemill.serve.http.handlers.embeddings import EmbeddingHandler
-from pagemill.serve.http.handlers.generation import ServedModel
+from pagemill.serve.http.intake import Intake
+from pagemill.serve.http.preparer_pool import PreparerPool
+from pagemill.serve.http.served_model import ServedModel
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,20 @@ class Services:
     """Those of several servers together; None where this is the only one."""
 
 
-def make_services(engine: AsyncLLM, model: ServedModel, metrics: SharedMetrics | None = None) -> Services:
-    """The handlers around an engine."""
+def make_services(
+    engine: AsyncLLM,
+    model: ServedModel,
+    metrics: SharedMetrics | None = None,
+    helpers: PreparerPool | None = None,
+) -> Services:
+    """The handlers around an engine. Without `helpers`, large bodies are prepared here."""
+    intake = Intake(engine, model, helpers)
     return Services(
         engine,
         model,
-        ChatHandler(engine, model),
-        CompletionHandler(engine, model),
-        EmbeddingHandler(engine, model),
+        ChatHandler(engine, model, intake),
+        CompletionHandler(engine, model, intake),
+        EmbeddingHandler(engine, model, intake),
         metrics,
     )
 

@@ -9,9 +9,10 @@ from starlette.responses import Response
 from pagemill.messages.outputs import CompletionOutput
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.connection import EventStream, respond_unless_gone
-from pagemill.serve.http.handlers.generation import Generation, ResponseHead, ServedModel, now
-from pagemill.serve.http.schemas.chat import ChatBody
-from pagemill.serve.processing.input_processor import RequestOptions
+from pagemill.serve.http.handlers.generation import Generation, ResponseHead, now
+from pagemill.serve.http.intake import Intake
+from pagemill.serve.http.preparer import CHAT
+from pagemill.serve.http.served_model import ServedModel
 
 _encode = msgspec.json.encode
 
@@ -63,21 +64,18 @@ class ChatDeltas:
 class ChatHandler:
     """Answers conversations with one engine."""
 
-    def __init__(self, engine: AsyncLLM, model: ServedModel) -> None:
+    def __init__(self, engine: AsyncLLM, model: ServedModel, intake: Intake) -> None:
         self._engine = engine
         self._model = model
+        self._intake = intake
 
-    async def respond(self, body: ChatBody, request: Request) -> Response:
+    async def respond(self, request: Request) -> Response:
         """Check everything, then generate. Raises RequestError, EngineOverloadedError, EngineDeadError."""
-        self._model.check(body.model)
-        params = body.to_sampling_params(self._engine.default_params)
-        prompt = self._engine.render_chat(body.messages, body.to_chat_options())
-        options = RequestOptions(priority=body.priority or 0, cache_salt=body.cache_salt, add_special_tokens=False)
-        prepared = await self._engine.prepare(prompt, params, options)
+        form, prepared, _ = await self._intake.take(CHAT, request)
         head = ResponseHead(f"chatcmpl-{request.scope['request_id']}", self._model.name, now())
-        deltas = ChatDeltas(head, body.wants_usage)
-        generation = Generation(self._engine, [prepared], deltas, body.wants_usage)
-        if body.stream:
+        deltas = ChatDeltas(head, form.with_usage)
+        generation = Generation(self._engine, prepared, deltas, form.with_usage)
+        if form.stream:
             return EventStream(generation.stream)
         return await respond_unless_gone(request, self._collect(generation))
 

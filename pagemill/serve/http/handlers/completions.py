@@ -10,9 +10,10 @@ from starlette.responses import Response
 from pagemill.messages.outputs import CompletionOutput
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.connection import EventStream, respond_unless_gone
-from pagemill.serve.http.handlers.generation import Generation, ResponseHead, ServedModel, now
-from pagemill.serve.http.schemas.completions import CompletionBody
-from pagemill.serve.processing.input_processor import RequestOptions
+from pagemill.serve.http.handlers.generation import Generation, ResponseHead, now
+from pagemill.serve.http.intake import Intake
+from pagemill.serve.http.preparer import COMPLETIONS
+from pagemill.serve.http.served_model import ServedModel
 
 _encode = msgspec.json.encode
 
@@ -61,33 +62,23 @@ class CompletionDeltas:
 class CompletionHandler:
     """Continues texts with one engine."""
 
-    def __init__(self, engine: AsyncLLM, model: ServedModel) -> None:
+    def __init__(self, engine: AsyncLLM, model: ServedModel, intake: Intake) -> None:
         self._engine = engine
         self._model = model
+        self._intake = intake
 
-    async def respond(self, body: CompletionBody, request: Request) -> Response:
+    async def respond(self, request: Request) -> Response:
         """Check every prompt before any runs, then generate.
 
         Raises RequestError, EngineOverloadedError, EngineDeadError.
         """
-        self._model.check(body.model)
-        params = body.to_sampling_params(self._engine.default_params)
-        options = RequestOptions(
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt,
-            clamp_max_tokens=body.max_tokens is None,
-        )
-        prepared = [await self._engine.prepare(prompt, params, options) for prompt in body.prompt]
-        echoes = [self._text_of(prompt) if body.echo else "" for prompt in body.prompt]
+        form, prepared, echoes = await self._intake.take(COMPLETIONS, request)
         head = ResponseHead(f"cmpl-{request.scope['request_id']}", self._model.name, now())
-        deltas = CompletionDeltas(head, body.wants_usage, params.n, echoes)
-        generation = Generation(self._engine, prepared, deltas, body.wants_usage)
-        if body.stream:
+        deltas = CompletionDeltas(head, form.with_usage, form.num_per_prompt, echoes)
+        generation = Generation(self._engine, prepared, deltas, form.with_usage)
+        if form.stream:
             return EventStream(generation.stream)
         return await respond_unless_gone(request, self._collect(generation))
-
-    def _text_of(self, prompt: str | list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(prompt)
 
     async def _collect(self, generation: Generation) -> Response:
         return Response(await generation.collect(), media_type="application/json")

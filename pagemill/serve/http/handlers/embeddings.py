@@ -13,9 +13,11 @@ from starlette.responses import Response
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.connection import respond_unless_gone
 from pagemill.serve.http.errors import GenerationFailedError
-from pagemill.serve.http.handlers.generation import ServedModel, now
-from pagemill.serve.http.schemas.embeddings import EmbeddingBody
-from pagemill.serve.processing.input_processor import PreparedRequest, RequestOptions
+from pagemill.serve.http.handlers.generation import now
+from pagemill.serve.http.intake import Intake
+from pagemill.serve.http.preparer import EMBEDDINGS
+from pagemill.serve.http.served_model import ServedModel
+from pagemill.serve.processing.input_processor import PreparedRequest
 
 _encode = msgspec.json.encode
 
@@ -23,25 +25,19 @@ _encode = msgspec.json.encode
 class EmbeddingHandler:
     """Makes vectors of texts with one engine."""
 
-    def __init__(self, engine: AsyncLLM, model: ServedModel) -> None:
+    def __init__(self, engine: AsyncLLM, model: ServedModel, intake: Intake) -> None:
         self._engine = engine
         self._model = model
+        self._intake = intake
 
-    async def respond(self, body: EmbeddingBody, request: Request) -> Response:
+    async def respond(self, request: Request) -> Response:
         """Check every prompt before any runs, then make the vectors.
 
         Raises RequestError, EngineOverloadedError, EngineDeadError.
         """
-        self._model.check(body.model)
-        params = body.to_pooling_params()
-        options = RequestOptions(
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt,
-            add_special_tokens=body.add_special_tokens is not False,
-        )
-        prepared = [await self._engine.prepare(prompt, params, options) for prompt in body.input]
+        form, prepared, _ = await self._intake.take(EMBEDDINGS, request)
         name = f"embd-{request.scope['request_id']}"
-        return await respond_unless_gone(request, self._collect(name, prepared, body.encoding_format == "base64"))
+        return await respond_unless_gone(request, self._collect(name, prepared, form.as_base64))
 
     async def _collect(self, name: str, requests: list[PreparedRequest], as_base64: bool) -> Response:
         self._engine.check_load()

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pagemill.errors import ModelNotFoundError
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.connection import Outlet
@@ -17,19 +16,6 @@ from pagemill.serve.processing.input_processor import PreparedRequest
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.encode
-
-
-class ServedModel(msgspec.Struct, frozen=True):
-    """The model under the name that the API gives it."""
-
-    name: str
-    created: int
-    """Unix time in seconds."""
-
-    def check(self, requested: str | None) -> None:
-        """Raises ModelNotFoundError unless the request means this model (or none in particular)."""
-        if requested is not None and requested != self.name:
-            raise ModelNotFoundError(f"the model {requested[:100]!r} is not served here; {self.name!r} is", "model")
 
 
 class Usage:

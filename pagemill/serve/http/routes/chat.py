@@ -2,8 +2,6 @@
 
 from fastapi import APIRouter, Request, Response
 
-from pagemill.serve.http.connection import read_body
-from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.state import services
 
 router = APIRouter()
@@ -12,4 +10,4 @@ router = APIRouter()
 @router.post("/v1/chat/completions", response_model=None)
 async def create_chat_completion(request: Request) -> Response:
     """Continue a conversation."""
-    return await services(request).chat.respond(await read_body(request, ChatBody), request)
+    return await services(request).chat.respond(request)

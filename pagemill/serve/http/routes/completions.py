@@ -2,8 +2,6 @@
 
 from fastapi import APIRouter, Request, Response
 
-from pagemill.serve.http.connection import read_body
-from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.state import services
 
 router = APIRouter()
@@ -12,4 +10,4 @@ router = APIRouter()
 @router.post("/v1/completions", response_model=None)
 async def create_completion(request: Request) -> Response:
     """Continue texts."""
-    return await services(request).completions.respond(await read_body(request, CompletionBody), request)
+    return await services(request).completions.respond(request)

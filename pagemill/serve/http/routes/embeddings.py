@@ -2,8 +2,6 @@
 
 from fastapi import APIRouter, Request, Response
 
-from pagemill.serve.http.connection import read_body
-from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.state import services
 
 router = APIRouter()
@@ -12,4 +10,4 @@ router = APIRouter()
 @router.post("/v1/embeddings", response_model=None)
 async def create_embedding(request: Request) -> Response:
     """Make vectors of texts."""
-    return await services(request).embeddings.respond(await read_body(request, EmbeddingBody), request)
+    return await services(request).embeddings.respond(request)

@@ -1,0 +1,109 @@
+"""`Preparer`: the bytes of a body become requests that can run, and what their answer shall look like.
+Does not know in which process it works: on the event loop of the server it is asked part by part, in a helper process
+at once."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from pagemill.messages.engine_io import EngineCoreRequest
+from pagemill.messages.prompts import Prompt
+from pagemill.messages.sampling_params import SamplingParams
+from pagemill.serve.http.connection import parse_body
+from pagemill.serve.http.schemas.chat import ChatBody
+from pagemill.serve.http.schemas.completions import CompletionBody
+from pagemill.serve.http.schemas.embeddings import EmbeddingBody
+from pagemill.serve.http.served_model import ServedModel
+from pagemill.serve.preparation import Preparation
+from pagemill.serve.processing.input_processor import RequestOptions
+
+CHAT, COMPLETIONS, EMBEDDINGS = "chat", "completions", "embeddings"
+
+
+class AnswerForm(msgspec.Struct, frozen=True, tag="form"):
+    """What the answer to a body shall look like."""
+
+    stream: bool = False
+    with_usage: bool = False
+    num_per_prompt: int = 1
+    """Completions of each prompt."""
+    as_base64: bool = False
+
+
+class PreparedPrompt(msgspec.Struct, frozen=True, tag="prompt"):
+    """One prompt of a body, ready to run."""
+
+    request: EngineCoreRequest
+    echo: str = ""
+    """What its texts begin with."""
+
+
+Part = AnswerForm | PreparedPrompt
+"""What becomes of a body: first the form of the answer, then its prompts in order."""
+
+
+class Preparer:
+    """Parses, renders, tokenizes and checks; one method per kind of body."""
+
+    def __init__(self, preparation: Preparation, model: ServedModel) -> None:
+        self._preparation = preparation
+        self._model = model
+        self._kinds: Mapping[str, Callable[[bytes], Iterator[Part]]] = {
+            CHAT: self._chat,
+            COMPLETIONS: self._completions,
+            EMBEDDINGS: self._embeddings,
+        }
+
+    def parts(self, kind: str, raw: bytes) -> Iterator[Part]:
+        """The parts of a body, each made when it is asked for. Raises RequestError, before or between them."""
+        return self._kinds[kind](raw)
+
+    def _chat(self, raw: bytes) -> Iterator[Part]:
+        body = parse_body(raw, ChatBody)
+        self._model.check(body.model)
+        params = body.to_sampling_params(self._preparation.default_params)
+        yield _form_of(body, params)
+        prompt = self._preparation.chats.render(body.messages, body.to_chat_options())
+        options = RequestOptions(priority=body.priority or 0, cache_salt=body.cache_salt, add_special_tokens=False)
+        yield self._prepared(prompt, params, options)
+
+    def _completions(self, raw: bytes) -> Iterator[Part]:
+        body = parse_body(raw, CompletionBody)
+        self._model.check(body.model)
+        params = body.to_sampling_params(self._preparation.default_params)
+        yield _form_of(body, params)
+        options = RequestOptions(
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            clamp_max_tokens=body.max_tokens is None,
+        )
+        for prompt in body.prompt:
+            yield self._prepared(prompt, params, options, bool(body.echo))
+
+    def _embeddings(self, raw: bytes) -> Iterator[Part]:
+        body = parse_body(raw, EmbeddingBody)
+        self._model.check(body.model)
+        params = body.to_pooling_params()
+        yield AnswerForm(as_base64=body.encoding_format == "base64")
+        options = RequestOptions(
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            add_special_tokens=body.add_special_tokens is not False,
+        )
+        for prompt in body.input:
+            yield PreparedPrompt(self._preparation.inputs.prepare(prompt, params, options).request)
+
+    def _prepared(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions, echo: bool = False
+    ) -> PreparedPrompt:
+        prepared = self._preparation.inputs.prepare(prompt, params, options)
+        if not echo:
+            return PreparedPrompt(prepared.request)
+        text = prepared.prompt
+        if text is None:
+            text = self._preparation.tokenizer.decode(prepared.request.prompt_token_ids)
+        return PreparedPrompt(prepared.request, text)
+
+
+def _form_of(body: ChatBody | CompletionBody, params: SamplingParams) -> AnswerForm:
+    return AnswerForm(bool(body.stream), body.wants_usage, params.n)

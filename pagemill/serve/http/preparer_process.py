@@ -1,0 +1,121 @@
+"""A helper process of an API server: prepares one large body after another.
+
+Gets plain data through a pipe when it is started, bodies over a socket, and answers with parts. It ends with its
+parent, or when its memory has grown: what was parsed of a hostile body is not given back to the system otherwise.
+"""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from pagemill.config.facts import ModelFacts
+from pagemill.config.sections import ModelConfig, SchedulerConfig
+from pagemill.errors import ModelNotFoundError, RequestError
+from pagemill.log import get_logger, name_process
+from pagemill.messages.engine_io import EngineReady
+from pagemill.serve.http.preparer import AnswerForm, PreparedPrompt, Preparer
+from pagemill.serve.http.served_model import ServedModel
+from pagemill.serve.preparation import Preparation
+from pagemill.tokenizers.load import tokenizer_of
+from pagemill.transport.stream_frames import receive_frame, send_frame
+from pagemill.utils.collector import paused
+from pagemill.utils.processes import Report
+
+logger = get_logger(__name__)
+
+MAX_RESIDENT_BYTES = 512 << 20
+"""A helper that holds more after a body ends, and is started again for the next one."""
+
+
+class HelperBirth(msgspec.Struct, frozen=True):
+    """What a helper is given."""
+
+    model: ModelConfig
+    facts: ModelFacts
+    scheduler: SchedulerConfig
+    ready: EngineReady
+    served_model_name: str
+    socket_fd: int = -1
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What the parent says of a body, which is the next frame."""
+
+    kind: str
+    """See preparer.py."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The body is at fault."""
+
+    message: str
+    field: str | None
+    model_not_found: bool = False
+
+    def error(self) -> RequestError:
+        """To be raised where the request came in."""
+        return (ModelNotFoundError if self.model_not_found else RequestError)(self.message, self.field)
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The helper is at fault; it has logged why."""
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """All parts were sent."""
+
+    ends: bool = False
+    """Whether the helper ends now."""
+
+
+Answer = AnswerForm | PreparedPrompt | Refused | Failed | Done
+
+
+def run(payload: bytes, report: Report) -> None:
+    """Entry (utils/processes.py)."""
+    birth = msgspec.msgpack.decode(payload, type=HelperBirth)
+    name_process("preparer")
+    with paused():
+        pooler = birth.model.pooler_config if birth.model.pools else None
+        tokenizer = tokenizer_of(birth.model, birth.facts)
+        preparation = Preparation(tokenizer, birth.facts, birth.ready, birth.scheduler, pooler)
+    with socket.socket(fileno=birth.socket_fd) as sock:
+        serve(sock, Preparer(preparation, ServedModel(birth.served_model_name, created=0)))
+
+
+def serve(sock: socket.socket, preparer: Preparer) -> None:
+    """Answer until the other end is gone, or memory has grown."""
+    encode = msgspec.msgpack.Encoder().encode
+    jobs = msgspec.msgpack.Decoder(Job)
+    ends = False
+    while not ends:
+        try:
+            job, raw = jobs.decode(receive_frame(sock)), receive_frame(sock)
+            for answer in _answers(preparer, job, raw):
+                send_frame(sock, encode(answer))
+            del raw
+            ends = _resident_bytes() > MAX_RESIDENT_BYTES
+            send_frame(sock, encode(Done(ends)))
+        except (EOFError, OSError):
+            return
+
+
+def _answers(preparer: Preparer, job: Job, raw: bytes) -> Iterator[Answer]:
+    try:
+        yield from preparer.parts(job.kind, raw)
+    except RequestError as error:
+        yield Refused(str(error), error.field, isinstance(error, ModelNotFoundError))
+    except Exception:
+        logger.exception("a body of %d bytes could not be prepared", len(raw))
+        yield Failed()
+
+
+def _resident_bytes() -> int:
+    """What this process holds in memory; 0 where that cannot be read."""
+    try:
+        lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:")), 0)

@@ -1,0 +1,92 @@
+"""`Preparation`: all that a prompt needs before it can run: template, tokenizer, checks, the model's defaults.
+Does not know the engine beyond what it said of itself: a process that only tokenizes has one too."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pagemill.config.facts import ModelFacts
+from pagemill.config.sections import PoolerConfig, SchedulerConfig
+from pagemill.errors import ConfigError, RequestError
+from pagemill.messages.engine_io import EngineReady
+from pagemill.messages.pooling_params import PoolingParams
+from pagemill.messages.sampling_params import SamplingParams
+from pagemill.serve.chat_renderer import ChatRenderer
+from pagemill.serve.processing.input_processor import InputProcessor, Pooling
+from pagemill.tokenizers.interface import Tokenizer
+
+T = TypeVar("T")
+
+SLICE_S = 0.005
+"""How long one request may keep the event loop before others have their turn."""
+_GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p")
+
+
+class Preparation:
+    """The part of a front end that turns prompts into requests, for one model."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        facts: ModelFacts,
+        ready: EngineReady,
+        scheduler: SchedulerConfig,
+        pooler: PoolerConfig | None = None,
+        generation_defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`generation_defaults`: recommended sampling values (default: those of `facts`). `pooler`: of an engine that
+        makes vectors and no text. Raises ConfigError for defaults that are not allowed."""
+        self.tokenizer = tokenizer
+        self.default_params = _default_params(
+            facts.generation_defaults if generation_defaults is None else generation_defaults
+        )
+        self.inputs = InputProcessor(
+            tokenizer,
+            ready,
+            (*facts.eos_token_ids, *tokenizer.eos_token_ids),
+            has_priorities=scheduler.scheduling_policy == "priority",
+            pooling=None if pooler is None else _pooling(pooler, facts),
+        )
+        self.chats = ChatRenderer(tokenizer, self.inputs)
+
+
+class Pacer:
+    """Lets others have their turn on the event loop while one request has a lot to do."""
+
+    def __init__(self, slice_s: float = SLICE_S) -> None:
+        self._slice_s = slice_s
+        self._began = time.monotonic()
+
+    async def pause(self) -> None:
+        """Wait for the others, if the present turn has lasted for a slice."""
+        if time.monotonic() - self._began >= self._slice_s:
+            await asyncio.sleep(0)
+            self._began = time.monotonic()
+
+
+async def in_slices(items: Iterable[T]) -> list[T]:
+    """All items. Others have their turn between two of them, whenever making them took longer than a slice."""
+    pacer, found = Pacer(), []
+    for item in items:
+        found.append(item)
+        await pacer.pause()
+    return found
+
+
+def _pooling(pooler: PoolerConfig, facts: ModelFacts) -> Pooling:
+    params = PoolingParams(pooling_type=pooler.pooling_type, normalize=pooler.normalize)
+    return Pooling(params, int(facts.hf_config.get("hidden_size", 0)))
+
+
+def _default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:
+    """SamplingParams() with what the model recommends. Raises ConfigError for values that are not allowed."""
+    given = {
+        name: generation_defaults[name] for name in _GENERATION_FIELDS if generation_defaults.get(name) is not None
+    }
+    try:
+        return SamplingParams(**given)
+    except RequestError as error:
+        raise ConfigError(
+            f"the model's generation defaults are not usable: {error}; start with --generation-config vllm"
+        ) from error

@@ -1,0 +1,40 @@
+"""A helper process with a tokenizer of bytes, which some texts kill, stop or break."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from pagemill.serve.http import preparer_process
+from pagemill.serve.http.preparer import Preparer
+from pagemill.serve.http.preparer_process import HelperBirth, serve
+from pagemill.serve.http.served_model import ServedModel
+from pagemill.serve.preparation import Preparation
+from pagemill.utils.processes import Report
+from tests.fakes.fake_tokenizer import ByteTokenizer
+
+ENTRY = "tests.fakes.preparer_child:run"
+
+
+class HostileTokenizer(ByteTokenizer):
+    def encode(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
+        match text[:5]:
+            case "kill!":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang!":
+                time.sleep(600)
+            case "grow!":
+                preparer_process.MAX_RESIDENT_BYTES = 1 << 20
+            case "fail!":
+                raise RuntimeError("a library failed at 0x7f00deadbeef")
+        return super().encode(text, add_special_tokens)
+
+
+def run(payload: bytes, report: Report) -> None:
+    birth = msgspec.msgpack.decode(payload, type=HelperBirth)
+    preparation = Preparation(HostileTokenizer(), birth.facts, birth.ready, birth.scheduler)
+    with socket.socket(fileno=birth.socket_fd) as sock:
+        serve(sock, Preparer(preparation, ServedModel(birth.served_model_name, 0)))

@@ -1,0 +1,118 @@
+"""Helper processes of an API server: what they return, and what becomes of a request that kills one."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pagemill.config.sections import ModelConfig, SchedulerConfig
+from pagemill.errors import EngineOverloadedError, ModelNotFoundError, RequestError, UnavailableError
+from pagemill.messages.engine_io import EngineReady
+from pagemill.serve.http import preparer_pool
+from pagemill.serve.http.errors import GenerationFailedError
+from pagemill.serve.http.preparer import CHAT, COMPLETIONS, AnswerForm, PreparedPrompt
+from pagemill.serve.http.preparer_pool import PreparerPool
+from pagemill.serve.http.preparer_process import HelperBirth
+from tests.fakes.engine import FACTS
+from tests.fakes.fake_tokenizer import BOS, VOCAB_SIZE
+from tests.fakes.preparer_child import ENTRY
+
+pytestmark = pytest.mark.slow
+
+BIRTH = HelperBirth(
+    model=ModelConfig(),
+    facts=FACTS,
+    scheduler=SchedulerConfig(),
+    ready=EngineReady(max_model_len=4096, vocab_size=VOCAB_SIZE, num_blocks=1024, block_size=16),
+    served_model_name="fake",
+)
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[PreparerPool]:
+    pool = PreparerPool(BIRTH, ENTRY, max_helpers=1)
+    yield pool
+    await pool.close()
+
+
+def completion(prompt: Any, **fields: Any) -> bytes:
+    return json.dumps({"prompt": prompt, **fields}).encode()
+
+
+async def test_bodies_come_back_as_the_requests_that_they_ask_for(pool: PreparerPool) -> None:
+    form, one, two = await pool.prepare(COMPLETIONS, completion(["a", "bc"], stream=True, echo=True, max_tokens=3))
+    assert form == AnswerForm(stream=True)
+    assert isinstance(one, PreparedPrompt) and isinstance(two, PreparedPrompt)
+    assert one.request.prompt_token_ids == [BOS, 97] and one.echo == "a"
+    assert two.request.prompt_token_ids == [BOS, 98, 99] and two.request.params.max_tokens == 3
+    assert one.request.request_id != two.request.request_id
+    _, chat = await pool.prepare(CHAT, json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode())
+    assert isinstance(chat, PreparedPrompt) and bytes(chat.request.prompt_token_ids) == b"[user]hi[assistant]"
+
+
+async def test_what_is_wrong_with_a_body_is_said_as_it_would_be_here(pool: PreparerPool) -> None:
+    with pytest.raises(RequestError, match="token id 300 in the prompt") as refused:
+        await pool.prepare(COMPLETIONS, completion([[1], [300]]))
+    assert refused.value.field == "prompt"
+    with pytest.raises(ModelNotFoundError):
+        await pool.prepare(COMPLETIONS, completion("a", model="another"))
+    with pytest.raises(GenerationFailedError, match="failed to prepare this request"):
+        await pool.prepare(COMPLETIONS, completion("fail!"))
+    assert len(await pool.prepare(COMPLETIONS, completion("a"))) == 2
+
+
+async def test_a_body_that_kills_its_helper_fails_alone(pool: PreparerPool) -> None:
+    bodies = [completion(prompt) for prompt in ("a", "kill!", "b", "kill!", "c")]
+    results = await asyncio.gather(*(pool.prepare(COMPLETIONS, body) for body in bodies), return_exceptions=True)
+    died = [isinstance(result, GenerationFailedError) and "died of this one" in str(result) for result in results]
+    assert died == [False, True, False, True, False]
+    assert all(len(result) == 2 for result in results if isinstance(result, list))
+
+
+async def test_a_helper_that_died_while_idle_is_replaced(pool: PreparerPool) -> None:
+    await pool.prepare(COMPLETIONS, completion("a"))
+    (helper,) = pool._idle
+    await asyncio.to_thread(helper.child.kill)
+    assert len(await pool.prepare(COMPLETIONS, completion("a"))) == 2
+
+
+async def test_a_body_that_never_ends_is_given_up(pool: PreparerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    await pool.prepare(COMPLETIONS, completion("a"))
+    monkeypatch.setattr(preparer_pool, "JOB_S", 0.2)
+    with pytest.raises(GenerationFailedError, match=r"longer than 0\.2 s"):
+        await pool.prepare(COMPLETIONS, completion("hang!"))
+    monkeypatch.undo()
+    assert len(await pool.prepare(COMPLETIONS, completion("a"))) == 2
+
+
+async def test_more_bodies_than_may_wait_are_refused(pool: PreparerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparer_pool, "MAX_JOBS", 2)
+    jobs = [asyncio.ensure_future(pool.prepare(COMPLETIONS, completion("a"))) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(EngineOverloadedError, match="2 large requests"):
+        await pool.prepare(COMPLETIONS, completion("a"))
+    assert [len(await job) for job in jobs] == [2, 2]
+    assert len(await pool.prepare(COMPLETIONS, completion("a"))) == 2
+
+
+async def test_closing_ends_helpers_and_who_waits(pool: PreparerPool) -> None:
+    await pool.prepare(COMPLETIONS, completion("a"))
+    (helper,) = pool._idle
+    jobs = [asyncio.ensure_future(pool.prepare(COMPLETIONS, completion(text))) for text in ("hang!", "a")]
+    await asyncio.sleep(0.1)
+    await pool.close()
+    results = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [type(result) for result in results] == [UnavailableError, UnavailableError]
+    assert helper.child.exit_status is not None
+    with pytest.raises(UnavailableError):
+        await pool.prepare(COMPLETIONS, completion("a"))
+
+
+async def test_a_helper_whose_memory_grew_is_started_anew(pool: PreparerPool) -> None:
+    await pool.prepare(COMPLETIONS, completion("a"))
+    (helper,) = pool._idle
+    assert len(await pool.prepare(COMPLETIONS, completion("grow!"))) == 2
+    assert not pool._idle and helper.child.exit_status is not None
+    assert len(await pool.prepare(COMPLETIONS, completion("a"))) == 2
