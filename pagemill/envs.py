@@ -83,6 +83,12 @@ def ipc_secret() -> str | None:
     return _read("IPC_SECRET")
 
 
+def plugins() -> list[str] | None:
+    """PAGEMILL_PLUGINS: names of the plug-ins to load, by commas; empty: none (default: all that are installed)."""
+    given = os.environ.get("PAGEMILL_PLUGINS", os.environ.get("VLLM_PLUGINS"))
+    return None if given is None else [name.strip() for name in given.split(",") if name.strip()]
+
+
 def prefix_hash_seed() -> str | None:
     """PYTHONHASHSEED: pins the hashes of cached prefixes, so that several processes agree on them (default: random)."""
     seed = os.environ.get("PYTHONHASHSEED")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
+from pagemill.catalog.executors import EXECUTORS
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.event_endpoints import check_endpoints
@@ -79,6 +80,7 @@ def build_config(args: EngineArgs) -> EngineConfig:
         cpu = dataclasses.replace(draft.cpu, cpu_threads_bind=envs.cpu_threads_bind())
         draft = dataclasses.replace(draft, cpu=cpu)
     config, decisions = resolve(draft, facts, device)
+    EXECUTORS.check(config.parallel.distributed_executor_backend or "uni")
     for decision in decisions:
         logger.debug("%s = %s (%s)", decision.field, decision.value, decision.why)
     return config

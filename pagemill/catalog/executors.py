@@ -1,4 +1,4 @@
-"""Executors: name -> executor class (`Executor`)."""
+"""Executors: name for --distributed-executor-backend -> class with `build(ExecutorSpec) -> Executor`."""
 
 from typing import Any
 

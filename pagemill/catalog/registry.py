@@ -1,4 +1,8 @@
-"""`Registry`: a named table of lazily imported implementations. Knows nothing about what it holds."""
+"""`Registry`: a named table of lazily imported implementations. Knows nothing about what it holds.
+
+The first look into any table of a process lets plug-ins add their lines (catalog/plugins.py). They only add, so every
+process that looks something up sees the same lines, whichever way it was started.
+"""
 
 import importlib
 from collections.abc import Iterator
@@ -7,6 +11,9 @@ from typing import Any, Generic, TypeVar
 from pagemill.errors import ConfigError
 
 T = TypeVar("T")
+
+PLUGINS = "pagemill.catalog.plugins:load_plugins"
+"""Called before a process first looks into a table. Named, as entries are, because it adds to the tables."""
 
 
 class Registry(Generic[T]):
@@ -40,19 +47,34 @@ class Registry(Generic[T]):
                 self._paths[name] = former
             raise
 
+    def remove(self, name: str) -> None:
+        """Take a line out; nothing when there is none of that name."""
+        self._paths.pop(name, None)
+
+    def check(self, name: str) -> None:
+        """Raise ConfigError that lists the known names, if this is none of them. Imports no entry."""
+        if name not in self:
+            raise ConfigError(f"unknown {self.kind} {name!r}; known: {', '.join(sorted(self._paths))}")
+
     def resolve(self, name: str) -> T:
         """Import and return the entry. Raises ConfigError that lists the known names."""
-        if name not in self._paths:
-            raise ConfigError(f"unknown {self.kind} {name!r}; known: {', '.join(sorted(self._paths))}")
+        self.check(name)
         module, _, attribute = self._paths[name].partition(":")
         found: Any = getattr(importlib.import_module(module), attribute)
         return found  # type: ignore[no-any-return]
 
     def __contains__(self, name: object) -> bool:
+        _load_plugins()
         return name in self._paths
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
+        _load_plugins()
+        return iter(list(self._paths))
+
+
+def _load_plugins() -> None:
+    module, _, function = PLUGINS.partition(":")
+    getattr(importlib.import_module(module), function)()
 
 
 def load_path(kind: str, path: str) -> Any:

@@ -207,7 +207,7 @@ def _device(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     share = draft.cache.gpu_memory_utilization
     if not 0 < share <= 1:
         raise ConfigError(f"gpu_memory_utilization={share} is not allowed: above 0 and up to 1")
-    if draft.device.device == device.kind:
+    if draft.device.device != "auto":
         return draft
     return draft.decide("device", "device", device.kind, "the machine's")
 

@@ -13,7 +13,6 @@ from pagemill.config.thread_lists import AUTO, join_lists, parse_lists
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 QUANTIZATIONS = ("none", "int8", "fp8")
-DEVICES = ("auto", "cuda", "cpu")
 KV_CACHE_DTYPES = (
     *("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"),
     *("int8", "int8_per_token_head"),
@@ -186,8 +185,7 @@ class ParallelConfig:
     distributed_executor_backend: str | None = setting(
         None,
         "where workers run: uni in the engine's process, mp in processes of their own, ray on the hosts of a Ray "
-        "cluster (default: uni for one worker, else mp)",
-        choices=("uni", "mp", "ray"),
+        "cluster, or the name of an executor that a plug-in adds (default: uni for one worker, else mp)",
     )
     enable_expert_parallel: bool = setting(
         False, "deal out whole experts over all workers of a stage, of all engines, instead of a slice of each"
@@ -342,7 +340,9 @@ class ObservabilityConfig:
 class DeviceConfig:
     """What computes."""
 
-    device: str = setting("auto", "cpu, cuda, or auto: a GPU where there is one", choices=DEVICES)
+    device: str = setting(
+        "auto", "cpu, cuda, the name of a platform that a plug-in adds, or auto: a GPU where there is one"
+    )
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
+from pagemill.engine.executor.interface import ExecutorSpec
 from pagemill.engine.executor.step_future import StepFuture
 from pagemill.engine.executor.worker_processes import WorkerProcesses
 from pagemill.errors import EngineDeadError, PagemillError, PeerGoneError, TransportError
@@ -91,6 +92,19 @@ class MultiprocExecutor:
         except BaseException:
             self.shutdown()
             raise
+
+    @classmethod
+    def build(cls, spec: ExecutorSpec) -> Self:
+        """From the engine's configuration."""
+        return cls(
+            spec.worker,
+            spec.config,
+            replicas=spec.replicas,
+            tensor_parallel_size=spec.parallel.tensor_parallel_size,
+            pipeline_parallel_size=spec.parallel.pipeline_parallel_size,
+            overlap=spec.overlap,
+            first_index=spec.first_index,
+        )
 
     @property
     def pids(self) -> list[int]:

@@ -7,13 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
+from pagemill.engine.executor.interface import ExecutorSpec
 from pagemill.engine.executor.ray_workers import RayWorkers
 from pagemill.engine.executor.step_future import StepFuture
-from pagemill.errors import EngineDeadError, PagemillError, TransportError
+from pagemill.errors import ConfigError, EngineDeadError, PagemillError, TransportError
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.transport.actor_protocol import join_frames, split_frames
@@ -91,6 +92,24 @@ class RayExecutor:
         except BaseException:
             self.shutdown()
             raise
+
+    @classmethod
+    def build(cls, spec: ExecutorSpec) -> Self:
+        """From the engine's configuration. Raises ConfigError for workers that shall meet those of other engines."""
+        if spec.replicas is not None:
+            raise ConfigError(
+                "enable_expert_parallel=True deals out experts over several engines on one machine only; "
+                "distributed_executor_backend='ray' is not allowed with it: use --distributed-executor-backend mp"
+            )
+        return cls(
+            spec.worker,
+            spec.config,
+            tensor_parallel_size=spec.parallel.tensor_parallel_size,
+            pipeline_parallel_size=spec.parallel.pipeline_parallel_size,
+            per_worker={"CPU": spec.num_threads},
+            overlap=spec.overlap,
+            first_index=spec.first_index,
+        )
 
     @property
     def pids(self) -> list[int]:

@@ -5,15 +5,16 @@ Knows nothing about what a worker is made of: it is given one, or the name of wh
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from pagemill.catalog.registry import load_path
-from pagemill.engine.executor.interface import StepResult
+from pagemill.engine.executor.interface import ExecutorSpec, StepResult
 from pagemill.engine.executor.step_future import StepFuture
 from pagemill.errors import EngineDeadError
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_api import OutputNow, OutputSoon, WorkerApi
+from pagemill.messages.worker_rank import ranks_of
 
 
 class UniprocExecutor:
@@ -33,6 +34,12 @@ class UniprocExecutor:
         self._thread = ThreadPoolExecutor(1, "pagemill-worker") if overlap and not ahead else None
         self._closed = False
         self._worker.load_model()
+
+    @classmethod
+    def build(cls, spec: ExecutorSpec) -> Self:
+        """From the engine's configuration."""
+        ranks = () if spec.replicas is None else ranks_of(1, 1, "", spec.replicas)
+        return cls(spec.worker, spec.config, *ranks, overlap=spec.overlap)
 
     def kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         """One dict, for the one worker."""
