@@ -49,8 +49,10 @@ class Catalogue:
     """Logits processor -> `LogitsProcessor` class; later lines apply later."""
     endpoints: Registry[Any] = field(default_factory=lambda: _table("endpoints", "ENDPOINTS"))
     """HTTP endpoint -> FastAPI router; later lines are mounted later."""
+    stat_loggers: Registry[Any] = field(default_factory=lambda: _table("stat_loggers", "STAT_LOGGERS"))
+    """Stat logger -> `StatLogger` class, built in every front end."""
     executors: Registry[Any] = field(default_factory=lambda: _table("executors", "EXECUTORS"))
-    """Executor -> `Executor` class."""
+    """Executor -> class with `build(ExecutorSpec) -> Executor`."""
 
 
 _loaded = False

@@ -1,15 +1,16 @@
-"""`StatsLog`: the figures of a front end as a line for people, from time to time.
-
-Does not know who asks for it or where it is written.
-"""
+"""`StatsLog`: the figures of a front end as a line of the log, from time to time. Does not know who asks for it."""
 
 import time
 from collections.abc import Callable
 
+from pagemill.log import get_logger
 from pagemill.observability.serving_metrics import ServingMetrics
+from pagemill.observability.stat_logger import StatLogger
+
+logger = get_logger(__name__)
 
 
-class StatsLog:
+class StatsLog(StatLogger):
     """Rates are those between two calls of `line`."""
 
     def __init__(self, metrics: ServingMetrics, clock: Callable[[], float] = time.monotonic) -> None:
@@ -17,6 +18,11 @@ class StatsLog:
         self._clock = clock
         self._at = clock()
         self._num_prompt_tokens = self._num_generation_tokens = 0
+
+    def report(self) -> None:
+        line = self.line()
+        if line is not None:
+            logger.info(line)
 
     def line(self) -> str | None:
         """What happened since the last call, and what there is to do; None when both are nothing."""

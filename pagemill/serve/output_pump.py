@@ -3,11 +3,12 @@ Does not know what a request is or who waits for it."""
 
 import asyncio
 
+from pagemill.catalog.stat_loggers import STAT_LOGGERS
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutputs
 from pagemill.observability.serving_metrics import ServingMetrics
-from pagemill.observability.stats_log import StatsLog
+from pagemill.observability.stat_logger import StatLogger
 from pagemill.serve.client.interface import EngineClient
 from pagemill.serve.processing.output_processor import OutputProcessor, in_chunks
 
@@ -15,8 +16,8 @@ logger = get_logger(__name__)
 
 
 class OutputPump:
-    """Reads from the first request on, until the engine dies or `stop`. While there is work, a line of figures is
-    logged every `log_interval_s` seconds; None: never."""
+    """Reads from the first request on, until the engine dies or `stop`. The stat loggers are
+    called every `log_interval_s` seconds; None: never."""
 
     def __init__(
         self, client: EngineClient, outputs: OutputProcessor, metrics: ServingMetrics, log_interval_s: float | None
@@ -77,12 +78,15 @@ class OutputPump:
                 metrics.residency(samples)
 
     async def _log_stats(self, interval_s: float) -> None:
-        log = StatsLog(self._metrics)
+        loggers: dict[str, StatLogger] = {name: STAT_LOGGERS.resolve(name)(self._metrics) for name in STAT_LOGGERS}
         while self.error is None:
             await asyncio.sleep(interval_s)
-            line = log.line()
-            if line is not None:
-                logger.info(line)
+            for name, stat_logger in list(loggers.items()):
+                try:
+                    stat_logger.report()
+                except Exception:  # perhaps a plug-in's: no stream may end for it
+                    logger.exception("stat logger %s failed and is not called again", name)
+                    del loggers[name]
 
     def _fail(self, error: EngineDeadError) -> None:
         self.error = self.error or error

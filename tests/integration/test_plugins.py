@@ -1,8 +1,10 @@
-"""An installed package that adds a model, an attention backend, a platform, a logits processor and an endpoint."""
+"""An installed package that adds a model, an attention backend, a platform, a logits processor, a stat logger and an
+endpoint."""
 
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -48,6 +50,13 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def run(code, *arguments):
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
@@ -68,13 +77,15 @@ def test_without_the_package_the_architecture_is_unknown(checkpoint):
     assert "ExampleForCausalLM" in err
 
 
-def test_all_lines_work_in_a_server_with_two_workers(checkpoint, with_example):
+def test_all_lines_work_in_a_server_with_two_workers(checkpoint, with_example, monkeypatch):
     tokens, text, _ = generated(checkpoint)
     flags = ["--dtype", "float32", "--cpu-threads", "1", "-tp", "2", "--device", "example"]
+    monkeypatch.setenv("PAGEMILL_LOG_STATS_INTERVAL", "0.2")
     with running_server(str(checkpoint), *flags, "--attention-backend", "EXAMPLE_ATTN") as server:
         assert httpx.get(f"{server.url}/example").json() == {"from": "pagemill_example"}
         body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 24}
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+        wait_for(lambda: "24 tokens were generated" in "".join(server.lines))
     assert answer["choices"][0]["text"] == text
     assert len(tokens) == 24
     assert all(token % 2 == 0 for token in tokens)  # the logits processor

@@ -6,13 +6,13 @@ import sys
 import pytest
 
 import pagemill
-from pagemill.catalog import attention, endpoints, executors, logits, models, platforms, weights
+from pagemill.catalog import attention, endpoints, executors, logits, models, platforms, stat_loggers, weights
 from pagemill.catalog.registry import Registry
 from pagemill.errors import ConfigError
 
 REGISTRIES = [
     value
-    for table in (attention, endpoints, executors, logits, models, platforms, weights)
+    for table in (attention, endpoints, executors, logits, models, platforms, stat_loggers, weights)
     for value in vars(table).values()
     if isinstance(value, Registry)
 ]

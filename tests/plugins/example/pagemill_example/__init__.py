@@ -10,3 +10,4 @@ def register(catalogue: Catalogue) -> None:
     catalogue.platforms.add("example", "pagemill_example.platform:ExamplePlatform")
     catalogue.logits.add("example", "pagemill_example.logits:OnlyEvenTokens")
     catalogue.endpoints.add("example", "pagemill_example.endpoint:router")
+    catalogue.stat_loggers.add("example", "pagemill_example.stats:TokenCounter")

@@ -3,7 +3,7 @@
 from pagemill.log import get_logger
 from pagemill.model.attention.backends.torch_cpu import TorchCpuBackend
 
-get_logger(__name__).warning("the example's attention backend is used")
+get_logger("pagemill.example").warning("the example's attention backend is used")
 
 
 class ExampleBackend(TorchCpuBackend):
