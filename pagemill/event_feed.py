@@ -4,14 +4,16 @@ Does not know who runs the engines or adds up metrics, nor what a front end does
 """
 
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from pagemill.errors import PeerGoneError, TransportError
+from pagemill.errors import HandshakeError, PeerGoneError, TransportError
 from pagemill.log import get_logger
 from pagemill.messages.fleet import EngineDown, EngineUp, FrontEndNews
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
+from pagemill.transport.liveness import Introductions, Pauses
 from pagemill.transport.sockets import ClientSocket, Peer, ServerSocket
 
 logger = get_logger(__name__)
@@ -78,13 +80,32 @@ def follow(address: str, hello: Hello, listener: Callable[[FrontEndNews], None])
 
     Raises HandshakeError when nobody answers.
     """
-    socket = ClientSocket(address, hello, timeout_s=CONNECT_S)
+    introductions = Introductions(hello)
+    socket = ClientSocket(address, introductions.next(), timeout_s=CONNECT_S)
     socket.send(SUBSCRIBE)
     codec: Codec[FrontEndNews] = Codec(FrontEndNews)
 
-    def listen() -> None:
+    def connect_anew(pauses: Pauses) -> ClientSocket:
+        """Whoever subscribes is told the present state: what happened meanwhile is not lost."""
         while True:
-            frames = socket.receive(POLL_S)
+            try:
+                socket = ClientSocket(address, introductions.next(), timeout_s=CONNECT_S)
+                socket.send(SUBSCRIBE)
+                return socket
+            except (HandshakeError, PeerGoneError) as error:
+                logger.warning("the feed of events is not there: %s", error)
+                time.sleep(pauses.next())
+
+    def listen() -> None:
+        nonlocal socket
+        while True:
+            try:
+                frames = socket.receive(POLL_S)
+            except PeerGoneError as error:
+                logger.warning("%s; connecting again", error)
+                socket.close()
+                socket = connect_anew(Pauses())
+                continue
             if frames is None:
                 continue
             try:

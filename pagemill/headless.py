@@ -4,6 +4,7 @@ Does not know who asks the engines for what: it reports to the head where they a
 side is node_desk.py.
 """
 
+import math
 import os
 import secrets
 import signal
@@ -172,7 +173,13 @@ class HeadLink:
                 logger.debug("%s", error)
 
     def _next_answer(self, timeout_s: float) -> HeadMessage | None:
-        frames = None if self._socket is None else self._socket.receive(timeout_s)
+        try:
+            frames = None if self._socket is None else self._socket.receive(timeout_s)
+        except PeerGoneError as error:
+            logger.warning("%s", error)
+            self.close()
+            self._last_heard = -math.inf  # `run` connects anew at once
+            return None
         if frames is None:
             return None
         self._last_heard = time.monotonic()

@@ -59,10 +59,10 @@ class SteppedCore(Protocol):
 
 
 Letter = tuple[int, EngineCall]
-"""Index of the front end that wrote it, and what it asks."""
+"""Number of the front end's connection over which it came, and what it asks."""
 IDLE_BEFORE_PREPARING_S = 0.05
 Post = Callable[[int, EngineReport], None]
-"""Sends a report to a front end. Never blocks."""
+"""Sends a report over a connection of a front end. Never blocks."""
 
 
 class CoreLoop:
@@ -85,7 +85,7 @@ class CoreLoop:
         self._post = post
         self._waves: Waves = waves or NoWaves(core.has_work)
         self._owners: dict[str, int] = {}
-        """Front end of every request in flight."""
+        """Connection of the front end of every request in flight."""
         self._num_owned: Counter[int] = Counter()
         self._stopping = False
         self._failure: EngineDeadError | None = None

@@ -3,6 +3,8 @@
 Does not know who its front ends are until they introduce themselves, nor how it was started or will be replaced.
 """
 
+import contextlib
+import itertools
 import signal
 import threading
 from collections.abc import Callable
@@ -17,11 +19,21 @@ from pagemill.engine.executor.factory import make_executor
 from pagemill.engine.waves import WaveMember
 from pagemill.errors import EngineDeadError, PagemillError, PeerGoneError, TransportError
 from pagemill.log import get_logger, name_process
-from pagemill.messages.core_calls import EngineCall, EngineReport, FrontEndGone
+from pagemill.messages.core_calls import (
+    CallResult,
+    EngineCall,
+    EngineReport,
+    FrontEndGone,
+    NamedCall,
+    NamedRequests,
+    Names,
+    StepOutputs,
+)
+from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason
 from pagemill.messages.process_reports import Failed, ProcessReport, Pulse, Started
 from pagemill.messages.waves import WaveNews, WaveOrder
 from pagemill.messages.worker_rank import Replicas
-from pagemill.transport.codec import Codec
+from pagemill.transport.codec import Codec, Frame
 from pagemill.transport.handshake import Role
 from pagemill.transport.sockets import Peer, ServerSocket
 from pagemill.utils.collector import paused
@@ -52,7 +64,11 @@ class CoreBirth(msgspec.Struct, frozen=True):
 
 
 class MailRoom:
-    """The thread that owns the socket: letters in, reports out."""
+    """The thread that owns the socket: letters in, reports out.
+
+    Every connection of a front end has a number of its own, and what is asked for belongs to it: when a connection is
+    lost, its requests are aborted, and what still comes out of them reaches nobody, even if the front end is back.
+    """
 
     def __init__(self, socket: ServerSocket, cpus: frozenset[int] = frozenset()) -> None:
         """`cpus`: those of its thread, which are not the caller's where that one computes; none: as the caller's."""
@@ -60,17 +76,19 @@ class MailRoom:
         self._cpus = cpus
         self._outbox: SimpleQueue[tuple[int | Role, EngineReport]] = SimpleQueue()
         self._calls: Codec[EngineCall] = Codec(EngineCall)
+        self._names: Codec[Names] = Codec(Names)
         self._reports: Codec[EngineReport] = Codec(EngineReport)
         self._peers: dict[int | Role, Peer] = {}
-        """Front ends by index, and the coordinator by its role."""
-        self._latest: dict[int, Peer] = {}
-        """The last connection of each front end, also of those that are gone."""
+        """Front ends by the number of their connection, and the coordinator by its role."""
+        self._numbers: dict[Peer, int] = {}
+        """The numbers of the connections of front ends."""
+        self._next_number = itertools.count()
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def post(self, front_end: int, report: EngineReport) -> None:
-        """Send to a front end; one that is gone gets nothing. From any thread, never blocks."""
-        self._outbox.put((front_end, report))
+    def post(self, recipient: int, report: EngineReport) -> None:
+        """Send over a connection of a front end; one that is gone gets nothing. From any thread, never blocks."""
+        self._outbox.put((recipient, report))
         self._socket.wake()
 
     def tell_coordinator(self, news: WaveNews) -> None:
@@ -80,6 +98,7 @@ class MailRoom:
 
     def open(self, loop: CoreLoop) -> None:
         """Begin to put letters into the inbox of the loop."""
+        self._socket.watch(joined=lambda peer: self._welcome(loop, peer), lost=lambda *peer: self._lose(loop, *peer))
         self._thread = threading.Thread(target=self._run, args=(loop,), name="pagemill-mail", daemon=True)
         self._thread.start()
 
@@ -104,31 +123,68 @@ class MailRoom:
             logger.exception("the engine core cannot send or receive any more")
             loop.fail(EngineDeadError(f"mail failed: {type(error).__name__}: {error}"))
 
-    def _sort(self, loop: CoreLoop, peer: Peer, frames: list[bytes | bytearray | memoryview]) -> None:
-        try:
-            call = self._calls.decode(frames)
-        except TransportError as error:
-            logger.warning("dropped a message of %s: %s", peer, error)
-            return
-        if isinstance(call, FrontEndGone) and peer.role is not Role.SUPERVISOR:
-            logger.warning("dropped a message of %s: only the supervisor may say who is gone", peer)
-            return
-        if isinstance(call, WaveOrder) is not (peer.role is Role.COORDINATOR):
-            logger.warning("dropped a message of %s: waves, and nothing else, are the coordinator's", peer)
-            return
+    def _welcome(self, loop: CoreLoop, peer: Peer) -> None:
         if peer.role is Role.COORDINATOR:
             self._peers[Role.COORDINATOR] = peer
         if peer.role is Role.API_SERVER:
-            self._note_front_end(loop, peer)
-        loop.inbox.put((peer.index, call))
+            for former in [known for known in self._numbers if known.index == peer.index]:
+                self._socket.forget(former)
+                self._lose(loop, former, "it connected again")
+            number = self._numbers[peer] = next(self._next_number)
+            self._peers[number] = peer
 
-    def _note_front_end(self, loop: CoreLoop, peer: Peer) -> None:
-        latest = self._latest.get(peer.index)
-        if latest is not None and latest != peer:  # it was started again: nobody reads what it asked for before
-            self._socket.forget(latest)
-            loop.inbox.put((peer.index, FrontEndGone(peer.index)))
-        if latest != peer:
-            self._latest[peer.index] = self._peers[peer.index] = peer
+    def _lose(self, loop: CoreLoop, peer: Peer, why: str) -> None:
+        """A connection is lost: nobody reads what was asked for over it."""
+        if peer.role is Role.COORDINATOR and self._peers.get(Role.COORDINATOR) == peer:
+            del self._peers[Role.COORDINATOR]
+        number = self._numbers.pop(peer, None)
+        if number is not None:
+            logger.info("the connection of %s is lost (%s); its requests are aborted", peer, why)
+            del self._peers[number]
+            loop.inbox.put((number, FrontEndGone(number)))
+
+    def _sort(self, loop: CoreLoop, peer: Peer, frames: list[Frame]) -> None:
+        try:
+            call = self._calls.decode(frames)
+        except TransportError as error:
+            self._refuse(loop, peer, frames, error)
+            return
+        if isinstance(call, WaveOrder) is not (peer.role is Role.COORDINATOR):
+            logger.warning("dropped a message of %s: waves, and nothing else, are the coordinator's", peer)
+        elif isinstance(call, FrontEndGone):
+            self._dismiss(loop, peer, call.index)
+        else:
+            loop.inbox.put((self._numbers.get(peer, peer.index), call))
+
+    def _dismiss(self, loop: CoreLoop, peer: Peer, index: int) -> None:
+        """The supervisor says that a front end died."""
+        if peer.role is not Role.SUPERVISOR:
+            logger.warning("dropped a message of %s: only the supervisor may say who is gone", peer)
+            return
+        for known in [known for known in self._numbers if known.index == index]:
+            self._socket.forget(known)
+            self._lose(loop, known, "its process ended")
+
+    def _refuse(self, loop: CoreLoop, peer: Peer, frames: list[Frame], error: TransportError) -> None:
+        """A message that cannot be read. Who waits for an answer is told; where it does not even say who that is, the
+        connection is given up, and the front end sends again what it needs."""
+        logger.warning("dropped a message of %s: %s", peer, error)
+        number = self._numbers.get(peer)
+        if number is None:
+            return
+        try:
+            names = self._names.decode(frames)
+        except TransportError:
+            self._socket.forget(peer)
+            self._lose(loop, peer, "it sent what cannot be read")
+            return
+        match names:
+            case NamedRequests(requests):
+                finish = Finish(FinishReason.ERROR, message="the engine could not read the request")
+                failed = [EngineCoreOutput(request_id=request.request_id, finish=finish) for request in requests]
+                self.post(number, StepOutputs(EngineCoreOutputs(outputs=failed)))
+            case NamedCall(call_id):
+                self.post(number, CallResult(call_id, error="ValueError: the engine could not read the call"))
 
     def _send_posted(self) -> None:
         while True:
@@ -137,13 +193,9 @@ class MailRoom:
             except Empty:
                 return
             peer = self._peers.get(recipient)
-            if peer is None:
-                continue
-            try:
-                self._socket.send(peer, self._reports.encode(report))
-            except PeerGoneError as error:
-                logger.warning("%s; its requests are aborted when the supervisor confirms it", error)
-                del self._peers[recipient]
+            if peer is not None:
+                with contextlib.suppress(PeerGoneError):  # who watches the socket was told
+                    self._socket.send(peer, self._reports.encode(report))
 
 
 def run(payload: bytes, report: Report) -> None:

@@ -29,12 +29,35 @@ class CoreCall(msgspec.Struct, frozen=True, tag="call"):
 
 
 class FrontEndGone(msgspec.Struct, frozen=True, tag="gone"):
-    """A front end died: abort what it had asked for. Only the supervisor may say so."""
+    """A front end died: abort what it had asked for. Only the supervisor may say so. Inside a core, it is told of each
+    connection of a front end that is lost."""
 
     index: int
+    """Of the front end; inside a core, the number of its connection."""
 
 
 EngineCall = AddRequests | AbortRequests | CoreCall | FrontEndGone | WaveOrder
+
+
+class NamedRequest(msgspec.Struct, frozen=True):
+    """The name of a request."""
+
+    request_id: str
+
+
+class NamedRequests(msgspec.Struct, frozen=True, tag="add"):
+    """What can be read of an AddRequests that is wrong elsewhere."""
+
+    requests: list[NamedRequest]
+
+
+class NamedCall(msgspec.Struct, frozen=True, tag="call"):
+    """What can be read of a CoreCall that is wrong elsewhere."""
+
+    call_id: int
+
+
+Names = NamedRequests | NamedCall
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):

@@ -16,10 +16,12 @@ from pagemill.errors import HandshakeError
 from pagemill.transport.codec import Frame
 
 M = TypeVar("M")
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"pagemill-hello"
 MAX_HELLO_BYTES = 4096
 MAX_INDEX = 1 << 16
+LOST = "the connection was lost; introduce yourself again"
+"""What a server answers to the pulse of a connection that it does not know."""
 
 
 class Role(Enum):
@@ -41,6 +43,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     index: int
     """Which of the processes of this role."""
+    link: str = ""
+    """Names a series of connections of which each replaces the one before; empty: this one replaces none."""
+    attempt: int = 0
+    """Which connection of the series."""
 
 
 class HelloReply(msgspec.Struct, frozen=True, kw_only=True):

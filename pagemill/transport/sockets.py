@@ -3,14 +3,18 @@
 Knows nothing about messages: what it carries are lists of frames. One connection carries both directions: the server
 (an engine core) binds, each client (an API server) connects to every server, and the server answers each peer by
 name. Nothing is sent to, or taken from, a process that did not introduce itself (transport/handshake.py).
+
+A connection that is lost is never mended, but noticed at both ends within seconds (transport/liveness.py): at a client,
+`receive` and `send` raise PeerGoneError, and whoever owns it connects anew; a server tells who watches it.
 """
 
+import asyncio
 import contextlib
 import os
 import select
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +25,17 @@ from pagemill.errors import ConfigError, HandshakeError, NoAnswerError, PeerGone
 from pagemill.log import get_logger
 from pagemill.transport.addresses import check_private
 from pagemill.transport.codec import DEFAULT_LIMITS, Frame, Limits, check_limits
-from pagemill.transport.handshake import Hello, Role, check_hello, check_reply, hello_frames, is_hello, reply_frames
+from pagemill.transport.handshake import (
+    LOST,
+    Hello,
+    Role,
+    check_hello,
+    check_reply,
+    hello_frames,
+    is_hello,
+    reply_frames,
+)
+from pagemill.transport.liveness import PULSE_S, SILENT_S, Silence, is_pulse, pulse_frames
 
 logger = get_logger(__name__)
 
@@ -42,13 +56,18 @@ class Peer:
     index: int
     routing_id: bytes
     """Its connection: a process that connects again is another Peer."""
+    link: str = ""
+    """The series of connections that this one belongs to."""
+    attempt: int = 0
+    """Which of them it is."""
 
     def __str__(self) -> str:
         return f"{self.role.value} {self.index}"
 
 
 class ServerSocket:
-    """The end that is connected to. One thread calls everything but `wake`.
+    """The end that is connected to. One thread calls everything but `wake`; it calls `receive` all the time, which
+    gives every peer a pulse and finds those that are lost: closed, silent for `silent_s`, or taking nothing any more.
 
     `address` is that of `PrivateDirectory.ipc` or `tcp_address`; the attribute tells the port that was taken.
     `dropped` counts what was not passed on, by reason: stranger, malformed, oversized, refused. Raises ConfigError
@@ -65,13 +84,19 @@ class ServerSocket:
         limits: Limits = DEFAULT_LIMITS,
         high_water_mark: int = HIGH_WATER_MARK,
         send_timeout_s: float = 1.0,
+        silent_s: float = SILENT_S,
     ) -> None:
         check_private(address)
         self.dropped: Counter[str] = Counter()
         self._secret = secret
         self._accepts = frozenset(accepts)
         self._limits = limits
+        self._silent_s = silent_s
         self._peers: dict[bytes, Peer] = {}
+        self._silences: dict[bytes, Silence] = {}
+        self._next_pulse = 0.0
+        self._joined: Callable[[Peer], None] = _take_no_notice
+        self._lost: Callable[[Peer, str], None] = _take_no_notice
         socket = (context or zmq.Context.instance()).socket(zmq.ROUTER)
         _configure(socket, address, limits, high_water_mark)
         socket.set(zmq.ROUTER_MANDATORY, 1)
@@ -95,11 +120,19 @@ class ServerSocket:
         """The processes that introduced themselves and were not found gone."""
         return list(self._peers.values())
 
+    def watch(self, *, joined: Callable[[Peer], None], lost: Callable[[Peer, str], None]) -> None:
+        """Be told of every peer that introduces itself, and of every one that is lost and why, in the order in which
+        messages come and go, by the thread that calls `receive` and `send`. What is lost there, `forget` does not
+        tell."""
+        self._joined, self._lost = joined, lost
+
     def receive(self, timeout_s: float) -> tuple[Peer, list[Frame]] | None:
-        """The next message of a peer; None when none came in time, or `wake` was called. Introductions are answered,
-        and the frames of strangers dropped, on the way. Never raises for what a peer sends."""
+        """The next message of a peer; None when none came in time, or `wake` was called. Introductions and pulses are
+        answered, and the frames of strangers dropped, on the way. Never raises for what a peer sends."""
         deadline = time.monotonic() + timeout_s
         while True:
+            if time.monotonic() >= self._next_pulse:
+                self._give_pulse()
             with contextlib.suppress(zmq.Again):
                 while True:
                     message = self._sort(*_receive_bounded(self._socket, self._limits, zmq.NOBLOCK))
@@ -107,29 +140,30 @@ class ServerSocket:
                         return message
                     if time.monotonic() > deadline:
                         return None
-            remaining = deadline - time.monotonic()
-            ready = dict(self._poller.poll(int(max(0.0, remaining) * 1000)))
+            now = time.monotonic()
+            ready = dict(self._poller.poll(_milliseconds(min(deadline, self._next_pulse) - now)))
             if self._wake_read in ready:
                 _drain_pipe(self._wake_read)
                 return None
-            if not ready:
+            if not ready and time.monotonic() >= deadline:
                 return None
 
     def send(self, peer: Peer, frames: Sequence[Frame]) -> None:
         """Send to a peer. Large frames are not copied: they must not change any more. Raises PeerGoneError when it
-        is gone, or takes nothing for `send_timeout_s`; it is then forgotten, and what it sends later is dropped."""
+        is gone, or takes nothing for `send_timeout_s`; it is then lost, and what it sends later is dropped."""
+        if peer.routing_id not in self._peers:
+            raise PeerGoneError(f"{peer} is gone")
         try:
-            if peer.routing_id not in self._peers:
-                raise PeerGoneError(f"{peer} is gone")
             self._socket.send_multipart([peer.routing_id, *frames], copy=False)
         except zmq.ZMQError as error:
-            self._peers.pop(peer.routing_id, None)
-            why = "takes nothing any more" if error.errno == zmq.EAGAIN else "is gone"
-            raise PeerGoneError(f"{peer} {why}") from error
+            why = _why_unsent(error)
+            self._lose(peer, why)
+            raise PeerGoneError(f"{peer}: {why}") from error
 
     def forget(self, peer: Peer) -> None:
-        """Treat a peer as gone."""
+        """Treat a peer as gone: it is told so when it gives its next pulse."""
         self._peers.pop(peer.routing_id, None)
+        self._silences.pop(peer.routing_id, None)
 
     def wake(self) -> None:
         """End the current or next `receive` of the owning thread early. From any thread."""
@@ -146,17 +180,38 @@ class ServerSocket:
     def _sort(self, routing_id: bytes, frames: list[Frame] | None) -> tuple[Peer, list[Frame]] | None:
         """What a message is: that of a peer, or nothing to pass on."""
         peer = self._peers.get(routing_id)
+        if peer is not None:
+            self._silences[routing_id].end()
         if frames is None:
             self._drop("oversized", peer)
         elif is_hello(frames):
             self._greet(routing_id, frames)
         elif peer is None:
             self._drop("stranger", peer)
+            if is_pulse(frames):
+                self._reply(routing_id, LOST)
         elif not frames:
             self._drop("malformed", peer)
-        else:
+        elif not is_pulse(frames):
             return peer, frames
         return None
+
+    def _give_pulse(self) -> None:
+        """To every peer, and find those that are lost."""
+        self._next_pulse = time.monotonic() + PULSE_S
+        for peer in self.peers:
+            silence = self._silences[peer.routing_id]
+            if silence.lasts_too_long():
+                self._lose(peer, str(silence))
+                continue
+            try:
+                self._socket.send_multipart([peer.routing_id, *pulse_frames()], flags=zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                self._lose(peer, _why_unsent(error))
+
+    def _lose(self, peer: Peer, why: str) -> None:
+        self.forget(peer)
+        self._lost(peer, why)
 
     def _greet(self, routing_id: bytes, frames: list[Frame]) -> None:
         refusal = None
@@ -169,9 +224,28 @@ class ServerSocket:
             self.dropped["refused"] += 1
             logger.warning("refused a process that connected to %s: %s", self.address, error)
         else:
-            self._peers[routing_id] = Peer(hello.role, hello.index, routing_id)
+            peer = Peer(hello.role, hello.index, routing_id, hello.link, hello.attempt)
+            if not self._replace_former(peer):
+                self._drop("late", peer)
+                return
+            self._peers[routing_id] = peer
+            self._silences[routing_id] = Silence(self._silent_s)
+            self._joined(peer)
+        self._reply(routing_id, refusal)
+
+    def _reply(self, routing_id: bytes, error: str | None) -> None:
         with contextlib.suppress(zmq.ZMQError):  # gone again, or not reading
-            self._socket.send_multipart([routing_id, *reply_frames(refusal)], flags=zmq.NOBLOCK)
+            self._socket.send_multipart([routing_id, *reply_frames(error)], flags=zmq.NOBLOCK)
+
+    def _replace_former(self, peer: Peer) -> bool:
+        """Lose the former connection of the same series; False when that is the newer one. The Hellos of attempts that
+        were given up may arrive in any order when this process was stopped for a while."""
+        for former in self.peers:
+            if peer.link and (former.role, former.index, former.link) == (peer.role, peer.index, peer.link):
+                if former.attempt > peer.attempt:
+                    return False
+                self._lose(former, "it connected again")
+        return True
 
     def _make_room(self) -> None:
         """Forget the longest known connection of a process that has connected again since. Raises HandshakeError."""
@@ -179,7 +253,7 @@ class ServerSocket:
         former = next((peer for peer in self.peers if latest[peer.role, peer.index] is not peer), None)
         if former is None:
             raise HandshakeError(f"{MAX_PEERS} processes are connected already")
-        self.forget(former)
+        self._lose(former, "it connected again")
 
     def _drop(self, reason: str, peer: Peer | None) -> None:
         self.dropped[reason] += 1
@@ -190,10 +264,10 @@ class ServerSocket:
 
 
 class ClientSocket:
-    """A connection to a `ServerSocket`, for one thread.
+    """A connection to a `ServerSocket`, for one thread. Pulses are given while it is in `receive`.
 
-    Raises HandshakeError when the server refuses, NoAnswerError when it does not answer in `timeout_s`. A server that
-    is started again is another server: connect anew, this connection stays dead.
+    Raises HandshakeError when the server refuses, NoAnswerError when it does not answer in `timeout_s`. A connection
+    that was lost stays so: connect anew.
     """
 
     def __init__(
@@ -206,39 +280,46 @@ class ClientSocket:
         limits: Limits = DEFAULT_LIMITS,
         high_water_mark: int = HIGH_WATER_MARK,
         send_timeout_s: float = 5.0,
+        silent_s: float = SILENT_S,
     ) -> None:
         check_private(address)
         self.address = address
-        self.dropped: Counter[str] = Counter()
         self._limits = limits
+        self._silence = Silence(silent_s)
+        self._next_pulse = 0.0
         self._socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
         _configure(self._socket, address, limits, high_water_mark)
         self._socket.set(zmq.SNDTIMEO, int(send_timeout_s * 1000))
         try:
             self._socket.connect(address)
             self._socket.send_multipart(hello_frames(hello))
-            reply = self.receive(timeout_s)
-            if reply is None:
+            if not self._socket.poll(_milliseconds(timeout_s)):
                 raise NoAnswerError(f"{address} did not answer within {timeout_s:g} s")
-            check_reply(reply)
+            check_reply(_receive_bounded(self._socket, limits, 0, routed=False)[1] or [])
         except (zmq.ZMQError, HandshakeError) as error:
             self._socket.close(0)
             kind = NoAnswerError if isinstance(error, NoAnswerError) else HandshakeError
             raise kind(f"no connection to {address}: {error}") from error
 
     def receive(self, timeout_s: float) -> list[Frame] | None:
-        """The next message; None when none came in time."""
+        """The next message; None when none came in time. Raises PeerGoneError when the connection is lost."""
         deadline = time.monotonic() + timeout_s
-        while self._socket.poll(int(max(0.0, deadline - time.monotonic()) * 1000)):
-            frames = _receive_bounded(self._socket, self._limits, 0, routed=False)[1]
-            if frames is not None:
-                return frames
-            self.dropped["oversized"] += 1
-        return None
+        while True:
+            if time.monotonic() >= self._next_pulse:
+                self._give_pulse()
+            wait_s = min(deadline, self._next_pulse) - time.monotonic()
+            if self._socket.poll(_milliseconds(wait_s)):
+                self._silence.end()
+                frames = _receive_bounded(self._socket, self._limits, 0, routed=False)[1]
+                if (message := _message_in(frames, self.address)) is not None:
+                    return message
+            elif time.monotonic() >= deadline:
+                return None
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Send a message. Large frames are not copied: they must not change any more. Raises PeerGoneError when the
-        server takes nothing for `send_timeout_s`."""
+        server takes nothing for `send_timeout_s`, TransportError when the message is over the limits."""
+        _check_own(frames, self._limits)
         try:
             self._socket.send_multipart(frames, copy=False)
         except zmq.Again as error:
@@ -248,15 +329,27 @@ class ClientSocket:
         """Close the connection; what was sent is still delivered for a moment. May be called twice."""
         self._socket.close()
 
+    def _give_pulse(self) -> None:
+        self._next_pulse = time.monotonic() + PULSE_S
+        if self._silence.lasts_too_long() and not self._socket.poll(0):
+            raise PeerGoneError(f"the connection to {self.address} is lost: {self._silence}")
+        with contextlib.suppress(zmq.Again):  # much is on its way; if it never gets there, silence tells
+            self._socket.send_multipart(pulse_frames(), flags=zmq.NOBLOCK)
+
 
 class AsyncClientSocket:
-    """`ClientSocket` for one event loop: `await AsyncClientSocket.connect(...)`, the arguments are the same."""
+    """`ClientSocket` for one event loop: `await AsyncClientSocket.connect(...)`, the arguments are the same. Pulses are
+    given by a task of its own."""
 
-    def __init__(self, socket: zmq.asyncio.Socket, address: str, limits: Limits) -> None:
+    def __init__(self, socket: zmq.asyncio.Socket, address: str, limits: Limits, silent_s: float = SILENT_S) -> None:
         self.address = address
-        self.dropped: Counter[str] = Counter()
+        self.problem: str | None = None
+        """Why the connection is lost; None while it is not."""
         self._limits = limits
+        self._silence = Silence(silent_s)
         self._socket = socket
+        self._receiving: asyncio.Future[list[Any]] | None = None
+        self._pulse: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(
@@ -269,52 +362,91 @@ class AsyncClientSocket:
         limits: Limits = DEFAULT_LIMITS,
         high_water_mark: int = HIGH_WATER_MARK,
         send_timeout_s: float = 5.0,
+        silent_s: float = SILENT_S,
     ) -> "AsyncClientSocket":
         """Connect and introduce this process. Raises HandshakeError."""
         check_private(address)
         socket = (context or zmq.asyncio.Context.instance()).socket(zmq.DEALER)
         _configure(socket, address, limits, high_water_mark)
         socket.set(zmq.SNDTIMEO, int(send_timeout_s * 1000))
-        client = cls(socket, address, limits)
+        client = cls(socket, address, limits, silent_s)
         try:
             socket.connect(address)
             await socket.send_multipart(hello_frames(hello))
-            if not await socket.poll(int(timeout_s * 1000)):
-                raise HandshakeError(f"{address} did not answer within {timeout_s:g} s")
-            check_reply(await client.receive())
-        except (zmq.ZMQError, HandshakeError, PeerGoneError) as error:
+            if not await socket.poll(_milliseconds(timeout_s)):
+                raise NoAnswerError(f"{address} did not answer within {timeout_s:g} s")
+            check_reply([_buffer(frame) for frame in await socket.recv_multipart(copy=False)])
+        except (zmq.ZMQError, HandshakeError) as error:
             socket.close(0)
-            raise HandshakeError(f"no connection to {address}: {error}") from error
+            kind = NoAnswerError if isinstance(error, NoAnswerError) else HandshakeError
+            raise kind(f"no connection to {address}: {error}") from error
         except BaseException:  # cancelled: nobody else will close it
             socket.close(0)
             raise
+        client._pulse = asyncio.get_running_loop().create_task(client._give_pulses(), name=f"pulse-{address}")
         return client
 
     async def receive(self) -> list[Frame]:
-        """The next message; waits for it. Raises PeerGoneError when the connection is closed."""
+        """The next message; waits for it. Raises PeerGoneError when the connection is lost or closed. One task at a
+        time."""
         while True:
+            if self.problem is not None:
+                raise PeerGoneError(self.problem)
             try:
-                frames: list[Frame] = [_buffer(frame) for frame in await self._socket.recv_multipart(copy=False)]
+                self._receiving = receiving = asyncio.ensure_future(self._socket.recv_multipart(copy=False))
+                frames: list[Frame] | None = [_buffer(frame) for frame in await receiving]
             except zmq.ZMQError as error:
                 raise PeerGoneError(f"the connection to {self.address} is closed: {error}") from error
-            with contextlib.suppress(TransportError):
-                check_limits([memoryview(frame).nbytes for frame in frames], self._limits)
-                return frames
-            self.dropped["oversized"] += 1
+            self._silence.end()
+            try:
+                check_limits([memoryview(frame).nbytes for frame in frames or ()], self._limits)
+            except TransportError:
+                frames = None
+            try:
+                message = _message_in(frames, self.address)
+            except PeerGoneError as error:
+                self._lose(str(error))
+                raise
+            if message is not None:
+                return message
 
     async def send(self, frames: Sequence[Frame]) -> None:
         """Send a message. Large frames are not copied: they must not change any more. Raises PeerGoneError when the
-        server takes nothing for `send_timeout_s`."""
+        connection is lost or closed, or the server takes nothing for `send_timeout_s`: then it is lost, too; and
+        TransportError when the message is over the limits."""
+        if self.problem is not None:
+            raise PeerGoneError(self.problem)
+        _check_own(frames, self._limits)
         try:
             await self._socket.send_multipart(frames, copy=False)
         except zmq.Again as error:
-            raise PeerGoneError(f"{self.address} takes nothing any more") from error
+            problem = f"{self.address} takes nothing any more"
+            self._lose(problem)
+            raise PeerGoneError(problem) from error
         except zmq.ZMQError as error:  # it was closed meanwhile
             raise PeerGoneError(f"the connection to {self.address} is closed: {error}") from error
 
     def close(self) -> None:
         """Close the connection; what was sent is still delivered for a moment. May be called twice."""
+        if self._pulse is not None:
+            self._pulse.cancel()
         self._socket.close()
+
+    async def _give_pulses(self) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # it was closed
+            while True:
+                with contextlib.suppress(zmq.Again):  # much is on its way; if it never gets there, silence tells
+                    await self._socket.send_multipart(pulse_frames(), flags=zmq.NOBLOCK)
+                await asyncio.sleep(PULSE_S)
+                if self._silence.lasts_too_long() and not await self._socket.poll(0):
+                    self._lose(f"the connection to {self.address} is lost: {self._silence}")
+                    return
+
+    def _lose(self, problem: str) -> None:
+        """From now on, `receive` and `send` raise PeerGoneError; so does a `receive` that waits."""
+        self.problem = self.problem or problem
+        if self._receiving is not None and not self._receiving.done():
+            self._receiving.set_exception(PeerGoneError(self.problem))
 
 
 def _configure(socket: "zmq.Socket[Any]", address: str, limits: Limits, high_water_mark: int) -> None:
@@ -349,6 +481,40 @@ def _receive_bounded(
         else:
             frames = None
     return routing_id, frames
+
+
+def _message_in(frames: list[Frame] | None, address: str) -> list[Frame] | None:
+    """What a server sent, if it is not about the connection itself. Raises PeerGoneError when that is lost: the server
+    does not know it any more, or a message is over the limits, for none may be missing."""
+    if frames is None:
+        raise PeerGoneError(f"the connection to {address} is given up: a message is over the limits")
+    if is_pulse(frames):
+        return None
+    if not is_hello(frames):
+        return frames
+    try:
+        check_reply(frames)
+    except HandshakeError as error:
+        raise PeerGoneError(f"the connection to {address} is lost: {error}") from error
+    return None
+
+
+def _check_own(frames: Sequence[Frame], limits: Limits) -> None:
+    """Raise TransportError for a message that the other end would drop."""
+    check_limits([memoryview(frame).nbytes for frame in frames], limits)
+
+
+def _why_unsent(error: zmq.ZMQError) -> str:
+    return "it takes nothing any more" if error.errno == zmq.EAGAIN else "it is gone"
+
+
+def _take_no_notice(*_: object) -> None:
+    """Of peers that come and go."""
+
+
+def _milliseconds(seconds: float) -> int:
+    """For poll: at least 1 of what is left, or waiting would turn into spinning."""
+    return max(1, int(seconds * 1000)) if seconds > 0 else 0
 
 
 def _buffer(frame: "zmq.Frame") -> memoryview:

@@ -15,7 +15,7 @@ import zmq
 
 from pagemill.messages.core_calls import AddRequests, CoreCall, EngineCall, FrontEndGone
 from pagemill.transport.codec import Codec
-from pagemill.transport.handshake import MAGIC, Hello, Role, hello_frames
+from pagemill.transport.handshake import MAGIC, PROTOCOL_VERSION, Hello, Role, hello_frames
 from tests.fakes.engine_setup import core_request
 from tests.integration.faults.lab import Server, wait_for
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
@@ -87,7 +87,7 @@ def strangers(path):
         hello(version=77),
         hello(index=-1),
         [MAGIC, b"no msgpack"],
-        [MAGIC, msgspec.msgpack.encode({"version": 1})],
+        [MAGIC, msgspec.msgpack.encode({"version": PROTOCOL_VERSION})],
         [MAGIC, bytes(100_000)],
     ]
     assert talk(path, [*noise, valid, [b""], [b"x"] * 2000]) == []
@@ -103,11 +103,11 @@ def broken_peers(path):
     rng = random.Random(3)
     body = CALLS.encode(AddRequests([core_request("broken", [1, 2, 3])]))[0]
     nonsense = [
+        CALLS.encode(FrontEndGone(0)),  # only the supervisor may say so
         *([body[:length]] for length in range(len(body))),
         [body, b"an array that nobody refers to"],
         [b"x"] * 2000,
         [b""],
-        CALLS.encode(FrontEndGone(0)),  # only the supervisor may say so
         *([rng.randbytes(rng.randrange(1, 200))] for _ in range(300)),
         *([bytes(b ^ (rng.random() < 0.02) * rng.randrange(256) for b in body[:1]) + b"\xc1"] for _ in range(50)),
     ]

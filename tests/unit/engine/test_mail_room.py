@@ -2,17 +2,20 @@
 
 import time
 
+import msgspec
 import pytest
 
 from pagemill.engine.core_loop import CoreLoop
 from pagemill.engine.process import MailRoom
-from pagemill.messages.core_calls import CallResult, CoreCall, EngineCall, FrontEndGone
+from pagemill.errors import PeerGoneError
+from pagemill.messages.core_calls import CallResult, CoreCall, EngineCall, EngineReport, FrontEndGone
+from pagemill.messages.engine_io import FinishReason
 from pagemill.transport.addresses import PrivateDirectory
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.sockets import ClientSocket, ServerSocket
 
-CALLS = Codec(EngineCall)
+CALLS, REPORTS = Codec(EngineCall), Codec(EngineReport)
 
 
 class NoCore:
@@ -52,23 +55,65 @@ def test_a_front_end_that_connects_again_has_forgotten_what_it_asked_for(room):
     second = connect(address)
     say(second, CoreCall(3, "c"))
     assert loop.inbox.get(timeout=10) == (0, FrontEndGone(0))
-    assert loop.inbox.get(timeout=10) == (0, CoreCall(3, "c"))
+    assert loop.inbox.get(timeout=10) == (2, CoreCall(3, "c"))
     say(first, CoreCall(4, "late mail of the dead"))
     time.sleep(0.1)
     assert loop.inbox.empty()
+    with pytest.raises(PeerGoneError, match="introduce yourself"):
+        first.receive(10)
     for connection in (first, second, other):
         connection.close()
 
 
 def test_only_the_supervisor_says_who_is_gone(room):
     _, loop, address = room
-    liar, supervisor = connect(address), connect(address, Role.SUPERVISOR)
-    say(liar, FrontEndGone(1))
-    say(supervisor, FrontEndGone(2))
-    assert loop.inbox.get(timeout=10) == (0, FrontEndGone(2))
+    other, liar = connect(address, index=7), connect(address, index=1)
+    supervisor = connect(address, Role.SUPERVISOR)
+    say(liar, FrontEndGone(7))
+    say(liar, CoreCall(1, "a"))
+    assert loop.inbox.get(timeout=10) == (1, CoreCall(1, "a"))
+    say(supervisor, FrontEndGone(7))
+    assert loop.inbox.get(timeout=10) == (0, FrontEndGone(0))
+    say(supervisor, FrontEndGone(8))
     assert loop.inbox.empty()
+    other.close()
     liar.close()
     supervisor.close()
+
+
+def test_what_a_lost_connection_had_asked_for_is_aborted_and_answered_to_nobody(room):
+    mail, loop, address = room
+    first = connect(address)
+    say(first, CoreCall(1, "a"))
+    number, _ = loop.inbox.get(timeout=10)
+    second = connect(address)
+    assert loop.inbox.get(timeout=10) == (number, FrontEndGone(number))
+    mail.post(number, CallResult(1, value="for the one before"))
+    say(second, CoreCall(2, "b"))
+    new_number, _ = loop.inbox.get(timeout=10)
+    mail.post(new_number, CallResult(2, value="for this one"))
+    assert REPORTS.decode(second.receive(10)) == CallResult(2, value="for this one")
+    second.close()
+    assert loop.inbox.get(timeout=10) == (new_number, FrontEndGone(new_number))
+    first.close()
+
+
+def test_whoever_sent_what_cannot_be_read_is_told(room):
+    _, loop, address = room
+    front_end = connect(address)
+    wrong = {"type": "add", "requests": [{"request_id": "a", "prompt_token_ids": "no list"}]}
+    front_end.send([msgspec.msgpack.encode(wrong)])
+    report = REPORTS.decode(front_end.receive(10))
+    (output,) = report.outputs.outputs
+    assert (output.request_id, output.finish.reason) == ("a", FinishReason.ERROR)
+    front_end.send([msgspec.msgpack.encode({"type": "call", "call_id": 7, "method": 3})])
+    assert "could not read" in REPORTS.decode(front_end.receive(10)).error
+    assert loop.inbox.empty()
+    front_end.send([b"\xc1 no message at all"])
+    assert loop.inbox.get(timeout=10) == (0, FrontEndGone(0))
+    with pytest.raises(PeerGoneError, match="introduce yourself"):
+        front_end.receive(10)
+    front_end.close()
 
 
 def test_a_core_whose_mail_fails_ends(room):

@@ -114,7 +114,7 @@ async def test_several_front_ends_and_several_cores(folder):
     [
         ({"secret": "wrong"}, "secret is wrong"),
         ({"role": Role.WORKER}, "not accepted"),
-        ({"version": 2}, "version 2"),
+        ({"version": 77}, "version 77"),
     ],
 )
 def test_who_does_not_belong_is_refused_on_both_sides(server, changes, says, caplog):
