@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
 from pagemill.catalog.executors import EXECUTORS
+from pagemill.catalog.quantization import check_quantization
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.event_endpoints import check_endpoints
@@ -67,6 +68,8 @@ def build_config(args: EngineArgs) -> EngineConfig:
     """Find the model, ask the machine, and complete the settings; the decisions are logged at DEBUG."""
     draft = args.draft
     model = draft.model
+    if model.quantization is not None:
+        check_quantization(model.quantization)
     path = locate(model.model, revision=model.revision, download_dir=model.download_dir)
     facts = describe(
         model.model,

@@ -10,6 +10,7 @@ from pagemill.artifacts import aliases, gguf_metadata, hf_config, hub
 from pagemill.artifacts.gguf_file import read_gguf
 from pagemill.artifacts.sentence_pooling import sentence_pooling
 from pagemill.catalog.models import MODELS
+from pagemill.catalog.quantization import QUANTIZED_CHECKPOINTS
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
 
@@ -56,6 +57,12 @@ def describe(
         raise ModelError(
             f"{name}: architecture {architecture!r} is not supported; supported: {', '.join(sorted(MODELS))}"
         )
+    quantization = hf_config.quantization_config(config)
+    if quantization and quantization["quant_method"] not in QUANTIZED_CHECKPOINTS:
+        raise ModelError(
+            f"{name}: quant_method {quantization['quant_method']!r} in its quantization_config is not supported; "
+            f"supported: {', '.join(sorted(QUANTIZED_CHECKPOINTS))}"
+        )
     if load_format not in ("auto", "dummy", facts.weights_format):
         raise ModelError(f"{name}: load_format={load_format!r}, but the weights are {facts.weights_format}")
     return dataclasses.replace(
@@ -64,6 +71,7 @@ def describe(
         architecture=architecture,
         has_head=architecture == named,
         hf_config=config,
+        quantization_config=quantization,
         max_position=_positive(name, config, "max_position_embeddings"),
         vocab_size=_positive(name, config, "vocab_size"),
         generation_defaults=facts.generation_defaults if generation_config == "auto" else {},

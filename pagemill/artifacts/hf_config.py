@@ -10,6 +10,8 @@ from pagemill.errors import ModelError
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _DEFAULT_THETA: Final = 10_000.0
+_QUANTIZATION: Final = ("quantization_config", "compression_config")
+"""What the settings are called, by newer files and by older ones of compressed-tensors."""
 _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p")
 
 
@@ -58,6 +60,19 @@ def require_safetensors(folder: Path) -> None:
     missing = sorted(name for name in set(shards.values()) if not (folder / name).exists())
     if missing:
         raise ModelError(f"{folder} lacks {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""))
+
+
+def quantization_config(config: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says of how the weights are quantized, `quant_method` always in it; empty where it says nothing.
+    Raises ModelError for something that is not an object with a name."""
+    key = next((key for key in _QUANTIZATION if config.get(key)), None)
+    if key is None:
+        return {}
+    found = config[key]
+    method = found.get("quant_method") if isinstance(found, dict) else None
+    if not isinstance(method, str):
+        raise ModelError(f"{key}={str(found)[:80]!r} in config.json is not an object with a quant_method")
+    return dict(found)
 
 
 def with_classic_rope(config: dict[str, Any]) -> dict[str, Any]:

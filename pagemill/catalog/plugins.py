@@ -45,6 +45,12 @@ class Catalogue:
     """Name for --device -> `Platform`; --device auto tries them in order."""
     weights: Registry[Any] = field(default_factory=lambda: _table("weights", "WEIGHTS"))
     """Weight format -> function that iterates over named tensors."""
+    quantization: Registry[Any] = field(default_factory=lambda: _table("quantization", "QUANTIZATION"))
+    """Name for --quantization -> function (`QuantRequest`) -> `Quantization` of a checkpoint of floats."""
+    quantized_checkpoints: Registry[Any] = field(
+        default_factory=lambda: _table("quantization", "QUANTIZED_CHECKPOINTS")
+    )
+    """quant_method in a config.json -> the same, of that checkpoint (docs/how-to/add-a-quantization-method.md)."""
     logits: Registry[Any] = field(default_factory=lambda: _table("logits", "LOGITS"))
     """Logits processor -> `LogitsProcessor` class; later lines apply later."""
     endpoints: Registry[Any] = field(default_factory=lambda: _table("endpoints", "ENDPOINTS"))

@@ -35,6 +35,13 @@ class ModelFacts:
     """LAST, CLS or MEAN, where the files say that the model is for embeddings."""
     normalizes: bool = True
     """Whether its vectors are scaled to length 1, where they say so."""
+    quantization_config: dict[str, Any] = field(default_factory=dict)
+    """How the weights of a checkpoint are quantized, as its config.json says; empty where it says nothing."""
+
+    @property
+    def quant_method(self) -> str | None:
+        """A name in catalog.quantization.QUANTIZED_CHECKPOINTS; None for floats and GGUF files."""
+        return self.quantization_config.get("quant_method")
 
     @property
     def num_experts(self) -> int:

@@ -65,7 +65,8 @@ def _dtype(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     if draft.model.dtype != "auto":
         return draft
     quantization = draft.model.quantization
-    in_file = quantization is None and model.weights_format == "gguf" and model.dtype == "bfloat16"
+    in_gguf = quantization is None and model.weights_format == "gguf" and model.dtype == "bfloat16"
+    in_file = in_gguf or (model.quant_method is not None and quantization in (None, model.quant_method))
     if device.quantized_dtype and (in_file or quantization == "int8"):
         return draft.decide("model", "dtype", device.quantized_dtype, "beside quantized weights")
     if model.dtype in device.fast_dtypes:

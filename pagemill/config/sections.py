@@ -12,7 +12,6 @@ from pagemill.config.thread_lists import AUTO, join_lists, parse_lists
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-QUANTIZATIONS = ("none", "int8", "fp8")
 KV_CACHE_DTYPES = (
     *("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"),
     *("int8", "int8_per_token_head"),
@@ -58,8 +57,7 @@ class ModelConfig:
     quantization: str | None = setting(
         None,
         "precision of weights: none dequantizes a quantized file, int8 (on CPUs) and fp8 (on GPUs) quantize a float "
-        "checkpoint (default: as in the file)",
-        choices=QUANTIZATIONS,
+        "checkpoint; also the quant_method of a checkpoint, or a name that a plug-in adds (default: as in the file)",
     )
     seed: int = setting(0, "seed of everything random that no request seeds (dummy weights, request seeds)")
     revision: str | None = setting(None, "branch, tag or commit on the hub")

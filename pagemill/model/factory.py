@@ -61,9 +61,9 @@ def build_model(
         )
     attention = attention_chooser(config, cache, platform)
     dtype = getattr(torch, config.dtype)
-    quant = choose_quantization(config.quantization, dtype, platform.torch_device())
+    quantization = choose_quantization(config.quantization, facts.quantization_config, dtype, platform.torch_device())
     exchange = Exchange(groups.dp, groups.ep) if expert_parallel and groups.dp.size > 1 else None
-    ctx = LayerContext(dtype, quant, attention, groups, expert_parallel, exchange)
+    ctx = LayerContext(dtype, quantization, attention, groups, expert_parallel, exchange)
     model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
     if config.pools:
         model.drop_head()

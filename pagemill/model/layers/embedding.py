@@ -1,17 +1,19 @@
 """Token embedding and output head, each rank with its part of the vocabulary. They may share one weight."""
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pagemill.errors import ModelError
 from pagemill.model.distributed.split import padded_split
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import Linear
-from pagemill.model.loading.block_tensor import BlockTensor
-from pagemill.model.loading.part import Part
-from pagemill.model.quantization.interface import LinearWeight
+from pagemill.model.layers.weight_reader import WeightReader
+from pagemill.model.loading.block_tensor import BlockTensor, with_rows
+from pagemill.model.loading.stored import LayerTensor, WeightPart
+from pagemill.model.quantization.interface import LinearWeight, Role
 from pagemill.utils.math import ceil_div
 
 
@@ -20,33 +22,27 @@ class Embedding(nn.Module):
 
     A tied output head shares the weight, in its computing form where that gives rows."""
 
-    shards = (0,)
-
     def __init__(self, num_embeddings: int, size: int, *, ctx: LayerContext, scale: float | None = None) -> None:
         super().__init__()
         self.name = ctx.name
-        self.shape = (num_embeddings, size)
-        self.dtype = ctx.dtype
         self.scale = None if scale is None else torch.tensor(scale, dtype=ctx.dtype)
         self.weight: Tensor | LinearWeight | None = None
-        self._quant = ctx.quant
         self._group = ctx.groups.tp
         self._rows = padded_split(num_embeddings, self._group.rank, self._group.size)
+        self._num_rows = ceil_div(num_embeddings, self._group.size)
+        part = WeightPart((num_embeddings, size), self._rows, range(size))
+        self._reader = WeightReader(ctx, [part], Role.EMBEDDING)
 
-    def part(self, kind: str, shard: int, shape: tuple[int, ...]) -> Part:
-        """What this rank reads of the checkpoint tensor. Raises ModelError on a wrong shape or kind."""
-        if kind != "weight" or tuple(shape) != self.shape:
-            raise ModelError(f"{self.name}.{kind} has shape {tuple(shape)}, expected {self.shape}")
-        return Part(0, self._rows.start, self._rows.stop, self._quant.takes_blocks)
+    def checkpoint_tensors(self) -> Iterator[LayerTensor]:
+        """Every tensor of a checkpoint that belongs to the layer."""
+        return self._reader.tensors(0)
 
     def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
-        """Take this rank's part of the checkpoint tensor."""
-        padded = _padded(tensor, self.shape[0], self._group.size)
-        self.weight = self._quant.prepare(padded) if isinstance(padded, BlockTensor) else padded.to(self.dtype)
-
-    def expected(self) -> tuple[str, ...]:
-        """Kinds of tensors that the layer has."""
-        return ("weight",)
+        """Take this rank's part of a checkpoint tensor."""
+        weight = self._reader.take(kind, shard, tensor)
+        if weight is not None:
+            weight = with_rows(weight, lambda rows: _padded(rows, self._num_rows))
+            self.weight = self._reader.held.prepare(weight) if isinstance(weight, BlockTensor) else weight
 
     def native(self) -> PackedLinear | Tensor | None:
         """The weight as native code takes it, packed or [V, E] bfloat16; None when there is no such form."""
@@ -78,17 +74,21 @@ class Embedding(nn.Module):
 class OutputHead(Linear):
     """[L, E] -> [L, V] float32 on every rank: each computes those of its part of the vocabulary, all are gathered."""
 
-    def __init__(self, size: int, vocab_size: int, *, ctx: LayerContext) -> None:
+    def __init__(self, size: int, vocab_size: int, *, ctx: LayerContext, embedding: LayerContext | None = None) -> None:
+        """`embedding`: that of the embedding whose weight is loaded here too."""
         self._group = ctx.groups.tp
         self._vocab_size = vocab_size
+        self._embedding = embedding
         rows = padded_split(vocab_size, self._group.rank, self._group.size)
         super().__init__(size, (vocab_size,), bias=False, ctx=ctx, rows=[rows])
 
-    def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
-        super().load(kind, shard, _padded(tensor, self._vocab_size, self._group.size))
+    def _make_reader(self, parts: Sequence[WeightPart]) -> WeightReader:
+        if self._embedding is None:
+            return WeightReader(self._ctx, parts, Role.HEAD)
+        return WeightReader(self._embedding, parts, Role.EMBEDDING, held=self._ctx.method(0, Role.HEAD))
 
-    def take(self, weight: Tensor | BlockTensor) -> None:
-        self.weight = self._ctx.quant.prepare_head(weight)
+    def arrange(self, rows: Tensor) -> Tensor:
+        return _padded(rows, ceil_div(self._vocab_size, self._group.size))
 
     def share(self, embedding: Embedding) -> None:
         """Take the embedding's weight; of the two forms one is kept, where it serves both."""
@@ -106,9 +106,7 @@ class OutputHead(Linear):
         return self._group.all_gather(logits)[:, : self._vocab_size]
 
 
-def _padded(rows: Tensor | BlockTensor, num_rows: int, num_parts: int) -> Tensor | BlockTensor:
-    """A part of `num_rows` rows, with zeros where parts at the end are shorter than the others."""
-    part = ceil_div(num_rows, num_parts)
-    if isinstance(rows, BlockTensor):
-        return rows.padded(part)
-    return functional.pad(rows, (0, 0, 0, part - len(rows))) if part > len(rows) else rows
+def _padded(rows: Tensor, num_rows: int) -> Tensor:
+    """A rank's rows, with zeros where its part, at the end, is shorter than the others'."""
+    missing = num_rows - len(rows)
+    return functional.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows

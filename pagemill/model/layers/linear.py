@@ -4,18 +4,19 @@ Over tensor-parallel ranks a weight is split by rows (its outputs) or by columns
 followed by a row-parallel one exchanges data once (Shoeybi et al., "Megatron-LM", 2019).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from pagemill.errors import ModelError
 from pagemill.model.distributed.split import even_split, split_heads
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.product import Product
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.loading.block_tensor import BlockTensor, stacked
+from pagemill.model.layers.weight_reader import WeightReader
+from pagemill.model.loading.block_tensor import BlockTensor, stacked, with_rows
 from pagemill.model.loading.part import Part
+from pagemill.model.loading.stored import LayerTensor, StoredTensor, WeightPart
 from pagemill.model.quantization.interface import LinearWeight
 
 
@@ -23,9 +24,9 @@ class Linear(nn.Module):
     """[T, in] -> [T, sum(out)]. `shards` are the output sizes of the checkpoint tensors that it is stacked from.
 
     `gate` names a gated activation over the two shards, which the weight may include (`gates`).
-    `rows` are those of each shard that this rank holds, `columns` those of all; None: all of them. Parts arrive in
-    any order through `load`; when the last one has, the weight takes its computing form and the loaded tensors are
-    freed.
+    `rows` are those of each shard that this rank holds, `columns` those of all; None: all of them. What a checkpoint
+    stores of them arrives in any order through `load`; when the last one has, the weight takes its computing form and
+    the loaded tensors are freed.
     """
 
     def __init__(
@@ -46,44 +47,52 @@ class Linear(nn.Module):
         self.shards = shards
         self.has_bias = bias
         self.rows = tuple(rows or (range(size) for size in shards))
-        self.columns = columns or range(in_size)
         self._ctx = ctx
+        self._reader = self._make_reader(
+            [
+                WeightPart((size, in_size), part, columns or range(in_size))
+                for size, part in zip(shards, self.rows, strict=True)
+            ]
+        )
         self._weights: dict[int, Tensor | BlockTensor] = {}
         self._biases: dict[int, Tensor] = {}
         self.weight: LinearWeight | None = None
         self.bias: Tensor | None = None
 
-    def part(self, kind: str, shard: int, shape: tuple[int, ...]) -> Part:
-        """What this rank reads of a checkpoint tensor; kind is weight or bias. Raises ModelError on a wrong shape or
-        kind."""
-        if kind not in self.expected():
-            raise ModelError(f"{self.name} has no {kind}")
-        expected = (self.shards[shard], self.in_size) if kind == "weight" else (self.shards[shard],)
-        if tuple(shape) != expected:
-            raise ModelError(f"{self.name}.{kind} has shape {tuple(shape)}, expected {expected}")
-        as_stored = kind == "weight" and self._ctx.quant.takes_blocks
-        if kind == "weight" and len(self.columns) < self.in_size:
-            return Part(1, self.columns.start, self.columns.stop, as_stored)
-        return Part(0, self.rows[shard].start, self.rows[shard].stop, as_stored)
+    def _make_reader(self, parts: Sequence[WeightPart]) -> WeightReader:
+        return WeightReader(self._ctx, parts)
+
+    def checkpoint_tensors(self) -> Iterator[LayerTensor]:
+        """Every tensor of a checkpoint that belongs to the layer. Raises ModelError for a shape that cannot be stored
+        so."""
+        for shard, (size, rows) in enumerate(zip(self.shards, self.rows, strict=True)):
+            yield from self._reader.tensors(shard)
+            if self.has_bias:
+                yield LayerTensor(StoredTensor("bias", (size,)), shard, Part(0, rows.start, rows.stop))
 
     def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
         """Take this rank's part of one checkpoint tensor."""
-        if isinstance(tensor, Tensor):
-            tensor = tensor.to(self._ctx.dtype)
-        if kind == "weight":
-            self._weights[shard] = tensor
-        elif isinstance(tensor, Tensor):
-            self._biases[shard] = tensor
+        if kind == "bias" and isinstance(tensor, Tensor):
+            self._biases[shard] = self.arrange(tensor.to(self._ctx.dtype))
+            if len(self._biases) == len(self.shards):
+                self.bias = torch.cat([self._biases[index] for index in sorted(self._biases)])
+                self._biases = {}
+            return
+        weight = self._reader.take(kind, shard, tensor)
+        if weight is None:
+            return
+        self._weights[shard] = with_rows(weight, self.arrange)
         if len(self._weights) == len(self.shards):
             self.take(stacked([self._weights[index] for index in sorted(self._weights)]))
             self._weights = {}
-        if self.has_bias and len(self._biases) == len(self.shards):
-            self.bias = torch.cat([self._biases[index] for index in sorted(self._biases)])
-            self._biases = {}
+
+    def arrange(self, rows: Tensor) -> Tensor:
+        """The rows of a shard's weight, or its bias, in the order in which they are held here."""
+        return rows
 
     def take(self, weight: Tensor | BlockTensor) -> None:
         """Take the whole of this rank's weight, stacked, in the model's type or as blocks."""
-        self.weight = self._ctx.quant.prepare(weight, None if self.has_bias else self._gate)
+        self.weight = self._reader.held.prepare(weight, None if self.has_bias else self._gate)
 
     def gates(self, x: Tensor) -> bool:
         """Whether the result for x went through the gated activation already."""
@@ -92,10 +101,6 @@ class Linear(nn.Module):
     def native(self) -> PackedLinear | None:
         """The form in which native code takes the layer; None when there is none."""
         return None if self.weight is None else self.weight.native(self.bias)
-
-    def expected(self) -> tuple[str, ...]:
-        """Kinds of tensors that every shard has."""
-        return ("weight", "bias") if self.has_bias else ("weight",)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight.apply(x, self.bias)  # type: ignore[union-attr]

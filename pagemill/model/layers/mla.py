@@ -2,15 +2,18 @@
 halves instead of pairs, so that the usual rotary kernels turn it. Knows neither cache nor attention.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
-from pagemill.errors import ModelError
 from pagemill.model.distributed.split import even_split
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import ColumnLinear, Linear
-from pagemill.model.loading.block_tensor import BlockTensor
-from pagemill.model.loading.part import Part
+from pagemill.model.layers.weight_reader import WeightReader
+from pagemill.model.loading.block_tensor import BlockTensor, floats
+from pagemill.model.loading.stored import LayerTensor, WeightPart
+from pagemill.model.quantization.unquantized import Unquantized
 
 
 def rotary_first(rows: Tensor, vector_size: int, rotary_size: int, interleaved: bool) -> Tensor:
@@ -22,10 +25,6 @@ def rotary_first(rows: Tensor, vector_size: int, rotary_size: int, interleaved: 
     if interleaved:
         turned = torch.cat([turned[:, 0::2], turned[:, 1::2]], dim=1)
     return torch.cat([turned, plain], dim=1).reshape(rows.shape)
-
-
-def _as_floats(tensor: Tensor | BlockTensor, dtype: torch.dtype) -> Tensor:
-    return tensor.dequantized(dtype) if isinstance(tensor, BlockTensor) else tensor
 
 
 class QueryLinear(ColumnLinear):
@@ -41,9 +40,8 @@ class QueryLinear(ColumnLinear):
         even_split(num_heads, ctx.groups.tp.rank, ctx.groups.tp.size, "num_attention_heads")
         super().__init__(in_size, (num_heads * self._vector,), bias=False, ctx=ctx, what="size of the query heads")
 
-    def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
-        rows = _as_floats(tensor, self._ctx.dtype)
-        super().load(kind, shard, rotary_first(rows, self._vector, self._rotary, self._interleaved))
+    def arrange(self, rows: Tensor) -> Tensor:
+        return rotary_first(rows, self._vector, self._rotary, self._interleaved)
 
 
 class LatentLinear(Linear):
@@ -57,16 +55,13 @@ class LatentLinear(Linear):
         self._interleaved = interleaved
         super().__init__(in_size, (sum(sizes),), bias=bias, ctx=ctx)
 
-    def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
-        rows = _as_floats(tensor, self._ctx.dtype)
-        super().load(kind, shard, rotary_first(rows, len(rows), self._rotary, self._interleaved))
+    def arrange(self, rows: Tensor) -> Tensor:
+        return rotary_first(rows, len(rows), self._rotary, self._interleaved)
 
 
 class AbsorbedLinear(nn.Module):
     """What makes keys and values of latent vectors, applied to queries and results instead, head by head. Never
     quantized: it is small, and applied twice."""
-
-    shards = (0,)
 
     def __init__(self, latent_size: int, num_heads: int, sizes: tuple[int, int], *, ctx: LayerContext) -> None:
         """`sizes`: of the plain part of a key and of a value. Raises ConfigError when heads cannot be dealt out."""
@@ -74,27 +69,26 @@ class AbsorbedLinear(nn.Module):
         self.name = ctx.name
         self.sizes = sizes
         self._dtype = ctx.dtype
-        self._shape = (num_heads * sum(sizes), latent_size)
         heads = even_split(num_heads, ctx.groups.tp.rank, ctx.groups.tp.size, "num_attention_heads")
-        self._rows = range(heads.start * sum(sizes), heads.stop * sum(sizes))
+        rows = range(heads.start * sum(sizes), heads.stop * sum(sizes))
+        part = WeightPart((num_heads * sum(sizes), latent_size), rows, range(latent_size))
+        self._reader = WeightReader(ctx, [part], held=Unquantized())
         self.key = torch.empty(0)
         """[H, plain, latent]."""
         self.value = torch.empty(0)
         """[H, latent, value]."""
 
-    def expected(self) -> tuple[str, ...]:
-        """Kinds of tensors that the layer has."""
-        return ("weight",)
+    def checkpoint_tensors(self) -> Iterator[LayerTensor]:
+        """Every tensor of a checkpoint that belongs to the layer."""
+        return self._reader.tensors(0)
 
-    def part(self, kind: str, shard: int, shape: tuple[int, ...]) -> Part:
-        """The rows of this rank's heads. Raises ModelError on a wrong shape or kind."""
-        if kind != "weight" or tuple(shape) != self._shape:
-            raise ModelError(f"{self.name}.{kind} has shape {tuple(shape)}, expected {self._shape}")
-        return Part(0, self._rows.start, self._rows.stop)
-
-    def load(self, kind: str, shard: int, tensor: Tensor) -> None:
-        """Take this rank's part of the checkpoint tensor."""
-        heads = tensor.to(self._dtype).view(-1, sum(self.sizes), self._shape[1])
+    def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
+        """Take this rank's part of a checkpoint tensor."""
+        weight = self._reader.take(kind, shard, tensor)
+        if weight is None:
+            return
+        rows = floats(weight, self._dtype)
+        heads = rows.view(-1, sum(self.sizes), rows.shape[1])
         key, value = heads[:, : self.sizes[0]], heads[:, self.sizes[0] :]
         self.key, self.value = key.contiguous(), value.transpose(1, 2).contiguous()
 

@@ -3,13 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from pagemill.errors import ModelError
 from pagemill.model.kernels.layer_plan import NormWeight
 from pagemill.model.kernels.ops import computed, rms_norm
 from pagemill.model.kernels.product import Product
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import Linear
-from pagemill.model.loading.part import Part, whole
+from pagemill.model.loading.stored import LayerTensor
 
 
 class RMSNorm(nn.Module):
@@ -28,21 +27,13 @@ class RMSNorm(nn.Module):
         self.dtype = ctx.dtype
         self.weight = torch.empty(0)
 
-    def part(self, kind: str, shard: int, shape: tuple[int, ...]) -> Part:
-        """All of it, on every rank. Raises ModelError on a wrong shape or kind."""
-        if kind != "weight" or tuple(shape) != (self.size,):
-            raise ModelError(f"{self.name}.{kind} has shape {tuple(shape)}, expected ({self.size},)")
-        return whole(self.name, shape)
+    def checkpoint_tensors(self) -> tuple[LayerTensor, ...]:
+        """Every tensor of a checkpoint that belongs to the layer: all of it, on every rank."""
+        return (LayerTensor.whole("weight", (self.size,)),)
 
     def load(self, kind: str, shard: int, tensor: Tensor) -> None:
         """Take the checkpoint tensor."""
         self.weight = (tensor.float() + self.offset) if self.offset else tensor.to(self.dtype)
-
-    def expected(self) -> tuple[str, ...]:
-        """Kinds of tensors that the layer has."""
-        return ("weight",)
-
-    shards = (0,)
 
     def forward(self, x: Tensor | Product) -> Tensor:
         """[..., size] -> [..., size]."""

@@ -1,6 +1,6 @@
 """`BlockTensor`: a weight as a file stores it, blocks of integers with their scales. Knows neither files nor layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,16 +25,24 @@ class BlockTensor:
         """(out, in)."""
         return len(self.blocks), self.blocks.shape[1] // self.kind.block_bytes * BLOCK
 
+    @property
+    def device(self) -> torch.device:
+        """Where the blocks are."""
+        return self.blocks.device
+
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """[out, in] in dtype."""
         return dequantize(self.kind, self.blocks).to(dtype)
 
-    def padded(self, num_rows: int) -> "BlockTensor":
-        """With rows of zeros at the end."""
-        missing = num_rows - len(self.blocks)
-        if not missing:
-            return self
-        return BlockTensor(self.kind, torch.nn.functional.pad(self.blocks, (0, 0, 0, missing)))
+
+def floats(weight: Tensor | BlockTensor, dtype: torch.dtype) -> Tensor:
+    """The weight as floats, dequantized where it is blocks."""
+    return weight.dequantized(dtype) if isinstance(weight, BlockTensor) else weight
+
+
+def with_rows(weight: Tensor | BlockTensor, arrange: Callable[[Tensor], Tensor]) -> Tensor | BlockTensor:
+    """The weight with its rows as `arrange` leaves them, which may order and repeat them only."""
+    return BlockTensor(weight.kind, arrange(weight.blocks)) if isinstance(weight, BlockTensor) else arrange(weight)
 
 
 def stacked(parts: Sequence[Tensor | BlockTensor]) -> Tensor | BlockTensor:

@@ -1,25 +1,21 @@
-"""`load_weights`: stream tensors into the layers of a model, and check that every one arrived exactly once.
-
-Knows layers only by what they offer: `expected()`, `shards`, `part(kind, shard, shape)` and
-`load(kind, shard, tensor)`.
+"""`load_weights`: stream tensors into the layers of a model, and check that every one arrived exactly once, in the
+shape and type that its layer declares. Knows layers only as `LoadableLayer`s.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pagemill.errors import ModelError
 from pagemill.model.loading.block_tensor import BlockTensor
-from pagemill.model.loading.part import Part, Select
+from pagemill.model.loading.part import Part
+from pagemill.model.loading.stored import LayerTensor, LoadableLayer, StoredTensor
 from pagemill.model.loading.weight_map import Target, WeightMap
 
 _SHOWN = 5
 CPU = torch.device("cpu")
-
-Source = Callable[[Select], Iterable[tuple[str, Tensor | BlockTensor]]]
-"""Reads what is selected: (checkpoint name, the selected part)."""
 
 
 class LoadableModel(Protocol):
@@ -29,7 +25,7 @@ class LoadableModel(Protocol):
     def weights(self) -> WeightMap:
         """Where each checkpoint tensor goes."""
 
-    def loadable(self) -> Mapping[str, nn.Module]:
+    def loadable(self) -> Mapping[str, LoadableLayer]:
         """Checkpoint layer -> the layer here that takes its tensors."""
 
     def elsewhere(self, layer: str) -> bool:
@@ -39,67 +35,93 @@ class LoadableModel(Protocol):
         """Called once, after the last tensor."""
 
 
-def load_weights(model: LoadableModel, source: Source, device: torch.device = CPU) -> None:
-    """Hand this rank's part of every tensor to its layer, on `device`; nothing else is read. Raises ModelError that
-    names missing and unexpected tensors, and those of a wrong shape."""
-    loading = _Loading(model)
-    for name, tensor in source(loading.select):
-        loading.load(name, tensor.to(device) if isinstance(tensor, Tensor) else tensor)
-    loading.finish()
-
-
-class _Loading:
-    """The targets of one model, and which of them have been met."""
+class Selection:
+    """Which tensors of a checkpoint go where in one model, and which of them have been met."""
 
     def __init__(self, model: LoadableModel) -> None:
         self._model = model
-        layers: Mapping[str, Any] = model.loadable()
-        self._layers = layers
+        self._layers = model.loadable()
         self._wanted = {
-            Target(name, kind, shard)
-            for name, layer in layers.items()
-            for kind in layer.expected()
-            for shard in range(len(layer.shards))
+            Target(name, tensor.stored.kind, tensor.shard): tensor
+            for name, layer in self._layers.items()
+            for tensor in layer.checkpoint_tensors()
         }
         self._targets: dict[str, Target] = {}
         """Of the tensors that were selected."""
         self._seen: set[Target] = set()
         self._unexpected: list[str] = []
 
-    def select(self, name: str, shape: tuple[int, ...]) -> Part | None:
-        """The part of a tensor that belongs here; None for one that does not."""
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Part | None:
+        """The part of a tensor that is read; None for one that is not. Raises ModelError for a wrong shape."""
         target = self._model.weights.target(name)
         if target is None or (target.layer not in self._layers and self._model.elsewhere(target.layer)):
             return None
-        if target not in self._wanted or target in self._seen:
+        wanted = self._wanted.get(target)
+        if wanted is None or target in self._seen:
             self._unexpected.append(name)
             return None
+        if tuple(shape) != wanted.stored.shape:
+            raise ModelError(f"tensor {name} has shape {tuple(shape)}, expected {wanted.stored.shape}")
         self._seen.add(target)
         self._targets[name] = target
-        part: Part | None = _named(name, self._layers[target.layer].part, target.kind, target.shard, shape)
-        return part
+        return None if wanted.stored.unused else wanted.part
+
+    def tensors(self) -> Iterator[tuple[str, StoredTensor]]:
+        """The checkpoint's name of every tensor that the model needs, this rank's or not, and what it holds."""
+        for target, wanted in self._wanted.items():
+            if not wanted.stored.unused:
+                yield self._model.weights.source_name(target), wanted.stored
 
     def load(self, name: str, tensor: Tensor | BlockTensor) -> None:
-        """A selected part, in the checkpoint's or the model's type."""
+        """Hand over what was read of a selected tensor, in the checkpoint's or the model's type. Raises ModelError for
+        another type, or impossible values."""
         target = self._targets[name]
-        _named(name, self._layers[target.layer].load, target.kind, target.shard, tensor)
+        if isinstance(tensor, Tensor):
+            _check_values(name, self._wanted[target], tensor)
+        try:
+            self._layers[target.layer].load(target.kind, target.shard, tensor)
+        except ModelError as error:
+            raise ModelError(f"tensor {name}: {error}") from error
 
     def finish(self) -> None:
+        """Raises ModelError for tensors that are missing, and those that nobody knows."""
         if self._unexpected:
             raise ModelError(
                 f"the checkpoint has tensors that the architecture does not use: {_some(self._unexpected)}"
             )
-        missing = sorted(self._model.weights.source_name(target) for target in self._wanted - self._seen)
+        needed = {target for target, wanted in self._wanted.items() if not wanted.stored.unused}
+        missing = sorted(self._model.weights.source_name(target) for target in needed - self._seen)
         if missing:
             raise ModelError(f"the checkpoint lacks tensors of the architecture: {_some(missing)}")
         self._model.finish_loading()
 
 
-def _named(name: str, call: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return call(*args)
-    except ModelError as error:
-        raise ModelError(f"tensor {name}: {error}") from error
+Source = Callable[[Selection], Iterable[tuple[str, Tensor | BlockTensor]]]
+"""Reads what is selected: (checkpoint name, the selected part)."""
+
+
+def load_weights(model: LoadableModel, source: Source, device: torch.device = CPU) -> None:
+    """Hand this rank's part of every tensor to its layer, on `device`; nothing else is read. Raises ModelError that
+    names missing and unexpected tensors, and those of a wrong shape or type."""
+    selection = Selection(model)
+    for name, tensor in source(selection):
+        selection.load(name, tensor.to(device) if isinstance(tensor, Tensor) else tensor)
+    selection.finish()
+
+
+def _check_values(name: str, wanted: LayerTensor, tensor: Tensor) -> None:
+    stored = wanted.stored
+    if tensor.dtype not in stored.dtypes:
+        allowed = " or ".join(str(dtype)[6:] for dtype in stored.dtypes)
+        raise ModelError(f"tensor {name} is of type {str(tensor.dtype)[6:]}, expected {allowed}")
+    allowed_values = stored.values
+    if allowed_values is not None and len(tensor):
+        low, high = int(tensor.min()), int(tensor.max())
+        if low < allowed_values.start or high >= allowed_values.stop:
+            raise ModelError(
+                f"tensor {name} has values from {low} to {high}, not within {allowed_values.start} to "
+                f"{allowed_values.stop - 1}"
+            )
 
 
 def _some(names: list[str]) -> str:

@@ -10,7 +10,7 @@ class Target:
 
     layer: str
     kind: str
-    """weight or bias."""
+    """weight, bias, or what else a quantized weight is stored in: weight_scale, weight.absmax."""
     shard: int
     """Index within the layer's stack; 0 for layers that are not stacked."""
 
@@ -38,7 +38,7 @@ class WeightMap:
         """Where a tensor goes; None for one that is ignored."""
         if name.endswith(self.ignore):
             return None
-        layer, _, kind = name.removeprefix(self.strip_prefix).replace(f".{self.mlp}.", ".mlp.").rpartition(".")
+        layer, kind = _split(name.removeprefix(self.strip_prefix).replace(f".{self.mlp}.", ".mlp."))
         parent, _, leaf = layer.rpartition(".")
         module, _, number = parent.rpartition(".")
         if leaf in self.experts and module.endswith(".experts") and number.isdecimal():
@@ -49,13 +49,25 @@ class WeightMap:
         return Target(layer, kind, 0)
 
     def source_name(self, target: Target) -> str:
-        """The checkpoint's name of a target, for error messages."""
-        parent, _, leaf = target.layer.rpartition(".")
+        """The checkpoint's name of a target."""
+        return f"{self.source_module(target.layer, target.shard)}.{target.kind}"
+
+    def source_module(self, layer: str, shard: int) -> str:
+        """The checkpoint's name of the module that a shard of a layer is loaded from."""
+        parent, _, leaf = layer.rpartition(".")
         parts = self.stack.get(leaf)
-        layer = f"{parent}.{parts[target.shard]}" if parts else target.layer
+        module = f"{parent}.{parts[shard]}" if parts else layer
         if leaf == "experts" and self.experts:
-            expert, which = divmod(target.shard, len(self.experts))
-            layer = f"{target.layer}.{expert}.{self.experts[which]}"
-        layer = layer.replace(".mlp.", f".{self.mlp}.")
-        prefix = "" if target.layer.startswith("lm_head") else self.strip_prefix
-        return f"{prefix}{layer}.{target.kind}"
+            expert, which = divmod(shard, len(self.experts))
+            module = f"{layer}.{expert}.{self.experts[which]}"
+        prefix = "" if layer.startswith("lm_head") else self.strip_prefix
+        return prefix + module.replace(".mlp.", f".{self.mlp}.")
+
+
+def _split(name: str) -> tuple[str, str]:
+    """(layer, kind) of a tensor's name. What follows `weight` belongs to the kind: q_proj.weight.absmax."""
+    layer, dot, rest = name.partition(".weight.")
+    if dot:
+        return layer, f"weight.{rest}"
+    layer, _, kind = name.rpartition(".")
+    return layer, kind

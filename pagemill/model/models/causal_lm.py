@@ -1,5 +1,6 @@
 """`CausalLM`: what every decoder has in common - embedding, layers, final norm, output head, rotary tables."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -24,6 +25,7 @@ from pagemill.model.layers.embedding import Embedding, OutputHead
 from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.layers.rotary import Rotary, make_rotary, rope_settings
+from pagemill.model.loading.stored import LoadableLayer
 from pagemill.model.loading.weight_map import WeightMap
 
 logger = get_logger(__name__)
@@ -78,6 +80,7 @@ class CausalLM(nn.Module):
 
     def __init__(self, facts: ModelFacts, max_model_len: int, ctx: LayerContext) -> None:
         super().__init__()
+        ctx = dataclasses.replace(ctx, names=self.weights)
         config = facts.hf_config
         size, vocab_size, eps = config["hidden_size"], facts.vocab_size, config["rms_norm_eps"]
         self.config = config
@@ -99,7 +102,8 @@ class CausalLM(nn.Module):
         )
         if self.is_last:
             self.norm = RMSNorm(size, eps, ctx=ctx.child("norm"), offset=self.norm_offset)
-            self.lm_head = OutputHead(size, vocab_size, ctx=ctx.child("lm_head"))
+            embedding = ctx.child("embed_tokens") if self.tied else None
+            self.lm_head = OutputHead(size, vocab_size, ctx=ctx.child("lm_head"), embedding=embedding)
         self.has_head = self.is_last
         self.rotaries: dict[str, Rotary] = {
             kind: make_rotary(settings, self.head_size(config), max_model_len, ctx.dtype)
@@ -132,10 +136,12 @@ class CausalLM(nn.Module):
         """Every layer that keeps something of a request, by name, in layer order."""
         return {module.name: module for module in self.modules() if isinstance(module, (Attention, StateLayer))}
 
-    def loadable(self) -> dict[str, nn.Module]:
+    def loadable(self) -> dict[str, LoadableLayer]:
         """Checkpoint layer -> the layer that takes its tensors. A tied head is loaded from the embedding's, or takes
         the embedding's weight when both are here."""
-        layers = {name: module for name, module in self.named_modules() if hasattr(module, "expected")}
+        layers: dict[str, Any] = {
+            name: module for name, module in self.named_modules() if hasattr(module, "checkpoint_tensors")
+        }
         if self.tied and self.has_head:
             layers.setdefault("embed_tokens", layers.pop("lm_head"))
         return layers

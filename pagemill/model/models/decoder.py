@@ -15,6 +15,7 @@ from pagemill.model.kernels.product import Product
 from pagemill.model.layers.activation import gate_of
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import ColumnLinear, QKVLinear, RowLinear
+from pagemill.model.layers.moe.sparse_moe import SparseMoE
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.layers.rotary import Rotary
 from pagemill.model.models.causal_lm import NotPlannable, Rope, packed_of
@@ -151,7 +152,7 @@ class DecoderLayer(nn.Module):
         traits: AttentionTraits,
         *,
         ctx: LayerContext,
-        mlp: nn.Module | None = None,
+        mlp: GatedMLP | SparseMoE | None = None,
     ) -> None:
         super().__init__()
         size, eps = config["hidden_size"], config["rms_norm_eps"]
@@ -165,10 +166,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor | Product, Tensor]:
         """[T, E] twice; `residual` None before the first layer. The last layer may be asked for some rows only."""
         hidden, residual = self.self_attn.after_norm(self.input_layernorm, hidden, residual, rope, rows)
-        if isinstance(self.mlp, GatedMLP):
-            return self.mlp.after_norm(self.post_attention_layernorm, hidden, residual)
-        hidden, residual = self.post_attention_layernorm.add_forward(hidden, residual)
-        return self.mlp(hidden), residual
+        return self.mlp.after_norm(self.post_attention_layernorm, hidden, residual)
 
     def plan(self, builder: PlanBuilder, hidden: int, residual: int | None, tables: Tables) -> tuple[int, int]:
         """The same as operations. Raises NotPlannable."""

@@ -29,7 +29,7 @@ class Qwen3MoeForCausalLM(CausalLM):
         dense = self.config.get("mlp_only_layers") or ()
         return self.num_experts > 0 and index not in dense and (index + 1) % step == 0
 
-    def _experts(self, ctx: LayerContext) -> nn.Module:
+    def _experts(self, ctx: LayerContext) -> SparseMoE:
         config = self.config
         routing = Routing(config["num_experts_per_tok"], renormalize=bool(config.get("norm_topk_prob")))
         sizes = (config["hidden_size"], config["moe_intermediate_size"], self.num_experts)

@@ -1,12 +1,34 @@
-"""`choose`: the method of a `--quantization`. Knows methods by name only."""
+"""`choose`: the quantization of a model, from what its checkpoint says and `--quantization`. Knows methods by name."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
+from pagemill.catalog.quantization import QUANTIZATION, QUANTIZED_CHECKPOINTS
+from pagemill.errors import ConfigError
 from pagemill.model.quantization import integers
-from pagemill.model.quantization.fp8 import make_fp8
-from pagemill.model.quantization.interface import QuantMethod
+from pagemill.model.quantization.interface import Quantization, QuantRequest, Uniform
+
+NONE = "none"
 
 
-def choose(wanted: str | None, dtype: torch.dtype, device: str) -> QuantMethod:
-    """None: as the file says. Raises ConfigError where it cannot run."""
-    return make_fp8(device) if wanted == "fp8" else integers.choose(wanted, dtype, device)
+def choose(wanted: str | None, config: Mapping[str, Any], dtype: torch.dtype, device: str) -> Quantization:
+    """`config` is the checkpoint's quantization_config, empty where it has none. `wanted` None: as in the checkpoint.
+    Raises ConfigError where a method cannot run, or is not the checkpoint's, ModelError for a damaged `config`."""
+    stored = config.get("quant_method")
+    request = QuantRequest(dtype, device, config, dequantize=wanted == NONE)
+    if stored is not None:
+        if wanted not in (None, NONE, stored):
+            raise ConfigError(
+                f"quantization={wanted} does not fit a checkpoint whose quant_method is {stored}; use "
+                f"--quantization {NONE} to dequantize it, or leave out --quantization"
+            )
+        read: Quantization = QUANTIZED_CHECKPOINTS.resolve(stored)(request)
+        return read
+    if wanted in QUANTIZED_CHECKPOINTS and wanted not in QUANTIZATION:
+        raise ConfigError(f"quantization={wanted}: the checkpoint is not quantized; leave out --quantization")
+    if wanted is None:
+        return Uniform(integers.as_stored(request))
+    made: Quantization = QUANTIZATION.resolve(wanted)(request)
+    return made

@@ -9,9 +9,17 @@ from torch import Tensor
 from pagemill.errors import ConfigError
 from pagemill.model.kernels import fp8, moe
 from pagemill.model.kernels.product import Product
-from pagemill.model.loading.block_tensor import BlockTensor
+from pagemill.model.loading.block_tensor import BlockTensor, floats
 from pagemill.model.quantization.experts import SeparateExperts
-from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
+from pagemill.model.quantization.interface import (
+    ExpertSizes,
+    ExpertWeights,
+    LinearWeight,
+    Quantization,
+    QuantMethod,
+    QuantRequest,
+    Uniform,
+)
 from pagemill.model.quantization.unquantized import Unquantized
 
 MIN_CAPABILITY = (8, 9)
@@ -59,46 +67,39 @@ class Fp8Experts(ExpertWeights):
         )
         self._gelu = gate == "gelu_tanh"
 
-    def put_gate_up(self, expert: int, weight: Tensor) -> None:
+    def put_gate_up(self, expert: int, weight: Tensor | BlockTensor) -> None:
         _put(self.gate_up[expert], self.factors[0][expert], weight)
 
-    def put_down(self, expert: int, weight: Tensor) -> None:
+    def put_down(self, expert: int, weight: Tensor | BlockTensor) -> None:
         _put(self.down[expert], self.factors[1][expert], weight)
 
     def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
         return moe.experts(x, self.gate_up, self.down, chosen, weights, first, self._gelu, self.factors)
 
 
-def _put(floats: Tensor, factors: Tensor, weight: Tensor) -> None:
-    quantized, own_factors = fp8.quantize(weight)
-    floats.copy_(quantized)
+def _put(values: Tensor, factors: Tensor, weight: Tensor | BlockTensor) -> None:
+    quantized, own_factors = fp8.quantize(floats(weight, torch.bfloat16))
+    values.copy_(quantized)
     factors.copy_(own_factors)
 
 
 class Fp8(QuantMethod):
-    """Every linear layer but the output head and routers. On a CPU: slow, for trying out what it costs in quality."""
-
-    def __init__(self) -> None:
-        self._floats = Unquantized()
+    """On a CPU: slow, for trying out what it costs in quality."""
 
     def prepare(self, weight: Tensor | BlockTensor, gate: str | None = None) -> LinearWeight:
-        if isinstance(weight, BlockTensor):
-            weight = weight.dequantized(torch.bfloat16)
-        return Fp8Weight(weight, gate)
-
-    def prepare_head(self, weight: Tensor | BlockTensor) -> LinearWeight:
-        return self._floats.prepare(weight)
+        return Fp8Weight(floats(weight, torch.bfloat16), gate)
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
         return SeparateExperts(self, sizes, gate) if device.type == "cpu" else Fp8Experts(sizes, device, gate)
 
 
-def make_fp8(device: str) -> QuantMethod:
-    """The method on a device. Raises ConfigError for a GPU that has no 8-bit floats."""
+def make(request: QuantRequest) -> Quantization:
+    """Every linear layer in 8 bits. Raises ConfigError for a GPU that has no 8-bit floats."""
+    device = request.device
     if device.startswith("cuda") and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         major, minor = torch.cuda.get_device_capability(device)
         raise ConfigError(
             f"quantization=fp8 needs a GPU of compute capability {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or higher; "
             f"this one has {major}.{minor}; leave out --quantization"
         )
-    return Fp8()
+    return Uniform(Fp8(), ends=Unquantized())

@@ -9,7 +9,15 @@ from pagemill.model.kernels.linear_int import BLOCK, Q8_0, pack_blocks, quantize
 from pagemill.model.kernels.weight_memory import WeightMemory
 from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.quantization.experts import SeparateExperts
-from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
+from pagemill.model.quantization.interface import (
+    ExpertSizes,
+    ExpertWeights,
+    LinearWeight,
+    Quantization,
+    QuantMethod,
+    QuantRequest,
+    Uniform,
+)
 from pagemill.model.quantization.panels import GATES, PanelWeight
 from pagemill.model.quantization.unquantized import Unquantized
 
@@ -35,15 +43,21 @@ class Integers(QuantMethod):
         return SeparateExperts(self, sizes, gate)
 
 
-def choose(wanted: str | None, dtype: torch.dtype, device: str) -> QuantMethod:
-    """The method for `--quantization`: none, int8 or, if None, as the file says. Raises ConfigError for int8 where the
-    kernels cannot run; a quantized file is dequantized there."""
-    runs = device == "cpu" and dtype == torch.bfloat16 and packs_natively()
-    if wanted == "int8" and not runs:
+def runs(request: QuantRequest) -> bool:
+    """Whether the kernels do."""
+    return request.device == "cpu" and request.dtype == torch.bfloat16 and packs_natively()
+
+
+def as_stored(request: QuantRequest) -> QuantMethod:
+    """Integers in the precision of the file where the kernels run and nothing else is asked for; floats elsewhere."""
+    return Integers(quantize_floats=False) if runs(request) and not request.dequantize else Unquantized()
+
+
+def make(request: QuantRequest) -> Quantization:
+    """8-bit integers of float weights, too. Raises ConfigError where the kernels cannot run."""
+    if not runs(request):
         raise ConfigError(
-            f"quantization=int8 needs the native CPU kernels and dtype=bfloat16; here dtype={str(dtype)[6:]}, device "
-            f"{device}; use --dtype bfloat16, or leave out --quantization"
+            f"quantization=int8 needs the native CPU kernels and dtype=bfloat16; here dtype={str(request.dtype)[6:]}, "
+            f"device {request.device}; use --dtype bfloat16, or leave out --quantization"
         )
-    if wanted == "none" or not runs:
-        return Unquantized()
-    return Integers(quantize_floats=wanted == "int8")
+    return Uniform(Integers(quantize_floats=True))

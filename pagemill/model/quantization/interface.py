@@ -1,7 +1,11 @@
-"""`QuantMethod`: holds the weight of one kind of linear layer. Knows no model."""
+"""`QuantMethod`: how the weight of a linear layer is stored and held, and `Quantization`: which method each layer of a
+model has. Knows no model."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +14,7 @@ from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.product import Product
 from pagemill.model.loading.block_tensor import BlockTensor
+from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
 
 
 class LinearWeight(ABC):
@@ -70,11 +75,11 @@ class ExpertWeights(ABC):
     """The experts of one layer that a rank holds: each a gated linear layer and one back."""
 
     @abstractmethod
-    def put_gate_up(self, expert: int, weight: Tensor) -> None:
+    def put_gate_up(self, expert: int, weight: Tensor | BlockTensor) -> None:
         """[2 * I, E] of one expert, counted from 0 on this rank; the tensor may be freed afterwards."""
 
     @abstractmethod
-    def put_down(self, expert: int, weight: Tensor) -> None:
+    def put_down(self, expert: int, weight: Tensor | BlockTensor) -> None:
         """[E, I] of one expert."""
 
     @abstractmethod
@@ -84,22 +89,72 @@ class ExpertWeights(ABC):
 
 
 class QuantMethod(ABC):
-    """Turns a loaded weight into its computing form."""
+    """How a checkpoint stores the weights of linear layers, and in which form they are computed here."""
 
     takes_blocks: bool = False
     """Whether `prepare` takes the blocks of integers of a quantized file."""
 
+    def tensors(self, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
+        """What a checkpoint holds of a weight [out, in]. Raises ModelError for a shape that cannot be stored so."""
+        return (StoredTensor("weight", shape, rows=Axis(0), columns=Axis(1)),)
+
+    def decode(
+        self, stored: Mapping[str, Tensor | BlockTensor], part: WeightPart, dtype: torch.dtype
+    ) -> Tensor | BlockTensor:
+        """The weight, or a rank's part of it, of what was read of each of `tensors`, by kind: in `dtype`, or as blocks
+        where `prepare` takes them. Raises ModelError for values that cannot be."""
+        weight = stored["weight"]
+        return weight.to(dtype) if isinstance(weight, Tensor) else weight
+
     @abstractmethod
     def prepare(self, weight: Tensor | BlockTensor, gate: str | None = None) -> LinearWeight:
-        """[out, in] in the model's type -> the computing form. The given tensor may be freed afterwards.
+        """[out, in], as any `decode` of the same model gives it -> the computing form. The given tensor may be freed
+        afterwards.
 
         `gate` names the activation whose gate is the first half of the outputs, where there is one: silu or gelu_tanh.
         """
 
-    def prepare_head(self, weight: Tensor | BlockTensor) -> LinearWeight:
-        """`prepare` for an output head."""
-        return self.prepare(weight)
-
     @abstractmethod
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
-        """Room for the experts of a layer, whose weights come in the model's type; `gate` as for `prepare`."""
+        """Room for the experts of a layer, whose weights come as `prepare` takes them; `gate` as for `prepare`."""
+
+
+class Role(Enum):
+    """What a weight is for."""
+
+    LINEAR = "linear layer"
+    EMBEDDING = "embedding"
+    HEAD = "output head"
+
+
+class Quantization(ABC):
+    """How the weights of one model are quantized: layer by layer."""
+
+    @abstractmethod
+    def method(self, module: str, role: Role) -> QuantMethod:
+        """The method of a layer, by its name in the checkpoint, such as model.layers.0.self_attn.q_proj."""
+
+
+class Uniform(Quantization):
+    """One method for all linear layers, and one for embedding and output head."""
+
+    def __init__(self, linear: QuantMethod, ends: QuantMethod | None = None) -> None:
+        """`ends`: by default, the same."""
+        self._linear = linear
+        self._ends = ends or linear
+
+    def method(self, module: str, role: Role) -> QuantMethod:
+        return self._linear if role is Role.LINEAR else self._ends
+
+
+@dataclass(frozen=True, slots=True)
+class QuantRequest:
+    """What a `Quantization` is made from."""
+
+    dtype: torch.dtype
+    """The model's."""
+    device: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The checkpoint's quantization_config."""
+    dequantize: bool = False
+    """Whether quantized weights shall be computed as floats."""

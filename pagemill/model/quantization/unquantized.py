@@ -8,9 +8,17 @@ from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import pack_bf16, packs_natively
 from pagemill.model.kernels.product import Product
 from pagemill.model.kernels.weight_memory import WeightMemory
-from pagemill.model.loading.block_tensor import BlockTensor
+from pagemill.model.loading.block_tensor import BlockTensor, floats
 from pagemill.model.quantization.experts import SeparateExperts, StackedExperts
-from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
+from pagemill.model.quantization.interface import (
+    ExpertSizes,
+    ExpertWeights,
+    LinearWeight,
+    Quantization,
+    QuantMethod,
+    QuantRequest,
+    Uniform,
+)
 from pagemill.model.quantization.panels import GATES, PanelWeight
 
 
@@ -72,8 +80,7 @@ class Unquantized(QuantMethod):
         self._memory = memory or WeightMemory()
 
     def prepare(self, weight: Tensor | BlockTensor, gate: str | None = None) -> LinearWeight:
-        if isinstance(weight, BlockTensor):
-            weight = weight.dequantized(torch.bfloat16)
+        weight = floats(weight, torch.bfloat16)
         if weight.is_cuda:
             return DeviceWeight(weight, gate)
         if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
@@ -88,3 +95,8 @@ class Unquantized(QuantMethod):
         if device.type == "cpu":
             return SeparateExperts(self, sizes, gate)
         return StackedExperts(sizes, dtype, device, gate)
+
+
+def make(request: QuantRequest) -> Quantization:
+    """Floats everywhere: a quantized file is dequantized."""
+    return Uniform(Unquantized())

@@ -1,6 +1,6 @@
 """`Router`: chooses the experts of each token. Knows nothing about experts but their number."""
 
-import dataclasses
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,8 +10,9 @@ from pagemill.model.kernels.moe import route
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import Linear
+from pagemill.model.layers.weight_reader import WeightReader
 from pagemill.model.loading.block_tensor import BlockTensor
-from pagemill.model.loading.part import Part, whole
+from pagemill.model.loading.stored import LayerTensor, WeightPart
 from pagemill.model.quantization.unquantized import Unquantized
 
 CORRECTION = "e_score_correction_bias"
@@ -27,7 +28,7 @@ class Router(Linear):
     def __init__(
         self, size: int, num_experts: int, routing: Routing, *, ctx: LayerContext, corrected: bool = False
     ) -> None:
-        super().__init__(size, (num_experts,), bias=False, ctx=dataclasses.replace(ctx, quant=Unquantized()))
+        super().__init__(size, (num_experts,), bias=False, ctx=ctx)
         if not 0 < routing.top_k <= num_experts:
             raise ModelError(f"{self.name}: num_experts_per_tok={routing.top_k} is not in 1 to {num_experts} experts")
         if num_experts % routing.num_groups:
@@ -36,13 +37,13 @@ class Router(Linear):
         self.correction: Tensor | None = None
         self._corrected = corrected
 
-    def expected(self) -> tuple[str, ...]:
-        return ("weight", CORRECTION) if self._corrected else ("weight",)
+    def _make_reader(self, parts: Sequence[WeightPart]) -> WeightReader:
+        return WeightReader(self._ctx, parts, held=Unquantized())
 
-    def part(self, kind: str, shard: int, shape: tuple[int, ...]) -> Part:
-        if kind == CORRECTION and tuple(shape) == self.shards:
-            return whole(self.name, shape)
-        return super().part(kind, shard, shape)
+    def checkpoint_tensors(self) -> Iterator[LayerTensor]:
+        yield from super().checkpoint_tensors()
+        if self._corrected:
+            yield LayerTensor.whole(CORRECTION, self.shards)
 
     def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:
         if kind == CORRECTION and isinstance(tensor, Tensor):

@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from pagemill.model.kernels.ops import computed
+from pagemill.model.kernels.product import Product
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.moe.experts import Experts
@@ -37,9 +39,10 @@ class SparseMoE(nn.Module):
         mixed = self._mix(hidden, chosen, weights)
         return mixed if self.shared_experts is None else mixed + self.shared_experts(hidden)
 
-    def after_norm(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def after_norm(self, norm: RMSNorm, hidden: Tensor | Product, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """(forward(norm(hidden + residual)), hidden + residual)."""
         if residual is None:
+            hidden = computed(hidden)
             return self(norm(hidden)), hidden
         normed, residual = norm.add_forward(hidden, residual)
         return self(normed), residual

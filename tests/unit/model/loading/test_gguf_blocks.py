@@ -6,10 +6,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from pagemill.artifacts.gguf_file import read_gguf
 from pagemill.model.kernels.linear_int import FORMATS, Q4_1, Q8_0
-from pagemill.model.loading.block_tensor import BlockTensor, stacked
+from pagemill.model.loading.block_tensor import BlockTensor, stacked, with_rows
 from pagemill.model.loading.part import Part
 from pagemill.model.loading.sources.gguf import SUPPORTED_TYPES, read_blocks, read_part
 from pagemill.model.loading.sources.gguf_blocks import FLOATS
@@ -86,6 +87,6 @@ def test_stacking() -> None:
 
 
 def test_padding() -> None:
-    padded = blocks_of("Q4_1", torch.randn(5, 64)).padded(8)
+    padded = with_rows(blocks_of("Q4_1", torch.randn(5, 64)), lambda rows: functional.pad(rows, (0, 0, 0, 3)))
     assert padded.shape == (8, 64)
     assert not padded.dequantized(torch.float32)[5:].any()

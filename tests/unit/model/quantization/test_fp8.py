@@ -11,6 +11,8 @@ from pagemill.model.kernels.fp8 import FP8, linear, quantize
 from pagemill.model.layers.moe.router import Router
 from pagemill.model.quantization.choose import choose
 from pagemill.model.quantization.fp8 import Fp8, Fp8Weight
+from pagemill.model.quantization.interface import Role
+from pagemill.model.quantization.unquantized import Unquantized
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.utils.timing import PhaseTimer
 from tests.fakes.paged import PagedModel
@@ -43,8 +45,10 @@ def test_products_are_close_to_those_of_the_weight(gate):
 
 
 def test_an_embedding_and_an_output_head_are_not_quantized():
-    assert not isinstance(Fp8().prepare_head(torch.randn(4, 16)), Fp8Weight)
-    assert isinstance(choose("fp8", torch.float32, "cpu"), Fp8)
+    quantization = choose("fp8", {}, torch.float32, "cpu")
+    assert isinstance(quantization.method("model.layers.0.mlp.up_proj", Role.LINEAR), Fp8)
+    for module, role in (("lm_head", Role.HEAD), ("model.embed_tokens", Role.EMBEDDING)):
+        assert isinstance(quantization.method(module, role), Unquantized)
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM"])

@@ -10,8 +10,9 @@ from pagemill.config.sections import ModelConfig
 from pagemill.errors import ConfigError
 from pagemill.model.factory import load_model
 from pagemill.model.kernels.linear import packs_natively
-from pagemill.model.quantization.integers import Integers, choose
-from pagemill.model.quantization.interface import LinearWeight
+from pagemill.model.quantization.choose import choose
+from pagemill.model.quantization.integers import Integers
+from pagemill.model.quantization.interface import LinearWeight, QuantMethod, Role
 from pagemill.model.quantization.panels import PanelWeight
 from pagemill.model.quantization.unquantized import Unquantized
 from pagemill.platforms.cpu import CpuPlatform
@@ -91,13 +92,16 @@ def test_inputs_that_are_not_whole_blocks_stay_floats(tmp_path: Path) -> None:
 
 
 def test_what_is_chosen() -> None:
-    assert isinstance(choose(None, torch.bfloat16, "cpu"), Integers)
-    assert isinstance(choose("int8", torch.bfloat16, "cpu"), Integers)
+    def method(wanted: str | None, dtype: torch.dtype, device: str) -> QuantMethod:
+        return choose(wanted, {}, dtype, device).method("model.layers.0.mlp.up_proj", Role.LINEAR)
+
+    assert isinstance(method(None, torch.bfloat16, "cpu"), Integers)
+    assert isinstance(method("int8", torch.bfloat16, "cpu"), Integers)
     for wanted, dtype, device in (
         ("none", torch.bfloat16, "cpu"),
         (None, torch.float32, "cpu"),
         (None, torch.bfloat16, "cuda"),
     ):
-        assert isinstance(choose(wanted, dtype, device), Unquantized)
+        assert isinstance(method(wanted, dtype, device), Unquantized)
     with pytest.raises(ConfigError, match=r"quantization=int8.*dtype=float32"):
-        choose("int8", torch.float32, "cpu")
+        choose("int8", {}, torch.float32, "cpu")
