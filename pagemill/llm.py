@@ -4,8 +4,9 @@ A synchronous face of `AsyncLLM`; it adds batches and a progress bar and knows n
 import asyncio
 import contextlib
 import itertools
+import threading
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -13,6 +14,7 @@ from typing import Any, Self, TypeVar, cast
 from tqdm import tqdm
 
 from pagemill.config.arguments import EngineArgs
+from pagemill.errors import EngineDeadError, RequestError
 from pagemill.launch import build_inproc
 from pagemill.messages.outputs import PoolingRequestOutput, RequestOutput
 from pagemill.messages.pooling_params import PoolingParams
@@ -35,18 +37,26 @@ class PrivateLoop:
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._task: asyncio.Task[Any] | None = None
+        self._turn = threading.Lock()
+        self._closed = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to completion, also when the calling thread runs another loop (a notebook): then in a helper thread."""
-        if _in_running_loop():
-            return self._run_aside(self._tracked(work))
-        return self._runner.run(work)
+        """Run to completion, also when the calling thread runs another loop (a notebook): then in a helper thread.
+        Threads take turns. Raises EngineDeadError after `close`."""
+        with self._turn:
+            if self._closed:
+                work.close()
+                raise EngineDeadError("the LLM was shut down; make another one")
+            if _in_running_loop():
+                return self._run_aside(self._tracked(work))
+            return self._runner.run(work)
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         """Run `last`, then close the loop."""
         try:
             self.run(last)
         finally:
+            self._closed = True
             if _in_running_loop():
                 with ThreadPoolExecutor(1) as helper:
                     helper.submit(self._runner.close).result()
@@ -239,6 +249,10 @@ def _as_batch(prompts: Prompts) -> list[Prompt]:
     """A single prompt as a batch of one; a list of integers is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [cast(Prompt, prompts)]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"prompts={prompts!r} is not allowed: a text, token ids, a dict, or a list of those", "prompts"
+        )
     batch = list(prompts)
     if batch and all(isinstance(item, int) for item in batch):
         return [cast(Prompt, batch)]

@@ -4,6 +4,7 @@ A rule takes a draft of the sections and returns a new one with the decisions it
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -315,12 +316,14 @@ def resolve(draft: Draft, model: ModelFacts, device: DeviceFacts) -> tuple[Engin
 
 
 def check_values(section: Any) -> None:
-    """Check each field of a section, and of settings inside it, against its own choices and lower bound. Raises
-    ConfigError."""
+    """Check each field of a section, and of settings inside it, against its own choices and lower bound; numbers are
+    finite, as no bound stops what is not a number. Raises ConfigError."""
     for field in dataclasses.fields(section):
         value, meta = getattr(section, field.name), field.metadata
         if meta["choices"] and value is not None and value not in meta["choices"]:
             raise ConfigError(f"{field.name}={value!r} is not one of {', '.join(meta['choices'])}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{field.name}={value!r} is not a finite number")
         if meta["low"] is not None and value is not None and value < meta["low"]:
             raise ConfigError(f"{field.name}={value!r} is too small: at least {meta['low']}")
         if dataclasses.is_dataclass(value):

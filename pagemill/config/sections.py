@@ -315,10 +315,12 @@ class FleetConfig:
         None, "processes that take HTTP requests (default: as many as engines)", low=1, short="-asc"
     )
     engine_stall_timeout: float = setting(
-        60.0, "seconds without a finished step, with work waiting, after which /health answers 503", low=0
+        60.0, "seconds without a finished step, with work waiting, after which /health answers 503; 0: never", low=0
     )
     engine_hang_timeout: float = setting(
-        300.0, "seconds without a finished step, with work waiting, after which the engine is restarted", low=0
+        300.0,
+        "seconds without a finished step, with work waiting, after which the engine is restarted; 0: never",
+        low=0,
     )
 
     @property

@@ -14,7 +14,11 @@ MAX_N: Final = 64
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_CHARS: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 1024
+"""That a request may name."""
+MAX_END_TOKEN_IDS: Final = 64
+"""End-of-sequence tokens of a model, which are added to them."""
 GREEDY_TEMPERATURE: Final = 1e-5
+_SWITCHES: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
 
 
 class RequestOutputKind(IntEnum):
@@ -69,7 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         force(self, "stop", stop)
         force(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         force(self, "top_k", 0 if self.top_k == -1 else self.top_k)
-        for check in (_check_numbers, _check_lengths, _check_stops):
+        for check in (_check_numbers, _check_lengths, _check_stops, _check_switches):
             check(self)
 
     @property
@@ -92,6 +96,12 @@ def _number(name: str, value: Any, low: float, high: float, open_low: bool = Fal
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not good or not low <= value <= high or (open_low and value == low):
         raise RequestError(f"{name}={value!r} is not allowed: a finite number in {bracket}{low:g}, {high:g}]", name)
+
+
+def _check_switches(params: SamplingParams) -> None:
+    for name in _SWITCHES:
+        if not isinstance(getattr(params, name), bool):
+            raise RequestError(f"{name}={getattr(params, name)!r} is not allowed: true or false", name)
 
 
 def _check_numbers(params: SamplingParams) -> None:
@@ -125,7 +135,8 @@ def _check_stops(params: SamplingParams) -> None:
             raise RequestError(f"stop must hold strings of 1 to {MAX_STOP_CHARS} characters", "stop")
     if stops and not params.detokenize:
         raise RequestError("stop strings need detokenize=True", "stop")
-    if len(stop_ids) > MAX_STOP_TOKEN_IDS:
+    # Complete parameters hold the model's tokens too; what a request may name is checked on admission.
+    if len(stop_ids) > MAX_STOP_TOKEN_IDS + MAX_END_TOKEN_IDS:
         raise RequestError(
             f"stop_token_ids has {len(stop_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed", "stop_token_ids"
         )

@@ -7,11 +7,12 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from pagemill.errors import RequestError
+from pagemill.errors import EngineDeadError, RequestError
 from pagemill.messages.sampling_params import SamplingParams
 from tests.fakes.engine import FACTS, make_engine
 from tests.fakes.fake_core import FakeCore, say
@@ -46,6 +47,28 @@ def make_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLLM]:
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+def test_after_shutdown_it_says_so(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    llm.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        llm.generate("hello", GREEDY, use_tqdm=False)
+    with pytest.raises(EngineDeadError, match="shut down"):
+        llm.reset_prefix_cache()
+
+
+def test_threads_take_turns(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    with ThreadPoolExecutor(4) as pool:
+        outputs = pool.map(lambda text: llm.generate([text] * 3, GREEDY, use_tqdm=False), ["hello", "world"] * 4)
+        assert [texts(output) for output in outputs] == [["hell"] * 3, ["worl"] * 3] * 4
+
+
+@pytest.mark.parametrize("prompts", [None, 5])
+def test_what_is_no_prompt_is_refused(make_llm: MakeLLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="prompts="):
+        make_llm().generate(prompts, GREEDY, use_tqdm=False)
 
 
 def texts(outputs: list[Any]) -> list[str]:

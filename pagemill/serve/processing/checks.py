@@ -8,7 +8,7 @@ from typing import Any
 
 from pagemill.errors import RequestError
 from pagemill.messages.pooling_params import PoolingParams
-from pagemill.messages.sampling_params import SamplingParams
+from pagemill.messages.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 
 _SALT = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _MAX_SHOWN = 60
@@ -82,7 +82,12 @@ def _dimensions_are_there(admission: Admission, bounds: Bounds) -> None:
 
 def _stop_token_ids_are_known(admission: Admission, bounds: Bounds) -> None:
     params = admission.params
-    for token in (isinstance(params, SamplingParams) and params.stop_token_ids) or ():
+    stop_ids = (isinstance(params, SamplingParams) and params.stop_token_ids) or ()
+    if len(stop_ids) > MAX_STOP_TOKEN_IDS:
+        raise RequestError(
+            f"stop_token_ids has {len(stop_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed", "stop_token_ids"
+        )
+    for token in stop_ids:
         if token >= bounds.vocab_size:
             raise RequestError(
                 f"stop_token_ids holds {shown(token)}; token ids are 0 to {bounds.vocab_size - 1}", "stop_token_ids"

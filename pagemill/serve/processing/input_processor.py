@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pagemill.errors import RequestError
+from pagemill.errors import ModelError, RequestError
 from pagemill.messages.engine_io import EngineCoreRequest, EngineReady
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
-from pagemill.messages.sampling_params import MAX_SEED, SamplingParams
+from pagemill.messages.sampling_params import MAX_END_TOKEN_IDS, MAX_SEED, SamplingParams
 from pagemill.serve.processing.checks import CHECKS, Admission, Bounds, check_kind, check_unicode, shown
 from pagemill.tokenizers.interface import Tokenizer
 
@@ -67,6 +67,10 @@ class InputProcessor:
         size = None if pooling is None else pooling.embedding_size
         self._bounds = Bounds(ready.max_model_len, ready.vocab_size, has_priorities, size)
         self._eos_token_ids = tuple(sorted(token for token in set(eos_token_ids) if 0 <= token < ready.vocab_size))
+        if len(self._eos_token_ids) > MAX_END_TOKEN_IDS:
+            raise ModelError(
+                f"the model has {len(self._eos_token_ids)} end-of-sequence tokens; at most {MAX_END_TOKEN_IDS} are allowed"
+            )
         self._prefix = secrets.token_hex(8)
         self._count = itertools.count()
 

@@ -8,6 +8,7 @@ import msgspec
 
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason
+from pagemill.messages.sampling_params import SamplingParams
 from pagemill.serve.processing.request_metrics import NoMetrics, RequestMetrics
 from pagemill.serve.processing.request_stream import CompletionState, Stream
 
@@ -121,7 +122,7 @@ class OutputProcessor:
         try:
             stopped = completion.append(output.new_token_ids, finish.stop_token_id if finish else None)
             if finish is not None and not stopped:
-                completion.finish(finish.reason, self._stop_reason(finish))
+                completion.finish(finish.reason, self._stop_reason(finish, completion))
         except Exception as error:
             stopped = self._give_up(output.request_id, completion, error)
         if finish is not None and finish.reason is FinishReason.ERROR:
@@ -132,9 +133,12 @@ class OutputProcessor:
             self._close(output.request_id, completion)
         stream.notify()
 
-    def _stop_reason(self, finish: Finish) -> int | None:
-        """The stop token, unless it is the model's own end of sequence."""
-        return None if self._is_end_of_sequence(finish.stop_token_id) else finish.stop_token_id
+    def _stop_reason(self, finish: Finish, completion: CompletionState) -> int | None:
+        """The stop token, unless it ended the output as the model's end of sequence: a request that ignores that stops
+        at the token because it named it."""
+        params = completion.stream.children[completion.index].params
+        ignores = isinstance(params, SamplingParams) and params.ignore_eos
+        return None if self._is_end_of_sequence(finish.stop_token_id) and not ignores else finish.stop_token_id
 
     def _give_up(self, request_id: str, completion: CompletionState, error: Exception) -> bool:
         """An exception while text was made belongs to this request alone. Always True: the completion has ended."""

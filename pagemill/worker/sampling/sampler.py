@@ -26,21 +26,21 @@ class Sampler:
     def __init__(self, states: RequestStates, processors: Sequence[LogitsProcessor] | None = None) -> None:
         self._states = states
         self._processors = [LOGITS.resolve(name)() for name in LOGITS] if processors is None else list(processors)
-        self._processed: set[int] = set()
-        """Slots for which at least one processor has something to do."""
+        self._processed: dict[int, int] = {}
+        """Slot -> how many processors have something to do for it; at least one."""
 
     def add(self, new: NewRequest) -> None:
         """A request takes a slot."""
-        wanted = [processor.add(new) for processor in self._processors]
-        if any(wanted):
-            self._processed.add(new.slot)
+        wanted = sum([processor.add(new) for processor in self._processors])
+        if wanted:
+            self._processed[new.slot] = wanted
         else:
-            self._processed.discard(new.slot)
+            self._processed.pop(new.slot, None)
 
     def remove(self, slot: int) -> None:
         """A slot is released."""
         if slot in self._processed:
-            self._processed.discard(slot)
+            del self._processed[slot]
             for processor in self._processors:
                 processor.remove(slot)
 
@@ -52,7 +52,10 @@ class Sampler:
     def process(self, logits: Tensor, batch: InputBatch) -> None:
         """Change [L, V] float32 logits in place, as the slots' requests ask for."""
         for processor in self._processors:
-            processor.apply(logits, batch)
+            for slot in processor.apply(logits, batch):
+                self._processed[slot] -= 1
+                if not self._processed[slot]:
+                    del self._processed[slot]
 
     def sample(self, logits: Tensor, batch: InputBatch) -> npt.NDArray[np.int32]:
         """[L, V] float32 logits (changed in place) to [L] token ids."""

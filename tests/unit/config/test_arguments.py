@@ -7,6 +7,7 @@ import pytest
 from pagemill.config.arguments import EngineArgs, add_flags, make_section
 from pagemill.config.sections import (
     CacheConfig,
+    FleetConfig,
     KVEventsConfig,
     ModelConfig,
     ParallelConfig,
@@ -89,3 +90,13 @@ def test_a_setting_that_is_no_json_object_is_a_usage_error(capsys):
         with pytest.raises(SystemExit):
             parse("--kv-events-config", text)
         assert "--kv-events-config" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("section", "name"), [
+    (ServerConfig, "shutdown_timeout"), (FleetConfig, "engine_hang_timeout"), (FleetConfig, "data_parallel_node_timeout"),
+    (CacheConfig, "kv_cache_metrics_sample"),
+])  # fmt: skip
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_finite_number_is_refused_by_name(section, name, value):
+    with pytest.raises(ConfigError, match=f"{name}={value!r} is not a finite number"):
+        make_section(section, {name: value})

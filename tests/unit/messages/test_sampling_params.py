@@ -18,7 +18,11 @@ REFUSED = {
     "max_tokens": [0, -1, 2**31, 1.5],
     "min_tokens": [-1, 17],
     "stop": ["", ["x"] * 65, ["y" * 1025], [3]],
-    "stop_token_ids": [[-1], [1.5], [2**31], [0] * 1025],
+    "stop_token_ids": [[-1], [1.5], [2**31], [0] * 1089],
+    "include_stop_str_in_output": ["no", 1],
+    "ignore_eos": [None],
+    "skip_special_tokens": ["false"],
+    "detokenize": [0],
 }
 
 

@@ -1,6 +1,7 @@
 """`LogitsProcessor`: changes logits of the requests that ask for it; state is kept by slot, so nothing moves."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -9,7 +10,8 @@ from pagemill.worker.batch.input_batch import InputBatch
 
 
 class LogitsProcessor(ABC):
-    """One kind of change to the logits. A slot takes part from `add` (returning True) until `remove`."""
+    """One kind of change to the logits. A slot takes part from `add` (returning True) until `remove`, or until `apply`
+    names it."""
 
     @abstractmethod
     def add(self, new: NewRequest) -> bool:
@@ -20,5 +22,6 @@ class LogitsProcessor(ABC):
         """Forget a slot; slots that never took part are ignored."""
 
     @abstractmethod
-    def apply(self, logits: Tensor, batch: InputBatch) -> None:
-        """Change [L, V] float32 logits in place; row i belongs to batch.sampled_slots[i]."""
+    def apply(self, logits: Tensor, batch: InputBatch) -> Sequence[int]:
+        """Change [L, V] float32 logits in place; row i belongs to batch.sampled_slots[i]. Returns the slots that have
+        nothing more to ask for, which it has forgotten: steps without any processor are faster."""

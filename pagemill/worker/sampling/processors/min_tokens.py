@@ -1,5 +1,7 @@
 """min_tokens: stop tokens cannot be sampled before a request has generated that many tokens."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -33,14 +35,18 @@ class MinTokensProcessor(LogitsProcessor):
         self._allowed_from.pop(slot, None)
         self._stop_ids.pop(slot, None)
 
-    def apply(self, logits: Tensor, batch: InputBatch) -> None:
+    def apply(self, logits: Tensor, batch: InputBatch) -> Sequence[int]:
+        done: list[int] = []
         if not self._allowed_from:
-            return
+            return done
         for row, slot in enumerate(batch.sampled_slots.tolist()):
             allowed_from = self._allowed_from.get(slot)
             if allowed_from is None:
                 continue
-            if batch.sampled_positions[row] < allowed_from:
+            position = batch.sampled_positions[row]
+            if position < allowed_from:
                 logits[row, self._stop_ids[slot]] = -torch.inf
-            else:
+            if position + 1 >= allowed_from:  # this was the last token that must not end the output
                 self.remove(slot)
+                done.append(slot)
+        return done

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from pagemill.errors import RequestError
+from pagemill.errors import ModelError, RequestError
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.serve.processing.input_processor import InputProcessor, PreparedRequest, RequestOptions
@@ -54,6 +55,22 @@ def test_refused(given: dict[str, Any], field: str, words: str) -> None:
     assert raised.value.field == field
     assert words in str(raised.value)
     assert len(str(raised.value)) < 300
+
+
+def test_as_many_stop_tokens_as_allowed_leave_room_for_the_models_own() -> None:
+    ready = EngineReady(max_model_len=32, vocab_size=3000, num_blocks=8, block_size=16)
+    processor = InputProcessor(ByteTokenizer(), ready, (EOS, IM_END), False)
+    prepared = processor.prepare("hi", SamplingParams(stop_token_ids=range(300, 1324)), RequestOptions())
+    assert len(prepared.request.params.stop_token_ids) == 1026
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(prepared.request), type=type(prepared.request))
+    with pytest.raises(RequestError, match="1025 ids; at most 1024 are allowed"):
+        processor.prepare("hi", SamplingParams(stop_token_ids=range(300, 1325)), RequestOptions())
+
+
+def test_a_model_with_any_number_of_ends_is_refused() -> None:
+    ready = EngineReady(max_model_len=32, vocab_size=300, num_blocks=8, block_size=16)
+    with pytest.raises(ModelError, match="65 end-of-sequence tokens; at most 64"):
+        InputProcessor(ByteTokenizer(), ready, tuple(range(65)), False)
 
 
 def test_a_text_far_too_long_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,12 @@ async def test_stop_tokens(token: int, include: bool, text: str, stop_reason: in
     assert completion == CompletionOutput(0, text, [*b"hi", token], "stop", stop_reason)
 
 
+async def test_a_stop_token_that_was_named_is_the_reason_where_the_end_of_sequence_is_ignored() -> None:
+    setup = Setup(stop_token_ids=[EOS], ignore_eos=True)
+    setup.output([EOS], Finish(FinishReason.STOP, stop_token_id=EOS))
+    assert (await setup.get()).outputs[0].stop_reason == EOS
+
+
 async def test_held_back_text_comes_with_the_end() -> None:
     setup = Setup(output_kind=DELTA, stop=["xyz"])
     setup.tokens("axy")

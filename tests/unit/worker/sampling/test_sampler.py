@@ -81,6 +81,22 @@ def test_min_tokens_blocks_stop_ids_until_enough_are_generated():
     assert chosen == [8, 8, 7, 7]
 
 
+def test_a_slot_that_has_reached_min_tokens_asks_for_nothing_more():
+    asking = SamplingParams(temperature=0, min_tokens=2, max_tokens=9, stop_token_ids=[7])
+    sampler = make([asking, asking, SamplingParams(temperature=0)])
+    seen = []
+    for position in (3, 4, 5):
+        sampler.sample(logits_of(2), batch_of([0, 2], [position] * 2))
+        seen.append(sampler.active)
+    assert seen == [True, True, True]  # the second request has not begun
+    for position in (3, 4):
+        assert sampler.active
+        sampler.sample(logits_of(3), batch_of([0, 1, 2], [6, position, 6]))
+    assert not sampler.active
+    sampler.remove(0)
+    sampler.remove(1)
+
+
 def test_a_recycled_slot_keeps_nothing_of_its_former_request():
     first = SamplingParams(seed=1, temperature=3.0, top_k=2, top_p=0.5, min_p=0.5, min_tokens=5, stop_token_ids=[0])
     sampler, fresh = make([first]), make([SamplingParams(seed=7)])
