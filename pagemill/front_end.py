@@ -26,6 +26,7 @@ from pagemill.serve.http.app import build_app
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperBirth
 from pagemill.serve.http.server import say_ready, serve
+from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.transport.handshake import Hello, Role
@@ -85,7 +86,9 @@ def _make_llm(birth: FrontEndBirth, fleet: FleetClient, tokenizer: Tokenizer) ->
         config.scheduler,
         cache=config.cache,
         served_model_name=birth.server.served_model_name,
-        log_interval_s=None if config.observability.disable_log_stats else envs.log_stats_interval_s(),
+        log_interval_s=envs.log_stats_interval_s(),
+        log_stats=not config.observability.disable_log_stats,
+        seeds=RequestSeeds(config.model.seed, birth.index),
         pooler=config.model.pooler_config if config.model.pools else None,
     )
 

@@ -34,6 +34,7 @@ from pagemill.platforms.choose import choose_platform
 from pagemill.platforms.thread_plan import ThreadWish
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
+from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.utils.collector import paused
@@ -115,7 +116,9 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
         config.facts,
         config.scheduler,
         cache=config.cache,
-        log_interval_s=None if config.observability.disable_log_stats else envs.log_stats_interval_s(),
+        log_interval_s=envs.log_stats_interval_s(),
+        log_stats=not config.observability.disable_log_stats,
+        seeds=RequestSeeds(config.model.seed),
         pooler=config.model.pooler_config if config.model.pools else None,
     )
     _say_ready(config, core.ready, timer)

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, cast
 from tqdm import tqdm
 
 from pagemill.config.arguments import EngineArgs
-from pagemill.errors import EngineDeadError, RequestError
+from pagemill.errors import ConfigError, EngineDeadError, RequestError
 from pagemill.launch import build_inproc
 from pagemill.messages.outputs import PoolingRequestOutput, RequestOutput
 from pagemill.messages.pooling_params import PoolingParams
@@ -98,7 +98,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "smollm2", **engine_args: Any) -> None:
-        # There is a progress bar: lines of figures only for those who ask for them.
+        # There is a progress bar: statistics only for those who ask for them.
         launched = build_inproc(EngineArgs(model, **({"disable_log_stats": True} | engine_args)), inline=True)
         self.config = launched.config
         self._engine: AsyncLLM = launched.llm
@@ -171,7 +171,11 @@ class LLM:
         return self._engine.tokenizer
 
     def get_metrics(self) -> list[Metric]:
-        """Every `vllm:*` metric, as Counter, Gauge or Histogram, one per set of labels. See docs/metrics.md."""
+        """Every `vllm:*` metric, as Counter, Gauge or Histogram, one per set of labels. See docs/metrics.md.
+
+        Raises ConfigError unless the LLM was made with disable_log_stats=False."""
+        if not self._engine.metrics.enabled:
+            raise ConfigError("get_metrics() needs statistics, which LLM keeps with disable_log_stats=False only")
         return readings(self._engine.metrics.collect())
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -15,10 +15,11 @@ from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
 
 
-def locate(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
+def locate(model: str, revision: str | None = None, download_dir: str | None = None, *, weights: bool = True) -> Path:
     """Folder or .gguf file of an alias, a path or a hub id, fetched when it is not on this machine.
 
-    An alias wins over a folder of the same name (write ./name for that). Raises ModelError.
+    An alias wins over a folder of the same name (write ./name for that). Without `weights`, a repository of the hub is
+    fetched without them. Raises ModelError.
     """
     if model in aliases.ALIASES:
         return aliases.fetch(model)
@@ -34,7 +35,7 @@ def locate(model: str, revision: str | None = None, download_dir: str | None = N
             f"{model or repr(model)} is not an alias (known: {', '.join(sorted(aliases.ALIASES))}), "
             "not a file or folder here, and not a hub id (org/name)"
         )
-    return hub.snapshot(model, revision, download_dir)
+    return hub.snapshot(model, revision, download_dir, weights=weights)
 
 
 def describe(

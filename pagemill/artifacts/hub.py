@@ -8,7 +8,8 @@ from typing import Final
 from pagemill.errors import ModelError
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_PATTERNS: Final = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja")
+_PATTERNS: Final = ("*.json", "tokenizer.model", "*.jinja")
+_WEIGHTS: Final = ("*.safetensors",)
 
 
 def is_hub_id(model: str) -> bool:
@@ -16,8 +17,10 @@ def is_hub_id(model: str) -> bool:
     return _HUB_ID.fullmatch(model) is not None
 
 
-def snapshot(hub_id: str, revision: str | None = None, download_dir: str | None = None) -> Path:
-    """Folder with the files of a hub repository, downloaded when they are not cached.
+def snapshot(
+    hub_id: str, revision: str | None = None, download_dir: str | None = None, *, weights: bool = True
+) -> Path:
+    """Folder with the files of a hub repository, downloaded when they are not cached; those of weights if wanted.
 
     Raises ModelError when it does not exist, needs a login, or the hub cannot be reached.
     """
@@ -29,7 +32,10 @@ def snapshot(hub_id: str, revision: str | None = None, download_dir: str | None 
     at = f"{hub_id} (revision {revision})" if revision else hub_id
     try:
         folder = huggingface_hub.snapshot_download(
-            hub_id, revision=revision, cache_dir=download_dir, allow_patterns=list(_PATTERNS)
+            hub_id,
+            revision=revision,
+            cache_dir=download_dir,
+            allow_patterns=[*_PATTERNS, *(_WEIGHTS if weights else ())],
         )
     except errors.GatedRepoError as error:
         raise ModelError(f"{at} is gated: accept its terms on the hub, and set HF_TOKEN") from error

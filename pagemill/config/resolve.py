@@ -215,6 +215,11 @@ def _device(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
 
 
 def _kv_cache_metrics(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
+    if draft.cache.kv_cache_metrics and draft.observability.disable_log_stats:
+        raise ConfigError(
+            "kv_cache_metrics=True needs statistics, and disable_log_stats=True keeps none; leave out "
+            "--disable-log-stats (LLM: disable_log_stats=False)"
+        )
     share = draft.cache.kv_cache_metrics_sample
     if not 0 < share <= 1:
         raise ConfigError(f"kv_cache_metrics_sample={share} is not allowed: above 0 and up to 1")

@@ -59,8 +59,13 @@ class ModelConfig:
         "precision of weights: none dequantizes a quantized file, int8 (on CPUs) and fp8 (on GPUs) quantize a float "
         "checkpoint; also the quant_method of a checkpoint, or a name that a plug-in adds (default: as in the file)",
     )
-    seed: int = setting(0, "seed of everything random that no request seeds (dummy weights, request seeds)")
+    seed: int = setting(
+        0, "seed of everything random that no request seeds: dummy weights, and the seeds of requests that have none"
+    )
     revision: str | None = setting(None, "branch, tag or commit on the hub")
+    tokenizer_revision: str | None = setting(
+        None, "the same for the tokenizer (default: the model's revision; of another repository, its main branch)"
+    )
     max_model_len: int | None = setting(None, "most tokens of prompt and output (default: the model's)", low=1)
     load_format: str = setting("auto", "where weights come from; dummy makes random ones", choices=LOAD_FORMATS)
     download_dir: str | None = setting(None, "folder for hub downloads (default: the hub's own cache)")
@@ -128,7 +133,9 @@ class CacheConfig:
     )
     enable_prefix_caching: bool = setting(True, "share the blocks of equal prefixes")
     prefix_caching_hash_algo: str = setting("sha256", "hash of a block's tokens", choices=HASH_ALGORITHMS)
-    kv_cache_metrics: bool = setting(False, "measure how long KV blocks stay, lie unused and are used again")
+    kv_cache_metrics: bool = setting(
+        False, "measure how long KV blocks stay, lie unused and are used again (needs statistics)"
+    )
     kv_cache_metrics_sample: float = setting(0.01, "share of KV blocks that is measured, above 0 and up to 1", low=0)
     disable_hybrid_kv_cache_manager: bool = setting(
         False, "keep every token of every layer, also where only a window or a chunk is read; more memory"
@@ -333,7 +340,9 @@ class FleetConfig:
 class ObservabilityConfig:
     """What is said about the work."""
 
-    disable_log_stats: bool = setting(False, "no line of figures in the log while there is work; /metrics stays")
+    disable_log_stats: bool = setting(
+        False, "keep no statistics: no vllm:* metrics, and no line of figures in the log while there is work"
+    )
 
 
 @dataclass(frozen=True)

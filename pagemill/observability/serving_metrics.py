@@ -27,8 +27,10 @@ class ServingMetrics:
         engines: Engines,
         *,
         with_residency: bool = False,
+        enabled: bool = True,
     ) -> None:
-        """`cache_config` become labels; `with_residency`: blocks are sampled."""
+        """`cache_config` become labels; `with_residency`: blocks are sampled; not `enabled`: there are no metrics."""
+        self.enabled = enabled
         self.prefix_hits = RecentHits()
         self.model_name = model_name
         self._max_model_len = max_model_len
@@ -63,6 +65,7 @@ class ServingMetrics:
             self.cache_config,
             lambda: {index: totals.stats.get(index, SchedulerStats()) for index in self._engines()},
             with_residency=self.histograms.keys() != HISTOGRAMS.keys(),
+            enabled=self.enabled,
         )
         everything.num_rejected = totals.num_rejected
         for index, counts in totals.engines.items():
@@ -87,6 +90,8 @@ class ServingMetrics:
 
     def collect(self) -> Iterator[Any]:
         """Everything as prometheus_client's families of samples."""
+        if not self.enabled:
+            return iter(())
         from pagemill.observability.metric_families import families  # deferred, as above
 
         return families(self)

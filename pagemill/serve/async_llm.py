@@ -24,8 +24,9 @@ from pagemill.serve.preparation import Pacer, Preparation
 from pagemill.serve.processing.input_processor import PreparedRequest, RequestOptions
 from pagemill.serve.processing.output_processor import OutputProcessor
 from pagemill.serve.processing.parallel_sampling import fan_out
-from pagemill.serve.processing.request_metrics import RequestMetrics
+from pagemill.serve.processing.request_metrics import NoMetrics, RequestMetrics
 from pagemill.serve.processing.request_stream import OutputQueue, PoolingStream, RequestStream, Stream, Tap
+from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 
 LONG_TEXT_CHARS = 16_384
@@ -37,8 +38,8 @@ Output = TypeVar("Output", RequestOutput, PoolingRequestOutput)
 class AsyncLLM:
     """The front end of one engine. Used from one event loop.
 
-    `scheduler` is the section the engine runs with (its policy and queue limits); `generation_defaults` are the
-    model's recommended sampling values (default: those of `facts`; pass {} for neutral ones).
+    `scheduler` is the section the engine runs with (its policy and queue limits); `facts` have the model's recommended
+    sampling values.
     """
 
     def __init__(
@@ -48,23 +49,26 @@ class AsyncLLM:
         facts: ModelFacts,
         scheduler: SchedulerConfig | None = None,
         *,
-        generation_defaults: Mapping[str, Any] | None = None,
         cache: CacheConfig | None = None,
         served_model_name: str | None = None,
         log_interval_s: float | None = None,
         pooler: PoolerConfig | None = None,
+        seeds: RequestSeeds | None = None,
+        log_stats: bool = True,
     ) -> None:
         """`served_model_name` is what metrics call the model (default: its name in `facts`). While there is work, a
         line of figures is logged every `log_interval_s` seconds; None: never. `pooler`: of an engine that makes
-        vectors and no text."""
+        vectors and no text. `seeds`: for requests that have none. `log_stats`: False: nothing is counted, `metrics` are
+        empty, and no line is logged."""
         scheduler = scheduler or SchedulerConfig()
         self.tokenizer = tokenizer
         self.facts = facts
         self.max_model_len = client.ready.max_model_len
         self._client = client
-        self.preparation = Preparation(tokenizer, facts, client.ready, scheduler, pooler, generation_defaults)
+        self.preparation = Preparation(tokenizer, facts, client.ready, scheduler, pooler)
         self.default_params = self.preparation.default_params
         self._inputs = self.preparation.inputs
+        self._seeds = seeds or RequestSeeds()
         cache = cache or CacheConfig()
         self.metrics = ServingMetrics(
             served_model_name or facts.name,
@@ -72,9 +76,11 @@ class AsyncLLM:
             _plain_settings(cache) | {"num_gpu_blocks": client.ready.num_blocks},
             client.stats,
             with_residency=cache.kv_cache_metrics,
+            enabled=log_stats,
         )
-        self._outputs = OutputProcessor(self._inputs.is_end_of_sequence, RequestMetrics(self.metrics))
-        self._pump = OutputPump(client, self._outputs, self.metrics, log_interval_s)
+        observer = RequestMetrics(self.metrics) if log_stats else NoMetrics()
+        self._outputs = OutputProcessor(self._inputs.is_end_of_sequence, observer)
+        self._pump = OutputPump(client, self._outputs, self.metrics, log_interval_s if log_stats else None)
         self._gate = LoadGate(scheduler, self._outputs, self.metrics)
         self._step_tokens = scheduler.max_num_batched_tokens or client.ready.max_model_len
         self._count = itertools.count()
@@ -142,7 +148,8 @@ class AsyncLLM:
         """
 
         def text(name: str, prepared: PreparedRequest, queue: OutputQueue[RequestOutput]) -> Stream[RequestOutput]:
-            return RequestStream(name, prepared.prompt, fan_out(prepared.request), self.tokenizer, queue)
+            children = fan_out(self._seeds.complete(prepared.request))
+            return RequestStream(name, prepared.prompt, children, self.tokenizer, queue)
 
         async with contextlib.aclosing(self._run(text, requests, request_ids, tap)) as outputs:
             async for output in outputs:

@@ -9,6 +9,9 @@ from pagemill.serve.processing.conversation import parse_conversation
 from pagemill.serve.processing.input_processor import InputProcessor
 from pagemill.tokenizers.interface import Tokenizer
 
+_OWN_NAMES = frozenset({"add_generation_prompt", "chat_template", "continue_final_message", "messages", "self"})
+"""What a template gets from the options, or the tokenizer does."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
@@ -37,6 +40,9 @@ class ChatRenderer:
             raise RequestError(
                 "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"
             )
+        taken = sorted(_OWN_NAMES.intersection(options.template_variables or ()))
+        if taken:
+            raise RequestError(f"chat_template_kwargs must not set {', '.join(taken)}", "chat_template_kwargs")
         return self._tokenizer.render_chat(
             parse_conversation(messages),
             add_generation_prompt=options.add_generation_prompt,

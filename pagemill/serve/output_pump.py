@@ -69,6 +69,8 @@ class OutputPump:
             self._fail(EngineDeadError(f"reading the engine's outputs failed: {type(error).__name__}"))
 
     def _count_step(self, outputs: EngineCoreOutputs) -> None:
+        if not self._metrics.enabled:
+            return
         samples = None if outputs.stats is None else outputs.stats.residency
         if outputs.num_step_tokens or samples is not None:
             metrics = self._metrics.of_engine(outputs.engine_index)

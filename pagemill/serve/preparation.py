@@ -33,14 +33,11 @@ class Preparation:
         ready: EngineReady,
         scheduler: SchedulerConfig,
         pooler: PoolerConfig | None = None,
-        generation_defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        """`generation_defaults`: recommended sampling values (default: those of `facts`). `pooler`: of an engine that
-        makes vectors and no text. Raises ConfigError for defaults that are not allowed."""
+        """`pooler`: of an engine that makes vectors and no text. Raises ConfigError for sampling values recommended by
+        `facts` that are not allowed."""
         self.tokenizer = tokenizer
-        self.default_params = _default_params(
-            facts.generation_defaults if generation_defaults is None else generation_defaults
-        )
+        self.default_params = _default_params(facts.generation_defaults)
         self.inputs = InputProcessor(
             tokenizer,
             ready,

@@ -32,5 +32,14 @@ def tokenizer_of(model: ModelConfig, facts: ModelFacts) -> Tokenizer:
     """The tokenizer that the settings ask for: the model's own, another that is named, or none. Raises ModelError."""
     if model.skip_tokenizer_init:
         return NoTokenizer()
-    path = Path(facts.path) if model.tokenizer is None else locate(model.tokenizer, revision=model.revision)
-    return load_tokenizer(path, chat_template_file=model.chat_template)
+    return load_tokenizer(_path_of(model, facts), chat_template_file=model.chat_template)
+
+
+def _path_of(model: ModelConfig, facts: ModelFacts) -> Path:
+    revision = model.tokenizer_revision
+    if model.tokenizer is None and revision is None:
+        return Path(facts.path)
+    name = model.tokenizer or model.model
+    if revision is None and name == model.model:
+        revision = model.revision
+    return locate(name, revision, model.download_dir, weights=False)

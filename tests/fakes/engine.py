@@ -39,12 +39,15 @@ def make_engine(
     inline: bool = True,
     log_interval_s: float | None = None,
     pooler: PoolerConfig | None = None,
+    log_stats: bool = True,
     **scheduler: Any,
 ) -> AsyncLLM:
     """An engine on a fake core; further keywords are fields of SchedulerConfig."""
     section = dataclasses.replace(SchedulerConfig(), **scheduler)
     client = InprocClient(core or FakeCore(), inline)
-    return AsyncLLM(client, ByteTokenizer(), FACTS, section, log_interval_s=log_interval_s, pooler=pooler)
+    return AsyncLLM(
+        client, ByteTokenizer(), FACTS, section, log_interval_s=log_interval_s, pooler=pooler, log_stats=log_stats
+    )
 
 
 def endpoints() -> Registry[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pagemill.errors import EngineDeadError, RequestError
+from pagemill.errors import ConfigError, EngineDeadError, RequestError
 from pagemill.messages.sampling_params import SamplingParams
 from tests.fakes.engine import FACTS, make_engine
 from tests.fakes.fake_core import FakeCore, say
@@ -29,9 +29,9 @@ def make_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLLM]:
     monkeypatch.setitem(sys.modules, "pagemill.launch", launch)
     monkeypatch.delitem(sys.modules, "pagemill.llm", raising=False)
 
-    def make(core: FakeCore | None = None, **settings: Any) -> Any:
+    def make(core: FakeCore | None = None, *, log_stats: bool = True, **settings: Any) -> Any:
         def build_inproc(args: Any, inline: bool) -> Any:
-            engine = make_engine(core, inline)
+            engine = make_engine(core, inline, log_stats=log_stats)
             return types.SimpleNamespace(llm=engine, config=args, tokenizer=engine.tokenizer, facts=FACTS)
 
         launch.build_inproc = build_inproc  # type: ignore[attr-defined]
@@ -146,15 +146,21 @@ def test_chat(make_llm: MakeLLM) -> None:
             llm.chat(bad, GREEDY)
 
 
-def test_metrics_are_objects_and_the_log_is_quiet_unless_asked(make_llm: MakeLLM) -> None:
-    llm = make_llm()
+def test_there_are_no_statistics_unless_asked_for(make_llm: MakeLLM) -> None:
+    assert make_llm().config.draft.observability.disable_log_stats
+    llm = make_llm(log_stats=False)
+    with pytest.raises(ConfigError, match="disable_log_stats=False"):
+        llm.get_metrics()
+
+
+def test_metrics_are_objects(make_llm: MakeLLM) -> None:
+    llm = make_llm(disable_log_stats=False)
     llm.generate(["hello", "world"], GREEDY, use_tqdm=False)
     found = {metric.name: metric for metric in llm.get_metrics() if "finished_reason" not in metric.labels}
     assert found["vllm:generation_tokens"].value == 8
     assert found["vllm:e2e_request_latency_seconds"].count == 2
     assert found["vllm:num_requests_running"].labels == {"model_name": "fake", "engine": "0"}
-    assert llm.config.draft.observability.disable_log_stats
-    assert not make_llm(disable_log_stats=False).config.draft.observability.disable_log_stats
+    assert not llm.config.draft.observability.disable_log_stats
 
 
 def test_unknown_setting(make_llm: MakeLLM) -> None:

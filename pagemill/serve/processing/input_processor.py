@@ -2,7 +2,6 @@
 Does not know where requests come from or go to."""
 
 import itertools
-import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -69,7 +68,8 @@ class InputProcessor:
         self._eos_token_ids = tuple(sorted(token for token in set(eos_token_ids) if 0 <= token < ready.vocab_size))
         if len(self._eos_token_ids) > MAX_END_TOKEN_IDS:
             raise ModelError(
-                f"the model has {len(self._eos_token_ids)} end-of-sequence tokens; at most {MAX_END_TOKEN_IDS} are allowed"
+                f"the model has {len(self._eos_token_ids)} end-of-sequence tokens; "
+                f"at most {MAX_END_TOKEN_IDS} are allowed"
             )
         self._prefix = secrets.token_hex(8)
         self._count = itertools.count()
@@ -83,8 +83,8 @@ class InputProcessor:
     ) -> PreparedRequest:
         """The engine request for a prompt; `n` is kept (see `parallel_sampling`). Raises RequestError.
 
-        The parameters of the result are complete, as `EngineCoreRequest` promises. Its id is made here and unknown to
-        clients.
+        The parameters of the result are complete, as `EngineCoreRequest` promises, but for a seed
+        that was not given. Its id is made here and unknown to clients.
         """
         check_kind(type(params), self._bounds)
         text, token_ids = self._tokens_of(prompt, options.add_special_tokens)
@@ -159,7 +159,7 @@ class InputProcessor:
         stop_ids = tuple(params.stop_token_ids or ())
         if not params.ignore_eos:
             stop_ids = tuple(dict.fromkeys(stop_ids + self._eos_token_ids))
-        seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed & MAX_SEED
+        seed = None if params.seed is None else params.seed & MAX_SEED
         return params.replace(max_tokens=max_tokens, stop_token_ids=stop_ids, seed=seed)
 
 

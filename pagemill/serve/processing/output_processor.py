@@ -9,7 +9,7 @@ import msgspec
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason
 from pagemill.messages.sampling_params import SamplingParams
-from pagemill.serve.processing.request_metrics import NoMetrics, RequestMetrics
+from pagemill.serve.processing.request_metrics import NoMetrics
 from pagemill.serve.processing.request_stream import CompletionState, Stream
 
 logger = get_logger(__name__)
@@ -36,7 +36,7 @@ def in_chunks(outputs: EngineCoreOutputs, num_rows: int = CHUNK_ROWS) -> Iterato
 class OutputProcessor:
     """All completions in flight, by the id that the engine knows them under."""
 
-    def __init__(self, is_end_of_sequence: Callable[[int | None], bool], metrics: RequestMetrics | None = None) -> None:
+    def __init__(self, is_end_of_sequence: Callable[[int | None], bool], metrics: NoMetrics | None = None) -> None:
         self._completions: dict[str, CompletionState] = {}
         self._is_end_of_sequence = is_end_of_sequence
         self._metrics = metrics or NoMetrics()

@@ -89,9 +89,9 @@ def test_locate_alias(monkeypatch, tmp_path):
 
 def test_locate_hub_id(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(hub, "snapshot", lambda *given: seen.append(given) or tmp_path)
+    monkeypatch.setattr(hub, "snapshot", lambda *given, **more: seen.append((*given, more)) or tmp_path)
     assert locate("org/name", "main", "/elsewhere") == tmp_path
-    assert seen == [("org/name", "main", "/elsewhere")]
+    assert seen == [("org/name", "main", "/elsewhere", {"weights": True})]
 
 
 @pytest.mark.parametrize("model", ["/no/such", "./no-such", "../x/y", "org/name.gguf", "~/no-such-folder"])

@@ -93,7 +93,8 @@ def test_a_setting_that_is_no_json_object_is_a_usage_error(capsys):
 
 
 @pytest.mark.parametrize(("section", "name"), [
-    (ServerConfig, "shutdown_timeout"), (FleetConfig, "engine_hang_timeout"), (FleetConfig, "data_parallel_node_timeout"),
+    (ServerConfig, "shutdown_timeout"), (FleetConfig, "engine_hang_timeout"),
+    (FleetConfig, "data_parallel_node_timeout"),
     (CacheConfig, "kv_cache_metrics_sample"),
 ])  # fmt: skip
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

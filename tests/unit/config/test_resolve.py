@@ -36,7 +36,7 @@ def test_a_step_starts_prompts_by_the_threads_that_compute_them():
 
 def test_nothing_is_left_open():
     config, _ = settle()
-    optional = {"tokenizer", "revision", "download_dir", "chat_template", "attention_backend"}
+    optional = {"tokenizer", "tokenizer_revision", "revision", "download_dir", "chat_template", "attention_backend"}
     optional |= {"num_gpu_blocks_override", "kv_cache_memory_bytes", "quantization"}
     for section in (config.model, config.cache, config.scheduler, config.cpu):
         for field in dataclasses.fields(section):

@@ -198,9 +198,24 @@ def test_model_defaults() -> None:
     client = InprocClient(FakeCore(), inline=True)
     facts = dataclasses.replace(FACTS, generation_defaults={"temperature": 0.3, "top_k": None, "max_length": 5})
     assert AsyncLLM(client, ByteTokenizer(), facts).default_params == SamplingParams(temperature=0.3)
-    assert AsyncLLM(client, ByteTokenizer(), facts, generation_defaults={}).default_params == SamplingParams()
+    assert AsyncLLM(client, ByteTokenizer(), FACTS).default_params == SamplingParams()
     with pytest.raises(ConfigError, match="--generation-config"):
-        AsyncLLM(client, ByteTokenizer(), facts, generation_defaults={"top_p": 7})
+        AsyncLLM(client, ByteTokenizer(), dataclasses.replace(FACTS, generation_defaults={"top_p": 7}))
+
+
+async def test_without_statistics_nothing_is_counted() -> None:
+    engine = AsyncLLM(InprocClient(FakeCore(), True), ByteTokenizer(), FACTS, log_interval_s=0.001, log_stats=False)
+    outputs = [output async for output in engine.generate("hello", SamplingParams(max_tokens=3))]
+    assert outputs[-1].outputs[0].text == "hel"
+    assert engine.metrics.text() == b""
+    assert engine.metrics.total("num_generation_tokens") == 0
+    await engine.shutdown()
+
+
+@pytest.mark.parametrize("name", ["messages", "chat_template", "add_generation_prompt", "self"])
+def test_template_variables_replace_nothing_of_the_servers(name: str) -> None:
+    with pytest.raises(RequestError, match=name):
+        make_engine().render_chat([{"role": "user", "content": "hi"}], ChatOptions(template_variables={name: "x"}))
 
 
 def test_chats_are_rendered() -> None:

@@ -104,10 +104,9 @@ def test_end_of_sequence_is_a_stop_token_unless_ignored() -> None:
     assert prepare(stop_token_ids=[7], ignore_eos=True).request.params.stop_token_ids == (7,)
 
 
-def test_seeds_are_kept_or_drawn() -> None:
+def test_seeds_are_kept() -> None:
     assert prepare(seed=5).request.params.seed == 5
     assert prepare(seed=-1).request.params.seed == 2**64 - 1
-    assert len({prepare().request.params.seed for _ in range(8)}) == 8
 
 
 def test_ids_are_unique() -> None:
