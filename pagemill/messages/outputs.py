@@ -17,6 +17,8 @@ class CompletionOutput:
     """None while running; then stop, length, abort or error."""
     stop_reason: int | str | None = None
     """The stop token id or stop string that ended it; None for end-of-sequence and for other reasons."""
+    error: str | None = None
+    """What went wrong, when finish_reason is error and it is known."""
 
     def finished(self) -> bool:
         """Whether this completion has ended."""
@@ -45,6 +47,8 @@ class PoolingOutput:
     """[D]; empty unless finish_reason is stop."""
     finish_reason: str = "stop"
     """stop, abort or error."""
+    error: str | None = None
+    """What went wrong, when finish_reason is error and it is known."""
 
     @property
     def embedding(self) -> list[float]:

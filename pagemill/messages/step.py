@@ -14,6 +14,10 @@ from pagemill.messages.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
 
+NO_TOKEN = -1
+"""In place of a sampled token, where a slot's logits are no distribution: one of them is NaN, or the largest is not
+finite. Its request ends with an error; no other row is touched."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
@@ -83,6 +87,7 @@ class ModelRunnerOutput:
     slots: Int32Array
     """[L] slots that sampled, in batch order."""
     token_ids: Int32Array
-    """[L] the sampled token of each; 0 where something else was made of it."""
+    """[L] the sampled token of each; 0 where something else was made of it, NO_TOKEN where there was none to sample.
+    The workers go on with token 0 in that slot: steps that are scheduled already may still run it."""
     vectors: npt.NDArray[np.float32] | None = None
     """[L, E] of a pooling engine, whose requests all end with this; what lies behind a request's `dimensions` is 0."""

@@ -35,7 +35,7 @@ class BlockPool:
         self.num_frees = 0
         """Blocks that ever became free; whoever waits for memory need not look again before this changes."""
         self.on_taken: Callable[[list[int]], None] | None = None
-        """Called with blocks that are allocated: what they hold will be overwritten."""
+        """Called with blocks that are allocated, or may not be used again: what they hold is good for nothing."""
         self.residency: ResidencySampler | None = None
         """Told of blocks that are taken, used again and let go of; it must not change anything."""
         self._next = [*range(1, num_blocks), NULL_BLOCK]
@@ -121,6 +121,13 @@ class BlockPool:
             self._duplicates.setdefault(key, []).append(block)
         else:
             self._events.stored(key)
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """From now on the blocks cannot be found; they stay with whoever holds them."""
+        for block in blocks:
+            self._forget(block)
+        if self.on_taken is not None:
+            self.on_taken([block for block in blocks if block != NULL_BLOCK])
 
     def forget_all(self) -> None:
         """Empty the prefix cache; blocks stay with whoever holds them."""

@@ -155,6 +155,11 @@ class KVCacheManager:
         for manager in self.managers:
             manager.free(request.request_id)
 
+    def discredit(self, request: Request) -> None:
+        """Let nobody find the blocks that a running request holds: what is in them made no sense."""
+        for manager in self.managers:
+            self.pool.forget(manager.table(request.request_id).block_ids)
+
     def reset(self) -> bool:
         """Empty the prefix cache. False, and nothing happens, while any request holds blocks: those would be shared
         again although they were computed before."""

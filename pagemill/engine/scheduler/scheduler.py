@@ -317,7 +317,7 @@ class Scheduler:
     ) -> EngineCoreOutputs:
         """`update` for prompts that became vectors; all of them end."""
         outputs = report_pooled(self._states, slots, vectors)
-        self._finish(slots, dict.fromkeys(range(len(outputs)), POOLED))
+        self._finish(slots, {row: output.finish or POOLED for row, output in enumerate(outputs)})
         return self._outputs(flight, [], [], outputs)
 
     def _stats_of_step(self) -> SchedulerStats:
@@ -332,6 +332,10 @@ class Scheduler:
             request = self._states.occupant(slot)
             request.status = FINISHED_STATUS[finish.reason]
             del self._requests[request.request_id]
+            if finish.reason is FinishReason.ERROR:
+                # Nor are its last blocks shared when they are let go of.
+                self._kv.discredit(request)
+                self._states.num_computed[slot] = 0
         self._release(ended)
 
     def _release(self, slots: Sequence[int]) -> None:

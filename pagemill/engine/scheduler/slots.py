@@ -8,12 +8,11 @@ import numpy as np
 from pagemill.engine.request import Request, RequestStatus
 from pagemill.engine.scheduler.limits import IntArray
 from pagemill.messages.sampling_params import SamplingParams
-from pagemill.messages.step import Int32Array
+from pagemill.messages.step import NO_TOKEN, Int32Array
 
 NUM_STOP_IDS = 8
-"""Stop ids kept in an array; requests with more of them keep all in a set."""
-NO_TOKEN = -1
-"""Pads the array of stop ids; equal to no token."""
+"""Width of the array of stop ids; requests with as many or more keep all in a set. What is left of a row is filled with
+NO_TOKEN, so that whoever looks for stop ids finds slots that sampled nothing too."""
 
 
 class SlotStates:
@@ -44,7 +43,7 @@ class SlotStates:
         """Known tokens from which on a stop id counts (min_tokens)."""
         self.stop_ids = np.full((num_slots, NUM_STOP_IDS), NO_TOKEN, np.int64)
         self.many_stop_ids: dict[int, frozenset[int]] = {}
-        """Slot -> all stop ids, for requests that have more than NUM_STOP_IDS."""
+        """Slot -> all stop ids, for requests that have NUM_STOP_IDS or more."""
         self.unannounced = np.zeros(num_slots, bool)
         """Whether no output of the request was reported yet."""
         self.epoch = np.zeros(num_slots, np.int64)
@@ -124,7 +123,7 @@ class SlotStates:
             return
         stop_ids = params.stop_token_ids or ()
         self.stop_from[slot] = request.num_prompt_tokens + params.min_tokens
-        if len(stop_ids) <= NUM_STOP_IDS:
+        if len(stop_ids) < NUM_STOP_IDS:
             self.stop_ids[slot, : len(stop_ids)] = stop_ids
         else:
             self.many_stop_ids[slot] = frozenset(stop_ids)

@@ -56,7 +56,8 @@ class SteadyBatch:
         self._states.num_expected[self._index] += 1
 
     def append(self, token_ids: Int32Array) -> bool:
-        """[R] what was sampled. False, and nothing happens, when one of them is a stop id: some request may end."""
+        """[R] what was sampled. False, and nothing happens, when one of them is a stop id, or no token: some request
+        may end."""
         if (self._stop_ids == token_ids[:, None]).any():
             return False
         self._states.append(self._index, token_ids)

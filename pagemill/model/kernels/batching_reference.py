@@ -83,10 +83,11 @@ def place_tokens(
 def end_step(slots: Tensor, sampled: Tensor, last_tokens: Tensor, results: Tensor, turn: Tensor) -> None:
     """Keep sampled tokens for the next step, and in the next row of `results` for the host.
 
-    slots [R] int32; sampled [R], any integers. Changed: last_tokens [S] int64, results [K, most rows] int32, turn [1]
-    int64: the row, which moves on.
+    slots [R] int32; sampled [R], any integers; -1 where there was no token to sample: `results` says so, and the slot
+    goes on with token 0, because a step that is queued already may compute it. Changed: last_tokens [S] int64, results
+    [K, most rows] int32, turn [1] int64: the row, which moves on.
     """
-    last_tokens.index_copy_(0, slots.long(), sampled.long())
+    last_tokens.index_copy_(0, slots.long(), sampled.long().clamp(min=0))
     places = turn * results.shape[1] + torch.arange(len(sampled), device=sampled.device)
     results.view(-1).index_copy_(0, places, sampled.to(results.dtype))
     turn.copy_((turn + 1) % len(results))

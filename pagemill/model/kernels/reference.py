@@ -40,8 +40,14 @@ def gated(x: Tensor, gelu: bool) -> Tensor:
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """[L, V] -> [L] int64: the first index of the largest, or of a NaN."""
-    return logits.argmax(-1)
+    """[L, V] -> [L] int64: the first index of the largest; -1 for a row that is no distribution."""
+    return token_or_none(logits, logits.argmax(-1))
+
+
+def token_or_none(logits: Tensor, tokens: Tensor) -> Tensor:
+    """[L, V], [L] -> [L]: the tokens; -1 where a row has a NaN or its largest is infinite, so that it is no
+    distribution that a token could be chosen by."""
+    return tokens.masked_fill(~logits.amax(-1).isfinite(), -1)
 
 
 def linear(
@@ -198,7 +204,7 @@ def sample(
 ) -> Tensor:
     """[L, V] and one value per row -> [L] int32: temperature, min-p, the top_k most likely tokens (0: all), of these
     the smallest set that reaches top_p, then the token at which the cumulative probability passes the uniform number.
-    Tokens as likely as the last one that is kept are kept with it."""
+    Tokens as likely as the last one that is kept are kept with it. -1 for a row that is no distribution."""
     scaled = logits / temperature.unsqueeze(1)
     scaled = scaled.masked_fill(scaled < scaled.amax(-1, keepdim=True) + min_p.log().unsqueeze(1), -torch.inf)
     vocab_size = logits.shape[1]
@@ -211,7 +217,7 @@ def sample(
     least = kept.gather(1, count - 1)
     cumulative = scaled.double().masked_fill(scaled.double() < least, -torch.inf).softmax(-1).cumsum(-1)
     tokens = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
-    return tokens.clamp(max=vocab_size - 1).to(torch.int32)
+    return token_or_none(logits, tokens.clamp(max=vocab_size - 1)).to(torch.int32)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,10 @@ class BodyTooLargeError(PagemillError):
 
 
 class GenerationFailedError(PagemillError):
-    """The engine gave up one request through no fault of the client's."""
+    """The engine gave up one request through no fault of the client's, for a reason that may be known."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__("the engine could not complete this request" + (f": {reason}" if reason else ""))
 
 
 class UnauthorizedError(PagemillError):
@@ -83,7 +86,7 @@ def api_error(error: Exception) -> ApiError:
         case EngineDeadError():
             return ApiError(503, "the engine is not running", "server_error", None, "engine_dead")
         case GenerationFailedError():
-            return ApiError(500, str(error), "server_error", None, "generation_failed")
+            return ApiError(500, _without_internals(str(error)), "server_error", None, "generation_failed")
         case HTTPException():
             return _http_error(error)
     logger.error("an unexpected error ended a request", exc_info=error)

@@ -126,6 +126,7 @@ class OutputProcessor:
         except Exception as error:
             stopped = self._give_up(output.request_id, completion, error)
         if finish is not None and finish.reason is FinishReason.ERROR:
+            completion.error = finish.message
             logger.warning("request %s failed in the engine: %s", stream.external_id, finish.message)
         if finish is None and stopped:
             aborts.append(output.request_id)

@@ -102,8 +102,8 @@ class CompletionState:
     """One completion on its way: its tokens so far and its text."""
 
     __slots__ = (
-        "detokenizer", "finish_reason", "include_stop", "index", "num_taken", "reported", "started", "stop_reason",
-        "stream", "text", "timeline", "token_ids", "vector",
+        "detokenizer", "error", "finish_reason", "include_stop", "index", "num_taken", "reported", "started",
+        "stop_reason", "stream", "text", "timeline", "token_ids", "vector",
     )  # fmt: skip
 
     def __init__(self, stream: "Stream[Any]", index: int, detokenizer: Detokenizer, include_stop: bool) -> None:
@@ -126,6 +126,8 @@ class CompletionState:
         """What the prompt became, of a pooling request."""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self.error: str | None = None
+        """What went wrong, when the finish reason is ERROR and it is known."""
 
     def append(self, token_ids: Sequence[int], stop_token_id: int | None = None) -> bool:
         """Add new tokens. A last token that is the stop token is no part of the text unless asked for.
@@ -159,7 +161,7 @@ class CompletionState:
         self.num_taken = len(self.token_ids)
         self.reported = self.finish_reason is not None
         reason = None if self.finish_reason is None else self.finish_reason.value
-        return CompletionOutput(self.index, text, token_ids, reason, self.stop_reason)
+        return CompletionOutput(self.index, text, token_ids, reason, self.stop_reason, self.error)
 
     @property
     def has_news(self) -> bool:
@@ -267,6 +269,6 @@ class PoolingStream(Stream[PoolingRequestOutput]):
             request_id=self.external_id,
             prompt=self._prompt,
             prompt_token_ids=self._prompt_token_ids,
-            outputs=PoolingOutput(vector, reason),
+            outputs=PoolingOutput(vector, reason, only.error),
             num_cached_tokens=self.num_cached_tokens or 0,
         )

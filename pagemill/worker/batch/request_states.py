@@ -89,5 +89,5 @@ class RequestStates:
         return positions
 
     def fill(self, slots: Int32Array, positions: Int32Array, token_ids: npt.NDArray[np.int32]) -> None:
-        """The tokens that were expected at these positions."""
-        self.token_ids[slots, positions] = token_ids
+        """The tokens that were expected at these positions; token 0 in place of NO_TOKEN."""
+        self.token_ids[slots, positions] = np.maximum(token_ids, 0)

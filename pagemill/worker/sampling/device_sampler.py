@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.ops import argmax, sample_rows, samples_rows
+from pagemill.model.kernels.reference import token_or_none
 from pagemill.worker.batch.device_states import SamplingColumns
 
 _LOW = 0xFFFF_FFFF
@@ -17,13 +18,14 @@ _ROUNDS = 10
 
 
 def sample_greedy(logits: Tensor) -> Tensor:
-    """[L, V] -> [L] the most likely tokens."""
+    """[L, V] -> [L] the most likely tokens; -1 for a row that is no distribution."""
     return argmax(logits)
 
 
 def sample_random(logits: Tensor, settings: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
     """[L, V] float32 (may be changed), `DeviceStates.sampling`, [L] int32 slots and [L] int64 positions of the tokens
-    to be sampled -> [L] int64. Rows that are greedy get their most likely token."""
+    to be sampled -> [L] int64. Rows that are greedy get their most likely token; rows that are
+    no distribution -1."""
     if samples_rows(logits):
         return sample_rows(logits, settings, positions, slots)
     columns = SamplingColumns(settings.index_select(0, slots))
@@ -36,7 +38,7 @@ def sample_random(logits: Tensor, settings: Tensor, slots: Tensor, positions: Te
     cumulative = logits.softmax(-1).to(torch.float64).cumsum(-1)
     targets = (uniform(columns, positions) * cumulative[:, -1]).unsqueeze(1)
     drawn = torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
-    return likeliest.where(columns.greedy != 0, drawn)
+    return likeliest.where(columns.greedy != 0, token_or_none(logits, drawn))
 
 
 def uniform(columns: SamplingColumns, positions: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from pagemill.catalog.logits import LOGITS
 from pagemill.messages.step import NewRequest
 from pagemill.model.kernels import ops
+from pagemill.model.kernels.reference import token_or_none
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.sampling.filters import min_p_, top_k_top_p_
@@ -58,7 +59,7 @@ class Sampler:
                     del self._processed[slot]
 
     def sample(self, logits: Tensor, batch: InputBatch) -> npt.NDArray[np.int32]:
-        """[L, V] float32 logits (changed in place) to [L] token ids."""
+        """[L, V] float32 logits (changed in place) to [L] token ids; NO_TOKEN for rows that are no distribution."""
         if self._processed:
             self.process(logits, batch)
         greedy = self._states.greedy[batch.sampled_slots]
@@ -97,8 +98,10 @@ class Sampler:
 
 
 def _invert(logits: Tensor, uniforms: Tensor) -> npt.NDArray[np.int32]:
-    """The token at which the cumulative probability passes each uniform number. [L, V], [L] float64 -> [L]."""
+    """[L, V], [L] float64 -> [L]: the token at which the cumulative probability passes each uniform number; NO_TOKEN for
+    rows that are no distribution."""
     cumulative = logits.softmax(-1).to(torch.float64).cumsum(-1)
     targets = (uniforms * cumulative[:, -1]).unsqueeze(1)
     tokens = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
-    return tokens.clamp_(max=logits.shape[1] - 1).to(torch.int32).numpy()
+    tokens = token_or_none(logits, tokens.clamp_(max=logits.shape[1] - 1))
+    return tokens.to(torch.int32).numpy()

@@ -137,3 +137,26 @@ def test_a_step_may_end_more_requests_than_a_message_has_frames():
     assert len(frames) == 8
     outputs = codec.decode(frames).outputs.outputs
     assert all(np.array_equal(output.pooled, vector) for output, vector in zip(outputs, vectors, strict=True))
+
+
+@DEPTHS
+def test_a_vector_that_is_not_finite_fails_its_request_alone(depth):
+    client, worker = make_client(depth)
+    prompts = {name: prompt_of(17, first) for name, first in (("a", 1), ("b", 2), ("c", 3))}
+    sample = worker.sample_tokens
+
+    def with_nan():
+        output = sample()
+        output.vectors[1, 2] = np.nan
+        return output
+
+    worker.sample_tokens = with_nan
+    client.add(*(pooling_request(name, prompt) for name, prompt in prompts.items()))
+    client.run()
+    assert client.vectors == {name: vector_alone(prompts[name]) for name in "ac"}
+    assert client.finish["b"].reason is FinishReason.ERROR
+    assert "NaN" in client.finish["b"].message
+    worker.sample_tokens = sample
+    client.add(pooling_request("again", prompts["b"]))
+    client.run()
+    assert (client.cached["again"], client.vectors["again"]) == (0, vector_alone(prompts["b"]))

@@ -81,10 +81,11 @@ class DecodeBatch {
     return {positions_, count_, decode_.buffers, decode_.widths, layer_batches_, &choice_, nullptr, 0};
   }
 
+  // A slot without a token has another one, so that a step that is on its way already can run.
   void keep(const int32_t* tokens) const {
     for (int64_t r = 0; r < count_; ++r) {
-      const int32_t slot = slots_[r];
-      state_.token_ids[slot * state_.token_stride + state_.num_tokens[slot]] = tokens[r];
+      const int32_t slot = slots_[r], token = tokens[r] < 0 ? 0 : tokens[r];
+      state_.token_ids[slot * state_.token_stride + state_.num_tokens[slot]] = token;
       ++state_.num_tokens[slot];
       ++state_.num_computed[slot];
       ++state_.num_sampled[slot];

@@ -88,7 +88,7 @@ void pm_argmax(int64_t* out, const void* logits, int64_t rows, int64_t cols, int
   const int64_t pieces = threads < 1 ? 1 : threads < MAX_PIECES ? threads : MAX_PIECES;
   if (rows > 1 || pieces == 1) {
     return share_evenly(rows, rows * cols * bytes_of(dtype), threads, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) out[r] = selected->argmax(args, r, 0, cols).index;
+      for (int64_t r = begin; r < end; ++r) out[r] = token_of(selected->argmax(args, r, 0, cols));
     });
   }
   if (rows == 0) return;
@@ -99,7 +99,7 @@ void pm_argmax(int64_t* out, const void* logits, int64_t rows, int64_t cols, int
   });
   ArgmaxResult best = found[0];
   for (int64_t p = 1; p < pieces; ++p) best = better_of(best, found[p]);
-  out[0] = best.index;
+  out[0] = token_of(best);
 }
 
 void pm_sample(int32_t* out, const float* logits, const float* temperature, const float* min_p, const int32_t* top_k,

@@ -147,6 +147,13 @@ inline ArgmaxResult better_of(const ArgmaxResult& first, const ArgmaxResult& sec
   return !first_is_nan && (second_is_nan || second.value > first.value) ? second : first;
 }
 
+// Stands for the token of a row that has a NaN, or whose largest is infinite: such logits are no distribution.
+constexpr int64_t NO_TOKEN = -1;
+
+inline bool is_finite(float value) { return value - value == 0.0f; }
+
+inline int64_t token_of(const ArgmaxResult& best) { return is_finite(best.value) ? best.index : NO_TOKEN; }
+
 // How the weight of a linear layer is stored. Every format cuts the outputs into panels of LINEAR_PANEL, the last one padded
 // with zeros, and a panel is one contiguous stream, read once per call.
 enum PmFormat : int64_t {

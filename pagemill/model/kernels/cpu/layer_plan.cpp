@@ -485,7 +485,7 @@ class PlanRun {
       if (!choice.greedy[r]) continue;
       ArgmaxResult best = found_[r * pieces];
       for (int64_t p = 1; p < pieces; ++p) best = better_of(best, found_[r * pieces + p]);
-      choice.tokens[r] = (int32_t)best.index;
+      choice.tokens[r] = (int32_t)token_of(best);
     }
   }
 

@@ -55,13 +55,22 @@ struct WeightHistogram {
   }
 };
 
+// NaN if there is one in the row.
 PM_INLINE float largest_of(const float* row, int64_t cols) {
   vf highest = splat(-__builtin_inff());
+  vi unordered = {};
   int64_t d = 0;
-  for (; d + LANES <= cols; d += LANES) highest = max_of(load(row + d), highest);
-  float found = max_lanes(highest);
-  for (; d < cols; ++d) found = row[d] > found ? row[d] : found;
-  return found;
+  for (; d + LANES <= cols; d += LANES) {
+    const vf v = load(row + d);
+    unordered |= v != v;
+    highest = max_of(v, highest);
+  }
+  float found = max_lanes(highest), num_nan = sum_lanes(select(unordered, splat(1.0f), vf{}));
+  for (; d < cols; ++d) {
+    num_nan += row[d] != row[d] ? 1.0f : 0.0f;
+    found = row[d] > found ? row[d] : found;
+  }
+  return num_nan > 0 ? __builtin_nanf("") : found;
 }
 
 // Weights of a row; those below `least` are 0. The largest of each stretch goes to `maxima`; returns their sum.
@@ -244,6 +253,10 @@ void sample(const SampleArgs& args, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     const float* row = args.logits + r * args.stride;
     const float highest = largest_of(row, cols);
+    if (!is_finite(highest)) {
+      args.out[r] = (int32_t)NO_TOKEN;
+      continue;
+    }
     const double mass = weigh(row, cols, highest, 1.0f / args.temperature[r], args.min_p[r], weights, maxima);
     const float least = least_kept(weights, cols, args.top_k[r], args.top_p[r], mass, maxima, room);
     args.out[r] = (int32_t)passing(weights, cols, least, args.uniforms[r], sums);

@@ -47,7 +47,7 @@ class EmbeddingHandler:
         async with contextlib.aclosing(self._engine.pool(requests, list(number_of))) as outputs:
             async for output in outputs:
                 if output.outputs.finish_reason != "stop":
-                    raise GenerationFailedError("the engine could not complete this request")
+                    raise GenerationFailedError(output.outputs.error)
                 vectors[number_of[output.request_id]] = output.outputs.data
                 num_cached += output.num_cached_tokens
         num_tokens = sum(len(item.request.prompt_token_ids) for item in requests)

@@ -129,8 +129,9 @@ class Generation:
         self._engine.check_load()
         async with contextlib.aclosing(self._engine.stream(self._requests, list(self._prompt_index), tap)) as outputs:
             async for output in outputs:
-                if any(completion.finish_reason == "error" for completion in output.outputs):
-                    raise GenerationFailedError("the engine could not complete this request")
+                for completion in output.outputs:
+                    if completion.finish_reason == "error":
+                        raise GenerationFailedError(completion.error)
                 yield output
 
     def _events(self, output: RequestOutput) -> bytes:

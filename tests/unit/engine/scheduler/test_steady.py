@@ -10,7 +10,7 @@ from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.engine.scheduler.scheduler import Scheduler
 from pagemill.messages.engine_io import FinishReason
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
-from pagemill.messages.step import ModelRunnerOutput
+from pagemill.messages.step import NO_TOKEN, ModelRunnerOutput
 from tests.fakes.engine_setup import BLOCK_SIZE, core_request, full
 
 
@@ -84,3 +84,16 @@ def test_more_stop_ids_than_the_array_holds_are_looked_up():
     scheduler = make(core_request("a", 5, max_tokens=30, stop_token_ids=stops))
     run(scheduler, 2)
     assert run(scheduler, 1, token=33)[0][1].outputs[0].finish.reason is FinishReason.STOP
+
+
+def test_a_steady_step_without_a_token_ends_that_request_alone():
+    scheduler = make(core_request("a", 3, max_tokens=30), core_request("b", 3, max_tokens=30))
+    run(scheduler, 4)
+    step = scheduler.schedule()
+    assert scheduler._in_flight[0].steady is not None
+    tokens = np.array([9, NO_TOKEN], np.int32)
+    outputs = scheduler.update(ModelRunnerOutput(step.step_id, step.slots, tokens))
+    assert (outputs.request_ids, outputs.token_ids) == (["a"], [9])
+    assert [(output.request_id, output.finish.reason) for output in outputs.outputs] == [("b", FinishReason.ERROR)]
+    scheduler.check_integrity()
+    assert [outputs.request_ids for _, outputs in run(scheduler, 3)] == [["a"]] * 3

@@ -7,6 +7,7 @@ from pagemill.engine.request import Request
 from pagemill.engine.scheduler.slots import SlotStates
 from pagemill.engine.scheduler.update import apply_tokens, report
 from pagemill.messages.engine_io import FinishReason
+from pagemill.messages.step import NO_TOKEN
 from tests.fakes.engine_setup import core_request
 
 
@@ -88,3 +89,18 @@ def test_a_steady_request_is_a_row_and_others_are_objects():
     assert [(output.request_id, output.new_token_ids, output.finish.stop_token_id) for output in third.outputs] == [
         ("b", [7], 7)
     ]
+
+
+@pytest.mark.parametrize("num_stop_ids", [0, 1, 7, 8, 9, 300])
+@pytest.mark.parametrize("min_tokens", [0, 5])
+def test_a_slot_without_a_token_ends_with_an_error(num_stop_ids, min_tokens):
+    limits = {"stop_token_ids": range(100, 100 + num_stop_ids), "min_tokens": min_tokens, "max_tokens": 9}
+    requests = [core_request(name, 3, **limits) for name in "abc"]
+    states = running(*requests)
+    slots = states.running
+    finished = apply_tokens(states, slots, np.array([5, NO_TOKEN, 6]))
+    assert [(row, finish.reason) for row, finish in finished.items()] == [(1, FinishReason.ERROR)]
+    assert "NaN" in finished[1].message
+    outputs = report(states, slots, np.array([5, NO_TOKEN, 6]), finished).outputs
+    assert [output.new_token_ids for output in outputs] == [[5], [], [6]]
+    assert [states.flush(slot).token_ids[-1] for slot in slots.tolist()] == [5, requests[1].prompt_token_ids[-1], 6]

@@ -47,6 +47,24 @@ def test_equally_likely_tokens_are_kept_together(isa: str) -> None:
     assert tokens.tolist() == [10 + int(u * 10) for u in uniforms.tolist()]
 
 
+@pytest.mark.parametrize("column", [0, 127, 128, 999])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
+def test_nothing_is_drawn_from_what_is_no_distribution(isa: str, column: int, value: float | None) -> None:
+    """One such number, or nothing but minus infinity: no token there, and the same as ever in the other rows."""
+    generator = torch.Generator().manual_seed(column)
+    logits = torch.randn(12, 1000, generator=generator)
+    settings = settings_of(12, generator)
+    uniforms = torch.rand(12, generator=generator, dtype=torch.float64)
+    sound = native.sample(logits, *settings, uniforms)
+    if value is None:
+        logits[::2] = -torch.inf
+    else:
+        logits[::2, column] = value
+    found = native.sample(logits, *settings, uniforms)
+    assert found[::2].tolist() == reference.sample(logits, *settings, uniforms)[::2].tolist() == [-1] * 6
+    assert torch.equal(found[1::2], sound[1::2])
+
+
 def test_dropped_tokens_are_never_drawn(isa: str) -> None:
     """Those of a mask, and those beyond each of the limits, with numbers next to 0 and 1."""
     logits = torch.tensor([[-torch.inf, 3.0, 2.0, 1.0, -torch.inf]]).repeat(2, 1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pagemill.messages.engine_io import Finish, FinishReason
 from tests.fakes.fake_core import FakeCore
 from tests.unit.serve.http.conftest import Connect
 
@@ -284,3 +285,19 @@ async def test_a_request_that_the_engine_fails(connect: Connect) -> None:
         assert check_error(answer.content)["code"] == "generation_failed"
     core.refuse = False
     await check_alive(client)
+
+
+async def test_the_reason_of_a_failure_is_told_without_internals(connect: Connect) -> None:
+    core = FakeCore()
+    client = await connect(core)
+    reason = "the model returned NaN (layer at 0x7f00deadbeef, /secret/model/file)"
+    failed = Finish(FinishReason.ERROR, message=reason)
+    core._finish = lambda request, answer, position: failed if position == 2 else None
+    for stream in (False, True):
+        answer = await client.post(TEXT, json={"prompt": "hi", "max_tokens": 9, "stream": stream})
+        assert answer.status_code == (200 if stream else 500)
+        body = answer.content.split(b"data: ")[-2] if stream else answer.content
+        error = check_error(body)
+        assert error["code"] == "generation_failed"
+        assert "the model returned NaN" in error["message"]
+        assert "secret" not in error["message"]
