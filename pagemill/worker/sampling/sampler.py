@@ -98,8 +98,8 @@ class Sampler:
 
 
 def _invert(logits: Tensor, uniforms: Tensor) -> npt.NDArray[np.int32]:
-    """[L, V], [L] float64 -> [L]: the token at which the cumulative probability passes each uniform number; NO_TOKEN for
-    rows that are no distribution."""
+    """[L, V], [L] float64 -> [L]: the token at which the cumulative probability passes each uniform number; NO_TOKEN
+    for rows that are no distribution."""
     cumulative = logits.softmax(-1).to(torch.float64).cumsum(-1)
     targets = (uniforms * cumulative[:, -1]).unsqueeze(1)
     tokens = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
