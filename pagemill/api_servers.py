@@ -1,8 +1,9 @@
-"""`ApiServers`: front ends in processes of their own on one socket, started again when they die.
+"""`ApiServers`: front ends in processes of their own on one socket, started again when they die or are stopped.
 
 Does not know what a front end does. The engines are told when one is gone, so that nobody works for it.
 """
 
+import math
 import signal
 import socket
 import threading
@@ -21,14 +22,20 @@ from pagemill.observability.metrics_pool import MetricsPool
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.sockets import ClientSocket
+from pagemill.utils.awake_clock import AwakeClock
+from pagemill.utils.pauses import GrowingPause
 from pagemill.utils.processes import Child, describe_exit
 
 logger = get_logger(__name__)
 
 ENTRY = "pagemill.front_end:run"
 POLL_S = 0.25
-PAUSE_S = 1.0
-"""Between a death within this time and the next start."""
+MAX_GAP_S = 1.0
+"""Between two looks at a front end. A longer gap tells that this process itself did not run."""
+MAX_FAILED_STARTS = 7
+"""Starts in a row that may fail before a front end is given up: with the pauses between them, after a minute or more."""
+SILENT_S = 30.0
+"""Without a pulse, which comes every second from a thread of its own, until a front end is replaced: it is stopped."""
 TELL_S = 2.0
 HURRY_S = 3.0
 """What front ends get to end at once."""
@@ -41,7 +48,8 @@ class ApiServers:
     """Keeps `count` front ends alive, each on a thread of its own, until `stop`.
 
     `birth(index)` is what a front end is given; `engines()` are the addresses of those to be told of a death. What
-    front ends have counted goes into `pool`.
+    front ends have counted goes into `pool`. One that shows no sign of life for `silent_s` seconds is replaced.
+    `on_lost` is called, on a thread of this, when the last is given up.
     """
 
     def __init__(
@@ -51,11 +59,17 @@ class ApiServers:
         sock: socket.socket,
         engines: Callable[[], list[str]],
         pool: MetricsPool,
+        *,
+        silent_s: float = SILENT_S,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._birth = birth
         self._sock = sock
         self._engines = engines
         self._pool = pool
+        self._silent_s = silent_s
+        self._on_lost = on_lost
+        self._given_up: set[int] = set()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._children: dict[int, Child] = {}
@@ -119,7 +133,7 @@ class ApiServers:
         self._listening[index].set()
 
     def _start(self, index: int) -> Child | None:
-        """None: it is too late."""
+        """None: it is too late. Raises OSError when no process can be made."""
         birth = msgspec.msgpack.encode(self._birth(index))
         with self._lock:  # what is started while all are told to stop would not hear it
             if self._stopping.is_set():
@@ -129,34 +143,69 @@ class ApiServers:
             return child
 
     def _keep_alive(self, index: int) -> None:
+        pause, num_failed = GrowingPause(), 0
         while True:
-            begin = time.monotonic()
-            child = self._start(index)
-            if child is None:
-                break
-            status = self._watch(index, child)
-            self._pool.lost(index)
+            listened, reason = self._live(index)
             if self._stopping.is_set():
                 break
-            logger.error("api server %d is gone: %s; starting it again", index, describe_exit(status))
             if not self._listening[index].is_set():
-                self._give_up(index, describe_exit(status))
+                logger.error("api server %d is gone: %s", index, reason)
+                self._give_up(index, reason)
                 break
+            num_failed = 0 if listened else num_failed + 1
+            final, pause_s = num_failed >= MAX_FAILED_STARTS, pause.next_s(listened)
+            what_next = "it is given up" if final else f"starting it again{f' in {pause_s:g} s' if pause_s else ''}"
+            logger.error("api server %d is gone: %s; %s", index, reason, what_next)
             self._tell_engines(index)
-            if time.monotonic() - begin < PAUSE_S:
-                self._stopping.wait(PAUSE_S)
+            if final:
+                self._lose(index)
+            if final or self._stopping.wait(pause_s):
+                break
 
-    def _watch(self, index: int, child: Child) -> int:
-        """Until it ends; its exit status."""
+    @property
+    def lost(self) -> bool:
+        """Whether all were given up."""
+        return len(self._given_up) == len(self._threads)
+
+    def _lose(self, index: int) -> None:
+        self._given_up.add(index)
+        if self.lost:
+            logger.error("no api server is left, and none can be started again: the server ends")
+            self._on_lost()
+
+    def _live(self, index: int) -> tuple[bool, str]:
+        """One process from birth to death: whether it listened, and why it ended."""
+        try:
+            child = self._start(index)
+        except OSError as error:  # there are no descriptors left, or no memory: that may pass
+            return False, f"no process can be made: {error}"
+        if child is None:
+            return False, "it was stopped"
+        try:
+            return self._watch(index, child)
+        finally:
+            child.stop(ask_s=0.0)
+            self._pool.lost(index)
+
+    def _watch(self, index: int, child: Child) -> tuple[bool, str]:
+        """Until it ends, or shows no sign of life: whether it listened, and why it ended."""
+        clock, listened, last_sign = AwakeClock(MAX_GAP_S), False, math.inf
         try:
             while True:
-                match self._next_report(index, child):
+                report = self._next_report(index, child)
+                if report is not None:
+                    last_sign = clock.now()  # from the first one on: pulses come since then
+                match report:
                     case Listening():
+                        listened = True
                         self._listening[index].set()
                     case FrontEndCounts() as counts:
                         self._pool.take(index, counts)
+                if clock.now() - last_sign > self._silent_s:
+                    child.kill()
+                    return listened, f"it gave no sign of life for {self._silent_s:g} s and was killed"
         except EOFError:
-            return child.stop(ask_s=1.0)
+            return listened, describe_exit(child.stop(ask_s=1.0))
 
     def _next_report(self, index: int, child: Child) -> FrontEndReport | None:
         """What a front end says next, if it says something. Raises EOFError when it is gone."""

@@ -5,6 +5,7 @@ Does not know how the engines were started: it is told where they are, and what 
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -16,7 +17,7 @@ from pagemill.event_feed import follow
 from pagemill.log import name_process
 from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent, FrontEndNews
 from pagemill.messages.metrics import MetricsTotals
-from pagemill.messages.process_reports import Listening
+from pagemill.messages.process_reports import FrontEndPulse, Listening
 from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.balancer import BALANCERS
@@ -32,6 +33,8 @@ from pagemill.tokenizers.load import tokenizer_of
 from pagemill.transport.handshake import Hello, Role
 from pagemill.utils.collector import paused
 from pagemill.utils.processes import Report
+
+PULSE_S = 1.0
 
 
 class FrontEndBirth(msgspec.Struct, frozen=True):
@@ -152,6 +155,7 @@ def run(payload: bytes, report: Report) -> None:
     """Entry of a front end in a process of its own (utils/processes.py)."""
     birth = msgspec.msgpack.decode(payload, type=FrontEndBirth)
     name_process(f"api {birth.index}")
+    threading.Thread(target=_pulse, args=(report,), name="pagemill-pulse", daemon=True).start()
     ups = FirstUps(birth.num_engines)
     follow(birth.feed, birth.hello(), ups)
     tokenizer = tokenizer_of(birth.config.model, birth.config.facts)
@@ -167,3 +171,10 @@ def run(payload: bytes, report: Report) -> None:
     with paused():
         app = build_app(llm, server, metrics=metrics, helpers=_make_helpers(birth, fleet))
     serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, tell)
+
+
+def _pulse(report: Report) -> None:
+    content = msgspec.msgpack.encode(FrontEndPulse())
+    while True:
+        report(content)
+        time.sleep(PULSE_S)

@@ -46,6 +46,7 @@ from pagemill.transport.addresses import ip_of, tcp_address
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.sockets import ClientSocket
+from pagemill.utils.awake_clock import AwakeClock
 
 logger = get_logger(__name__)
 
@@ -54,6 +55,8 @@ PULSE_S = 0.5
 FIRST_CONNECT_S = 300.0
 """How long a node waits for a head that is not there yet."""
 TRY_S = 1.0
+MAX_GAP_S = 3.0
+"""Between two looks at the head. A longer gap tells that this process itself did not run."""
 
 
 class HeadLink:
@@ -70,6 +73,7 @@ class HeadLink:
         self._events: SimpleQueue[FleetEvent] = SimpleQueue()
         self._state: dict[int, EngineUp | EngineDown] = {}
         self._socket: ClientSocket | None = None
+        self._clock = AwakeClock(MAX_GAP_S)
         self._last_heard = 0.0
         self._stopping = False
         self._failure: PagemillError | None = None
@@ -90,19 +94,19 @@ class HeadLink:
     def connect(self, patience_s: float) -> None:
         """Introduce this node. Raises ConfigError when the head refuses it, EngineDeadError when nobody answers for
         so long."""
-        deadline = time.monotonic() + patience_s
+        deadline = self._clock.now() + patience_s
         while not self._stopping:
             try:
                 self._socket = ClientSocket(self._address, self._greeting, timeout_s=TRY_S)
             except NoAnswerError as error:
-                if time.monotonic() > deadline:
+                if self._clock.now() > deadline:
                     raise EngineDeadError(f"there is no head at {self._address}: {error}") from error
                 continue
             except HandshakeError as error:
                 raise ConfigError(f"this node cannot join: {error}") from error
             self._say(self._hello)
             if self._is_welcome():
-                self._last_heard = time.monotonic()
+                self._last_heard = self._clock.now()
                 return
             self.close()
 
@@ -123,7 +127,7 @@ class HeadLink:
             if isinstance(self._next_answer(POLL_S), HeadGoodbye):
                 logger.info("the head has ended")
                 return
-            if time.monotonic() - self._last_heard > self._timeout_s / 2:
+            if self._clock.now() - self._last_heard > self._timeout_s / 2:
                 self._reconnect()
         self._say(NodeGoodbye(str(self._failure or "it was told to stop")))
         if self._failure is not None:
@@ -182,7 +186,7 @@ class HeadLink:
             return None
         if frames is None:
             return None
-        self._last_heard = time.monotonic()
+        self._last_heard = self._clock.now()
         try:
             return self._answers.decode(frames)
         except TransportError as error:

@@ -246,6 +246,7 @@ def _serve_in_others(
         sock,
         lambda: list(engines.addresses().values()),
         pool,
+        on_lost=_end_this_process,
     )
     timer = PhaseTimer()
     servers.start()
@@ -259,6 +260,8 @@ def _serve_in_others(
         say_ready(url_of(sock))
         told.wait()
         servers.stop(server.shutdown_timeout + CLOSING_S, hurry=told.again)
+        if servers.lost:
+            raise EngineDeadError("no api server is left, and none could be started again")
     finally:
         servers.stop(0.0)
         sock.close()  # from now on nobody answers

@@ -27,10 +27,13 @@ from pagemill.messages.nodes import (
 from pagemill.transport.codec import Codec, Frame
 from pagemill.transport.handshake import Role
 from pagemill.transport.sockets import Peer, ServerSocket
+from pagemill.utils.awake_clock import AwakeClock
 
 logger = get_logger(__name__)
 
 PULSE_S = 0.5
+MAX_GAP_S = 2.0
+"""Between two looks at the nodes. A longer gap tells that this process itself did not run."""
 
 
 @dataclass
@@ -67,6 +70,7 @@ class NodeDesk:
         self._ranks, self._size, self._settings = ranks, size, settings
         self._publish = publish
         self._timeout_s = timeout_s
+        self._clock = AwakeClock(MAX_GAP_S)
         self._socket = ServerSocket(address, secret, accepts=(Role.NODE,))
         self.address = self._socket.address
         self._said: Codec[NodeMessage] = Codec(NodeMessage)
@@ -89,6 +93,7 @@ class NodeDesk:
     def _run(self) -> None:
         next_pulse = 0.0
         while not self._closing:
+            self._clock.now()  # so that it runs also while there are no nodes
             received = self._socket.receive(PULSE_S)
             if received is not None:
                 self._hear(*received)
@@ -112,7 +117,7 @@ class NodeDesk:
         elif isinstance(message, NodeGoodbye):
             self._lose(peer, message.reason)
         else:
-            node.last_heard = time.monotonic()
+            node.last_heard = self._clock.now()
             if not isinstance(message, NodePulse):
                 self._forward(node, message)
 
@@ -125,7 +130,7 @@ class NodeDesk:
             return
         ranks = range(hello.first_rank, hello.first_rank + hello.num_ranks)
         first = {rank: self._next_incarnations[rank] for rank in ranks}
-        self._nodes[peer] = _Node(hello, ranks, first, time.monotonic())
+        self._nodes[peer] = _Node(hello, ranks, first, self._clock.now())
         logger.info("the node %s has engines %s", hello.name, name_ranks(ranks))
         self._send(peer, NodeWelcome())
 
@@ -173,7 +178,7 @@ class NodeDesk:
 
     def _look_after_nodes(self) -> None:
         for peer, node in list(self._nodes.items()):
-            if time.monotonic() - node.last_heard > self._timeout_s:
+            if self._clock.now() - node.last_heard > self._timeout_s:
                 self._lose(peer, f"it was silent for {self._timeout_s:g} s")
             else:
                 self._send(peer, HeadPulse())

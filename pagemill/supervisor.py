@@ -5,6 +5,7 @@ Does not know what a core does, nor who its clients are: it publishes what becom
 
 import contextlib
 import faulthandler
+import math
 import signal
 import threading
 import time
@@ -19,14 +20,18 @@ from pagemill.errors import ConfigError, EngineDeadError, ModelError
 from pagemill.log import get_logger
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp, FleetEvent
 from pagemill.messages.process_reports import Failed, ProcessReport, Pulse, Started
+from pagemill.utils.awake_clock import AwakeClock
+from pagemill.utils.pauses import GrowingPause
 from pagemill.utils.processes import STACKS_SIGNAL, Child, describe_exit
 
 logger = get_logger(__name__)
 
 CORE = "pagemill.engine.process:run"
 POLL_S = 0.25
-MAX_FAILED_STARTS = 3
-"""Starts in a row that may fail before the engine is given up."""
+MAX_GAP_S = 1.0
+"""Between two looks at an engine. A longer gap tells that this process itself did not run."""
+MAX_FAILED_STARTS = 7
+"""Starts in a row that may fail before the engine is given up: with the pauses between them, after a minute or more."""
 DUMP_S = 1.5
 """What processes get to write their stacks before they are killed."""
 STDERR_FD = 2
@@ -36,28 +41,36 @@ _USERS_TO_MEND = {"ConfigError": ConfigError, "ModelError": ModelError}
 
 @dataclass(frozen=True)
 class Patience:
-    """How long an engine may show no sign of life, in seconds."""
+    """How long an engine may show no sign of life, in seconds of the supervisor's: while it is stopped itself, as with
+    a paused container, nobody's time runs."""
 
     stalled_s: float = 60.0
-    """Without a finished step while there is work, until it counts as stalled."""
+    """Without a finished step while there is work, until it counts as stalled; 0: never for that reason."""
     hung_s: float = 300.0
-    """Without a finished step while there is work, until it is killed and started again."""
+    """Without a finished step while there is work, until it is killed and started again; 0: it is never killed, for
+    whatever reason."""
     silent_s: float = 10.0
     """Without a pulse, until it counts as stalled; it is killed after three times as long. A pulse comes from a
     thread of its own: its absence means that the whole process is stopped."""
 
+    @property
+    def silent_until_killed_s(self) -> float:
+        """Without a pulse, until it is killed."""
+        return 3 * self.silent_s if self.hung_s else math.inf
+
 
 class _Watch:
-    """One incarnation's signs of life."""
+    """One incarnation's signs of life. `stalled` or `hung` is looked at more often than every `MAX_GAP_S`."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
-        self._last_pulse = self._last_progress = time.monotonic()
+        self._clock = AwakeClock(MAX_GAP_S)
+        self._last_pulse = self._last_progress = self._clock.now()
         self._num_steps = -1
         self.idle = True
 
     def note(self, pulse: Pulse) -> None:
-        now = self._last_pulse = time.monotonic()
+        now = self._last_pulse = self._clock.now()
         if pulse.idle or self.idle or pulse.num_steps != self._num_steps:
             self._last_progress = now
         self._num_steps, self.idle = pulse.num_steps, pulse.idle
@@ -68,11 +81,12 @@ class _Watch:
 
     @property
     def hung(self) -> bool:
-        return self._exceeds(self._patience.hung_s, 3 * self._patience.silent_s)
+        return self._exceeds(self._patience.hung_s, self._patience.silent_until_killed_s)
 
     def _exceeds(self, progress_s: float, pulse_s: float) -> bool:
-        now = time.monotonic()
-        return now - self._last_pulse > pulse_s or (not self.idle and now - self._last_progress > progress_s)
+        now = self._clock.now()
+        stuck = not self.idle and now - self._last_progress > (progress_s or math.inf)
+        return stuck or now - self._last_pulse > pulse_s
 
 
 class EngineSupervisor:
@@ -130,6 +144,7 @@ class EngineSupervisor:
 
     def _run(self) -> None:
         incarnation = num_failed = 0
+        pause = GrowingPause()
         while True:
             try:
                 started, reason = self._live(incarnation)
@@ -141,9 +156,11 @@ class EngineSupervisor:
                 break
             num_failed = 0 if started else num_failed + 1
             final = num_failed >= MAX_FAILED_STARTS
-            logger.error("engine core %d is gone: %s%s", self.index, reason, "" if final else "; starting it again")
-            self._publish(EngineDown(self.index, incarnation, reason, final))
-            if final:
+            pause_s = pause.next_s(started)
+            what_next = "it is given up" if final else f"starting it again{f' in {pause_s:g} s' if pause_s else ''}"
+            logger.error("engine core %d is gone: %s; %s", self.index, reason, what_next)
+            self._publish(EngineDown(self.index, incarnation, reason, final, num_failed_starts=num_failed))
+            if final or self._stopping.wait(pause_s):
                 break
             incarnation += 1
         if not self._first.done():

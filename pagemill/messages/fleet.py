@@ -29,6 +29,8 @@ class EngineDown(msgspec.Struct, frozen=True, tag="down"):
     """True: it will not be started again."""
     follows: bool = False
     """It had to end because another one did: its requests are not suspected of it."""
+    num_failed_starts: int = 0
+    """In a row, up to this one; 0: it was up before."""
 
 
 class EngineStalled(msgspec.Struct, frozen=True, tag="stalled"):

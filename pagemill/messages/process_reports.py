@@ -36,5 +36,9 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
     stats: SchedulerStats
 
 
+class FrontEndPulse(msgspec.Struct, frozen=True, tag="front end pulse"):
+    """Sent every second, by a thread that does nothing else: absent when the process is stopped."""
+
+
 ProcessReport = Started | Listening | Failed | Pulse
-FrontEndReport = Listening | FrontEndCounts
+FrontEndReport = Listening | FrontEndCounts | FrontEndPulse

@@ -9,12 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pagemill import supervisor
 from pagemill.errors import ConfigError, EngineDeadError
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp
 from pagemill.messages.process_reports import Failed, Pulse, Started
 from pagemill.messages.stats import SchedulerStats
-from pagemill.supervisor import EngineSupervisor, Patience
+from pagemill.supervisor import EngineSupervisor, Patience, _Watch
+from pagemill.utils import awake_clock, pauses
 
 pytestmark = pytest.mark.slow
 
@@ -123,12 +125,29 @@ def test_a_first_start_that_fails_is_not_repeated(script, error, message):
         case.supervisor.first_up()
 
 
-def test_an_engine_that_cannot_start_again_is_given_up():
+def test_an_engine_that_cannot_start_again_is_given_up(monkeypatch):
+    monkeypatch.setattr(supervisor, "MAX_FAILED_STARTS", 3)
+    monkeypatch.setattr(pauses, "FIRST_S", 0.01)
     with Case("start die", "exit") as case:
-        case.next(EngineDown)
+        assert case.next(EngineDown).num_failed_starts == 0
         downs = [case.next(EngineDown) for _ in range(3)]
-        assert [down.final for down in downs] == [False, False, True]
+        assert [(down.final, down.num_failed_starts) for down in downs] == [(False, 1), (False, 2), (True, 3)]
         assert downs[-1].reason == "exit status 3"
+
+
+def test_a_start_that_failed_is_tried_again_later():
+    with Case("start die", "exit", "exit", "start idle") as case:
+        begin = time.monotonic()
+        assert case.next(EngineUp).incarnation == 0
+        assert case.next(EngineUp).incarnation == 3, "the cause went away"
+        assert time.monotonic() - begin > 1 + 2, "the pauses"
+        case.next(EngineLoadReport)
+    with Case("start die", "exit") as case:
+        while not case.next(EngineDown).num_failed_starts:
+            pass
+        begin = time.monotonic()
+        case.supervisor.stop()
+        assert time.monotonic() - begin < 0.9, "a pause does not hold up the end"
 
 
 def test_work_without_steps_is_a_stall_and_then_a_hang(capfd):
@@ -207,3 +226,45 @@ def test_stacks_are_shown_when_it_stalls_and_a_stopped_process_shows_its_own_bef
     shown = capfd.readouterr().err
     assert "supervisor.py" in shown, "this process"
     assert "in core" in shown, "the script"
+
+
+class Time:
+    """A clock that is moved by hand, as `time` in a module."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(awake_clock, "time", clock := Time())
+    return clock
+
+
+def test_a_supervisor_that_was_stopped_itself_blames_nobody(clock):
+    watch = _Watch(Patience(stalled_s=60, hung_s=300, silent_s=10))
+    watch.note(Pulse(1, False, BUSY))
+    clock.now += 3600
+    assert not watch.stalled, "nobody knows what happened in this hour"
+    for _ in range(40):
+        clock.now += 0.25
+        watch.note(Pulse(1, False, BUSY))
+        assert not watch.stalled
+    for number in range(1, 45):
+        clock.now += 1
+        assert (watch.stalled, watch.hung) == (number > 10, number > 30), "it is silent while it is watched"
+
+
+def test_no_time_limit_is_none(clock):
+    watch = _Watch(Patience(stalled_s=0, hung_s=0, silent_s=10))
+    watch.note(Pulse(1, False, BUSY))
+    for _ in range(1000):
+        clock.now += 1
+        watch.note(Pulse(1, False, BUSY))
+        assert not watch.stalled
+    for _ in range(1000):
+        clock.now += 1
+        assert not watch.hung
+    assert watch.stalled, "that it is silent is told all the same"

@@ -3,7 +3,6 @@
 Knows nothing about what a worker is made of: processes are started by the name of what builds one.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -184,11 +183,13 @@ class MultiprocExecutor:
     def _take_until(self, ready: Callable[[], bool], timeout_s: float) -> bool:
         """Take what the workers answer, until `ready` or the time is up: whether it is. Raises EngineDeadError."""
         readers = self._workers.results
-        deadline = time.monotonic() + timeout_s
+        waited_s = 0.0  # looks are added up: time during which this process was stopped is nobody's fault
         while not ready():
-            if not wait_any(readers, min(deadline - time.monotonic(), LOOK_S)):
+            look_s = min(timeout_s - waited_s, LOOK_S)
+            if not wait_any(readers, look_s):
                 self._workers.check_open()
-                if time.monotonic() >= deadline:
+                waited_s += look_s
+                if waited_s >= timeout_s:
                     return False
             for rank, reader in enumerate(readers):
                 while reader.has_message():

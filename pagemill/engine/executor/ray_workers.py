@@ -21,6 +21,7 @@ from pagemill.log import get_logger
 from pagemill.messages.worker_rank import WorkerRank
 from pagemill.transport.actor_protocol import ActorBirth, ActorHome
 from pagemill.transport.worker_protocol import WorkerCrashed, WorkerReport
+from pagemill.utils.awake_clock import AwakeClock
 
 logger = get_logger(__name__)
 
@@ -33,6 +34,9 @@ START_S = 300.0
 LOOK_S = 0.2
 """Whoever waits for an answer looks this often whether the workers live."""
 WATCH_S = 5.0
+MAX_GAP_S = 8.0
+"""Between two looks at the clock, which the watcher takes at least every `WATCH_S`. A longer gap tells that this
+process itself did not run."""
 CERTAIN_S = 2.0
 """How long an answer that is missing may precede the news why."""
 SUFFERER_S = 0.3
@@ -88,7 +92,8 @@ class RayWorkers:
         except BaseException:
             self.stop(None, 0.0)
             raise
-        self._last_pulse = [time.monotonic()] * world_size
+        self._clock = AwakeClock(MAX_GAP_S)
+        self._last_pulse = [self._clock.now()] * world_size
         self._watcher = threading.Thread(target=self._watch, name="pagemill-watch-ray", daemon=True)
         self._watcher.start()
 
@@ -142,7 +147,7 @@ class RayWorkers:
             raise kind(reason)
         if self._stopping:
             raise EngineDeadError("the workers were stopped")
-        now = time.monotonic()
+        now = self._clock.now()
         for rank, pulse in enumerate(self._last_pulse):
             if now - pulse > self._silent_s:
                 raise self.die(f"{self._who(rank)} has given no sign of life for {now - pulse:.0f} s")
@@ -272,6 +277,7 @@ class RayWorkers:
         awaited = {pulse.remote(): rank for rank, pulse in enumerate(self._pulse)}
         sufferer, until = "", math.inf
         while awaited and time.monotonic() < until and not (self._stopping or self._death):
+            self._clock.now()  # so that it runs also when nothing comes
             wait_s = max(0.0, min(WATCH_S, until - time.monotonic()))
             for reference in self._ray.wait(list(awaited), timeout=wait_s)[0]:
                 rank = awaited.pop(reference)
@@ -281,7 +287,7 @@ class RayWorkers:
                     self.die(self._gone(rank, error))
                     return
                 if not isinstance(report, WorkerCrashed):
-                    self._last_pulse[rank] = time.monotonic()
+                    self._last_pulse[rank] = self._clock.now()
                     awaited[self._pulse[rank].remote()] = rank
                 elif report.kind == DistributedError.__name__:
                     sufferer = sufferer or self._failed(rank, report)

@@ -17,6 +17,7 @@ from pagemill.transport.addresses import PrivateDirectory
 from pagemill.transport.codec import Frame
 from pagemill.transport.shm_queue import QueueReader, QueueWriter, create_queue
 from pagemill.transport.worker_protocol import WorkerBirth, WorkerCrashed, WorkerReport
+from pagemill.utils.awake_clock import AwakeClock
 from pagemill.utils.processes import Child, describe_exit
 
 logger = get_logger(__name__)
@@ -25,7 +26,10 @@ ENTRY = "pagemill.worker.main:run"
 SILENT_S = 30.0
 """Without a pulse for so long, a process counts as stopped. Pulses come every second, also while it computes."""
 RESULT_SLOT_BYTES = 64 * 1024
-REPORT_S = 3600.0
+REPORT_S = 1.0
+MAX_GAP_S = 3.0
+"""Between two looks at the clock, which every watcher takes at least every `REPORT_S`. A longer gap tells that this
+process itself did not run."""
 CERTAIN_S = 2.0
 """How long the end of a queue may precede the news of its process's death."""
 _REPORTS = msgspec.msgpack.Decoder(WorkerReport)
@@ -71,7 +75,8 @@ class WorkerProcesses:
         except BaseException:
             self.stop(None, 0.0, 0.0)
             raise
-        self._last_pulse = [time.monotonic()] * len(self._children)
+        self._clock = AwakeClock(MAX_GAP_S)
+        self._last_pulse = [self._clock.now()] * len(self._children)
         for number, child in enumerate(self._children):
             thread = threading.Thread(
                 target=self._watch, args=(number, child), name=f"pagemill-watch-{number}", daemon=True
@@ -92,7 +97,7 @@ class WorkerProcesses:
             raise kind(reason)
         if self._stopping:
             raise EngineDeadError("the workers were stopped")
-        now = time.monotonic()
+        now = self._clock.now()
         for child, pulse in zip(self._children, self._last_pulse, strict=True):
             if now - pulse > self._silent_s:
                 raise self.die(f"{child.title} has given no sign of life for {now - pulse:.0f} s")
@@ -179,8 +184,9 @@ class WorkerProcesses:
         try:
             while True:
                 content = child.report(REPORT_S)
-                self._last_pulse[rank] = time.monotonic()
+                now = self._clock.now()
                 if content is not None:
+                    self._last_pulse[rank] = now
                     self._note(child, content)
         except EOFError:
             status = child.wait(CERTAIN_S)

@@ -83,6 +83,8 @@ class FleetClient:
         """Events of other threads, and of before the event loop ran."""
         self._gone: dict[int, str] = {}
         """Engines that will not come back, and why."""
+        self._num_failed_starts: dict[int, int] = {}
+        """Of engines that are down: starts in a row that failed."""
         self._ledger = Ledger()
         self._ready_outputs: deque[EngineCoreOutputs] = deque()
         self._news = asyncio.Event()
@@ -153,10 +155,15 @@ class FleetClient:
         self._start_early()
         down = [index for index in range(self.num_engines) if index not in self._links]
         if down:
-            causes = [self._gone.get(index, "it is being restarted") for index in down]
+            causes = [self._gone.get(index, self._why_not_yet(index)) for index in down]
             return "; ".join(f"engine {index} is down: {cause}" for index, cause in zip(down, causes, strict=True))
         stalled = [link.index for link in self._links.values() if link.stalled]
         return f"engine {stalled[0]} has work and finishes no step" if stalled else None
+
+    def _why_not_yet(self, index: int) -> str:
+        num_failed = self._num_failed_starts.get(index, 0)
+        failed = f", {num_failed} attempts in a row failed" if num_failed else ""
+        return f"it is being restarted{failed}"
 
     def accepts(self) -> bool:
         """Whether a request would be worked on now."""
@@ -184,6 +191,7 @@ class FleetClient:
             case EngineUp():
                 self._start(event)
             case EngineDown():
+                self._num_failed_starts[event.index] = event.num_failed_starts
                 if event.final:
                     self._gone[event.index] = event.reason
                     self._news.set()

@@ -1,10 +1,11 @@
 """`pagemill serve` with hooks for the fault lab: `python -m tests.integration.faults.served ARGUMENTS`.
 
 The engine and the server are those of the product. What differs: a worker by name (LAB_WORKER), a secret that tests
-know (LAB_SECRET), and routes that say what only the process itself knows.
+know (LAB_SECRET), less patience with silence (LAB_SILENT_S), and routes that say what only the process itself knows.
 """
 
 import asyncio
+import functools
 import os
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request
 
-from pagemill import api_servers, deployment, front_end, launch
+from pagemill import api_servers, deployment, front_end, launch, supervisor
 from pagemill.catalog.endpoints import ENDPOINTS
 from pagemill.cli.main import main
 from pagemill.serve.http.state import services
@@ -47,6 +48,10 @@ def install_hooks() -> None:
     launch.WORKER = os.environ.get("LAB_WORKER", launch.WORKER)
     deployment.new_secret = lambda: os.environ.get("LAB_SECRET", "0" * 64)
     api_servers.ENTRY = f"{HERE}:run_front_end"
+    silent_s = os.environ.get("LAB_SILENT_S")
+    if silent_s is not None:
+        supervisor.Patience = functools.partial(supervisor.Patience, silent_s=float(silent_s))
+        api_servers.ApiServers = functools.partial(api_servers.ApiServers, silent_s=3 * float(silent_s))
 
 
 def run_front_end(payload, report):

@@ -1,0 +1,127 @@
+"""Front ends that start, die, stop and come back, as scripts instead of servers."""
+
+import os
+import signal
+import socket
+import threading
+import time
+
+import msgspec
+import pytest
+
+from pagemill import api_servers
+from pagemill.api_servers import ApiServers
+from pagemill.errors import EngineDeadError
+from pagemill.messages.process_reports import FrontEndPulse, Listening
+from pagemill.utils import pauses
+
+pytestmark = pytest.mark.slow
+
+HERE = "tests.unit.test_api_servers"
+PATIENCE_S = 30
+
+
+class Birth(msgspec.Struct):
+    """What a scripted front end is given."""
+
+    words: list[str]
+    secret: str = ""
+
+
+def front_end(payload, report):
+    """A front end's life by script; the last word is repeated until it is ended."""
+    words = msgspec.msgpack.decode(payload, type=Birth).words
+    while True:
+        match words.pop(0) if len(words) > 1 else words[0]:
+            case "listen":
+                report(msgspec.msgpack.encode(Listening()))
+            case "pulse":
+                report(msgspec.msgpack.encode(FrontEndPulse()))
+            case "exit":
+                os._exit(3)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.02)
+
+
+class Pool:
+    """Forgets what it is told."""
+
+    def take(self, index, counts):
+        pass
+
+    def lost(self, index):
+        pass
+
+
+class Case:
+    """One front end with a script for each of its lives, the last for all later ones. For those of `no_process`, no
+    process can be made."""
+
+    def __init__(self, monkeypatch, *scripts, no_process=(), **arguments):
+        self.num_lives = 0
+        self.lost = threading.Event()
+        real = api_servers.Child
+
+        def child(entry, title, payload, pass_fds):
+            self.num_lives += 1
+            if self.num_lives in no_process:
+                raise OSError(24, "Too many open files")
+            script = scripts[min(self.num_lives, len(scripts)) - 1]
+            return real(f"{HERE}:front_end", title, msgspec.msgpack.encode(Birth(script.split())), pass_fds)
+
+        monkeypatch.setattr(api_servers, "Child", child)
+        self.sock = socket.socket()
+        self.servers = ApiServers(
+            1, lambda index: Birth([]), self.sock, lambda: [], Pool(), on_lost=self.lost.set, **arguments
+        )
+        self.servers.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.servers.stop(0.0)
+        self.sock.close()
+
+    def wait_for_life(self, number):
+        deadline = time.monotonic() + PATIENCE_S
+        while self.num_lives < number:
+            assert time.monotonic() < deadline, f"life {number} did not come"
+            time.sleep(0.01)
+
+
+def test_a_first_start_that_fails_is_not_repeated(monkeypatch):
+    with Case(monkeypatch, "exit") as case, pytest.raises(EngineDeadError, match="could not start: exit status 3"):
+        case.servers.wait_listening()
+    assert case.num_lives == 1
+
+
+def test_later_starts_that_fail_are_tried_again_with_pauses(monkeypatch):
+    scripts = "listen pulse pulse exit", "exit", "listen pulse"
+    with Case(monkeypatch, *scripts, no_process=(3,)) as case:
+        case.servers.wait_listening()
+        case.wait_for_life(2)
+        begin = time.monotonic()
+        case.wait_for_life(4)
+        assert time.monotonic() - begin > 1 + 2, "the pauses after a death at start, and after no process at all"
+        assert not case.servers.lost
+
+
+def test_it_is_given_up_at_last(monkeypatch):
+    monkeypatch.setattr(api_servers, "MAX_FAILED_STARTS", 3)
+    monkeypatch.setattr(pauses, "FIRST_S", 0.01)
+    with Case(monkeypatch, "listen exit", "exit") as case:
+        assert case.lost.wait(PATIENCE_S)
+        assert case.servers.lost
+    assert case.num_lives == 4
+
+
+def test_one_that_is_stopped_is_replaced(monkeypatch):
+    with Case(monkeypatch, "listen pulse stop", "listen pulse", silent_s=0.5) as case:
+        case.servers.wait_listening()
+        stopped = case.servers.pids()[0]
+        case.wait_for_life(2)
+        assert not os.path.exists(f"/proc/{stopped}")
+        time.sleep(1.0)
+        assert case.num_lives == 2, "the next one gives signs of life"
