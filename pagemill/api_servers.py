@@ -21,9 +21,9 @@ from pagemill.messages.process_reports import FrontEndReport, Listening
 from pagemill.observability.metrics_pool import MetricsPool
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
+from pagemill.transport.liveness import Pauses
 from pagemill.transport.sockets import ClientSocket
 from pagemill.utils.awake_clock import AwakeClock
-from pagemill.utils.pauses import GrowingPause
 from pagemill.utils.processes import Child, describe_exit
 
 logger = get_logger(__name__)
@@ -32,8 +32,10 @@ ENTRY = "pagemill.front_end:run"
 POLL_S = 0.25
 MAX_GAP_S = 1.0
 """Between two looks at a front end. A longer gap tells that this process itself did not run."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""Before a start that failed is tried again: the first, and the most that it grows to."""
 MAX_FAILED_STARTS = 7
-"""Starts in a row that may fail before a front end is given up: with the pauses between them, after a minute or more."""
+"""Starts in a row that may fail before a front end is given up: after a minute or more, with the pauses."""
 SILENT_S = 30.0
 """Without a pulse, which comes every second from a thread of its own, until a front end is replaced: it is stopped."""
 TELL_S = 2.0
@@ -143,7 +145,7 @@ class ApiServers:
             return child
 
     def _keep_alive(self, index: int) -> None:
-        pause, num_failed = GrowingPause(), 0
+        pauses, num_failed = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0
         while True:
             listened, reason = self._live(index)
             if self._stopping.is_set():
@@ -152,8 +154,10 @@ class ApiServers:
                 logger.error("api server %d is gone: %s", index, reason)
                 self._give_up(index, reason)
                 break
-            num_failed = 0 if listened else num_failed + 1
-            final, pause_s = num_failed >= MAX_FAILED_STARTS, pause.next_s(listened)
+            if listened:
+                pauses.reset()
+            num_failed, pause_s = (0, 0.0) if listened else (num_failed + 1, pauses.next())
+            final = num_failed >= MAX_FAILED_STARTS
             what_next = "it is given up" if final else f"starting it again{f' in {pause_s:g} s' if pause_s else ''}"
             logger.error("api server %d is gone: %s; %s", index, reason, what_next)
             self._tell_engines(index)

@@ -27,7 +27,7 @@ from pagemill.config.sections import FleetConfig, ServerConfig
 from pagemill.config.thread_lists import AUTO, NOBIND, join_lists, parse_lists
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.factory import make_executor
-from pagemill.errors import ConfigError
+from pagemill.errors import ConfigError, EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineReady
 from pagemill.platforms.choose import choose_platform

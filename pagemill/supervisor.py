@@ -20,8 +20,8 @@ from pagemill.errors import ConfigError, EngineDeadError, ModelError
 from pagemill.log import get_logger
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp, FleetEvent
 from pagemill.messages.process_reports import Failed, ProcessReport, Pulse, Started
+from pagemill.transport.liveness import Pauses
 from pagemill.utils.awake_clock import AwakeClock
-from pagemill.utils.pauses import GrowingPause
 from pagemill.utils.processes import STACKS_SIGNAL, Child, describe_exit
 
 logger = get_logger(__name__)
@@ -30,6 +30,8 @@ CORE = "pagemill.engine.process:run"
 POLL_S = 0.25
 MAX_GAP_S = 1.0
 """Between two looks at an engine. A longer gap tells that this process itself did not run."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""Before a start that failed is tried again: the first, and the most that it grows to."""
 MAX_FAILED_STARTS = 7
 """Starts in a row that may fail before the engine is given up: with the pauses between them, after a minute or more."""
 DUMP_S = 1.5
@@ -144,7 +146,7 @@ class EngineSupervisor:
 
     def _run(self) -> None:
         incarnation = num_failed = 0
-        pause = GrowingPause()
+        pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:
                 started, reason = self._live(incarnation)
@@ -154,9 +156,10 @@ class EngineSupervisor:
                 self._say_lost(reason)
             if self._stopping.is_set() or not (started or incarnation):
                 break
-            num_failed = 0 if started else num_failed + 1
+            if started:
+                pauses.reset()
+            num_failed, pause_s = (0, 0.0) if started else (num_failed + 1, pauses.next())
             final = num_failed >= MAX_FAILED_STARTS
-            pause_s = pause.next_s(started)
             what_next = "it is given up" if final else f"starting it again{f' in {pause_s:g} s' if pause_s else ''}"
             logger.error("engine core %d is gone: %s; %s", self.index, reason, what_next)
             self._publish(EngineDown(self.index, incarnation, reason, final, num_failed_starts=num_failed))

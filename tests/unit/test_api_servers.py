@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,7 +14,6 @@ from pagemill import api_servers
 from pagemill.api_servers import ApiServers
 from pagemill.errors import EngineDeadError
 from pagemill.messages.process_reports import FrontEndPulse, Listening
-from pagemill.utils import pauses
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +110,7 @@ def test_later_starts_that_fail_are_tried_again_with_pauses(monkeypatch):
 
 def test_it_is_given_up_at_last(monkeypatch):
     monkeypatch.setattr(api_servers, "MAX_FAILED_STARTS", 3)
-    monkeypatch.setattr(pauses, "FIRST_S", 0.01)
+    monkeypatch.setattr(api_servers, "FIRST_PAUSE_S", 0.01)
     with Case(monkeypatch, "listen exit", "exit") as case:
         assert case.lost.wait(PATIENCE_S)
         assert case.servers.lost
@@ -122,6 +122,6 @@ def test_one_that_is_stopped_is_replaced(monkeypatch):
         case.servers.wait_listening()
         stopped = case.servers.pids()[0]
         case.wait_for_life(2)
-        assert not os.path.exists(f"/proc/{stopped}")
+        assert not Path(f"/proc/{stopped}").exists()
         time.sleep(1.0)
         assert case.num_lives == 2, "the next one gives signs of life"

@@ -16,7 +16,7 @@ from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled,
 from pagemill.messages.process_reports import Failed, Pulse, Started
 from pagemill.messages.stats import SchedulerStats
 from pagemill.supervisor import EngineSupervisor, Patience, _Watch
-from pagemill.utils import awake_clock, pauses
+from pagemill.utils import awake_clock
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +127,7 @@ def test_a_first_start_that_fails_is_not_repeated(script, error, message):
 
 def test_an_engine_that_cannot_start_again_is_given_up(monkeypatch):
     monkeypatch.setattr(supervisor, "MAX_FAILED_STARTS", 3)
-    monkeypatch.setattr(pauses, "FIRST_S", 0.01)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
     with Case("start die", "exit") as case:
         assert case.next(EngineDown).num_failed_starts == 0
         downs = [case.next(EngineDown) for _ in range(3)]

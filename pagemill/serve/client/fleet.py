@@ -29,6 +29,7 @@ from pagemill.serve.client.interface import EngineClient
 
 logger = get_logger(__name__)
 
+RESTARTING = "it is being restarted"
 Connect = Callable[[EngineUp], EngineClient]
 
 
@@ -83,8 +84,8 @@ class FleetClient:
         """Events of other threads, and of before the event loop ran."""
         self._gone: dict[int, str] = {}
         """Engines that will not come back, and why."""
-        self._num_failed_starts: dict[int, int] = {}
-        """Of engines that are down: starts in a row that failed."""
+        self._restarting: dict[int, str] = {}
+        """What is known of engines that will come back."""
         self._ledger = Ledger()
         self._ready_outputs: deque[EngineCoreOutputs] = deque()
         self._news = asyncio.Event()
@@ -155,15 +156,10 @@ class FleetClient:
         self._start_early()
         down = [index for index in range(self.num_engines) if index not in self._links]
         if down:
-            causes = [self._gone.get(index, self._why_not_yet(index)) for index in down]
+            causes = [self._gone.get(index, self._restarting.get(index, RESTARTING)) for index in down]
             return "; ".join(f"engine {index} is down: {cause}" for index, cause in zip(down, causes, strict=True))
         stalled = [link.index for link in self._links.values() if link.stalled]
         return f"engine {stalled[0]} has work and finishes no step" if stalled else None
-
-    def _why_not_yet(self, index: int) -> str:
-        num_failed = self._num_failed_starts.get(index, 0)
-        failed = f", {num_failed} attempts in a row failed" if num_failed else ""
-        return f"it is being restarted{failed}"
 
     def accepts(self) -> bool:
         """Whether a request would be worked on now."""
@@ -191,7 +187,8 @@ class FleetClient:
             case EngineUp():
                 self._start(event)
             case EngineDown():
-                self._num_failed_starts[event.index] = event.num_failed_starts
+                failed = event.num_failed_starts
+                self._restarting[event.index] = RESTARTING + (f", {failed} attempts in a row failed" if failed else "")
                 if event.final:
                     self._gone[event.index] = event.reason
                     self._news.set()
