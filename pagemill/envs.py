@@ -34,8 +34,12 @@ def log_level() -> str:
 
 
 def api_key() -> str | None:
-    """PAGEMILL_API_KEY: the key that clients must send, when --api-key is not given."""
-    return _read("API_KEY")
+    """PAGEMILL_API_KEY: the key that clients must send, when --api-key is not given. Raises ConfigError when it is set
+    and empty: whoever sets it does not mean to serve everybody."""
+    key = _read("API_KEY")
+    if key is None and ("PAGEMILL_API_KEY" in os.environ or "VLLM_API_KEY" in os.environ):
+        raise ConfigError("PAGEMILL_API_KEY is empty; set it to a key, or unset it")
+    return key
 
 
 def log_stats_interval_s() -> float:

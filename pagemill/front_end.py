@@ -24,6 +24,7 @@ from pagemill.serve.client.balancer import BALANCERS
 from pagemill.serve.client.fleet import FleetClient
 from pagemill.serve.client.zmq import ZmqClient
 from pagemill.serve.http.app import build_app
+from pagemill.serve.http.limits import limits_of
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperBirth
 from pagemill.serve.http.server import say_ready, serve
@@ -76,7 +77,7 @@ def serve_fleet(
     with paused():
         llm = _make_llm(birth, fleet, tokenizer)
         app = build_app(llm, server, helpers=_make_helpers(birth, fleet))
-    serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce)
+    serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server))
 
 
 def _make_llm(birth: FrontEndBirth, fleet: FleetClient, tokenizer: Tokenizer) -> AsyncLLM:
@@ -170,7 +171,7 @@ def run(payload: bytes, report: Report) -> None:
     server, sock = birth.server, socket.socket(fileno=birth.socket_fd)
     with paused():
         app = build_app(llm, server, metrics=metrics, helpers=_make_helpers(birth, fleet))
-    serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, tell)
+    serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, tell, limits_of(server))
 
 
 def _pulse(report: Report) -> None:

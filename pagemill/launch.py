@@ -24,6 +24,7 @@ from pagemill.config.fleet_plan import FleetPlan, needs_lockstep, plan_fleet, sh
 from pagemill.config.graph_mode import GraphMode
 from pagemill.config.resolve import resolve
 from pagemill.config.sections import FleetConfig, ServerConfig
+from pagemill.config.server_access import access_of, is_loopback
 from pagemill.config.thread_lists import AUTO, NOBIND, join_lists, parse_lists
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.factory import make_executor
@@ -38,6 +39,7 @@ from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.utils.collector import paused
+from pagemill.utils.descriptors import raise_limit
 from pagemill.utils.timing import PhaseTimer
 from pagemill.utils.torch_libraries import load_torch_library
 
@@ -48,6 +50,7 @@ logger = get_logger(__name__)
 
 CLOSING_S = 5.0
 """What front ends get to close after they have drained."""
+MIN_SECRET_CHARS = 16
 WORKER = "pagemill.worker.worker:Worker"
 
 
@@ -136,7 +139,9 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
 
     plan = plan_fleet(fleet)
     secret = _shared_secret(plan)
-    server = dataclasses.replace(server, api_key=server.api_key or envs.api_key())
+    if not plan.headless:
+        server = _with_keys(server)
+    raise_limit()
     config = _place_threads(args, build_config(args), len(plan.local), front_end=not plan.headless)
     check_endpoints(config.cache.kv_events_config, fleet.data_parallel_size)
     envs.log_stats_interval_s()  # for front ends that are not there yet
@@ -169,6 +174,15 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
         serve_here = _serve_in_this_process if fleet.num_api_servers == 1 else _serve_in_others
         serve_here(config, server, fleet, engines, sock)
     return 1 if engines.lost else 0
+
+
+def _with_keys(server: ServerConfig) -> ServerConfig:
+    """With the key of the environment, where none is given. Raises ConfigError for settings that let nobody in, or
+    everybody by mistake."""
+    access = access_of(server)
+    if not access.api_keys and not is_loopback(server.host):
+        logger.warning("anybody who reaches %s can use this server: it has no --api-key", server.host)
+    return dataclasses.replace(server, api_key=access.api_keys or None)
 
 
 class _ToldToEnd(BaseException):
@@ -296,6 +310,11 @@ def _shared_secret(plan: FleetPlan) -> str:
     if secret is None:
         raise ConfigError(
             "PAGEMILL_IPC_SECRET is not set: the machines of one server need the same secret, of your choice, in it"
+        )
+    if len(secret) < MIN_SECRET_CHARS:
+        raise ConfigError(
+            f"PAGEMILL_IPC_SECRET has {len(secret)} characters, which can be guessed: use {MIN_SECRET_CHARS} or more, "
+            "such as those that 'openssl rand -hex 32' prints"
         )
     return secret
 

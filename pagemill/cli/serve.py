@@ -1,8 +1,10 @@
 """`pagemill serve`: an OpenAI-compatible server. Starts it; knows nothing about how it serves."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
+from pagemill.artifacts.aliases import ALIASES
 from pagemill.cli.engine_flags import add_engine_flags, engine_args
 from pagemill.cli.errors import UsageError
 from pagemill.config.arguments import add_flags, make_section
@@ -27,9 +29,17 @@ def run(args: argparse.Namespace) -> int:
         if args.model not in (None, args.model_argument):
             raise UsageError(f"two models: MODEL is {args.model_argument!r}, --model is {args.model!r}; give one")
         args.model = args.model_argument
+    _check_keys_are_no_model(args)
     server = make_section(ServerConfig, vars(args))
     fleet = make_section(FleetConfig, vars(args))
     engine = engine_args(args)
     from pagemill.launch import serve  # deferred: torch and fastapi
 
     return serve(engine, server, fleet)
+
+
+def _check_keys_are_no_model(args: argparse.Namespace) -> None:
+    """`--api-key` takes every word behind it: a model there would be served as a key."""
+    last = (args.api_key or [""])[-1]
+    if args.model is None and len(args.api_key or ()) > 1 and (last in ALIASES or "/" in last or Path(last).exists()):
+        raise UsageError(f"{last!r} behind --api-key is taken for a key; give the model first, or as --model {last}")

@@ -125,7 +125,7 @@ def _flag_options(field: "dataclasses.Field[Any]", kind: type, hint: Any) -> dic
     if kind is dict:
         return options | {"type": json_object, "metavar": "JSON"}
     if kind is tuple:
-        return options | {"type": item_kind(hint), "nargs": "+"}
+        return options | {"type": item_kind(hint), "nargs": "+", "action": "extend"}
     if field.metadata["choices"]:
         options["choices"] = field.metadata["choices"]
     return options | {"type": kind}

@@ -1,6 +1,7 @@
 """What `resolve` is told about the model and the device. Found by `artifacts` and `platforms`."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -42,6 +43,13 @@ class ModelFacts:
     def quant_method(self) -> str | None:
         """A name in catalog.quantization.QUANTIZED_CHECKPOINTS; None for floats and GGUF files."""
         return self.quantization_config.get("quant_method")
+
+    @property
+    def public_name(self) -> str:
+        """What strangers may be told: the name, or the last part of it where it says where the files are."""
+        written = Path(self.name)
+        is_path = written == Path(self.path) or written.is_absolute() or self.name.startswith(("./", "../", "~"))
+        return written.name if is_path else self.name
 
     @property
     def num_experts(self) -> int:

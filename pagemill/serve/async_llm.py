@@ -56,7 +56,7 @@ class AsyncLLM:
         seeds: RequestSeeds | None = None,
         log_stats: bool = True,
     ) -> None:
-        """`served_model_name` is what metrics call the model (default: its name in `facts`). While there is work, a
+        """`served_model_name` is what metrics call the model (default: its public name). While there is work, a
         line of figures is logged every `log_interval_s` seconds; None: never. `pooler`: of an engine that makes
         vectors and no text. `seeds`: for requests that have none. `log_stats`: False: nothing is counted, `metrics` are
         empty, and no line is logged."""
@@ -71,7 +71,7 @@ class AsyncLLM:
         self._seeds = seeds or RequestSeeds()
         cache = cache or CacheConfig()
         self.metrics = ServingMetrics(
-            served_model_name or facts.name,
+            served_model_name or facts.public_name,
             self.max_model_len,
             _plain_settings(cache) | {"num_gpu_blocks": client.ready.num_blocks},
             client.stats,

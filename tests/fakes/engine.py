@@ -17,6 +17,7 @@ from pagemill.config.sections import PoolerConfig, SchedulerConfig, ServerConfig
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
 from pagemill.serve.http.app import build_app
+from pagemill.serve.http.limits import limits_of
 from pagemill.serve.http.server import HttpServer, bind
 from tests.fakes.fake_core import FakeCore
 from tests.fakes.fake_tokenizer import IM_END, VOCAB_SIZE, ByteTokenizer
@@ -67,7 +68,8 @@ def make_app(engine: AsyncLLM, **server: Any) -> FastAPI:
 def running_server(core: FakeCore, scheduler: dict[str, Any] | None = None, **server: Any) -> Iterator[str]:
     """A real HTTP server in a thread; yields its URL."""
     engine = make_engine(core, inline=False, **(scheduler or {}))
-    http = HttpServer(make_app(engine, **server), bind("127.0.0.1", 0))
+    limits = limits_of(ServerConfig(**server))
+    http = HttpServer(make_app(engine, **server), bind("127.0.0.1", 0), limits=limits)
     thread = threading.Thread(target=http.run_until_stopped)
     thread.start()
     try:

@@ -10,10 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from pagemill import envs
 from pagemill.catalog.endpoints import ENDPOINTS
 from pagemill.catalog.registry import Registry
 from pagemill.config.sections import ServerConfig
+from pagemill.config.server_access import access_of
 from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.auth import AuthMiddleware
@@ -21,7 +21,9 @@ from pagemill.serve.http.errors import ErrorMiddleware, answer_http_exception
 from pagemill.serve.http.handlers.generation import now
 from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from pagemill.serve.http.preparer_pool import PreparerPool
+from pagemill.serve.http.routing import SlashRedirect, with_head
 from pagemill.serve.http.served_model import ServedModel
+from pagemill.serve.http.site_guard import SiteGuardMiddleware
 from pagemill.serve.http.state import make_services
 
 
@@ -36,7 +38,8 @@ def build_app(
     """The application around an engine, which is shut down with it. `metrics` are those of several servers; None: this
     one answers for itself. `helpers` prepare large bodies, and end with the application; None: it is done here.
 
-    Requests need `config.api_key` (or PAGEMILL_API_KEY) when one is set, except for `auth.PUBLIC_PATHS`.
+    Requests need a key of `config.api_key` (or PAGEMILL_API_KEY) when one is set, except for `auth.PUBLIC_PATHS`.
+    Raises ConfigError for settings of access that cannot work.
     """
 
     @contextlib.asynccontextmanager
@@ -58,7 +61,9 @@ def build_app(
     )
     for name in endpoints:
         # The routes themselves, not the router around them: the API-key check asks each which request it takes.
-        app.router.routes.extend(endpoints.resolve(name).routes)
+        app.router.routes.extend(with_head(endpoints.resolve(name).routes))
+    app.router.redirect_slashes = False  # it names the host that the client says this is
+    app.router.default = SlashRedirect(app.router.routes)
     model = ServedModel(config.served_model_name or engine.facts.name, now())
     app.state.services = make_services(engine, model, metrics, helpers)
     return app
@@ -66,22 +71,21 @@ def build_app(
 
 def _middleware(config: ServerConfig) -> list[Middleware]:
     """Outermost first. Errors are answered inside CORS, so that browsers may read them."""
+    access = access_of(config)
     stack = [Middleware(RequestIdMiddleware)]
-    if config.allowed_origins:
-        origins = [origin.strip() for origin in config.allowed_origins.split(",")]
-        headers = ["X-Request-Id"]
+    if access.origins:
         stack.append(
             Middleware(
                 CORSMiddleware,
-                allow_origins=origins,
+                allow_origins=access.origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=headers,
+                expose_headers=["X-Request-Id"],
             )
         )
     stack.append(Middleware(ErrorMiddleware))
-    api_key = config.api_key or envs.api_key()
-    if api_key:
-        stack.append(Middleware(AuthMiddleware, api_key=api_key))
+    if access.api_keys:
+        stack.append(Middleware(AuthMiddleware, api_keys=access.api_keys))
+    stack.append(Middleware(SiteGuardMiddleware, access=access))
     stack.append(Middleware(BodyLimitMiddleware))
     return stack

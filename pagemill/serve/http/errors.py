@@ -44,6 +44,18 @@ class UnauthorizedError(PagemillError):
     """The API key is missing or wrong."""
 
 
+class ForbiddenError(PagemillError):
+    """A request that a page of another site may have sent. `code` says what gave it away."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class UnsupportedTypeError(PagemillError):
+    """The body of a request is not JSON."""
+
+
 class ApiError(msgspec.Struct, frozen=True):
     """An error as clients see it."""
 
@@ -67,6 +79,14 @@ class ApiError(msgspec.Struct, frozen=True):
 
 def api_error(error: Exception) -> ApiError:
     """What a client is told about an exception."""
+    told = _fault_of_client(error) or _fault_of_server(error)
+    if told is None:
+        logger.error("an unexpected error ended a request", exc_info=error)
+        return ApiError(500, "the server failed on this request", "server_error", None, "internal_error")
+    return told
+
+
+def _fault_of_client(error: Exception) -> ApiError | None:
     match error:
         case ModelNotFoundError():
             return ApiError(404, str(error), "invalid_request_error", error.field, "model_not_found")
@@ -75,22 +95,30 @@ def api_error(error: Exception) -> ApiError:
         case UnauthorizedError():
             headers = {"WWW-Authenticate": "Bearer"}
             return ApiError(401, str(error), "authentication_error", None, "invalid_api_key", headers)
+        case ForbiddenError():
+            return ApiError(403, str(error), "permission_error", None, error.code)
         case BodyTooLargeError():
             return ApiError(413, str(error), "invalid_request_error", None, "body_too_large")
+        case UnsupportedTypeError():
+            return ApiError(415, str(error), "invalid_request_error", None, "unsupported_media_type")
+        case HTTPException():
+            return _http_error(error)
+    return None
+
+
+def _fault_of_server(error: Exception) -> ApiError | None:
+    match error:
         case EngineOverloadedError():
             headers = {"Retry-After": str(error.retry_after_s)}
             return ApiError(429, str(error), "rate_limit_error", None, "engine_overloaded", headers)
         case UnavailableError():
             headers = {"Retry-After": "1", "Connection": "close"}
-            return ApiError(503, str(error), "server_error", None, "unavailable", headers)
+            return ApiError(503, _without_internals(str(error)), "server_error", None, "unavailable", headers)
         case EngineDeadError():
             return ApiError(503, "the engine is not running", "server_error", None, "engine_dead")
         case GenerationFailedError():
             return ApiError(500, _without_internals(str(error)), "server_error", None, "generation_failed")
-        case HTTPException():
-            return _http_error(error)
-    logger.error("an unexpected error ended a request", exc_info=error)
-    return ApiError(500, "the server failed on this request", "server_error", None, "internal_error")
+    return None
 
 
 def request_error(error: ValidationError) -> RequestError:

@@ -7,9 +7,12 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagemill.errors import UnavailableError
 from pagemill.serve.http.errors import BodyTooLargeError
 
 MAX_BODY_BYTES = 16 * 2**20
+MAX_BYTES_OF_ALL_BODIES = 16 * MAX_BODY_BYTES
+"""Of those that are being received."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -39,31 +42,46 @@ class RequestIdMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies above a size: by their Content-Length before reading, and while they come in."""
+    """Refuses bodies above a size: by their Content-Length before reading, and while they come in. And new ones while
+    those that are not complete yet hold `max_total` bytes: there may be any number of slow clients."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES, max_total: int = MAX_BYTES_OF_ALL_BODIES) -> None:
         self.app = app
         self._max_bytes = max_bytes
+        self._max_total = max_total
+        self._total = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises BodyTooLargeError, from here or from `receive` inside the route."""
+        """Raises BodyTooLargeError or UnavailableError, from here or from `receive` inside the route."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > self._max_bytes:
             raise self._too_large()
-        num_bytes = 0
+        num_bytes = num_held = 0
 
         async def receive_limited() -> Message:
-            nonlocal num_bytes
+            nonlocal num_bytes, num_held
             message = await receive()
-            num_bytes += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            num_bytes += size
             if num_bytes > self._max_bytes:
                 raise self._too_large()
+            if message.get("more_body", False):
+                if self._total + size > self._max_total:
+                    raise UnavailableError("the server is receiving as much as it can hold; try again later")
+                num_held += size
+                self._total += size
+            else:
+                self._total -= num_held
+                num_held = 0
             return message
 
-        await self.app(scope, receive_limited, send)
+        try:
+            await self.app(scope, receive_limited, send)
+        finally:
+            self._total -= num_held
 
     def _too_large(self) -> BodyTooLargeError:
         return BodyTooLargeError(f"the body of the request is too large: at most {self._max_bytes} bytes are read")

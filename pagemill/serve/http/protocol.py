@@ -1,4 +1,4 @@
-"""`DirectProtocol`: uvicorn's HTTP connection, on which a response that has begun may also be written to directly.
+"""`DirectProtocol`: an HTTP connection, on which a response that has begun may also be written to directly.
 
 `send` of an application passes every middleware and waits for the client where it must; a stream that sends a few bytes
 for every token pays for that with each. Knows nothing about what is written.
@@ -7,7 +7,8 @@ for every token pays for that with each. Knows nothing about what is written.
 from typing import Protocol
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from pagemill.serve.http.bounded_protocol import BoundedProtocol
 
 EXTENSION = "pagemill.wire"
 """Where applications find it, among the extensions of a request's scope."""
@@ -24,7 +25,7 @@ class Wire(Protocol):
         is. Never waits."""
 
 
-class DirectProtocol(HttpToolsProtocol):
+class DirectProtocol(BoundedProtocol):
     """Implements `Wire`."""
 
     def on_message_begin(self) -> None:
@@ -36,7 +37,9 @@ class DirectProtocol(HttpToolsProtocol):
         return not self.flow.write_paused and not self.transport.is_closing()
 
     def write_chunk(self, body: bytes) -> None:
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        if self._running is None or self._running.chunked_encoding:
+            body = b"%x\r\n%b\r\n" % (len(body), body)
+        self.transport.write(body)
 
 
 class NoWire:

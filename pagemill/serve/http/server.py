@@ -3,26 +3,33 @@ Does not know what the application does."""
 
 import asyncio
 import contextlib
+import errno
+import functools
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
+from pagemill.serve.http.connections import Connections
+from pagemill.serve.http.limits import ACCEPTED_AT_ONCE, HttpLimits
 from pagemill.serve.http.protocol import DirectProtocol
 
 logger = get_logger(__name__)
 
 CLOSE_GRACE_S = 2
 """What responses that are not finished get once the server closes."""
+TICKS_PER_SWEEP = 10
+"""Of a tenth of a second."""
 _BACKLOG = 2048
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _MAX_PORT = 65535
 
 
@@ -98,13 +105,17 @@ class HttpServer(uvicorn.Server):
         engine: Drainable | None = None,
         drain_s: float = 0.0,
         announce: Callable[[str], None] = say_ready,
+        limits: HttpLimits | None = None,
     ) -> None:
+        self._connections = Connections(limits or HttpLimits())
         super().__init__(
             uvicorn.Config(
                 app,
-                http=DirectProtocol,
+                http=functools.partial(DirectProtocol, connections=self._connections),  # type: ignore[arg-type]
                 log_level=log_level,
                 access_log=False,
+                backlog=ACCEPTED_AT_ONCE,  # also the number of connections that asyncio accepts in one go
+                timeout_keep_alive=self._connections.limits.keep_alive_s,  # type: ignore[arg-type]
                 timeout_graceful_shutdown=CLOSE_GRACE_S,
                 server_header=False,
                 lifespan="on",
@@ -132,6 +143,8 @@ class HttpServer(uvicorn.Server):
         """Ten times a second: whether to close."""
         if self._engine is not None and self._drain_until is not None:
             self._go_on_draining(self._engine, self._drain_until)
+        if counter % TICKS_PER_SWEEP == 0:
+            self._connections.sweep(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
 
     def _go_on_draining(self, engine: Drainable, until: float) -> None:
@@ -152,9 +165,20 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Say so when it is done."""
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         await super().startup(sockets)
         if not self.should_exit:
+            listen(self.sock)  # asyncio has told it to let no more wait than are accepted in one go
             self._announce(self.url)
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Without descriptors, asyncio says so for every connection that it cannot accept, and tries again."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in _OUT_OF_RESOURCES and "accept" in context["message"]:
+            self._connections.log.note("a connection could not be accepted: %s", error.strerror)
+            self._connections.make_room()
+        else:
+            loop.default_exception_handler(context)
 
     def run_until_stopped(self) -> None:
         """Serve until SIGINT, SIGTERM or `should_exit`, then let responses finish and shut the application down."""
@@ -170,12 +194,13 @@ def serve(
     engine: Drainable | None = None,
     drain_s: float = 0.0,
     announce: Callable[[str], None] = say_ready,
+    limits: HttpLimits | None = None,
 ) -> None:
     """Serve an application on a bound socket until SIGINT or SIGTERM (see HttpServer); returns when all is shut down.
 
     Raises ConfigError when the port is taken after all.
     """
-    server = HttpServer(app, sock, log_level, engine, drain_s, announce)
+    server = HttpServer(app, sock, log_level, engine, drain_s, announce, limits)
     if threading.current_thread() is not threading.main_thread():
         server.run_until_stopped()
         return

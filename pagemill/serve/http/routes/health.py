@@ -1,5 +1,6 @@
 """/health, /health/live, /health/ready, /ping, /version."""
 
+import re
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -10,6 +11,8 @@ from pagemill.serve.http.state import services
 
 router = APIRouter()
 
+_PUBLIC = re.compile(r"the server is shutting down|engine \d+ (?:is down: it is being restarted|[a-z ]+)")
+
 
 @router.get("/health", response_model=None)
 @router.get("/ping", response_model=None)
@@ -18,7 +21,7 @@ async def health(request: Request) -> Response:
     known, and queues nothing. Raises UnavailableError."""
     problem = services(request).engine.problem()
     if problem is not None:
-        raise UnavailableError(problem)
+        raise UnavailableError(_public(problem))
     return Response()
 
 
@@ -33,8 +36,14 @@ async def ready(request: Request) -> Response:
     """200 while a new request would be worked on now. Raises UnavailableError, which is 503, otherwise."""
     engine = services(request).engine
     if not engine.accepts():
-        raise UnavailableError(engine.problem() or "the server is shutting down")
+        raise UnavailableError(_public(engine.problem() or "the server is shutting down"))
     return Response()
+
+
+def _public(problem: str) -> str:
+    """What anybody may know of it: what is wrong with which engine. Why is in the log, with paths and tracebacks."""
+    parts = [_PUBLIC.match(part.strip()) for part in problem.splitlines()[0].split(";")]
+    return "; ".join(part[0] for part in parts if part is not None) or "the engine is not running"
 
 
 @router.get("/version")

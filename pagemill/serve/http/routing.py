@@ -1,0 +1,36 @@
+"""What routes have in common: HEAD wherever there is GET, and a redirect from a path with a slash too many."""
+
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
+
+
+def with_head(routes: Sequence[BaseRoute]) -> Sequence[BaseRoute]:
+    """The routes, those for GET also for HEAD; the server leaves the body out."""
+    for route in routes:
+        methods: set[str] = getattr(route, "methods", None) or set()
+        if "GET" in methods:
+            methods.add("HEAD")
+    return routes
+
+
+class SlashRedirect:
+    """Where no route matches: leads to the route without the slash at the end, by a path alone, which is on this server
+    whatever the client calls it."""
+
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises HTTPException where there is none either."""
+        path = scope["path"].rstrip("/")
+        other = {**scope, "path": path}
+        if not scope["path"].endswith("/") or not any(r.matches(other)[0] is Match.FULL for r in self._routes):
+            raise HTTPException(404)
+        query = scope["query_string"].decode("latin-1")
+        location = quote(path) + (f"?{query}" if query else "")
+        await Response(status_code=307, headers={"location": location})(scope, receive, send)
