@@ -57,9 +57,8 @@ class EngineCore:
             envs.prefix_hash_seed(),
             partial_reuse=cache.enable_partial_block_reuse,
             record_events=events.active,
+            residency=ResidencySampler(cache.kv_cache_metrics_sample) if cache.kv_cache_metrics else None,
         )
-        if cache.kv_cache_metrics:
-            self._kv.pool.residency = ResidencySampler(cache.kv_cache_metrics_sample)
         self._scheduler = Scheduler(limits, self._kv, depth=depth)
         self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
         self.ready = EngineReady(

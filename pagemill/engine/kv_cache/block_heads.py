@@ -4,23 +4,25 @@ Knows nothing about requests, groups or who holds a block: a past is a key of by
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
 from pagemill.engine.kv_cache.block_pool import NULL_BLOCK, IntegrityError
+from pagemill.engine.kv_cache.pool_observer import PoolObserver
 
 TOKEN_BYTES = 4
 
 
-class BlockHeads:
+class BlockHeads(PoolObserver):
     """An index over blocks of a pool. Tokens are int32, packed.
 
     Blocks with the same past are kept in the lexicographic order of their tokens: the one with most of its beginning
     in common with a query is a neighbour of the place where the query would be. Finding, adding and removing cost
     O(log n) comparisons in the number of blocks with that past.
 
-    What is added is found from the next step on: only then is it computed before anything that the step does.
+    What is added is found from the next step on: only then is it computed before anything that the step does. As an
+    observer of the pool, it forgets a block that is taken or spoiled.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -58,14 +60,15 @@ class BlockHeads:
                 best, most = block, count
         return best, most
 
-    def forget(self, blocks: Iterable[int]) -> None:
-        """The blocks will be written anew."""
+    def taken(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             self._added.pop(block, None)
             self._remove(block)
 
-    def clear(self) -> None:
-        """Forget all blocks."""
+    def spoiled(self, blocks: Sequence[int]) -> None:
+        self.taken(blocks)
+
+    def cleared(self) -> None:
         self._pasts = [None] * len(self._pasts)
         self._tokens = [b""] * len(self._tokens)
         self._by_past.clear()

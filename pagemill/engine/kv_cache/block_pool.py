@@ -5,9 +5,9 @@ Knows nothing about requests, groups or tokens: a block is an integer, a prefix 
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
-from pagemill.engine.kv_cache.events import NO_EVENTS, CacheEvents
-from pagemill.engine.kv_cache.residency import ResidencySampler
+from pagemill.engine.kv_cache.pool_observer import PoolObserver
 
 NULL_BLOCK = 0
 """Stands for tokens out of window. Never allocated, never freed."""
@@ -23,21 +23,17 @@ class BlockPool:
     Free blocks form a doubly linked list in the order in which they will be taken: least recently used first. The
     null block is the list's sentinel, so that no end needs a special case. A free block keeps its key until it is
     taken (lazy eviction): all idle memory is prefix cache. Equal keys may be held by several blocks, because block
-    tables are append-only; the surplus ones lose their key when they are freed. `events` is told what can be found
-    and what no longer can.
+    tables are append-only; the surplus ones lose their key when they are freed. `observers` are told what happens, in
+    their order.
     """
 
-    def __init__(self, num_blocks: int, events: CacheEvents = NO_EVENTS) -> None:
+    def __init__(self, num_blocks: int, observers: Sequence[PoolObserver] = ()) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks} is too small: the null block and one more are needed")
         self.num_blocks = num_blocks
         self.num_free = num_blocks - 1
         self.num_frees = 0
         """Blocks that ever became free; whoever waits for memory need not look again before this changes."""
-        self.on_taken: Callable[[list[int]], None] | None = None
-        """Called with blocks that are allocated, or may not be used again: what they hold is good for nothing."""
-        self.residency: ResidencySampler | None = None
-        """Told of blocks that are taken, used again and let go of; it must not change anything."""
         self._next = [*range(1, num_blocks), NULL_BLOCK]
         self._prev = [num_blocks - 1, *range(num_blocks - 1)]
         self._ref_counts = [0] * num_blocks
@@ -46,7 +42,13 @@ class BlockPool:
         self.find: Callable[[bytes], int | None] = self._cached.get
         """A block that caches a key. Not a method, because a long prompt asks for thousands."""
         self._duplicates: dict[bytes, list[int]] = {}
-        self._events = events
+        self._on_taken = _listeners(observers, "taken")
+        self._on_used = _listeners(observers, "used")
+        self._on_released = _listeners(observers, "released")
+        self._on_spoiled = _listeners(observers, "spoiled")
+        self._on_stored = _listeners(observers, "stored")
+        self._on_removed = _listeners(observers, "removed")
+        self._on_cleared = _listeners(observers, "cleared")
 
     @property
     def num_used(self) -> int:
@@ -69,17 +71,15 @@ class BlockPool:
         following[NULL_BLOCK] = block
         self._prev[block] = NULL_BLOCK
         self.num_free -= count
-        if self.on_taken is not None:
-            self.on_taken(taken)
-        if self.residency is not None:
-            self.residency.taken(taken)
+        for tell in self._on_taken:
+            tell(taken)
         return taken
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Hold cached blocks; those that were free leave the free list. The null block is skipped."""
         following, prev, refs = self._next, self._prev, self._ref_counts
-        if self.residency is not None:
-            self.residency.used(blocks)
+        for tell in self._on_used:
+            tell(blocks)
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
@@ -94,8 +94,8 @@ class BlockPool:
         """Let go of blocks, given in order of position. They join the free list last one first: the end of a long
         prefix is less likely to be asked for again than its beginning."""
         refs = self._ref_counts
-        if self.residency is not None:
-            self.residency.released(blocks)
+        for tell in self._on_released:
+            tell(blocks)
         freed = []
         for block in reversed(blocks):
             if block == NULL_BLOCK:
@@ -119,24 +119,24 @@ class BlockPool:
         self._keys[block] = key
         if self._cached.setdefault(key, block) != block:
             self._duplicates.setdefault(key, []).append(block)
-        else:
-            self._events.stored(key)
+            return
+        for tell in self._on_stored:
+            tell(key, block)
 
     def forget(self, blocks: Sequence[int]) -> None:
         """From now on the blocks cannot be found; they stay with whoever holds them."""
         for block in blocks:
             self._forget(block)
-        if self.on_taken is not None:
-            self.on_taken([block for block in blocks if block != NULL_BLOCK])
+        for tell in self._on_spoiled:
+            tell(blocks)
 
     def forget_all(self) -> None:
         """Empty the prefix cache; blocks stay with whoever holds them."""
         self._keys = [None] * self.num_blocks
         self._cached.clear()
         self._duplicates.clear()
-        self._events.cleared()
-        if self.residency is not None:
-            self.residency.forgotten()
+        for tell in self._on_cleared:
+            tell()
 
     def free_blocks(self) -> list[int]:
         """Free blocks in the order in which they will be taken."""
@@ -205,6 +205,13 @@ class BlockPool:
             self._cached[key] = others.pop(0)
         else:
             del self._cached[key]
-            self._events.removed(key)
+            for tell in self._on_removed:
+                tell(key, block)
         if not others:
             self._duplicates.pop(key, None)
+
+
+def _listeners(observers: Sequence[PoolObserver], name: str) -> tuple[Callable[..., Any], ...]:
+    """The methods of that name which do something."""
+    default = getattr(PoolObserver, name)
+    return tuple(getattr(observer, name) for observer in observers if getattr(type(observer), name) is not default)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pagemill.engine.kv_cache.pool_observer import PoolObserver
 from pagemill.engine.kv_cache.prefix_hash import GROUP_BYTES, ExtraKeys, extra_keys
 from pagemill.engine.request import Request
 from pagemill.messages.kv_events import (
@@ -38,21 +39,12 @@ SPEC_KINDS: dict[type[KVCacheSpec], str] = {
 WIRE_HASH_BYTES = 8
 
 
-class CacheEvents:
-    """What the block pool reports to. This one writes nothing down."""
+class CacheEvents(PoolObserver):
+    """Observes a pool for subscribers. This one writes nothing down."""
 
     def begin(self, request: Request, first_block: int) -> None:
         """Blocks of one group of `request` are going to be stored, in order of position, the first of them at
         `first_block` or later."""
-
-    def stored(self, key: bytes) -> None:
-        """A block can be found by `key`; none could before."""
-
-    def removed(self, key: bytes) -> None:
-        """No block can be found by `key` any more."""
-
-    def cleared(self) -> None:
-        """No block can be found by any key any more."""
 
     def take(self) -> Sequence[KVEvent]:
         """What happened since the last call, in order. The events are the caller's from now on."""
@@ -115,7 +107,7 @@ class EventRecorder(CacheEvents):
         self._next_block = first_block
         self._run = None
 
-    def stored(self, key: bytes) -> None:
+    def stored(self, key: bytes, block: int) -> None:
         """Raises RuntimeError for a key that does not belong to the request that was announced."""
         request = self._request
         if request is None:
@@ -133,8 +125,7 @@ class EventRecorder(CacheEvents):
         if run.extra_keys is not None:
             run.extra_keys.append(_wire_keys(extra_keys(request, index, layout.block_size)))
 
-    def removed(self, key: bytes) -> None:
-        """No block can be found by `key` any more."""
+    def removed(self, key: bytes, block: int) -> None:
         self._run = None
         group, number = int.from_bytes(key[-GROUP_BYTES:], "big"), wire_hash(key[:-GROUP_BYTES])
         last = self._events[-1] if self._events else None
@@ -144,7 +135,6 @@ class EventRecorder(CacheEvents):
             self._events.append(BlockRemoved([number], MEDIUM_DEVICE, group))
 
     def cleared(self) -> None:
-        """No block can be found by any key any more."""
         self._run = None
         self._events.append(AllBlocksCleared())
 

@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagemill.engine.kv_cache.block_heads import BlockHeads
 from pagemill.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from pagemill.engine.kv_cache.coordinator import BlockIds, KVCacheCoordinator
 from pagemill.engine.kv_cache.events import NO_EVENTS, EventRecorder
 from pagemill.engine.kv_cache.partial_reuse import PartialReuse
+from pagemill.engine.kv_cache.pool_observer import PoolObserver
 from pagemill.engine.kv_cache.prefix_hash import PrefixHasher
+from pagemill.engine.kv_cache.residency import ResidencySampler
 from pagemill.engine.request import Request
 from pagemill.messages.kv_events import KVEvent
 from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.messages.stats import ResidencySamples
 from pagemill.messages.step import BlockCopy
 
 
@@ -38,7 +42,8 @@ class KVCacheManager:
 
     Without `hash_algorithm`, prefixes are not shared. `seed` pins the hashes (prefix_hash.py). With `partial_reuse`,
     parts of blocks are shared too, by copying (partial_reuse.py). With `record_events`, `take_events` says what became
-    findable and what no longer is.
+    findable and what no longer is; with `residency`, `take_residency` says how long blocks stay.
+    `observers` are told what happens to blocks, after all that is built here.
     """
 
     def __init__(
@@ -49,9 +54,14 @@ class KVCacheManager:
         *,
         partial_reuse: bool = False,
         record_events: bool = False,
+        residency: ResidencySampler | None = None,
+        observers: Sequence[PoolObserver] = (),
     ) -> None:
         self._events = EventRecorder(config) if record_events else NO_EVENTS
-        self.pool = BlockPool(config.num_blocks, self._events)
+        self._residency = residency
+        heads = BlockHeads(config.num_blocks) if partial_reuse and hash_algorithm is not None else None
+        known = (self._events, heads, residency, *observers)
+        self.pool = BlockPool(config.num_blocks, [observer for observer in known if observer is not None])
         self.coordinator = KVCacheCoordinator(self.pool, config)
         self.managers = self.coordinator.managers
         self._dropping = [manager for manager in self.managers if manager.drops]
@@ -61,8 +71,8 @@ class KVCacheManager:
         self._hasher = None if hash_algorithm is None else PrefixHasher(hash_algorithm, self.granularity, seed)
         self._nothing = CachedPrefix(0, tuple([] for _ in self.managers))
         self._partial: PartialReuse | None = None
-        if partial_reuse and self._hasher is not None:
-            self._partial = PartialReuse(config, self.pool, self.managers, self._hasher)
+        if heads is not None and self._hasher is not None:
+            self._partial = PartialReuse(config, heads, self.managers, self._hasher)
 
     def begin_step(self) -> None:
         """A step is going to be scheduled: what the steps before it compute will be there when it runs."""
@@ -166,13 +176,15 @@ class KVCacheManager:
         if self.pool.num_used:
             return False
         self.pool.forget_all()
-        if self._partial is not None:
-            self._partial.clear()
         return True
 
     def take_events(self) -> Sequence[KVEvent]:
         """What became findable by prefix, and what no longer is, since the last call; nothing unless recorded."""
         return self._events.take()
+
+    def take_residency(self) -> ResidencySamples | None:
+        """What was sampled of the blocks' residency since the last call; None when nothing was."""
+        return None if self._residency is None else self._residency.take()
 
     def usage(self) -> float:
         """Blocks held / all blocks, 0 to 1."""

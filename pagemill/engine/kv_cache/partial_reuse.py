@@ -6,7 +6,7 @@ Knows nothing about budgets, order, or how a block is copied.
 from collections.abc import Sequence
 
 from pagemill.engine.kv_cache.block_heads import BlockHeads
-from pagemill.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from pagemill.engine.kv_cache.block_pool import NULL_BLOCK
 from pagemill.engine.kv_cache.managers.interface import GroupManager
 from pagemill.engine.kv_cache.prefix_hash import PrefixHasher
 from pagemill.engine.request import Request
@@ -27,17 +27,16 @@ class PartialReuse:
     """
 
     def __init__(
-        self, config: KVCacheConfig, pool: BlockPool, managers: Sequence[GroupManager], hasher: PrefixHasher
+        self, config: KVCacheConfig, heads: BlockHeads, managers: Sequence[GroupManager], hasher: PrefixHasher
     ) -> None:
-        """Raises ConfigError for a group that does not keep its tokens one by one."""
+        """`heads` observes the managers' pool. Raises ConfigError for a group that keeps states instead of tokens."""
         for group in config.groups:
             if not isinstance(group.spec, FullAttentionSpec):
                 raise ConfigError(
                     f"enable_partial_block_reuse=True: layer {group.layers[0]!r} keeps a state per block "
                     f"({type(group.spec).__name__}), of which no part can be reused; leave the setting out"
                 )
-        self._heads = BlockHeads(pool.num_blocks)
-        pool.on_taken = self._heads.forget
+        self._heads = heads
         self._hasher = hasher
         self._groups = [(index.to_bytes(2, "big"), manager) for index, manager in enumerate(managers)]
 
@@ -74,10 +73,6 @@ class PartialReuse:
                 if block != NULL_BLOCK:
                     past = self._hasher.past(request, start // size)
                     self._heads.add(block, prefix + past, tokens[start : min(start + size, num_tokens)].tobytes())
-
-    def clear(self) -> None:
-        """Forget all blocks."""
-        self._heads.clear()
 
     def check_integrity(self) -> None:
         """Raise IntegrityError when the index contradicts itself."""

@@ -6,8 +6,9 @@ Follows a share of the blocks; knows nothing about what they hold.
 import math
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from pagemill.engine.kv_cache.pool_observer import PoolObserver
 from pagemill.messages.stats import ResidencySamples
 
 MAX_SAMPLES = 1024
@@ -21,7 +22,7 @@ class _Stay:
         self.begin = self.used = now
 
 
-class ResidencySampler:
+class ResidencySampler(PoolObserver):
     """Told by the block pool when blocks are taken, used again and let go of. Each block that is taken is followed
     with the probability `share`, until it is taken for something else."""
 
@@ -35,8 +36,7 @@ class ResidencySampler:
         self._samples = ResidencySamples()
         self._skip = self._next_skip()
 
-    def taken(self, blocks: list[int]) -> None:
-        """Blocks were allocated: whatever was in them is gone."""
+    def taken(self, blocks: Sequence[int]) -> None:
         if self._followed:
             self._end(blocks)
         at = self._skip
@@ -45,8 +45,7 @@ class ResidencySampler:
             at += 1 + self._next_skip()
         self._skip = at - len(blocks)
 
-    def used(self, blocks: Iterable[int]) -> None:
-        """Cached blocks were found and taken over by another request."""
+    def used(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             stay = self._followed.get(block)
             if stay is not None:
@@ -54,16 +53,14 @@ class ResidencySampler:
                 _keep(self._samples.reuse_gaps_s, now - stay.used)
                 stay.used = now
 
-    def released(self, blocks: Iterable[int]) -> None:
-        """A request let go of blocks: it had used them until now."""
+    def released(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             stay = self._followed.get(block)
             if stay is not None:
                 stay.used = self._clock()
 
-    def forgotten(self) -> None:
-        """The cache was emptied: every block was evicted."""
-        self._end(list(self._followed))
+    def cleared(self) -> None:
+        self._end(tuple(self._followed))
 
     def take(self) -> ResidencySamples | None:
         """What was sampled since the last call; None when nothing was."""
@@ -73,7 +70,7 @@ class ResidencySampler:
         self._samples = ResidencySamples()
         return samples
 
-    def _end(self, blocks: list[int]) -> None:
+    def _end(self, blocks: Iterable[int]) -> None:
         followed = self._followed.keys() & set(blocks)
         now = self._clock() if followed else 0.0
         for block in followed:

@@ -322,8 +322,8 @@ class Scheduler:
 
     def _stats_of_step(self) -> SchedulerStats:
         """State now, and the residency of blocks that was sampled since the last step."""
-        stats, sampler = self.stats(), self._kv.pool.residency
-        samples = None if sampler is None else sampler.take()
+        stats = self.stats()
+        samples = self._kv.take_residency()
         return stats if samples is None else msgspec.structs.replace(stats, residency=samples)
 
     def _finish(self, slots: IntArray, finished: dict[int, Finish]) -> None:

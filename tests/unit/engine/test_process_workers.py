@@ -36,7 +36,7 @@ def core(tmp_path_factory, monkeypatch):
     children = set(psutil.Process().children(recursive=True))  # as the fork server that other tests left
     # One that is killed cannot remove its private folder; the next deployment would.
     monkeypatch.setenv("PAGEMILL_RPC_BASE_PATH", str(tmp_path_factory.mktemp("c")))
-    config = dataclasses.replace(engine_config(), parallel=ParallelConfig(tensor_parallel_size=2))
+    config = dataclasses.replace(engine_config(), parallel=ParallelConfig(2, 1, "mp"))
     with PrivateDirectory() as folder:
         birth = CoreBirth(config, 3, f"{HERE}:ProcessWorker", folder.ipc("core"), new_secret())
         with Child("pagemill.engine.process:run", "pagemill: engine core 3", msgspec.msgpack.encode(birth)) as child:

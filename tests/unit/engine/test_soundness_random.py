@@ -143,7 +143,7 @@ def one_removal_in_a_hundred_is_not_told(real):
     return lambda events, key: real(events, key) if next(count) % 100 else None
 
 
-@patched(BlockHeads, "forget")
+@patched(BlockHeads, "taken")
 def parts_of_evicted_blocks_are_copied(real):
     return lambda heads, blocks: None
 

@@ -43,7 +43,7 @@ def test_nothing_beats_what_is_found(steps, past, query):
             heads.add(block, its_past, packed(*tokens))
             added[block] = (its_past, tokens)
         elif name == "forget":
-            heads.forget(*arguments)
+            heads.taken(*arguments)
             for block in arguments[0]:
                 found.pop(block, None)
                 added.pop(block, None)
@@ -73,7 +73,7 @@ def test_what_is_added_is_found_from_the_next_step_on():
 def test_a_block_taken_before_the_step_that_fills_it_is_never_found():
     heads = BlockHeads(4)
     heads.add(1, b"x", packed(5))
-    heads.forget([1])
+    heads.taken([1])
     heads.begin_step()
     assert heads.longest(b"x", packed(5)) == (0, 0)
     assert len(heads) == 0
@@ -84,7 +84,7 @@ def test_clear_forgets_everything():
     heads.add(1, b"x", packed(5))
     heads.begin_step()
     heads.add(2, b"x", packed(5))
-    heads.clear()
+    heads.cleared()
     heads.begin_step()
     assert len(heads) == 0
     heads.check_integrity()

@@ -93,7 +93,7 @@ def test_a_duplicate_is_neither_stored_nor_removed_as_long_as_one_is_left():
 def test_a_gap_in_what_is_new_begins_another_event():
     request = new_request("a", 16)
     recorder = EventRecorder(plan(full()))
-    pool = BlockPool(20, recorder)
+    pool = BlockPool(20, [recorder])
     PrefixHasher("sha256", 4).extend(request)
     keys = [digest + bytes(GROUP_BYTES) for digest in request.block_hashes]
     recorder.begin(request, 1)
@@ -153,10 +153,10 @@ def test_nothing_is_recorded_unless_asked_for():
 def test_a_block_of_nobody_is_a_defect():
     recorder = EventRecorder(plan(full()))
     with pytest.raises(RuntimeError, match="stored for no request"):
-        recorder.stored(b"key" + bytes(GROUP_BYTES))
+        recorder.stored(b"key" + bytes(GROUP_BYTES), 1)
     recorder.begin(new_request("a", 8), 0)
     with pytest.raises(RuntimeError, match="none of Request"):
-        recorder.stored(b"key" + bytes(GROUP_BYTES))
+        recorder.stored(b"key" + bytes(GROUP_BYTES), 1)
 
 
 PROMPTS = [[1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 2, 2], [3, 3, 1, 1, 1, 1], [1, 1], [4, 4, 4, 4, 4, 4]]
@@ -168,7 +168,7 @@ class Pool(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.recorder = EventRecorder(plan(full(2), sliding(3, 2)))
-        self.pool = BlockPool(9, self.recorder)
+        self.pool = BlockPool(9, [self.recorder])
         self.subscriber = StrictSubscriber()
         self.held = []
         hasher = PrefixHasher("sha256", 2)

@@ -187,7 +187,6 @@ def test_without_the_switch_nothing_is_copied_or_kept():
     assert begin(kv, request)[2] == []
     kv.free(request, 7)
     assert cached(kv, TOKENS[:7]) == 4
-    assert kv.pool.on_taken is None
 
 
 def test_reset_forgets_sources():
