@@ -22,6 +22,7 @@ from pagemill.observability.metrics_pool import MetricsPool
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.liveness import Pauses
+from pagemill.transport.shm_load import Load, SharedLoad, create_load
 from pagemill.transport.sockets import ClientSocket
 from pagemill.utils.awake_clock import AwakeClock
 from pagemill.utils.processes import Child, describe_exit
@@ -47,7 +48,8 @@ _REPORTS: msgspec.msgpack.Decoder[FrontEndReport] = msgspec.msgpack.Decoder(Fron
 
 
 class ApiServers:
-    """Keeps `count` front ends alive, each on a thread of its own, until `stop`.
+    """Keeps `count` front ends alive, each on a thread of its own, until `stop`. They count what they have in flight
+    in memory that they share; what a front end had that died is forgotten.
 
     `birth(index)` is what a front end is given; `engines()` are the addresses of those to be told of a death. What
     front ends have counted goes into `pool`. One that shows no sign of life for `silent_s` seconds is replaced.
@@ -72,6 +74,8 @@ class ApiServers:
         self._silent_s = silent_s
         self._on_lost = on_lost
         self._given_up: set[int] = set()
+        self._load_fd = create_load(count)
+        self._load = SharedLoad(self._load_fd)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._children: dict[int, Child] = {}
@@ -114,6 +118,7 @@ class ApiServers:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
+        self._load.close()
 
     def _are_alive(self) -> bool:
         return any(thread.is_alive() for thread in self._threads)
@@ -136,11 +141,11 @@ class ApiServers:
 
     def _start(self, index: int) -> Child | None:
         """None: it is too late. Raises OSError when no process can be made."""
-        birth = msgspec.msgpack.encode(self._birth(index))
+        birth = msgspec.msgpack.encode(msgspec.structs.replace(self._birth(index), load_fd=self._load_fd))
         with self._lock:  # what is started while all are told to stop would not hear it
             if self._stopping.is_set():
                 return None
-            child = Child(ENTRY, f"pagemill: api server {index}", birth, pass_fds=[self._sock.fileno()])
+            child = Child(ENTRY, f"pagemill: api server {index}", birth, pass_fds=[self._sock.fileno(), self._load_fd])
             self._children[index] = child
             return child
 
@@ -190,6 +195,7 @@ class ApiServers:
         finally:
             child.stop(ask_s=0.0)
             self._pool.lost(index)
+            self._load.set(index, Load(0, 0))
 
     def _watch(self, index: int, child: Child) -> tuple[bool, str]:
         """Until it ends, or shows no sign of life: whether it listened, and why it ended."""

@@ -28,10 +28,12 @@ from pagemill.serve.http.limits import limits_of
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperBirth
 from pagemill.serve.http.server import say_ready, serve
+from pagemill.serve.load_gate import LoadRow
 from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.transport.handshake import Hello, Role
+from pagemill.transport.shm_load import SharedLoad
 from pagemill.utils.collector import paused
 from pagemill.utils.processes import Report
 
@@ -52,6 +54,8 @@ class FrontEndBirth(msgspec.Struct, frozen=True):
     """Address of the feed of events, for a process of its own."""
     socket_fd: int = -1
     """The bound HTTP socket, for a process of its own."""
+    load_fd: int = -1
+    """Memory with the load of all front ends (transport/shm_load.py), for a process of its own."""
 
     def hello(self) -> Hello:
         """How it introduces itself."""
@@ -83,7 +87,7 @@ def serve_fleet(
 def _make_llm(birth: FrontEndBirth, fleet: FleetClient, tokenizer: Tokenizer) -> AsyncLLM:
     """Prompts to outputs, over the client."""
     config = birth.config
-    return AsyncLLM(
+    llm = AsyncLLM(
         fleet,
         tokenizer,
         config.facts,
@@ -95,6 +99,9 @@ def _make_llm(birth: FrontEndBirth, fleet: FleetClient, tokenizer: Tokenizer) ->
         seeds=RequestSeeds(config.model.seed, birth.index),
         pooler=config.model.pooler_config if config.model.pools else None,
     )
+    if birth.load_fd >= 0:
+        llm.share_load(LoadRow(SharedLoad(birth.load_fd), birth.index))
+    return llm
 
 
 def _make_helpers(birth: FrontEndBirth, fleet: FleetClient) -> PreparerPool:

@@ -177,7 +177,14 @@ class SchedulerConfig:
         None,
         "schedule the next step while one runs (default: where the workers run in processes of their own, or on a GPU)",
     )
-    max_num_queued_reqs: int = setting(10_000, "requests that may wait before new ones get 429; 0: no limit", low=0)
+    max_num_queued_reqs: int = setting(
+        10_000,
+        "completions that may wait, beside max_num_seqs that run in each engine, before new ones get 503; 0: no limit",
+        low=0,
+    )
+    max_num_queued_tokens: int = setting(
+        0, "prompt tokens that may wait before new requests get 503; 0: no limit", low=0
+    )
 
 
 @dataclass(frozen=True)

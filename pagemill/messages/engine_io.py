@@ -63,6 +63,9 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
     mm_items: tuple[MultimodalItem, ...] = ()
     """In order of their offsets; they do not overlap."""
     lora: LoRARequest | None = None
+    rank: int = 0
+    """Completions that the user asked for in the same call, before this one. The first of a call comes before the
+    later ones of other calls, whoever came earlier."""
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

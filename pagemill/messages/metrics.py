@@ -44,14 +44,16 @@ class FrontEndCounts(msgspec.Struct, frozen=True, tag="counts"):
     asks: bool
     """Whether it waits for MetricsTotals that include this."""
     engines: EngineCountsByIndex
-    num_rejected: Count
+    num_rejected: Counts
+    """Requests refused at a limit, by reason."""
 
 
 class MetricsTotals(msgspec.Struct, frozen=True, tag="totals"):
     """What all front ends of a server have counted, those that died included."""
 
     engines: EngineCountsByIndex
-    num_rejected: Count
+    num_rejected: Counts
+    """Requests refused at a limit, by reason."""
     stats: dict[int, SchedulerStats]
     """The latest figures of the engines that are up."""
     included: dict[int, int]

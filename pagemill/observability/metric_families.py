@@ -71,7 +71,8 @@ def _counters(metrics: ServingMetrics, engines: Mapping[int, SchedulerStats]) ->
     refused = CounterMetricFamily(
         "vllm:admission_rejections", "Requests refused at a limit.", labels=("model_name", "reason")
     )
-    refused.add_metric((metrics.model_name, "queue_full"), metrics.num_rejected)
+    for reason, count in metrics.num_rejected.items():
+        refused.add_metric((metrics.model_name, reason), count)
     yield refused
 
 

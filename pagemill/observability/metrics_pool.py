@@ -78,7 +78,7 @@ class MetricsPool:
             parts += [_sum_of_two(lost, latest)] if lost and latest else [part for part in (lost, latest) if part]
         return MetricsTotals(
             engines=_sum_engines(part.engines for part in parts),
-            num_rejected=sum(part.num_rejected for part in parts),
+            num_rejected=_sum_by_name(part.num_rejected for part in parts),
             stats=dict(self._stats),
             included={index: counts.taken_at_ns for index, counts in self._latest.items()},
         )
@@ -97,7 +97,15 @@ def _items(engine: EngineCounts) -> Iterable[tuple[str, HistogramCounts]]:
 
 def _sum_of_two(one: FrontEndCounts, other: FrontEndCounts) -> FrontEndCounts:
     engines = _sum_engines((one.engines, other.engines))
-    return FrontEndCounts(other.taken_at_ns, False, engines, one.num_rejected + other.num_rejected)
+    return FrontEndCounts(other.taken_at_ns, False, engines, _sum_by_name((one.num_rejected, other.num_rejected)))
+
+
+def _sum_by_name(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.items():
+            found[name] = found.get(name, 0) + count
+    return found
 
 
 def _sum_engines(parts: Iterable[Mapping[int, EngineCounts]]) -> dict[int, EngineCounts]:

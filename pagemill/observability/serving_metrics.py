@@ -12,6 +12,9 @@ from pagemill.messages.stats import SchedulerStats
 from pagemill.observability.engine_metrics import HISTOGRAMS, RESIDENCY_HISTOGRAMS, EngineMetrics
 from pagemill.observability.hit_rate import RecentHits
 
+QUEUE_FULL, QUEUED_TOKENS = "queue_full", "queued_tokens"
+REJECTION_REASONS = (QUEUE_FULL, QUEUED_TOKENS)
+
 Engines = Callable[[], Mapping[int, SchedulerStats]]
 """The latest figures of each engine, by index. Never waits."""
 
@@ -38,7 +41,7 @@ class ServingMetrics:
         self._engines = engines
         self.histograms = HISTOGRAMS | (RESIDENCY_HISTOGRAMS if with_residency else {})
         self._of_engine: dict[int, EngineMetrics] = {}
-        self.num_rejected = 0
+        self.num_rejected = dict.fromkeys(REJECTION_REASONS, 0)
 
     def of_engine(self, index: int) -> EngineMetrics:
         """What is counted of the work of one engine."""
@@ -47,14 +50,14 @@ class ServingMetrics:
             found = self._of_engine[index] = EngineMetrics(self._max_model_len)
         return found
 
-    def rejected(self) -> None:
-        """A request was refused because too many wait."""
-        self.num_rejected += 1
+    def rejected(self, reason: str = QUEUE_FULL) -> None:
+        """A request was refused at a limit; the reason is one of REJECTION_REASONS."""
+        self.num_rejected[reason] += 1
 
     def counts(self, taken_at_ns: int, *, asks: bool) -> FrontEndCounts:
         """All that this front end has counted, as a message."""
         engines = {index: metrics.counts() for index, metrics in self._of_engine.items()}
-        return FrontEndCounts(taken_at_ns, asks, engines, self.num_rejected)
+        return FrontEndCounts(taken_at_ns, asks, engines, dict(self.num_rejected))
 
     def text_of(self, totals: MetricsTotals) -> bytes:
         """What all front ends of a server have counted, in the exposition format. Raises ValueError and KeyError for
@@ -67,7 +70,7 @@ class ServingMetrics:
             with_residency=self.histograms.keys() != HISTOGRAMS.keys(),
             enabled=self.enabled,
         )
-        everything.num_rejected = totals.num_rejected
+        everything.num_rejected |= totals.num_rejected
         for index, counts in totals.engines.items():
             everything.of_engine(index).restore(counts)
         return everything.text()

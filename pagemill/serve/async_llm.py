@@ -18,7 +18,7 @@ from pagemill.messages.sampling_params import SamplingParams
 from pagemill.observability.serving_metrics import ServingMetrics
 from pagemill.serve.chat_renderer import ChatOptions
 from pagemill.serve.client.interface import EngineClient
-from pagemill.serve.load_gate import LoadGate
+from pagemill.serve.load_gate import LoadGate, LoadLimits, LoadTable
 from pagemill.serve.output_pump import OutputPump
 from pagemill.serve.preparation import Pacer, Preparation
 from pagemill.serve.processing.input_processor import PreparedRequest, RequestOptions
@@ -28,6 +28,7 @@ from pagemill.serve.processing.request_metrics import NoMetrics, RequestMetrics
 from pagemill.serve.processing.request_stream import OutputQueue, PoolingStream, RequestStream, Stream, Tap
 from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
+from pagemill.transport.shm_load import Load
 
 LONG_TEXT_CHARS = 16_384
 """Texts from this length on are tokenized off the event loop's thread."""
@@ -81,7 +82,8 @@ class AsyncLLM:
         observer = RequestMetrics(self.metrics) if log_stats else NoMetrics()
         self._outputs = OutputProcessor(self._inputs.is_end_of_sequence, observer)
         self._pump = OutputPump(client, self._outputs, self.metrics, log_interval_s if log_stats else None)
-        self._gate = LoadGate(scheduler, self._outputs, self.metrics)
+        limits = LoadLimits.of(scheduler, client.num_engines)
+        self._gate = LoadGate(limits, self._outputs, self.metrics)
         self._step_tokens = scheduler.max_num_batched_tokens or client.ready.max_model_len
         self._count = itertools.count()
 
@@ -100,8 +102,8 @@ class AsyncLLM:
         """
         options = RequestOptions(priority=priority, cache_salt=cache_salt)
         prepared = await self.prepare(prompt, sampling_params or self.default_params, options)
-        self.check_load()
-        async with contextlib.aclosing(self.stream([prepared], [request_id] if request_id else None)) as outputs:
+        ids = [request_id] if request_id else None
+        async with contextlib.aclosing(self.stream([prepared], ids, limited=True)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -121,8 +123,8 @@ class AsyncLLM:
         """
         options = RequestOptions(priority=priority, cache_salt=cache_salt)
         prepared = await self.prepare(prompt, pooling_params or PoolingParams(), options)
-        self.check_load()
-        async with contextlib.aclosing(self.pool([prepared], [request_id] if request_id else None)) as outputs:
+        ids = [request_id] if request_id else None
+        async with contextlib.aclosing(self.pool([prepared], ids, limited=True)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -140,61 +142,68 @@ class AsyncLLM:
         requests: Sequence[PreparedRequest],
         request_ids: Sequence[str] | None = None,
         tap: Tap[RequestOutput] | None = None,
+        *,
+        limited: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of several requests as they come, until all are finished. Closing the generator aborts the rest.
 
         `request_ids` are what the outputs are called, one per request. `tap` may take outputs that end nothing before
-        they come here, while they are waited for here. Raises EngineDeadError.
+        they come here, while they are waited for here. Raises EngineDeadError; with `limited`, as `check_load` does
+        when there is no room for all of them.
         """
 
-        def text(name: str, prepared: PreparedRequest, queue: OutputQueue[RequestOutput]) -> Stream[RequestOutput]:
-            children = fan_out(self._seeds.complete(prepared.request))
+        def text(name: str, prepared: PreparedRequest, rank: int, queue: OutputQueue[RequestOutput]) -> RequestStream:
+            children = fan_out(self._seeds.complete(prepared.request), rank)
             return RequestStream(name, prepared.prompt, children, self.tokenizer, queue)
 
-        async with contextlib.aclosing(self._run(text, requests, request_ids, tap)) as outputs:
+        async with contextlib.aclosing(self._run(text, requests, request_ids, limited, tap)) as outputs:
             async for output in outputs:
                 yield output
 
     async def pool(
-        self, requests: Sequence[PreparedRequest], request_ids: Sequence[str] | None = None
+        self, requests: Sequence[PreparedRequest], request_ids: Sequence[str] | None = None, *, limited: bool = False
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """`stream`, for pooling requests: one output of each, as they come."""
 
         def vector(
-            name: str, prepared: PreparedRequest, queue: OutputQueue[PoolingRequestOutput]
-        ) -> Stream[PoolingRequestOutput]:
-            return PoolingStream(name, prepared.prompt, prepared.request, queue)
+            name: str, prepared: PreparedRequest, rank: int, queue: OutputQueue[PoolingRequestOutput]
+        ) -> PoolingStream:
+            return PoolingStream(name, prepared.prompt, fan_out(prepared.request, rank)[0], queue)
 
-        async with contextlib.aclosing(self._run(vector, requests, request_ids)) as outputs:
+        async with contextlib.aclosing(self._run(vector, requests, request_ids, limited)) as outputs:
             async for output in outputs:
                 yield output
 
     async def _run(
         self,
-        make_stream: Callable[[str, PreparedRequest, OutputQueue[Output]], Stream[Output]],
+        make_stream: Callable[[str, PreparedRequest, int, OutputQueue[Output]], Stream[Output]],
         requests: Sequence[PreparedRequest],
         request_ids: Sequence[str] | None,
+        limited: bool,
         tap: Tap[Output] | None = None,
     ) -> AsyncGenerator[Output, None]:
         self._pump.check_alive()
         external_ids = request_ids or [f"request-{next(self._count)}" for _ in requests]
         queue: OutputQueue[Output] = OutputQueue(tap)
         streams: list[Stream[Output]] = []
-        num_added, begun, pacer = 0, False, Pacer()
+        num_added, num_tokens, begun, pacer = 0, 0, False, Pacer()
         try:
-            for external_id, prepared in zip(external_ids, requests, strict=True):
-                stream = make_stream(external_id, prepared, queue)
-                streams.append(stream)
-                self._outputs.add(stream)
-                for child in stream.children:
-                    await self._client.add(child)
-                    await pacer.pause()
-                num_added += len(prepared.request.prompt_token_ids) * len(stream.children)
-                if not begun and num_added >= self._step_tokens:
-                    # Enough for a step, which may begin while the others are added. Once: the next one has them all.
-                    begun = True
-                    self._pump.start()
-                    await asyncio.sleep(0)
+            with self._gate.reserve(_load_of(requests), limited) as reservation:
+                for external_id, prepared in zip(external_ids, requests, strict=True):
+                    stream = make_stream(external_id, prepared, num_added, queue)
+                    streams.append(stream)
+                    reservation.use(len(stream.children), stream.num_queued_tokens)
+                    self._outputs.add(stream)
+                    for child in stream.children:
+                        await self._client.add(child)
+                        await pacer.pause()
+                    num_added += len(stream.children)
+                    num_tokens += len(prepared.request.prompt_token_ids) * len(stream.children)
+                    if not begun and num_tokens >= self._step_tokens:
+                        # Enough for a step, which may begin while the others are added. Once: the next has them all.
+                        begun = True
+                        self._pump.start()
+                        await asyncio.sleep(0)
             self._pump.start()
             num_open = len(streams)
             while num_open:
@@ -206,9 +215,13 @@ class AsyncLLM:
             if unfinished:
                 await self._client.abort(unfinished)
 
+    def share_load(self, table: LoadTable) -> None:
+        """Count what is in flight together with the other front ends of the engine. Called before the first request."""
+        self._gate.share(table)
+
     def check_load(self) -> None:
-        """Raises EngineOverloadedError when as many requests run and wait as the configuration allows,
-        UnavailableError after `drain`, EngineDeadError when the engine is gone."""
+        """Raises EngineOverloadedError when as many requests run and wait, in all front ends of the engine, as the
+        configuration allows; UnavailableError after `drain`, EngineDeadError when the engine is gone."""
         self._pump.check_alive()
         self._gate.check()
 
@@ -267,3 +280,11 @@ def _plain_settings(section: Any) -> dict[str, Any]:
     """The fields of a section, without sections inside it."""
     fields = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     return {name: value for name, value in fields.items() if not dataclasses.is_dataclass(value)}
+
+
+def _load_of(requests: Sequence[PreparedRequest]) -> Load:
+    params = [item.request.params for item in requests]
+    return Load(
+        sum(item.n if isinstance(item, SamplingParams) else 1 for item in params),
+        sum(len(item.request.prompt_token_ids) for item in requests),
+    )

@@ -213,6 +213,8 @@ class InprocClient:
     inline=False: the core has a thread of its own, so the event loop stays free for clients (the server).
     """
 
+    num_engines = 1
+
     def __init__(self, core: CoreApi, inline: bool) -> None:
         self.ready = core.ready
         self._runner: InlineRunner | ThreadRunner = InlineRunner(core) if inline else ThreadRunner(core)

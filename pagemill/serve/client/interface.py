@@ -41,6 +41,8 @@ class EngineClient(Protocol):
     """One engine, or several that look like one. Used from one event loop."""
 
     ready: EngineReady
+    num_engines: int
+    """Those that are down included."""
 
     async def add(self, request: EngineCoreRequest) -> None:
         """Hand a request to the engine. Raises EngineDeadError."""

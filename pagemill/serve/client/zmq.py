@@ -34,6 +34,8 @@ CONNECT_S = 10.0
 class ZmqClient:
     """Implements `EngineClient`. Made on the event loop; the connection is there when the first call needs it."""
 
+    num_engines = 1
+
     def __init__(self, up: EngineUp, hello: Hello) -> None:
         self.ready = up.ready
         self._index = up.index

@@ -110,7 +110,7 @@ def _fault_of_server(error: Exception) -> ApiError | None:
     match error:
         case EngineOverloadedError():
             headers = {"Retry-After": str(error.retry_after_s)}
-            return ApiError(429, str(error), "rate_limit_error", None, "engine_overloaded", headers)
+            return ApiError(503, str(error), "server_error", None, "engine_overloaded", headers)
         case UnavailableError():
             headers = {"Retry-After": "1", "Connection": "close"}
             return ApiError(503, _without_internals(str(error)), "server_error", None, "unavailable", headers)

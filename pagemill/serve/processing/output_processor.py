@@ -37,6 +37,10 @@ class OutputProcessor:
     """All completions in flight, by the id that the engine knows them under."""
 
     def __init__(self, is_end_of_sequence: Callable[[int | None], bool], metrics: NoMetrics | None = None) -> None:
+        self.on_change: Callable[[], None] = _nothing
+        """Called after the number of completions in flight, or of tokens that wait, has changed."""
+        self.num_queued_tokens = 0
+        """Prompt tokens of the requests for which the engine has done nothing yet."""
         self._completions: dict[str, CompletionState] = {}
         self._is_end_of_sequence = is_end_of_sequence
         self._metrics = metrics or NoMetrics()
@@ -50,6 +54,8 @@ class OutputProcessor:
         """Expect outputs for the children of a stream."""
         for child, completion in zip(stream.children, stream.completions, strict=True):
             self._completions[child.request_id] = completion
+        self.num_queued_tokens += stream.num_queued_tokens
+        self.on_change()
 
     def process(self, outputs: EngineCoreOutputs) -> list[str]:
         """Distribute what came. Returns the ids of requests that ended here (a stop string, an error in their own
@@ -72,6 +78,8 @@ class OutputProcessor:
         for output in outputs.outputs:
             if output.request_id in completions:
                 self._process_one(output, outputs, aborts)
+        if outputs.outputs or aborts:
+            self.on_change()
         return aborts
 
     def discard(self, streams: Iterable[Stream[Any]]) -> list[str]:
@@ -82,8 +90,8 @@ class OutputProcessor:
                 completion = self._completions.pop(child.request_id, None)
                 if completion is not None:
                     unfinished.append(child.request_id)
-                    completion.stream.num_open -= 1
-                    self._metrics.ended(completion)
+                    self._end(completion)
+        self.on_change()
         return unfinished
 
     def abort(self, external_id: str) -> list[str]:
@@ -96,22 +104,24 @@ class OutputProcessor:
             completion.finish(FinishReason.ABORT)
             self._close(request_id, completion)
             completion.stream.notify()
+        self.on_change()
         return [request_id for request_id, _ in found]
 
     def fail_all(self, error: Exception) -> None:
         """Raise in every consumer; nothing is in flight afterwards."""
         for completion in self._completions.values():
             completion.finish_reason = FinishReason.ERROR
-            completion.stream.num_open -= 1
-            self._metrics.ended(completion)
+            self._end(completion)
             completion.stream.fail(error)
         self._completions.clear()
+        self.on_change()
 
     def _process_one(self, output: EngineCoreOutput, outputs: EngineCoreOutputs, aborts: list[str]) -> None:
         completion, finish = self._completions[output.request_id], output.finish
         stream = completion.stream
         if output.num_cached_tokens is not None and stream.num_cached_tokens is None:
             stream.num_cached_tokens = output.num_cached_tokens
+        self._has_begun(stream)
         if output.scheduled_at is not None:
             self._metrics.scheduled(completion, outputs.engine_index, output)
         if output.pooled is not None:
@@ -149,5 +159,20 @@ class OutputProcessor:
 
     def _close(self, request_id: str, completion: CompletionState) -> None:
         del self._completions[request_id]
-        completion.stream.num_open -= 1
+        self._end(completion)
+
+    def _end(self, completion: CompletionState) -> None:
+        stream = completion.stream
+        stream.num_open -= 1
+        if stream.finished:
+            self._has_begun(stream)
         self._metrics.ended(completion)
+
+    def _has_begun(self, stream: Stream[Any]) -> None:
+        """The engine works on a request, or need not any more: its prompt waits no longer."""
+        self.num_queued_tokens -= stream.num_queued_tokens
+        stream.num_queued_tokens = 0
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

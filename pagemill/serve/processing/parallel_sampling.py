@@ -7,20 +7,22 @@ from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.sampling_params import MAX_SEED, SamplingParams
 
 
-def fan_out(request: EngineCoreRequest) -> list[EngineCoreRequest]:
+def fan_out(request: EngineCoreRequest, rank: int = 0) -> list[EngineCoreRequest]:
     """The children of a request, one per completion; child i samples with the request's seed + i (mod 2**64).
 
-    They share the prompt's list. Child 0 equals the request asked for one completion.
+    They share the prompt's list. Child 0 equals the request asked for one completion. `rank`: completions that the
+    user asked for in the same call, before these.
     """
     params = request.params
     if not isinstance(params, SamplingParams) or params.n == 1:
-        return [request]
+        return [msgspec.structs.replace(request, rank=rank) if rank else request]
     seed = params.seed or 0
     return [
         msgspec.structs.replace(
             request,
             request_id=f"{request.request_id}.{index}",
             params=params.replace(n=1, seed=(seed + index) & MAX_SEED),
+            rank=rank + index,
         )
         for index in range(params.n)
     ]

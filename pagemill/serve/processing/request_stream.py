@@ -178,6 +178,8 @@ class Stream(ABC, Generic[Output]):
         self.external_id = external_id
         self.children = children
         self.num_cached_tokens: int | None = None
+        self.num_queued_tokens = len(children[0].prompt_token_ids)
+        """Tokens of the prompt; 0 once the engine has worked on it."""
         self.num_open = len(children)
         """Completions that have not ended."""
         self.completions: list[CompletionState] = []

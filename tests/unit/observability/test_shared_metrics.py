@@ -9,7 +9,7 @@ from pagemill.errors import UnavailableError
 from pagemill.messages.stats import SchedulerStats
 from pagemill.observability import shared_metrics
 from pagemill.observability.metrics_pool import MetricsPool
-from pagemill.observability.serving_metrics import ServingMetrics
+from pagemill.observability.serving_metrics import QUEUE_FULL, ServingMetrics
 from pagemill.observability.shared_metrics import SharedMetrics
 from tests.fakes.wire_metrics import wire_values
 
@@ -65,7 +65,7 @@ async def test_what_nobody_asked_for_is_sent_from_time_to_time(monkeypatch):
         assert len(two.sent) == 1, "nothing changed since"
         two.metrics[0].rejected()
         await asyncio.sleep(0.1)
-    assert [counts.num_rejected for _, counts in two.sent] == [0, 1]
+    assert [counts.num_rejected[QUEUE_FULL] for _, counts in two.sent] == [0, 1]
     assert not any(counts.asks for _, counts in two.sent)
 
 

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from pagemill.errors import ConfigError, EngineDeadError, EngineOverloadedError, RequestError
+from pagemill.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineOverloadedError,
+    RequestError,
+    UnavailableError,
+)
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
 from pagemill.messages.outputs import RequestOutput
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
@@ -225,3 +231,16 @@ def test_chats_are_rendered() -> None:
     assert engine.render_chat(messages, ChatOptions(template_variables={"x": 1})) == "[user]hi(x=1)[assistant]"
     with pytest.raises(RequestError, match="exclude each other"):
         engine.render_chat(messages, ChatOptions(continue_final_message=True))
+
+
+async def test_queued_tokens_are_those_of_prompts_that_the_engine_has_not_begun(make: Make) -> None:
+    engine = make(FakeCore(step_s=0.002), max_num_queued_tokens=10)
+    first = engine.generate("abcdefghijklmnop", SamplingParams(max_tokens=200, n=2))
+    await anext(first)
+    assert engine._outputs.num_queued_tokens == 0
+    assert (await all_of(engine, max_tokens=3))[-1].finished
+    await first.aclose()
+    assert engine._outputs.num_queued_tokens == 0 == engine.num_in_flight
+    engine.drain()
+    with pytest.raises(UnavailableError):
+        await all_of(engine)

@@ -40,11 +40,10 @@ class EmbeddingHandler:
         return await respond_unless_gone(request, self._collect(name, prepared, form.as_base64))
 
     async def _collect(self, name: str, requests: list[PreparedRequest], as_base64: bool) -> Response:
-        self._engine.check_load()
         number_of = {f"{name}-{number}": number for number in range(len(requests))}
         vectors: dict[int, npt.NDArray[np.float32]] = {}
         num_cached = 0
-        async with contextlib.aclosing(self._engine.pool(requests, list(number_of))) as outputs:
+        async with contextlib.aclosing(self._engine.pool(requests, list(number_of), limited=True)) as outputs:
             async for output in outputs:
                 if output.outputs.finish_reason != "stop":
                     raise GenerationFailedError(output.outputs.error)

@@ -126,8 +126,8 @@ class Generation:
 
     async def _outputs(self, tap: "EventTap | None" = None) -> AsyncGenerator[RequestOutput, None]:
         """As they come. Raises GenerationFailedError."""
-        self._engine.check_load()
-        async with contextlib.aclosing(self._engine.stream(self._requests, list(self._prompt_index), tap)) as outputs:
+        stream = self._engine.stream(self._requests, list(self._prompt_index), tap, limited=True)
+        async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
                 for completion in output.outputs:
                     if completion.finish_reason == "error":

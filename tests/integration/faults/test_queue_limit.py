@@ -1,0 +1,66 @@
+"""The limit on requests is one of the whole deployment: engines and API servers in any number accept what they promise,
+and a front end that dies takes nothing of it along."""
+
+import asyncio
+import os
+import signal
+
+import httpx
+import pytest
+
+from tests.integration.faults.lab import Server, wait_for
+from tests.integration.faults.traffic import Traffic, asks
+
+LIMITS = ("--max-num-seqs", 4, "--max-num-queued-reqs", 1)
+
+
+async def in_flight(server, traffic, num_refused):
+    """Wait until so many were refused and the others run or wait; the refusals."""
+    for _ in range(600):
+        refused = [answer for answer in traffic.answers_so_far if answer.status == 503]
+        if len(refused) >= num_refused:
+            break
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.3)
+    return [answer for answer in traffic.answers_so_far if answer.status == 503]
+
+
+@pytest.mark.parametrize(("num_engines", "num_servers"), [(1, 3), (2, 1), (2, 2)])
+async def test_engines_and_api_servers_accept_exactly_what_they_promise(checkpoint, num_engines, num_servers):
+    room = 4 * num_engines + 1
+    arguments = ("--data-parallel-size", num_engines, "--api-server-count", num_servers, *LIMITS)
+    with Server(checkpoint, *arguments, scripted=True, LAB_STEP_S=0.2) as server:
+        async with Traffic(server, asks(20, max_tokens=100, stream=True)) as traffic:
+            refused = await in_flight(server, traffic, 20 - room)
+            assert len(refused) == 20 - room
+            assert all(answer.error["code"] == "engine_overloaded" for answer in refused)
+            assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+            if num_servers > 1:
+                await one_dies(server)
+        server.wait_empty()
+        async with Traffic(server, asks(room + 2, max_tokens=100, stream=True)) as traffic:
+            assert len(await in_flight(server, traffic, 2)) == 2
+
+
+async def one_dies(server):
+    """What an API server had in flight is free again."""
+    victim = server.pid("api server 0")
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: server.pid("api server 0") not in (None, victim), "a new api server")
+
+
+async def test_prompt_tokens_that_wait_are_limited(checkpoint):
+    arguments = ("--max-num-seqs", 1, "--max-num-queued-tokens", 100)
+    with Server(checkpoint, *arguments, scripted=True, LAB_STEP_S=0.2) as server:
+        async with Traffic(server, asks(1, max_tokens=100, stream=True)) as traffic:
+            await traffic.until(1)
+            body = {"prompt": [7] * 60, "max_tokens": 1}
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+                waiting = asyncio.create_task(client.post("/v1/completions", json=body))
+                await asyncio.sleep(0.5)
+                refused = await client.post("/v1/completions", json=body)
+                assert refused.status_code == 503 and "--max-num-queued-tokens" in refused.text
+                metrics = (await client.get("/metrics")).text
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+        assert 'reason="queued_tokens"} 1.0' in metrics

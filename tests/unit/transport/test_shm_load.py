@@ -1,0 +1,90 @@
+"""The load of API servers in shared memory: rows, totals, and a lock that outlives nobody."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from pagemill.errors import TransportError
+from pagemill.transport.shm_load import Load, SharedLoad, create_load
+
+HOLD = """
+import sys
+from pagemill.transport.shm_load import SharedLoad
+shared = SharedLoad(int(sys.argv[1]))
+with shared.lock() as locked:
+    print(locked, flush=True)
+    sys.stdin.readline()
+"""
+ADD = """
+import sys
+from pagemill.transport.shm_load import Load, SharedLoad
+shared, row = SharedLoad(int(sys.argv[1])), int(sys.argv[2])
+mine = 0
+for _ in range(3000):
+    with shared.lock() as locked:
+        if locked and shared.total().num_requests < 1000:
+            mine += 1
+            shared.set(row, Load(mine, 2 * mine))
+"""
+
+
+@pytest.fixture
+def shared() -> Iterator[SharedLoad]:
+    shared = SharedLoad(create_load(3))
+    yield shared
+    shared.close()
+
+
+def test_the_total_is_the_sum_of_the_rows(shared: SharedLoad) -> None:
+    assert shared.total() == (0, 0)
+    shared.set(0, Load(2, 30))
+    shared.set(2, Load(5, 700))
+    assert shared.total() == (7, 730)
+    shared.set(0, Load(0, 0))
+    assert shared.total() == (5, 700)
+    shared.close()
+    shared.close()
+
+
+def test_other_memory_is_refused() -> None:
+    fd = os.memfd_create("other")
+    os.ftruncate(fd, 4096)
+    with pytest.raises(TransportError):
+        SharedLoad(fd)
+    os.close(fd)
+
+
+def child(shared: SharedLoad, code: str, *args: int) -> subprocess.Popen[str]:
+    fd = shared._fd
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(fd), *map(str, args)],
+        pass_fds=[fd],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_who_holds_the_lock_keeps_others_out_until_it_dies(shared: SharedLoad) -> None:
+    holder = child(shared, HOLD)
+    with holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "True\n"
+        with shared.lock() as locked:
+            assert not locked
+        holder.kill()
+        holder.wait()
+    with shared.lock() as locked:
+        assert locked
+
+
+@pytest.mark.slow
+def test_processes_that_race_never_pass_a_limit(shared: SharedLoad) -> None:
+    racers = [child(shared, ADD, row) for row in range(3)]
+    for racer in racers:
+        with racer:
+            assert racer.wait(60) == 0
+    assert shared.total() == (1000, 2000)
