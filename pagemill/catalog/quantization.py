@@ -17,7 +17,10 @@ QUANTIZATION: Registry[Any] = Registry(
 )
 """What a checkpoint of floats, or a GGUF file, is made into at load."""
 
-QUANTIZED_CHECKPOINTS: Registry[Any] = Registry("quantization method", {})
+QUANTIZED_CHECKPOINTS: Registry[Any] = Registry(
+    "quantization method",
+    {"compressed-tensors": f"{_METHODS}.compressed_tensors:make"},
+)
 """`quant_method` in the quantization_config of a config.json: what a checkpoint is stored in."""
 
 

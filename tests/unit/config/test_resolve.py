@@ -49,6 +49,19 @@ def test_a_slow_type_is_replaced_and_said():
     assert any("slow" in decision.why for decision in decisions)
 
 
+def test_quantized_checkpoints_have_the_type_that_their_kernels_take():
+    """As quantized files have; not where they are dequantized."""
+    device = dataclasses.replace(FAST, quantized_dtype="bfloat16")
+    facts = dataclasses.replace(FACTS, dtype="float32")
+    stored = dataclasses.replace(facts, quantization_config={"quant_method": "compressed-tensors"})
+
+    def dtype(facts, **settings):
+        return resolve(EngineArgs("m", **settings).draft, facts, device)[0].model.dtype
+
+    assert dtype(facts) == dtype(stored, quantization="none") == "float32"
+    assert dtype(stored) == dtype(stored, quantization="compressed-tensors") == "bfloat16"
+
+
 def test_explicit_settings_win():
     config, _ = settle(
         SLOW, dtype="bfloat16", max_model_len=100, block_size=32, cpu_threads=1, max_num_batched_tokens=64

@@ -20,6 +20,7 @@ from pagemill.messages.worker_rank import WorkerRank
 from pagemill.model.distributed.init import init_distributed
 from pagemill.model.distributed.parallel_groups import ParallelSizes
 from pagemill.worker.worker import Worker
+from tests.fakes.compressed_checkpoint import Layout, compress
 from tests.fakes.engine_setup import core_request
 from tests.fakes.ranks import record, replay, run_ranks
 from tests.fakes.tiny_checkpoint import SPECIFIC, make_checkpoint
@@ -31,6 +32,8 @@ ARCHITECTURES = list(SPECIFIC)
 FIRST = "LlamaForCausalLM"
 BFLOAT16 = {"llama-bfloat16": "LlamaForCausalLM", "gemma-bfloat16": "Gemma3ForCausalLM"}
 """The type in which native code runs whole models."""
+COMPRESSED = {"llama-w4-ordered": "LlamaForCausalLM", "qwen3-w4": "Qwen3ForCausalLM", "moe-w4": "Qwen3MoeForCausalLM"}
+"""Weights of 4 bits, of which a rank's columns are not whole groups; of the first, each input names its group."""
 CHANGES = {"Qwen3ForCausalLM": {"vocab_size": 321}, "Qwen2ForCausalLM": {"num_hidden_layers": 3}}
 """A vocabulary and a number of layers that do not divide."""
 
@@ -53,8 +56,10 @@ class Recordings(dict):
         self.folder = folder
 
     def __missing__(self, name):
-        architecture = "LlamaForCausalLM" if name == "gguf" else BFLOAT16.get(name, name)
+        architecture = FIRST if name == "gguf" else (BFLOAT16 | COMPRESSED).get(name, name)
         path = make_checkpoint(self.folder / name, architecture, **CHANGES.get(name, {}))
+        if name in COMPRESSED:
+            path, _ = compress(path, self.folder / f"{name}-compressed", Layout(ordered=architecture == FIRST))
         settings = {"depth": 2, "max_num_seqs": 2, "max_num_batched_tokens": 16}
         if name in BFLOAT16:
             settings["dtype"] = "bfloat16"
@@ -90,7 +95,7 @@ def replays(rank, recordings, cases, folder):
     return results
 
 
-TWO = [(name, tp, 3 - tp) for name in (*ARCHITECTURES, "gguf") for tp in (1, 2)]
+TWO = [(name, tp, 3 - tp) for name in (*ARCHITECTURES, *COMPRESSED, "gguf") for tp in (1, 2)]
 TWO_BFLOAT16 = [(name, tp, 3 - tp) for name in BFLOAT16 for tp in (1, 2)]
 FIRST_TWO = [case for case in TWO if case[0] == FIRST]
 FOUR = [("LlamaForCausalLM", 4, 1), ("Gemma3ForCausalLM", 2, 2), ("LlamaForCausalLM", 1, 4)]
