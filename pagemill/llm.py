@@ -119,7 +119,7 @@ class LLM:
         one prompt is at fault.
         """
         batch = _as_batch(prompts)
-        return self._complete(batch, self._params_for(len(batch), sampling_params), True, use_tqdm)
+        return self._complete(batch, self._params_for(len(batch), sampling_params), False, use_tqdm)
 
     def chat(
         self,
@@ -139,7 +139,7 @@ class LLM:
         conversations = cast(Sequence[Conversation], [messages] if single else messages)
         options = ChatOptions(add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs)
         rendered: list[Prompt] = [self._engine.render_chat(conversation, options) for conversation in conversations]
-        return self._complete(rendered, self._params_for(len(rendered), sampling_params), False, use_tqdm)
+        return self._complete(rendered, self._params_for(len(rendered), sampling_params), True, use_tqdm)
 
     def encode(
         self,
@@ -208,9 +208,9 @@ class LLM:
         return [item.replace(output_kind=RequestOutputKind.FINAL_ONLY) for item in given]
 
     def _complete(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], add_special_tokens: bool, use_tqdm: bool
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], rendered: bool, use_tqdm: bool
     ) -> list[RequestOutput]:
-        options = RequestOptions(add_special_tokens=add_special_tokens, clamp_max_tokens=True)
+        options = RequestOptions(add_special_tokens=not rendered, rendered=rendered, clamp_max_tokens=True)
         batch = list(zip((str(next(self._request_ids)) for _ in prompts), prompts, params, strict=True))
         return self._loop.run(_run_batch(self._engine, batch, options, use_tqdm))
 

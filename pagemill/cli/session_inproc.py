@@ -43,7 +43,7 @@ class InprocSession:
 
     def stream_chat(self, messages: Sequence[Message], params: Params) -> Generator[Delta, None, None]:
         text = self._llm.tokenizer.render_chat(messages)
-        token_ids = self._llm.tokenizer.encode(text, add_special_tokens=False)
+        token_ids = self._llm.tokenizer.encode(text, add_special_tokens=False, rendered=True)
         return self._stream({"prompt_token_ids": token_ids}, params)
 
     def stream_completion(self, prompt: str, params: Params) -> Generator[Delta, None, None]:

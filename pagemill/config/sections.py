@@ -76,6 +76,12 @@ class ModelConfig:
         choices=("auto", "vllm"),
     )
     chat_template: str | None = setting(None, "file with a Jinja chat template (default: the model's)")
+    parse_control_tokens: str = setting(
+        "prompts",
+        "where a control token that is spelled out as text becomes one: in prompts of completions, also in messages of "
+        "chats (all), or nowhere (none)",
+        choices=("prompts", "all", "none"),
+    )
     attention_backend: str | None = setting(None, "attention backend by name (default: the platform's first that fits)")
     attention_config: AttentionConfig = setting(
         AttentionConfig(), "JSON object: attention backends by layer and phase", short="-ac"

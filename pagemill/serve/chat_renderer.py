@@ -34,7 +34,8 @@ class ChatRenderer:
         self._inputs = inputs
 
     def render(self, messages: Any, options: ChatOptions) -> str:
-        """A conversation as the text of a prompt, special tokens included. Raises RequestError."""
+        """A conversation as the text of a prompt, special tokens included; `RequestOptions(rendered=True)` is how it is
+        taken. Raises RequestError."""
         self._inputs.check_generates()
         if options.add_generation_prompt and options.continue_final_message:
             raise RequestError(

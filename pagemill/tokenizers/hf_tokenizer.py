@@ -1,13 +1,16 @@
 """`HfTokenizer`: the Tokenizer of every model, on top of the `tokenizers` package.
 Knows nothing about where it was loaded from."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tokenizers
+from tokenizers import AddedToken, normalizers
 
 from pagemill.errors import RequestError
+from pagemill.tokenizers.control_text import MARK, ControlText
 from pagemill.tokenizers.incremental import PieceDecoder, WindowDecoder
 from pagemill.tokenizers.interface import IncrementalDecoder
 from pagemill.tokenizers.pieces import PieceTable, piece_rule
@@ -39,16 +42,36 @@ class HfTokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
         self._hidden = frozenset(token_id for token_id, token in added.items() if token.special)
+        control = [token for token in added.values() if token.special]
+        self._control = ControlText(token.content for token in control)
+        normalized = [token.content for token in control if token.normalized]
+        self._finds_in_normalized = bool(
+            normalized and backend.normalizer and all(backend.normalizer.normalize_str(t) == t for t in normalized)
+        )
+        """Whether control tokens are found in what normalization makes of a text too, such as of wide characters."""
+        self.parses_control_tokens_of_prompts = True
+        """Whether a control token spelled out in a prompt's text is one."""
+        self.parses_control_tokens_of_chats = False
+        """Whether one spelled out in a conversation is."""
         self._rule = piece_rule(backend)
         self._pieces = PieceTable(backend.id_to_token, self._rule.to_bytes) if self._rule else None
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Control tokens spelled out in `text` are recognised.
+    def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
+        """Token ids of a text. Control tokens spelled out in a prompt are recognised unless the settings say otherwise;
+        of a text that `render_chat` made, those of the template.
 
         Raises RequestError for text with lone surrogates, which is no valid Unicode.
         """
+        if not rendered and not self.parses_control_tokens_of_prompts:
+            text, rendered = self._control.as_text(text), True
+        backend = self._backend
+        marked = MARK in text or self._finds_in_normalized
+        if rendered and marked and not self.parses_control_tokens_of_chats:
+            backend = self._marked_backend
+            while text.startswith(MARK):  # nothing is before it; pipelines may treat the very first word differently
+                text = text.removeprefix(MARK)
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text is not valid Unicode: {_surrogate(text)}", "prompt") from error
         return self._framed(ids) if add_special_tokens else ids
@@ -76,7 +99,8 @@ class HfTokenizer:
         chat_template: str | None = None,
         **template_variables: Any,
     ) -> str:
-        """Messages as one text, special tokens included (encode it with add_special_tokens=False).
+        """Messages as one text, special tokens included (encode it with add_special_tokens=False and rendered=True;
+        `control_text.unmarked` is what people see of it).
 
         `content` may be a string or a list of {"type": "text", "text": ...}; it is given to the template in the form
         that the template handles. Raises RequestError when the model has no template, or the template refuses.
@@ -84,6 +108,9 @@ class HfTokenizer:
         # jinja2 takes 30 ms to import; completions do not need it.
         from pagemill.tokenizers.chat_template import render
 
+        if not self.parses_control_tokens_of_chats:
+            messages = self._control.messages(messages)
+            template_variables = self._control.variables(template_variables)
         source = chat_template if chat_template is not None else self.chat_template
         if source is None:
             raise RequestError("this model has no chat template; give one with --chat-template, or use completions")
@@ -94,6 +121,30 @@ class HfTokenizer:
             continue_final_message=continue_final_message,
             variables={**self._special.named, **template_variables},
         )
+
+    @functools.cached_property
+    def _marked_backend(self) -> tokenizers.Tokenizer:
+        """The pipeline for texts with marks: it removes them after it has looked for control tokens, which it does
+        before anything else. Shares the vocabulary, which is nearly all of a pipeline."""
+        plain = self._backend
+        added = [token for _, token in sorted(plain.get_added_tokens_decoder().items())]
+        marked = tokenizers.Tokenizer(plain.model)
+        for token in added:
+            copy = AddedToken(
+                token.content,
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=token.normalized and not token.special,
+                special=token.special,
+            )
+            (marked.add_special_tokens if token.special else marked.add_tokens)([copy])
+        for part in ("pre_tokenizer", "post_processor", "decoder"):
+            if getattr(plain, part) is not None:
+                setattr(marked, part, getattr(plain, part))
+        steps = [normalizers.Replace(MARK, ""), *([plain.normalizer] if plain.normalizer is not None else [])]
+        marked.normalizer = normalizers.Sequence(steps)
+        return marked
 
     def _framed(self, ids: list[int]) -> list[int]:
         bos, ends = self._special.bos_token_id, self._special.eos_token_ids

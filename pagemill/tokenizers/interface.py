@@ -25,8 +25,9 @@ class Tokenizer(Protocol):
     chat_template: str | None
     """Jinja source; None when the model has none."""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Control tokens spelled out in `text` are recognised, as for rendered templates."""
+    def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
+        """Token ids of a text: of a prompt, or `rendered` by `render_chat`, whose marks keep text that spells a control
+        token from being one (see `control_text`)."""
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
@@ -44,7 +45,7 @@ class Tokenizer(Protocol):
         chat_template: str | None = None,
         **template_variables: Any,
     ) -> str:
-        """Messages as one text, special tokens included (encode it with add_special_tokens=False).
+        """Messages as one text, special tokens included (encode it with add_special_tokens=False and rendered=True).
 
         Raises RequestError when the model has no template, or the template refuses the messages.
         """

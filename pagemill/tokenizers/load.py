@@ -32,7 +32,10 @@ def tokenizer_of(model: ModelConfig, facts: ModelFacts) -> Tokenizer:
     """The tokenizer that the settings ask for: the model's own, another that is named, or none. Raises ModelError."""
     if model.skip_tokenizer_init:
         return NoTokenizer()
-    return load_tokenizer(_path_of(model, facts), chat_template_file=model.chat_template)
+    tokenizer = load_tokenizer(_path_of(model, facts), chat_template_file=model.chat_template)
+    tokenizer.parses_control_tokens_of_prompts = model.parse_control_tokens != "none"
+    tokenizer.parses_control_tokens_of_chats = model.parse_control_tokens == "all"
+    return tokenizer
 
 
 def _path_of(model: ModelConfig, facts: ModelFacts) -> Path:

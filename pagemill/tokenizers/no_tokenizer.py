@@ -27,7 +27,7 @@ class NoTokenizer:
     eos_token_ids: tuple[int, ...] = ()
     chat_template: str | None = None
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
         """Raises RequestError."""
         raise RequestError("skip_tokenizer_init=True: give the prompt as prompt_token_ids, not as text", "prompt")
 

@@ -14,7 +14,7 @@ class FakeTokenizer:
     def render_chat(self, messages: Any, **_: Any) -> str:
         return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
         assert not add_special_tokens, "a rendered template has its special tokens"
         return [ord(char) for char in text]
 

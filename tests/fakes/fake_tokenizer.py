@@ -39,7 +39,7 @@ class ByteTokenizer:
     eos_token_ids: tuple[int, ...] = (EOS,)
     chat_template: str | None = "fake"
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -64,7 +64,9 @@ class Preparer:
         params = body.to_sampling_params(self._preparation.default_params)
         yield _form_of(body, params)
         prompt = self._preparation.chats.render(body.messages, body.to_chat_options())
-        options = RequestOptions(priority=body.priority or 0, cache_salt=body.cache_salt, add_special_tokens=False)
+        options = RequestOptions(
+            priority=body.priority or 0, cache_salt=body.cache_salt, add_special_tokens=False, rendered=True
+        )
         yield self._prepared(prompt, params, options)
 
     def _completions(self, raw: bytes) -> Iterator[Part]:

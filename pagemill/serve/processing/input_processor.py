@@ -14,6 +14,7 @@ from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import MAX_END_TOKEN_IDS, MAX_SEED, SamplingParams
 from pagemill.serve.processing.checks import CHECKS, Admission, Bounds, check_kind, check_unicode, shown
+from pagemill.tokenizers.control_text import unmarked
 from pagemill.tokenizers.interface import Tokenizer
 
 MAX_CHARS_PER_TOKEN = 64
@@ -28,6 +29,8 @@ class RequestOptions:
     cache_salt: str | None = None
     add_special_tokens: bool = True
     """Whether a text gets the tokenizer's own begin-of-sequence token; rendered chats have theirs already."""
+    rendered: bool = False
+    """Whether a text was made by a chat template."""
     clamp_max_tokens: bool = False
     """True: max_tokens beyond the room in the context means the room. False: it is an error."""
 
@@ -87,7 +90,7 @@ class InputProcessor:
         that was not given. Its id is made here and unknown to clients.
         """
         check_kind(type(params), self._bounds)
-        text, token_ids = self._tokens_of(prompt, options.add_special_tokens)
+        text, token_ids = self._tokens_of(prompt, options)
         admission = Admission(token_ids, params, options.priority, options.cache_salt)
         for check in CHECKS:
             check(admission, self._bounds)
@@ -105,16 +108,16 @@ class InputProcessor:
         """Whether a token ends the output by itself, without a request naming it."""
         return token_id in self._eos_token_ids
 
-    def _tokens_of(self, prompt: Any, add_special_tokens: bool) -> tuple[str | None, list[int]]:
+    def _tokens_of(self, prompt: Any, options: RequestOptions) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
             prompt = _only_value(prompt)
         if isinstance(prompt, str):
-            return prompt, self._tokenize(prompt, add_special_tokens)
+            return unmarked(prompt) if options.rendered else prompt, self._tokenize(prompt, options)
         if isinstance(prompt, (list, tuple)):
             return None, list(prompt)
         raise RequestError(f"the prompt is {shown(prompt)}; it must be a text or a list of token ids", "prompt")
 
-    def _tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _tokenize(self, text: str, options: RequestOptions) -> list[int]:
         if not text:
             raise RequestError("the prompt is empty; it must hold at least one character", "prompt")
         most = self._bounds.max_model_len * MAX_CHARS_PER_TOKEN
@@ -125,7 +128,7 @@ class InputProcessor:
                 "prompt",
             )
         check_unicode(text, "prompt")
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self._tokenizer.encode(text, add_special_tokens=options.add_special_tokens, rendered=options.rendered)
 
     def _complete(
         self, params: SamplingParams | PoolingParams, num_prompt_tokens: int, clamp: bool

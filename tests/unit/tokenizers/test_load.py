@@ -1,6 +1,7 @@
 """Which repository and revision a tokenizer comes from."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,18 @@ def test_it_is_fetched_with_its_own_revision_and_the_same_folder(
         return Path("/tokenizers/t")
 
     monkeypatch.setattr(load, "locate", locate)
-    monkeypatch.setattr(load, "load_tokenizer", lambda path, chat_template_file: path)
-    path = tokenizer_of(ModelConfig(model="org/m", revision="r", download_dir="/cache", **settings), FACTS)
-    assert path == Path("/models/m" if expected is None else "/tokenizers/t")  # type: ignore[comparison-overlap]
+    monkeypatch.setattr(load, "load_tokenizer", lambda path, chat_template_file: SimpleNamespace(path=path))
+    loaded: Any = tokenizer_of(ModelConfig(model="org/m", revision="r", download_dir="/cache", **settings), FACTS)
+    assert loaded.path == Path("/models/m" if expected is None else "/tokenizers/t")
     assert asked == ([] if expected is None else [(*expected, "/cache", False)])
+
+
+@pytest.mark.parametrize(
+    ("policy", "prompts", "chats"), [("prompts", True, False), ("all", True, True), ("none", False, False)]
+)
+def test_where_control_tokens_are_parsed(
+    monkeypatch: pytest.MonkeyPatch, policy: str, prompts: bool, chats: bool
+) -> None:
+    monkeypatch.setattr(load, "load_tokenizer", lambda path, chat_template_file: SimpleNamespace())
+    loaded: Any = tokenizer_of(ModelConfig(parse_control_tokens=policy), FACTS)
+    assert (loaded.parses_control_tokens_of_prompts, loaded.parses_control_tokens_of_chats) == (prompts, chats)

@@ -9,13 +9,14 @@ from pagemill.errors import ModelError, RequestError
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.serve.processing.input_processor import InputProcessor, PreparedRequest, RequestOptions
+from pagemill.tokenizers.control_text import MARK
 from tests.fakes.fake_tokenizer import BOS, EOS, IM_END, ByteTokenizer
 
 READY = EngineReady(max_model_len=32, vocab_size=300, num_blocks=8, block_size=16)
 
 
 def prepare(prompt: Any = "hi", has_priorities: bool = False, **given: Any) -> PreparedRequest:
-    option_names = ("priority", "cache_salt", "add_special_tokens", "clamp_max_tokens")
+    option_names = ("priority", "cache_salt", "add_special_tokens", "clamp_max_tokens", "rendered")
     options = RequestOptions(**{name: given.pop(name) for name in option_names if name in given})
     processor = InputProcessor(ByteTokenizer(), READY, (EOS, IM_END), has_priorities)
     return processor.prepare(prompt, SamplingParams(**given), options)
@@ -71,6 +72,20 @@ def test_a_model_with_any_number_of_ends_is_refused() -> None:
     ready = EngineReady(max_model_len=32, vocab_size=300, num_blocks=8, block_size=16)
     with pytest.raises(ModelError, match="65 end-of-sequence tokens; at most 64"):
         InputProcessor(ByteTokenizer(), ready, tuple(range(65)), False)
+
+
+def test_marks_of_a_rendered_text_are_for_the_tokenizer_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def encode(self: Any, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
+        seen.append((text, add_special_tokens, rendered))
+        return [1]
+
+    monkeypatch.setattr(ByteTokenizer, "encode", encode)
+    text = f"[user]<{MARK}s>"
+    assert prepare(text, add_special_tokens=False, rendered=True).prompt == "[user]<s>"
+    assert prepare(text).prompt == text
+    assert seen == [(text, False, True), (text, True, False)]
 
 
 def test_a_text_far_too_long_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
