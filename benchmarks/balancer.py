@@ -81,6 +81,9 @@ class CountedClient(InprocClient):
 
     stats = SchedulerStats()
 
+    async def connected(self) -> None:
+        """It is in this process."""
+
     async def outputs(self) -> EngineCoreOutputs:
         """The next batch."""
         outputs = await super().outputs()

@@ -33,6 +33,7 @@ from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.transport.handshake import Hello, Role
+from pagemill.transport.liveness import Introductions
 from pagemill.transport.shm_load import SharedLoad
 from pagemill.utils.collector import paused
 from pagemill.utils.processes import Report
@@ -64,8 +65,9 @@ class FrontEndBirth(msgspec.Struct, frozen=True):
 
 def make_fleet(birth: FrontEndBirth, ups: Sequence[EngineUp]) -> FleetClient:
     """The client of all engines."""
+    introductions = Introductions(birth.hello())
     return FleetClient(
-        lambda up: ZmqClient(up, birth.hello()), ups, BALANCERS[birth.balancer](), num_engines=birth.num_engines
+        lambda up: ZmqClient(up, introductions.next()), ups, BALANCERS[birth.balancer](), num_engines=birth.num_engines
     )
 
 

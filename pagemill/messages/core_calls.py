@@ -39,8 +39,8 @@ class FrontEndGone(msgspec.Struct, frozen=True, tag="gone"):
 EngineCall = AddRequests | AbortRequests | CoreCall | FrontEndGone | WaveOrder
 
 
-class NamedRequest(msgspec.Struct, frozen=True):
-    """The name of a request."""
+class NamedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """The first field of an EngineCoreRequest."""
 
     request_id: str
 

@@ -428,6 +428,7 @@ class AsyncClientSocket:
 
     def close(self) -> None:
         """Close the connection; what was sent is still delivered for a moment. May be called twice."""
+        self._lose(f"the connection to {self.address} is closed")
         if self._pulse is not None:
             self._pulse.cancel()
         self._socket.close()

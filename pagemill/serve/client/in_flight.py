@@ -12,15 +12,20 @@ from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, Eng
 
 CRASHES_OF_A_SUSPECT = 2
 MAX_CRASHES = 4
-"""So often a request may be in flight while its engine dies, however many others were."""
+"""So often a request may be in doubt when its engine dies, however many others are."""
 CLEARING_TOKENS = 8
-"""Tokens after which a suspect is taken for innocent, and the next one is tried."""
+"""Tokens after which a request is taken for innocent, and of several suspects the next one is tried."""
+MAX_LOST_LINKS = 16
+"""So often in a row the connection may be lost before a request makes any progress: something about it breaks them."""
 
 
 class InFlight:
     """One request: what was asked, what was answered so far, and where it is."""
 
-    __slots__ = ("emitted", "engine", "num_crashes", "num_resumed", "request", "suspicion")
+    __slots__ = (
+        *("cleared", "emitted", "engine", "lost_by", "num_crashes", "num_lost_links"),
+        *("num_placed", "num_resumed", "request", "suspicion"),
+    )
 
     def __init__(self, request: EngineCoreRequest) -> None:
         self.request = request
@@ -28,10 +33,18 @@ class InFlight:
         """Tokens that the engines produced so far."""
         self.engine: int | None = None
         """Index of the engine that has it; None while it waits for one."""
+        self.lost_by: int | None = None
+        """Index of an engine to which the connection was lost while it had it, and is not made again."""
+        self.num_placed = 0
+        """How often it was given to an engine."""
+        self.num_lost_links = 0
+        """How often in a row the connection was lost, and no token had come over it."""
         self.num_crashes = 0
-        """Engines that died while they had it."""
+        """Engines that died while they had it and it was in doubt."""
         self.suspicion = 0
         """Those of them that died since it was last found innocent."""
+        self.cleared = False
+        """Whether it was found innocent after that, by the tokens that an engine made of it."""
         self.num_resumed = 0
         """Length of `emitted` when the present engine got it."""
 
@@ -47,8 +60,10 @@ class InFlight:
 class Ledger:
     """All requests in flight, in order of arrival.
 
-    A request that was in flight in two crashes is a suspect. The only suspect of a crash is finished with an error;
-    of several, one at a time is sent again, until it has produced a few tokens or the engine died once more.
+    When an engine dies, those of its requests are in doubt of which no engine has made a few tokens yet; all of them,
+    where there are none. A request that was in doubt twice is a suspect. A suspect that alone is in doubt is finished
+    with an error, and so are suspects that came of the same prompt with it (n > 1). Of several suspects, one at a time
+    is sent again, until it has produced a few tokens or the engine died once more.
     """
 
     def __init__(self) -> None:
@@ -105,6 +120,7 @@ class Ledger:
     def place(self, entry: InFlight, engine: int) -> EngineCoreRequest:
         """Give a request to an engine; what to send to it."""
         entry.engine = engine
+        entry.num_placed += 1
         self._num_on[engine] += 1
         return entry.resumed()
 
@@ -123,32 +139,70 @@ class Ledger:
         """How many requests an engine has."""
         return self._num_on[engine]
 
+    def disconnect(self, engine: int, reason: str) -> list[EngineCoreOutput]:
+        """The connection to an engine is lost. Its requests wait for another, or for the next connection, but for those
+        that lose every one: their outputs."""
+        victims = self._take_from(engine)
+        for entry in victims:
+            entry.lost_by = engine
+            has_moved = len(entry.emitted) > entry.num_resumed
+            entry.num_lost_links = 1 if has_moved else entry.num_lost_links + 1
+        guilty = [entry for entry in victims if entry.num_lost_links >= MAX_LOST_LINKS]
+        return self._fail(guilty, f"the connection to the engine was lost {MAX_LOST_LINKS} times in a row ({reason})")
+
+    def reconnect(self, engine: int) -> None:
+        """An engine is connected, for the first time or again: what it had, it has no more."""
+        for entry in self._entries.values():
+            if entry.lost_by == engine:
+                entry.lost_by = None
+
     def bury(self, engine: int, reason: str, follows: bool = False) -> list[EngineCoreOutput]:
         """An engine died. Its requests wait for another, except those that are taken for the cause: their outputs.
         Where it only `follows` another that died, none of them is."""
+        victims = self._take_from(engine)
+        # An engine that hangs is silent before it is killed: what it had then is in doubt as well.
+        victims += [entry for entry in self._entries.values() if entry.lost_by == engine and entry.engine is None]
+        self.reconnect(engine)
+        if follows:
+            return []
+        doubtful = [entry for entry in victims if not entry.cleared] or victims
+        for entry in doubtful:
+            entry.num_crashes += 1
+            entry.suspicion += 1
+            entry.cleared = False
+        suspects = [entry for entry in doubtful if entry.suspicion >= CRASHES_OF_A_SUSPECT]
+        if suspects and len(doubtful) > 1:
+            suspects = doubtful  # any of them may be the cause, also one that was not there before
+        guilty = [entry for entry in doubtful if entry.num_crashes >= MAX_CRASHES]
+        if len(suspects) == 1:
+            held = [self._entries[name] for name in self._held if name in self._entries]
+            guilty = suspects + [entry for entry in held if _are_siblings(entry.request, suspects[0].request)]
+        self._hold(suspects)
+        message = f"the engine died {CRASHES_OF_A_SUSPECT} times or more with this request in flight ({reason})"
+        return self._fail(guilty, message)
+
+    def _take_from(self, engine: int) -> list[InFlight]:
+        """What an engine had."""
         victims = [entry for entry in self._entries.values() if entry.engine == engine]
         self._num_on[engine] = 0
         for entry in victims:
+            entry.cleared = entry.cleared or _is_cleared(entry)
             entry.engine = None
-        if follows:
-            return []
-        for entry in victims:
-            entry.num_crashes += 1
-            entry.suspicion += 1
-            if entry.request.request_id == self._on_trial:
-                self._on_trial = None
-        suspects = [entry for entry in victims if entry.suspicion >= CRASHES_OF_A_SUSPECT]
-        guilty = suspects if len(suspects) == 1 else [e for e in victims if e.num_crashes >= MAX_CRASHES]
-        failed = [entry.request.request_id for entry in guilty]
-        self.remove(failed)
-        self._held = deque(
-            request_id
-            for request_id in dict.fromkeys([*self._held, *(entry.request.request_id for entry in suspects)])
-            if request_id in self._entries
-        )
-        message = f"the engine died {CRASHES_OF_A_SUSPECT} times or more with this request in flight ({reason})"
+        return victims
+
+    def _hold(self, suspects: list[InFlight]) -> None:
+        """Let suspects wait for their turns, after those that wait already."""
+        names = [entry.request.request_id for entry in suspects]
+        if self._on_trial in names:
+            self._on_trial = None
+        self._held = deque(name for name in dict.fromkeys([*self._held, *names]) if name in self._entries)
+
+    def _fail(self, guilty: list[InFlight], message: str) -> list[EngineCoreOutput]:
+        """Forget requests; their last outputs."""
+        names = [entry.request.request_id for entry in guilty]
+        self.remove(names)
         finish = Finish(FinishReason.ERROR, message=message)
-        return [EngineCoreOutput(request_id=request_id, finish=finish) for request_id in failed]
+        return [EngineCoreOutput(request_id=name, finish=finish) for name in names]
 
     def to_send(self) -> list[InFlight]:
         """Requests that no engine has and that may go to one now, oldest first; `place` them."""
@@ -170,8 +224,14 @@ class Ledger:
         entry = self._entries.get(self._on_trial) if self._on_trial is not None else None
         if entry is not None and _is_cleared(entry):
             entry.suspicion = 0
+            entry.cleared = True
             self._on_trial = None
 
 
 def _is_cleared(entry: InFlight) -> bool:
     return entry.engine is not None and len(entry.emitted) - entry.num_resumed >= CLEARING_TOKENS
+
+
+def _are_siblings(one: EngineCoreRequest, other: EngineCoreRequest) -> bool:
+    """Whether they are completions of one prompt that were asked for together."""
+    return one.arrival_time == other.arrival_time and one.prompt_token_ids == other.prompt_token_ids

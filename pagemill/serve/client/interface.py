@@ -67,3 +67,11 @@ class EngineClient(Protocol):
 
     async def close(self) -> None:
         """Shut the engine down."""
+
+
+class EngineConnection(EngineClient, Protocol):
+    """One connection to one engine. Everything raises EngineDeadError once it is lost, which says nothing about the
+    engine; it is then closed, and another is made."""
+
+    async def connected(self) -> None:
+        """Returns when the engine has answered. Raises EngineDeadError when it does not in time, or refuses."""

@@ -1,6 +1,6 @@
-"""`ZmqClient`: one incarnation of one engine core, in another process.
+"""`ZmqClient`: one connection to an engine core in another process.
 
-Does not know what happens when that process dies: whoever made it is told by others, and closes it.
+Does not know whether that process lives, nor makes another connection when this one is lost: whoever owns it does.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagemill.errors import EngineDeadError, HandshakeError, PeerGoneError, TransportError
-from pagemill.log import get_logger
 from pagemill.messages.core_calls import (
     AbortRequests,
     AddRequests,
@@ -26,13 +25,12 @@ from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello
 from pagemill.transport.sockets import AsyncClientSocket
 
-logger = get_logger(__name__)
-
-CONNECT_S = 10.0
+CONNECT_S = 5.0
+"""How long one attempt waits for an answer."""
 
 
 class ZmqClient:
-    """Implements `EngineClient`. Made on the event loop; the connection is there when the first call needs it."""
+    """Implements `EngineConnection`. Made on the event loop, which connects at once; calls wait for it."""
 
     num_engines = 1
 
@@ -50,6 +48,10 @@ class ZmqClient:
         )
         self._closed = False
 
+    async def connected(self) -> None:
+        """Returns when the core has answered. Raises EngineDeadError."""
+        await self._socket()
+
     async def add(self, request: EngineCoreRequest) -> None:
         """Send a request. Raises EngineDeadError."""
         await self._send(AddRequests([request]))
@@ -66,9 +68,8 @@ class ZmqClient:
                 report = self._reports.decode(await socket.receive())
             except PeerGoneError as error:
                 raise EngineDeadError(str(error)) from error
-            except TransportError as error:
-                logger.warning("dropped a message of %s: %s", self._address, error)
-                continue
+            except TransportError as error:  # what it held is missing: go on from what is known, over another
+                raise EngineDeadError(f"a message of the engine cannot be read: {error}") from error
             match report:
                 case StepOutputs(outputs):
                     self._stats = outputs.stats or self._stats
@@ -107,9 +108,8 @@ class ZmqClient:
             if not answer.done():
                 answer.set_exception(EngineDeadError("the engine is gone"))
         self._connecting.cancel()
-        (connected,) = await asyncio.gather(self._connecting, return_exceptions=True)
-        if isinstance(connected, AsyncClientSocket):
-            connected.close()
+        self._connecting.add_done_callback(_close_socket)
+        await asyncio.wait([self._connecting])
 
     def _answer(self, result: CallResult) -> None:
         answer = self._answers.get(result.call_id)
@@ -126,12 +126,8 @@ class ZmqClient:
             await socket.send(self._calls.encode(call))
         except PeerGoneError as error:
             raise EngineDeadError(str(error)) from error
-        except asyncio.CancelledError:
-            # `close` cancels what waits for the connection; the caller itself was not cancelled.
-            task = asyncio.current_task()
-            if not self._closed or task is None or task.cancelling():
-                raise
-            raise EngineDeadError("the connection was closed") from None
+        except asyncio.CancelledError as error:
+            raise self._meaning_of(error) from None
 
     async def _socket(self) -> AsyncClientSocket:
         if self._closed:
@@ -140,3 +136,18 @@ class ZmqClient:
             return await asyncio.shield(self._connecting)
         except HandshakeError as error:
             raise EngineDeadError(str(error)) from error
+        except asyncio.CancelledError as error:
+            raise self._meaning_of(error) from None
+
+    def _meaning_of(self, error: asyncio.CancelledError) -> BaseException:
+        """`close` cancels what waits for the connection; the caller itself was not cancelled then."""
+        task = asyncio.current_task()
+        if not self._closed or task is None or task.cancelling():
+            return error
+        return EngineDeadError("the connection was closed")
+
+
+def _close_socket(connecting: "asyncio.Task[AsyncClientSocket]") -> None:
+    """However the attempt ended, also if whoever waited for the end was cancelled."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().close()

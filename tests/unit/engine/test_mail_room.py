@@ -8,12 +8,13 @@ import pytest
 from pagemill.engine.core_loop import CoreLoop
 from pagemill.engine.process import MailRoom
 from pagemill.errors import PeerGoneError
-from pagemill.messages.core_calls import CallResult, CoreCall, EngineCall, EngineReport, FrontEndGone
+from pagemill.messages.core_calls import AddRequests, CallResult, CoreCall, EngineCall, EngineReport, FrontEndGone
 from pagemill.messages.engine_io import FinishReason
 from pagemill.transport.addresses import PrivateDirectory
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.sockets import ClientSocket, ServerSocket
+from tests.fakes.engine_setup import core_request
 
 CALLS, REPORTS = Codec(EngineCall), Codec(EngineReport)
 
@@ -101,8 +102,9 @@ def test_what_a_lost_connection_had_asked_for_is_aborted_and_answered_to_nobody(
 def test_whoever_sent_what_cannot_be_read_is_told(room):
     _, loop, address = room
     front_end = connect(address)
-    wrong = {"type": "add", "requests": [{"request_id": "a", "prompt_token_ids": "no list"}]}
-    front_end.send([msgspec.msgpack.encode(wrong)])
+    valid = msgspec.msgpack.decode(CALLS.encode(AddRequests([core_request("a", 3)]))[0])
+    valid["requests"][0][1] = "no list of tokens"
+    front_end.send([msgspec.msgpack.encode(valid)])
     report = REPORTS.decode(front_end.receive(10))
     (output,) = report.outputs.outputs
     assert (output.request_id, output.finish.reason) == ("a", FinishReason.ERROR)

@@ -1,4 +1,4 @@
-"""Engines die and come back; whoever reads the outputs sees no seam."""
+"""Engines die and come back, and connections are lost; whoever reads the outputs sees no seam."""
 
 import asyncio
 
@@ -16,6 +16,7 @@ from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled,
 from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.client.balancer import LeastLoaded, RoundRobin
 from pagemill.serve.client.fleet import FleetClient
+from pagemill.serve.client.in_flight import MAX_CRASHES
 from tests.fakes.engine_setup import core_request
 
 READY = EngineReady(max_model_len=64, vocab_size=100, num_blocks=10, block_size=4)
@@ -27,7 +28,7 @@ def next_token(request, index):
 
 
 class FakeEngine:
-    """One incarnation of an engine: a token for every request and `outputs`, until it is told to die."""
+    """One connection to an engine: a token for every request and `outputs`, until it breaks."""
 
     def __init__(self, index):
         self.index = index
@@ -51,9 +52,13 @@ class FakeEngine:
         for request_id in request_ids:
             self.running.pop(request_id, None)
 
-    def die(self):
+    def lose(self):
         self.error = EngineDeadError("boom")
         self.work.set()
+
+    async def connected(self):
+        if self.error:
+            raise self.error
 
     async def outputs(self):
         while not self.running or self.paused:
@@ -89,10 +94,12 @@ class FakeEngine:
 
     async def close(self):
         self.closed = True
+        if not self.error:
+            self.lose()
 
 
 class Fleet:
-    """A client, its engines by (index, incarnation), and what came out of it."""
+    """A client, the latest connections to its engines by (index, incarnation), and what came out of it."""
 
     def __init__(self, num_engines=1, balancer=None):
         self.engines = {}
@@ -103,6 +110,14 @@ class Fleet:
     @staticmethod
     def up(index, incarnation=0):
         return EngineUp(index, incarnation, f"address-{index}-{incarnation}", READY)
+
+    def tell(self, event):
+        """An event, applied at once."""
+        self.client.notify(event)
+        self.client.problem()
+
+    def kill(self, index, incarnation=0, reason="boom"):
+        self.tell(EngineDown(index, incarnation, reason))
 
     def connect(self, event):
         engine = self.engines[event.index, event.incarnation] = FakeEngine(event.index)
@@ -146,14 +161,14 @@ async def test_streams_go_on_on_the_next_incarnation_with_the_same_tokens():
     fleet, batch = Fleet(), requests(5)
     await fleet.add(*batch)
     await fleet.read(steps=4)
-    fleet[0, 0].die()
+    fleet.kill(0, 0)
     await asyncio.sleep(0.01)
     assert fleet[0, 0].closed
     assert fleet.client.problem() == "engine 0 is down: it is being restarted"
     assert not fleet.client.accepts()
     late = core_request("late", 9, max_tokens=3)
     await fleet.add(late)
-    fleet.client.on_event(fleet.up(0, 1))
+    fleet.tell(fleet.up(0, 1))
     assert fleet.client.problem() is None
     await fleet.read()
     fleet.check(*batch, late)
@@ -166,7 +181,7 @@ async def test_another_engine_takes_over_at_once():
     fleet, batch = Fleet(2, RoundRobin()), requests(6)
     await fleet.add(*batch)
     await fleet.read(steps=6)
-    fleet[1, 0].die()
+    fleet.kill(1, 0)
     await fleet.read()
     fleet.check(*batch)
     assert {request.request_id for request in fleet[0, 0].seen} == {request.request_id for request in batch}
@@ -180,10 +195,10 @@ async def test_news_of_a_death_before_the_connection_breaks_and_of_an_older_inca
     await fleet.add(*batch)
     await fleet.read(steps=2)
     fleet[0, 0].paused = True
-    fleet.client.on_event(EngineDown(0, 0, "killed by SIGKILL"))
-    fleet.client.on_event(fleet.up(0, 1))
-    fleet.client.on_event(EngineDown(0, 0, "killed by SIGKILL"))
-    fleet.client.on_event(fleet.up(0, 0))
+    fleet.tell(EngineDown(0, 0, "killed by SIGKILL"))
+    fleet.tell(fleet.up(0, 1))
+    fleet.tell(EngineDown(0, 0, "killed by SIGKILL"))
+    fleet.tell(fleet.up(0, 0))
     assert fleet.client.problem() is None
     await fleet.read()
     fleet.check(*batch)
@@ -195,7 +210,7 @@ async def test_a_restart_that_overtakes_the_news_of_the_death():
     await fleet.add(*batch)
     await fleet.read(steps=2)
     fleet[0, 0].paused = True
-    fleet.client.on_event(fleet.up(0, 1))
+    fleet.tell(fleet.up(0, 1))
     await fleet.add(*(more := [core_request("more", 4, max_tokens=5)]))
     await fleet.read()
     fleet.check(*batch, *more)
@@ -210,18 +225,18 @@ async def test_a_poison_request_ends_alone():
     for incarnation in range(4):
         engine = fleet[0, incarnation] if (0, incarnation) in fleet.engines else None
         if engine is None:
-            fleet.client.on_event(fleet.up(0, incarnation))
+            fleet.tell(fleet.up(0, incarnation))
             engine = fleet[0, incarnation]
         while "poison" not in engine.running and "poison" not in fleet.finish:
             await fleet.read(steps=1)
         if "poison" in fleet.finish:
             break
-        engine.die()
+        fleet.kill(0, incarnation)
         await asyncio.sleep(0.01)
         while fleet.client._ready_outputs:
             await fleet.read(steps=1)
         if "poison" in fleet.finish:
-            fleet.client.on_event(fleet.up(0, incarnation + 1))
+            fleet.tell(fleet.up(0, incarnation + 1))
             break
     await fleet.read()
     assert fleet.finish["poison"].reason is FinishReason.ERROR
@@ -236,11 +251,11 @@ async def test_an_abort_reaches_the_engine_that_has_the_request_and_survives_a_r
     await fleet.read(steps=2)
     await fleet.client.abort(["r1", "unknown"])
     assert (fleet[0, 0].aborted, fleet[1, 0].aborted) == ([], ["r1"])
-    fleet[0, 0].die()
-    fleet[1, 0].die()
+    fleet.kill(0, 0)
+    fleet.kill(1, 0)
     await asyncio.sleep(0.01)
     await fleet.client.abort(["r0"])
-    fleet.client.on_event(fleet.up(1, 1))
+    fleet.tell(fleet.up(1, 1))
     await asyncio.sleep(0.01)
     assert [request.request_id for request in fleet[1, 1].seen] == ["r2", "r3"]
     await fleet.client.close()
@@ -249,7 +264,7 @@ async def test_an_abort_reaches_the_engine_that_has_the_request_and_survives_a_r
 async def test_when_no_engine_will_come_back_everything_raises():
     fleet = Fleet()
     await fleet.add(core_request("a", 3, max_tokens=1000))
-    fleet.client.on_event(EngineDown(0, 0, "it failed to start 3 times", final=True))
+    fleet.tell(EngineDown(0, 0, "it failed to start 3 times", final=True))
     with pytest.raises(EngineDeadError, match="failed to start 3 times"):
         for _ in range(100):
             await asyncio.wait_for(fleet.client.outputs(), 5)
@@ -263,15 +278,15 @@ async def test_when_no_engine_will_come_back_everything_raises():
 
 async def test_a_stalled_engine_gets_no_new_requests_while_another_can_take_them():
     fleet = Fleet(2, LeastLoaded())
-    fleet.client.on_event(EngineStalled(0, 0, stalled=True))
+    fleet.tell(EngineStalled(0, 0, stalled=True))
     assert fleet.client.problem() == "engine 0 has work and finishes no step"
     assert fleet.client.accepts()
     await fleet.add(*requests(3, max_tokens=1))
     assert len(fleet[1, 0].seen) == 3
-    fleet.client.on_event(EngineStalled(1, 0, stalled=True))
+    fleet.tell(EngineStalled(1, 0, stalled=True))
     assert not fleet.client.accepts()
     await fleet.add(core_request("anyway", 3, max_tokens=1))
-    fleet.client.on_event(EngineStalled(0, 0, stalled=False))
+    fleet.tell(EngineStalled(0, 0, stalled=False))
     assert fleet.client.accepts()
     await fleet.client.close()
 
@@ -279,7 +294,7 @@ async def test_a_stalled_engine_gets_no_new_requests_while_another_can_take_them
 async def test_load_is_what_was_reported_and_what_was_sent_since():
     fleet = Fleet(2, LeastLoaded())
     for engine in (0, 1):
-        fleet.client.on_event(EngineLoadReport(engine, SchedulerStats(num_running=4 * engine)))
+        fleet.tell(EngineLoadReport(engine, SchedulerStats(num_running=4 * engine)))
         if (engine, 0) in fleet.engines:
             fleet[engine, 0].paused = True
     await fleet.add(*requests(7, max_tokens=1000))
@@ -291,9 +306,9 @@ async def test_figures_of_every_engine_also_of_those_that_are_down():
     fleet = Fleet(2, LeastLoaded())
     busy = SchedulerStats(num_running=7, kv_cache_usage=0.5)
     assert fleet.client.stats() == {0: SchedulerStats(), 1: SchedulerStats()}
-    fleet.client.on_event(EngineLoadReport(1, busy))
+    fleet.tell(EngineLoadReport(1, busy))
     assert fleet.client.stats() == {0: SchedulerStats(), 1: busy}
-    fleet.client.on_event(EngineDown(1, 0, "it fell over"))
+    fleet.tell(EngineDown(1, 0, "it fell over"))
     assert fleet.client.stats() == {0: SchedulerStats(), 1: SchedulerStats()}
     await fleet.client.close()
 
@@ -308,14 +323,14 @@ async def test_calls_go_to_all_engines():
 
 async def test_an_engine_that_lives_and_takes_nothing_gets_the_request_later():
     fleet, (request,) = Fleet(), requests(1)
-    fleet.client.on_event(EngineLoadReport(0, SchedulerStats()))
+    fleet.tell(EngineLoadReport(0, SchedulerStats()))
     fleet[0, 0].error = EngineDeadError("takes nothing any more")
     fleet[0, 0].work.set = lambda: None  # its reader notices nothing
     await fleet.add(request)
     assert fleet[0, 0].seen == []
     fleet[0, 0].error = None
     del fleet[0, 0].work.set
-    fleet.client.on_event(EngineLoadReport(0, SchedulerStats()))
+    fleet.tell(EngineLoadReport(0, SchedulerStats()))
     await fleet.read()
     fleet.check(request)
     await fleet.client.close()
@@ -323,7 +338,7 @@ async def test_an_engine_that_lives_and_takes_nothing_gets_the_request_later():
 
 async def test_a_request_that_cannot_be_sent_ends_alone():
     fleet, batch = Fleet(), requests(3)
-    fleet.client.on_event(EngineLoadReport(0, SchedulerStats()))
+    fleet.tell(EngineLoadReport(0, SchedulerStats()))
     add = fleet[0, 0].add
 
     async def refuse(request):
@@ -339,13 +354,137 @@ async def test_a_request_that_cannot_be_sent_ends_alone():
     await fleet.client.close()
 
 
-async def test_outputs_that_cannot_be_read_count_as_a_death():
+async def test_outputs_that_cannot_be_used_cost_the_connection():
     fleet, batch = Fleet(2, RoundRobin()), requests(4)
     await fleet.add(*batch)
-    fleet[1, 0].error = ZeroDivisionError("a defect of ours")
+    first = fleet[1, 0]
+    first.error = ZeroDivisionError("a defect of ours")
     await fleet.read()
     fleet.check(*batch)
-    assert "engine 1 is down" in fleet.client.problem()
+    assert first.closed
+    await fleet.client.close()
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_a_lost_connection_is_made_again_and_streams_go_on():
+    fleet, batch = Fleet(), requests(5, max_tokens=40)
+    await fleet.add(*batch)
+    for _ in range(MAX_CRASHES + 1):  # nobody becomes a suspect by that
+        await fleet.read(steps=3)
+        lost = fleet[0, 0]
+        lost.lose()
+        await until(lambda: fleet.client.problem() is not None)
+        assert fleet.client.problem() == "engine 0 is down: it cannot be reached; the connection is being made again"
+        assert not fleet.client.accepts()
+        await until(lambda: fleet[0, 0] is not lost and fleet.client.accepts())  # noqa: B023
+        assert lost.closed
+        assert fleet.client.problem() is None
+    await fleet.read()
+    fleet.check(*batch)
+    await fleet.client.close()
+    assert fleet[0, 0].closed
+
+
+async def test_another_engine_takes_over_from_one_that_cannot_be_reached():
+    fleet, batch = Fleet(2, RoundRobin()), requests(6)
+    await fleet.add(*batch)
+    await fleet.read(steps=6)
+    fleet[1, 0].lose()
+    await fleet.read()
+    fleet.check(*batch)
+    await fleet.client.close()
+
+
+async def test_attempts_go_on_for_as_long_as_nobody_says_that_the_engine_is_gone():
+    fleet, (request,) = Fleet(), requests(1)
+    attempts = []
+
+    def connect(event):
+        engine = fleet.connect(event)
+        attempts.append(engine)
+        if len(attempts) < 4:
+            engine.error = EngineDeadError("no answer")
+        return engine
+
+    fleet.client._links._connect = connect
+    await fleet.add(request)
+    await fleet.read()
+    fleet.check(request)
+    assert len(attempts) == 4
+    assert all(engine.closed for engine in attempts[:3])
+    attempts[3].lose()
+    await until(lambda: fleet.client.problem() is not None)
+    fleet.kill(0)
+    await asyncio.sleep(0.3)
+    assert len(attempts) == 4, "it is gone: nobody asks for it any more"
+    assert fleet.client.problem() == "engine 0 is down: it is being restarted"
+    await fleet.client.close()
+
+
+async def test_an_abort_that_cannot_be_sent_costs_the_connection():
+    """So that the engine learns of it: it forgets what it was asked over a connection that is lost."""
+    fleet, batch = Fleet(), requests(3, max_tokens=30)
+    await fleet.add(*batch)
+    await fleet.read(steps=2)
+    first = fleet[0, 0]
+
+    async def refuse(request_ids):
+        raise EngineDeadError("takes nothing any more")
+
+    first.abort = refuse
+    await fleet.client.abort(["r1"])
+    del fleet.tokens["r1"]
+    assert first.closed
+    await fleet.read()
+    fleet.check(batch[0], batch[2])
+    assert [request.request_id for request in fleet[0, 0].seen] == ["r0", "r2"]
+    await fleet.client.close()
+
+
+async def test_an_abort_of_a_caller_that_is_cancelled_is_sent_all_the_same():
+    fleet, batch = Fleet(), requests(2, max_tokens=1000)
+    await fleet.add(*batch)
+    engine, slow = fleet[0, 0], asyncio.Event()
+    abort = engine.abort
+
+    async def abort_slowly(request_ids):
+        await slow.wait()
+        await abort(request_ids)
+
+    engine.abort = abort_slowly
+    aborting = asyncio.create_task(fleet.client.abort(["r0"]))
+    await asyncio.sleep(0.01)
+    aborting.cancel()
+    await asyncio.gather(aborting, return_exceptions=True)
+    slow.set()
+    await until(lambda: engine.aborted == ["r0"])
+    await fleet.client.close()
+
+
+async def test_a_request_that_waits_to_be_sent_over_a_connection_that_is_lost_meanwhile_is_sent_once():
+    fleet, (request,) = Fleet(), requests(1)
+    fleet.client.accepts()
+    first, slow = fleet[0, 0], asyncio.Event()
+
+    async def fail_late(request):
+        await slow.wait()
+        raise EngineDeadError("takes nothing any more")
+
+    first.add = fail_late
+    adding = asyncio.create_task(fleet.add(request))
+    await asyncio.sleep(0.01)
+    first.lose()
+    await until(lambda: fleet[0, 0] is not first and fleet[0, 0].seen)
+    slow.set()
+    await adding
+    await fleet.read()
+    fleet.check(request)
+    assert len(fleet[0, 0].seen) == 1
     await fleet.client.close()
 
 
@@ -353,7 +492,7 @@ async def test_a_consumer_that_is_cancelled_does_not_hold_up_the_requests_of_oth
     """What waits for an engine is sent by nobody's task in particular."""
     fleet, batch = Fleet(), requests(2)
     await fleet.add(*batch)
-    fleet[0, 0].die()
+    fleet.kill(0, 0)
     await asyncio.sleep(0.01)
     slow = asyncio.Event()
 
@@ -364,8 +503,8 @@ async def test_a_consumer_that_is_cancelled_does_not_hold_up_the_requests_of_oth
 
     fleet.connect = None
     engine = fleet.engines[0, 1] = SlowEngine(0)
-    fleet.client._connect = lambda event: engine
-    fleet.client.on_event(fleet.up(0, 1))
+    fleet.client._links._connect = lambda event: engine
+    fleet.tell(fleet.up(0, 1))
     aborting = asyncio.create_task(fleet.client.abort(["nobody"]))
     await asyncio.sleep(0.01)
     aborting.cancel()
@@ -381,7 +520,7 @@ def test_figures_do_not_pile_up_before_anybody_asks():
     for _ in range(1000):
         fleet.client.notify(EngineLoadReport(0, SchedulerStats()))
     fleet.client.notify(EngineDown(0, 0, "it fell over"))
-    assert len(fleet.client._early) == 2
+    assert len(fleet.client._links._pending) == 2
 
 
 async def test_an_engine_that_is_down_at_the_start_is_counted():

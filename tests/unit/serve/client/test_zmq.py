@@ -31,9 +31,10 @@ async def test_who_waits_to_send_learns_that_the_engine_is_gone(folder):
     client = client_of_nobody(folder)
     adding = asyncio.create_task(client.add(core_request("a", 3)))
     calling = asyncio.create_task(client.call("reset_prefix_cache"))
+    waiting = asyncio.create_task(client.outputs())
     await asyncio.sleep(0.01)
     await client.close()
-    for task in (adding, calling):
+    for task in (adding, calling, waiting):
         with pytest.raises(EngineDeadError):
             await asyncio.wait_for(task, 5)
 
