@@ -2,23 +2,19 @@
 Knows nothing about tokenizers' vocabularies, and reads no weight but the small table of RoPE factors."""
 
 import math
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 
-from pagemill.artifacts.gguf_file import GgufFile, GgufStrings
+from pagemill.artifacts.gguf_families import family_of
+from pagemill.artifacts.gguf_file import GgufFile
+from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.errors import ModelError
 
 # Llama 3.1 and later stretch RoPE with these constants; GGUF stores only the table that results from them.
 _LLAMA3_ORIGINAL_POSITIONS: Final = 8192
 _LLAMA3_LOW_FREQ_FACTOR: Final = 1.0
 _LLAMA3_HIGH_FREQ_FACTOR: Final = 4.0
-
-_GEMMA3_LAYERS_PER_FULL: Final = 6
-_GEMMA3_LOCAL_ROPE_BASE: Final = 10_000.0
-_GEMMA3_27B_LAYERS: Final = 62
-_GEMMA3_FALLBACK_THETA: Final = 1_000_000.0
 
 # Tokens that end a turn, by the text that their makers gave them; they count only where the chat template writes them.
 _TURN_ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
@@ -29,75 +25,17 @@ NO_TOKEN: Final = 2**32 - 1
 _SAMPLING: Final = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
-class GgufKeys:
-    """Typed look-ups in a GGUF file's metadata. Every error is a ModelError that names file, key and value."""
-
-    def __init__(self, file: GgufFile) -> None:
-        self._path = file.path
-        self._metadata = file.metadata
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._metadata
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
-        return str(self._get(key, str, "a string", default))
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """An integer; of an array whose numbers are all equal (one per layer), that number."""
-        value = self._metadata.get(key)
-        if isinstance(value, np.ndarray):
-            if value.size == 0 or (value != value.flat[0]).any():
-                raise ModelError(f"{self._path}: {key} differs between layers, which is not supported")
-            return int(value.flat[0])
-        return int(self._get(key, int, "an integer", default))
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
-        value = float(self._get(key, (int, float), "a number", default))
-        if not math.isfinite(value):
-            raise ModelError(f"{self._path}: {key} is {value}, not a finite number")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        """A boolean."""
-        return bool(self._get(key, bool, "a boolean", default))
-
-    def strings(self, key: str) -> list[str]:
-        """An array of strings."""
-        strings: GgufStrings = self._get(key, GgufStrings, "an array of strings", None)
-        return strings.decode()
-
-    def numbers(self, key: str) -> "np.ndarray[Any, Any]":
-        """An array of numbers."""
-        found: np.ndarray[Any, Any] = self._get(key, np.ndarray, "an array of numbers", None)
-        return found
-
-    def _get(self, key: str, kind: type | tuple[type, ...], words: str, default: Any) -> Any:
-        value = self._metadata.get(key, default)
-        if value is None:
-            raise ModelError(f"{self._path} has no key {key}")
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            shown = repr(value) if isinstance(value, (str, int, float)) else "an array"
-            raise ModelError(f"{self._path}: {key} is {shown[:80]}, not {words}")
-        return value
-
-
 def hf_config(file: GgufFile) -> dict[str, Any]:
     """The config.json that the metadata amounts to, `architectures` included.
 
     Raises ModelError for a missing or impossible key and for what has no equal here: other architectures,
     mixtures of experts, partial rotary embeddings, unknown RoPE scaling.
     """
-    keys = GgufKeys(file)
+    family, keys = family_of(file), GgufKeys(file)
     arch = keys.text("general.architecture")
-    if arch not in _ARCHITECTURES:
-        raise ModelError(
-            f"{file.path}: architecture {arch!r} is not supported; supported: {', '.join(sorted(_ARCHITECTURES))}"
-        )
     config = _shape(file, keys, arch)
-    config |= _rope(file, keys, arch, config)
-    return config | _ARCHITECTURES[arch](file, keys, config)
+    config |= _rope(file, keys, arch, config, family.rope_theta)
+    return config | family.config(file, keys, config)
 
 
 def eos_token_ids(file: GgufFile, tokens: list[str] | None = None) -> tuple[int, ...]:
@@ -167,14 +105,13 @@ def _shape(file: GgufFile, keys: GgufKeys, arch: str) -> dict[str, Any]:
     }
 
 
-def _rope(file: GgufFile, keys: GgufKeys, arch: str, config: dict[str, Any]) -> dict[str, Any]:
+def _rope(file: GgufFile, keys: GgufKeys, arch: str, config: dict[str, Any], default_theta: float) -> dict[str, Any]:
     rotated = keys.integer(f"{arch}.rope.dimension_count", config["head_dim"])
     if rotated != config["head_dim"]:
         raise ModelError(
             f"{file.path}: partial rotary embedding ({rotated} of {config['head_dim']} dimensions) is not supported"
         )
-    fallback = _GEMMA3_FALLBACK_THETA if arch == "gemma3" else 10_000.0
-    theta = keys.number(f"{arch}.rope.freq_base", fallback)
+    theta = keys.number(f"{arch}.rope.freq_base", default_theta)
     if "rope_freqs.weight" in file.tensors:
         scaling: dict[str, Any] | None = _llama3_scaling(file, config["head_dim"], theta)
     else:
@@ -221,65 +158,3 @@ def _llama3_scaling(file: GgufFile, head_dim: int, theta: float) -> dict[str, An
         "high_freq_factor": _LLAMA3_HIGH_FREQ_FACTOR,
         "original_max_position_embeddings": _LLAMA3_ORIGINAL_POSITIONS,
     }
-
-
-def _llama(file: GgufFile, keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
-    window = keys.integer("llama.attention.sliding_window", 0)
-    if window > 0:
-        return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
-    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-
-
-def _qwen2(file: GgufFile, keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
-    return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
-
-
-def _qwen3(file: GgufFile, keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
-    return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False}
-
-
-def _gemma3(file: GgufFile, keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
-    num_layers = config["num_hidden_layers"]
-    # The 27B model scales queries by the width per head; every other one by the head's own size.
-    scalar = config["head_dim"]
-    if num_layers == _GEMMA3_27B_LAYERS:
-        scalar = config["hidden_size"] // config["num_attention_heads"]
-    return {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": scalar,
-        "sliding_window": keys.integer("gemma3.attention.sliding_window"),
-        "layer_types": _gemma3_layer_types(file, keys, num_layers),
-        "rope_local_base_freq": keys.number("gemma3.rope.freq_base_swa", _GEMMA3_LOCAL_ROPE_BASE),
-        "attn_logit_softcapping": _optional(keys, "gemma3.attn_logit_softcapping"),
-        "final_logit_softcapping": _optional(keys, "gemma3.final_logit_softcapping"),
-    }
-
-
-def _gemma3_layer_types(file: GgufFile, keys: GgufKeys, num_layers: int) -> list[str]:
-    """Every n-th layer sees everything, the others a window; or one boolean per layer (true: window)."""
-    key = "gemma3.attention.sliding_window_pattern"
-    pattern = file.metadata.get(key)
-    if isinstance(pattern, np.ndarray):
-        if pattern.dtype != np.bool_ or pattern.size < num_layers:
-            raise ModelError(f"{file.path}: {key} does not hold one boolean per layer")
-        windowed = [bool(value) for value in pattern[:num_layers]]
-    else:
-        period = keys.integer(key, _GEMMA3_LAYERS_PER_FULL)
-        windowed = [period < 1 or (layer + 1) % period != 0 for layer in range(num_layers)]
-    return ["sliding_attention" if window else "full_attention" for window in windowed]
-
-
-def _optional(keys: GgufKeys, key: str) -> float | None:
-    value = keys.number(key, 0.0)
-    return value or None
-
-
-_ARCHITECTURES: Final[dict[str, Callable[[GgufFile, GgufKeys, dict[str, Any]], dict[str, Any]]]] = {
-    "gemma3": _gemma3,
-    "llama": _llama,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-}

@@ -5,7 +5,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from pagemill.artifacts.gguf_file import GgufFile
-from pagemill.artifacts.gguf_metadata import GgufKeys
+from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.errors import ModelError
 from pagemill.tokenizers.gguf_vocab import GgufVocab
 from pagemill.tokenizers.pre_tokenizers import pre_kind

@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 
 from pagemill.artifacts import gguf_metadata
 from pagemill.artifacts.gguf_file import GgufFile, read_gguf
+from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.errors import ModelError
 from pagemill.tokenizers import gguf_bpe, gguf_spm
 from pagemill.tokenizers.gguf_vocab import CONTROL, USER_DEFINED, GgufVocab, read_vocab, token_id
@@ -27,7 +28,7 @@ _NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token",
 def load(path: Path, chat_template: str | None = None) -> HfTokenizer:
     """Build it; `chat_template` replaces the file's. Raises ModelError for a damaged file or an unknown kind."""
     file = read_gguf(path)
-    keys = gguf_metadata.GgufKeys(file)
+    keys = GgufKeys(file)
     kind = keys.text("tokenizer.ggml.model")
     if kind not in _BUILDERS:
         raise ModelError(
@@ -43,7 +44,7 @@ def load(path: Path, chat_template: str | None = None) -> HfTokenizer:
     return HfTokenizer(pipeline, _special(file, keys, vocab, kind), template or None)
 
 
-def _special(file: GgufFile, keys: gguf_metadata.GgufKeys, vocab: GgufVocab, kind: str) -> SpecialTokens:
+def _special(file: GgufFile, keys: GgufKeys, vocab: GgufVocab, kind: str) -> SpecialTokens:
     num_tokens = len(vocab.tokens)
     ids = {name: token_id(file, name, num_tokens) for name in _NAMED}
     default_bos = kind == "llama" or pre_kind(keys.text("tokenizer.ggml.pre", "default")).add_bos

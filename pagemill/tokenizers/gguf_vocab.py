@@ -6,7 +6,8 @@ from typing import Any, Final
 import numpy as np
 
 from pagemill.artifacts.gguf_file import GgufFile
-from pagemill.artifacts.gguf_metadata import NO_TOKEN, GgufKeys
+from pagemill.artifacts.gguf_keys import GgufKeys
+from pagemill.artifacts.gguf_metadata import NO_TOKEN
 from pagemill.errors import ModelError
 
 NORMAL: Final = 1

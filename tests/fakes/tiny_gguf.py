@@ -21,9 +21,9 @@ _NAMES = {
 }
 
 
-def convert(folder: Path, path: Path, kind: str = "Q8_0") -> Path:
-    """The Llama checkpoint of `make_checkpoint`, its matrices quantized."""
-    writer = gguf.GGUFWriter(path, "llama")
+def convert(folder: Path, path: Path, kind: str = "Q8_0", family: str = "llama", up: str = "ffn_up") -> Path:
+    """The Llama checkpoint of `make_checkpoint`, its matrices quantized. `up`: what the family calls that layer."""
+    writer = gguf.GGUFWriter(path, family)
     writer.add_context_length(COMMON["max_position_embeddings"])
     writer.add_embedding_length(COMMON["hidden_size"])
     writer.add_block_count(COMMON["num_hidden_layers"])
@@ -34,7 +34,7 @@ def convert(folder: Path, path: Path, kind: str = "Q8_0") -> Path:
     for name, values in load_file(folder / "model.safetensors").items():
         quant = gguf.GGMLQuantizationType[kind if values.ndim == 2 else "F32"]
         stored = gguf.quants.quantize(np.ascontiguousarray(_interleaved(name, values)), quant)
-        writer.add_tensor(_gguf_name(name), stored, raw_dtype=quant)
+        writer.add_tensor(_gguf_name(name).replace("ffn_up", up), stored, raw_dtype=quant)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

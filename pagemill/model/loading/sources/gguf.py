@@ -5,14 +5,16 @@ import dataclasses
 import math
 import mmap
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pagemill.artifacts.gguf_families import GgufFamily, family_of
 from pagemill.artifacts.gguf_file import TENSOR_TYPES, GgufTensor, read_gguf
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
@@ -27,29 +29,9 @@ _FORGET_BYTES = 32 << 20
 a process's memory."""
 CPU = torch.device("cpu")
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GEMMA3_LAYER = _LAYER | {
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 SUPPORTED_TYPES = frozenset(
     ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 )  # fmt: skip
-_UNUSED = ("rope_freqs.weight",)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,6 +43,33 @@ class Wanted:
     part: Part
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a family's files call their tensors, and what was done to the values when the file was made."""
+
+    family: GgufFamily
+    config: Mapping[str, Any]
+
+    def wanted(self, tensors: Iterable[GgufTensor], select: Select) -> Iterator[Wanted]:
+        """The tensors that are selected. Raises ModelError for names that are not known."""
+        for tensor in tensors:
+            if tensor.name in self.family.unused:
+                continue
+            name = self.family.hf_name(tensor.name)
+            part = select(name, tensor.shape)
+            if part is not None:
+                yield Wanted(tensor, name, part)
+
+    def undo(self, name: str, values: Tensor, num_rows: int) -> Tensor:
+        """Values as Hugging Face has them; `values` are whole heads of the tensor's `num_rows` rows."""
+        if self.family.norm_offset and name.endswith("norm.weight"):
+            return values - self.family.norm_offset
+        for module, heads in self.family.paired_heads.items():
+            if f".{module}." in name:
+                return _halves(values, self.config[heads] * len(values) // num_rows)
+        return values
+
+
 def iterate(
     facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole, *, device: torch.device = CPU
 ) -> Iterator[tuple[str, Tensor | BlockTensor]]:
@@ -70,13 +79,14 @@ def iterate(
     """
     path = Path(facts.path)
     file = read_gguf(path)
+    conversion = Conversion(family_of(file), facts.hf_config)
     with path.open("rb") as opened:
         # Nobody writes; torch would warn of memory that it may not.
         mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
     data, unforgotten = np.frombuffer(mapping, dtype=np.uint8), 0
-    tensors = deque(_wanted((tensor for name, tensor in file.tensors.items() if name not in _UNUSED), facts, select))
+    tensors = deque(conversion.wanted(file.tensors.values(), select))
     with ThreadPoolExecutor(torch.get_num_threads(), "dequantize") as pool:
-        pending = deque(pool.submit(_decode, data, wanted, facts, dtype) for wanted in _take(tensors, _AHEAD))
+        pending = deque(pool.submit(_decode, data, wanted, conversion, dtype) for wanted in _take(tensors, _AHEAD))
         while pending:
             name, values = pending.popleft().result()
             unforgotten += _num_bytes(values)
@@ -85,15 +95,7 @@ def iterate(
                 # What was read is in layers now. What is not yet is mapped again when it is touched.
                 mapping.madvise(mmap.MADV_DONTNEED)
                 unforgotten = 0
-            pending.extend(pool.submit(_decode, data, wanted, facts, dtype) for wanted in _take(tensors, 1))
-
-
-def _wanted(tensors: Iterable[GgufTensor], facts: ModelFacts, select: Select) -> Iterator[Wanted]:
-    for tensor in tensors:
-        name = hf_name(tensor.name, facts.architecture)
-        part = select(name, tensor.shape)
-        if part is not None:
-            yield Wanted(tensor, name, part)
+            pending.extend(pool.submit(_decode, data, wanted, conversion, dtype) for wanted in _take(tensors, 1))
 
 
 def _num_bytes(values: Tensor | BlockTensor) -> int:
@@ -105,15 +107,15 @@ def _take(tensors: deque[Wanted], count: int) -> list[Wanted]:
 
 
 def _decode(
-    data: np.ndarray, wanted: Wanted, facts: ModelFacts, dtype: torch.dtype
+    data: np.ndarray, wanted: Wanted, conversion: Conversion, dtype: torch.dtype
 ) -> tuple[str, Tensor | BlockTensor]:
     if wanted.part.as_stored and has_blocks(wanted.tensor):
         blocks = read_blocks(data, wanted.tensor, wanted.part)
         if blocks is not None:
-            rows = _undo_conversion(wanted.name, blocks.blocks, facts, wanted.tensor.shape[0])
+            rows = conversion.undo(wanted.name, blocks.blocks, wanted.tensor.shape[0])
             return wanted.name, dataclasses.replace(blocks, blocks=rows)
     values = read_part(data, wanted.tensor, wanted.part)
-    values = _undo_conversion(wanted.name, values, facts, wanted.tensor.shape[0])
+    values = conversion.undo(wanted.name, values, wanted.tensor.shape[0])
     return wanted.name, values.to(dtype)
 
 
@@ -182,31 +184,6 @@ def _q4_1(raw: np.ndarray) -> Tensor:
     packed = blocks[:, 4:]
     quants = torch.cat([packed & 15, packed >> 4], dim=1).float()
     return quants.mul_(limits[:, :1]).add_(limits[:, 1:]).reshape(-1)
-
-
-def hf_name(name: str, architecture: str) -> str:
-    """The Hugging Face name of a GGUF tensor. Raises ModelError for one that is not known."""
-    stem, _, kind = name.rpartition(".")
-    if stem in _TOP:
-        return f"{_TOP[stem]}.{kind}"
-    prefix, _, rest = stem.partition(".")
-    index, _, part = rest.partition(".")
-    parts = _GEMMA3_LAYER if architecture.startswith("Gemma3") else _LAYER
-    if prefix != "blk" or part not in parts:
-        raise ModelError(f"GGUF tensor {name!r} is not known for {architecture}")
-    return f"model.layers.{index}.{parts[part]}.{kind}"
-
-
-def _undo_conversion(name: str, values: Tensor, facts: ModelFacts, num_rows: int) -> Tensor:
-    """What conversion to GGUF did to the values: Llama's query and key rows are interleaved for rotary in pairs,
-    Gemma's norms have their 1 added. `values` are whole heads of the tensor's `num_rows` rows."""
-    if facts.architecture.startswith("Gemma3"):
-        return values - 1 if name.endswith("norm.weight") else values
-    if facts.architecture in ("LlamaForCausalLM", "MistralForCausalLM") and ".q_proj." in name:
-        return _halves(values, facts.hf_config["num_attention_heads"] * len(values) // num_rows)
-    if facts.architecture in ("LlamaForCausalLM", "MistralForCausalLM") and ".k_proj." in name:
-        return _halves(values, facts.hf_config["num_key_value_heads"] * len(values) // num_rows)
-    return values
 
 
 def _halves(values: Tensor, num_heads: int) -> Tensor:

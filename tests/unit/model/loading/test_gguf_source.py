@@ -13,8 +13,8 @@ from pagemill.model.loading.sources import gguf as source
 TYPES = sorted(source.SUPPORTED_TYPES)
 
 
-def write(path, tensors, kinds):
-    writer = gguf.GGUFWriter(path, "llama")
+def write(path, tensors, kinds, family="llama"):
+    writer = gguf.GGUFWriter(path, family)
     for name, values in tensors.items():
         kind = gguf.GGMLQuantizationType[kinds.get(name, "F32")]
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -24,8 +24,8 @@ def write(path, tensors, kinds):
     writer.close()
 
 
-def facts_of(path, architecture="LlamaForCausalLM", **config):
-    return ModelFacts("m", str(path), "gguf", architecture, config, "bfloat16", 64, 8)
+def facts_of(path, **config):
+    return ModelFacts("m", str(path), "gguf", "LlamaForCausalLM", config, "bfloat16", 64, 8)
 
 
 def raw_blocks(type_name: str, rng: np.random.Generator) -> np.ndarray:
@@ -72,8 +72,10 @@ def test_names_and_interleaved_heads(tmp_path):
 def test_gemma_norms_lose_their_one_and_keep_their_places(tmp_path):
     path = tmp_path / "m.gguf"
     names = ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"]
-    write(path, {f"blk.0.{name}.weight": np.full(32, 1.5 + i, np.float32) for i, name in enumerate(names)}, {})
-    tensors = dict(source.iterate(facts_of(path, "Gemma3ForCausalLM"), torch.float32, 0))
+    write(
+        path, {f"blk.0.{name}.weight": np.full(32, 1.5 + i, np.float32) for i, name in enumerate(names)}, {}, "gemma3"
+    )
+    tensors = dict(source.iterate(facts_of(path), torch.float32, 0))
     places = ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"]
     assert {name: float(values[0]) for name, values in tensors.items()} == {
         f"model.layers.0.{place}.weight": 0.5 + i for i, place in enumerate(places)
