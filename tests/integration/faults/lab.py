@@ -42,9 +42,10 @@ def wait_for(condition, what="it", patience_s=PATIENCE_S):
 
 
 class Server:
-    """A `pagemill serve` process and its descendants. `plain` is the command itself, without the lab's hooks."""
+    """A `pagemill serve` process and its descendants. `plain` is the command itself, without the lab's hooks; `prefix`
+    a command that starts it."""
 
-    def __init__(self, checkpoint, *arguments, scripted=False, plain=False, stderr=None, ready=True, **env):
+    def __init__(self, checkpoint, *arguments, scripted=False, plain=False, stderr=None, ready=True, prefix=(), **env):
         self.folder = Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp"))  # a short path: sockets are in it
         self.log_path = self.folder / "log"
         module = "pagemill" if plain else "tests.integration.faults.served"
@@ -58,7 +59,7 @@ class Server:
             env["LAB_WORKER"] = SCRIPTED
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, "serve", *arguments],
+                [*prefix, sys.executable, "-m", module, "serve", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr or log,
                 stderr=stderr or log,
