@@ -59,7 +59,9 @@ def test_a_server_with_few_descriptors(tmp_path):
     """More connections than it may have: it answers, restarts its engine, and its log stays short."""
     checkpoint = make_checkpoint(tmp_path, "LlamaForCausalLM")
     limit = SPARE_DESCRIPTORS + 160
-    with Server(checkpoint, "--skip-tokenizer-init", "--api-server-count", 1, plain=True, prefix=limited(limit)) as server:
+    with Server(
+        checkpoint, "--skip-tokenizer-init", "--api-server-count", 1, plain=True, prefix=limited(limit)
+    ) as server:
         front_end = psutil.Process(server.process.pid)
         socks = [connect(server.url) for _ in range(limit + 200)]
         time.sleep(1)
@@ -90,4 +92,3 @@ def test_the_soft_limit_of_descriptors_is_raised(tmp_path):
 def limited(limit, soft_only=False):
     """A command to start another one with."""
     return ["/bin/sh", "-c", f'ulimit {"-S " if soft_only else ""}-n {limit}; exec "$@"', "sh"]
-

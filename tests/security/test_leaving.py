@@ -50,15 +50,14 @@ def test_a_client_that_leaves_is_aborted_soon(stream, version):
 
 def test_a_client_that_leaves_while_it_waits_in_the_queue_is_aborted():
     core = FakeCore(step_s=0.05)
-    with running_server(core, scheduler={"max_num_seqs": 1}) as url:
-        with connect(url) as first:
-            first.sendall(post({"prompt": "hi", "max_tokens": 150}))
-            wait_until(lambda: core.num_running == 1)
-            second = connect(url)
-            second.sendall(post({"prompt": "ho", "max_tokens": 150, "stream": True}))
-            time.sleep(0.2)
-            second.close()
-            wait_until(lambda: len(core.aborted) == 1, 2)
+    with running_server(core, scheduler={"max_num_seqs": 1}) as url, connect(url) as first:
+        first.sendall(post({"prompt": "hi", "max_tokens": 150}))
+        wait_until(lambda: core.num_running == 1)
+        second = connect(url)
+        second.sendall(post({"prompt": "ho", "max_tokens": 150, "stream": True}))
+        time.sleep(0.2)
+        second.close()
+        wait_until(lambda: len(core.aborted) == 1, 2)
 
 
 def test_http_1_0_gets_no_chunks():

@@ -10,7 +10,12 @@ from tests.fakes.fake_core import FakeCore
 from tests.security.raw import connect, get, is_closed, post, read_all, statuses
 
 pytestmark = pytest.mark.slow
-SHORT = {"timeout_request_head": 1.0, "timeout_request_body": 1.0, "timeout_keep_alive": 0.5, "timeout_slow_reader": 1.0}
+SHORT = {
+    "timeout_request_head": 1.0,
+    "timeout_request_body": 1.0,
+    "timeout_keep_alive": 0.5,
+    "timeout_slow_reader": 1.0,
+}
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -33,7 +38,9 @@ def test_what_is_begun_must_be_finished(begin, status, drip):
                 if begin.strip() and drip:
                     sock.sendall(drip)
         assert answer is not None, "it is open still"
-        assert statuses(answer) in ([status], [400], []) if drip else statuses(answer) == [status] * (status is not None)
+        assert (
+            statuses(answer) in ([status], [400], []) if drip else statuses(answer) == [status] * (status is not None)
+        )
 
 
 def test_a_connection_without_a_request_is_closed():

@@ -55,7 +55,9 @@ def test_health_does_not_say_why(monkeypatch, problem, told):
 def test_metrics_do_not_say_where_the_model_is(monkeypatch, name, path, shown):
     monkeypatch.setattr(fakes, "FACTS", dataclasses.replace(fakes.FACTS, name=name, path=path))
     with running_server(FakeCore(), api_key=("k",)) as url:
-        httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"authorization": "Bearer k"})
+        httpx.post(
+            f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"authorization": "Bearer k"}
+        )
         text = httpx.get(f"{url}/metrics").text
         assert set(re.findall(r'model_name="([^"]*)"', text)) == {shown}
         assert "/srv" not in text
@@ -76,7 +78,7 @@ def test_methods_and_paths_are_no_labels_of_metrics():
     with running_server(FakeCore()) as url:
         before = httpx.get(f"{url}/metrics").text
         for number in range(20):
-            httpx.request(f"X{number}", f"{url}/p{number}")
+            httpx.request(f"X{number}", f"{url}/p{number}", verify=False)
             answer_to(url, f"M{number} /p{number} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
         assert len(httpx.get(f"{url}/metrics").text.splitlines()) == len(before.splitlines())
 

@@ -42,7 +42,8 @@ async def ready(request: Request) -> Response:
 
 def _public(problem: str) -> str:
     """What anybody may know of it: what is wrong with which engine. Why is in the log, with paths and tracebacks."""
-    parts = [_PUBLIC.match(part.strip()) for part in problem.splitlines()[0].split(";")]
+    first_line = problem.partition("\n")[0]
+    parts = [_PUBLIC.match(part.strip()) for part in first_line.split(";")]
     return "; ".join(part[0] for part in parts if part is not None) or "the engine is not running"
 
 
