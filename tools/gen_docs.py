@@ -9,6 +9,7 @@ import ast
 import configparser
 import dataclasses
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,9 +19,18 @@ from pagemill import envs
 from pagemill.config.arguments import ENGINE_SECTIONS
 from pagemill.config.sections import ServerConfig
 from pagemill.model.attention import support_table
+from pagemill.serve.http.schemas.chat import ChatBody
+from pagemill.serve.http.schemas.completions import CompletionBody
+from pagemill.serve.http.schemas.embeddings import EmbeddingBody
+from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pagemill"
+REQUEST_BODIES: dict[str, type[ChatBody] | type[CompletionBody] | type[EmbeddingBody]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/embeddings": EmbeddingBody,
+}
 PLANES = ("serve", "engine", "worker", "model")
 """Packages whose own modules and folders are drawn; of the others only the folder."""
 TREE_BEGIN, TREE_END = "<!-- tree: written by `make docs` -->\n```\n", "```\n<!-- end of tree -->"
@@ -52,6 +62,7 @@ def generated() -> dict[Path, str]:
         reference / "attention-backends.md": support_table.page(NOTE),
         reference / "environment.md": environment_page(),
         reference / "sampling-params.md": sampling_page(),
+        ROOT / "docs" / "compat.md": compat_page(),
         architecture: with_tree(architecture.read_text()),
     }
 
@@ -123,6 +134,32 @@ def sampling_page() -> str:
     return (
         f"# SamplingParams\n\n{NOTE}{ast.get_docstring(cls)}\n\n"
         f"{table(('field', 'type', 'default', 'meaning'), rows)}\nHow they act together: [sampling](../sampling.md).\n"
+    )
+
+
+def compat_page() -> str:
+    """What becomes of each field of a request, from the schemas."""
+    text = (
+        f"# Compatibility\n\n{NOTE}Nothing is accepted and ignored. What a client or a command line asks for has its "
+        "effect, is refused by name with\nwhat to do instead, or is of a third kind that cannot change an answer.\n\n"
+        "## Fields of requests\n\n"
+    )
+    for path, body in REQUEST_BODIES.items():
+        works = sorted(name for name in body.model_fields if name not in body.hints)
+        text += f"### {path}\n\nThese have an effect: {', '.join(f'`{name}`' for name in works)}.\n\n"
+        text += "These are refused with status 400, unless their value asks for nothing:\n\n"
+        rows = [
+            (f"`{name}`", ", ".join(f"`{json.dumps(value)}`" for value in (None, *rule.neutral)), rule.instead)
+            for name, rule in sorted(body.refused.items())
+        ]
+        text += table(("field", "asks for nothing", "instead"), rows)
+        text += "\nThese are hints, which promise nothing:\n\n"
+        text += table(
+            ("field", "why nothing follows"), ((f"`{name}`", why) for name, why in sorted(body.hints.items()))
+        )
+        text += "\n"
+    return text + (
+        f"A field that is in no table is accepted and named in the header `{IGNORED_FIELDS_HEADER}` of the answer.\n"
     )
 
 

@@ -3,7 +3,7 @@ Does not know what is sent."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -76,11 +76,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: Callable[[Outlet], AsyncGenerator[bytes, None]]) -> None:
+    def __init__(
+        self, events: Callable[[Outlet], AsyncGenerator[bytes, None]], headers: Mapping[str, str] | None = None
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"} | dict(headers or {}))
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

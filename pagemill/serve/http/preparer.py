@@ -13,6 +13,7 @@ from pagemill.serve.http.connection import parse_body
 from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
+from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
 from pagemill.serve.http.served_model import ServedModel
 from pagemill.serve.preparation import Preparation
 from pagemill.serve.processing.input_processor import RequestOptions
@@ -28,6 +29,12 @@ class AnswerForm(msgspec.Struct, frozen=True, tag="form"):
     num_per_prompt: int = 1
     """Completions of each prompt."""
     as_base64: bool = False
+    ignored_fields: str = ""
+    """Names of fields of the body that nobody knows."""
+
+    def headers(self) -> dict[str, str]:
+        """What the answer says of the body, beside its own."""
+        return {IGNORED_FIELDS_HEADER: self.ignored_fields} if self.ignored_fields else {}
 
 
 class PreparedPrompt(msgspec.Struct, frozen=True, tag="prompt"):
@@ -65,9 +72,13 @@ class Preparer:
         yield _form_of(body, params)
         prompt = self._preparation.chats.render(body.messages, body.to_chat_options())
         options = RequestOptions(
-            priority=body.priority or 0, cache_salt=body.cache_salt, add_special_tokens=False, rendered=True
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            add_special_tokens=bool(body.add_special_tokens),
+            rendered=True,
         )
-        yield self._prepared(prompt, params, options)
+        prepared = self._prepared(prompt, params, options)
+        yield msgspec.structs.replace(prepared, echo=body.echoed)
 
     def _completions(self, raw: bytes) -> Iterator[Part]:
         body = parse_body(raw, CompletionBody)
@@ -77,6 +88,7 @@ class Preparer:
         options = RequestOptions(
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            add_special_tokens=body.add_special_tokens is not False,
             clamp_max_tokens=body.max_tokens is None,
         )
         for prompt in body.prompt:
@@ -86,7 +98,7 @@ class Preparer:
         body = parse_body(raw, EmbeddingBody)
         self._model.check(body.model)
         params = body.to_pooling_params()
-        yield AnswerForm(as_base64=body.encoding_format == "base64")
+        yield AnswerForm(as_base64=body.encoding_format == "base64", ignored_fields=body.ignored_fields)
         options = RequestOptions(
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
@@ -108,4 +120,4 @@ class Preparer:
 
 
 def _form_of(body: ChatBody | CompletionBody, params: SamplingParams) -> AnswerForm:
-    return AnswerForm(bool(body.stream), body.wants_usage, params.n)
+    return AnswerForm(bool(body.stream), body.wants_usage, params.n, ignored_fields=body.ignored_fields)

@@ -23,8 +23,10 @@ class ChatDeltas:
     chunk_kind = "chat.completion.chunk"
     body_kind = "chat.completion"
 
-    def __init__(self, head: ResponseHead, with_usage: bool) -> None:
+    def __init__(self, head: ResponseHead, with_usage: bool, echo: str = "") -> None:
+        """`echo`: what every message begins with."""
         self.head = head
+        self._echo = echo
         self._prefix, self._suffix = head.around_choices(self.chunk_kind, with_usage)
         self._before_content: dict[int, bytes] = {}
         self._after_content = b'},"logprobs":null,"finish_reason":null}' + self._suffix
@@ -38,6 +40,8 @@ class ChatDeltas:
             before = self._before_content[completion.index] = (
                 self._prefix + b'{"index":%d,"delta":{"content":' % completion.index
             )
+            if self._echo:
+                events += before + _encode(self._echo) + self._after_content
         if completion.text:
             events += before + _encode(completion.text) + self._after_content
         if completion.finish_reason is not None:
@@ -48,7 +52,7 @@ class ChatDeltas:
         """The message as a whole."""
         return {
             "index": completion.index,
-            "message": {"role": "assistant", "content": completion.text},
+            "message": {"role": "assistant", "content": self._echo + completion.text},
             "logprobs": None,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
@@ -71,13 +75,13 @@ class ChatHandler:
 
     async def respond(self, request: Request) -> Response:
         """Check everything, then generate. Raises RequestError, EngineOverloadedError, EngineDeadError."""
-        form, prepared, _ = await self._intake.take(CHAT, request)
+        form, prepared, (echo,) = await self._intake.take(CHAT, request)
         head = ResponseHead(f"chatcmpl-{request.scope['request_id']}", self._model.name, now())
-        deltas = ChatDeltas(head, form.with_usage)
+        deltas = ChatDeltas(head, form.with_usage, echo)
         generation = Generation(self._engine, prepared, deltas, form.with_usage)
         if form.stream:
-            return EventStream(generation.stream)
-        return await respond_unless_gone(request, self._collect(generation))
+            return EventStream(generation.stream, form.headers())
+        return await respond_unless_gone(request, self._collect(generation, form.headers()))
 
-    async def _collect(self, generation: Generation) -> Response:
-        return Response(await generation.collect(), media_type="application/json")
+    async def _collect(self, generation: Generation, headers: dict[str, str]) -> Response:
+        return Response(await generation.collect(), headers=headers, media_type="application/json")

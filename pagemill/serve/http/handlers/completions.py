@@ -77,8 +77,8 @@ class CompletionHandler:
         deltas = CompletionDeltas(head, form.with_usage, form.num_per_prompt, echoes)
         generation = Generation(self._engine, prepared, deltas, form.with_usage)
         if form.stream:
-            return EventStream(generation.stream)
-        return await respond_unless_gone(request, self._collect(generation))
+            return EventStream(generation.stream, form.headers())
+        return await respond_unless_gone(request, self._collect(generation, form.headers()))
 
-    async def _collect(self, generation: Generation) -> Response:
-        return Response(await generation.collect(), media_type="application/json")
+    async def _collect(self, generation: Generation, headers: dict[str, str]) -> Response:
+        return Response(await generation.collect(), headers=headers, media_type="application/json")

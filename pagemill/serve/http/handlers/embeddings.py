@@ -15,7 +15,7 @@ from pagemill.serve.http.connection import respond_unless_gone
 from pagemill.serve.http.errors import GenerationFailedError
 from pagemill.serve.http.handlers.generation import now
 from pagemill.serve.http.intake import Intake
-from pagemill.serve.http.preparer import EMBEDDINGS
+from pagemill.serve.http.preparer import EMBEDDINGS, AnswerForm
 from pagemill.serve.http.served_model import ServedModel
 from pagemill.serve.processing.input_processor import PreparedRequest
 
@@ -37,9 +37,9 @@ class EmbeddingHandler:
         """
         form, prepared, _ = await self._intake.take(EMBEDDINGS, request)
         name = f"embd-{request.scope['request_id']}"
-        return await respond_unless_gone(request, self._collect(name, prepared, form.as_base64))
+        return await respond_unless_gone(request, self._collect(name, prepared, form))
 
-    async def _collect(self, name: str, requests: list[PreparedRequest], as_base64: bool) -> Response:
+    async def _collect(self, name: str, requests: list[PreparedRequest], form: AnswerForm) -> Response:
         number_of = {f"{name}-{number}": number for number in range(len(requests))}
         vectors: dict[int, npt.NDArray[np.float32]] = {}
         num_cached = 0
@@ -56,7 +56,7 @@ class EmbeddingHandler:
             "created": now(),
             "model": self._model.name,
             "data": [
-                {"object": "embedding", "index": number, "embedding": _as_json(vectors[number], as_base64)}
+                {"object": "embedding", "index": number, "embedding": _as_json(vectors[number], form.as_base64)}
                 for number in range(len(requests))
             ],
             "usage": {
@@ -66,7 +66,7 @@ class EmbeddingHandler:
                 "prompt_tokens_details": {"cached_tokens": num_cached},
             },
         }
-        return Response(_encode(body), media_type="application/json")
+        return Response(_encode(body), headers=form.headers(), media_type="application/json")
 
 
 def _as_json(vector: npt.NDArray[np.float32], as_base64: bool) -> Any:

@@ -29,6 +29,8 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """How much the model is to think; for templates that ask for a variable of this name."""
 
     @field_validator("messages", mode="plain")
     @classmethod
@@ -50,11 +52,18 @@ class ChatBody(GenerationBody):
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return self.sampling_params(defaults, limit)
 
+    @property
+    def echoed(self) -> str:
+        """What answers begin with: the last message, if an assistant's, where `echo` asks for it."""
+        last = self.messages[-1]
+        return str(last["content"]) if self.echo and last["role"] == "assistant" else ""
+
     def to_chat_options(self) -> ChatOptions:
         """How to render the conversation. Continuing a message excludes the header of a new one."""
         continues = bool(self.continue_final_message)
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return ChatOptions(
             add_generation_prompt=not continues if self.add_generation_prompt is None else self.add_generation_prompt,
             continue_final_message=continues,
-            template_variables=self.chat_template_kwargs,
+            template_variables=effort | (self.chat_template_kwargs or {}),
         )

@@ -21,8 +21,6 @@ class CompletionBody(GenerationBody):
 
     prompt: Any
     """After validation a list of prompts, each a text or token ids."""
-    echo: bool | None = None
-    """Begin each text with its prompt."""
 
     @field_validator("prompt", mode="plain")
     @classmethod

@@ -1,26 +1,24 @@
 """Body of POST /v1/embeddings: one text or several, or token ids."""
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator, model_validator
 
-from pagemill.errors import RequestError
-from pagemill.log import get_logger
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
 from pagemill.serve.http.schemas.completions import parse_prompts
-from pagemill.serve.processing.checks import shown
-
-logger = get_logger(__name__)
-
-UNSUPPORTED = ("messages", "truncate_prompt_tokens", "embed_dtype", "endianness")
-"""Fields whose effect does not exist: who asks for it would get something else."""
+from pagemill.serve.http.schemas.support import EMBEDDINGS_REFUSED, HINTS, Refused, check_extras, header_of
 
 
 class EmbeddingBody(BaseModel):
     """Texts to become vectors. Types are strict; null means "not given"."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    refused: ClassVar[Mapping[str, Refused]] = EMBEDDINGS_REFUSED
+    hints: ClassVar[Mapping[str, str]] = HINTS
+    _ignored: list[str] = PrivateAttr(default_factory=list)
 
     input: Any
     """After validation a list of prompts, each a text or token ids."""
@@ -39,12 +37,14 @@ class EmbeddingBody(BaseModel):
         return parse_prompts(value, "input")
 
     @model_validator(mode="after")
-    def _extras_are_harmless(self) -> "EmbeddingBody":
-        for name, value in (self.model_extra or {}).items():
-            if name in UNSUPPORTED and value is not None:
-                raise RequestError(f"{name}={shown(value)} is not supported by this server", name)
-            logger.debug("request field %s is unknown and ignored", shown(name))
+    def _extras_are_refused_or_named(self) -> "EmbeddingBody":
+        self._ignored = check_extras(self.model_extra or {}, self.refused, self.hints)
         return self
+
+    @property
+    def ignored_fields(self) -> str:
+        """Names of fields that nobody knows, as the value of a header; empty when there are none."""
+        return header_of(self._ignored)
 
     def to_pooling_params(self) -> PoolingParams:
         """Raises RequestError."""

@@ -1,52 +1,16 @@
-"""The fields that every generating endpoint shares, and what none of them supports yet.
-Does not know how prompts are given."""
+"""The fields that every generating endpoint shares. Does not know how prompts are given."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator, model_validator
 
 from pagemill.errors import RequestError
-from pagemill.log import get_logger
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
+from pagemill.serve.http.schemas.support import GENERATION_HINTS, GENERATION_REFUSED, Refused, check_extras, header_of
 from pagemill.serve.processing.checks import shown
 
-logger = get_logger(__name__)
-
 MAX_TEMPERATURE = 2.0
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "documents": ([],),
-    "frequency_penalty": (0,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "modalities": (["text"],),
-    "presence_penalty": (0,),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "structured_outputs": (),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "top_logprobs": (0,),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-}
-"""Fields whose effect does not exist yet -> values, besides null, that ask for none. Anything else is refused,
-because a client that asked for it would get an answer to another question."""
 
 
 class StreamOptions(BaseModel):
@@ -75,6 +39,10 @@ class GenerationBody(BaseModel):
         "include_stop_str_in_output", "skip_special_tokens",
     )  # fmt: skip
 
+    refused: ClassVar[Mapping[str, Refused]] = GENERATION_REFUSED
+    hints: ClassVar[Mapping[str, str]] = GENERATION_HINTS
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+
     model: str | None = None
     max_tokens: int | None = None
     n: int | None = None
@@ -89,6 +57,10 @@ class GenerationBody(BaseModel):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    """Whether the text gets the tokenizer's own begin-of-sequence token."""
+    echo: bool | None = None
+    """Begin each text with its prompt, or in a chat with the message that it continues."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
@@ -110,18 +82,16 @@ class GenerationBody(BaseModel):
         raise RequestError(f"stop_token_ids={shown(value)} is not allowed: a list of token ids", "stop_token_ids")
 
     @model_validator(mode="after")
-    def _extras_are_harmless(self) -> "GenerationBody":
-        extra = self.model_extra or {}
-        for name, value in extra.items():
-            if name not in NEUTRAL:
-                logger.debug("request field %s is unknown and ignored", shown(name))
-            elif value is not None and not _is_neutral(name, value):
-                raise RequestError(f"{name}={shown(value)} is not supported by this server", name)
-        if extra.get("tools") and extra.get("tool_choice") != "none":
-            raise RequestError("tools are not supported by this server, unless tool_choice is 'none'", "tools")
+    def _extras_are_refused_or_named(self) -> "GenerationBody":
+        self._ignored = check_extras(self.model_extra or {}, self.refused, self.hints)
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed with stream=true", "stream_options")
         return self
+
+    @property
+    def ignored_fields(self) -> str:
+        """Names of fields that nobody knows, as the value of a header; empty when there are none."""
+        return header_of(self._ignored)
 
     @property
     def wants_usage(self) -> bool:
@@ -137,11 +107,6 @@ class GenerationBody(BaseModel):
         given = {name: getattr(self, name) for name in self.sampling_fields if getattr(self, name) is not None}
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         return defaults.replace(**given, max_tokens=max_tokens, output_kind=kind)
-
-
-def _is_neutral(name: str, value: Any) -> bool:
-    """Equal to a neutral value; 0 is not false here (`logprobs: 0` asks for something)."""
-    return any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in NEUTRAL[name])
 
 
 def _is_list_of(kind: type, value: Any) -> bool:

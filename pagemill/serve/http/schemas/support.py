@@ -1,0 +1,148 @@
+"""What becomes of the fields of the API that a schema does not declare: refused by name, or taken as a hint.
+
+Declared fields have an effect. Fields of neither kind are unknown: accepted, and named in a header of the answer.
+docs/compat.md is made of these tables. Does not know how bodies are parsed.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pagemill.errors import RequestError
+from pagemill.serve.processing.checks import shown
+
+IGNORED_FIELDS_HEADER = "X-Pagemill-Ignored-Fields"
+_MAX_NAMES = 16
+_MAX_NAME_CHARS = 40
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+class Refused(NamedTuple):
+    """A field that would change the answer, and has no effect yet."""
+
+    instead: str
+    """What to do instead."""
+    neutral: tuple[Any, ...] = ()
+    """Values, besides null, that ask for nothing: they are accepted."""
+
+
+_NO_PENALTIES = "leave it out; there are no penalties yet"
+_NO_LOGPROBS = "leave it out; there are no logprobs yet"
+_NO_GRAMMAR = "leave it out and describe the form in the prompt; there is no structured output yet"
+_NO_TOOLS = "leave it out, or send tool_choice 'none'; no tools are called yet"
+_NO_MEDIA = "leave it out; this server takes text only"
+_NO_THINKING = "leave it out; thinking is part of the text, and is not told apart yet"
+_WRITE_IT_OUT = "write what it would add into the messages or the prompt"
+_SHORTEN = "send a shorter input; nothing is cut silently"
+
+_SAMPLING: dict[str, Refused] = {
+    "allowed_token_ids": Refused("leave it out; tokens cannot be restricted yet"),
+    "bad_words": Refused("leave it out, or use stop; words cannot be forbidden yet", ([],)),
+    "best_of": Refused("use n, and choose", (1,)),
+    "detokenize": Refused("leave it out; answers have text", (True,)),
+    "frequency_penalty": Refused(_NO_PENALTIES, (0,)),
+    "length_penalty": Refused("leave it out; there is no beam search", (1,)),
+    "logit_bias": Refused("leave it out; logits cannot be biased yet", ({},)),
+    "logits_processors": Refused("leave it out; processors are no part of a request", ([],)),
+    "logprob_token_ids": Refused(_NO_LOGPROBS, ([],)),
+    "logprobs": Refused(_NO_LOGPROBS, (False,)),
+    "presence_penalty": Refused(_NO_PENALTIES, (0,)),
+    "prompt_logprobs": Refused(_NO_LOGPROBS),
+    "repetition_detection": Refused("leave it out, or use max_tokens; repetition is not looked for yet"),
+    "repetition_penalty": Refused(_NO_PENALTIES, (1,)),
+    "return_token_ids": Refused("leave it out; answers have text only", (False,)),
+    "return_tokens_as_token_ids": Refused(_NO_LOGPROBS, (False,)),
+    "thinking_token_budget": Refused(_NO_THINKING),
+    "top_logprobs": Refused(_NO_LOGPROBS, (0,)),
+    "use_beam_search": Refused("use n with a temperature; there is no beam search", (False,)),
+}
+_GRAMMAR: dict[str, Refused] = {
+    "guided_choice": Refused(_NO_GRAMMAR),
+    "guided_grammar": Refused(_NO_GRAMMAR),
+    "guided_json": Refused(_NO_GRAMMAR),
+    "guided_regex": Refused(_NO_GRAMMAR),
+    "response_format": Refused(_NO_GRAMMAR, ({"type": "text"},)),
+    "structural_tag": Refused(_NO_GRAMMAR),
+    "structured_outputs": Refused(_NO_GRAMMAR),
+}
+_PLUMBING: dict[str, Refused] = {
+    "ec_transfer_params": Refused("leave it out; nothing is handed over between servers yet", ({},)),
+    "kv_transfer_params": Refused("leave it out; nothing is handed over between servers yet", ({},)),
+    "mm_processor_kwargs": Refused(_NO_MEDIA, ({},)),
+    "media_io_kwargs": Refused(_NO_MEDIA, ({},)),
+    "prompt_embeds": Refused("send text or token ids"),
+    "suffix": Refused("send the beginning only; nothing is filled in between", ("",)),
+    "stream_interval": Refused("leave it out; every token is sent when it is there", (1,)),
+    "truncate_prompt_tokens": Refused(_SHORTEN),
+    "vllm_xargs": Refused("leave it out; there is nothing that reads it", ({},)),
+}
+_MESSAGES: dict[str, Refused] = {
+    "audio": Refused(_NO_MEDIA),
+    "chat_template": Refused("start the server with --chat-template"),
+    "documents": Refused(_WRITE_IT_OUT, ([],)),
+    "function_call": Refused(_NO_TOOLS, ("none",)),
+    "functions": Refused(_NO_TOOLS, ([],)),
+    "include_reasoning": Refused(_NO_THINKING, (True,)),
+    "modalities": Refused(_NO_MEDIA, (["text"],)),
+    "tool_choice": Refused(_NO_TOOLS, ("none", "auto")),
+    "tools": Refused(_NO_TOOLS, ([],)),
+    "verbosity": Refused("say in a message how long the answer shall be", ("medium",)),
+    "web_search_options": Refused(_WRITE_IT_OUT),
+}
+GENERATION_REFUSED = _SAMPLING | _GRAMMAR | _PLUMBING | _MESSAGES
+EMBEDDINGS_REFUSED: dict[str, Refused] = {
+    "embed_dtype": Refused("leave it out; numbers are of 32 bits", ("float32",)),
+    "endianness": Refused("leave it out; base64 is little-endian", ("native", "little")),
+    "messages": Refused("send input"),
+    "mm_processor_kwargs": Refused(_NO_MEDIA, ({},)),
+    "truncate_prompt_tokens": Refused(_SHORTEN),
+}
+
+_OF_OTHERS = "for billing and abuse detection of a hosted service; nothing reads it"
+HINTS: dict[str, str] = {
+    "metadata": "labels of a hosted service; nothing is stored",
+    "request_id": "the id of an answer is that of the header X-Request-Id",
+    "safety_identifier": _OF_OTHERS,
+    "store": "nothing is stored",
+    "user": _OF_OTHERS,
+}
+GENERATION_HINTS: dict[str, str] = HINTS | {
+    "guided_decoding_backend": "says how guided_* works, which is refused",
+    "guided_whitespace_pattern": "says how guided_* works, which is refused",
+    "parallel_tool_calls": "no tools are called",
+    "prediction": "may make an answer faster, and never changes it",
+    "prompt_cache_key": "prefixes are found by what they are",
+    "prompt_cache_retention": "prefixes stay as long as there is room",
+    "service_tier": "there is one",
+    "spaces_between_special_tokens": "special tokens that are shown have no spaces between them but those of the text",
+}
+
+
+def check_extras(extra: Mapping[str, Any], refused: Mapping[str, Refused], hints: Mapping[str, str]) -> list[str]:
+    """The names that are unknown. Raises RequestError for a refused field, unless its value asks for nothing."""
+    unknown = []
+    for name, value in extra.items():
+        rule = refused.get(name)
+        if rule is None:
+            if name not in hints:
+                unknown.append(name)
+        elif value is not None and not _is_neutral(rule, value) and not _is_unused_tools(name, extra):
+            raise RequestError(f"{name}={shown(value)} is not supported by this server: {rule.instead}", name)
+    return unknown
+
+
+def header_of(unknown: Iterable[str]) -> str:
+    """Names of fields as the value of a header: a bounded number of bounded names, in characters that are safe."""
+    names = list(unknown)
+    told = [_NOT_IN_NAMES.sub("?", name[:_MAX_NAME_CHARS]) for name in names[:_MAX_NAMES]]
+    more = [f"and {len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
+    return ", ".join(told + more)
+
+
+def _is_neutral(rule: Refused, value: Any) -> bool:
+    """Equal to a neutral value; 0 is not false here (`logprobs: 0` asks for something)."""
+    return any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in rule.neutral)
+
+
+def _is_unused_tools(name: str, extra: Mapping[str, Any]) -> bool:
+    return name == "tools" and extra.get("tool_choice") == "none"
