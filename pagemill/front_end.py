@@ -115,6 +115,7 @@ def _make_helpers(birth: FrontEndBirth, fleet: FleetClient) -> PreparerPool:
             facts=config.facts,
             scheduler=config.scheduler,
             ready=fleet.ready,
+            num_engines=fleet.num_engines,
             served_model_name=birth.server.served_model_name or config.facts.name,
         )
     )

@@ -47,6 +47,7 @@ class Request:
         "params",
         "priority",
         "queued_at",
+        "rank",
         "reads_all_tokens",
         "request_id",
         "scheduled_at",
@@ -63,6 +64,7 @@ class Request:
         self.request_id = core_request.request_id
         self.params = params
         self.priority = core_request.priority
+        self.rank = core_request.rank
         self.arrival_time = core_request.arrival_time
         self.cache_salt = core_request.cache_salt
         self.lora = core_request.lora

@@ -13,6 +13,8 @@ MAX_SEED: Final = 2**64 - 1
 MAX_N: Final = 64
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_CHARS: Final = 1024
+MAX_ALL_STOP_CHARS: Final = 4096
+"""Of all stop strings of a request together."""
 MAX_STOP_TOKEN_IDS: Final = 1024
 """That a request may name."""
 MAX_END_TOKEN_IDS: Final = 64
@@ -133,6 +135,11 @@ def _check_stops(params: SamplingParams) -> None:
     for text in stops:
         if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARS:
             raise RequestError(f"stop must hold strings of 1 to {MAX_STOP_CHARS} characters", "stop")
+    total = sum(map(len, stops))
+    if total > MAX_ALL_STOP_CHARS:
+        raise RequestError(
+            f"stop has {total} characters in all its strings; at most {MAX_ALL_STOP_CHARS} are allowed", "stop"
+        )
     if stops and not params.detokenize:
         raise RequestError("stop strings need detokenize=True", "stop")
     # Complete parameters hold the model's tokens too; what a request may name is checked on admission.

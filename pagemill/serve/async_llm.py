@@ -66,7 +66,7 @@ class AsyncLLM:
         self.facts = facts
         self.max_model_len = client.ready.max_model_len
         self._client = client
-        self.preparation = Preparation(tokenizer, facts, client.ready, scheduler, pooler)
+        self.preparation = Preparation(tokenizer, facts, client.ready, scheduler, pooler, client.num_engines)
         self.default_params = self.preparation.default_params
         self._inputs = self.preparation.inputs
         self._seeds = seeds or RequestSeeds()

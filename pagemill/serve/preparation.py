@@ -33,10 +33,13 @@ class Preparation:
         ready: EngineReady,
         scheduler: SchedulerConfig,
         pooler: PoolerConfig | None = None,
+        num_engines: int = 1,
     ) -> None:
-        """`pooler`: of an engine that makes vectors and no text. Raises ConfigError for sampling values recommended by
-        `facts` that are not allowed."""
+        """`ready` is what each of the engines says. `pooler`: of an engine that makes vectors and no text. Raises
+        ConfigError for sampling values recommended by `facts` that are not allowed."""
         self.tokenizer = tokenizer
+        self.num_cache_tokens = num_engines * ready.num_blocks * ready.block_size
+        """Tokens that the KV caches of all engines hold."""
         self.default_params = _default_params(facts.generation_defaults)
         self.inputs = InputProcessor(
             tokenizer,

@@ -68,7 +68,9 @@ def make_core(specs=None, *, depth=1, overlap=False, worker=None, **settings):
     return EngineCore(engine_config(**settings), executor, depth=None if overlap else depth), worker
 
 
-def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None, mm_items=(), lora=None, **params):
+def core_request(
+    name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None, mm_items=(), lora=None, rank=0, **params
+):
     """`prompt`: token ids, or how many."""
     prompt = list(range(1, prompt + 1)) if isinstance(prompt, int) else list(prompt)
     return EngineCoreRequest(
@@ -81,6 +83,7 @@ def core_request(name, prompt, *, emitted=(), priority=0, arrival=0.0, salt=None
         cache_salt=salt,
         mm_items=tuple(mm_items),
         lora=lora,
+        rank=rank,
     )
 
 

@@ -62,9 +62,17 @@ class FakeCore:
     """
 
     def __init__(
-        self, script: Script = echo, *, max_model_len: int = 256, step_s: float = 0.0, fail_after: int | None = None
+        self,
+        script: Script = echo,
+        *,
+        max_model_len: int = 256,
+        step_s: float = 0.0,
+        fail_after: int | None = None,
+        num_blocks: int = 64,
     ) -> None:
-        self.ready = EngineReady(max_model_len=max_model_len, vocab_size=VOCAB_SIZE, num_blocks=64, block_size=16)
+        self.ready = EngineReady(
+            max_model_len=max_model_len, vocab_size=VOCAB_SIZE, num_blocks=num_blocks, block_size=16
+        )
         self.script = script
         self.step_s = step_s
         self.fail_after = fail_after

@@ -92,6 +92,7 @@ def random_request(rng, name):
         min_tokens=min(max_tokens, rng.choice([0, 0, 2, 5])),
         stop_token_ids=stop_ids + rng.choice([[], [], list(range(20, 30))]),
         seed=rng.randint(0, 2),
+        rank=rng.choice([0, 0, 0, 1, 2]),
     )
 
 

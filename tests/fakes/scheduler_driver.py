@@ -88,9 +88,12 @@ class SchedulerDriver:
         """Add a request, and foresee its whole output."""
         name = request.request_id
         self.owners[name] = Owner.of(request)
-        by_policy = (request.priority, request.arrival_time) if self.limits.policy == "priority" else ()
         self.num_added += 1
-        life = self._alone(request, (*by_policy, self.num_added))
+        if self.limits.policy == "priority":
+            rank = (request.priority, request.rank, request.arrival_time, self.num_added)
+        else:
+            rank = (request.rank, self.num_added)
+        life = self._alone(request, rank)
         self.lives[name] = life
         self.scheduler.add(request)
         if len(request.prompt_token_ids) + len(request.emitted_token_ids) < life.length_limit:
@@ -289,9 +292,15 @@ class SchedulerDriver:
             self.waiting.add(name)
             self.seen["preempted with a token in flight" if slot in sampling else "preempted"] += 1
         if gone:
-            assert step is None or not step.new, "a step that preempts admits nobody"
+            firsts = step is None or all(not self._core_rank(new.request_id) for new in step.new)
+            yielded = firsts and count == 1 and self._core_rank(gone[0])
+            assert step is None or not step.new or yielded, "a step that preempts admits nobody but a first one"
+            self.seen["yielded"] += bool(yielded and step is not None and step.new)
             ranks = [self.lives[name].rank for name in self.running]
             assert max(ranks, default=()) < min(self.lives[name].rank for name in gone), "the wrong one gave way"
+
+    def _core_rank(self, name):
+        return self.lives[name].core_request.rank
 
     def _follow_admissions(self, step, reusable):
         for new in step.new:

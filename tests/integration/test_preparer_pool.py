@@ -26,6 +26,7 @@ BIRTH = HelperBirth(
     facts=FACTS,
     scheduler=SchedulerConfig(),
     ready=EngineReady(max_model_len=4096, vocab_size=VOCAB_SIZE, num_blocks=1024, block_size=16),
+    num_engines=1,
     served_model_name="fake",
 )
 

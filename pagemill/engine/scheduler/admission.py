@@ -39,12 +39,17 @@ class Admission:
         self._blocked: tuple[Request, int] | None = None
         """The first in the queue, found not to fit when so many blocks had ever become free."""
 
-    def admit(self, step: StepBuilder) -> list[tuple[Request, Exception]]:
-        """Start what fits. Returns the requests whose own data failed: they hold nothing and wait no longer."""
+    def is_stuck(self, request: Request) -> bool:
+        """Whether the first in the queue cannot start before somebody ends or gives way."""
+        return not self._states.num_free or self._blocked == (request, self._kv.pool.num_frees)
+
+    def admit(self, step: StepBuilder, firsts_only: bool = False) -> list[tuple[Request, Exception]]:
+        """Start what fits; `firsts_only`: up to a completion that is not the first of its call. Returns the requests
+        whose own data failed: they hold nothing and wait no longer."""
         failed: list[tuple[Request, Exception]] = []
         while len(self._waiting) and self._states.num_free and step.budget_left > 0:
             request = self._waiting.peek()
-            if self._blocked == (request, self._kv.pool.num_frees):
+            if (firsts_only and request.rank) or self._blocked == (request, self._kv.pool.num_frees):
                 break
             try:
                 admitted = self._try_admit(request, step)

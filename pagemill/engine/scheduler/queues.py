@@ -1,106 +1,78 @@
 """Order: who waits in front of whom, and who gives way when memory is short. Knows nothing about why."""
 
 import heapq
-from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from pagemill.engine.request import Request
 from pagemill.errors import ConfigError
 
-
-class WaitingQueue(ABC):
-    """Requests that do not run, in the order in which they shall. Every operation is O(1) or O(log n)."""
-
-    @abstractmethod
-    def push(self, request: Request) -> None:
-        """Add a request that arrived."""
-
-    @abstractmethod
-    def push_back(self, request: Request) -> None:
-        """Return a request that ran: it goes before all that have not."""
-
-    @abstractmethod
-    def peek(self) -> Request:
-        """The first. The queue must not be empty."""
-
-    @abstractmethod
-    def remove(self, request: Request) -> None:
-        """Take a request out, wherever it is."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Requests in the queue."""
-
-    @abstractmethod
-    def victims(self, running: Iterable[Request]) -> list[Request]:
-        """Running requests such that the one to give way first is the last."""
+Key = Callable[[Request], tuple[Any, ...]]
+COMPACT_FROM = 64
+"""Entries of requests that left are kept while there are no more of them than this, or than others."""
 
 
-class FcfsQueue(WaitingQueue):
-    """First come, first served."""
+class WaitingQueue:
+    """Requests that do not run, in the order in which they shall. Every operation is O(log n), amortized.
 
-    def __init__(self) -> None:
-        self._requests: OrderedDict[str, Request] = OrderedDict()
+    One that ran and had to give way takes its place in the order again: before all of those that it had preceded.
+    """
 
-    def push(self, request: Request) -> None:
-        self._requests[request.request_id] = request
-
-    def push_back(self, request: Request) -> None:
-        self._requests[request.request_id] = request
-        self._requests.move_to_end(request.request_id, last=False)
-
-    def peek(self) -> Request:
-        return next(iter(self._requests.values()))
-
-    def remove(self, request: Request) -> None:
-        del self._requests[request.request_id]
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def victims(self, running: Iterable[Request]) -> list[Request]:
-        return sorted(running, key=lambda request: request.sequence)
-
-
-class PriorityQueue(WaitingQueue):
-    """Lower priority value first, then earlier arrival."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, float, int], Request]] = []
+    def __init__(self, key: Key) -> None:
+        """`key`: the order, the same for all time, and another one for each request."""
+        self._key = key
+        self._heap: list[tuple[tuple[Any, ...], Request]] = []
         self._live: dict[str, Request] = {}
 
     def push(self, request: Request) -> None:
-        heapq.heappush(self._heap, (_rank(request), request))
+        """Add a request that arrived, or had to give way."""
+        heapq.heappush(self._heap, (self._key(request), request))
         self._live[request.request_id] = request
 
-    def push_back(self, request: Request) -> None:
-        self.push(request)
-
     def peek(self) -> Request:
+        """The first. The queue must not be empty."""
         return self._heap[0][1]
 
     def remove(self, request: Request) -> None:
+        """Take a request out, wherever it is."""
         del self._live[request.request_id]
-        while self._heap and self._live.get(self._heap[0][1].request_id) is not self._heap[0][1]:
+        while self._heap and not self._is_live(self._heap[0][1]):
             heapq.heappop(self._heap)
+        if len(self._heap) > COMPACT_FROM + 2 * len(self._live):
+            self._heap = [entry for entry in self._heap if self._is_live(entry[1])]
+            heapq.heapify(self._heap)
 
     def __len__(self) -> int:
+        """Requests in the queue."""
         return len(self._live)
 
     def victims(self, running: Iterable[Request]) -> list[Request]:
-        return sorted(running, key=_rank)
+        """Running requests such that the one to give way first is the last."""
+        return sorted(running, key=self._key)
+
+    def precedes(self, request: Request, other: Request) -> bool:
+        """Whether a request goes before another."""
+        return self._key(request) < self._key(other)
+
+    def _is_live(self, request: Request) -> bool:
+        return self._live.get(request.request_id) is request
 
 
-def _rank(request: Request) -> tuple[int, float, int]:
-    return request.priority, request.arrival_time, request.sequence
+def _by_arrival(request: Request) -> tuple[int, int]:
+    """First come, first served; but the first completion of every call comes before all that are not."""
+    return request.rank, request.sequence
 
 
-QUEUES: dict[str, type[WaitingQueue]] = {"fcfs": FcfsQueue, "priority": PriorityQueue}
+def _by_priority(request: Request) -> tuple[int, int, float, int]:
+    """Lower priority value first, then as above, by the time of the front end."""
+    return request.priority, request.rank, request.arrival_time, request.sequence
+
+
+KEYS: dict[str, Key] = {"fcfs": _by_arrival, "priority": _by_priority}
 
 
 def make_queue(policy: str) -> WaitingQueue:
     """The empty queue of a policy. Raises ConfigError for an unknown one."""
-    if policy not in QUEUES:
-        raise ConfigError(f"scheduling_policy={policy!r} is not one of {', '.join(QUEUES)}")
-    return QUEUES[policy]()
+    if policy not in KEYS:
+        raise ConfigError(f"scheduling_policy={policy!r} is not one of {', '.join(KEYS)}")
+    return WaitingQueue(KEYS[policy])

@@ -132,9 +132,10 @@ class Scheduler:
             return self._repeat(self._steady)
         self._kv.begin_step()
         step = StepBuilder(self._next_step_id, self._limits.max_num_batched_tokens)
+        yielded = len(self._waiting) and self._yield_to_first()
         preempted = self._continue_running(step)
         if not preempted and len(self._waiting):
-            for request, error in self._admission.admit(step):
+            for request, error in self._admission.admit(step, firsts_only=bool(yielded)):
                 self._fail_waiting(request, error)
         return self._dispatch(step)
 
@@ -223,13 +224,28 @@ class Scheduler:
         return grown if victims is None else [blocks for blocks in grown if states.in_use[blocks.slot]]
 
     def _preempt(self, request: Request) -> None:
-        """Take a request's blocks and slot; it waits in front of all others, and will be computed anew."""
+        """Take a request's blocks and slot; it waits for its turn again, and will be computed anew."""
         if request.slot is None:
             raise RuntimeError(f"{request} is to be preempted, but does not run")
         self._release([request.slot])
         request.status = RequestStatus.PREEMPTED
-        self._waiting.push_back(request)
+        self._waiting.push(request)
         self._num_preemptions += 1
+
+    def _yield_to_first(self) -> bool:
+        """A later completion of some call gives way to the first one of another that finds no slot or no blocks: so
+        nobody waits for the end of a call with thousands of them. One gives way in a step."""
+        first = self._waiting.peek()
+        if first.rank or not self._admission.is_stuck(first):
+            return False
+        states = self._states
+        if not states.yields[states.running].any():
+            return False
+        victim = self._waiting.victims(states.occupant(slot) for slot in states.running.tolist())[-1]
+        yields = bool(states.yields[victim.slot]) and self._waiting.precedes(first, victim)
+        if yields:
+            self._preempt(victim)
+        return yields
 
     def _commit_full_blocks(self, slots: IntArray, computed: IntArray, target: IntArray) -> None:
         """Share the blocks that this step fills, as far as all their tokens are known."""

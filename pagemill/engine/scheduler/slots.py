@@ -7,6 +7,7 @@ import numpy as np
 
 from pagemill.engine.request import Request, RequestStatus
 from pagemill.engine.scheduler.limits import IntArray
+from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NO_TOKEN, Int32Array
 
@@ -46,6 +47,9 @@ class SlotStates:
         """Slot -> all stop ids, for requests that have NUM_STOP_IDS or more."""
         self.unannounced = np.zeros(num_slots, bool)
         """Whether no output of the request was reported yet."""
+        self.yields = np.zeros(num_slots, bool)
+        """Whether the request gives way to the first completion of another call: it is not the first of its own, and
+        runs for more than its prompt."""
         self.epoch = np.zeros(num_slots, np.int64)
         self._recent = np.zeros(num_slots * max_recent, np.int32)
         """The slots' newest tokens: those of slot s begin at s * max_recent."""
@@ -75,6 +79,7 @@ class SlotStates:
         self.capacity[slot] = self.next_commit[slot] = 0
         self.length_limit[slot] = request.length_limit
         self.unannounced[slot] = not request.announced
+        self.yields[slot] = request.rank > 0 and not isinstance(request.params, PoolingParams)
         self._next_recent[slot] = slot * self._max_recent
         self._set_stops(slot, request)
         return slot

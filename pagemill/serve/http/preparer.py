@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
+from pagemill.errors import RequestError
 from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import SamplingParams
@@ -69,6 +70,7 @@ class Preparer:
         body = parse_body(raw, ChatBody)
         self._model.check(body.model)
         params = body.to_sampling_params(self._preparation.default_params)
+        self._check_total(1, params.n, params.max_tokens)
         yield _form_of(body, params)
         prompt = self._preparation.chats.render(body.messages, body.to_chat_options())
         options = RequestOptions(
@@ -84,6 +86,7 @@ class Preparer:
         body = parse_body(raw, CompletionBody)
         self._model.check(body.model)
         params = body.to_sampling_params(self._preparation.default_params)
+        self._check_total(len(body.prompt), params.n, body.max_tokens)
         yield _form_of(body, params)
         options = RequestOptions(
             priority=body.priority or 0,
@@ -106,6 +109,19 @@ class Preparer:
         )
         for prompt in body.input:
             yield PreparedPrompt(self._preparation.inputs.prepare(prompt, params, options).request)
+
+    def _check_total(self, num_prompts: int, n: int, max_tokens: int | None) -> None:
+        """Raises RequestError when the completions of one body may get more tokens than the deployment can hold. What
+        the client did not ask for in so many words does not count; a single completion has the context as its limit."""
+        num_completions, most = num_prompts * n, self._preparation.num_cache_tokens
+        if max_tokens is None or num_completions == 1 or num_completions * max_tokens <= most:
+            return
+        raise RequestError(
+            f"{num_prompts} prompts x n={n} x max_tokens={max_tokens} are {num_completions * max_tokens} tokens in one "
+            f"request, more than the KV cache of this server holds ({most} tokens): lower max_tokens or n, or send "
+            "several requests",
+            "max_tokens",
+        )
 
     def _prepared(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions, echo: bool = False

@@ -36,6 +36,7 @@ class HelperBirth(msgspec.Struct, frozen=True):
     facts: ModelFacts
     scheduler: SchedulerConfig
     ready: EngineReady
+    num_engines: int
     served_model_name: str
     socket_fd: int = -1
 
@@ -80,7 +81,7 @@ def run(payload: bytes, report: Report) -> None:
     with paused():
         pooler = birth.model.pooler_config if birth.model.pools else None
         tokenizer = tokenizer_of(birth.model, birth.facts)
-        preparation = Preparation(tokenizer, birth.facts, birth.ready, birth.scheduler, pooler)
+        preparation = Preparation(tokenizer, birth.facts, birth.ready, birth.scheduler, pooler, birth.num_engines)
     with socket.socket(fileno=birth.socket_fd) as sock:
         serve(sock, Preparer(preparation, ServedModel(birth.served_model_name, created=0)))
 

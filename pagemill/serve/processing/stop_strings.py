@@ -6,18 +6,18 @@ begins some stop string. So each character is looked at once, and exactly the te
 string is held back.
 """
 
-from functools import lru_cache
+from collections import OrderedDict
 
 ROOT = 0
+MAX_CACHED_CHARS = 16_384
 
 
 class StopAutomaton:
     """The compiled form of a set of stop strings; shared by requests, never changed."""
 
-    __slots__ = ("_back", "_children", "_depth", "_held", "_matched", "first_chars")
+    __slots__ = ("_back", "_children", "_depth", "_held", "_matched")
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self.first_chars = frozenset(stop[0] for stop in stops)
         self._children: list[dict[str, int]] = [{}]
         self._depth = [0]
         self._matched: list[str | None] = [None]
@@ -74,18 +74,44 @@ class StopAutomaton:
         return self._held[state]
 
 
-@lru_cache(maxsize=64)
-def _compiled(stops: tuple[str, ...]) -> StopAutomaton:
-    return StopAutomaton(stops)
+class AutomatonCache:
+    """The compiled forms that were used last, as many as have `max_chars` characters of stop strings altogether: a
+    character takes some 300 bytes. Used from one thread at a time."""
+
+    def __init__(self, max_chars: int = MAX_CACHED_CHARS) -> None:
+        self._max_chars = max_chars
+        self._num_chars = 0
+        self._found: OrderedDict[tuple[str, ...], StopAutomaton] = OrderedDict()
+
+    def get(self, stops: tuple[str, ...]) -> StopAutomaton:
+        """The compiled form, made when it is not there."""
+        automaton = self._found.pop(stops, None)
+        if automaton is None:
+            automaton = StopAutomaton(stops)
+            self._num_chars += _num_chars(stops)
+        self._found[stops] = automaton
+        while self._num_chars > self._max_chars:
+            self._num_chars -= _num_chars(self._found.popitem(last=False)[0])
+        return automaton
+
+
+def _num_chars(stops: tuple[str, ...]) -> int:
+    return sum(map(len, stops))
+
+
+_cache = AutomatonCache()
 
 
 class StopMatcher:
     """The state of one text. The stop string that is complete first ends it; of those ending together, the longest."""
 
-    __slots__ = ("_automaton", "_held", "_include", "_state")
+    __slots__ = ("_automaton", "_first_chars", "_held", "_include", "_state", "_stops")
 
     def __init__(self, stops: tuple[str, ...], include_in_output: bool) -> None:
-        self._automaton = _compiled(stops)
+        self._stops = stops
+        self._first_chars = frozenset(stop[0] for stop in stops)
+        self._automaton: StopAutomaton | None = None
+        """None until a stop string may have begun: most never do, and a request that waits takes no memory for it."""
         self._include = include_in_output
         self._state = ROOT
         self._held = ""
@@ -95,9 +121,11 @@ class StopMatcher:
 
         While not `armed`, stop strings that end in the piece do not count.
         """
-        automaton = self._automaton
-        if self._state == ROOT and automaton.first_chars.isdisjoint(piece):
+        if self._state == ROOT and self._first_chars.isdisjoint(piece):
             return piece, None
+        automaton = self._automaton
+        if automaton is None:
+            automaton = self._automaton = _cache.get(self._stops)
         text, state = self._held + piece, self._state
         for position, char in enumerate(piece, start=len(self._held) + 1):
             state = automaton.advance(state, char)

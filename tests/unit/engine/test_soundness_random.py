@@ -22,7 +22,7 @@ from pagemill.engine.scheduler import admission as admission_module
 from pagemill.engine.scheduler import scheduler as scheduler_module
 from pagemill.engine.scheduler.admission import Admission
 from pagemill.engine.scheduler.limits import room_to_limit
-from pagemill.engine.scheduler.queues import FcfsQueue, PriorityQueue
+from pagemill.engine.scheduler.queues import WaitingQueue
 from pagemill.engine.scheduler.scheduler import Scheduler
 from tests.fakes.random_traffic import random_run
 from tests.marks import slow
@@ -34,6 +34,7 @@ HAPPENS = (
     "evicted",
     "preempted",
     "preempted with a token in flight",
+    "yielded",
     "cached",
     "copied",
     "cached after preemption",
@@ -196,14 +197,19 @@ def a_step_that_preempts_admits(real):
     return lambda scheduler, step: real(scheduler, step) and False
 
 
-@patched(FcfsQueue, "victims")
+@patched(WaitingQueue, "victims")
 def the_first_gives_way(real):
     return lambda queue, running: real(queue, running)[::-1]
 
 
-@patched(PriorityQueue, "push_back")
+@patched(WaitingQueue, "push")
 def the_preempted_are_forgotten(real):
-    return lambda queue, request: None
+    return lambda queue, request: request.scheduled_at or real(queue, request)
+
+
+@patched(WaitingQueue, "precedes")
+def a_later_completion_gives_way_to_one_behind_it(real):
+    return lambda queue, request, other: True
 
 
 @patched(Admission, "_count_prefix")

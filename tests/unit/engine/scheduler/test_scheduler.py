@@ -456,3 +456,47 @@ def test_tokens_in_flight_of_a_request_that_is_gone_are_not_the_next_ones():
     (row,) = scheduler.update(output(third, 6)).outputs
     assert (row.request_id, row.new_token_ids) == ("b", [6])
     scheduler.check_integrity()
+
+
+# --- calls with many completions ----------------------------------------------------------------------------------
+
+
+def test_a_first_completion_takes_the_slot_of_a_later_one():
+    client, worker = engine(max_num_seqs=2)
+    client.add(*(core_request(f"hog{rank}", [7, 7], rank=rank, **NO_STOP) for rank in range(4)))
+    for _ in range(3):
+        client.step()
+    small = core_request("small", [5, 6], max_tokens=2)
+    client.add(small)
+    for _ in range(3):
+        client.step()
+    assert client.tokens["small"] == expected(worker, small)
+    assert client.stats.num_preemptions == 1
+    while client.core.has_work():
+        client.step()
+    for rank in range(4):
+        hog = core_request(f"hog{rank}", [7, 7], rank=rank, **NO_STOP)
+        assert client.tokens[f"hog{rank}"] == expected(worker, hog)
+
+
+def test_a_first_completion_waits_for_first_ones_and_for_nothing_that_ends_by_itself():
+    client, _ = engine(max_num_seqs=2)
+    client.add(core_request("a", [1], **NO_STOP), core_request("b", [2], rank=0, **NO_STOP))
+    client.step()
+    client.add(core_request("c", [3], max_tokens=1))
+    for _ in range(5):
+        client.step()
+    assert client.stats.num_preemptions == 0
+    assert "c" not in client.tokens or not client.tokens["c"]
+
+
+def test_the_only_slot_is_given_up_too():
+    client, worker = engine(max_num_seqs=1)
+    client.add(core_request("hog0", [1], max_tokens=1), core_request("hog1", [1], rank=1, **NO_STOP))
+    for _ in range(4):
+        client.step()
+    small = core_request("small", [5, 6], max_tokens=2)
+    client.add(small)
+    for _ in range(3):
+        client.step()
+    assert client.tokens["small"] == expected(worker, small)

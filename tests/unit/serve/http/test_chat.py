@@ -126,3 +126,12 @@ async def test_an_error_within_a_stream_is_an_event(connect: Connect) -> None:
     found = events(await client.post(PATH, json=BODY | {"stream": True}))
     assert found[-1]["error"]["code"] == "engine_dead"
     assert found[0]["choices"][0]["delta"]["role"] == "assistant"
+
+
+async def test_more_tokens_than_the_cache_holds_are_refused(connect: Connect) -> None:
+    client = await connect(FakeCore(num_blocks=4))
+    body = {"messages": [{"role": "user", "content": "hi"}], "n": 4, "temperature": 1, "max_completion_tokens": 17}
+    refused = await client.post(PATH, json=body)
+    assert refused.status_code == 400
+    assert "1 prompts x n=4 x max_tokens=17 are 68 tokens" in refused.json()["error"]["message"]
+    assert (await client.post(PATH, json=body | {"max_completion_tokens": 16})).status_code == 200

@@ -82,8 +82,20 @@ async def test_stop_strings_and_include(connect: Connect) -> None:
 
 
 async def test_many_prompts(connect: Connect) -> None:
-    client = await connect()
+    client = await connect(FakeCore(num_blocks=1024))
     whole = (
         await client.post(PATH, json={"prompt": [f"{index:04d}" for index in range(1024)], "max_tokens": 4})
     ).json()
     assert [choice["text"] for choice in whole["choices"]] == [f"{index:04d}" for index in range(1024)]
+
+
+async def test_more_tokens_than_the_cache_holds_are_refused_when_they_were_asked_for(connect: Connect) -> None:
+    client = await connect(FakeCore(num_blocks=4))
+    body = {"prompt": ["a", "b"], "n": 4, "max_tokens": 8, "temperature": 1}
+    assert (await client.post(PATH, json=body)).status_code == 200
+    refused = await client.post(PATH, json=body | {"max_tokens": 9})
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"] == "max_tokens"
+    assert "2 prompts x n=4 x max_tokens=9 are 72 tokens" in error["message"] and "64 tokens" in error["message"]
+    assert (await client.post(PATH, json={"prompt": "a", "max_tokens": 100})).status_code == 200
+    assert (await client.post(PATH, json={"prompt": ["a"] * 5, "temperature": 1})).status_code == 200

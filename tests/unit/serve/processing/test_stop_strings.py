@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagemill.serve.processing.stop_strings import StopMatcher
+from pagemill.serve.processing.stop_strings import AutomatonCache, StopMatcher
 
 TEXTS = st.text(alphabet="abc", max_size=24)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -71,3 +71,25 @@ def test_unarmed_pieces_do_not_stop_but_still_hold_back() -> None:
     matcher = StopMatcher(("xyz", "no"), False)
     assert matcher.feed("no xy", armed=False) == ("no ", None)
     assert matcher.feed("z!") == ("", "xyz")
+
+
+def test_compiled_stop_strings_are_kept_up_to_a_number_of_characters() -> None:
+    cache = AutomatonCache(max_chars=100)
+    small, other, large = ("a" * 40,), ("b" * 50,), ("c" * 99,)
+    first = cache.get(small)
+    assert cache.get(small) is first
+    cache.get(other)
+    assert cache.get(small) is first
+    kept = cache.get(large)
+    assert cache.get(large) is kept
+    assert cache.get(small) is not first
+    cache.get(("d" * 101,))
+    assert cache._num_chars == 0 == len(cache._found)
+
+
+def test_nothing_is_compiled_before_a_stop_string_may_have_begun() -> None:
+    matcher = StopMatcher(("xyz",), False)
+    assert matcher.feed("abc") == ("abc", None)
+    assert matcher._automaton is None
+    assert matcher.feed("xy") == ("", None)
+    assert matcher._automaton is not None
