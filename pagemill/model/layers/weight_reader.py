@@ -7,8 +7,11 @@ from torch import Tensor
 
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.loading.block_tensor import BlockTensor
-from pagemill.model.loading.stored import LayerTensor, WeightPart
+from pagemill.model.loading.part import Part
+from pagemill.model.loading.stored import LayerTensor, StoredTensor, WeightPart
 from pagemill.model.quantization.interface import QuantMethod, Role
+
+Declared = tuple[tuple[StoredTensor, Part | None], ...]
 
 
 class WeightReader:
@@ -23,24 +26,34 @@ class WeightReader:
         held: QuantMethod | None = None,
     ) -> None:
         """`held`: the method whose form the weights will take; by default that in which the first is stored."""
-        self.shapes = [part.shape for part in parts]
+        self.num_shards = len(parts)
         self._dtype: torch.dtype = ctx.dtype
         self._methods = [ctx.method(shard, role) for shard in range(len(parts))]
         self.held = held or self._methods[0]
         self._parts = parts
+        self._known: dict[tuple[int, int], Declared] = {}
+        """By method and part, which live as long as this."""
         self._arrived: dict[int, dict[str, Tensor | BlockTensor]] = {}
 
     def tensors(self, shard: int) -> Iterator[LayerTensor]:
         """What a checkpoint holds of one weight. Raises ModelError for a shape that its method does not store."""
-        part = self._parts[shard]
-        for stored in self._methods[shard].tensors(part.shape):
-            yield LayerTensor(stored, shard, stored.part_for(part, self.held.takes_blocks))
+        for stored, part in self._declared(shard):
+            yield LayerTensor(stored, shard, part)
 
     def take(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> Tensor | BlockTensor | None:
         """The weight, when this is the last of its tensors. Raises ModelError for values that cannot be."""
-        method, part = self._methods[shard], self._parts[shard]
         arrived = self._arrived.setdefault(shard, {})
         arrived[kind] = tensor
-        if any(not stored.unused and stored.kind not in arrived for stored in method.tensors(part.shape)):
+        if any(not stored.unused and stored.kind not in arrived for stored, _ in self._declared(shard)):
             return None
-        return method.decode(self._arrived.pop(shard), part, self._dtype)
+        return self._methods[shard].decode(self._arrived.pop(shard), self._parts[shard], self._dtype)
+
+    def _declared(self, shard: int) -> Declared:
+        """What the method stores, and what is read of it. Experts share few methods and parts."""
+        method, part = self._methods[shard], self._parts[shard]
+        known = self._known.get((id(method), id(part)))
+        if known is None:
+            as_stored = self.held.takes_blocks
+            known = tuple((stored, stored.part_for(part, as_stored)) for stored in method.tensors(part.shape))
+            self._known[id(method), id(part)] = known
+        return known

@@ -36,7 +36,8 @@ CLASSES = {Role.LINEAR: "Linear", Role.HEAD: "Linear", Role.EMBEDDING: "Embeddin
 """What a checkpoint calls the classes of layers."""
 ORDERED = {None: False, "weight": False, "static": False, "group": True, "dynamic": True}
 """actorder -> whether each input says which group it belongs to (weight_g_idx)."""
-_MAX_PATTERNS = 1000
+_MAX_GROUPS = 100
+_MAX_PATTERNS = 200
 _MAX_PATTERN = 200
 _MAX_REPEATS = 3
 
@@ -49,6 +50,10 @@ class Scheme:
     group_size: int | None
     """Inputs that share a scale; None: all of an output."""
     ordered: bool
+
+    def size_for(self, width: int) -> int:
+        """Inputs of a group, of so many."""
+        return width if self.group_size is None else min(self.group_size, width)
 
 
 class PackedIntegers(QuantMethod):
@@ -63,7 +68,7 @@ class PackedIntegers(QuantMethod):
 
     def tensors(self, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
         scheme, (num_rows, width) = self._scheme, shape
-        size = scheme.group_size or width
+        size = scheme.size_for(width)
         num_groups, per_word = ceil_div(width, size), 32 // scheme.bits
         # Where every input names its group, a rank's inputs may need any of them.
         scale_columns = None if scheme.ordered or scheme.group_size is None else Axis(1, size)
@@ -82,7 +87,7 @@ class PackedIntegers(QuantMethod):
         scheme, columns = self._scheme, part.columns
         integers = unpack(tensors["weight_packed"], scheme.bits)
         first = columns.start % (32 // scheme.bits)
-        size = scheme.group_size or part.shape[1]
+        size = scheme.size_for(part.shape[1])
         if scheme.ordered:
             groups = tensors["weight_g_idx"].long()
         else:
@@ -116,6 +121,12 @@ class CompressedTensors(Quantization):
         self._ignored = Names(ignore)
         self._groups = [(Names(targets), method) for targets, method in groups]
         self._computing = computing
+        num_patterns = sum(len(names.patterns) for names in (self._ignored, *(names for names, _ in self._groups)))
+        if len(groups) > _MAX_GROUPS or num_patterns > _MAX_PATTERNS:
+            raise ModelError(
+                f"quantization_config has {len(groups)} groups and {num_patterns} patterns; at most {_MAX_GROUPS} and "
+                f"{_MAX_PATTERNS} are read"
+            )
 
     def method(self, module: str, role: Role) -> QuantMethod:
         kind = CLASSES[role]
@@ -132,14 +143,12 @@ class Names:
 
     def __init__(self, targets: list[str]) -> None:
         """Raises ModelError for a pattern that is damaged, or could take long."""
-        if len(targets) > _MAX_PATTERNS:
-            raise ModelError(f"quantization_config lists {len(targets)} layers in one place; at most {_MAX_PATTERNS}")
         self.exact = frozenset(target for target in targets if not target.startswith("re:"))
-        self._patterns = [_compiled(target[3:]) for target in targets if target.startswith("re:")]
+        self.patterns = [_compiled(target[3:]) for target in targets if target.startswith("re:")]
 
     def has(self, name: str) -> bool:
         """Whether the name is one of them."""
-        return name in self.exact or any(pattern.match(name) for pattern in self._patterns)
+        return name in self.exact or any(pattern.match(name) for pattern in self.patterns)
 
 
 def make(request: QuantRequest) -> Quantization:

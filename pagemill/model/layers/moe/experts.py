@@ -36,24 +36,22 @@ class Experts(nn.Module):
             self.group = ctx.groups.tp
             self.held = range(num_experts)
             inner = even_split(inner_size, self.group.rank, self.group.size, "moe_intermediate_size")
-        shards = range(3 * num_experts)
-        self._reader = WeightReader(ctx, [self._part(shard, (inner_size, size), inner) for shard in shards])
+        parts = []
+        for elsewhere in (False, True):
+            up = WeightPart((inner_size, size), inner, range(size), elsewhere)
+            parts.append((up, up, WeightPart((size, inner_size), range(size), inner, elsewhere)))
+        here, others = parts
+        of_all = [part for expert in range(num_experts) for part in (here if expert in self.held else others)]
+        self._reader = WeightReader(ctx, of_all)
         """Of the weights of all experts of the model, this rank's or not."""
         self.sizes = ExpertSizes(len(self.held), size, len(inner))
         self.weights: ExpertWeights | None = None
         self._waiting: dict[int, Tensor | BlockTensor] = {}
         """Gates without their up, and the other way round, by shard."""
 
-    def _part(self, shard: int, shape: tuple[int, int], inner: range) -> WeightPart:
-        expert, which = divmod(shard, 3)
-        elsewhere = expert not in self.held
-        if which == DOWN:
-            return WeightPart(shape[::-1], range(shape[1]), inner, elsewhere)
-        return WeightPart(shape, inner, range(shape[1]), elsewhere)
-
     def checkpoint_tensors(self) -> Iterator[LayerTensor]:
         """Every tensor of a checkpoint that belongs to the layer, whichever rank reads it."""
-        for shard in range(len(self._reader.shapes)):
+        for shard in range(self._reader.num_shards):
             yield from self._reader.tensors(shard)
 
     def load(self, kind: str, shard: int, tensor: Tensor | BlockTensor) -> None:

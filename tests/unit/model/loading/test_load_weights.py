@@ -20,6 +20,9 @@ def test_the_weight_map_stacks_strips_and_ignores():
     assert MAP.source_name(target) == "model.layers.0.self_attn.k_proj.bias"
     assert MAP.target("lm_head.weight") == Target("lm_head", "weight", 0)
     assert MAP.target("model.layers.0.rotary_emb.inv_freq") is None
+    target = MAP.target("model.layers.0.mlp.down_proj.weight.absmax")
+    assert target == Target("layers.0.mlp.down_proj", "weight.absmax", 0)
+    assert MAP.source_name(target) == "model.layers.0.mlp.down_proj.weight.absmax"
 
 
 @pytest.fixture

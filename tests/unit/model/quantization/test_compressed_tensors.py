@@ -15,6 +15,7 @@ from pagemill.model.factory import load_model
 from pagemill.model.kernels.linear import packs_natively
 from pagemill.model.kernels.linear_int import Q4_0, Q8_0
 from pagemill.model.loading.block_tensor import BlockTensor
+from pagemill.model.loading.stored import WeightPart
 from pagemill.model.quantization.choose import choose
 from pagemill.model.quantization.compressed_tensors import make
 from pagemill.model.quantization.grouped_integers import GroupedIntegers
@@ -136,6 +137,7 @@ def test_dummy_weights_are_integers_too(tmp_path: Path) -> None:
     assert load(packed, load_format="dummy").logits(TOKENS).isfinite().all()
 
 
+LAYER = Layout().config()["config_groups"]["group_0"]
 EDITS = {
     "missing": (lambda tensors, name: tensors.pop(f"{name}.weight_scale"), r"lacks tensors .*k_proj\.weight_scale"),
     "extra": (
@@ -191,6 +193,8 @@ def request(change: dict[str, Any], weights: dict[str, Any]) -> QuantRequest:
         ({"ignore": ["re:("]}, {}, r"pattern '\(' in quantization_config is damaged"),
         ({"ignore": ["re:(a+)+$"]}, {}, r"could take long"),
         ({"ignore": ["re:" + ".*" * 9]}, {}, r"could take long"),
+        ({"ignore": ["re:a"] * 300}, {}, r"has 1 groups and 300 patterns; at most 100 and 200"),
+        ({"config_groups": dict.fromkeys(map(str, range(101)), LAYER)}, {}, r"has 101 groups"),
         ({}, {"num_bits": 3}, r"weights\.num_bits=3 is not supported; supported: 4, 8"),
         ({}, {"num_bits": True}, r"weights\.num_bits=True is not supported"),
         ({}, {"type": "float"}, r"weights\.type='float' is not supported"),
@@ -204,6 +208,18 @@ def request(change: dict[str, Any], weights: dict[str, Any]) -> QuantRequest:
 def test_what_is_not_supported_is_named(change: dict[str, Any], weights: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         make(request(change, weights))
+
+
+def test_a_group_larger_than_a_layer_is_one_scale() -> None:
+    method = make(request({}, {"group_size": 10**40})).method("model.layers.0.mlp.up_proj", Role.LINEAR)
+    packed, scale, _ = method.tensors((32, 64))
+    assert (packed.shape, scale.shape) == ((32, 8), (32, 1))
+    weight = method.decode(
+        {"weight_packed": torch.full((32, 8), 0x77777777, dtype=torch.int32), "weight_scale": torch.full((32, 1), 3.0)},
+        WeightPart((32, 64), range(32), range(64)),
+        torch.float32,
+    )
+    assert torch.equal(weight, torch.full((32, 64), -3.0))
 
 
 def test_activations_that_are_quantized_are_refused() -> None:
