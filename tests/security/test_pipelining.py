@@ -65,6 +65,21 @@ def test_who_leaves_is_aborted(leave, stream, behind):
         assert core.num_running == 0, "a request behind it was begun"
 
 
+def test_a_large_body_does_not_hide_it_either():
+    """Reading pauses while the application has not taken the body; nobody is sent an interim response for that."""
+    core = FakeCore(step_s=0.02)
+    body = LONG | {"user": "x" * 3_000_000}
+    with running_server(core) as url:
+        answer = answer_to(url, post(body | {"max_tokens": 100}, "/v1/completions", *CLOSE))
+        assert answer.startswith(b"HTTP/1.1 200")
+        sock = connect(url)
+        sock.sendall(post(body))
+        wait_until(lambda: core.num_running == 1)
+        sock.close()
+        wait_until(lambda: core.num_running == 0, 2)
+        assert len(core.aborted) == 1
+
+
 def test_rubbish_behind_a_request_spoils_no_answer():
     core = FakeCore(step_s=0.001)
     with running_server(core) as url:

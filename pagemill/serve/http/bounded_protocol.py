@@ -155,6 +155,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.cycle.response_complete:
             self._all.busy(self)
         super().on_message_complete()
+        if not self.pipeline:  # nothing more of this request can come, but news that the client left
+            self.flow.resume_reading()
 
     # What requests call
 
@@ -199,7 +201,8 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._running is not None and (self.flow.read_paused or self._client_is_done):
             self._read_until = max(self._read_until, now + self._limits.head_s)
             self._look_for_hang_up()
-            self._probe(self._running)  # where much is unread, news of the end of it waits behind it
+            if self._rest or self.pipeline:  # where much is unread, news of the end waits behind it
+                self._probe(self._running)
         elif now >= self._read_until:
             self._end_waiting()
 

@@ -20,6 +20,11 @@ T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
 
 
+async def read_body(request: Request) -> bytes:
+    """The whole body. Unlike `request.body()`, the request does not keep it for as long as it is answered."""
+    return b"".join([part async for part in request.stream()])
+
+
 def parse_body(raw: bytes, kind: type[Body]) -> Body:
     """A JSON body, parsed and validated in one pass. Raises RequestError, which holds nothing of the body."""
     try:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 
 from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.http.connection import read_body
 from pagemill.serve.http.preparer import AnswerForm, Part, PreparedPrompt, Preparer
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.served_model import ServedModel
@@ -39,7 +40,7 @@ class Intake:
 
         Raises RequestError, EngineOverloadedError, UnavailableError, EngineDeadError, GenerationFailedError.
         """
-        raw = await request.body()
+        raw = await read_body(request)
         self._engine.check_load()
         if self._helpers is not None and len(raw) > LARGE_BODY_BYTES:
             return _taken_in(await self._helpers.prepare(kind, raw))
