@@ -22,7 +22,6 @@ logger = get_logger(__name__)
 
 Connect = Callable[[EngineUp], EngineConnection]
 RESTARTING = "it is being restarted"
-NOT_REACHED = "it cannot be reached; the connection is being made again"
 
 
 class LinksListener(Protocol):
@@ -125,8 +124,7 @@ class EngineLinks:
 
     def problem(self) -> str | None:
         """What is wrong with the engines now; None when all of them work."""
-        problems = [f"engine {index} is down: {self._cause(index)}" for index in range(self.num_engines)]
-        found = [text for index, text in enumerate(problems) if self.get(index) is None]
+        found = [self._why_unreached(index) for index in range(self.num_engines) if self.get(index) is None]
         if found:
             return "; ".join(found)
         stalled = [link.index for link in self._links.values() if link.stalled]
@@ -159,10 +157,10 @@ class EngineLinks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _cause(self, index: int) -> str:
+    def _why_unreached(self, index: int) -> str:
         if index in self._links:
-            return NOT_REACHED
-        return self._gone.get(index, self._restarting.get(index, RESTARTING))
+            return f"engine {index} cannot be reached: the connection is being made again"
+        return f"engine {index} is down: {self._gone.get(index, self._restarting.get(index, RESTARTING))}"
 
     def _apply(self, event: FleetEvent) -> None:
         link = self._links.get(event.index)

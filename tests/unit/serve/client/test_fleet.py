@@ -379,7 +379,7 @@ async def test_a_lost_connection_is_made_again_and_streams_go_on():
         lost = fleet[0, 0]
         lost.lose()
         await until(lambda: fleet.client.problem() is not None)
-        assert fleet.client.problem() == "engine 0 is down: it cannot be reached; the connection is being made again"
+        assert fleet.client.problem() == "engine 0 cannot be reached: the connection is being made again"
         assert not fleet.client.accepts()
         await until(lambda: fleet[0, 0] is not lost and fleet.client.accepts())  # noqa: B023
         assert lost.closed
