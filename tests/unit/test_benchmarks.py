@@ -16,6 +16,7 @@ from cpu_roofline import Row as KernelRow
 from cpu_roofline import rows_table, step_parts, step_rows
 from peers import http_load
 from peers.jobs import Row
+from two_checkouts import ROWS, interval_of_median, report
 
 OURS, PEER, SLOWER = ("ours", "x"), ("peer", "x"), ("slower", "x")
 GAP_S = 0.05
@@ -102,3 +103,18 @@ def test_a_step_is_compared_with_all_of_its_kernels():
     assert sum(parts.values()) == 30 * 8 + 3
     missing = [KernelRow(*name, 0, 0, "int8", "L2", 1.0) for name in list(parts)[:-1]]
     assert list(step_rows(missing)) == []
+
+
+def test_the_interval_of_a_median_holds_it_with_the_confidence_that_so_many_values_allow():
+    assert interval_of_median([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert interval_of_median([float(value) for value in range(15)]) == (
+        3.0,
+        11.0,
+    )  # 0.965, as in tables of the sign test
+    assert interval_of_median([float(value) for value in range(6)]) == (0.0, 5.0)
+
+
+def test_a_ratio_above_1_is_better_after():
+    faster, earlier = [(100.0, 110.0)] * 3, [(2.0, 1.0)] * 3
+    assert "| 100 | 110 | 1.100 (1.100 to 1.100) |" in report("decode", ROWS["decode"], faster)
+    assert "| 2 | 1 | 2.000 (2.000 to 2.000) |" in report("start", ROWS["start"], earlier)
