@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pagemill.errors import ConfigError
 
+MIN_SECRET_CHARS = 16
+
 
 def _read(name: str) -> str | None:
     """Value of PAGEMILL_<name>; VLLM_<name> is accepted as an alias. Empty counts as unset."""
@@ -83,8 +85,15 @@ def ipc_base() -> Path | None:
 
 
 def ipc_secret() -> str | None:
-    """PAGEMILL_IPC_SECRET: what the machines of one server prove to each other that they belong together with."""
-    return _read("IPC_SECRET")
+    """PAGEMILL_IPC_SECRET: what the machines of one server prove to each other that they belong together with; at least
+    16 characters."""
+    secret = _read("IPC_SECRET")
+    if secret is not None and len(secret) < MIN_SECRET_CHARS:
+        raise ConfigError(
+            f"PAGEMILL_IPC_SECRET has {len(secret)} characters; at least {MIN_SECRET_CHARS} are needed, such as "
+            "openssl rand -hex 32"
+        )
+    return secret
 
 
 def plugins() -> list[str] | None:

@@ -77,3 +77,7 @@ class HandshakeError(TransportError):
 
 class NoAnswerError(HandshakeError):
     """Nobody answered in time; another attempt may succeed."""
+
+
+class NotLetInError(NoAnswerError):
+    """Somebody listens, and lets nobody in who has this process's secret, or is too busy to answer."""

@@ -24,12 +24,13 @@ from pagemill.errors import (
     EngineDeadError,
     HandshakeError,
     NoAnswerError,
+    NotLetInError,
     PagemillError,
     PeerGoneError,
     TransportError,
 )
 from pagemill.log import get_logger
-from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
+from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp, FleetEvent
 from pagemill.messages.nodes import (
     HeadGoodbye,
     HeadMessage,
@@ -45,6 +46,7 @@ from pagemill.supervisor import Patience
 from pagemill.transport.addresses import ip_of, tcp_address
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
+from pagemill.transport.liveness import Introductions
 from pagemill.transport.sockets import ClientSocket
 from pagemill.utils.awake_clock import AwakeClock
 
@@ -54,7 +56,11 @@ POLL_S = 0.1
 PULSE_S = 0.5
 FIRST_CONNECT_S = 300.0
 """How long a node waits for a head that is not there yet."""
-TRY_S = 1.0
+HEAD_RETURN_S = 300.0
+"""How long it keeps its engines for a head that is gone without a word."""
+MAX_SHUT_OUT = 5
+"""Times that a head may listen and not answer a node that it never let in, before the secret is taken for wrong."""
+TRY_S, PAUSE_S = 1.0, 0.2
 MAX_GAP_S = 3.0
 """Between two looks at the head. A longer gap tells that this process itself did not run."""
 
@@ -62,19 +68,24 @@ MAX_GAP_S = 3.0
 class HeadLink:
     """The connection to the head. One thread calls `connect` and `run`; any thread may call `publish`, `fail`, `stop`.
 
-    A connection that was lost is made anew, and the head told what there is, for `timeout_s` seconds.
+    A connection that was lost, or silent for half of `timeout_s` seconds, is made anew, and the head told what there
+    is; a head that does not come back within `return_s` seconds is given up.
     """
 
-    def __init__(self, address: str, secret: str, hello: NodeHello, timeout_s: float) -> None:
-        self._address, self._hello, self._timeout_s = address, hello, timeout_s
-        self._greeting = Hello(secret=secret, role=Role.NODE, index=hello.first_rank)
+    def __init__(
+        self, address: str, secret: str, hello: NodeHello, timeout_s: float, return_s: float = HEAD_RETURN_S
+    ) -> None:
+        self._address, self._hello, self._timeout_s, self._return_s = address, hello, timeout_s, return_s
+        self._greetings = Introductions(Hello(secret=secret, role=Role.NODE, index=hello.first_rank))
         self._said: Codec[NodeMessage] = Codec(NodeMessage)
         self._answers: Codec[HeadMessage] = Codec(HeadMessage)
         self._events: SimpleQueue[FleetEvent] = SimpleQueue()
         self._state: dict[int, EngineUp | EngineDown] = {}
+        self._stalled: dict[int, EngineStalled] = {}
         self._socket: ClientSocket | None = None
         self._clock = AwakeClock(MAX_GAP_S)
         self._last_heard = 0.0
+        self._was_welcome = False
         self._stopping = False
         self._failure: PagemillError | None = None
 
@@ -95,18 +106,26 @@ class HeadLink:
         """Introduce this node. Raises ConfigError when the head refuses it, EngineDeadError when nobody answers for
         so long."""
         deadline = self._clock.now() + patience_s
+        num_shut_out = 0
         while not self._stopping:
             try:
-                self._socket = ClientSocket(self._address, self._greeting, timeout_s=TRY_S)
+                self._socket = ClientSocket(self._address, self._greetings.next(), timeout_s=TRY_S)
             except NoAnswerError as error:
+                num_shut_out += isinstance(error, NotLetInError)
+                if num_shut_out >= MAX_SHUT_OUT and not self._was_welcome:
+                    raise ConfigError(f"this node cannot join: {error} (PAGEMILL_IPC_SECRET)") from error
                 if self._clock.now() > deadline:
                     raise EngineDeadError(f"there is no head at {self._address}: {error}") from error
+                self._send_events()  # to nobody: they make the state that is told later
+                time.sleep(PAUSE_S)
                 continue
             except HandshakeError as error:
                 raise ConfigError(f"this node cannot join: {error}") from error
             self._say(self._hello)
             if self._is_welcome():
-                self._last_heard = self._clock.now()
+                self._was_welcome, self._last_heard = True, self._clock.now()
+                for event in (*self._state.values(), *self._stalled.values()):
+                    self._say(event)
                 return
             self.close()
 
@@ -140,11 +159,11 @@ class HeadLink:
             self._socket = None
 
     def _reconnect(self) -> None:
-        logger.warning("the head is silent; connecting anew")
+        logger.warning("the head cannot be reached; connecting anew, for %g s", self._return_s)
         self.close()
-        self.connect(self._timeout_s / 2)
-        for event in self._state.values():
-            self._say(event)
+        self.connect(self._return_s)
+        if not self._stopping:
+            logger.info("the head is there again")
 
     def _is_welcome(self) -> bool:
         """Raises ConfigError when it is not; False when the head does not say."""
@@ -161,7 +180,10 @@ class HeadLink:
                 return
             if isinstance(event, (EngineUp, EngineDown)):
                 self._state[event.index] = event
+                self._stalled.pop(event.index, None)
                 self._look_for_survivors()
+            elif isinstance(event, EngineStalled):
+                self._stalled[event.index] = event
             self._say(event)
 
     def _look_for_survivors(self) -> None:
@@ -203,6 +225,7 @@ def run_headless(
     secret: str,
     lockstep: bool = False,
     node_timeout_s: float = 10.0,
+    head_return_s: float = HEAD_RETURN_S,
 ) -> int:
     """Run this machine's engines for the head until it ends, or SIGINT or SIGTERM; the exit status.
 
@@ -221,7 +244,7 @@ def run_headless(
         shared_settings(config),
     )
     address = tcp_address(ip_of(plan.head[0]), plan.head[1])
-    link = HeadLink(address, secret, hello, node_timeout_s)
+    link = HeadLink(address, secret, hello, node_timeout_s, head_return_s)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: link.stop())
     logger.info("engines %s, for the head at %s", name_ranks(plan.local), address)

@@ -3,6 +3,7 @@
 Does not know how engines are started, nor who listens to the news. The other side is headless.py.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from pagemill.messages.nodes import (
     NodeRefused,
     NodeWelcome,
 )
-from pagemill.transport.codec import Codec, Frame
+from pagemill.transport.codec import Codec, Frame, Limits
 from pagemill.transport.handshake import Role
 from pagemill.transport.sockets import Peer, ServerSocket
 from pagemill.utils.awake_clock import AwakeClock
@@ -34,6 +35,10 @@ logger = get_logger(__name__)
 PULSE_S = 0.5
 MAX_GAP_S = 2.0
 """Between two looks at the nodes. A longer gap tells that this process itself did not run."""
+RETURN_S = 3.0
+"""A node whose connection is lost makes another within two seconds, unless its process is gone."""
+LIMITS = Limits(max_frames=16, max_frame_bytes=1 << 20, max_message_bytes=1 << 20)
+"""Of what nodes say."""
 
 
 @dataclass
@@ -41,10 +46,14 @@ class _Node:
     """A node that was welcomed."""
 
     hello: NodeHello
+    peer: Peer | None
+    """Its connection; None while that is lost."""
     ranks: range
     first_incarnations: dict[int, int]
     """Engine -> what its incarnation 0 on this node is called here."""
     last_heard: float
+    lost_at: float = 0.0
+    """When the connection was lost."""
     ups: dict[int, int] = field(default_factory=dict)
     """Engines that are up -> incarnation, as it is called here."""
 
@@ -53,8 +62,9 @@ class NodeDesk:
     """Listens for nodes on a thread of its own, until `close`.
 
     `ranks` are the engines that nodes may have, of `size` in all, and `settings` those that a node must share.
-    `publish` is called on the desk's thread. Engines of a node that comes back count on where the last ones ended, so
-    that news of the former are not taken for theirs. Raises ConfigError when the address cannot be bound.
+    `publish` is called on the desk's thread. A node whose connection is lost may make another: nothing has become of
+    its engines then. Those of a node that was taken for gone and comes back count on where the last ones ended, so that
+    news of the former are not taken for theirs. Raises ConfigError when the address cannot be bound.
     """
 
     def __init__(
@@ -71,11 +81,13 @@ class NodeDesk:
         self._publish = publish
         self._timeout_s = timeout_s
         self._clock = AwakeClock(MAX_GAP_S)
-        self._socket = ServerSocket(address, secret, accepts=(Role.NODE,))
+        self._socket = ServerSocket(address, secret, accepts=(Role.NODE,), limits=LIMITS)
         self.address = self._socket.address
         self._said: Codec[NodeMessage] = Codec(NodeMessage)
         self._answers: Codec[HeadMessage] = Codec(HeadMessage)
-        self._nodes: dict[Peer, _Node] = {}
+        self._socket.watch(joined=lambda peer: None, lost=self._note_lost)
+        self._nodes: dict[str, _Node] = {}
+        """By the id that they drew."""
         self._next_incarnations = dict.fromkeys(ranks, 0)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="pagemill-nodes", daemon=True)
@@ -100,8 +112,8 @@ class NodeDesk:
             if time.monotonic() >= next_pulse:
                 next_pulse = time.monotonic() + PULSE_S
                 self._look_after_nodes()
-        for peer in list(self._nodes):
-            self._send(peer, HeadGoodbye())
+        for node in self._nodes.values():
+            self._send(node, HeadGoodbye())
 
     def _hear(self, peer: Peer, frames: list[Frame]) -> None:
         try:
@@ -109,13 +121,13 @@ class NodeDesk:
         except TransportError as error:
             logger.warning("dropped a message of %s: %s", peer, error)
             return
-        node = self._nodes.get(peer)
+        node = next((node for node in self._nodes.values() if node.peer == peer), None)
         if isinstance(message, NodeHello):
             self._answer(peer, message)
         elif node is None:
             logger.debug("%s is not welcome, and speaks", peer)
         elif isinstance(message, NodeGoodbye):
-            self._lose(peer, message.reason)
+            self._lose(node, message.reason)
         else:
             node.last_heard = self._clock.now()
             if not isinstance(message, NodePulse):
@@ -125,14 +137,19 @@ class NodeDesk:
         problem = self._problem_with(hello)
         if problem is not None:
             logger.error("refused the node %s: %s", hello.name, problem)
-            self._send(peer, NodeRefused(problem))
+            self._tell(peer, NodeRefused(problem))
             self._socket.forget(peer)
             return
         ranks = range(hello.first_rank, hello.first_rank + hello.num_ranks)
-        first = {rank: self._next_incarnations[rank] for rank in ranks}
-        self._nodes[peer] = _Node(hello, ranks, first, self._clock.now())
-        logger.info("the node %s has engines %s", hello.name, name_ranks(ranks))
-        self._send(peer, NodeWelcome())
+        node = self._nodes.get(hello.node_id)
+        if node is not None and node.ranks == ranks:
+            logger.info("the node %s is connected again", hello.name)
+            node.peer, node.last_heard = peer, self._clock.now()
+        else:
+            first = {rank: self._next_incarnations[rank] for rank in ranks}
+            node = self._nodes[hello.node_id] = _Node(hello, peer, ranks, first, self._clock.now())
+            logger.info("the node %s has engines %s", hello.name, name_ranks(ranks))
+        self._send(node, NodeWelcome())
 
     def _problem_with(self, hello: NodeHello) -> str | None:
         """Why a node may not come in. One that has its ranks and is gone loses them now."""
@@ -148,12 +165,11 @@ class NodeDesk:
                 f"engines {name_ranks(wanted)} are not those of nodes, which are {name_ranks(self._ranks)}: "
                 "check --data-parallel-start-rank and --data-parallel-size-local on both"
             )
-        for peer, node in list(self._nodes.items()):
-            if set(wanted) & set(node.ranks):
-                if node.hello.node_id == hello.node_id:
-                    self._lose(peer, "it connected anew")
-                elif self._send(peer, HeadPulse()):
+        for node in list(self._nodes.values()):
+            if set(wanted) & set(node.ranks) and node.hello.node_id != hello.node_id:
+                if self._send(node, HeadPulse()):
                     return f"engines {name_ranks(node.ranks)} run on the node {node.hello.name} already"
+                self._lose(node, f"the node {hello.name} has come in its place")
         return None
 
     def _forward(self, node: _Node, event: FleetEvent) -> None:
@@ -167,6 +183,8 @@ class NodeDesk:
         incarnation = node.first_incarnations[event.index] + event.incarnation
         self._next_incarnations[event.index] = max(self._next_incarnations[event.index], incarnation + 1)
         match event:
+            case EngineUp() if node.ups.get(event.index) == incarnation:
+                pass  # said again, over another connection
             case EngineUp():
                 node.ups[event.index] = incarnation
                 self._publish(msgspec.structs.replace(event, incarnation=incarnation))
@@ -177,29 +195,41 @@ class NodeDesk:
                 self._publish(msgspec.structs.replace(event, incarnation=incarnation))
 
     def _look_after_nodes(self) -> None:
-        for peer, node in list(self._nodes.items()):
-            if self._clock.now() - node.last_heard > self._timeout_s:
-                self._lose(peer, f"it was silent for {self._timeout_s:g} s")
+        for node in list(self._nodes.values()):
+            now = self._clock.now()
+            if now - node.last_heard > self._timeout_s:
+                self._lose(node, f"it was silent for {self._timeout_s:g} s")
+            elif node.peer is None and now - node.lost_at > RETURN_S:
+                self._lose(node, "it did not connect again")
             else:
-                self._send(peer, HeadPulse())
+                self._send(node, HeadPulse())
 
-    def _lose(self, peer: Peer, reason: str) -> None:
+    def _note_lost(self, peer: Peer, why: str) -> None:
+        """A connection is lost, which may be all: the node gets a moment to make another."""
+        for node in self._nodes.values():
+            if node.peer == peer:
+                logger.warning("the connection to the node %s is lost: %s", node.hello.name, why)
+                node.peer, node.lost_at = None, self._clock.now()
+
+    def _lose(self, node: _Node, reason: str) -> None:
         """A node is gone, and its engines with it."""
-        node = self._nodes.pop(peer)
-        self._socket.forget(peer)
+        del self._nodes[node.hello.node_id]
+        if node.peer is not None:
+            self._socket.forget(node.peer)
         logger.error("the node %s with engines %s is gone: %s", node.hello.name, name_ranks(node.ranks), reason)
         for rank, incarnation in node.ups.items():
-            self._publish(EngineDown(rank, incarnation, f"its node {node.hello.name} is gone: {reason}"))
+            why = f"its node {node.hello.name} is gone: {reason}"
+            self._publish(EngineDown(rank, incarnation, why, awaits_node=True))
 
-    def _send(self, peer: Peer, message: HeadMessage) -> bool:
-        """Whether it is on its way. A node that cannot be reached is lost."""
-        try:
+    def _send(self, node: _Node, message: HeadMessage) -> bool:
+        """Whether it is on its way."""
+        return node.peer is not None and self._tell(node.peer, message)
+
+    def _tell(self, peer: Peer, message: HeadMessage) -> bool:
+        with contextlib.suppress(PeerGoneError):  # `_note_lost` was told
             self._socket.send(peer, self._answers.encode(message))
-        except PeerGoneError as error:
-            if peer in self._nodes:
-                self._lose(peer, str(error))
-            return False
-        return True
+            return True
+        return False
 
 
 def name_ranks(ranks: range) -> str:

@@ -31,6 +31,8 @@ class EngineDown(msgspec.Struct, frozen=True, tag="down"):
     """It had to end because another one did: its requests are not suspected of it."""
     num_failed_starts: int = 0
     """In a row, up to this one; 0: it was up before."""
+    awaits_node: bool = False
+    """Its whole machine is gone, or out of reach: it is back when that is."""
 
 
 class EngineStalled(msgspec.Struct, frozen=True, tag="stalled"):

@@ -46,6 +46,8 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+NETWORK_LIMITS = Limits(max_frame_bytes=1 << 24, max_message_bytes=1 << 26)
+"""What a server takes over tcp: a connection that proves nothing may announce one frame before it is hung up."""
 
 
 class _ArrayWire(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """What a process says when it connects: protocol version, shared secret, role and index; and the answer.
 
-Knows nothing about sockets. The secret reaches children through a pipe, never through a command line. It travels in
-clear: over tcp, between machines, the network itself must be trusted.
+Knows nothing about sockets. The secret reaches children through a pipe, never through a command line. Over tcp
+it travels encrypted (curve.py).
 """
 
 import hmac

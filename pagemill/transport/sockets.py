@@ -21,10 +21,18 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from pagemill.errors import ConfigError, HandshakeError, NoAnswerError, PeerGoneError, TransportError
+from pagemill.errors import (
+    ConfigError,
+    HandshakeError,
+    NoAnswerError,
+    NotLetInError,
+    PeerGoneError,
+    TransportError,
+)
 from pagemill.log import get_logger
 from pagemill.transport.addresses import check_private
-from pagemill.transport.codec import DEFAULT_LIMITS, Frame, Limits, check_limits
+from pagemill.transport.codec import DEFAULT_LIMITS, NETWORK_LIMITS, Frame, Limits, check_limits
+from pagemill.transport.curve import is_guarded, protect
 from pagemill.transport.handshake import (
     LOST,
     Hello,
@@ -69,6 +77,9 @@ class ServerSocket:
     """The end that is connected to. One thread calls everything but `wake`; it calls `receive` all the time, which
     gives every peer a pulse and finds those that are lost: closed, silent for `silent_s`, or taking nothing any more.
 
+    Over tcp nobody gets as far as sending a message who does not know `secret` (transport/curve.py). `limits` are by
+    default those of NETWORK_LIMITS there, of DEFAULT_LIMITS elsewhere.
+
     `address` is that of `PrivateDirectory.ipc` or `tcp_address`; the attribute tells the port that was taken.
     `dropped` counts what was not passed on, by reason: stranger, malformed, oversized, refused. Raises ConfigError
     when the address cannot be bound.
@@ -81,7 +92,7 @@ class ServerSocket:
         *,
         accepts: Collection[Role],
         context: "zmq.Context[Any] | None" = None,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: Limits | None = None,
         high_water_mark: int = HIGH_WATER_MARK,
         send_timeout_s: float = 1.0,
         silent_s: float = SILENT_S,
@@ -90,7 +101,7 @@ class ServerSocket:
         self.dropped: Counter[str] = Counter()
         self._secret = secret
         self._accepts = frozenset(accepts)
-        self._limits = limits
+        self._limits = limits = limits or _taken_at(address)
         self._silent_s = silent_s
         self._peers: dict[bytes, Peer] = {}
         self._silences: dict[bytes, Silence] = {}
@@ -99,6 +110,7 @@ class ServerSocket:
         self._lost: Callable[[Peer, str], None] = _take_no_notice
         socket = (context or zmq.Context.instance()).socket(zmq.ROUTER)
         _configure(socket, address, limits, high_water_mark)
+        protect(socket, address, secret, serves=True)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.SNDTIMEO, int(send_timeout_s * 1000))
         self._socket = socket
@@ -221,8 +233,7 @@ class ServerSocket:
                 self._make_room()
         except HandshakeError as error:
             refusal = str(error)
-            self.dropped["refused"] += 1
-            logger.warning("refused a process that connected to %s: %s", self.address, error)
+            self._count("refused", f"refused a process that connected to {self.address}: {error}")
         else:
             peer = Peer(hello.role, hello.index, routing_id, hello.link, hello.attempt)
             if not self._replace_former(peer):
@@ -256,18 +267,20 @@ class ServerSocket:
         self._lose(former, "it connected again")
 
     def _drop(self, reason: str, peer: Peer | None) -> None:
+        self._count(reason, f"dropped a message from {peer or 'a stranger'} at {self.address}: {reason}")
+
+    def _count(self, reason: str, what: str) -> None:
         self.dropped[reason] += 1
         count = self.dropped[reason]
         if count & (count - 1) == 0:  # the 1st, 2nd, 4th, ...: a flood must not fill the log
-            sender = peer or "a stranger"
-            logger.warning("dropped a message from %s at %s: %s (%d so far)", sender, self.address, reason, count)
+            logger.warning("%s (%d so far)", what, count)
 
 
 class ClientSocket:
     """A connection to a `ServerSocket`, for one thread. Pulses are given while it is in `receive`.
 
-    Raises HandshakeError when the server refuses, NoAnswerError when it does not answer in `timeout_s`. A connection
-    that was lost stays so: connect anew.
+    Raises HandshakeError when the server refuses, NoAnswerError when it does not answer in `timeout_s`, NotLetInError
+    when it listens, and does not seem to share the secret. A connection that was lost stays so: connect anew.
     """
 
     def __init__(
@@ -277,28 +290,32 @@ class ClientSocket:
         *,
         timeout_s: float,
         context: "zmq.Context[Any] | None" = None,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: Limits | None = None,
         high_water_mark: int = HIGH_WATER_MARK,
         send_timeout_s: float = 5.0,
         silent_s: float = SILENT_S,
     ) -> None:
         check_private(address)
         self.address = address
-        self._limits = limits
+        self._limits, self._taken = limits or DEFAULT_LIMITS, limits or _taken_at(address)
         self._silence = Silence(silent_s)
         self._next_pulse = 0.0
         self._socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
-        _configure(self._socket, address, limits, high_water_mark)
+        _configure(self._socket, address, self._limits, high_water_mark)
+        protect(self._socket, address, hello.secret, serves=False)
         self._socket.set(zmq.SNDTIMEO, int(send_timeout_s * 1000))
         try:
             self._socket.connect(address)
             self._socket.send_multipart(hello_frames(hello))
             if not self._socket.poll(_milliseconds(timeout_s)):
                 raise NoAnswerError(f"{address} did not answer within {timeout_s:g} s")
-            check_reply(_receive_bounded(self._socket, limits, 0, routed=False)[1] or [])
+            check_reply(_receive_bounded(self._socket, self._limits, 0, routed=False)[1] or [])
         except (zmq.ZMQError, HandshakeError) as error:
             self._socket.close(0)
             kind = NoAnswerError if isinstance(error, NoAnswerError) else HandshakeError
+            if kind is NoAnswerError and is_guarded(address):
+                why = "it listens, and does not answer who has this secret: is it the same there?"
+                raise NotLetInError(f"no connection to {address}: {why}") from error
             raise kind(f"no connection to {address}: {error}") from error
 
     def receive(self, timeout_s: float) -> list[Frame] | None:
@@ -319,7 +336,7 @@ class ClientSocket:
     def send(self, frames: Sequence[Frame]) -> None:
         """Send a message. Large frames are not copied: they must not change any more. Raises PeerGoneError when the
         server takes nothing for `send_timeout_s`, TransportError when the message is over the limits."""
-        _check_own(frames, self._limits)
+        _check_own(frames, self._taken)
         try:
             self._socket.send_multipart(frames, copy=False)
         except zmq.Again as error:
@@ -341,11 +358,13 @@ class AsyncClientSocket:
     """`ClientSocket` for one event loop: `await AsyncClientSocket.connect(...)`, the arguments are the same. Pulses are
     given by a task of its own."""
 
-    def __init__(self, socket: zmq.asyncio.Socket, address: str, limits: Limits, silent_s: float = SILENT_S) -> None:
+    def __init__(
+        self, socket: zmq.asyncio.Socket, address: str, limits: Limits | None = None, silent_s: float = SILENT_S
+    ) -> None:
         self.address = address
         self.problem: str | None = None
         """Why the connection is lost; None while it is not."""
-        self._limits = limits
+        self._limits, self._taken = limits or DEFAULT_LIMITS, limits or _taken_at(address)
         self._silence = Silence(silent_s)
         self._socket = socket
         self._receiving: asyncio.Future[list[Any]] | None = None
@@ -359,7 +378,7 @@ class AsyncClientSocket:
         *,
         timeout_s: float,
         context: "zmq.asyncio.Context | None" = None,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: Limits | None = None,
         high_water_mark: int = HIGH_WATER_MARK,
         send_timeout_s: float = 5.0,
         silent_s: float = SILENT_S,
@@ -367,7 +386,8 @@ class AsyncClientSocket:
         """Connect and introduce this process. Raises HandshakeError."""
         check_private(address)
         socket = (context or zmq.asyncio.Context.instance()).socket(zmq.DEALER)
-        _configure(socket, address, limits, high_water_mark)
+        _configure(socket, address, limits or DEFAULT_LIMITS, high_water_mark)
+        protect(socket, address, hello.secret, serves=False)
         socket.set(zmq.SNDTIMEO, int(send_timeout_s * 1000))
         client = cls(socket, address, limits, silent_s)
         try:
@@ -416,7 +436,7 @@ class AsyncClientSocket:
         TransportError when the message is over the limits."""
         if self.problem is not None:
             raise PeerGoneError(self.problem)
-        _check_own(frames, self._limits)
+        _check_own(frames, self._taken)
         try:
             await self._socket.send_multipart(frames, copy=False)
         except zmq.Again as error:
@@ -498,6 +518,11 @@ def _message_in(frames: list[Frame] | None, address: str) -> list[Frame] | None:
     except HandshakeError as error:
         raise PeerGoneError(f"the connection to {address} is lost: {error}") from error
     return None
+
+
+def _taken_at(address: str) -> Limits:
+    """What a server takes, if nothing else is said."""
+    return NETWORK_LIMITS if address.startswith("tcp://") else DEFAULT_LIMITS
 
 
 def _check_own(frames: Sequence[Frame], limits: Limits) -> None:

@@ -11,6 +11,7 @@ from tests.fakes.scripted_fleet import WORKER, fleet_config
 
 SECRET = "a secret of the test's"
 TIMEOUT_S = 2.0
+HEAD_RETURN_S = 20.0
 
 
 def run_node(payload, report):
@@ -18,7 +19,14 @@ def run_node(payload, report):
     folder, port, first, count, size, lockstep = json.loads(payload)
     plan = FleetPlan(size, range(first, first + count), True, ("127.0.0.1", port))
     run_headless(
-        fleet_config(folder), WORKER, plan, Patience(), secret=SECRET, lockstep=lockstep, node_timeout_s=TIMEOUT_S
+        fleet_config(folder),
+        WORKER,
+        plan,
+        Patience(),
+        secret=SECRET,
+        lockstep=lockstep,
+        node_timeout_s=TIMEOUT_S,
+        head_return_s=HEAD_RETURN_S,
     )
 
 

@@ -23,3 +23,11 @@ def test_intervals_that_are_not_allowed(monkeypatch, value):
         ConfigError, match=f"PAGEMILL_LOG_STATS_INTERVAL='{value}' is not allowed: seconds, more than 0"
     ):
         envs.log_stats_interval_s()
+
+
+def test_a_secret_that_is_too_short_is_no_secret(monkeypatch):
+    monkeypatch.setenv("PAGEMILL_IPC_SECRET", "sixteen letters!")
+    assert envs.ipc_secret() == "sixteen letters!"
+    monkeypatch.setenv("PAGEMILL_IPC_SECRET", "fifteen letters")
+    with pytest.raises(ConfigError, match="PAGEMILL_IPC_SECRET has 15 characters; at least 16 are needed"):
+        envs.ipc_secret()

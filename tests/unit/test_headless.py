@@ -9,12 +9,14 @@ import pytest
 from pagemill.errors import ConfigError, EngineDeadError
 from pagemill.headless import HeadLink
 from pagemill.messages.engine_io import EngineReady
-from pagemill.messages.fleet import EngineDown, EngineUp
+from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp
 from pagemill.messages.nodes import NodeHello
 from pagemill.node_desk import NodeDesk
 from pagemill.transport.addresses import free_port, tcp_address
 
 UP = EngineUp(1, 0, "tcp://10.0.0.2:7", EngineReady(max_model_len=64, vocab_size=100, num_blocks=10, block_size=4))
+
+AGAIN = EngineUp(1, 1, "tcp://10.0.0.2:8", UP.ready)
 
 
 class Case:
@@ -22,7 +24,8 @@ class Case:
 
     def __init__(self, timeout_s=30.0, secret="s", settings=()):
         self.address = tcp_address(port=free_port())
-        self.link = HeadLink(self.address, secret, NodeHello("a", "node-a", 2, 1, 1, dict(settings)), timeout_s)
+        hello = NodeHello("a", "node-a", 2, 1, 1, dict(settings))
+        self.link = HeadLink(self.address, secret, hello, timeout_s, return_s=timeout_s)
         self.events = queue.SimpleQueue()
         self.end = queue.SimpleQueue()
         self.desk = None
@@ -99,7 +102,7 @@ def test_a_node_without_engines_ends_with_the_reason():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"secret": "t"}, "this node cannot join: .*the shared secret is wrong"),
+        pytest.param({"secret": "t"}, "this node cannot join: .*is it the same there", marks=pytest.mark.slow),
         ({"settings": {"dtype": "x"}}, "refused this node: dtype is x on the node and None on the head"),
     ],
 )
@@ -128,13 +131,30 @@ def test_a_head_that_vanishes_ends_the_node_after_a_while():
 
 
 @pytest.mark.slow
-def test_a_head_that_was_silent_for_a_moment_is_told_again_what_there_is():
+def test_a_head_that_took_the_node_for_gone_is_told_again_what_there_is():
     with Case(timeout_s=2.0) as case:
         case.open_desk()
         case.start().link.publish(UP)
         case.next()
         case.desk._nodes.clear()
         assert case.next() == EngineUp(1, 1, UP.address, UP.ready), "another incarnation: connections are made anew"
+
+
+@pytest.mark.slow
+def test_a_head_that_is_started_again_gets_the_engines_that_there_are():
+    with Case() as case:
+        case.open_desk()
+        case.start().link.publish(UP)
+        assert case.next() == UP
+        case.desk._nodes.clear()  # so that it ends without a word
+        case.desk.close()
+        time.sleep(1.0)
+        case.link.publish(EngineDown(1, 0, "boom"))
+        case.link.publish(AGAIN)
+        case.link.publish(EngineStalled(1, 1, True))
+        time.sleep(2.0)
+        case.open_desk()
+        assert [case.next(), case.next()] == [AGAIN, EngineStalled(1, 1, True)]
 
 
 @pytest.mark.slow

@@ -168,8 +168,7 @@ class EngineLinks:
             case EngineUp():
                 self._start(event)
             case EngineDown():
-                failed = event.num_failed_starts
-                self._restarting[event.index] = RESTARTING + (f", {failed} attempts in a row failed" if failed else "")
+                self._restarting[event.index] = _outlook(event)
                 if event.final:
                     self._gone[event.index] = event.reason
                     self._listener.ended()
@@ -249,3 +248,11 @@ async def _hang_up(link: Link) -> None:
         link.keeper.cancel()
         await asyncio.gather(link.keeper, return_exceptions=True)
     await link.client.close()
+
+
+def _outlook(event: EngineDown) -> str:
+    """What becomes of an engine that is down, for those who ask whether all is well."""
+    if event.awaits_node:
+        return "its node cannot be reached"
+    failed = event.num_failed_starts
+    return RESTARTING + (f", {failed} attempts in a row failed" if failed else "")

@@ -8,9 +8,10 @@ import time
 import pytest
 import zmq
 
-from pagemill.errors import ConfigError, HandshakeError, PeerGoneError
+from pagemill.errors import ConfigError, HandshakeError, NotLetInError, PeerGoneError
 from pagemill.transport.addresses import PrivateDirectory, tcp_address
 from pagemill.transport.codec import Limits
+from pagemill.transport.curve import protect
 from pagemill.transport.handshake import MAGIC, Hello, Role, hello_frames, new_secret
 from pagemill.transport.sockets import AsyncClientSocket, ClientSocket, ServerSocket
 
@@ -60,10 +61,12 @@ def running(server, answer=True):
 
 
 @contextlib.contextmanager
-def raw_dealer(server):
-    """A stranger with a socket of its own."""
+def raw_dealer(server, has_key=True):
+    """Somebody with a socket of its own, who knows the secret where it is needed, or not."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.set(zmq.LINGER, 0)
+        if has_key:
+            protect(socket, server.address, SECRET, serves=False)
         socket.connect(server.address)
         yield socket
 
@@ -112,7 +115,6 @@ async def test_several_front_ends_and_several_cores(folder):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"secret": "wrong"}, "secret is wrong"),
         ({"role": Role.WORKER}, "not accepted"),
         ({"version": 77}, "version 77"),
     ],
@@ -128,9 +130,35 @@ def test_who_does_not_belong_is_refused_on_both_sides(server, changes, says, cap
     assert says.split()[-1] in caplog.text and SECRET not in caplog.text
 
 
-async def test_who_does_not_belong_is_refused_on_an_event_loop(server):
-    with running(server), pytest.raises(HandshakeError, match="secret is wrong"):
-        await AsyncClientSocket.connect(server.address, hello(secret="wrong"), timeout_s=5)
+async def test_who_has_another_secret_does_not_get_in(server):
+    """Through a file it is told why; over tcp nothing of it arrives."""
+    is_file = server.address.startswith("ipc")
+    says = "secret is wrong" if is_file else "does not answer who has this secret"
+    with running(server):
+        with pytest.raises(HandshakeError if is_file else NotLetInError, match=says):
+            ClientSocket(server.address, hello(secret="wrong"), timeout_s=1)
+        with pytest.raises(HandshakeError, match="secret is wrong" if is_file else "did not answer"):
+            await AsyncClientSocket.connect(server.address, hello(secret="wrong"), timeout_s=1)
+        with raw_dealer(server, has_key=False) as stranger:
+            stranger.send_multipart(hello_frames(hello()))
+            assert bool(stranger.poll(1000)) == is_file, "the right secret, and no key"
+    assert server.dropped == ({"refused": 2} if is_file else {})
+
+
+def test_wrong_secrets_do_not_fill_the_log(folder, caplog):
+    logging.getLogger("pagemill").addHandler(caplog.handler)
+    try:
+        with contextlib.closing(ServerSocket(folder.ipc("core"), SECRET, accepts=[Role.API_SERVER])) as server:
+            with running(server), raw_dealer(server) as stranger:
+                for _ in range(300):
+                    stranger.send_multipart(hello_frames(hello(secret="wrong")))
+                for _ in range(300):
+                    assert stranger.poll(5000)
+                    stranger.recv_multipart()
+            assert server.dropped == {"refused": 300}
+    finally:
+        logging.getLogger("pagemill").removeHandler(caplog.handler)
+    assert caplog.text.count("secret is wrong") == 9, "the 1st, 2nd, 4th and so on"
 
 
 async def test_nobody_answers(folder):
