@@ -41,3 +41,18 @@ async def test_the_others_complete(server):
     server.wait_healthy()
     server.wait_empty()
     assert same(await ask_all(server, requests), calm)
+
+
+async def test_several_at_once_fail_nobody_else(server):
+    """Independent ones, one of them with several completions, and requests that come while they are found out."""
+    requests = asks(12, first=5)
+    calm = await ask_all(server, requests)
+    poisons = [POISONED | {"stream": False, "prompt": [number, POISON, 7], "n": 1 + number % 2} for number in (4, 5)]
+    before = num_crashes(server)
+    async with Traffic(server, requests, gap_s=0.2) as traffic, Traffic(server, poisons) as poisoned:
+        for answer in await poisoned.answers():
+            assert (answer.status, answer.error["code"]) == (500, "generation_failed")
+        assert same(await traffic.answers(), calm)
+    assert num_crashes(server) - before <= 8
+    server.wait_healthy()
+    server.wait_empty()
