@@ -153,6 +153,8 @@ class MailRoom:
             logger.warning("dropped a message of %s: waves, and nothing else, are the coordinator's", peer)
         elif isinstance(call, FrontEndGone):
             self._dismiss(loop, peer, call.index)
+        elif peer.role is Role.SUPERVISOR:
+            logger.warning("dropped a message of %s: it asks for nothing but to forget front ends", peer)
         else:
             loop.inbox.put((self._numbers.get(peer, peer.index), call))
 

@@ -76,6 +76,8 @@ def test_only_the_supervisor_says_who_is_gone(room):
     say(supervisor, FrontEndGone(7))
     assert loop.inbox.get(timeout=10) == (0, FrontEndGone(0))
     say(supervisor, FrontEndGone(8))
+    say(supervisor, CoreCall(1, "the answer would go to a front end"))
+    time.sleep(0.1)
     assert loop.inbox.empty()
     other.close()
     liar.close()
