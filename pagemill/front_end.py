@@ -82,7 +82,7 @@ def serve_fleet(
     server = birth.server
     with paused():
         llm = _make_llm(birth, fleet, tokenizer)
-        app = build_app(llm, server, helpers=_make_helpers(birth, fleet))
+        app = build_app(llm, server, helpers=_make_helpers(birth, fleet), secret=birth.secret)
     serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server))
 
 
@@ -180,7 +180,7 @@ def run(payload: bytes, report: Report) -> None:
 
     server, sock = birth.server, socket.socket(fileno=birth.socket_fd)
     with paused():
-        app = build_app(llm, server, metrics=metrics, helpers=_make_helpers(birth, fleet))
+        app = build_app(llm, server, metrics=metrics, helpers=_make_helpers(birth, fleet), secret=birth.secret)
     serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, tell, limits_of(server))
 
 

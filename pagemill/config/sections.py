@@ -290,6 +290,9 @@ class ServerConfig:
     api_key: tuple[str, ...] | None = setting(
         None, "key that clients must send as a bearer token, or several, any of which will do"
     )
+    share_prefix_cache: bool = setting(
+        False, "with several API keys: requests of different keys may use each other's cached prefixes"
+    )
     uvicorn_log_level: str = setting(
         "warning", "log level of the HTTP server", choices=("debug", "info", "warning", "error", "critical")
     )

@@ -65,6 +65,8 @@ class AsyncLLM:
         self.tokenizer = tokenizer
         self.facts = facts
         self.max_model_len = client.ready.max_model_len
+        self.block_size = client.ready.block_size
+        """Tokens of a block of the prefix cache."""
         self._client = client
         self.preparation = Preparation(tokenizer, facts, client.ready, scheduler, pooler, client.num_engines)
         self.default_params = self.preparation.default_params
@@ -211,7 +213,18 @@ class AsyncLLM:
                 num_open -= output.finished
                 yield output
         finally:
-            unfinished = self._outputs.discard(streams)
+            await self._forget(streams)
+
+    async def _forget(self, streams: list[Stream[Output]]) -> None:
+        """Nobody waits for these any more; what the engine still runs of them is aborted."""
+        unfinished: list[str] = []
+        pacer = Pacer()
+        try:
+            for stream in streams:
+                unfinished += self._outputs.discard([stream])
+                await pacer.pause()
+        finally:  # all of them, also when this is cancelled
+            unfinished += self._outputs.discard(streams)
             if unfinished:
                 await self._client.abort(unfinished)
 

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
 
 import msgspec
 
@@ -20,7 +19,7 @@ ENTRY = "tests.fakes.preparer_child:run"
 
 
 class HostileTokenizer(ByteTokenizer):
-    def encode(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
         match text[:5]:
             case "kill!":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -30,7 +29,7 @@ class HostileTokenizer(ByteTokenizer):
                 preparer_process.MAX_RESIDENT_BYTES = 1 << 20
             case "fail!":
                 raise RuntimeError("a library failed at 0x7f00deadbeef")
-        return super().encode(text, add_special_tokens)
+        return super().encode(text, add_special_tokens, rendered=rendered)
 
 
 def run(payload: bytes, report: Report) -> None:

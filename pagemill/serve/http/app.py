@@ -22,6 +22,7 @@ from pagemill.serve.http.handlers.generation import now
 from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.routing import SlashRedirect, with_head
+from pagemill.serve.http.salts import KeySalts
 from pagemill.serve.http.served_model import ServedModel
 from pagemill.serve.http.site_guard import SiteGuardMiddleware
 from pagemill.serve.http.state import make_services
@@ -34,9 +35,11 @@ def build_app(
     *,
     metrics: SharedMetrics | None = None,
     helpers: PreparerPool | None = None,
+    secret: str = "",
 ) -> FastAPI:
     """The application around an engine, which is shut down with it. `metrics` are those of several servers; None: this
     one answers for itself. `helpers` prepare large bodies, and end with the application; None: it is done here.
+    `secret` is one that all API servers of the engines share.
 
     Requests need a key of `config.api_key` (or PAGEMILL_API_KEY) when one is set, except for `auth.PUBLIC_PATHS`.
     Raises ConfigError for settings of access that cannot work.
@@ -65,8 +68,14 @@ def build_app(
     app.router.redirect_slashes = False  # it names the host that the client says this is
     app.router.default = SlashRedirect(app.router.routes)
     model = ServedModel(config.served_model_name or engine.facts.name, now())
-    app.state.services = make_services(engine, model, metrics, helpers)
+    app.state.services = make_services(engine, model, metrics, helpers, _salts(config, secret))
     return app
+
+
+def _salts(config: ServerConfig, secret: str) -> KeySalts | None:
+    """None: clients share cached prefixes, because there is one key, or because the operator says so."""
+    num_keys = len(access_of(config).api_keys)
+    return KeySalts(secret) if num_keys > 1 and not config.share_prefix_cache else None
 
 
 def _middleware(config: ServerConfig) -> list[Middleware]:

@@ -10,12 +10,13 @@ from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.connection import read_body
 from pagemill.serve.http.preparer import AnswerForm, Part, PreparedPrompt, Preparer
 from pagemill.serve.http.preparer_pool import PreparerPool
+from pagemill.serve.http.salts import KeySalts
 from pagemill.serve.http.served_model import ServedModel
 from pagemill.serve.preparation import in_slices
 from pagemill.serve.processing.input_processor import PreparedRequest
 
-LARGE_BODY_BYTES = 32 << 10
-"""Bodies above this go to a helper process: parsing and tokenizing this much takes some 10 ms."""
+LARGE_BODY_BYTES = 16 << 10
+"""Bodies above this go to a helper process: parsing and tokenizing this much takes up to 10 ms."""
 
 
 class TakenIn(NamedTuple):
@@ -30,8 +31,16 @@ class TakenIn(NamedTuple):
 class Intake:
     """Bodies of one server. Without helpers, all of them are prepared here."""
 
-    def __init__(self, engine: AsyncLLM, model: ServedModel, helpers: PreparerPool | None = None) -> None:
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        model: ServedModel,
+        helpers: PreparerPool | None = None,
+        salts: KeySalts | None = None,
+    ) -> None:
+        """`salts`: of the clients' keys; None: all share cached prefixes."""
         self._engine = engine
+        self._salts = salts
         self._preparer = Preparer(engine.preparation, model)
         self._helpers = helpers
 
@@ -43,17 +52,19 @@ class Intake:
         raw = await read_body(request)
         self._engine.check_load()
         if self._helpers is not None and len(raw) > LARGE_BODY_BYTES:
-            return _taken_in(await self._helpers.prepare(kind, raw))
-        return _taken_in(await in_slices(self._preparer.parts(kind, raw)))
+            parts = await self._helpers.prepare(kind, raw)
+        else:
+            parts = await in_slices(self._preparer.parts(kind, raw))
+        return self._taken_in(parts, request)
 
-
-def _taken_in(parts: Iterable[Part]) -> TakenIn:
-    taken = TakenIn(AnswerForm(), [], [])
-    for part in parts:
-        match part:
-            case AnswerForm():
-                taken = taken._replace(form=part)
-            case PreparedPrompt():
-                taken.requests.append(PreparedRequest(None, part.request))
-                taken.echoes.append(part.echo)
-    return taken
+    def _taken_in(self, parts: Iterable[Part], request: Request) -> TakenIn:
+        taken = TakenIn(AnswerForm(), [], [])
+        for part in parts:
+            match part:
+                case AnswerForm():
+                    taken = taken._replace(form=part)
+                case PreparedPrompt(prepared, echo):
+                    salted = prepared if self._salts is None else self._salts.salted(prepared, request.scope)
+                    taken.requests.append(PreparedRequest(None, salted))
+                    taken.echoes.append(echo)
+        return taken

@@ -105,12 +105,14 @@ def serve(sock: socket.socket, preparer: Preparer) -> None:
 
 def _answers(preparer: Preparer, job: Job, raw: bytes) -> Iterator[Answer]:
     try:
-        yield from preparer.parts(job.kind, raw)
+        parts = list(preparer.parts(job.kind, raw))  # all of them first: of what is refused, the parent gets nothing
     except RequestError as error:
         yield Refused(str(error), error.field, isinstance(error, ModelNotFoundError))
     except Exception:
         logger.exception("a body of %d bytes could not be prepared", len(raw))
         yield Failed()
+    else:
+        yield from parts
 
 
 def _resident_bytes() -> int:

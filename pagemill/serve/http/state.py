@@ -11,6 +11,7 @@ from pagemill.serve.http.handlers.completions import CompletionHandler
 from pagemill.serve.http.handlers.embeddings import EmbeddingHandler
 from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.preparer_pool import PreparerPool
+from pagemill.serve.http.salts import KeySalts
 from pagemill.serve.http.served_model import ServedModel
 
 
@@ -32,9 +33,11 @@ def make_services(
     model: ServedModel,
     metrics: SharedMetrics | None = None,
     helpers: PreparerPool | None = None,
+    salts: KeySalts | None = None,
 ) -> Services:
-    """The handlers around an engine. Without `helpers`, large bodies are prepared here."""
-    intake = Intake(engine, model, helpers)
+    """The handlers around an engine. Without `helpers`, large bodies are prepared here; without `salts`, clients share
+    cached prefixes whatever their keys are."""
+    intake = Intake(engine, model, helpers, salts)
     return Services(
         engine,
         model,

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.connection import respond_unless_gone
 from pagemill.serve.http.errors import GenerationFailedError
-from pagemill.serve.http.handlers.generation import now
+from pagemill.serve.http.handlers.generation import now, told_cached_tokens
 from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.preparer import EMBEDDINGS, AnswerForm
 from pagemill.serve.http.served_model import ServedModel
@@ -47,8 +47,10 @@ class EmbeddingHandler:
             async for output in outputs:
                 if output.outputs.finish_reason != "stop":
                     raise GenerationFailedError(output.outputs.error)
-                vectors[number_of[output.request_id]] = output.outputs.data
-                num_cached += output.num_cached_tokens
+                number = number_of[output.request_id]
+                vectors[number] = output.outputs.data
+                request = requests[number].request
+                num_cached += told_cached_tokens(request, output.num_cached_tokens, self._engine.block_size)
         num_tokens = sum(len(item.request.prompt_token_ids) for item in requests)
         body = {
             "id": name,

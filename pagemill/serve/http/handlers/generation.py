@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.connection import Outlet
@@ -21,14 +22,18 @@ _encode = msgspec.json.encode
 class Usage:
     """Token counts of one HTTP request."""
 
-    def __init__(self, requests: Sequence[PreparedRequest]) -> None:
+    def __init__(self, requests: Sequence[PreparedRequest], block_size: int) -> None:
+        """`block_size`: tokens of a block of the prefix cache."""
+        self._requests = requests
+        self._block_size = block_size
         self._num_prompt_tokens = sum(len(item.request.prompt_token_ids) for item in requests)
         self._num_cached = [0] * len(requests)
         self._num_completion_tokens = 0
 
     def count(self, prompt_index: int, output: RequestOutput) -> None:
         """Add what is new."""
-        self._num_cached[prompt_index] = output.num_cached_tokens
+        request = self._requests[prompt_index].request
+        self._num_cached[prompt_index] = told_cached_tokens(request, output.num_cached_tokens, self._block_size)
         for completion in output.outputs:
             self._num_completion_tokens += len(completion.token_ids)
 
@@ -40,6 +45,12 @@ class Usage:
             "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached)},
         }
+
+
+def told_cached_tokens(request: EngineCoreRequest, num_cached: int, block_size: int) -> int:
+    """How many cached tokens of a prompt its client is told of. Whole blocks, where the prefix may be another client's:
+    to the token, it could be guessed one token after the other."""
+    return num_cached if request.cache_salt is not None else num_cached - num_cached % block_size
 
 
 class ResponseHead(msgspec.Struct, frozen=True):
@@ -89,7 +100,7 @@ class Generation:
         self._requests = requests
         self._builder = builder
         self._with_usage = with_usage
-        self._usage = Usage(requests)
+        self._usage = Usage(requests, engine.block_size)
         name = builder.head.id
         ids = [name] if len(requests) == 1 else [f"{name}-{index}" for index in range(len(requests))]
         self._prompt_index = {request_id: index for index, request_id in enumerate(ids)}

@@ -24,7 +24,8 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
 
 async def test_body(connect: Connect) -> None:
     client = await connect(FakeCore(say("hello é😀", EOS)))
-    answer = (await client.post(PATH, json=BODY, headers={"x-request-id": "my-1"})).json()
+    body = BODY | {"cache_salt": "mine"}
+    answer = (await client.post(PATH, json=body, headers={"x-request-id": "my-1"})).json()
     assert answer["choices"] == [
         {
             "index": 0,

@@ -35,7 +35,8 @@ async def test_forms_of_a_prompt(connect: Connect, prompt: Any, texts: list[str]
 
 async def test_choices_are_numbered_prompt_by_prompt(connect: Connect) -> None:
     client = await connect()
-    whole = (await client.post(PATH, json={"prompt": ["ab", "cd"], "n": 2, "max_tokens": 2})).json()
+    body = {"prompt": ["ab", "cd"], "n": 2, "max_tokens": 2, "cache_salt": "mine"}
+    whole = (await client.post(PATH, json=body)).json()
     assert [(choice["index"], choice["text"]) for choice in whole["choices"]] == [
         (0, "ab"), (1, "ab"), (2, "cd"), (3, "cd"),
     ]  # fmt: skip
