@@ -1,5 +1,7 @@
 """Numbers of connections: there are never more than there are descriptors, and somebody new gets in."""
 
+import asyncio
+import errno
 import re
 import time
 from pathlib import Path
@@ -8,7 +10,10 @@ import httpx
 import psutil
 import pytest
 
-from pagemill.serve.http.limits import SPARE_DESCRIPTORS
+from pagemill.config.sections import ServerConfig
+from pagemill.serve.http import limits
+from pagemill.serve.http.limits import MAX_CONNECTIONS, SPARE_DESCRIPTORS, limits_of
+from pagemill.serve.http.server import HttpServer, bind
 from tests.fakes.engine import running_server, wait_until
 from tests.fakes.fake_core import FakeCore
 from tests.fakes.tiny_checkpoint import make_checkpoint
@@ -52,6 +57,38 @@ def test_at_the_limit_new_ones_are_told_to_come_again():
             sock.close()
         wait_until(lambda: core.num_running == 0)
         assert httpx.get(f"{url}/health").status_code == 200
+
+
+async def test_what_cannot_be_accepted_is_said_once(caplog):
+    """asyncio tells of each; and an idle connection gives way."""
+
+    class Idle:
+        gone = False
+
+        def give_way(self):
+            self.gone = True
+
+    server = HttpServer(None, bind("127.0.0.1", 0))
+    idle = [Idle() for _ in range(3)]
+    for connection in idle:
+        server._connections.add(connection)
+    error = OSError(errno.EMFILE, "Too many open files")
+    for _ in range(2):
+        context = {"message": "socket.accept() out of system resource", "exception": error}
+        server._on_loop_error(asyncio.get_running_loop(), context)
+    server.sock.close()
+    assert [connection.gone for connection in idle] == [True, True, False]
+    assert len(caplog.records) == 1
+    server._on_loop_error(asyncio.get_running_loop(), {"message": "something else"})
+    assert "something else" in caplog.text
+
+
+def test_limits_follow_from_descriptors(monkeypatch):
+    for soft, expected in ((64, 8), (1024, 1024 - SPARE_DESCRIPTORS), (2**20, MAX_CONNECTIONS)):
+        monkeypatch.setattr(limits.resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert expected - 100 < limits.affordable_connections() <= expected
+        assert limits_of(ServerConfig(limit_concurrency=10**6)).max_connections <= expected
+    assert limits_of(ServerConfig(limit_concurrency=5)).max_connections == 5
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """API keys on a real server: every route, every spelling, every key (CVE-2025-59425, CVE-2026-48746)."""
 
 import hmac
-import socket
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from pagemill import launch
 from pagemill.cli.main import main
 from pagemill.config.sections import ServerConfig
-from pagemill.config.server_access import access_of
+from pagemill.config.server_access import access_of, is_loopback
 from pagemill.errors import ConfigError
 from pagemill.serve.http import auth
 from tests.fakes.engine import running_server
@@ -111,7 +111,7 @@ def test_the_body_of_a_stranger_is_not_read(url):
 
 @pytest.mark.parametrize("key", ["", " ", "k ", " k", "k\n", "a\x00b"])
 def test_keys_that_nobody_can_send_are_found_at_start(key, monkeypatch):
-    for keys in ((key,), ("good", key)):
+    for keys in (key, (key,), ("good", key)):
         with pytest.raises(ConfigError, match="api_key") as raised:
             access_of(ServerConfig(api_key=keys))
         assert "good" not in str(raised.value)
@@ -141,7 +141,16 @@ def test_a_server_for_everybody_says_so(caplog):
     assert "no --api-key" in caplog.text
 
 
-def test_nothing_else_listens(url):
-    """The HTTP server is on the loopback unless it is told otherwise (CVE-2025-32444, CVE-2025-47277)."""
-    assert ServerConfig().host == "127.0.0.1"
-    assert socket.inet_aton("127.0.0.1")
+def test_a_secret_of_several_machines_is_no_word(monkeypatch):
+    plan = SimpleNamespace(head="10.0.0.1")
+    monkeypatch.setenv("PAGEMILL_IPC_SECRET", "s" * 15)
+    with pytest.raises(ConfigError, match="PAGEMILL_IPC_SECRET has 15 characters"):
+        launch._shared_secret(plan)
+    monkeypatch.setenv("PAGEMILL_IPC_SECRET", "s" * 16)
+    assert launch._shared_secret(plan) == "s" * 16
+
+
+def test_a_server_is_on_the_loopback_unless_it_is_told_otherwise():
+    """Nothing is reached from a network by default (CVE-2025-32444, CVE-2025-47277)."""
+    assert is_loopback(ServerConfig().host)
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example"))

@@ -22,7 +22,8 @@ class AuthMiddleware:
 
     def __init__(self, app: ASGIApp, api_keys: Iterable[str]) -> None:
         self.app = app
-        self._digests = [digest for key in api_keys for digest in _digests(key)]
+        keys = (api_keys,) if isinstance(api_keys, str) else api_keys  # a text is not many keys of one character
+        self._digests = [digest for key in keys for digest in _digests(key)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises UnauthorizedError, which the error middleware around this one answers."""
