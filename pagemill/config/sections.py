@@ -119,6 +119,12 @@ class KVEventsConfig:
     hwm: int = setting(100_000, "batches that may wait for one slow subscriber before it misses some", low=1)
     max_queue_size: int = setting(100_000, "batches that may wait to be published before some are dropped", low=1)
     topic: str = setting("", "first frame of every message, by which subscribers choose")
+    curve_secret_key_file: str | None = setting(
+        None,
+        "file with the secret key of the endpoints, 40 characters as zmq.curve_keypair() makes them: all is encrypted, "
+        "and only subscribers of curve_client_keys_file come in (default: whoever can connect)",
+    )
+    curve_client_keys_file: str | None = setting(None, "file with the public keys of subscribers, one a line")
 
     @property
     def active(self) -> bool:

@@ -20,13 +20,21 @@ from pagemill.config.sections import KVEventsConfig
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.messages.kv_events import KVEvent, KVEventBatch
+from pagemill.transport.curve import HANDSHAKE_MS
+from pagemill.transport.kv_event_gate import gate_maker
 
 logger = get_logger(__name__)
 
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = b"\xff" * SEQUENCE_BYTES
 """In place of a sequence number, before an empty payload: minus one."""
-MAX_REQUEST_BYTES = 256
+MAX_FRAME_BYTES = 1024
+"""Of what subscribers say: a topic, the number of a batch, or, over CURVE, the proof of a key."""
+MAX_SUBSCRIPTIONS = 1000
+"""Different topics that all subscribers together may name. The library keeps 50 bytes for each byte of them, and nobody
+else counts: beyond this, all are hung up, connect again, and ask for what they missed."""
+REOPEN_S, REOPEN_PAUSE_S = 10.0, 0.02
+"""A port is free a moment after its socket was closed."""
 LINGER_MS = 500
 """How long `shutdown` tries to deliver what was published."""
 WARN_EVERY_S = 60.0
@@ -53,14 +61,19 @@ class KVEventPublisher:
         self._stopping = False
         published = publish_endpoint(config, data_parallel_rank=data_parallel_rank)
         replayed = replay_endpoint(config, data_parallel_rank=data_parallel_rank)
+        self._published = published
+        self._num_subscriptions = 0
+        make_gate = gate_maker(config)
         # A context of its own: its end is the moment at which the ports are free again.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._gate = make_gate(self._context)
         try:
-            self._pub = self._open("endpoint", published, zmq.PUB, config.hwm)
+            self._pub = self._open("endpoint", published, zmq.XPUB, config.hwm)
             self._router: zmq.Socket[bytes] | None = None
             if replayed is not None:
                 self._router = self._open("replay_endpoint", replayed, zmq.ROUTER, config.buffer_steps + 1)
         except ConfigError:
+            self._gate.close()
             self._context.destroy(0)
             raise
         self._wake_read, self._wake_write = os.pipe()
@@ -70,7 +83,7 @@ class KVEventPublisher:
         self._thread.start()
         replay = f", replay on {replayed.address}" if replayed else ", no replay"
         logger.info("KV cache events on %s%s", published.address, replay)
-        if published.every_network or (replayed and replayed.every_network):
+        if not self._gate.closed_to_others and (published.every_network or (replayed and replayed.every_network)):
             logger.warning("KV cache events carry the tokens of prompts, and every network can read them")
 
     def publish(self, events: Sequence[KVEvent]) -> None:
@@ -92,6 +105,7 @@ class KVEventPublisher:
         self._stopping = True
         self._wake()
         self._thread.join()
+        self._gate.close()
         self._context.destroy(LINGER_MS)
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -100,8 +114,10 @@ class KVEventPublisher:
         socket = self._context.socket(kind)
         socket.set(zmq.SNDHWM, high_water_mark)
         socket.set(zmq.IPV6, int("[" in endpoint.address))
+        socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self._gate.guard(socket)
         if kind == zmq.ROUTER:
-            socket.set(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
             # A replay that a subscriber does not read is given up, rather than sent with holes.
             socket.set(zmq.ROUTER_MANDATORY, 1)
         try:
@@ -110,6 +126,7 @@ class KVEventPublisher:
             else:
                 socket.connect(endpoint.address)
         except zmq.ZMQError as error:
+            socket.close(0)
             raise ConfigError(
                 f"kv_events_config: {name}={endpoint.address!r} cannot be used: {error.strerror}"
             ) from error
@@ -128,11 +145,11 @@ class KVEventPublisher:
     # --- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._wake_read, zmq.POLLIN)
-        if self._router is not None:
-            poller.register(self._router, zmq.POLLIN)
         while True:
+            poller = zmq.Poller()
+            for end in (self._wake_read, self._pub, self._router):
+                if end is not None:
+                    poller.register(end, zmq.POLLIN)
             ready: dict[Any, int] = dict(poller.poll())
             if self._wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
@@ -142,8 +159,34 @@ class KVEventPublisher:
             self._send_queued()
             if stopping:
                 return
+            if self._pub in ready:
+                self._count_subscriptions()
             if self._router is not None and self._router in ready:
                 self._answer(self._router)
+
+    def _count_subscriptions(self) -> None:
+        """Read what subscribers have to say, which is what they want to hear."""
+        with contextlib.suppress(zmq.Again):
+            while self._num_subscriptions <= MAX_SUBSCRIPTIONS:
+                said = self._pub.recv(zmq.NOBLOCK)
+                self._num_subscriptions += {b"\1": 1, b"\0": -1}.get(said[:1], 0)
+        if self._num_subscriptions > MAX_SUBSCRIPTIONS:
+            logger.warning("subscribers to KV cache events name more than %d topics: all hung up", MAX_SUBSCRIPTIONS)
+            self._hang_up_all()
+
+    def _hang_up_all(self) -> None:
+        """A new socket in place of the old one, which is forgotten with all that it was told."""
+        self._pub.close(0)
+        self._num_subscriptions = 0
+        deadline = time.monotonic() + REOPEN_S
+        while True:
+            try:
+                self._pub = self._open("endpoint", self._published, zmq.XPUB, self._config.hwm)
+                return
+            except ConfigError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(REOPEN_PAUSE_S)
 
     def _send_queued(self) -> None:
         # What is queued meanwhile waits for the next round, so that requests for replay get their turn.
