@@ -162,7 +162,7 @@ def test_files_that_are_none_are_refused(settings, problem):
 def test_what_is_no_key_is_refused(keys, tmp_path):
     files, _, _ = keys
     (tmp_path / "clients").write_bytes(b"too short\n")
-    with pytest.raises(ConfigError, match="key 1 of curve_client_keys_file=.* is not 40 characters of Z85"):
+    with pytest.raises(ConfigError, match=r"key 1 of curve_client_keys_file=.* is not 40 characters of Z85"):
         KVEventPublisher(KVEventsConfig(enable_kv_cache_events=True, endpoint=address(), **files))
 
 
