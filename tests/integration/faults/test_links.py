@@ -11,13 +11,13 @@ import httpx
 import pytest
 
 from tests.fakes.proxy import Proxy
-from tests.integration.faults.lab import LONG, Server, long_only, wait_for
+from tests.integration.faults.lab import LONG, PATIENCE_S, Server, long_only, wait_for
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
 
 STEP_S = 0.02
 SILENT_S = 10
 """After so long, both ends give a silent connection up (transport/liveness.py)."""
-PATIENCE = ("--engine-stall-timeout", 300, "--engine-hang-timeout", 600)
+TIMEOUTS = ("--engine-stall-timeout", 300, "--engine-hang-timeout", 600)
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def served(checkpoint, folder, kind, *arguments, num_engines=1):
         env = {"LAB_STEP_S": STEP_S, "LAB_LINKS": addresses, "LAB_TARGETS": links, "LAB_SILENT_S": 60}
         if kind == "tcp":
             env["LAB_TCP"] = 1
-        arguments = (*PATIENCE, "-dp", num_engines, *arguments)
+        arguments = (*TIMEOUTS, "-dp", num_engines, *arguments)
         yield stack.enter_context(Server(checkpoint, *arguments, scripted=True, **env)), proxies
 
 
@@ -122,7 +122,7 @@ async def test_silence_loses_no_token_and_health_tells(linked, calm_of, silence_
     server, proxy = linked
     requests = asks(32, max_tokens=120)
     expected = await calm(server, calm_of, requests)
-    async with Traffic(server, requests) as traffic:
+    async with Traffic(server, requests, patience_s=PATIENCE_S + silence_s) as traffic:
         await traffic.until(5)
         proxy.silence()
         began = time.monotonic()

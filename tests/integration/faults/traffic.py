@@ -61,15 +61,16 @@ def _essence(answer):
 
 class Traffic:
     """Clients at work: `async with Traffic(server, asks(32)) as traffic`, then `until`, then `answers`. They come all
-    at once, or one after the other every `gap_s` seconds."""
+    at once, or one after the other every `gap_s` seconds. Nobody waits longer than `patience_s` for anything."""
 
-    def __init__(self, server, requests, gap_s=0.0):
+    def __init__(self, server, requests, gap_s=0.0, patience_s=PATIENCE_S):
         self._gap_s = gap_s
+        self._patience_s = patience_s
         self.url = server if isinstance(server, str) else server.url
         self.answers_so_far = [Answer() for _ in requests]
         self._requests = requests
         self._client = httpx.AsyncClient(
-            timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            timeout=patience_s, limits=httpx.Limits(max_connections=None, max_keepalive_connections=64)
         )
         self.tasks = []
 
@@ -88,7 +89,7 @@ class Traffic:
 
     async def until(self, num_tokens):
         """Until every stream has so many tokens, or is finished."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(self._patience_s):
             while any(
                 request["stream"] and answer.num_tokens < num_tokens and not task.done()
                 for request, answer, task in zip(self._requests, self.answers_so_far, self.tasks, strict=True)
@@ -100,14 +101,14 @@ class Traffic:
 
     async def outcomes(self):
         """Answers, or what went wrong with the connection instead."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(self._patience_s):
             outcomes = await asyncio.gather(*self.tasks, return_exceptions=True)
         pairs = zip(outcomes, self.answers_so_far, strict=True)
         return [answer if outcome is None else outcome for outcome, answer in pairs]
 
     async def answers(self):
         """All of them, complete."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(self._patience_s):
             await asyncio.gather(*self.tasks)
         return self.answers_so_far
 

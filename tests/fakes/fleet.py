@@ -1,0 +1,153 @@
+"""Engines behind a `FleetClient`, without processes or sockets."""
+
+import asyncio
+
+from pagemill.errors import EngineDeadError
+from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineReady, Finish, FinishReason
+from pagemill.messages.fleet import EngineDown, EngineUp
+from pagemill.messages.stats import SchedulerStats
+from pagemill.serve.client.fleet import FleetClient
+from tests.fakes.engine_setup import core_request
+
+READY = EngineReady(max_model_len=64, vocab_size=100, num_blocks=10, block_size=4)
+
+
+def next_token(request, index):
+    """What a request's token `index` is, whoever computes it."""
+    return (sum(request.prompt_token_ids) + 7 * index) % 97
+
+
+class FakeEngine:
+    """One connection to an engine: a token for every request and `outputs`, until it breaks."""
+
+    def __init__(self, index):
+        self.index = index
+        self.ready = READY
+        self.seen, self.aborted, self.calls = [], [], []
+        self.running = {}
+        self.work = asyncio.Event()
+        self.error = None
+        self.closed = False
+        self.paused = False
+
+    async def add(self, request):
+        if self.error:
+            raise self.error
+        self.seen.append(request)
+        self.running[request.request_id] = [request, len(request.emitted_token_ids)]
+        self.work.set()
+
+    async def abort(self, request_ids):
+        self.aborted += request_ids
+        for request_id in request_ids:
+            self.running.pop(request_id, None)
+
+    def lose(self):
+        self.error = EngineDeadError("boom")
+        self.work.set()
+
+    async def connected(self):
+        if self.error:
+            raise self.error
+
+    async def outputs(self):
+        while not self.running or self.paused:
+            if self.error:
+                raise self.error
+            self.work.clear()
+            await self.work.wait()
+        if self.error:
+            raise self.error
+        await asyncio.sleep(0.002)
+        if self.error:
+            raise self.error
+        rows, ended = EngineCoreOutputs(engine_index=self.index), []
+        for request_id, entry in list(self.running.items()):
+            request, index = entry
+            entry[1] += 1
+            token = next_token(request, index)
+            if entry[1] == request.params.max_tokens:
+                finish = Finish(FinishReason.LENGTH)
+                ended.append(EngineCoreOutput(request_id=request_id, new_token_ids=[token], finish=finish))
+                del self.running[request_id]
+            else:
+                rows.request_ids.append(request_id)
+                rows.token_ids.append(token)
+        stats = SchedulerStats(num_running=len(self.running))
+        return EngineCoreOutputs(
+            engine_index=self.index, request_ids=rows.request_ids, token_ids=rows.token_ids, outputs=ended, stats=stats
+        )
+
+    async def call(self, name, *args):
+        self.calls.append((name, args))
+        return name != "refuse" or self.index != 1
+
+    async def close(self):
+        self.closed = True
+        if not self.error:
+            self.lose()
+
+
+class Fleet:
+    """A client, the latest connections to its engines by (index, incarnation), and what came out of it."""
+
+    def __init__(self, num_engines=1, balancer=None):
+        self.engines = {}
+        ups = [self.up(index) for index in range(num_engines)]
+        self.client = FleetClient(self.connect, ups, balancer)
+        self.tokens, self.finish = {}, {}
+
+    @staticmethod
+    def up(index, incarnation=0):
+        return EngineUp(index, incarnation, f"address-{index}-{incarnation}", READY)
+
+    def tell(self, event):
+        """An event, applied at once."""
+        self.client.notify(event)
+        self.client.problem()
+
+    def kill(self, index, incarnation=0, reason="boom"):
+        self.tell(EngineDown(index, incarnation, reason))
+
+    def connect(self, event):
+        engine = self.engines[event.index, event.incarnation] = FakeEngine(event.index)
+        return engine
+
+    def __getitem__(self, key):
+        return self.engines[key]
+
+    async def read(self, steps=None):
+        """Take outputs: so many, or until all that was asked for is finished."""
+        while steps is None or steps:
+            if steps is None and len(self.finish) == len(self.tokens):
+                return
+            outputs = await asyncio.wait_for(self.client.outputs(), 5)
+            for name, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
+                self.tokens[name].append(token)
+            for output in outputs.outputs:
+                self.tokens[output.request_id] += output.new_token_ids
+                if output.finish is not None:
+                    assert output.request_id not in self.finish
+                    self.finish[output.request_id] = output.finish
+            if steps is not None:
+                steps -= 1
+
+    async def add(self, *requests):
+        for request in requests:
+            self.tokens[request.request_id] = []
+            await self.client.add(request)
+
+    def check(self, *requests):
+        for request in requests:
+            expected = [next_token(request, index) for index in range(request.params.max_tokens)]
+            assert self.tokens[request.request_id] == expected
+
+
+def requests(count, max_tokens=12):
+    return [core_request(f"r{index}", range(index, index + 5), max_tokens=max_tokens) for index in range(count)]
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
