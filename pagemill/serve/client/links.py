@@ -173,7 +173,9 @@ class EngineLinks:
                     self._gone[event.index] = event.reason
                     self._listener.ended()
                 if link is not None and link.up.incarnation == event.incarnation:
-                    self._drop(link, event.reason, event.follows)
+                    if event.awaits_node and not link.lost:  # no request did that
+                        self._listener.disconnected(link.index, event.reason)
+                    self._drop(link, event.reason, event.follows or event.awaits_node)
             case EngineStalled():
                 if link is not None and link.up.incarnation == event.incarnation:
                     link.stalled = event.stalled

@@ -3,6 +3,7 @@
 import asyncio
 
 from pagemill.errors import EngineDeadError
+from pagemill.messages.fleet import EngineDown
 from pagemill.serve.client.balancer import RoundRobin
 from pagemill.serve.client.in_flight import MAX_CRASHES
 from tests.fakes.fleet import Fleet, requests, until
@@ -36,6 +37,19 @@ async def test_a_lost_connection_is_made_again_and_streams_go_on():
     fleet.check(*batch)
     await fleet.client.close()
     assert fleet[0, 0].closed
+
+
+async def test_a_node_that_is_out_of_reach_makes_nobody_a_suspect():
+    fleet, (request,) = Fleet(), requests(1, max_tokens=60)
+    await fleet.add(request)
+    for incarnation in range(MAX_CRASHES + 1):
+        await fleet.read(steps=2)
+        fleet.tell(EngineDown(0, incarnation, "its node is silent", awaits_node=True))
+        assert fleet.client.problem() == "engine 0 is down: its node cannot be reached"
+        fleet.tell(fleet.up(0, incarnation + 1))
+    await fleet.read()
+    fleet.check(request)
+    await fleet.client.close()
 
 
 async def test_another_engine_takes_over_from_one_that_cannot_be_reached():
