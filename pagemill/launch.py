@@ -22,6 +22,7 @@ from pagemill.config.event_endpoints import check_endpoints
 from pagemill.config.facts import ModelFacts
 from pagemill.config.fleet_plan import FleetPlan, needs_lockstep, plan_fleet, shares_experts
 from pagemill.config.graph_mode import GraphMode
+from pagemill.config.no_effect import Place, idle_settings
 from pagemill.config.resolve import resolve
 from pagemill.config.sections import FleetConfig, ServerConfig
 from pagemill.config.server_access import access_of, is_loopback
@@ -31,10 +32,12 @@ from pagemill.engine.executor.factory import make_executor
 from pagemill.errors import ConfigError, EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineReady
+from pagemill.observability.start_table import start_table
 from pagemill.platforms.choose import choose_platform
 from pagemill.platforms.thread_plan import ThreadWish
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
+from pagemill.serve.processing.checks import shown
 from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
@@ -68,7 +71,8 @@ class LaunchedEngine:
 
 
 def build_config(args: EngineArgs) -> EngineConfig:
-    """Find the model, ask the machine, and complete the settings; the decisions are logged at DEBUG."""
+    """Find the model, ask the machine, and complete the settings. The decisions that matter are logged as a
+    table, all of them at DEBUG."""
     draft = args.draft
     model = draft.model
     if model.quantization is not None:
@@ -89,6 +93,16 @@ def build_config(args: EngineArgs) -> EngineConfig:
     EXECUTORS.check(config.parallel.distributed_executor_backend or "uni")
     for decision in decisions:
         logger.debug("%s = %s (%s)", decision.field, decision.value, decision.why)
+    table = start_table(decisions, idle_settings(args.given, Place(device.kind, config.model, config.cache)))
+    if table:
+        logger.info("%s\n%s", facts.name, table)
+    if facts.unused_generation_defaults:
+        values = ", ".join(f"{name}={shown(value)}" for name, value in facts.unused_generation_defaults.items())
+        logger.warning(
+            "%s recommends %s for sampling, which has no effect yet: answers may differ from those of other servers",
+            facts.name,
+            values,
+        )
     return config
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from pagemill import envs
 from pagemill.config.arguments import ENGINE_SECTIONS
-from pagemill.config.sections import ServerConfig
+from pagemill.config.no_effect import IDLE, CompatConfig
+from pagemill.config.refused_settings import REFUSED_SETTINGS
+from pagemill.config.sections import FleetConfig, ServerConfig
 from pagemill.model.attention import support_table
 from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
@@ -71,10 +73,12 @@ def flags_page() -> str:
     """One table per section of the configuration."""
     text = (
         f"# Flags\n\n{NOTE}Every field of the configuration is a flag of `pagemill serve` and a keyword of\n"
-        "`EngineArgs` and `LLM` (except those of the HTTP server, which are flags only). Booleans have a `--no-` form\n"
-        "too. Settings without a default are filled in from the model and the machine; start-up prints which and why.\n"
+        "`EngineArgs` and `LLM` (except those of the HTTP server and of its processes, which are flags only).\n"
+        "Booleans have a `--no-` form too. Settings without a default are filled in from the model and the machine;\n"
+        "start-up prints those that matter, and why. Which settings cannot matter, and what became of flags of\n"
+        "vLLM that are not here: [compatibility](../compat.md).\n"
     )
-    for cls in [*ENGINE_SECTIONS.values(), ServerConfig]:
+    for cls in [*ENGINE_SECTIONS.values(), ServerConfig, FleetConfig]:
         text += f"\n## {cls.__name__}\n\n{inspect.getdoc(cls)}\n\n"
         text += table(("flag", "keyword", "default", "meaning"), flag_rows(cls))
         for field in dataclasses.fields(cls):
@@ -158,8 +162,32 @@ def compat_page() -> str:
             ("field", "why nothing follows"), ((f"`{name}`", why) for name, why in sorted(body.hints.items()))
         )
         text += "\n"
-    return text + (
+    text += (
         f"A field that is in no table is accepted and named in the header `{IGNORED_FIELDS_HEADER}` of the answer.\n"
+    )
+    return text + compat_flags()
+
+
+def compat_flags() -> str:
+    """What becomes of each flag that has no effect, or not everywhere."""
+    grouped: dict[str, list[str]] = {}
+    for name, instead in REFUSED_SETTINGS.items():
+        grouped.setdefault(instead, []).append(f"`--{name.replace('_', '-')}`")
+    idle = [(f"`--{name.replace('_', '-')}`", item.where, item.why) for item in IDLE for name in item.names]
+    always = [
+        (f"`--{field.name.replace('_', '-')}`", ", ".join(field.metadata["choices"]), field.metadata["help"])
+        for field in dataclasses.fields(CompatConfig)
+    ]
+    return (
+        "\n## Flags\n\nFlags are keywords of `LLM` and `EngineArgs` too. [Those that have an "
+        "effect](reference/flags.md) are tested one by one.\n\nThese cannot matter in some places; start-up "
+        "says so when they are given there:\n\n"
+        + table(("flag", "where", "why it cannot matter"), idle)
+        + f"\n{inspect.getdoc(CompatConfig)} Start-up says so too:\n\n"
+        + table(("flag", "values", "why it cannot matter"), always)
+        + "\nThese are refused, with what to do instead:\n\n"
+        + table(("instead", "flags"), ((instead, ", ".join(names)) for instead, names in grouped.items()))
+        + "\nAny other flag is an error.\n"
     )
 
 

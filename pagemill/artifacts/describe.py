@@ -76,6 +76,7 @@ def describe(
         max_position=_positive(name, config, "max_position_embeddings"),
         vocab_size=_positive(name, config, "vocab_size"),
         generation_defaults=facts.generation_defaults if generation_config == "auto" else {},
+        unused_generation_defaults=facts.unused_generation_defaults if generation_config == "auto" else {},
     )
 
 
@@ -103,6 +104,7 @@ def _from_gguf(name: str, path: Path) -> ModelFacts:
         vocab_size=config["vocab_size"],
         eos_token_ids=gguf_metadata.eos_token_ids(file),
         generation_defaults=gguf_metadata.sampling_defaults(file),
+        unused_generation_defaults=gguf_metadata.unused_sampling_defaults(file),
     )
 
 
@@ -123,6 +125,7 @@ def _from_folder(name: str, path: Path, load_format: str) -> ModelFacts:
         vocab_size=0,
         eos_token_ids=folder.eos_token_ids,
         generation_defaults=dict(folder.generation_defaults),
+        unused_generation_defaults=dict(folder.unused_generation_defaults),
         pooling_type=None if pooling is None else pooling.pooling_type,
         normalizes=pooling is None or pooling.normalizes,
     )

@@ -60,6 +60,17 @@ def sampling_defaults(file: GgufFile) -> dict[str, Any]:
     return {name: int(value) if name == "top_k" else value for name, value in found.items()}
 
 
+def unused_sampling_defaults(file: GgufFile) -> dict[str, Any]:
+    """What the file recommends besides them."""
+    used = {key for key, _ in _named_sampling()}
+    prefix = "general.sampling."
+    return {
+        key.removeprefix(prefix): value
+        for key, value in file.metadata.items()
+        if key.startswith(prefix) and key not in used and isinstance(value, (bool, int, float, str))
+    }
+
+
 def checkpoint_dtype(file: GgufFile) -> str:
     """float32 or float16 when every matrix is of that type, else bfloat16."""
     types = {tensor.type_name for tensor in file.tensors.values() if len(tensor.shape) > 1}

@@ -13,6 +13,26 @@ _DEFAULT_THETA: Final = 10_000.0
 _QUANTIZATION: Final = ("quantization_config", "compression_config")
 """What the settings are called, by newer files and by older ones of compressed-tensors."""
 _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p")
+_UNUSED: Final[dict[str, tuple[Any, ...]]] = {
+    "bad_words_ids": ([],),
+    "begin_suppress_tokens": ([],),
+    "diversity_penalty": (0,),
+    "encoder_repetition_penalty": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "length_penalty": (1,),
+    "max_new_tokens": (),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "penalty_alpha": (0,),
+    "repetition_penalty": (1,),
+    "stop_strings": ([],),
+    "suppress_tokens": ([],),
+    "typical_p": (1,),
+}
+"""What a generation_config.json may recommend that has no effect here -> values, besides null, that ask for nothing."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +45,7 @@ class HfFolder:
     dtype: str
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, float | int]
+    unused_generation_defaults: dict[str, Any]
 
 
 def read_folder(folder: Path) -> HfFolder:
@@ -41,6 +62,11 @@ def read_folder(folder: Path) -> HfFolder:
         dtype=_dtype(config),
         eos_token_ids=eos or _token_ids(folder, config.get("eos_token_id")),
         generation_defaults=_sampling(folder, generation),
+        unused_generation_defaults={
+            name: generation[name]
+            for name, neutral in _UNUSED.items()
+            if generation.get(name) is not None and generation[name] not in neutral
+        },
     )
 
 

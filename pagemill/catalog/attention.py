@@ -64,7 +64,7 @@ def cuda_order(compute: tuple[int, int], mla: bool = False) -> tuple[str, ...]:
 def register_backend(name: str, path: str) -> None:
     """Make a backend of one's own selectable by `--attention-backend NAME`, also in place of one that pagemill has.
 
-    path: "module:class" of an `AttentionBackend`; it is imported when it is chosen. Call it from a plugin, in every
-    process that loads the model. Raises ConfigError when the path is malformed.
+    path: "module:class" of an `AttentionBackend`; it is imported when it is chosen. Call it from a plug-in
+    (docs/plug-ins.md): those are loaded in every process. Raises ConfigError when the path is malformed.
     """
     ATTENTION.replace(name, path)

@@ -6,16 +6,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from pagemill.config.arguments import ENGINE_SECTIONS, EngineArgs, add_flags
+from pagemill.config.no_effect import CompatConfig
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, skip: Iterable[str] = ()) -> None:
     """One flag per setting of the engine, except the fields in `skip`."""
-    add_flags(parser, ENGINE_SECTIONS.values(), skip)
+    add_flags(parser, (*ENGINE_SECTIONS.values(), CompatConfig), skip)
 
 
 def given_settings(args: argparse.Namespace, skip: Iterable[str] = ()) -> dict[str, Any]:
     """Engine settings that were given on the command line: field -> value."""
-    names = {field.name for cls in ENGINE_SECTIONS.values() for field in dataclasses.fields(cls)} - set(skip)
+    names = {
+        field.name for cls in (*ENGINE_SECTIONS.values(), CompatConfig) for field in dataclasses.fields(cls)
+    } - set(skip)
     return {name: value for name, value in vars(args).items() if name in names and value is not None}
 
 

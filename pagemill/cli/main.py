@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from pagemill import __version__, envs
 from pagemill.cli.errors import UsageError
+from pagemill.config.refused_settings import refusal_of
 from pagemill.errors import ConfigError, PagemillError
 from pagemill.utils.collector import paused
 
@@ -35,6 +36,10 @@ class Parser(argparse.ArgumentParser):
     """A parser that answers wrong usage with one line instead of every flag there is."""
 
     def error(self, message: str) -> NoReturn:
+        for word in message.split() if message.startswith("unrecognized arguments:") else ():
+            refusal = refusal_of(word)
+            if refusal is not None:
+                raise UsageError(refusal)
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
 

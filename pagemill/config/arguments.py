@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pagemill.config.nested_flags import add_nested_flags, json_object
+from pagemill.config.no_effect import CompatConfig
+from pagemill.config.refused_settings import REFUSED_SETTINGS
 from pagemill.config.resolve import Draft, check_values
 from pagemill.config.sections import (
     CacheConfig,
@@ -34,18 +36,26 @@ ENGINE_SECTIONS: dict[str, type] = {
 
 
 class EngineArgs:
-    """Settings of an engine as users give them: every field of every engine section, flat, by keyword.
+    """Settings of an engine as users give them: every field of every engine section, flat, by keyword, and those of
+    `CompatConfig`, which change nothing.
 
-    Raises TypeError for a keyword that no section has, ConfigError for a value of the wrong type or range.
+    Raises TypeError for a keyword that nobody knows, ConfigError for one of vLLM that has no counterpart, and for a
+    value of the wrong type or range.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         if model is not None:
             settings["model"] = model
-        known = {field.name for cls in ENGINE_SECTIONS.values() for field in dataclasses.fields(cls)}
+        known = {field.name for cls in (*ENGINE_SECTIONS.values(), CompatConfig) for field in dataclasses.fields(cls)}
         unknown = sorted(set(settings) - known)
+        for name in unknown:
+            if name in REFUSED_SETTINGS:
+                raise ConfigError(f"{name} is not supported: {REFUSED_SETTINGS[name]}")
         if unknown:
             raise TypeError(f"unknown argument {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        make_section(CompatConfig, settings)
+        self.given = frozenset(name for name, value in settings.items() if value is not None)
+        """Names of the settings that the user gave."""
         self.draft = Draft(**{name: make_section(cls, settings) for name, cls in ENGINE_SECTIONS.items()})
 
 

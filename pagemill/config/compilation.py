@@ -33,8 +33,6 @@ class GraphLimits:
     """Whether the device has something like CUDA graphs."""
     query_len: int = 1
     """Tokens per request of a decode step."""
-    pooling: bool = False
-    """Whether the model answers with vectors: there are no decode steps."""
 
 
 def complete(graphs: GraphConfig, limits: GraphLimits) -> CompilationConfig:
@@ -114,8 +112,6 @@ def _default_mode(graphs: GraphConfig, given: CompilationConfig, off: bool, limi
     mode = GraphMode.NONE if off else LEVELS[graphs.optimization_level][1]
     if mode is GraphMode.NONE:
         return mode
-    if limits.pooling:
-        return GraphMode.PIECEWISE if is_cut(given) else GraphMode.NONE
     # Without pieces the rest of the step must be captured with attention, or not at all.
     return mode if is_cut(given) else GraphMode.FULL
 

@@ -30,6 +30,8 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     """From generation_config.json: temperature, top_p, top_k, min_p, where given."""
+    unused_generation_defaults: dict[str, Any] = field(default_factory=dict)
+    """What the files recommend besides, and nothing here heeds: repetition_penalty and the like."""
     has_head: bool = True
     """Whether there is an output head: without one, no text can be generated."""
     pooling_type: str | None = None

@@ -1,5 +1,6 @@
 """Threads and CPUs of the workers, from the settings to the configuration; what an engine imports."""
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -90,3 +91,22 @@ def test_an_engine_of_a_gguf_file_imports_no_more_than_it_needs(checkpoint, tmp_
 def test_an_unknown_quantization_lists_the_known_ones(checkpoint):
     with pytest.raises(ConfigError, match=r"quantization='int3' is not one of .*fp8, int8, none"):
         launch.build_config(EngineArgs(checkpoint, device="cpu", quantization="int3"))
+
+
+def test_a_start_says_what_was_decided_and_what_cannot_matter(checkpoint, caplog):
+    file = Path(checkpoint) / "generation_config.json"
+    file.write_text('{"repetition_penalty": 1.25}')
+    with caplog.at_level(logging.INFO, "pagemill"):
+        launch.build_config(EngineArgs(checkpoint, device="cpu", gpu_memory_utilization=0.5, trust_remote_code=True))
+    file.unlink()
+    table, warning = (record.getMessage() for record in caplog.records)
+    rows = [line.split()[0] for line in table.splitlines()[1:]]
+    assert rows == [
+        "setting",
+        "dtype",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "trust_remote_code",
+        "gpu_memory_utilization",
+    ]
+    assert "repetition_penalty=1.25" in warning

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 
 from pagemill.artifacts.gguf_file import read_gguf
-from pagemill.artifacts.gguf_metadata import checkpoint_dtype, eos_token_ids, hf_config, sampling_defaults
+from pagemill.artifacts.gguf_metadata import (
+    checkpoint_dtype,
+    eos_token_ids,
+    hf_config,
+    sampling_defaults,
+    unused_sampling_defaults,
+)
 from pagemill.errors import ModelError
 from tests.unit.artifacts.gguf_builder import HEADS, HIDDEN, VOCAB, write_gguf
 
@@ -213,8 +219,11 @@ def test_recommended_sampling(tmp_path):
     def keys(writer):
         writer.add_float32("general.sampling.temp", 0.5)
         writer.add_int32("general.sampling.top_k", 20)
+        writer.add_float32("general.sampling.penalty_repeat", 1.5)
 
-    found = sampling_defaults(read_gguf(write_gguf(tmp_path / "m.gguf", keys=keys)))
+    file = read_gguf(write_gguf(tmp_path / "m.gguf", keys=keys))
+    assert unused_sampling_defaults(file) == {"penalty_repeat": 1.5}
+    found = sampling_defaults(file)
     assert found == {"temperature": 0.5, "top_k": 20}
     assert isinstance(found["top_k"], int)
 

@@ -96,13 +96,6 @@ def test_an_unknown_mode_of_compilation():
         complete(graphs(mode=1), gpu())
 
 
-def test_a_pooling_model_runs_piecewise():
-    assert complete(graphs(), gpu(pooling=True)).cudagraph_mode == "PIECEWISE"
-    assert complete(graphs(splitting_ops=()), gpu(pooling=True)).cudagraph_mode == "NONE"
-    assert complete(graphs(0), gpu(pooling=True)).cudagraph_mode == "NONE"
-    assert complete(graphs(cudagraph_mode="FULL"), gpu(pooling=True)).cudagraph_mode == "FULL"
-
-
 def test_fusing_attention_turns_splitting_off_and_graphs_to_full():
     fused = complete(graphs(mode=3, pass_config=PassConfig(True)), gpu())
     assert fused.splitting_ops == () and not is_cut(fused) and fused.cudagraph_mode == "FULL"

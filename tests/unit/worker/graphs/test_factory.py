@@ -1,6 +1,8 @@
 """From settings and a model to the graphs of a runner."""
 
+import dataclasses
 import logging
+import math
 
 import pytest
 
@@ -50,6 +52,13 @@ def config(graph_mode="FULL_AND_PIECEWISE", **settings):
         "splitting_ops": (ATTENTION_OP,),
     }
     return GraphConfig(compilation_config=CompilationConfig(**(defaults | settings)))
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_figures_are_logged_where_cudagraph_metrics_asks_for_them(asked):
+    settings = dataclasses.replace(config(), cudagraph_metrics=asked)
+    graphs = make_graphs(settings, layers(), LIMITS, FakeGraphMaker())
+    assert math.isfinite(graphs._next_report) is asked
 
 
 def test_settings_reach_the_dispatcher_and_the_schedule():

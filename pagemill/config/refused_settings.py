@@ -1,0 +1,114 @@
+"""Settings of vLLM that have no counterpart here: what to do instead, by the name of the keyword.
+
+A flag or keyword of these is an error that says so, instead of one that is merely unknown. Add a setting to sections.py
+and take it out here when its effect exists.
+"""
+
+from typing import Final
+
+_GROUPS: Final[tuple[tuple[str, str], ...]] = (
+    ("adapters are not loaded yet; serve a checkpoint into which the adapter is merged",
+     "enable_lora max_loras max_lora_rank lora_dtype enable_tower_connector_lora max_cpu_loras fully_sharded_loras "
+     "lora_target_modules default_mm_loras specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras "
+     "max_lora_cls_labels lora_modules"),
+    ("there is no speculative decoding yet; leave it out",
+     "speculative_config spec_method spec_model spec_tokens per_request_spec_decode_metrics"),
+    ("no tools are called yet; leave it out, and send requests without tools",
+     "enable_auto_tool_choice tool_call_parser tool_parser_plugin tool_strict_level tool_server"),
+    ("thinking is part of the text, and not told apart yet; leave it out",
+     "reasoning_parser reasoning_parser_plugin reasoning_config cohere_is_reasoning_model cohere_format "
+     "anthropic_disabled_thinking_effort"),
+    ("there is no structured output yet; leave it out", "structured_outputs_config"),
+    ("there are no logprobs yet; leave it out", "max_logprobs logprobs_mode return_tokens_as_token_ids"),
+    ("nothing is handed over between servers yet; leave it out",
+     "kv_transfer_config ec_transfer_config ec_manager_config engram_config weight_transfer_config aux_output_config"),
+    ("nothing is kept outside of the device's memory; use --kv-cache-memory-bytes, --quantization, or more workers",
+     "kv_offloading_size kv_offloading_backend cpu_offload_gb cpu_offload_params offload_backend offload_group_size "
+     "offload_num_in_group offload_prefetch_step offload_params"),
+    ("weights and cache stay where they are; leave it out",
+     "enable_sleep_mode sleep_mode_offload_cudagraph sleep_preserve_parameter_names enable_cumem_allocator "
+     "enable_nccl_comm_suspend"),
+    ("models here take text only; leave it out",
+     "enable_mm_embeds mm_processor_cache_type mm_hasher_algorithm mm_shm_cache_max_object_size_mb mm_encoder_only "
+     "mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path "
+     "mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin video_pruning_rate video_pruning_method "
+     "mm_tensor_ipc mm_processor_device mm_ipc_gpu_memory_gb mm_device_do_normalize disable_chunked_mm_input "
+     "trust_request_mm_kwargs enable_prompt_embeds interleave_mm_strings"),
+    ("a checkpoint says how it is quantized; use --quantization", "quantization_config"),
+    ("it is chosen by the device; leave it out",
+     "moe_backend linear_backend ir_op_priority sparse_indexer_topk_backend kernel_config gdn_prefill_backend "
+     "kda_prefill_backend kda_decode_backend use_fp64_gumbel performance_mode"),
+    ("models with states are not supported yet; leave it out",
+     "mamba_backend mamba_ssu_algorithm enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds "
+     "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode enable_mamba_shared_prefix_checkpoint "
+     "replayssm_buffer_len use_replayssm"),
+    ("the cache does not work that way; leave it out",
+     "prefix_cache_retention_interval kv_cache_dtype_skip_layers kv_sharing_fast_prefill swa_bounded_replay "
+     "prefix_match_unit disable_sliding_window"),
+    ("use --max-num-batched-tokens, --max-num-seqs, --max-prefill-tokens and --long-prefill-token-threshold",
+     "max_num_scheduled_tokens max_num_active_seqs long_prefill_token_threshold_adaptive scheduler_reserve_full_isl "
+     "watermark prefill_schedule_interval"),
+    ("there is one scheduler; leave it out", "scheduler_cls"),
+    ("every token is sent when it is there; leave it out", "stream_interval"),
+    ("several machines are nodes of one head (--headless), or a Ray cluster (--distributed-executor-backend ray)",
+     "master_addr master_port nnodes node_rank data_parallel_rank data_parallel_backend data_parallel_hybrid_lb "
+     "data_parallel_external_lb data_parallel_multi_port_external_lb data_parallel_supervisor_port "
+     "dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold"),
+    ("there are tensor, pipeline, data and expert parallelism only; leave it out",
+     "decode_context_parallel_size dcp_comm_backend dcp_q_replicate dcp_kv_cache_interleave_size "
+     "cp_kv_cache_interleave_size prefill_context_parallel_size enable_hc_sp enable_batch_sharded_sampling "
+     "enable_ep_weight_filter all2all_backend enable_dbo ubatch_size dbo_decode_token_threshold "
+     "dbo_prefill_token_threshold enable_elastic_ep elastic_ep_max_dp_size enable_eplb eplb_config "
+     "expert_placement_strategy dp_sync_interval disable_nccl_for_dp_synchronization enable_shm_tensor_arena"),
+    ("use --cpu-threads-bind", "numa_bind numa_bind_nodes numa_bind_cpus"),
+    ("set CUDA_VISIBLE_DEVICES", "device_ids"),
+    ("links and engines have time-outs of their own: --engine-hang-timeout, --data-parallel-node-timeout",
+     "distributed_timeout_seconds cpu_distributed_timeout_seconds enable_fault_tolerance fault_tolerance_config"),
+    ("install a plug-in (docs/plug-ins.md)",
+     "worker_cls worker_extension_cls logits_processors io_processor_plugin middleware model_class_overrides"),
+    ("use `pagemill bench --profile`", "profiler_config enable_layerwise_nvtx_tracing ray_workers_use_nsight"),
+    ("use --hf-overrides", "hf_config_path"),
+    ("set HF_TOKEN in the environment", "hf_token"),
+    ("convert the checkpoint to safetensors", "model_loader_extra_config"),
+    ("send the values with each request, or edit the model's generation_config.json", "override_generation_config"),
+    ("pooling models are used as they are, or any model with --runner pooling", "convert"),
+    ("send chat_template_kwargs with each request", "default_chat_template_kwargs"),
+    ("start with --chat-template", "trust_request_chat_template"),
+    ("texts are given in the form that the template takes; leave it out", "chat_template_content_format"),
+    ("answers are those of an assistant; leave it out", "response_role"),
+    ("have a proxy in front of the server do it",
+     "ssl_keyfile ssl_certfile ssl_ca_certs enable_ssl_refresh ssl_cert_reqs ssl_ciphers uds root_path"),
+    ("all methods and headers are allowed for --allowed-origins, without credentials",
+     "allow_credentials allowed_methods allowed_headers"),
+    ("set PAGEMILL_LOGGING_LEVEL", "logging_config log_level log_config_file log_error_stack"),
+    ("requests and answers are not logged; have a proxy do it",
+     "enable_log_requests enable_log_outputs enable_log_deltas max_log_len"),
+    ("see docs/metrics.md for what is counted; leave it out",
+     "show_hidden_metrics_for_version otlp_traces_endpoint collect_detailed_traces custom_histogram_buckets "
+     "enable_mfu_metrics enable_logging_iteration_details aggregate_engine_logging jit_monitor_mode "
+     "jit_monitor_verbose enable_per_request_metrics enable_server_load_tracking"),
+    ("clients ask for it with stream_options.include_usage", "enable_force_include_usage"),
+    ("there is no such event in streams; leave it out", "sse_keep_alive_interval"),
+    ("there is no such endpoint; leave it out",
+     "enable_tokenizer_info_endpoint enable_offline_docs tokens_only enable_scale_out enable_flash_late_interaction "
+     "grpc grpc_port"),
+    ("write the flags on the command line", "config"),
+    ("it is not implemented; leave it out",
+     "enable_return_routed_experts return_sampling_mask enable_trace_replay watermark_config diffusion_config "
+     "additional_config fingerprint_mode fingerprint_value fail_on_environ_validation renderer_num_workers"),
+)  # fmt: skip
+
+REFUSED_SETTINGS: Final[dict[str, str]] = {name: instead for instead, names in _GROUPS for name in names.split()}
+"""Name of the keyword -> what to do instead."""
+
+
+def refusal_of(flag: str) -> str | None:
+    """What to say of a flag as it was typed (`--enable-lora`, `--ssl-keyfile=x`, `--no-...`); None for one that nobody
+    knows."""
+    name = flag.partition("=")[0].partition(".")[0].removeprefix("--").replace("-", "_")
+    instead = REFUSED_SETTINGS.get(name) or REFUSED_SETTINGS.get(name.removeprefix("no_"))
+    return (
+        None
+        if instead is None or not flag.startswith("--")
+        else f"{flag.partition('=')[0]} is not supported: {instead}"
+    )

@@ -1,0 +1,186 @@
+"""Every flag and every argument of LLM has an effect, is refused by name, or is listed as one that cannot matter."""
+
+import argparse
+import ast
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagemill.cli.engine_flags import add_engine_flags, given_settings
+from pagemill.cli.main import main
+from pagemill.config.arguments import ENGINE_SECTIONS, EngineArgs, make_section
+from pagemill.config.no_effect import IDLE, CompatConfig, Place, idle_settings
+from pagemill.config.refused_settings import REFUSED_SETTINGS, refusal_of
+from pagemill.config.resolve import Decision
+from pagemill.config.sections import (
+    AttentionConfig,
+    CacheConfig,
+    CompilationConfig,
+    FleetConfig,
+    ModelConfig,
+    PoolerConfig,
+    ServerConfig,
+)  # fmt: skip
+from pagemill.errors import ConfigError
+from pagemill.model.factory import attention_chooser
+from pagemill.observability.start_table import start_table
+from pagemill.platforms.cpu import CpuPlatform
+from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.client.inproc import InprocClient
+from tests.fakes.engine import FACTS
+from tests.fakes.fake_core import FakeCore
+from tests.fakes.fake_tokenizer import ByteTokenizer
+
+ROOT = Path(__file__).resolve().parents[3]
+SECTIONS = (*ENGINE_SECTIONS.values(), ServerConfig, FleetConfig)
+
+
+def names_of(section: Any) -> Iterator[str]:
+    """Of its settings, and of those inside them."""
+    for field in dataclasses.fields(section):
+        yield field.name
+        if dataclasses.is_dataclass(field.default):
+            yield from names_of(type(field.default))
+
+
+WORKING = sorted({name for section in SECTIONS for name in names_of(section)})
+IDLE_NAMES = sorted(field.name for field in dataclasses.fields(CompatConfig))
+
+
+@pytest.fixture(scope="module")
+def attributes_read() -> set[str]:
+    """Every attribute that some module of the package reads."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "pagemill").rglob("*.py")]
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+
+
+@pytest.fixture(scope="module")
+def words_of_tests() -> set[str]:
+    """Every name, and every flag as the name of its keyword, that some test uses."""
+    text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    return set(re.findall(r"\w+", text)) | {flag.replace("-", "_") for flag in re.findall(r"--([\w-]+)", text)}
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_a_setting_is_read_and_tested(name: str, attributes_read: set[str], words_of_tests: set[str]) -> None:
+    assert name in attributes_read, f"nothing reads {name}: give it an effect, or list it in config/no_effect.py"
+    assert name in words_of_tests, f"no test sets {name}"
+
+
+def test_the_three_classes_are_apart() -> None:
+    classes = [set(WORKING), set(IDLE_NAMES), set(REFUSED_SETTINGS)]
+    assert len(set.union(*classes)) == sum(map(len, classes))
+    assert {name for idle in IDLE for name in idle.names} <= set(WORKING)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_SETTINGS))
+def test_a_setting_without_counterpart_is_refused_with_what_to_do_instead(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is not supported") as caught:
+        EngineArgs(**{name: True})
+    assert str(caught.value).endswith(REFUSED_SETTINGS[name])
+    flag = f"--{name.replace('_', '-')}"
+    assert refusal_of(flag) == refusal_of(f"{flag}=x") == f"{flag} is not supported: {REFUSED_SETTINGS[name]}"
+
+
+def test_the_command_line_says_so_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "smollm2", "--max-logprobs", "5", "--no-enable-lora"]) == 2
+    assert "--max-logprobs is not supported: there are no logprobs yet" in capsys.readouterr().err
+    assert main(["serve", "smollm2", "--no-enable-lora"]) == 2
+    assert "--no-enable-lora is not supported" in capsys.readouterr().err
+    assert main(["serve", "smollm2", "--nobody-knows"]) == 2
+    assert "unrecognized arguments: --nobody-knows" in capsys.readouterr().err
+    with pytest.raises(TypeError, match="nobody_knows"):
+        EngineArgs(nobody_knows=1)
+
+
+SAMPLES: dict[str, tuple[Any, list[str]]] = {
+    "bool": (True, []), "str": ("x", ["x"]), "int": (1, ["1"]), "float": (1.0, ["1"]), "tuple": (("x",), ["x"]),
+    "dict": ({"image": 1}, ['{"image": 1}']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IDLE_NAMES)
+def test_what_cannot_matter_is_accepted_and_told(name: str) -> None:
+    field = next(field for field in dataclasses.fields(CompatConfig) if field.name == name)
+    kind = next(kind for kind in SAMPLES if getattr(field.type, "__name__", str(field.type)).startswith(kind))
+    value, words = SAMPLES[kind]
+    if field.metadata["choices"]:
+        value, words = field.metadata["choices"][0], [field.metadata["choices"][0]]
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    given = given_settings(parser.parse_args([f"--{name.replace('_', '-')}", *words]))
+    for args in (EngineArgs(**given), EngineArgs(**{name: value})):
+        assert name in args.given
+        told = idle_settings(args.given, Place("cuda", ModelConfig(), CacheConfig()))
+        assert [setting.name for setting in told] == [name]
+
+
+HUB = ModelConfig(model="org/name")
+
+
+@pytest.mark.parametrize(("name", "place", "idle"), [
+    ("gpu_memory_utilization", Place("cpu", HUB, CacheConfig()), True),
+    ("gpu_memory_utilization", Place("cuda", HUB, CacheConfig()), False),
+    ("enforce_eager", Place("cpu", HUB, CacheConfig()), True),
+    ("enforce_eager", Place("cuda", HUB, CacheConfig()), False),
+    ("revision", Place("cpu", HUB, CacheConfig()), False),
+    ("revision", Place("cpu", ModelConfig(), CacheConfig()), True),
+    ("tokenizer_revision", Place("cpu", dataclasses.replace(HUB, tokenizer="/"), CacheConfig()), True),
+    ("download_dir", Place("cpu", ModelConfig(tokenizer="org/name"), CacheConfig()), False),
+    ("download_dir", Place("cpu", ModelConfig(), CacheConfig()), True),
+    ("kv_cache_metrics_sample", Place("cpu", HUB, CacheConfig()), True),
+    ("kv_cache_metrics_sample", Place("cpu", HUB, CacheConfig(kv_cache_metrics=True)), False),
+    ("chat_template", Place("cpu", ModelConfig(skip_tokenizer_init=True), CacheConfig()), True),
+])  # fmt: skip
+def test_where_settings_cannot_matter(name: str, place: Place, idle: bool) -> None:
+    assert [setting.name for setting in idle_settings({name}, place)] == [name] * idle
+    assert idle_settings((), place) == []
+
+
+def test_the_table_shows_what_matters() -> None:
+    decisions = [
+        Decision("device", "cpu", "the machine's"),
+        Decision("block_size", 16, "default"),
+        Decision("dtype", "float32", "bfloat16 is slow on this cpu"),
+        Decision("runner", "generate", "default"),
+        Decision("pooler_config", PoolerConfig("MEAN", True), "the model's"),
+        Decision(
+            "compilation_config", CompilationConfig(mode=0, cudagraph_mode="NONE"), "there are no graphs on a cpu"
+        ),
+    ]
+    idle = idle_settings({"trust_remote_code"}, Place("cpu", HUB, CacheConfig()))
+    lines = start_table(decisions, idle).splitlines()
+    assert [line.split()[0] for line in lines] == ["setting", "device", "dtype", "pooler_config", "trust_remote_code"]
+    assert "bfloat16 is slow on this cpu" in lines[2]
+    assert "MEAN, scaled to length 1" in lines[3]
+    assert "no effect" in lines[4]
+    graphs = CompilationConfig(mode=3, cudagraph_mode="FULL", max_cudagraph_capture_size=64)
+    assert "mode 3, graphs FULL, up to 64" in start_table([Decision("compilation_config", graphs, "level 3")], [])
+    assert start_table([], []) == ""
+
+
+def test_backends_of_phases_are_asked_for() -> None:
+    model = ModelConfig(attention_config=AttentionConfig(prefill_backend="TORCH_CPU", decode_backend="CPU_ATTN"))
+    wishes = attention_chooser(model, CacheConfig(), CpuPlatform()).wishes
+    assert (wishes.prefill, wishes.decode) == ("TORCH_CPU", "CPU_ATTN")
+
+
+async def test_residency_is_measured_where_it_is_asked_for() -> None:
+    for asked in (False, True):
+        client = InprocClient(FakeCore(), inline=True)
+        engine = AsyncLLM(client, ByteTokenizer(), FACTS, cache=CacheConfig(kv_cache_metrics=asked))
+        assert ("kv_block_lifetime_seconds" in engine.metrics.text().decode()) is asked
+        await engine.shutdown()
+
+
+def test_the_log_of_the_http_server_has_the_level_of_the_setting() -> None:
+    assert make_section(ServerConfig, {"uvicorn_log_level": "debug"}).uvicorn_log_level == "debug"
+    with pytest.raises(ConfigError, match="uvicorn_log_level"):
+        make_section(ServerConfig, {"uvicorn_log_level": "loud"})
