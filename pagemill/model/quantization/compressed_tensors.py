@@ -155,7 +155,7 @@ def make(request: QuantRequest) -> Quantization:
     """Raises ModelError for a configuration that is damaged, or asks for what is not supported."""
     computing = as_stored(request)
     config = Fields("quantization_config", request.config)
-    for key in ("kv_cache_scheme", "transform_config"):
+    for key in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
         config.refuse(key)
     sparsity = config.get("sparsity_config", dict) or {}
     if sparsity.get("format", "dense") != "dense":
