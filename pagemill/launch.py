@@ -117,27 +117,32 @@ def build_inproc(args: EngineArgs, *, inline: bool) -> LaunchedEngine:
 def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
     """`build_inproc` from a complete configuration. The tokenizer loads on a thread while the weights do."""
     timer = PhaseTimer()
-    with ThreadPoolExecutor(1, "tokenizer") as pool:
+    with contextlib.ExitStack() as opened:
+        pool = opened.enter_context(ThreadPoolExecutor(1, "tokenizer"))
         tokenizer_soon = pool.submit(tokenizer_of, config.model, config.facts)
         with timer.phase("engine"):
             if config.parallel.distributed_executor_backend == "uni":
                 load_torch_library()  # the tokenizer is made meanwhile
             core = EngineCore(config, make_executor(config, WORKER))
+        opened.callback(core.shutdown)
         with timer.phase("tokenizer"):
             tokenizer = tokenizer_soon.result()
-    client = InprocClient(core, inline=inline)
-    llm = AsyncLLM(
-        client,
-        tokenizer,
-        config.facts,
-        config.scheduler,
-        cache=config.cache,
-        log_interval_s=envs.log_stats_interval_s(),
-        log_stats=not config.observability.disable_log_stats,
-        seeds=RequestSeeds(config.model.seed),
-        pooler=config.model.pooler_config if config.model.pools else None,
-    )
-    _say_ready(config, core.ready, timer)
+        client = InprocClient(core, inline=inline)
+        opened.callback(client.stop)
+        llm = AsyncLLM(
+            client,
+            tokenizer,
+            config.facts,
+            config.scheduler,
+            cache=config.cache,
+            log_interval_s=envs.log_stats_interval_s(),
+            log_stats=not config.observability.disable_log_stats,
+            seeds=RequestSeeds(config.model.seed),
+            pooler=config.model.pooler_config if config.model.pools else None,
+        )
+        _say_ready(config, core.ready, timer)
+        opened.pop_all()
+        pool.shutdown()
     return LaunchedEngine(llm, config, tokenizer)
 
 

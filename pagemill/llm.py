@@ -3,8 +3,10 @@ A synchronous face of `AsyncLLM`; it adds batches and a progress bar and knows n
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import threading
+import traceback
 import weakref
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +88,16 @@ def _in_running_loop() -> bool:
     return True
 
 
+def _let_go(error: BaseException) -> None:
+    """Empty the frames that an error went through, and collect: they hold weights, and a notebook keeps its last
+    error, so that the next attempt would find the memory taken."""
+    at: BaseException | None = error
+    while at is not None:
+        traceback.clear_frames(at.__traceback__)
+        at = at.__cause__ or at.__context__
+    gc.collect()
+
+
 def _shut_down(loop: PrivateLoop, engine: AsyncLLM) -> None:
     loop.close(engine.shutdown())
 
@@ -99,7 +111,12 @@ class LLM:
 
     def __init__(self, model: str = "smollm2", **engine_args: Any) -> None:
         # There is a progress bar: statistics only for those who ask for them.
-        launched = build_inproc(EngineArgs(model, **({"disable_log_stats": True} | engine_args)), inline=True)
+        args = EngineArgs(model, **({"disable_log_stats": True} | engine_args))
+        try:
+            launched = build_inproc(args, inline=True)
+        except Exception as error:
+            _let_go(error)
+            raise
         self.config = launched.config
         self._engine: AsyncLLM = launched.llm
         self._loop = PrivateLoop()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pagemill.artifacts import aliases, gguf_metadata, hf_config, hub
+from pagemill.artifacts.config_fields import check_fields
 from pagemill.artifacts.gguf_file import read_gguf
 from pagemill.artifacts.sentence_pooling import sentence_pooling
 from pagemill.catalog.models import MODELS
@@ -71,7 +72,7 @@ def describe(
         weights_format="dummy" if load_format == "dummy" else facts.weights_format,
         architecture=architecture,
         has_head=architecture == named,
-        hf_config=config,
+        hf_config=check_fields(name, config),
         quantization_config=quantization,
         max_position=_positive(name, config, "max_position_embeddings"),
         vocab_size=_positive(name, config, "vocab_size"),

@@ -77,6 +77,9 @@ def _dtype(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
 
 def _max_model_len(draft: Draft, model: ModelFacts, device: DeviceFacts) -> Draft:
     wanted = draft.model.max_model_len
+    if not draft.model.pools and (wanted or model.max_position) < 2:
+        raise ConfigError(f"max_model_len={wanted or model.max_position} is not allowed: text needs room for 2 tokens, "
+                          "one of the prompt and one of the output; use --max-model-len 2 or more")  # fmt: skip
     if wanted is None:
         return draft.decide("model", "max_model_len", model.max_position, "the model's")
     if wanted > model.max_position:

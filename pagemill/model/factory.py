@@ -1,14 +1,18 @@
 """`load_model`: from facts and settings to a model ready to run. Chooses the parts; each does its own work."""
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 
+from pagemill.artifacts.config_fields import ModelFields
 from pagemill.catalog.models import MODELS
 from pagemill.catalog.weights import WEIGHTS
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import CacheConfig, ModelConfig
-from pagemill.errors import ModelError
+from pagemill.errors import ModelError, PagemillError
 from pagemill.model.attention.capability import Surroundings
 from pagemill.model.attention.selector import Chooser, Wishes
 from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_groups
@@ -37,13 +41,25 @@ def load_model(
     split over the groups."""
     device = torch.device(platform.torch_device())
     # What layers make for themselves, such as rotary tables, is made where it is used.
-    with timer.phase("build"), device:
+    with timer.phase("build"), device, _buildable(facts):
         model = build_model(facts, config, platform, groups or solo_groups(), cache, expert_parallel)
     with timer.phase("weights"):
         name = "dummy" if config.load_format == "dummy" else facts.weights_format
         source = WEIGHTS.resolve(name)
         load_weights(model, partial(source, facts, getattr(torch, config.dtype), config.seed, device=device), device)
     return model.eval()
+
+
+@contextlib.contextmanager
+def _buildable(facts: ModelFacts) -> Iterator[None]:
+    """Sizes that are allowed one by one may be too much together, or not go together: that is the model's fault."""
+    try:
+        yield
+    except (ArithmeticError, IndexError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, PagemillError):
+            raise
+        why = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(f"{facts.name}: a model of the sizes in its config cannot be built: {why[0][:200]}") from error
 
 
 def build_model(
@@ -64,6 +80,7 @@ def build_model(
     quantization = choose_quantization(config.quantization, facts.quantization_config, dtype, platform.torch_device())
     exchange = Exchange(groups.dp, groups.ep) if expert_parallel and groups.dp.size > 1 else None
     ctx = LayerContext(dtype, quantization, attention, groups, expert_parallel, exchange)
+    facts = dataclasses.replace(facts, hf_config=ModelFields(facts.hf_config))  # a plain dict in another process
     model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
     if config.pools:
         model.drop_head()

@@ -72,11 +72,11 @@ class KVEventPublisher:
             self._router: zmq.Socket[bytes] | None = None
             if replayed is not None:
                 self._router = self._open("replay_endpoint", replayed, zmq.ROUTER, config.buffer_steps + 1)
-        except ConfigError:
+            self._wake_read, self._wake_write = os.pipe()
+        except BaseException:
             self._gate.close()
             self._context.destroy(0)
             raise
-        self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
         self._thread = threading.Thread(target=self._run, name="pagemill-kv-events", daemon=True)

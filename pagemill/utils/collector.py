@@ -11,14 +11,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """No collection in the body, and none ever after of what there is at its end (until `gc.unfreeze()`). Inside
-    another one, or where the collector is off anyway, it does nothing."""
+    """No collection in the body, and none ever after of what there is at its end (until `gc.unfreeze()`), unless an
+    exception ends it: most of that is garbage. Inside another one, or where the collector is off anyway, it does
+    nothing."""
     if not gc.isenabled():
         yield
         return
     gc.disable()
     try:
         yield
-    finally:
         gc.freeze()
+    finally:
         gc.enable()

@@ -139,7 +139,7 @@ class Worker:
         """Run one small step on the null block, so that the first request does not pay for lazy initialisation, and
         capture what must be there before it."""
         with paused():
-            self.execute_model(warm_up_step(self._num_groups))
+            self.execute_model(warm_up_step(self._num_groups, self._sizes().max_model_len))
             self.sample_tokens()
             self.runner.capture_at_start()
 
@@ -162,7 +162,7 @@ class Worker:
 
     def execute_dummy_step(self) -> None:
         """Run and sample a step of no request, on the null block."""
-        self.execute_model(dummy_step(self._num_groups))
+        self.execute_model(dummy_step(self._num_groups, self._sizes().max_model_len))
         self.sample_tokens()
 
     def shutdown(self) -> None:
@@ -214,7 +214,7 @@ class Worker:
         worst: list[SchedulerOutput] = []
         if asked is None:  # or memory may be short, and nothing depends on them
             worst = list(worst_steps([group.spec.block_size for group in plan.groups], self._sizes()))
-        rehearsal = runner.rehearse([warm_up_step(len(plan.groups)), *worst])
+        rehearsal = runner.rehearse([warm_up_step(len(plan.groups), self._sizes().max_model_len), *worst])
         several = self._rank.world_size * self._rank.num_replicas > 1  # ranks that must not differ in what they run
         with ops.compile_together(self._platform.torch_device(), rehearsal, whole=several):
             for step in worst:

@@ -33,7 +33,11 @@ class UniprocExecutor:
         self._start = self._start_sampling if ahead else self._sample
         self._thread = ThreadPoolExecutor(1, "pagemill-worker") if overlap and not ahead else None
         self._closed = False
-        self._worker.load_model()
+        try:
+            self._worker.load_model()
+        except BaseException:
+            self.shutdown()
+            raise
 
     @classmethod
     def build(cls, spec: ExecutorSpec) -> Self:

@@ -7,19 +7,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagemill.errors import ModelError
+from pagemill.errors import ConfigError, ModelError
 from pagemill.model.kernels.ops import gather_pair
+
+MAX_TABLE_BYTES = 4 << 30
+"""Of cos and sin together: 8 million positions of heads of 128 in bfloat16."""
+_PART = 1 << 17
 
 
 class Rotary:
     """cos and sin for every position, in the model's type, made once per distinct setting."""
 
     def __init__(self, inv_freq: Tensor, max_position: int, dtype: torch.dtype, attention_factor: float = 1.0) -> None:
-        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inv_freq)
-        table = torch.cat([angles, angles], dim=-1)
-        self.cos = (table.cos() * attention_factor).to(dtype)
+        """Raises ConfigError for more positions than MAX_TABLE_BYTES hold."""
+        size = 2 * len(inv_freq)
+        most = MAX_TABLE_BYTES // (2 * size * dtype.itemsize)
+        if max_position > most:
+            raise ConfigError(
+                f"max_model_len={max_position} is not allowed: rotary tables of so many positions take more than "
+                f"{MAX_TABLE_BYTES >> 30} GiB; set --max-model-len to {most} or less"
+            )
+        self.cos = torch.empty(max_position, size, dtype=dtype, device=inv_freq.device)
         """[N, D] the second half repeats the first."""
-        self.sin = (table.sin() * attention_factor).to(dtype)
+        self.sin = torch.empty_like(self.cos)
+        for begin in range(0, max_position, _PART):  # in parts: numbers between are four times as large
+            part = slice(begin, min(begin + _PART, max_position))
+            angles = torch.outer(torch.arange(part.start, part.stop, dtype=torch.float32), inv_freq)
+            table = torch.cat([angles, angles], dim=-1)
+            self.cos[part] = (table.cos() * attention_factor).to(dtype)
+            self.sin[part] = (table.sin() * attention_factor).to(dtype)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[T] positions -> cos, sin, each [T, D], for all heads. Looked up once per step and setting."""

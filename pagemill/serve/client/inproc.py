@@ -67,6 +67,10 @@ class InlineRunner:
         """Call now."""
         return self._core.call(name, *args)
 
+    def stop(self) -> None:
+        """Shut the core down."""
+        self._core.shutdown()
+
     async def close(self) -> None:
         """Shut the core down."""
         self._core.shutdown()
@@ -149,6 +153,13 @@ class ThreadRunner:
 
         self._inbox.put(_Action(run, refuse=lambda: self._on_loop(lambda: settle(None, self._error))))
         return await result
+
+    def stop(self) -> None:
+        """`close`, without an event loop: waits for the thread here."""
+        self._closing = True
+        self._inbox.put(_Action(_nothing))
+        self._thread.join()
+        self._core.shutdown()
 
     async def close(self) -> None:
         """Stop the thread after its current step, then shut the core down."""
@@ -269,6 +280,13 @@ class InprocClient:
             self._closed = True
             await self._runner.close()
             gc.unfreeze()  # what was frozen at its start (utils/collector.py) may be garbage now
+
+    def stop(self) -> None:
+        """`close`, where there is no event loop to wait on."""
+        if not self._closed:
+            self._closed = True
+            self._runner.stop()
+            gc.unfreeze()
 
     def _check_alive(self) -> None:
         if self._error is not None:

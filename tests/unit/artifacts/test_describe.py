@@ -64,7 +64,7 @@ def test_load_format_that_does_not_fit(folder):
 
 @pytest.mark.parametrize("value", [None, 0, "many", True])
 def test_sizes_must_be_positive(folder, value):
-    with pytest.raises(ModelError, match=r"vocab_size=.* is not a positive integer"):
+    with pytest.raises(ModelError, match=r"vocab_size=.* is not (allowed: an|a positive) integer"):
         describe("mine", folder, hf_overrides={"vocab_size": value})
 
 

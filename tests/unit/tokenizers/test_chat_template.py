@@ -5,7 +5,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from pagemill.errors import RequestError
-from pagemill.tokenizers import chat_template
+from pagemill.tokenizers import chat_template, template_budget
 from pagemill.tokenizers.chat_template import render
 
 CHATML = (
@@ -212,14 +212,14 @@ def test_messages_are_not_changed():
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{% include 'x' %}", "loader"),
-        ("{{ 'x' * 100000000 }}", "too large"),
-        ("{{ [0] * 100000000 }}", "too large"),
-        ("{{ 9 ** 99999999 }}", "too large"),
-        ("{{ 9 ** 60 ** 60 }}", "too large"),
+        ("{{ 'x' * 100000000 }}", "a value of more than"),
+        ("{{ [0] * 100000000 }}", "a value of more than"),
+        ("{{ 9 ** 99999999 }}", "a number of more than"),
+        ("{{ 9 ** 60 ** 60 }}", "a number of more than"),
         ("{{ range(1000000) }}", "Range too big"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{% set x = 'y' * 1000000 %}{% for i in range(9) %}{{ x }}{% endfor %}", "its output exceeds 4194304"),
-        ("x" * 300_000, "has 300000 characters; at most 262144"),
+        ("x" * 300_000, "has 300000 characters; at most 98304"),
         ("{{" + "(" * 5000 + ")" * 5000 + "}}", "chat template"),
     ],
 )
@@ -236,7 +236,7 @@ def test_templates_that_fail_become_one_request_error(source, message):
     ],
 )
 def test_endless_templates_are_stopped(monkeypatch, source):
-    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.1)
     start = time.monotonic()
     with pytest.raises(RequestError, match=r"runs for more than 0.1 s"):
         render(source, [USER])
@@ -244,8 +244,8 @@ def test_endless_templates_are_stopped(monkeypatch, source):
 
 
 def test_the_clock_is_not_a_variable_of_the_template():
-    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert render(source, [USER], variables={"pagemill_tick": None}) == USER["content"]
+    source = "{% set turn = 1 %}{% set made = 1 %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert render(source, [USER], variables={"turn": None, "environment": None}) == USER["content"]
 
 
 def test_variables_and_time_reach_the_template():

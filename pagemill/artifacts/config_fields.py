@@ -1,0 +1,227 @@
+"""What the fields of a model's configuration may hold: one table, checked before anything is made of them.
+
+A configuration comes from a stranger's file. Numbers within these bounds can be wrong (the weights will not fit them),
+but cost neither memory nor time nor an exception that names no field. Knows nothing about how a model is computed.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from pagemill.errors import ModelError
+
+Check = Callable[[Any], bool]
+MAX_LAYERS: Final = 1000
+MAX_POSITIONS: Final = 2**31 - 2
+"""Positions are 32-bit integers; one more than the last must be too."""
+
+
+class Rule:
+    """What one field may hold; `words` say so in messages. Null stands for a field that is not there."""
+
+    def __init__(self, words: str, check: Check) -> None:
+        self.words = words
+        self._check = check
+
+    def allows(self, value: Any) -> bool:
+        """Whether a field may have this value."""
+        return value is None or self._check(value)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def integer(low: int, high: int) -> Rule:
+    """low <= value <= high."""
+    return Rule(f"an integer from {low} to {high}", lambda value: _is_integer(value) and low <= value <= high)
+
+
+def number(low: float, high: float, words: str | None = None) -> Rule:
+    """low < value <= high."""
+
+    def check(value: Any) -> bool:
+        is_number = _is_integer(value) or isinstance(value, float)
+        return is_number and abs(value) <= high + abs(low) and math.isfinite(value) and low < value <= high
+
+    return Rule(words or f"a number above {low:g} and up to {high:g}", check)
+
+
+def items(of: Rule, most: int, words: str) -> Rule:
+    """A list of at most `most`."""
+
+    def check(value: Any) -> bool:
+        return (
+            isinstance(value, list)
+            and len(value) <= most
+            and all(item is not None and of.allows(item) for item in value)
+        )
+
+    return Rule(words, check)
+
+
+FLAG: Final = Rule("true or false", lambda value: isinstance(value, bool))
+TEXT: Final = Rule("a text of up to 200 characters", lambda value: isinstance(value, str) and len(value) <= 200)
+OBJECT: Final = Rule("an object", lambda value: isinstance(value, dict))
+WIDTH: Final = integer(1, 2**24)
+COUNT: Final = integer(1, 2**16)
+HEAD: Final = integer(1, 2**14)
+PAIRS: Final = Rule("an even integer from 2 to 16384", lambda value: HEAD.allows(value) and value % 2 == 0)
+FACTOR: Final = number(0, 1e9)
+SCALE: Final = number(-1e9, 1e9, "a number")
+THETA: Final = number(1, 1e15)
+POSITIONS: Final = integer(1, MAX_POSITIONS)
+LAYERS: Final = integer(0, MAX_LAYERS)
+
+FIELDS: Final[dict[str, Rule]] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,
+    "moe_intermediate_size": WIDTH,
+    "num_hidden_layers": integer(1, MAX_LAYERS),
+    "num_attention_heads": COUNT,
+    "num_key_value_heads": COUNT,
+    "head_dim": PAIRS,
+    "vocab_size": integer(1, 2**27),
+    "max_position_embeddings": POSITIONS,
+    "rms_norm_eps": number(0, 1),
+    "rope_theta": THETA,
+    "rope_local_base_freq": THETA,
+    "rope_scaling": OBJECT,
+    "rope_parameters": OBJECT,
+    "rope_interleave": FLAG,
+    "hidden_act": TEXT,
+    "hidden_activation": TEXT,
+    "tie_word_embeddings": FLAG,
+    "attention_bias": FLAG,
+    "mlp_bias": FLAG,
+    "sliding_window": POSITIONS,
+    "use_sliding_window": FLAG,
+    "max_window_layers": LAYERS,
+    "sliding_window_pattern": integer(1, MAX_LAYERS),
+    "layer_types": items(TEXT, MAX_LAYERS, f"a list of up to {MAX_LAYERS} names"),
+    "query_pre_attn_scalar": FACTOR,
+    "attn_logit_softcapping": FACTOR,
+    "final_logit_softcapping": FACTOR,
+    "num_experts": integer(0, 2**14),
+    "num_local_experts": integer(0, 2**14),
+    "n_routed_experts": integer(0, 2**14),
+    "moe_num_experts": integer(0, 2**14),
+    "num_experts_per_tok": integer(1, 2**10),
+    "n_shared_experts": integer(0, 2**10),
+    "n_group": integer(0, 2**14),
+    "topk_group": integer(0, 2**14),
+    "topk_method": TEXT,
+    "norm_topk_prob": FLAG,
+    "routed_scaling_factor": FACTOR,
+    "decoder_sparse_step": LAYERS,
+    "mlp_only_layers": items(LAYERS, MAX_LAYERS, f"a list of up to {MAX_LAYERS} numbers of layers"),
+    "first_k_dense_replace": LAYERS,
+    "moe_layer_freq": LAYERS,
+    "num_nextn_predict_layers": LAYERS,
+    "kv_lora_rank": integer(1, 2**16),
+    "q_lora_rank": integer(1, 2**16),
+    "qk_nope_head_dim": HEAD,
+    "qk_rope_head_dim": PAIRS,
+    "v_head_dim": HEAD,
+}
+ROPE: Final[dict[str, Rule]] = {
+    "rope_type": TEXT,
+    "type": TEXT,
+    "rope_theta": THETA,
+    "factor": FACTOR,
+    "low_freq_factor": FACTOR,
+    "high_freq_factor": FACTOR,
+    "original_max_position_embeddings": POSITIONS,
+    "attention_factor": FACTOR,
+    "beta_fast": FACTOR,
+    "beta_slow": FACTOR,
+    "mscale": SCALE,
+    "mscale_all_dim": SCALE,
+    "truncate": FLAG,
+}
+ROPE_NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+"""What a scaling of rotary frequencies cannot do without."""
+_LAYER_KINDS: Final = ("full_attention", "sliding_attention")
+
+
+class ModelFields(dict[str, Any]):
+    """A configuration that was checked. To look something up by [] is to need it: where there is none, or null, it is
+    a ModelError. What an architecture can do without is asked for by `get`."""
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise ModelError(f"the model's config has no {key}, which its architecture needs")
+        return value
+
+
+def check_fields(where: object, config: Mapping[str, Any]) -> ModelFields:
+    """The configuration, every known field of which can be used; others are left as they are. `where`: the model or
+    file, for messages. Raises ModelError that names the field, its value and what is allowed."""
+    _check(where, "", FIELDS, config)
+    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if heads and kv_heads and heads % kv_heads:
+        raise ModelError(f"{where}: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
+    layers, kinds = config.get("num_hidden_layers"), config.get("layer_types")
+    if layers and kinds and len(kinds) < layers:
+        raise ModelError(f"{where}: layer_types has {len(kinds)} entries for num_hidden_layers={layers}")
+    if heads and config.get("hidden_size") and not config.get("head_dim") and "kv_lora_rank" not in config:
+        size = config["hidden_size"] // heads
+        if not size or not PAIRS.allows(size):
+            raise ModelError(f"{where}: hidden_size // num_attention_heads={size} is not {PAIRS.words}")
+    _check_experts(where, config)
+    for name in ("rope_scaling", "rope_parameters"):
+        _check_rope(where, name, config.get(name))
+    return ModelFields(config)
+
+
+def _check(where: object, prefix: str, rules: Mapping[str, Rule], values: Mapping[str, Any]) -> None:
+    for name, rule in rules.items():
+        if not rule.allows(values.get(name)):
+            raise ModelError(f"{where}: {prefix}{name}={_shown(values[name])} is not allowed: {rule.words}")
+
+
+def _check_experts(where: object, config: Mapping[str, Any]) -> None:
+    counts = [config[name] for name in FIELDS if name.endswith("experts") and "shared" not in name and config.get(name)]
+    chosen, groups = config.get("num_experts_per_tok"), config.get("n_group") or 1
+    if not counts:
+        return
+    if chosen and chosen > max(counts):
+        raise ModelError(f"{where}: num_experts_per_tok={chosen} is more than the {max(counts)} experts")
+    if max(counts) % groups:
+        raise ModelError(f"{where}: n_group={groups} does not divide the {max(counts)} experts")
+    if (config.get("topk_group") or 1) > groups:
+        raise ModelError(f"{where}: topk_group={config['topk_group']} is more than n_group={groups}")
+
+
+def _check_rope(where: object, name: str, settings: Mapping[str, Any] | None) -> None:
+    if not settings:
+        return
+    for kind in _LAYER_KINDS:
+        part = settings.get(kind)
+        if part is not None:
+            if not isinstance(part, dict):
+                raise ModelError(f"{where}: {name}.{kind}={_shown(part)} is not allowed: {OBJECT.words}")
+            _check_rope(where, f"{name}.{kind}", part)
+    _check(where, f"{name}.", ROPE, settings)
+    scaling = settings.get("rope_type") or settings.get("type") or "default"
+    for needed in ROPE_NEEDS.get(scaling, ()):
+        if settings.get(needed) is None:
+            raise ModelError(f"{where}: {name} of type {scaling!r} has no {needed}")
+    if scaling == "llama3" and settings["low_freq_factor"] >= settings["high_freq_factor"]:
+        raise ModelError(
+            f"{where}: {name}.low_freq_factor={settings['low_freq_factor']} is not below "
+            f"high_freq_factor={settings['high_freq_factor']}"
+        )
+
+
+def _shown(value: Any) -> str:
+    """A value for a message: short, whatever it is."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "(a number of more than 40 digits)"
+    text = repr(value[:80] if isinstance(value, (str, list)) else value)
+    return text if len(text) <= 80 else text[:80] + "..."
