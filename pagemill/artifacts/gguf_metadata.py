@@ -6,14 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
-<<<<<<< HEAD
+from pagemill.artifacts.config_fields import check_fields
 from pagemill.artifacts.gguf_families import family_of
 from pagemill.artifacts.gguf_file import GgufFile
 from pagemill.artifacts.gguf_keys import GgufKeys
-=======
-from pagemill.artifacts.config_fields import check_fields
-from pagemill.artifacts.gguf_file import GgufFile, GgufStrings
->>>>>>> 212977f (Failed starts leave nothing; fields of a model's config are checked by one table; chat templates ask a budget for whatever they make)
 from pagemill.errors import ModelError
 
 # Llama 3.1 and later stretch RoPE with these constants; GGUF stores only the table that results from them.
@@ -38,19 +34,9 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     """
     family, keys = family_of(file), GgufKeys(file)
     arch = keys.text("general.architecture")
-<<<<<<< HEAD
-    config = _shape(file, keys, arch)
+    config = dict(check_fields(file.path, _shape(file, keys, arch)))
     config |= _rope(file, keys, arch, config, family.rope_theta)
     return config | family.config(file, keys, config)
-=======
-    if arch not in _ARCHITECTURES:
-        raise ModelError(
-            f"{file.path}: architecture {arch!r} is not supported; supported: {', '.join(sorted(_ARCHITECTURES))}"
-        )
-    config = check_fields(file.path, _shape(file, keys, arch))
-    config |= _rope(file, keys, arch, config)
-    return dict(config) | _ARCHITECTURES[arch](file, keys, config)
->>>>>>> 212977f (Failed starts leave nothing; fields of a model's config are checked by one table; chat templates ask a budget for whatever they make)
 
 
 def eos_token_ids(file: GgufFile, tokens: list[str] | None = None) -> tuple[int, ...]:

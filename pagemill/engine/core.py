@@ -40,38 +40,6 @@ class EngineCore:
         self, config: EngineConfig, executor: Executor, *, depth: int | None = None, data_parallel_rank: int = 0
     ) -> None:
         self._executor = executor
-<<<<<<< HEAD
-        self._depth = depth = depth or executor.max_concurrent_steps
-        self._in_flight: deque[StepResult] = deque()
-        self._death: str | None = None
-        self.num_executed = 0
-        """Steps given to the workers so far, with and without requests."""
-        limits = scheduler_limits(config)
-        plan = _plan(config, limits, executor)
-        executor.initialize_kv_cache(plan)
-        executor.call_all("warm_up")
-        cache = config.cache
-        algorithm = cache.prefix_caching_hash_algo if cache.enable_prefix_caching else None
-        events = cache.kv_events_config
-        self._kv = KVCacheManager(
-            plan,
-            algorithm,
-            envs.prefix_hash_seed(),
-            partial_reuse=cache.enable_partial_block_reuse,
-            record_events=events.active,
-            residency=ResidencySampler(cache.kv_cache_metrics_sample) if cache.kv_cache_metrics else None,
-        )
-        self._scheduler = Scheduler(limits, self._kv, depth=depth)
-        self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
-        self.ready = EngineReady(
-            max_model_len=limits.max_model_len,
-            vocab_size=config.facts.vocab_size,
-            num_blocks=plan.num_blocks,
-            block_size=plan.groups[0].spec.block_size,
-        )
-        # Last, because it opens ports: nothing after it can fail and leave them open.
-        self._sink = _event_sink(events, data_parallel_rank)
-=======
         self._sink: EventSink = NoSink()
         try:
             self._bring_up(config, depth or executor.max_concurrent_steps)
@@ -79,7 +47,6 @@ class EngineCore:
         except BaseException:
             self.shutdown()
             raise
->>>>>>> 212977f (Failed starts leave nothing; fields of a model's config are checked by one table; chat templates ask a budget for whatever they make)
 
     def add(self, request: EngineCoreRequest) -> None:
         """Queue a request. One that cannot run is reported by the next step. Raises EngineDeadError."""
@@ -170,9 +137,8 @@ class EngineCore:
             envs.prefix_hash_seed(),
             partial_reuse=cache.enable_partial_block_reuse,
             record_events=cache.kv_events_config.active,
+            residency=ResidencySampler(cache.kv_cache_metrics_sample) if cache.kv_cache_metrics else None,
         )
-        if cache.kv_cache_metrics:
-            self._kv.pool.residency = ResidencySampler(cache.kv_cache_metrics_sample)
         self._scheduler = Scheduler(limits, self._kv, depth=depth)
         self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
         self.ready = EngineReady(
