@@ -15,13 +15,12 @@ from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
 from pagemill.messages.waves import JoinWaves, RoundDone, RoundVerdict, StartWave, WaveNews, WaveOrder, WaveStarted
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
+from pagemill.transport.liveness import Introductions, Pauses
 from pagemill.transport.sockets import AsyncClientSocket
 
 logger = get_logger(__name__)
 
 CONNECT_S = 10.0
-PAUSE_S = 0.5
-"""Between two attempts to reach an engine."""
 
 
 class WaveBook:
@@ -43,6 +42,10 @@ class WaveBook:
         self._members.add(engine)
         self._reports.pop(engine, None)
         return JoinWaves(self._wave, self._round)
+
+    def resume(self) -> JoinWaves:
+        """An engine is connected again, and was a member all the time: nothing was decided without it."""
+        return JoinWaves(self._wave, self._round, resumes=True)
 
     def leave(self, engine: int) -> WaveOrder | None:
         """An engine is gone; what to tell the others."""
@@ -121,31 +124,39 @@ class DpCoordinator:
             self._tasks[event.index] = self._loop.create_task(self._follow(event, former))
 
     async def _follow(self, up: EngineUp, former: "asyncio.Task[None] | None") -> None:
-        """Coordinate one incarnation of an engine until this task is cancelled."""
+        """Coordinate one incarnation of an engine until this task is cancelled. A lost connection is made anew; the
+        others do without the engine only when it is gone."""
         if former is not None:
             await asyncio.gather(former, return_exceptions=True)
-        while True:
-            try:
-                socket = await AsyncClientSocket.connect(up.address, self._hello, timeout_s=CONNECT_S)
-            except HandshakeError as error:
-                logger.warning("engine %d cannot be coordinated yet: %s", up.index, error)
-            else:
-                await self._coordinate(up.index, socket)
-            await asyncio.sleep(PAUSE_S)
+        introductions, pauses, has_joined = Introductions(self._hello), Pauses(), False
+        try:
+            while True:
+                try:
+                    socket = await AsyncClientSocket.connect(up.address, introductions.next(), timeout_s=CONNECT_S)
+                except HandshakeError as error:
+                    logger.warning("engine %d cannot be coordinated yet: %s", up.index, error)
+                else:
+                    pauses.reset()
+                    first_word = self._book.resume() if has_joined else self._book.join(up.index)
+                    has_joined = True
+                    await self._coordinate(up.index, socket, first_word)
+                await asyncio.sleep(pauses.next())
+        finally:
+            if has_joined:
+                await self._broadcast(self._book.leave(up.index))
 
-    async def _coordinate(self, engine: int, socket: AsyncClientSocket) -> None:
+    async def _coordinate(self, engine: int, socket: AsyncClientSocket, first_word: JoinWaves) -> None:
         """Until the connection ends."""
         try:
             self._members[engine] = socket
-            await self._send(engine, self._book.join(engine))
+            await self._send(engine, first_word)
             while True:
                 await self._hear(engine, await socket.receive())
         except PeerGoneError as error:
-            logger.warning("engine %d cannot be coordinated any more: %s", engine, error)
+            logger.warning("the connection to engine %d is lost: %s; it is made again", engine, error)
         finally:
             del self._members[engine]
             socket.close()
-            await self._broadcast(self._book.leave(engine))
 
     async def _hear(self, engine: int, frames: "list[bytes | bytearray | memoryview]") -> None:
         try:

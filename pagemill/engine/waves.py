@@ -84,6 +84,8 @@ class WaveMember:
     def obey(self, order: WaveOrder) -> None:
         """The coordinator spoke. What belongs to another round is of the past."""
         match order:
+            case JoinWaves(wave, number, resumes) if resumes and self._joined:
+                self._catch_up(wave, number)
             case JoinWaves(wave, number):
                 self._joined, self._running, self._wave = True, False, wave
                 self._announced = max(wave, self._announced)
@@ -93,9 +95,33 @@ class WaveMember:
                 self._announced = max(wave, self._announced)
             case RoundVerdict(wave, number, go_on):
                 if self._running and (wave, number + 1) == (self._wave, self._round):
-                    self._go_on = go_on
-                    if not self._num_left:
-                        self._end_round()
+                    self._hear_verdict(go_on=go_on)
+
+    def _catch_up(self, wave: int, number: int | None) -> None:
+        """What was said while the connection was lost, either way, follows from where the coordinator is. It waits for
+        this engine's report of a round before it goes on to the next."""
+        if not self._running:
+            self._announced = max(wave, self._announced)
+        elif wave < self._wave:
+            self._tell(WaveStarted(self._wave))
+            self._report_again()
+        elif wave > self._wave:  # this one is over
+            self._announced = max(wave, self._announced)
+            self._hear_verdict(go_on=False)
+        elif number == self._round - 1:
+            self._report_again()
+        else:
+            self._hear_verdict(go_on=number is not None)
+
+    def _report_again(self) -> None:
+        if self._round:
+            self._tell(RoundDone(self._wave, self._round - 1, self._has_work()))
+
+    def _hear_verdict(self, *, go_on: bool) -> None:
+        """On the round before the present one."""
+        self._go_on = go_on
+        if not self._num_left:
+            self._end_round()
 
     def _begin(self, wave: int, number: int) -> None:
         self._running, self._wave, self._round = True, wave, number

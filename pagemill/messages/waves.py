@@ -8,12 +8,14 @@ import msgspec
 
 
 class JoinWaves(msgspec.Struct, frozen=True, tag="join_waves"):
-    """The first word to an engine: where the others are."""
+    """The first word to an engine over a connection: where the others are."""
 
     wave: int
     """Number of the present wave, or of the last one."""
     round: int | None
     """The round to begin with; None: all are paused."""
+    resumes: bool = False
+    """The engine has joined before, and the connection was lost: `round` is the one whose reports are awaited."""
 
 
 class StartWave(msgspec.Struct, frozen=True, tag="start_wave"):

@@ -6,12 +6,15 @@ import random
 import signal
 import time
 
+import msgspec
 import pytest
 
 from pagemill.config.fleet_plan import FleetPlan
 from pagemill.deployment import Deployment
 from pagemill.engine.waves import ROUND_STEPS
+from pagemill.messages.fleet import EngineUp
 from pagemill.supervisor import Patience
+from tests.fakes.proxy import Proxy
 from tests.fakes.scripted_fleet import PATIENCE_S, WORKER, FrontEnd, fleet_config
 
 QUIET_S = 0.3
@@ -124,3 +127,35 @@ async def test_engines_that_need_no_waves_have_none(tmp_path, monkeypatch):
             await front_end.ask("0-first", max_tokens=5)
             await front_end.answered("0-first")
             assert [set(part) for part in await lab.paused()] == [{"r"}, set()]
+
+
+@pytest.mark.parametrize("cut", ["reset", "silence"])
+async def test_engines_that_the_coordinator_cannot_reach_for_a_while_still_pause_together(tmp_path, monkeypatch, cut):
+    monkeypatch.setenv("PAGEMILL_RPC_BASE_PATH", str(tmp_path))
+    lab = Lab(tmp_path)
+    tell, addresses = lab.engines._coordinator.notify, []
+    with Proxy(lab.engines.folder.ipc("proxy"), lambda: addresses[0]) as proxy:
+
+        def tell_of_the_proxy(event):
+            if isinstance(event, EngineUp) and event.index == 1:
+                addresses.insert(0, event.address)
+                event = msgspec.structs.replace(event, address=proxy.address)
+            tell(event)
+
+        lab.engines._listeners[:] = [tell_of_the_proxy]
+        with lab:
+            async with FrontEnd(lab.engines) as front_end:
+                for number in range(3):
+                    await front_end.ask(f"0-{number}", max_tokens=400)
+                    await front_end.ask(f"1-{number}", max_tokens=200)
+                    await front_end.until(lambda n=number: len(front_end.tokens[f"1-{n}"]) > 20, "tokens")
+                    if cut == "reset":
+                        proxy.reset()
+                    else:
+                        proxy.silence()
+                        await asyncio.sleep(1.0)
+                        proxy.go_on()
+                    await front_end.answered(f"0-{number}", f"1-{number}")
+                assert len({len(part) for part in await lab.paused()}) == 1
+                assert len(set(lab.engines.addresses().values())) == 2
+            assert proxy.num_connections > (3 if cut == "reset" else 0)

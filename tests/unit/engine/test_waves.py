@@ -51,6 +51,13 @@ class Net:
         del self.engines[index]
         self.broadcast(self.book.leave(index))
 
+    def cut(self, index):
+        """The connection of an engine is lost, with all that is under way, and made again."""
+        engine = self.engines[index]
+        engine.said.clear()
+        engine.orders.clear()
+        engine.orders.append(self.book.resume())
+
     def broadcast(self, order):
         if order is not None:
             for engine in self.engines.values():
@@ -181,6 +188,16 @@ def test_an_engine_that_goes_is_not_awaited_and_one_that_comes_joins_the_wave():
     assert net.engines[0].num_executed == before + 2 * ROUND_STEPS
 
 
+def test_a_member_whose_report_was_lost_gives_it_again():
+    net = Net(2)
+    net.engines[0].work = 100
+    net.deliver_all()
+    assert net.engines[0].steps() == 2 * ROUND_STEPS
+    net.cut(0)  # that a wave has started, and the report of its first round, are lost
+    net.run()
+    assert [engine.num_executed for engine in net.engines.values()] == [8 * ROUND_STEPS] * 2
+
+
 def test_when_all_have_gone_the_next_to_come_finds_a_pause():
     net = Net(2)
     net.engines[0].work = net.engines[1].work = 100
@@ -195,8 +212,9 @@ def test_when_all_have_gone_the_next_to_come_finds_a_pause():
     assert net.book.hear(0, WaveStarted(2)) == StartWave(2)
 
 
+@pytest.mark.parametrize("has_cuts", [False, True])
 @pytest.mark.parametrize("seed", range(60))
-def test_waves_hold_in_any_order_of_events(seed):
+def test_waves_hold_in_any_order_of_events(seed, has_cuts):
     rng = random.Random(seed)
     net = Net(rng.randrange(2, 5))
     deaths = seed % 2
@@ -212,6 +230,8 @@ def test_waves_hold_in_any_order_of_events(seed):
                 index = rng.choice(list(net.engines))
                 net.go(index)
                 net.come(index)
+            case luck if luck < 0.415 and has_cuts:
+                net.cut(rng.choice(list(net.engines)))
             case _:
                 rng.choice(list(net.engines.values())).step()
     net.run()
