@@ -61,9 +61,9 @@ def test_a_request_may_take_longer_than_all_of_these():
 def test_who_does_not_read_is_disconnected(stream):
     """A stream is ended by it; an answer that is complete is dropped."""
     core = FakeCore(step_s=0.0005)
-    body = {"prompt": ["x" * 100] * 64, "max_tokens": 120, "n": 8, "temperature": 1.0, "stream": stream}
+    body = {"messages": [{"role": "user", "content": "hi"}], "n": 32, "temperature": 1.0, "stream": stream}
     with running_server(core, **SHORT) as url, connect(url, rcvbuf=2048) as sock:
-        sock.sendall(post(body) + get() * 20)
+        sock.sendall(post(body, "/v1/chat/completions") + get("/") * 200)
         wait_until(lambda: core.num_running > 0)
         wait_until(lambda: core.num_running == 0, 30)
         time.sleep(3)
