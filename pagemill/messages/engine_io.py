@@ -1,4 +1,7 @@
-"""The seam serve <-> engine: requests down, outputs up. Token ids only; the engine knows no text."""
+"""The seam serve <-> engine: requests down, outputs up. Token ids only; the engine knows no text.
+
+The collector does not look at what comes by the thousand (gc=False): none of it can be part of a cycle.
+"""
 
 from enum import Enum
 
@@ -40,7 +43,7 @@ class LoRARequest(msgspec.Struct, frozen=True, array_like=True):
     path: str
 
 
-class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
+class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, kw_only=True):
     """One admitted request. Everything is validated; the engine never rejects, it only schedules or aborts.
 
     Of SamplingParams, the seed is set, max_tokens is set and fits the context, and stop_token_ids holds all ids that
@@ -68,7 +71,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
     later ones of other calls, whoever came earlier."""
 
 
-class Finish(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class Finish(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """The end of a request."""
 
     reason: FinishReason
@@ -78,7 +81,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """What went wrong, when the reason is ERROR."""
 
 
-class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
+class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, kw_only=True):
     """What is new about one request after a step."""
 
     request_id: str
@@ -95,7 +98,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
     """[D] what a pooling request asked for; with its only output, which ends it."""
 
 
-class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
+class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, kw_only=True):
     """What one step produced. A request that merely got one more token is a row of the two parallel lists; only
     those with more to say (first output, several tokens, finished) have an object of their own. A request appears
     in one of the two, once."""

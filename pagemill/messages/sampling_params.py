@@ -31,7 +31,7 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="sampling"):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="sampling"):
     """Sampling parameters of one request; the names are those of the OpenAI API and its usual extensions.
 
     Bounds that need no model are checked on construction (RequestError, a ValueError, names the field);

@@ -25,8 +25,8 @@ MAX_HELPERS = 2
 MAX_JOBS = 64
 MAX_JOB_BYTES = 128 << 20
 """Of all bodies that are being prepared or wait for it."""
-JOB_S = 60.0
-"""What a helper gets for one body, start-up included; then it is killed."""
+JOB_S, JOB_S_PER_MIB = 60.0, 15.0
+"""What a helper gets for one body, start-up included; then it is killed. On a quiet machine a MiB takes 0.2 s."""
 
 
 @dataclass(eq=False)
@@ -155,7 +155,7 @@ class PreparerPool:
     async def _prepare(self, helper: _Helper | None, job: _Job) -> _Helper | None:
         """Settle a job; the helper that may have the next one."""
         try:
-            async with asyncio.timeout(JOB_S):
+            async with asyncio.timeout(_time_limit_s(job)):
                 if helper is not None and helper.child.exit_status is not None:  # it died while it had nothing to do
                     await helper.stop()
                     helper = None
@@ -169,7 +169,7 @@ class PreparerPool:
         except (EOFError, OSError, TimeoutError, TransportError, msgspec.DecodeError) as error:
             status = "it could not be started" if helper is None else describe_exit(await helper.stop())
             logger.error("a helper failed on a body of %d bytes: %r, %s", len(job.raw), error, status)
-            _settle(job, GenerationFailedError(_reason(error)))
+            _settle(job, GenerationFailedError(_reason(job, error)))
             return None
         _settle(job, result)
         if ends:
@@ -178,9 +178,13 @@ class PreparerPool:
         return helper
 
 
-def _reason(error: Exception) -> str:
+def _time_limit_s(job: _Job) -> float:
+    return JOB_S + JOB_S_PER_MIB * (len(job.raw) >> 20)
+
+
+def _reason(job: _Job, error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return f"preparing this request took longer than {JOB_S:g} s"
+        return f"preparing this request took longer than {_time_limit_s(job):g} s"
     return "the process that prepares large requests died of this one; it is started again for the next"
 
 
