@@ -22,7 +22,7 @@ from pagemill.config.event_endpoints import check_endpoints
 from pagemill.config.facts import ModelFacts
 from pagemill.config.fleet_plan import FleetPlan, needs_lockstep, plan_fleet, shares_experts
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.no_effect import Place, idle_settings
+from pagemill.config.no_effect import IdleSetting, Place, idle_settings
 from pagemill.config.resolve import resolve
 from pagemill.config.sections import FleetConfig, ServerConfig
 from pagemill.config.server_access import access_of, is_loopback
@@ -93,7 +93,9 @@ def build_config(args: EngineArgs) -> EngineConfig:
     EXECUTORS.check(config.parallel.distributed_executor_backend or "uni")
     for decision in decisions:
         logger.debug("%s = %s (%s)", decision.field, decision.value, decision.why)
-    table = start_table(decisions, idle_settings(args.given, Place(device.kind, config.model, config.cache)))
+    idle = idle_settings(args.given, Place(device.kind, config.model, config.cache))
+    idle += [IdleSetting(name, "nothing reads this variable of the environment") for name in envs.unread()]
+    table = start_table(decisions, idle)
     if table:
         logger.info("%s\n%s", facts.name, table)
     if facts.unused_generation_defaults:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
+import numpy as np
 from tqdm import tqdm
 
 from pagemill.config.arguments import EngineArgs
@@ -274,7 +275,7 @@ def _as_batch(prompts: Prompts) -> list[Prompt]:
         raise RequestError(
             f"prompts={prompts!r} is not allowed: a text, token ids, a dict, or a list of those", "prompts"
         )
-    batch = list(prompts)
+    batch = [item.item() if isinstance(item, np.integer) else item for item in prompts]
     if batch and all(isinstance(item, int) for item in batch):
         return [cast(Prompt, batch)]
     return cast(list[Prompt], batch)

@@ -239,7 +239,8 @@ class AsyncLLM:
         self._gate.check()
 
     def render_chat(self, messages: Any, options: ChatOptions) -> str:
-        """A conversation as the text of a prompt, special tokens included. Raises RequestError."""
+        """A conversation as the text of a prompt, special tokens included, for `prepare` with
+        `RequestOptions(rendered=True)`. Raises RequestError."""
         return self.preparation.chats.render(messages, options)
 
     async def abort(self, request_id: str) -> None:

@@ -31,3 +31,12 @@ def test_a_secret_that_is_too_short_is_no_secret(monkeypatch):
     monkeypatch.setenv("PAGEMILL_IPC_SECRET", "fifteen letters")
     with pytest.raises(ConfigError, match="PAGEMILL_IPC_SECRET has 15 characters; at least 16 are needed"):
         envs.ipc_secret()
+
+
+def test_variables_that_nothing_reads(monkeypatch):
+    before = envs.unread()
+    monkeypatch.setenv("VLLM_USE_V1", "1")
+    monkeypatch.setenv("PAGEMILL_LOGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
+    monkeypatch.setenv("PAGEMILL_PLUGINS", "")
+    assert set(envs.unread()) - set(before) == {"PAGEMILL_LOGING_LEVEL", "VLLM_USE_V1"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemill import launch
+from pagemill import envs, launch
 from pagemill.config.arguments import EngineArgs
 from pagemill.errors import ConfigError
 from pagemill.platforms import cpu
@@ -93,7 +93,8 @@ def test_an_unknown_quantization_lists_the_known_ones(checkpoint):
         launch.build_config(EngineArgs(checkpoint, device="cpu", quantization="int3"))
 
 
-def test_a_start_says_what_was_decided_and_what_cannot_matter(checkpoint, caplog):
+def test_a_start_says_what_was_decided_and_what_cannot_matter(checkpoint, caplog, monkeypatch):
+    monkeypatch.setattr(envs, "unread", lambda: ["VLLM_USE_V1"])
     file = Path(checkpoint) / "generation_config.json"
     file.write_text('{"repetition_penalty": 1.25}')
     with caplog.at_level(logging.INFO, "pagemill"):
@@ -101,12 +102,6 @@ def test_a_start_says_what_was_decided_and_what_cannot_matter(checkpoint, caplog
     file.unlink()
     table, warning = (record.getMessage() for record in caplog.records)
     rows = [line.split()[0] for line in table.splitlines()[1:]]
-    assert rows == [
-        "setting",
-        "dtype",
-        "max_model_len",
-        "max_num_batched_tokens",
-        "trust_remote_code",
-        "gpu_memory_utilization",
-    ]
+    told = ["trust_remote_code", "gpu_memory_utilization", "VLLM_USE_V1"]
+    assert rows == ["setting", "dtype", "max_model_len", "max_num_batched_tokens", *told]
     assert "repetition_penalty=1.25" in warning

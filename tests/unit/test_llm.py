@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pagemill.errors import ConfigError, EngineDeadError, RequestError
@@ -63,6 +64,14 @@ def test_threads_take_turns(make_llm: MakeLLM) -> None:
     with ThreadPoolExecutor(4) as pool:
         outputs = pool.map(lambda text: llm.generate([text] * 3, GREEDY, use_tqdm=False), ["hello", "world"] * 4)
         assert [texts(output) for output in outputs] == [["hell"] * 3, ["worl"] * 3] * 4
+
+
+@pytest.mark.parametrize("prompts", [
+    np.array([*b"hi"]), [np.int64(104), np.int32(105)], {"prompt_token_ids": np.array([*b"hi"])}, [np.array([*b"hi"])],
+])  # fmt: skip
+def test_arrays_are_token_ids(make_llm: MakeLLM, prompts: Any) -> None:
+    (output,) = make_llm().generate(prompts, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids == [*b"hi"]
 
 
 @pytest.mark.parametrize("prompts", [None, 5])

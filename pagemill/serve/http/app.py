@@ -23,6 +23,7 @@ from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddlew
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.routing import SlashRedirect, with_head
 from pagemill.serve.http.salts import KeySalts
+from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
 from pagemill.serve.http.served_model import ServedModel
 from pagemill.serve.http.site_guard import SiteGuardMiddleware
 from pagemill.serve.http.state import make_services
@@ -89,7 +90,7 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
                 allow_origins=access.origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["X-Request-Id"],
+                expose_headers=["X-Request-Id", IGNORED_FIELDS_HEADER],
             )
         )
     stack.append(Middleware(ErrorMiddleware))

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pagemill.errors import ModelError, RequestError
 from pagemill.messages.engine_io import EngineCoreRequest, EngineReady
 from pagemill.messages.pooling_params import PoolingParams
@@ -111,6 +113,8 @@ class InputProcessor:
     def _tokens_of(self, prompt: Any, options: RequestOptions) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
             prompt = _only_value(prompt)
+        if isinstance(prompt, np.ndarray):
+            prompt = prompt.tolist()
         if isinstance(prompt, str):
             return unmarked(prompt) if options.rendered else prompt, self._tokenize(prompt, options)
         if isinstance(prompt, (list, tuple)):
@@ -170,7 +174,7 @@ def _only_value(prompt: Mapping[str, Any]) -> Any:
     """The text or the ids of a dict prompt."""
     if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
         return prompt["prompt"]
-    if set(prompt) == {"prompt_token_ids"} and isinstance(prompt["prompt_token_ids"], (list, tuple)):
+    if set(prompt) == {"prompt_token_ids"} and isinstance(prompt["prompt_token_ids"], (list, tuple, np.ndarray)):
         return prompt["prompt_token_ids"]
     raise RequestError(
         "a prompt given as a dict must be {'prompt': text} or {'prompt_token_ids': [ids]}; "
