@@ -11,7 +11,8 @@ from pagemill.serve.http.state import services
 
 router = APIRouter()
 
-_PUBLIC = re.compile(r"the server is shutting down|engine \d+ (?:is down: it is being restarted|[a-z ]+)")
+_RESTARTS = r"is down: (?:its node cannot be reached|it is being restarted(?:, \d+ attempts in a row failed)?)"
+_PUBLIC = re.compile(rf"the server is shutting down|engine \d+ (?:{_RESTARTS}|[a-z ]+)")
 
 
 @router.get("/health", response_model=None)
