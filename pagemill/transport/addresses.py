@@ -116,10 +116,13 @@ def free_port(host: str = "127.0.0.1") -> int:
 def _make_folder(base: Path) -> tuple[Path, int]:
     """A new folder, and a descriptor that holds the lock on it."""
     while True:
+        path: Path | None = None
         try:
             path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))  # mode 0700
             lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
+            if path is not None:  # without a lock in it, nobody else would take it for abandoned
+                path.rmdir()
             raise ConfigError(
                 f"no folder for sockets can be made in {base} (PAGEMILL_RPC_BASE_PATH): {error}"
             ) from error

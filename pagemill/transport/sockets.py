@@ -116,11 +116,11 @@ class ServerSocket:
         self._socket = socket
         try:
             socket.bind(address)
-        except zmq.ZMQError as error:
+            self._wake_read, self._wake_write = os.pipe()
+        except (zmq.ZMQError, OSError) as error:
             socket.close(0)
             raise ConfigError(f"{address} cannot be bound: {error}") from error
         self.address: str = socket.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
-        self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
         self._poller = zmq.Poller()

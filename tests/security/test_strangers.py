@@ -5,18 +5,21 @@ import socket
 import struct
 import threading
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 import zmq
 
+from pagemill.config.sections import KVEventsConfig
 from pagemill.messages.nodes import HeadMessage, NodeHello, NodeMessage, NodeWelcome
 from pagemill.node_desk import NodeDesk
-from pagemill.transport.addresses import tcp_address
+from pagemill.transport.addresses import free_port, tcp_address
 from pagemill.transport.codec import Codec
 from pagemill.transport.curve import protect
 from pagemill.transport.handshake import Hello, Role, hello_frames
+from pagemill.transport.kv_event_publisher import KVEventPublisher
 from pagemill.transport.sockets import ClientSocket, ServerSocket
 from pagemill.utils.processes import Child
 
@@ -44,10 +47,24 @@ def core(payload, report):
         server.receive(1.0)
 
 
+def events(payload, report):
+    """A process that publishes KV cache events to those who have a key."""
+    folder = Path(payload.decode())
+    (folder / "server").write_bytes(zmq.curve_keypair()[1])
+    (folder / "clients").write_bytes(zmq.curve_keypair()[0])
+    files = {"curve_secret_key_file": str(folder / "server"), "curve_client_keys_file": str(folder / "clients")}
+    endpoints = {"endpoint": f"tcp://127.0.0.1:{free_port()}", "replay_endpoint": f"tcp://127.0.0.1:{free_port()}"}
+    KVEventPublisher(KVEventsConfig(enable_kv_cache_events=True, **endpoints, **files))
+    for address in endpoints.values():
+        report(address.encode())
+    time.sleep(3600)
+
+
 @pytest.fixture(params=["head", "core"])
 def victim(request):
     with Child(f"tests.security.test_strangers:{request.param}", request.param, b"") as child:
         yield child, child.report(PATIENCE_S).decode()
+        child.kill()
 
 
 def connect(address):
@@ -94,9 +111,28 @@ def silence(connection):
     raise BrokenPipeError
 
 
-@pytest.mark.parametrize(
-    "attack", [parts_without_end, one_frame_that_is_huge, a_proof_that_is_huge, proofs_without_end, silence]
-)
+def topics_without_end(connection):
+    subscriber = READY.replace(b"\x06DEALER", b"\x03SUB")
+    connection.sendall(NULL + bytes([4, len(subscriber)]) + subscriber)
+    for number in range(1_000_000):
+        connection.sendall(b"\0\x21\x01" + number.to_bytes(32))
+
+
+ATTACKS = [parts_without_end, one_frame_that_is_huge, a_proof_that_is_huge, proofs_without_end]
+
+
+@pytest.mark.parametrize("attack", [*ATTACKS, topics_without_end])
+def test_a_stranger_cannot_flood_events_that_have_keys(tmp_path, attack):
+    with Child("tests.security.test_strangers:events", "events", str(tmp_path).encode()) as child:
+        for address in [child.report(PATIENCE_S).decode() for _ in range(2)]:
+            before = psutil.Process(child.pid).memory_info().rss
+            with connect(address) as connection, pytest.raises(OSError):
+                attack(connection)
+            assert psutil.Process(child.pid).memory_info().rss - before < 8 * MEGABYTE
+        child.kill()
+
+
+@pytest.mark.parametrize("attack", [*ATTACKS, silence])
 def test_a_stranger_is_hung_up(victim, attack):
     child, address = victim
     process = psutil.Process(child.pid)

@@ -65,10 +65,11 @@ class WorkerProcesses:
         self._stopping = False
         self._children: list[Child] = []
         self.results: list[QueueReader] = []
-        self._folder = PrivateDirectory() if sizes != (1, 1) else None
         writer_end, self._command_ends = create_queue(sizes[0] * sizes[1])
         self.commands = QueueWriter(writer_end)
+        self._folder: PrivateDirectory | None = None
         try:
+            self._folder = PrivateDirectory() if sizes != (1, 1) else None
             meeting = f"file://{self._folder.path}/ranks" if self._folder else ""
             for rank in ranks_of(*sizes, meeting, replicas):
                 self._start(worker, config, rank, first_index + rank.rank)

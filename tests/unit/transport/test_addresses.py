@@ -90,3 +90,13 @@ def test_nothing_listens_on_every_interface(host):
 def test_a_port_out_of_range():
     with pytest.raises(ConfigError, match="70000"):
         tcp_address("127.0.0.1", 70000)
+
+
+def test_a_folder_that_cannot_be_locked_is_not_left(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("pagemill.transport.addresses.os.open", fail)
+    with pytest.raises(ConfigError, match="Too many open files"):
+        PrivateDirectory(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -306,3 +306,14 @@ def test_waiting_ends_early_when_woken(server):
 def ClientSocketInThread(server):
     with running(server):
         return ClientSocket(server.address, hello(), timeout_s=5)
+
+
+def test_a_server_without_descriptors_leaves_none(folder, monkeypatch):
+    def fail():
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pagemill.transport.sockets.os.pipe", fail)
+        with pytest.raises(ConfigError, match="cannot be bound: .*Too many open files"):
+            ServerSocket(folder.ipc("core"), SECRET, accepts=[Role.API_SERVER])
+    ServerSocket(folder.ipc("core"), SECRET, accepts=[Role.API_SERVER]).close()
