@@ -314,6 +314,6 @@ def test_a_server_without_descriptors_leaves_none(folder, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("pagemill.transport.sockets.os.pipe", fail)
-        with pytest.raises(ConfigError, match="cannot be bound: .*Too many open files"):
+        with pytest.raises(ConfigError, match=r"cannot be bound: .*Too many open files"):
             ServerSocket(folder.ipc("core"), SECRET, accepts=[Role.API_SERVER])
     ServerSocket(folder.ipc("core"), SECRET, accepts=[Role.API_SERVER]).close()
