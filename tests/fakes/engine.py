@@ -18,6 +18,7 @@ from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
 from pagemill.serve.http.app import build_app
 from pagemill.serve.http.limits import limits_of
+from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.server import HttpServer, bind
 from tests.fakes.fake_core import FakeCore
 from tests.fakes.fake_tokenizer import IM_END, VOCAB_SIZE, ByteTokenizer
@@ -65,11 +66,14 @@ def make_app(engine: AsyncLLM, **server: Any) -> FastAPI:
 
 
 @contextlib.contextmanager
-def running_server(core: FakeCore, scheduler: dict[str, Any] | None = None, **server: Any) -> Iterator[str]:
+def running_server(
+    core: FakeCore, scheduler: dict[str, Any] | None = None, helpers: PreparerPool | None = None, **server: Any
+) -> Iterator[str]:
     """A real HTTP server in a thread; yields its URL."""
     engine = make_engine(core, inline=False, **(scheduler or {}))
+    app = build_app(engine, ServerConfig(**server), endpoints(), helpers=helpers)
     limits = limits_of(ServerConfig(**server))
-    http = HttpServer(make_app(engine, **server), bind("127.0.0.1", 0), limits=limits)
+    http = HttpServer(app, bind("127.0.0.1", 0), limits=limits)
     thread = threading.Thread(target=http.run_until_stopped)
     thread.start()
     try:

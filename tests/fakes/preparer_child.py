@@ -23,6 +23,8 @@ class HostileTokenizer(ByteTokenizer):
         match text[:5]:
             case "kill!":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "slow!":
+                time.sleep(3)
             case "hang!":
                 time.sleep(600)
             case "grow!":

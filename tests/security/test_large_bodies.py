@@ -1,0 +1,78 @@
+"""Large bodies are another process's work: meanwhile the server answers everybody else, and what a body does to that
+process, it does to nobody else."""
+
+import threading
+import time
+
+import httpx
+import pytest
+
+from pagemill.config.sections import ModelConfig, SchedulerConfig
+from pagemill.serve.http.intake import LARGE_BODY_BYTES
+from pagemill.serve.http.preparer_pool import PreparerPool
+from pagemill.serve.http.preparer_process import HelperBirth
+from tests.fakes.engine import FACTS, running_server
+from tests.fakes.fake_core import FakeCore
+from tests.fakes.preparer_child import ENTRY
+
+PATH = "/v1/completions"
+PADDING = {"unknown": "x" * LARGE_BODY_BYTES}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def url():
+    core = FakeCore()
+    birth = HelperBirth(
+        model=ModelConfig(),
+        facts=FACTS,
+        scheduler=SchedulerConfig(),
+        ready=core.ready,
+        num_engines=1,
+        served_model_name="fake",
+    )
+    with running_server(core, helpers=PreparerPool(birth, ENTRY, max_helpers=1)) as url:
+        yield url
+
+
+def ask(url, prompt, answers, **fields):
+    answers.append(httpx.post(url + PATH, json={"prompt": prompt, "max_tokens": 4} | fields, timeout=60))
+
+
+def test_others_are_answered_while_a_large_body_is_prepared(url):
+    ask(url, "warm", [], **PADDING)
+    answers, num_healthy = [], 0
+    large = threading.Thread(target=ask, args=(url, "slow!", answers), kwargs=PADDING)
+    large.start()
+    time.sleep(0.2)
+    while large.is_alive():
+        assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+        if not num_healthy:
+            ask(url, "hi", answers)
+        num_healthy += 1
+    large.join()
+    assert num_healthy
+    small, late = answers
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert small.json()["choices"][0]["text"] == "hihi" and late.json()["choices"][0]["text"] == "slow"
+
+
+def test_a_body_that_kills_its_process_is_answered_with_an_error_that_says_so(url):
+    answers = []
+    for prompt in ("kill!", "good"):
+        ask(url, prompt, answers, **PADDING)
+    killed, good = answers
+    assert killed.status_code == 500
+    assert "died of this one" in killed.json()["error"]["message"]
+    assert killed.json()["error"]["code"] == "generation_failed"
+    assert good.status_code == 200
+
+
+def test_large_and_small_bodies_get_the_same_answers(url):
+    for body in ({"prompt": ""}, {"prompt": [300]}, {"prompt": "a", "model": "other"}, {"prompt": "a", "n": 0}):
+        answers = []
+        for padding in ({}, PADDING):
+            ask(url, answers=answers, **body, **padding)
+        small, large = answers
+        assert (small.status_code, small.json()) == (large.status_code, large.json())
