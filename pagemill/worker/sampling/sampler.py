@@ -53,7 +53,8 @@ class Sampler:
     def process(self, logits: Tensor, batch: InputBatch) -> None:
         """Change [L, V] float32 logits in place, as the slots' requests ask for."""
         for processor in self._processors:
-            for slot in processor.apply(logits, batch):
+            processor.apply(logits, batch)
+            for slot in processor.take_done():
                 self._processed[slot] -= 1
                 if not self._processed[slot]:
                     del self._processed[slot]

@@ -10,8 +10,8 @@ from pagemill.worker.batch.input_batch import InputBatch
 
 
 class LogitsProcessor(ABC):
-    """One kind of change to the logits. A slot takes part from `add` (returning True) until `remove`, or until `apply`
-    names it."""
+    """One kind of change to the logits. A slot takes part from `add` (returning True) until `remove`, or until
+    `take_done` names it."""
 
     @abstractmethod
     def add(self, new: NewRequest) -> bool:
@@ -22,6 +22,10 @@ class LogitsProcessor(ABC):
         """Forget a slot; slots that never took part are ignored."""
 
     @abstractmethod
-    def apply(self, logits: Tensor, batch: InputBatch) -> Sequence[int]:
-        """Change [L, V] float32 logits in place; row i belongs to batch.sampled_slots[i]. Returns the slots that have
-        nothing more to ask for, which it has forgotten: steps without any processor are faster."""
+    def apply(self, logits: Tensor, batch: InputBatch) -> None:
+        """Change [L, V] float32 logits in place; row i belongs to batch.sampled_slots[i]."""
+
+    def take_done(self) -> Sequence[int]:
+        """The slots that asked for nothing more in the last `apply`, each once; they are forgotten. A processor that
+        names them lets the batch go back to steps without processors, which are faster; none needs to."""
+        return ()

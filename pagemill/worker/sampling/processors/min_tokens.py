@@ -17,6 +17,7 @@ class MinTokensProcessor(LogitsProcessor):
     def __init__(self) -> None:
         self._allowed_from: dict[int, int] = {}
         self._stop_ids: dict[int, Tensor] = {}
+        self._done: list[int] = []
 
     def add(self, new: NewRequest) -> bool:
         self.remove(new.slot)
@@ -35,10 +36,9 @@ class MinTokensProcessor(LogitsProcessor):
         self._allowed_from.pop(slot, None)
         self._stop_ids.pop(slot, None)
 
-    def apply(self, logits: Tensor, batch: InputBatch) -> Sequence[int]:
-        done: list[int] = []
+    def apply(self, logits: Tensor, batch: InputBatch) -> None:
         if not self._allowed_from:
-            return done
+            return
         for row, slot in enumerate(batch.sampled_slots.tolist()):
             allowed_from = self._allowed_from.get(slot)
             if allowed_from is None:
@@ -48,5 +48,8 @@ class MinTokensProcessor(LogitsProcessor):
                 logits[row, self._stop_ids[slot]] = -torch.inf
             if position + 1 >= allowed_from:  # this was the last token that must not end the output
                 self.remove(slot)
-                done.append(slot)
+                self._done.append(slot)
+
+    def take_done(self) -> Sequence[int]:
+        done, self._done = self._done, []
         return done

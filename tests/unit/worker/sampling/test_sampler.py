@@ -8,6 +8,8 @@ from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.sampling.processors.interface import LogitsProcessor
+from pagemill.worker.sampling.processors.min_tokens import MinTokensProcessor
 from pagemill.worker.sampling.sampler import Sampler
 
 VOCAB = 97
@@ -95,6 +97,33 @@ def test_a_slot_that_has_reached_min_tokens_asks_for_nothing_more():
     assert not sampler.active
     sampler.remove(0)
     sampler.remove(1)
+
+
+class Always(LogitsProcessor):
+    """Never done, and says nothing of it."""
+
+    def add(self, new: NewRequest) -> bool:
+        return True
+
+    def remove(self, slot: int) -> None:
+        pass
+
+    def apply(self, logits: torch.Tensor, batch: InputBatch) -> None:
+        logits[:, 0] = 100.0
+
+
+def test_a_slot_is_processed_as_long_as_one_processor_asks_for_it():
+    states = RequestStates(1, 64)
+    sampler = Sampler(states, [MinTokensProcessor(), Always()])
+    params = SamplingParams(temperature=0, min_tokens=1, max_tokens=9, stop_token_ids=[7])
+    new = NewRequest("0", 0, [1] * 3, 3, 0, ([1],), params)
+    states.add(new)
+    sampler.add(new)
+    for position in (3, 4, 5):
+        assert sampler.sample(logits_of(1), batch_of([0], [position])).tolist() == [0]
+        assert sampler.active
+    sampler.remove(0)
+    assert not sampler.active
 
 
 def test_a_recycled_slot_keeps_nothing_of_its_former_request():
