@@ -8,6 +8,7 @@ import tokenizers
 
 from pagemill.artifacts.json_file import read_optional_json_object
 from pagemill.errors import ModelError
+from pagemill.tokenizers.expansion import check_expansion
 from pagemill.tokenizers.hf_tokenizer import HfTokenizer, SpecialTokens
 
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -22,6 +23,7 @@ def load(folder: Path, chat_template: str | None = None) -> HfTokenizer:
         backend = tokenizers.Tokenizer.from_file(str(source))
     except Exception as error:  # `tokenizers` raises bare Exception
         raise ModelError(f"{source} is damaged: {error}") from error
+    check_expansion(source, backend)
     # What a file says about cutting and filling up batches of texts does not hold for prompts.
     backend.no_truncation()
     backend.no_padding()

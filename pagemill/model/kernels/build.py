@@ -47,21 +47,43 @@ def build() -> Path | None:
         found = next(iter(sorted(folder.glob("*.so"))), None)
         if found is None:
             logger.warning("no C++ compiler (%s): kernels run in plain torch, which is slower", envs.compiler())
-        return found
+            return None
+        return _own(found)
     target = folder / f"{_compiler_hash(compiler)}.so"
     if target.exists():
-        return target
+        return _own(target)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, exist_ok=True)
         with _locked(folder / "lock"):
             if not target.exists():
                 logger.info("compiling the CPU kernels, once for this machine")
                 _compile(compiler, target)
     except (subprocess.SubprocessError, OSError) as error:
-        detail = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        logger.warning("the CPU kernels do not compile, plain torch runs instead: %s", detail[0] if detail else "")
+        logger.warning("the CPU kernels do not compile, plain torch runs instead: %s", _first_problem(error))
         return None
-    return target
+    return _own(target)
+
+
+def _own(library: Path) -> Path | None:
+    """The library, unless others than this user and root could have put it there: whoever loads it runs it."""
+    for path in (library, library.parent):
+        facts = path.stat()
+        others = 0o002 if facts.st_gid == os.getgid() else 0o022
+        if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & others:
+            logger.warning(
+                "%s is not loaded, and kernels run in plain torch, which is slower: it is of user %d with mode %o, so "
+                "that others may have changed it; remove it, or set PAGEMILL_CACHE_ROOT to a folder of your own",
+                path, facts.st_uid, facts.st_mode & 0o7777,
+            )  # fmt: skip
+            return None
+    return library
+
+
+def _first_problem(error: Exception) -> str:
+    """One line of what a compiler, or the system, said: the first that names an error."""
+    lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or [""]
+    return next((line for line in lines if "error" in line.lower()), lines[0])
 
 
 def _compile(compiler: str, target: Path) -> None:
@@ -77,11 +99,19 @@ def _compile(compiler: str, target: Path) -> None:
             )
             for source, made in objects.items()
         ]
-        for process in running:
-            _finish(process)
+        try:
+            for process in running:
+                _finish(process)
+        finally:
+            for process in running:  # when one has failed, nobody needs the others
+                if process.poll() is None:
+                    process.kill()
+                if process.stderr is not None and not process.stderr.closed:
+                    process.communicate()
         library = Path(scratch) / "kernels.so"
         link = [compiler, "-shared", *map(str, objects.values()), *_openmp(), "-o", str(library)]
         subprocess.run(link, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
+        library.chmod(0o755)
         os.replace(library, target)  # noqa: PTH105 - atomic: another process may be loading
 
 
