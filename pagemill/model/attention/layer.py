@@ -47,6 +47,9 @@ class Attention(nn.Module):
         self.kv_owner = kv_owner
         self._impl = self.backend.impl(spec)
         self._cache: Tensor | None = None
+        self.stored_scales: dict[str, float] = {}
+        """k, v: what a checkpoint says that keys and values are divided by in a cache of 8-bit floats; 1 where it says
+        nothing."""
 
     @property
     def cache(self) -> Tensor:
@@ -73,7 +76,9 @@ class Attention(nn.Module):
         self._cache = memory.view(getattr(torch, kept.dtype)).view(blocks_first).movedim(0, dim)
         tensors = self._impl.tensors
         if self._cache.dtype.is_floating_point and self._cache.element_size() == 1 and tensors.key_scale is None:
-            tensors.key_scale, tensors.value_scale = (torch.ones(1, device=memory.device) for _ in range(2))
+            tensors.key_scale, tensors.value_scale = (
+                torch.full((1,), self.stored_scales.get(which, 1.0), device=memory.device) for which in "kv"
+            )
 
     def planning(self) -> Hashable:
         """Layers with the same backend and spec are planned alike."""

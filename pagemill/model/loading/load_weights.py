@@ -2,6 +2,8 @@
 shape and type that its layer declares. Knows layers only as `LoadableLayer`s.
 """
 
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -31,8 +33,15 @@ class LoadableModel(Protocol):
     def elsewhere(self, layer: str) -> bool:
         """Whether a checkpoint layer that is not loadable here is another rank's, or not needed."""
 
+    def take_kv_scale(self, layer: str, which: str, scale: float) -> None:
+        """What an attention layer's keys (`which` is k) or values (v) are divided by in a cache of 8-bit floats. Raises
+        ModelError for a layer that has none."""
+
     def finish_loading(self) -> None:
         """Called once, after the last tensor."""
+
+
+_KV_SCALE = re.compile(r"(.*\blayers\.\d+\.self_attn)(?:\.[a-z_]+)?\.([kv])_scale")
 
 
 class Selection:
@@ -49,10 +58,15 @@ class Selection:
         self._targets: dict[str, Target] = {}
         """Of the tensors that were selected."""
         self._seen: set[Target] = set()
+        self._kv_scales: dict[str, tuple[str, str]] = {}
+        """Checkpoint name -> (attention layer, k or v), of scales for a cache of 8-bit floats."""
         self._unexpected: list[str] = []
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Part | None:
         """The part of a tensor that is read; None for one that is not. Raises ModelError for a wrong shape."""
+        scale = _KV_SCALE.fullmatch(name)
+        if scale is not None:
+            return self._kv_scale(name, scale[1].removeprefix(self._model.weights.strip_prefix), scale[2], shape)
         target = self._model.weights.target(name)
         if target is None or (target.layer not in self._layers and self._model.elsewhere(target.layer)):
             return None
@@ -66,6 +80,14 @@ class Selection:
         self._targets[name] = target
         return None if wanted.stored.unused else wanted.part
 
+    def _kv_scale(self, name: str, layer: str, which: str, shape: tuple[int, ...]) -> Part | None:
+        if self._model.elsewhere(layer):
+            return None
+        if math.prod(shape) != 1:
+            raise ModelError(f"tensor {name} has shape {tuple(shape)}: one scale of a layer's KV cache is supported")
+        self._kv_scales[name] = layer, which
+        return Part(0, 0, 1)
+
     def tensors(self) -> Iterator[tuple[str, StoredTensor]]:
         """The checkpoint's name of every tensor that the model needs, this rank's or not, and what it holds."""
         for target, wanted in self._wanted.items():
@@ -75,6 +97,9 @@ class Selection:
     def load(self, name: str, tensor: Tensor | BlockTensor) -> None:
         """Hand over what was read of a selected tensor, in the checkpoint's or the model's type. Raises ModelError for
         another type, or impossible values."""
+        if name in self._kv_scales:
+            self._model.take_kv_scale(*self._kv_scales[name], _positive(name, tensor))
+            return
         target = self._targets[name]
         if isinstance(tensor, Tensor):
             _check_values(name, self._wanted[target], tensor)
@@ -107,6 +132,13 @@ def load_weights(model: LoadableModel, source: Source, device: torch.device = CP
     for name, tensor in source(selection):
         selection.load(name, tensor.to(device) if isinstance(tensor, Tensor) else tensor)
     selection.finish()
+
+
+def _positive(name: str, tensor: Tensor | BlockTensor) -> float:
+    scale = float(tensor) if isinstance(tensor, Tensor) else math.nan
+    if not 0 < scale < math.inf:
+        raise ModelError(f"tensor {name} is {scale}: a scale is a finite number above 0")
+    return scale
 
 
 def _check_values(name: str, wanted: LayerTensor, tensor: Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pagemill.config.facts import ModelFacts
+from pagemill.errors import ModelError
 from pagemill.log import get_logger
 from pagemill.model.attention.interface import CacheLayer
 from pagemill.model.attention.layer import Attention
@@ -110,6 +111,7 @@ class CausalLM(nn.Module):
             for kind, settings in self.rope_kinds(config).items()
         }
 
+        self._num_kv_scales = 0
         self._plan: LayerPlan | None = None
         self._plan_was_tried = False
 
@@ -157,6 +159,16 @@ class CausalLM(nn.Module):
         is_layer = head == "layers" and index.isdecimal() and int(index) < self.config["num_hidden_layers"]
         return is_layer and index not in self.layers
 
+    def take_kv_scale(self, layer: str, which: str, scale: float) -> None:
+        """Of the keys (k) or values (v) of a layer's attention, for a cache of 8-bit floats. Raises ModelError."""
+        parts = self.get_submodule(layer).modules() if layer in dict(self.named_modules()) else ()
+        found = [part for part in parts if isinstance(part, Attention)]
+        if not found:
+            raise ModelError(f"the checkpoint has a scale of the KV cache for {layer}, which keeps no keys and values")
+        for part in found:
+            part.stored_scales[which] = scale
+        self._num_kv_scales += 1
+
     def drop_head(self) -> None:
         """Do without an output head: only hidden states are asked for. Before anything is loaded."""
         if self.has_head:
@@ -165,6 +177,11 @@ class CausalLM(nn.Module):
 
     def finish_loading(self) -> None:
         """Called once, after the last weight: the head takes the embedding's weight when they are tied."""
+        if self._num_kv_scales:
+            logger.info(
+                "the checkpoint has %d scales of keys and values: they are used with --kv-cache-dtype fp8 only",
+                self._num_kv_scales,
+            )
         if self.tied and self.is_first and self.has_head and self.embed_tokens.weight is not None:
             self.lm_head.share(self.embed_tokens)
 

@@ -67,3 +67,36 @@ def test_a_missing_shard_is_named(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match="model-00001-of-00002"):
         PagedModel.load(folder)
+
+
+@pytest.mark.parametrize("place", ["self_attn.{0}_proj.{0}_scale", "self_attn.{0}_scale", "self_attn.attn.{0}_scale"])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_scales_of_a_cache_of_8_bit_floats_are_kept_for_it(folder, caplog, place, shape):
+    def add(tensors):
+        for layer in range(4):
+            for which, scale in (("k", 0.25), ("v", 2.0)):
+                tensors[f"model.layers.{layer}.{place.format(which)}"] = torch.full(shape, scale + layer)
+
+    before = PagedModel.load(folder)
+    change(folder, add)
+    caplog.set_level("INFO")
+    model = PagedModel.load(folder).model
+    assert "8 scales of keys and values: they are used with --kv-cache-dtype fp8 only" in caplog.text
+    assert before.model.layers["0"].self_attn.attn.stored_scales == {}
+    scales = [model.layers[str(layer)].self_attn.attn.stored_scales for layer in range(4)]
+    assert scales == [{"k": 0.25 + layer, "v": 2.0 + layer} for layer in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("model.layers.0.self_attn.k_proj.k_scale", torch.ones(2), r"k_scale has shape \(2,\): one scale"),
+        ("model.layers.0.self_attn.v_scale", torch.tensor(0.0), "v_scale is 0.0: a scale is a finite number above 0"),
+        ("model.layers.0.self_attn.v_scale", torch.tensor(float("nan")), "v_scale is nan"),
+        ("model.layers.9.self_attn.v_scale", torch.tensor(1.0), "a scale of the KV cache for layers.9.self_attn"),
+    ],
+)
+def test_scales_that_cannot_be_are_named(folder, name, value, words):
+    change(folder, lambda tensors: tensors.update({name: value}))
+    with pytest.raises(ModelError, match=words):
+        PagedModel.load(folder)
