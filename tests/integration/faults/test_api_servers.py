@@ -45,8 +45,8 @@ async def occupy_both(server, max_tokens):
 
 
 async def test_a_killed_api_server_takes_only_its_own_requests_along(server):
-    calm = await ask_all(server, asks(12, max_tokens=80, stream=True))
-    traffic = await occupy_both(server, 80)
+    calm = await ask_all(server, asks(12, max_tokens=300, stream=True))
+    traffic = await occupy_both(server, 300)
     victim = server.pid("api server 0")
     num_kept = sum(figures["in_flight"] for pid, figures in front_ends(server).items() if pid != victim)
     core = server.pid("engine core 0")
