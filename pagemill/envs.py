@@ -3,7 +3,6 @@
 Every variable is a function with a docstring, so that `PAGEMILL_X` is found by searching for `x()`.
 """
 
-import inspect
 import math
 import os
 import re
@@ -133,7 +132,7 @@ def keep_compiled_code(folder: Path) -> None:
 
 def unread() -> list[str]:
     """PAGEMILL_*, VLLM_*: any other such variable changes nothing; start-up names those that are set."""
-    documented = "\n".join(str(value.__doc__) for value in list(globals().values()) if inspect.isfunction(value))
+    documented = "\n".join(str(value.__doc__) for value in list(globals().values()) if callable(value))
     known = {name.removeprefix("PAGEMILL_") for name in re.findall(r"PAGEMILL_\w+", documented)}
     ours = [name for name in os.environ if name.startswith(("PAGEMILL_", "VLLM_"))]
     return sorted(name for name in ours if name.partition("_")[2] not in known)
