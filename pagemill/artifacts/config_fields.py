@@ -182,7 +182,7 @@ def check_fields(where: object, config: Mapping[str, Any]) -> ModelFields:
 def _check(where: object, prefix: str, rules: Mapping[str, Rule], values: Mapping[str, Any]) -> None:
     for name, rule in rules.items():
         if not rule.allows(values.get(name)):
-            raise ModelError(f"{where}: {prefix}{name}={_shown(values[name])} is not allowed: {rule.words}")
+            raise ModelError(f"{where}: {prefix}{name}={shown(values[name])} is not allowed: {rule.words}")
 
 
 def _check_experts(where: object, config: Mapping[str, Any]) -> None:
@@ -205,7 +205,7 @@ def _check_rope(where: object, name: str, settings: Mapping[str, Any] | None) ->
         part = settings.get(kind)
         if part is not None:
             if not isinstance(part, dict):
-                raise ModelError(f"{where}: {name}.{kind}={_shown(part)} is not allowed: {OBJECT.words}")
+                raise ModelError(f"{where}: {name}.{kind}={shown(part)} is not allowed: {OBJECT.words}")
             _check_rope(where, f"{name}.{kind}", part)
     _check(where, f"{name}.", ROPE, settings)
     scaling = settings.get("rope_type") or settings.get("type") or "default"
@@ -219,7 +219,7 @@ def _check_rope(where: object, name: str, settings: Mapping[str, Any] | None) ->
         )
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value for a message: short, whatever it is."""
     if isinstance(value, int) and abs(value) >= 10**40:
         return "(a number of more than 40 digits)"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pagemill.artifacts import aliases, gguf_metadata, hf_config, hub
-from pagemill.artifacts.config_fields import check_fields
+from pagemill.artifacts.config_fields import check_fields, shown
 from pagemill.artifacts.gguf_file import read_gguf
 from pagemill.artifacts.sentence_pooling import sentence_pooling
 from pagemill.catalog.models import MODELS
@@ -57,12 +57,12 @@ def describe(
     architecture = _with_head(named)
     if architecture not in MODELS:
         raise ModelError(
-            f"{name}: architecture {architecture!r} is not supported; supported: {', '.join(sorted(MODELS))}"
+            f"{name}: architecture {shown(architecture)} is not supported; supported: {', '.join(sorted(MODELS))}"
         )
     quantization = hf_config.quantization_config(config)
     if quantization and quantization["quant_method"] not in QUANTIZED_CHECKPOINTS:
         raise ModelError(
-            f"{name}: quant_method {quantization['quant_method']!r} in its quantization_config is not supported; "
+            f"{name}: quant_method {shown(quantization['quant_method'])} in its quantization_config is not supported; "
             f"supported: {', '.join(sorted(QUANTIZED_CHECKPOINTS))}"
         )
     if load_format not in ("auto", "dummy", facts.weights_format):
@@ -145,5 +145,5 @@ def _first(names: object) -> str | None:
 def _positive(name: str, config: dict[str, Any], key: str) -> int:
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"{name}: {key}={value!r} in its config is not a positive integer")
+        raise ModelError(f"{name}: {key}={shown(value)} in its config is not a positive integer")
     return value

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pagemill.artifacts.config_fields import shown
 from pagemill.artifacts.json_file import read_json_object, read_optional_json_object
 from pagemill.errors import ModelError
 
@@ -128,7 +129,7 @@ def _token_ids(folder: Path, value: Any) -> tuple[int, ...]:
     """Hugging Face writes one id, a list, or null."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-        raise ModelError(f"{folder}: eos_token_id={value!r} is not a token id or a list of them")
+        raise ModelError(f"{folder}: eos_token_id={shown(value)} is not a token id or a list of them")
     return tuple(ids)
 
 
@@ -136,5 +137,5 @@ def _sampling(folder: Path, generation: dict[str, Any]) -> dict[str, float | int
     found = {name: generation[name] for name in _SAMPLING if generation.get(name) is not None}
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ModelError(f"{folder / 'generation_config.json'}: {name}={value!r} is not a number")
+            raise ModelError(f"{folder / 'generation_config.json'}: {name}={shown(value)} is not a number")
     return found

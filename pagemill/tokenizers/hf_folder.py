@@ -71,8 +71,8 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
         return read_template(file)
     value = config.get("chat_template") or read_optional_json_object(folder / "chat_template.json").get("chat_template")
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
+        entries = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        value = entries[-1].get("template") if entries else None
     if value is not None and not isinstance(value, str):
         raise ModelError(f"{folder}: chat_template is a {type(value).__name__}, not a text")
     return value

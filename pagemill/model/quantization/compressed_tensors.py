@@ -155,8 +155,12 @@ def make(request: QuantRequest) -> Quantization:
     """Raises ModelError for a configuration that is damaged, or asks for what is not supported."""
     computing = as_stored(request)
     config = Fields("quantization_config", request.config)
-    for key in ("kv_cache_scheme", "transform_config", "moe_sparsity_config"):
+    for key in ("transform_config", "moe_sparsity_config"):
         config.refuse(key)
+    scheme = config.get("kv_cache_scheme", dict) or {}
+    found = scheme.get("type"), scheme.get("num_bits"), scheme.get("strategy", "tensor"), bool(scheme.get("dynamic"))
+    if scheme and found != ("float", 8, "tensor", False):  # the one whose scales have a use: load_weights.py
+        config.refuse("kv_cache_scheme")
     sparsity = config.get("sparsity_config", dict) or {}
     if sparsity.get("format", "dense") != "dense":
         raise ModelError(f"quantization_config.sparsity_config.format={sparsity['format']!r} is not supported: dense")
