@@ -77,16 +77,18 @@ def test_every_backend(checkpoints, backend, mode):
 def test_a_prefix_that_all_share_is_attended_to_once(checkpoints, monkeypatch, mode):
     shared = [3 + index * index % 251 for index in range(300)]
     prompts = [[*shared, *prompt] for prompt in make_prompts(24, longest=100)]
-    prefixes, cascades = [], TritonBuilder.cascades
+    prefixes, cascade = [], TritonBuilder._cascade
 
-    def noted(builder, prefix_len, num_requests):
-        prefixes.append(prefix_len if cascades(builder, prefix_len, num_requests) else 0)
-        return prefixes[-1] > 0
+    def noted(builder, common):
+        found = cascade(builder, common)
+        prefixes.append(0 if found is None else found.prefix_len)
+        return found
 
-    monkeypatch.setattr(TritonBuilder, "cascades", noted)
+    monkeypatch.setattr(TritonBuilder, "_cascade", noted)
     settings = {"attention_backend": "TRITON_ATTN", "disable_cascade_attn": False}
     with make_llm(checkpoints.path(LLAMA), **settings, **graph_settings(mode)) as llm:
         run(llm, prompts[:1], greedy(1))  # the others find its blocks
+        prefixes.clear()  # a start tries a cascade of the longest prefix there can be
         tokens = run(llm, prompts, greedy(24))
     assert max(prefixes) == 288
     checkpoints.reference(LLAMA).check(prompts, tokens, "bfloat16")
