@@ -1,6 +1,6 @@
 """Time of every GPU kernel but attention, in captured graphs with cold weights, beside cuBLAS and plain torch.
 
-    PYTHONPATH=. python benchmarks/gpu_kernels.py [--only linear|skinny|small|layer] [--json FILE] [--workers 14]
+    PYTHONPATH=. python benchmarks/gpu_kernels.py [--only linear|skinny|small|layer|sampling] [--json FILE] [--workers 14]
 
 Tries the tiles of choices.py on the shapes of two models, prints the best of each shape and, at the end, the lines of
 choices.py that make them the choice. Kernels are compiled by several processes first, into Triton's own cache. Knows
@@ -326,12 +326,57 @@ def tune_in_layers(step: Callable[[], object], shapes: list[choices.Shape], rows
 # --- everything else ----------------------------------------------------------------------------------------------
 
 
-def sampling_rows(num_rows: int, temperature: float, top_p: float, top_k: int) -> torch.Tensor:
-    """Settings of as many rows."""
+def sampling_rows(num_rows: int, *asked: tuple[float, float, float, int]) -> torch.Tensor:
+    """Settings of as many rows: (temperature, top_p, min_p, top_k) in turn; temperature 0 is greedy."""
     rows = np.zeros((num_rows, 7), np.int32)
-    rows[:, :3] = np.array([temperature, top_p, 0.0], np.float32).view(np.int32)
-    rows[:, 3], rows[:, 5] = top_k, np.arange(num_rows)
+    for row in range(num_rows):
+        temperature, top_p, min_p, top_k = asked[row % len(asked)]
+        rows[row, :3] = np.array([temperature or 1.0, top_p, min_p], np.float32).view(np.int32)
+        rows[row, 3:5] = top_k, temperature == 0
+    rows[:, 5] = np.arange(num_rows)
     return torch.from_numpy(rows).cuda()
+
+
+SAMPLING = {
+    "greedy": [(0.0, 1.0, 0.0, 0)],
+    "temperature": [(0.8, 1.0, 0.0, 0)],
+    "top_k 50": [(0.8, 1.0, 0.0, 50)],
+    "top_k 50, top_p .95": [(0.8, 0.95, 0.0, 50)],
+    "top_p .9": [(0.8, 0.9, 0.0, 0)],
+    "top_p .5": [(0.8, 0.5, 0.0, 0)],
+    "min_p .05": [(0.8, 1.0, 0.05, 0)],
+    "min_p .05, top_p .9": [(0.8, 0.9, 0.05, 0)],
+    "top_k 2000, top_p .9": [(0.8, 0.9, 0.0, 2000)],
+}
+SAMPLING["a mix"] = [each for asked in SAMPLING.values() for each in asked]
+
+
+def logits_like(kind: str, rows: int, vocab: int) -> torch.Tensor:
+    """[rows, vocab] float32: "flat" as of dummy weights, "normal" (times 3), "peaked" as of a trained model."""
+    logits = torch.randn(rows, vocab, device="cuda") * {"flat": 0.04, "normal": 3.0, "peaked": 2.0}[kind]
+    if kind == "peaked":
+        best = torch.randint(0, vocab, (rows, 50), device="cuda")
+        logits.scatter_add_(1, best, 6 + 3 * torch.empty(rows, 50, device="cuda").exponential_())
+    return logits.bfloat16().float()
+
+
+def bench_sampling(results: list[dict]) -> None:
+    """Every mix of parameters, on logits of several kinds, beside the argmax that greedy steps end with."""
+    for model in MODELS:
+        for rows in (1, 16, 256):
+            positions, kinds = torch.arange(rows, device="cuda"), ("flat", "normal", "peaked")
+            logits = {kind: logits_like(kind, rows, model.vocab) for kind in kinds}
+            plain = [time_us([lambda kind=kind: device.argmax(logits[kind])] * 20) for kind in kinds]
+            print(f"\n{f'{model.name} x{rows}, us':<40}" + "".join(f"{kind:>10}" for kind in kinds))
+            print(f"{'argmax':<40}" + "".join(f"{us:>10.1f}" for us in plain), flush=True)
+            for name, asked in SAMPLING.items():
+                settings = sampling_rows(rows, *asked)
+                us = [
+                    time_us([lambda kind=kind, s=settings: device.sample_rows(logits[kind], s, positions)] * 8)
+                    for kind in kinds
+                ]
+                print(f"{name:<40}" + "".join(f"{each:>10.1f}" for each in us), flush=True)
+                results.append({"kernel": f"sample {name}", "model": model.name, "rows": rows, "us": us})
 
 
 def small_cases(model: Model, rows: int) -> dict[str, tuple[Callable, Callable | None, float]]:
@@ -351,10 +396,10 @@ def small_cases(model: Model, rows: int) -> dict[str, tuple[Callable, Callable |
     half_logits = logits.to(DTYPE)
     positions = torch.arange(rows, device="cuda")
     some = {
-        "top_k 50, top_p .95": sampling_rows(rows, 1.0, 0.95, 50),
-        "top_p .95": sampling_rows(rows, 1.0, 0.95, 0),
-        "top_p .95, flat": sampling_rows(rows, 20.0, 0.95, 0),
-        "no limit": sampling_rows(rows, 1.0, 1.0, 0),
+        "top_k 50, top_p .95": sampling_rows(rows, (1.0, 0.95, 0.0, 50)),
+        "top_p .95": sampling_rows(rows, (1.0, 0.95, 0.0, 0)),
+        "top_p .95, flat": sampling_rows(rows, (20.0, 0.95, 0.0, 0)),
+        "no limit": sampling_rows(rows, (1.0, 1.0, 0.0, 0)),
     }
     all_logits = logits.numel() * 4
     cases: dict[str, tuple[Callable, Callable | None, float]] = {
@@ -492,7 +537,7 @@ def bench_layer(results: list[dict], fused: set) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("linear", "skinny", "small", "layer"))
+    parser.add_argument("--only", choices=("linear", "skinny", "small", "layer", "sampling"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--workers", type=int, default=14)
     arguments = parser.parse_args()
@@ -501,7 +546,7 @@ def main() -> None:
     skinny_measured: dict[tuple[int, choices.Shape], tuple[object, bool]] = {}
     fused: set[choices.Shape] = set()
     print(torch.cuda.get_device_name(), f"torch {torch.__version__}")
-    if arguments.only not in ("small", "skinny"):
+    if arguments.only not in ("small", "skinny", "sampling"):
         compile_all(tasks_of(arguments.only), arguments.workers)
     with torch.inference_mode():
         if arguments.only in (None, "linear", "layer"):
@@ -512,6 +557,8 @@ def main() -> None:
         if arguments.only in (None, "small"):
             bench_small(results)
             bench_many(results)
+        if arguments.only in (None, "sampling"):
+            bench_sampling(results)
         if arguments.only in (None, "skinny"):
             bench_skinny(results, skinny_measured, arguments.workers)
             bench_few_layers(results, skinny_measured)

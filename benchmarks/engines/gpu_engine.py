@@ -145,6 +145,54 @@ def sampled_256(bench: Bench) -> Figures:
     }
 
 
+def seeded_256(bench: Bench) -> Figures:
+    """256 requests, 512 in, 128 out, in turn greedy and by parameters: each of them at all requests, then a mix of
+    all. The share of greedy decoding that each reaches; the better of two."""
+    seeded = {"temperature": 0.8, "seed": 7}
+    asked: dict[str, list[dict[str, Any]]] = {
+        "greedy": [{"temperature": 0.0}],
+        "temperature": [seeded],
+        "top_p": [seeded | {"top_p": 0.9}],
+        "top_k_top_p": [seeded | {"top_k": 50, "top_p": 0.95}],
+        "min_p": [seeded | {"min_p": 0.05}],
+    }
+    asked["mix"] = [each for params in asked.values() for each in params]
+    seconds: dict[str, float] = {}
+    for _ in range(2):
+        for name, params in asked.items():
+            prompts = bench.prompts(256, 512)
+            bench.seconds(prompts, 1)  # the cache has them: what follows is decoding
+            given = [params[index % len(params)] | {"max_tokens": 128} for index in range(256)]
+            seconds[name] = min(seconds.get(name, float("inf")), bench.mixed(prompts, given))
+    figures = {f"share_{name}": seconds["greedy"] / each for name, each in seconds.items()}
+    return figures | {"least_share": min(figures.values()), "all_s": seconds}
+
+
+def chats(rng: random.Random, bench: Bench) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """200 requests of log-normal lengths, half of them sampled."""
+    prompts, samplings = [], []
+    for index in range(200):
+        prompts.append(bench.prompts(1, min(3000, max(8, int(rng.lognormvariate(5.5, 0.9)))))[0])
+        sampling: dict[str, Any] = {"temperature": 0.0} if index % 2 else {"temperature": 0.8, "top_p": 0.95, "seed": index}
+        samplings.append(sampling | {"max_tokens": min(800, max(4, int(rng.lognormvariate(5.0, 0.8))))})
+    return prompts, samplings
+
+
+def twice(bench: Bench, work: Callable[[], tuple[list[list[int]], list[dict[str, Any]]]]) -> Figures:
+    """The same work twice in a fresh process, other token ids the second time: whether the first had to wait for what
+    the second found."""
+    seconds = []
+    for _ in range(2):
+        bench.llm.reset_prefix_cache()
+        seconds.append(bench.mixed(*work()))
+    return {"first_s": seconds[0], "second_s": seconds[1], "second_of_first": seconds[1] / seconds[0]}
+
+
+def same_length(bench: Bench, count: int) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """As many requests, 512 in, 256 out, greedy."""
+    return bench.prompts(count, 512), [{"temperature": 0.0, "max_tokens": 256}] * count
+
+
 def prefill(bench: Bench) -> Figures:
     """256 prompts of 512 tokens, one token out; the better of three."""
     all_s = [bench.seconds(bench.prompts(256, 512), 1) for _ in range(3)]
@@ -221,6 +269,9 @@ WORKS: dict[str, Callable[[Bench], Figures]] = {
     "few": few,
     "many_256": many_256,
     "sampled_256": sampled_256,
+    "seeded_256": seeded_256,
+    "twice_16": lambda bench: twice(bench, lambda: same_length(bench, 16)),
+    "twice_chats": lambda bench: twice(bench, lambda: chats(random.Random(3), bench)),
     "prefill": prefill,
     "many_1024": many_1024,
     "busy_1": lambda bench: busy(bench, 1, 128),

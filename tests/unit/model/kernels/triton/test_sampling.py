@@ -72,20 +72,37 @@ def test_tokens_are_the_hosts(vocab_size: int, scale: float):
     assert tokens == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", [0.5, 4.0])
-def test_rows_with_more_candidates_than_there_is_room_for(scale: float, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sampling, "_MAX_CANDIDATES", 40)
-    monkeypatch.setattr(sampling, "_NUCLEUS_GROUPS", 3)
+def in_small_parts(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
+    """Rows of a thousand logits are cut and listed as those of a large vocabulary are."""
+    small = {"_PART": 128, "_SAMPLE": 64, "_PIVOT_SAMPLE": 64, "_PIVOTS": 8, "_HEAD": 6, "_ROOM": 128, "_LISTED": 512}
+    for name, size in (small | {"_FEW": 64} | sizes).items():
+        monkeypatch.setattr(sampling, name, size)
+
+
+@pytest.mark.parametrize("scale", [0.02, slow(0.5), slow(1.5), slow(4.0)])
+def test_rows_of_many_parts(scale: float, monkeypatch: pytest.MonkeyPatch):
+    in_small_parts(monkeypatch)
     tokens, expected = both(logits_of(len(ASKED), 1500, scale), ASKED, seed=1)
     assert tokens == expected
 
 
-@pytest.mark.parametrize("most", [20, slow(4096)])
-def test_equals_are_kept_together(most: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sampling, "_MAX_CANDIDATES", most)
-    logits = (logits_of(len(ASKED), 600, 1.0) * 2).round() / 2
-    tokens, expected = both(logits, ASKED, seed=2)
+@pytest.mark.parametrize("sizes", [{"_ROOM": 3}, slow({"_LISTED": 16, "_FEW": 8}), slow({"_HEAD": 1, "_PIVOTS": 1})])
+def test_rows_for_which_there_is_no_room_are_read_in_full(sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch):
+    in_small_parts(monkeypatch, **sizes)
+    for scale in (0.5, 4.0):
+        tokens, expected = both(logits_of(len(ASKED), 1500, scale), ASKED, seed=1)
+        assert tokens == expected
+
+
+@pytest.mark.slow
+def test_a_sample_that_misleads_costs_time_only(monkeypatch: pytest.MonkeyPatch):
+    """What is likely lies where the sample does not look."""
+    in_small_parts(monkeypatch)
+    logits = logits_of(len(ASKED), 1500, 0.3)
+    places = torch.arange(1500, device=DEVICE)
+    sampled = torch.isin(places, (torch.arange(8) * 1500 // 8 // 8 * 8)[:, None].add(torch.arange(8)).view(-1).to(DEVICE))
+    logits[:, ~sampled] += 3.0
+    tokens, expected = both(logits, ASKED, seed=5)
     assert tokens == expected
 
 

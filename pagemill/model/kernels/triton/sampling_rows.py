@@ -1,0 +1,78 @@
+"""What the kernels of sampling share: keys, weights, searches among them, random numbers, the draw."""
+
+import triton
+import triton.language as tl
+
+from pagemill.model.kernels.triton.argmax import ordered
+
+LOWEST_KEY = tl.constexpr(-0x80000000)
+FINITE_KEY = tl.constexpr(-0x7F7FFFFF - 0x1)
+"""The least key of a logit that is not minus infinity."""
+
+
+@triton.jit
+def load_logits(places, mask):
+    """What is masked, and what is not a number, as minus infinity: never taken."""
+    value = tl.load(places, mask, float("-inf"))
+    return tl.where(value == value, value, float("-inf"))
+
+
+@triton.jit
+def load_row(settings, slots, row, V, BY_SLOT: tl.constexpr, WORDS: tl.constexpr):
+    """Where the settings of a row are, and (temperature, top_p, min_p, top_k or V, whether it is greedy, whether it is
+    not and leaves tokens out)."""
+    place = settings + (tl.load(slots + row) if BY_SLOT else row) * WORDS
+    temperature = tl.load(place).to(tl.float32, bitcast=True)
+    top_p = tl.load(place + 1).to(tl.float32, bitcast=True)
+    min_p = tl.load(place + 2).to(tl.float32, bitcast=True)
+    limit, greedy = tl.load(place + 3), tl.load(place + 4)
+    limit = tl.where((limit > 0) & (limit < V), limit, V)
+    filters = (greedy == 0) & ((limit < V) | (top_p < 1.0) | (min_p > 0.0))
+    return place, temperature, top_p, min_p, limit, greedy != 0, filters
+
+
+@triton.jit
+def floor_key(top, temperature, min_p):
+    """Key of the least logit that min-p keeps."""
+    floor = top + temperature * tl.log(tl.maximum(min_p, 1e-30))
+    return tl.where(min_p > 0.0, tl.maximum(ordered(floor), FINITE_KEY), FINITE_KEY)
+
+
+@triton.jit
+def largest_key(keys, weights, target, BITS: tl.constexpr):
+    """The largest key, of so many leading bits, for which what reaches it weighs at least `target`; the lowest of all
+    if there is none."""
+    found = tl.full((), LOWEST_KEY, tl.int64)
+    step = tl.full((), 1 << 31, tl.int64)
+    for _ in range(BITS):
+        trial = found + step
+        reached = tl.sum(tl.where(keys >= trial.to(tl.int32), weights, 0.0), 0)
+        found = tl.where(reached >= target, trial, found)
+        step = step // 2
+    return found.to(tl.int32)
+
+
+@triton.jit
+def uniform(place, position):
+    """In (0, 1), float64: Philox-4x32-10 of the seed's halves and the position, first word."""
+    zero = tl.zeros((), tl.uint32)
+    c0 = (position & 0xFFFFFFFF).to(tl.uint32)
+    c1 = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    low, high = tl.load(place + 5).to(tl.uint32, bitcast=True), tl.load(place + 6).to(tl.uint32, bitcast=True)
+    word, _, _, _ = tl.philox_impl(c0, c1, zero, zero, low, high, 10)
+    return (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
+
+
+@triton.jit
+def row_mass(tops, masses, parts, num_parts, top, temperature):
+    """[P] float64: the mass of each part, of a row whose largest logit is `top`."""
+    part_top = tl.load(tops + parts, parts < num_parts, float("-inf"))
+    part_mass = tl.load(masses + parts, parts < num_parts, 0.0)
+    return part_mass.to(tl.float64) * tl.exp((part_top - top) / temperature).to(tl.float64)
+
+
+@triton.jit
+def largest(tops, parts, num_parts):
+    """The largest logit of a row; 0 where all are minus infinity, so that nothing becomes NaN."""
+    top = tl.max(tl.load(tops + parts, parts < num_parts, float("-inf")), 0)
+    return tl.where(top == float("-inf"), 0.0, top)
