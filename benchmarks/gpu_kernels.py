@@ -1,6 +1,6 @@
 """Time of every GPU kernel but attention, in captured graphs with cold weights, beside cuBLAS and plain torch.
 
-    PYTHONPATH=. python benchmarks/gpu_kernels.py [--only linear|skinny|small|layer|sampling] [--json FILE] [--workers 14]
+    PYTHONPATH=. python benchmarks/gpu_kernels.py [--only linear|skinny|small|layer|sampling] [--json FILE]
 
 Tries the tiles of choices.py on the shapes of two models, prints the best of each shape and, at the end, the lines of
 choices.py that make them the choice. Kernels are compiled by several processes first, into Triton's own cache. Knows
@@ -366,13 +366,13 @@ def bench_sampling(results: list[dict]) -> None:
         for rows in (1, 16, 256):
             positions, kinds = torch.arange(rows, device="cuda"), ("flat", "normal", "peaked")
             logits = {kind: logits_like(kind, rows, model.vocab) for kind in kinds}
-            plain = [time_us([lambda kind=kind: device.argmax(logits[kind])] * 20) for kind in kinds]
+            plain = [time_us([lambda each=logits[kind]: device.argmax(each)] * 20) for kind in kinds]
             print(f"\n{f'{model.name} x{rows}, us':<40}" + "".join(f"{kind:>10}" for kind in kinds))
             print(f"{'argmax':<40}" + "".join(f"{us:>10.1f}" for us in plain), flush=True)
             for name, asked in SAMPLING.items():
                 settings = sampling_rows(rows, *asked)
                 us = [
-                    time_us([lambda kind=kind, s=settings: device.sample_rows(logits[kind], s, positions)] * 8)
+                    time_us([lambda each=logits[kind], s=settings, at=positions: device.sample_rows(each, s, at)] * 8)
                     for kind in kinds
                 ]
                 print(f"{name:<40}" + "".join(f"{each:>10.1f}" for each in us), flush=True)

@@ -173,7 +173,9 @@ def chats(rng: random.Random, bench: Bench) -> tuple[list[list[int]], list[dict[
     prompts, samplings = [], []
     for index in range(200):
         prompts.append(bench.prompts(1, min(3000, max(8, int(rng.lognormvariate(5.5, 0.9)))))[0])
-        sampling: dict[str, Any] = {"temperature": 0.0} if index % 2 else {"temperature": 0.8, "top_p": 0.95, "seed": index}
+        sampling: dict[str, Any] = (
+            {"temperature": 0.0} if index % 2 else {"temperature": 0.8, "top_p": 0.95, "seed": index}
+        )
         samplings.append(sampling | {"max_tokens": min(800, max(4, int(rng.lognormvariate(5.0, 0.8))))})
     return prompts, samplings
 

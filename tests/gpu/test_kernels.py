@@ -178,22 +178,40 @@ def test_argmax(dtype: torch.dtype, num_rows: int):
     assert torch.equal(ops.argmax(logits).cpu(), logits.float().cpu().argmax(-1))
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_rows_that_are_no_distribution_have_no_token(bad: float):
+    logits = random(len(ASKED), 151936, dtype=torch.float32)
+    settings = torch.from_numpy(settings_of(ASKED, np.arange(len(ASKED), dtype=np.uint64))).cuda()
+    positions = torch.arange(len(ASKED), device="cuda")
+    sound, likeliest = ops.sample_rows(logits, settings, positions), ops.argmax(logits)
+    logits[::2, slice(None) if bad == -torch.inf else 77_777] = bad
+    for before, after in ((sound, ops.sample_rows(logits, settings, positions)), (likeliest, ops.argmax(logits))):
+        assert after[::2].tolist() == [-1] * len(after[::2])
+        assert after[1::2].tolist() == before[1::2].tolist()
+
+
 ASKED = [(1.0, 1.0, 0.0, 0), (1.0, 0.95, 0.0, 50), (0.7, 0.9, 0.0, 0), (5.0, 0.95, 0.0, 0), (1.0, 1.0, 0.05, 0),
          (1.0, 0.9, 0.01, 2000), (1.0, 1.0, 0.0, 1), (1.0, 1.0, 0.0, 20)]  # fmt: skip
 """temperature, top_p, min_p, top_k."""
 
 
+def settings_of(asked: list[tuple[float, float, float, int]], seeds: np.ndarray) -> np.ndarray:
+    """Rows of sampling settings."""
+    settings = np.zeros((len(asked), 7), np.int32)
+    settings[:, :3] = np.array([row[:3] for row in asked], np.float32).view(np.int32)
+    settings[:, 3] = [row[3] for row in asked]
+    settings[:, 5:] = seeds.view(np.int32).reshape(-1, 2)
+    return settings
+
+
 @pytest.mark.parametrize("vocab_size", [128256, 151936])
-@pytest.mark.parametrize("scale", [0.5, 4.0])
+@pytest.mark.parametrize("scale", [0.05, 0.5, 1.5, 4.0])
 def test_sampled_tokens_are_the_hosts(vocab_size: int, scale: float):
     asked = ASKED * 6
     logits = random(len(asked), vocab_size, dtype=torch.float32) * scale
     generator = np.random.default_rng(0)
     seeds, positions = generator.integers(0, 2**64, len(asked), np.uint64), np.arange(len(asked), dtype=np.int64)
-    settings = np.zeros((len(asked), 7), np.int32)
-    settings[:, :3] = np.array([row[:3] for row in asked], np.float32).view(np.int32)
-    settings[:, 3] = [row[3] for row in asked]
-    settings[:, 5:] = seeds.view(np.int32).reshape(-1, 2)
+    settings = settings_of(asked, seeds)
     tokens = ops.sample_rows(logits, torch.from_numpy(settings).cuda(), torch.from_numpy(positions).cuda())
     temperature, top_p, min_p, top_k = (torch.tensor(column) for column in zip(*asked, strict=True))
     wide = logits.cpu() / temperature.unsqueeze(1)

@@ -9,6 +9,7 @@ from pagemill.config.graph_mode import GraphMode
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.launch import build_config
+from pagemill.messages.engine_io import FinishReason
 from pagemill.platforms.choose import choose_platform
 from pagemill.platforms.cuda_queue import CudaTransfers
 from pagemill.worker.batch.buffers import UploadRing
@@ -21,10 +22,10 @@ BUSY = 20_000_000
 """Cycles of the device: about 10 ms."""
 
 
-def start(checkpoints, **settings):
+def start(checkpoints, architecture=LLAMA, **settings):
     """A core on the GPU, and its worker."""
     defaults = {"dtype": "bfloat16", "max_num_seqs": 16, "kv_cache_memory_bytes": KV_BYTES, "max_model_len": 512}
-    config = build_config(EngineArgs(checkpoints.path(LLAMA), device="cuda", **(defaults | settings)))
+    config = build_config(EngineArgs(checkpoints.path(architecture), device="cuda", **(defaults | settings)))
     worker = Worker(config)
     return EngineCore(config, UniprocExecutor(worker, overlap=bool(config.scheduler.async_scheduling))), worker
 
@@ -141,6 +142,30 @@ def test_a_short_prompt_is_one_replay(checkpoints):
         client.run()
     assert stats.steps[GraphMode.FULL] == 3 and stats.steps[GraphMode.PIECEWISE] == 0
     assert len({tuple(found) for found in client.tokens.values()}) == 1
+    core.shutdown()
+
+
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_logits_that_are_nan_end_their_request_alone(checkpoints, eager, temperature):
+    """A token's embedding becomes NaN between two turns of the same requests; some have it in their prompts."""
+    settings = {"dtype": "float32", "enforce_eager": eager, "enable_prefix_caching": False}
+    core, worker = start(checkpoints, "Qwen3ForCausalLM", **settings)
+    client, sampling = Client(core), {"temperature": temperature, "top_p": 0.9, "ignore_eos": True}
+    for turn in range(3):
+        if turn == 2:
+            worker.model.embed_tokens.weight[251] = torch.nan
+        for index in range(8):
+            prompt = [3 + (7 * index + place) % 240 for place in range(20 + 13 * index)]
+            client.add(core_request(f"{turn} {index}", prompt, max_tokens=16, **sampling, seed=index))
+            client.add(core_request(f"{turn} bad {index}", [*prompt, 251, 5 + turn], max_tokens=1, **sampling))
+        client.run()
+    for index in range(8):
+        assert client.tokens[f"2 {index}"] == client.tokens[f"1 {index}"]
+        assert client.finish[f"2 {index}"].reason is FinishReason.LENGTH
+        assert client.finish[f"1 bad {index}"].reason is FinishReason.LENGTH
+        assert client.finish[f"2 bad {index}"].reason is FinishReason.ERROR
+        assert client.tokens[f"2 bad {index}"] == []
     core.shutdown()
 
 

@@ -73,7 +73,8 @@ def gated(x: Tensor, gate: str) -> Tensor:
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """[L, V] -> [L] int64: the first index of the largest logit of each row; of the first NaN where there is one."""
+    """[L, V] -> [L] int64: the first index of the largest logit of each row; -1 where one is NaN, or the largest is
+    infinite."""
     result: Tensor = _for(logits).argmax(logits)
     return result
 
@@ -97,7 +98,8 @@ def samples_rows(logits: Tensor) -> bool:
 
 
 def sample_rows(logits: Tensor, settings: Tensor, positions: Tensor, slots: Tensor | None = None) -> Tensor:
-    """[L, V] float32 on a GPU -> [L] int64: as worker/sampling does it, noise included, and nothing waits.
+    """[L, V] float32 on a GPU -> [L] int64: as worker/sampling does it, noise included, and nothing waits. -1 where
+    `argmax` has none.
 
     settings [L, 7] int32: the bits of temperature, top_p, min_p (float32), top_k, greedy, seed (low, high); or of
     slots, with `slots` [L] int32. positions [L]: of the tokens to be sampled. Logits stay as they are.

@@ -36,6 +36,8 @@ from pagemill.worker.sampling.sampler import Sampler
 
 REHEARSED_REQUESTS = 64
 """Of a cascade: its kernels are the same for any number."""
+FEW_TOKENS = 64
+"""Of a step: beyond, linear layers are the library's."""
 
 
 class DeviceForward(Forward):
@@ -165,8 +167,17 @@ class DeviceForward(Forward):
     def rehearse(self) -> None:
         for key in self._graphs.graphs.keys_at_start():
             self._run_shape(GraphMode.NONE, key)
+        self._rehearse_sizes()
         if self._shared is not None:
             self._rehearse_cascade(self._shared)
+
+    def _rehearse_sizes(self) -> None:
+        """Steps of a few sizes: which kernels run changes at powers of two, and for prompts up to `FEW_TOKENS`."""
+        most = self._batch.max_requests
+        for count in (1 << power for power in range(most.bit_length())):
+            self._run_shape(GraphMode.NONE, BatchDescriptor(count, count, True))
+            if 1 < count <= FEW_TOKENS:
+                self._run_shape(GraphMode.NONE, BatchDescriptor(count, 1))
 
     def _rehearse_cascade(self, prefix: SharedPrefix) -> None:
         """A decode step of padding that is told of a prefix as long as there may be."""

@@ -35,6 +35,12 @@ def value_of(key):
 
 
 @triton.jit
+def is_finite(key):
+    """Whether it is the key of a number that is neither infinite nor NaN."""
+    return (key >= -0x7F800000) & (key < 0x7F800000)
+
+
+@triton.jit
 def _tile(places, cols, V, TILE: tl.constexpr, BLOCK: tl.constexpr):
     """float32 of a tile of a part; minus infinity beyond the row."""
     return tl.load(places + TILE * BLOCK, cols < V - TILE * BLOCK, float("-inf")).to(tl.float32)
@@ -76,13 +82,14 @@ def _merge(out, partial, num_parts, BLOCK: tl.constexpr, PDL: tl.constexpr):
         gdc_launch_dependents()
         gdc_wait()
     keys = tl.load(partial + row * num_parts + parts, parts < num_parts, -0x8000000000000000)
-    index = 0x7FFFFFFF - (tl.max(keys, 0) & 0xFFFFFFFF)
+    best = tl.max(keys, 0)
+    index = tl.where(is_finite(best >> 32), 0x7FFFFFFF - (best & 0xFFFFFFFF), -1)
     tl.store(out + row, index.to(out.dtype.element_ty))
 
 
 def argmax(logits: Tensor, out: Tensor | None = None) -> Tensor:
-    """[L, V], rows of any stride -> [L] int64, or into `out` [L] of an integer type: the first index of the largest,
-    or of a NaN."""
+    """[L, V], rows of any stride -> [L] int64, or into `out` [L] of an integer type: the first index of the largest;
+    -1 for a row with a NaN, or whose largest is infinite."""
     num_rows, vocab_size = logits.shape
     if out is None:
         out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)

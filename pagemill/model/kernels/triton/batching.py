@@ -82,7 +82,7 @@ def _end(
     slot = tl.load(slots + row, inside, 0)
     token = tl.load(sampled + row, inside, 0)
     now = tl.load(turn)
-    tl.store(last_tokens + slot, token.to(tl.int64), inside)
+    tl.store(last_tokens + slot, tl.maximum(token, 0).to(tl.int64), inside)
     tl.store(results + now * max_rows + row, token.to(tl.int32), inside)
     tl.debug_barrier()  # every thread has read the turn
     tl.store(turn, (now + 1) % num_turns)

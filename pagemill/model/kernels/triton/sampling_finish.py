@@ -1,21 +1,12 @@
-"""The end of sampling: the least kept logit of a row, and the token that is drawn (see sampling.py)."""
+"""The end of sampling from rows of which many logits may be kept: the least of them, and the token that is drawn."""
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.triton.argmax import ordered, value_of
-from pagemill.model.kernels.triton.sampling_rows import (
-    FINITE_KEY,
-    floor_key,
-    largest,
-    largest_key,
-    load_logits,
-    load_row,
-    row_mass,
-    uniform,
-)
-from pagemill.model.kernels.triton.sampling_wide import bracket, is_wide
+from pagemill.model.kernels.triton.sampling_rows import key_between, load_logits, load_row, uniform
+from pagemill.model.kernels.triton.sampling_wide import bracket, load_wide
 
 _BITS = tl.constexpr(32)
 _SURE = tl.constexpr(1.0 - 1e-12)
@@ -39,16 +30,6 @@ def _listed(lists, counts, P, floor, top, temperature, ROOM: tl.constexpr, TILE:
 
 
 @triton.jit
-def _limited(keys, weights, k):
-    """The least key of the k largest, and their mass: of its equals as many as there is room for."""
-    ones = tl.where(keys >= FINITE_KEY, 1.0, 0.0)
-    key = tl.maximum(largest_key(keys, ones, k, _BITS), FINITE_KEY)
-    number, mass = tl.sum(tl.where(keys > key, ones, 0.0), 0), tl.sum(tl.where(keys > key, weights, 0.0), 0)
-    equal = tl.max(tl.where(keys == key, weights, 0.0), 0)
-    return key, mass + tl.maximum(k - number, 0.0) * equal
-
-
-@triton.jit
 def _choose_part(above, weights, count, parts, P, drawn, BLOCK_P: tl.constexpr, TILE: tl.constexpr):
     """The part in which the cumulative mass passes `drawn` times the whole: `above` [P] of each part, and the weights
     of a list, `count` [P] of them in each. (part, the mass before it, that times the whole)."""
@@ -68,26 +49,16 @@ def _choose_part(above, weights, count, parts, P, drawn, BLOCK_P: tl.constexpr, 
 
 @triton.jit
 def _settle(
-    lists, counts, count, above, parts, P, floor, low, target, whole, top, temperature, top_p, min_p, limit, V, drawn, wide,
+    lists, counts, count, above, parts, P, floor, low, high, target, top, temperature, drawn,
     ROOM: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """From the list of a row: (key of the least kept logit, part of the token, mass before it, mass to pass, whether
     the list was the right one)."""
     keys, weights = _listed(lists, counts, P, floor, top, temperature, ROOM, TILE)
-    least, right = floor, top == top
-    if wide:
-        rest = target - tl.sum(above, 0)
-        # Rounding aside, what is to be found is there.
-        right = (rest > 0.0) & ((tl.sum(weights, 0) >= rest * (1 - 1e-5)) | (low <= floor))
-        least = tl.maximum(largest_key(keys, weights, rest.to(tl.float32), _BITS), low)
-    else:
-        mass = whole.to(tl.float32)
-        if limit < V:
-            least, mass = _limited(keys, weights, limit.to(tl.float32))
-        elif min_p > 0.0:
-            mass = tl.sum(weights, 0)
-        if top_p < 1.0:
-            least = tl.maximum(least, largest_key(keys, weights, top_p * mass, _BITS))
+    rest = target - tl.sum(above, 0)
+    # Rounding aside, what is to be found is there.
+    right = (rest > 0.0) & ((tl.sum(weights, 0) >= rest * (1 - 1e-5)) | (low <= floor))
+    least = key_between(keys, weights, rest.to(tl.float32), low, high)
     kept = tl.where(keys >= least, weights, 0.0)
     part, before, mass = _choose_part(above, kept, count, parts, P, drawn, BLOCK_P, TILE)
     return least, part, before, mass, right
@@ -154,86 +125,62 @@ def _kept(logits, part, V, least, top, temperature, PART: tl.constexpr):
 
 
 @triton.jit
-def _draw(
-    tops, masses, heads, counts, later_counts, lists, reached, bound, pivots, logits, V, P, temperature, top_p, min_p,
-    limit, filters, drawn,
-    PIVOTS: tl.constexpr, LISTED: tl.constexpr, FEW: tl.constexpr, BLOCK_P: tl.constexpr, PART: tl.constexpr,
-    ROOM: tl.constexpr,
-):  # fmt: skip
-    """The token of a row that is not greedy."""
-    parts = tl.arange(0, BLOCK_P)
-    top = largest(tops, parts, P)
-    floor = floor_key(top, temperature, min_p)
-    least, low, target, which = floor, floor, tl.zeros((), tl.float64), tl.full((), -2, tl.int32)
-    above = row_mass(tops, masses, parts, P, top, temperature)
-    whole, wide, listed, some = tl.sum(above, 0), top != top, filters, counts
-    if filters:
-        wide, whole, held = is_wide(
-            tops, masses, heads, counts, bound, parts, P, top, temperature, top_p, min_p, limit, V, ROOM, LISTED
-        )
-        if wide & (limit == V):
-            low, _, target, which = bracket(
-                reached, pivots, bound, parts, P, floor, top_p, min_p, whole, held, PIVOTS
-            )  # fmt: skip
-            listed, some = top_p < 1.0, later_counts
-        if which == -1:
-            above = row_mass(tops, heads, parts, P, top, temperature)
-        else:
-            places = reached + parts * PIVOTS + tl.maximum(which, 0)
-            above = tl.load(places, parts < tl.where(which >= 0, P, 0), 0.0).to(tl.float64)
-    part, before, mass = tl.zeros((), tl.int32), tl.zeros((), tl.float64), tl.zeros((), tl.float64)
-    if listed:
-        count = tl.load(some + parts, parts < P, 0)
-        number = tl.sum(count, 0)
-        right = (tl.max(count, 0) <= ROOM) & (number <= LISTED) & ((limit == V) | (wide == 0))
-        if right & (number <= FEW):
-            least, part, before, mass, right = _settle(
-                lists, some, count, above, parts, P, floor, low, target, whole, top, temperature, top_p, min_p, limit,
-                V, drawn, wide, ROOM, BLOCK_P, FEW,
-            )  # fmt: skip
-        elif right:
-            least, part, before, mass, right = _settle(
-                lists, some, count, above, parts, P, floor, low, target, whole, top, temperature, top_p, min_p, limit,
-                V, drawn, wide, ROOM, BLOCK_P, LISTED,
-            )  # fmt: skip
-        if right == 0:
-            least, part, before, mass = _settle_row(
-                logits, V, P, floor, top, temperature, top_p, limit, drawn, PART
-            )  # fmt: skip
-    else:
-        none = tl.zeros([BLOCK_P], tl.int32)
-        part, before, mass = _choose_part(above, none, none, parts, P, drawn, BLOCK_P, BLOCK_P)
-    weights = _kept(logits, part, V, least, top, temperature, PART)
-    lanes = tl.arange(0, PART)
+def _token(logits, part, before, mass, least, V, top, temperature, PART: tl.constexpr):
+    """Where the cumulative mass passes `mass`, in a part that has `before` before it."""
+    weights, lanes = _kept(logits, part, V, least, top, temperature, PART), tl.arange(0, PART)
     at = tl.sum((before + tl.cumsum(weights, 0) <= mass).to(tl.int32), 0)
     at = tl.minimum(at, tl.max(tl.where(weights > 0.0, lanes, 0), 0))
     return tl.minimum(part * PART + at, V - 1)
 
 
 @triton.jit
-def finish(
-    out, tops, masses, heads, counts, later_counts, lists, reached, bounds, pivots, logits, settings, slots, positions,
-    stride, V, P,
-    FEW: tl.constexpr, PIVOTS: tl.constexpr, LISTED: tl.constexpr, BLOCK_P: tl.constexpr, PART: tl.constexpr,
-    ROOM: tl.constexpr, BY_SLOT: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
+def _draw_wide(
+    counts, lists, reached, pivots, logits, parts, P, floor, top, whole, temperature, top_p, min_p, limit, V, drawn,
+    PIVOTS: tl.constexpr, LISTED: tl.constexpr, BLOCK_P: tl.constexpr, PART: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """The token of each row."""
+    """The token of a wide row: by its list, by min-p alone, or by reading all of it often."""
+    least, part, before, mass = floor, floor * 0, whole * 0.0, whole * 0.0
+    right = limit == V
+    if right:
+        low, high, target, which = bracket(reached, pivots, parts, P, floor, top_p, min_p, whole, PIVOTS)
+        places = reached + parts * PIVOTS + tl.maximum(which, 0)
+        above = tl.load(places, parts < tl.where(which >= 0, P, 0), 0.0).to(tl.float64)
+        if top_p < 1.0:
+            count = tl.load(counts + parts, parts < P, 0)
+            right = (tl.max(count, 0) <= ROOM) & (tl.sum(count, 0) <= LISTED)
+            if right:
+                least, part, before, mass, right = _settle(
+                    lists, counts, count, above, parts, P, floor, low, high, target, top, temperature, drawn, ROOM,
+                    BLOCK_P, LISTED,
+                )  # fmt: skip
+        else:
+            none = tl.zeros([BLOCK_P], tl.int32)
+            part, before, mass = _choose_part(above, none, none, parts, P, drawn, BLOCK_P, BLOCK_P)
+    if right == 0:
+        least, part, before, mass = _settle_row(logits, V, P, floor, top, temperature, top_p, limit, drawn, PART)
+    return _token(logits, part, before, mass, least, V, top, temperature, PART)
+
+
+@triton.jit
+def finish_wide(
+    out, positions, counts, lists, reached, flags, tops, wholes, pivots, logits, settings, slots, stride, V, P,
+    PIVOTS: tl.constexpr, LISTED: tl.constexpr, BLOCK_P: tl.constexpr, PART: tl.constexpr, ROOM: tl.constexpr,
+    BY_SLOT: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The token of each wide row."""
     row, parts = tl.program_id(0), tl.arange(0, BLOCK_P)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    place, temperature, top_p, min_p, limit, greedy, filters = load_row(settings, slots, row, V, BY_SLOT, WORDS)
-    if greedy:
-        top = tl.load(tops + row * P + parts, parts < P, float("-inf"))
-        first = tl.load(counts + row * P + parts, parts < P, V - 1)
-        token = tl.min(tl.where(top == tl.max(top, 0), first, V - 1), 0)
-    else:
-        wide_row = row.to(tl.int64) * P
-        token = _draw(
-            tops + row * P, masses + row * P, heads + row * P, counts + row * P, later_counts + row * P,
-            lists + wide_row * ROOM, reached + wide_row * PIVOTS, tl.load(bounds + row), pivots + row * PIVOTS,
-            logits + row.to(tl.int64) * stride, V, P, temperature, top_p, min_p, limit, filters,
-            uniform(place, tl.load(positions + row).to(tl.int64)),
-            PIVOTS, LISTED, FEW, BLOCK_P, PART, ROOM,
+    wide, top, whole, temperature, top_p, min_p, limit, floor = load_wide(
+        row, flags, tops, wholes, settings, slots, V, BY_SLOT, WORDS
+    )
+    if wide:
+        place, _t, _p, _m, _limit, _greedy, _filters = load_row(settings, slots, row, V, BY_SLOT, WORDS)
+        parts_before = row.to(tl.int64) * P
+        token = _draw_wide(
+            counts + row * P, lists + parts_before * ROOM, reached + parts_before * PIVOTS, pivots + row * PIVOTS,
+            logits + row.to(tl.int64) * stride, parts, P, floor, top, whole, temperature, top_p, min_p, limit, V,
+            uniform(place, tl.load(positions + row).to(tl.int64)), PIVOTS, LISTED, BLOCK_P, PART, ROOM,
         )  # fmt: skip
-    tl.store(out + row, token.to(out.dtype.element_ty))
+        tl.store(out + row, token.to(out.dtype.element_ty))

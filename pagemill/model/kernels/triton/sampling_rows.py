@@ -8,6 +8,8 @@ from pagemill.model.kernels.triton.argmax import ordered
 LOWEST_KEY = tl.constexpr(-0x80000000)
 FINITE_KEY = tl.constexpr(-0x7F7FFFFF - 0x1)
 """The least key of a logit that is not minus infinity."""
+NEAR_BITS = tl.constexpr(20)
+"""Of the key of a bound or pivot: sign, exponent and 11 of the mantissa."""
 
 
 @triton.jit
@@ -15,6 +17,23 @@ def load_logits(places, mask):
     """What is masked, and what is not a number, as minus infinity: never taken."""
     value = tl.load(places, mask, float("-inf"))
     return tl.where(value == value, value, float("-inf"))
+
+
+@triton.jit
+def sampled(logits, V, SAMPLE: tl.constexpr):
+    """(keys, values) of SAMPLE logits from all over a row, 8 neighbours at a time; of a short row, of all, and minus
+    infinity."""
+    lanes = tl.arange(0, SAMPLE)
+    spread = (lanes // 8 * V // (SAMPLE // 8)) // 8 * 8 + lanes % 8
+    cols = tl.where(V <= SAMPLE, lanes, spread)
+    value = load_logits(logits + cols, cols < V)
+    return ordered(value), value
+
+
+@triton.jit
+def base_of(top):
+    """What weights are relative to: the largest logit; 0 where it is infinite, and less itself would be NaN."""
+    return tl.where(tl.abs(top) < float("inf"), top, 0.0)
 
 
 @triton.jit
@@ -53,6 +72,22 @@ def largest_key(keys, weights, target, BITS: tl.constexpr):
 
 
 @triton.jit
+def key_between(keys, weights, target, low, high):
+    """The largest key from `low` on, below `high`, for which what reaches it weighs at least `target`; `low` if there
+    is none."""
+    found, span = low.to(tl.int64), high.to(tl.int64) - low.to(tl.int64)
+    step = tl.full((), 1 << 31, tl.int64)
+    while step >= span:
+        step = step // 2
+    while step > 0:
+        trial = found + step
+        reached = tl.sum(tl.where(keys >= trial.to(tl.int32), weights, 0.0), 0)
+        found = tl.where((reached >= target) & (trial < high), trial, found)
+        step = step // 2
+    return found.to(tl.int32)
+
+
+@triton.jit
 def uniform(place, position):
     """In (0, 1), float64: Philox-4x32-10 of the seed's halves and the position, first word."""
     zero = tl.zeros((), tl.uint32)
@@ -61,18 +96,3 @@ def uniform(place, position):
     low, high = tl.load(place + 5).to(tl.uint32, bitcast=True), tl.load(place + 6).to(tl.uint32, bitcast=True)
     word, _, _, _ = tl.philox_impl(c0, c1, zero, zero, low, high, 10)
     return (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
-
-
-@triton.jit
-def row_mass(tops, masses, parts, num_parts, top, temperature):
-    """[P] float64: the mass of each part, of a row whose largest logit is `top`."""
-    part_top = tl.load(tops + parts, parts < num_parts, float("-inf"))
-    part_mass = tl.load(masses + parts, parts < num_parts, 0.0)
-    return part_mass.to(tl.float64) * tl.exp((part_top - top) / temperature).to(tl.float64)
-
-
-@triton.jit
-def largest(tops, parts, num_parts):
-    """The largest logit of a row; 0 where all are minus infinity, so that nothing becomes NaN."""
-    top = tl.max(tl.load(tops + parts, parts < num_parts, float("-inf")), 0)
-    return tl.where(top == float("-inf"), 0.0, top)

@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv", torch.int32: "i32",
-    torch.int64: "i64",
+    torch.int64: "i64", torch.float64: "fp64",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 compiled: list[str] = []

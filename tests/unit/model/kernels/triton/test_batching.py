@@ -64,7 +64,7 @@ def end(module):
     tokens, turn = last_tokens(), ints(0, dtype=torch.int64)
     results = torch.zeros(4, 6, dtype=torch.int32, device=DEVICE)
     for step in range(6):
-        sampled = ints(11 + step, 12, 13, dtype=torch.int64)
+        sampled = ints(11 + step, -1 if step == 2 else 12, 13, dtype=torch.int64)
         module.end_step(ints(4, step, 7), sampled, tokens, results, turn)
     return [tokens, turn, results]
 

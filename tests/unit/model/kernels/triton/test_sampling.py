@@ -74,8 +74,9 @@ def test_tokens_are_the_hosts(vocab_size: int, scale: float):
 
 def in_small_parts(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
     """Rows of a thousand logits are cut and listed as those of a large vocabulary are."""
-    small = {"_PART": 128, "_SAMPLE": 64, "_PIVOT_SAMPLE": 64, "_PIVOTS": 8, "_HEAD": 6, "_ROOM": 128, "_LISTED": 512}
-    for name, size in (small | {"_FEW": 64} | sizes).items():
+    small = {"_PART": 128, "_SAMPLE": 64, "_PIVOT_SAMPLE": 64, "_PIVOTS": 8, "_ROOM": 128, "_LISTED": 512}
+    narrow = {"_MAX_CANDIDATES": 40, "_NUCLEUS_GROUPS": 3, "_TOP_GROUPS": 10}
+    for name, size in (small | narrow | sizes).items():
         monkeypatch.setattr(sampling, name, size)
 
 
@@ -86,7 +87,7 @@ def test_rows_of_many_parts(scale: float, monkeypatch: pytest.MonkeyPatch):
     assert tokens == expected
 
 
-@pytest.mark.parametrize("sizes", [{"_ROOM": 3}, slow({"_LISTED": 16, "_FEW": 8}), slow({"_HEAD": 1, "_PIVOTS": 1})])
+@pytest.mark.parametrize("sizes", [{"_ROOM": 3}, slow({"_LISTED": 16}), slow({"_MAX_CANDIDATES": 2000})])
 def test_rows_for_which_there_is_no_room_are_read_in_full(sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch):
     in_small_parts(monkeypatch, **sizes)
     for scale in (0.5, 4.0):
@@ -100,7 +101,9 @@ def test_a_sample_that_misleads_costs_time_only(monkeypatch: pytest.MonkeyPatch)
     in_small_parts(monkeypatch)
     logits = logits_of(len(ASKED), 1500, 0.3)
     places = torch.arange(1500, device=DEVICE)
-    sampled = torch.isin(places, (torch.arange(8) * 1500 // 8 // 8 * 8)[:, None].add(torch.arange(8)).view(-1).to(DEVICE))
+    sampled = torch.isin(
+        places, (torch.arange(8) * 1500 // 8 // 8 * 8)[:, None].add(torch.arange(8)).view(-1).to(DEVICE)
+    )
     logits[:, ~sampled] += 3.0
     tokens, expected = both(logits, ASKED, seed=5)
     assert tokens == expected
@@ -123,13 +126,20 @@ def test_masked_logits_are_never_drawn():
     assert set(tokens) <= {3, 300, 690}
 
 
-@pytest.mark.slow
-def test_a_row_of_nothing_gives_some_token():
-    logits = torch.full((len(ASKED), 300), -torch.inf, device=DEVICE)
-    logits[1:3] = torch.nan
-    seeds, positions = np.zeros(len(ASKED), np.uint64), torch.zeros(len(ASKED), dtype=torch.int64, device=DEVICE)
-    tokens = sampling.sample(logits, settings_of(ASKED, seeds), positions)
-    assert all(0 <= token < 300 for token in tokens.tolist())
+def test_rows_that_are_no_distribution_have_no_token_and_others_keep_theirs(monkeypatch: pytest.MonkeyPatch):
+    in_small_parts(monkeypatch)
+    logits = logits_of(2 * len(ASKED), 300, 2.0)
+    seeds, positions = (
+        np.zeros(2 * len(ASKED), np.uint64),
+        torch.zeros(2 * len(ASKED), dtype=torch.int64, device=DEVICE),
+    )
+    settings = settings_of(ASKED * 2, seeds)
+    sound = sampling.sample(logits, settings, positions).tolist()
+    for row, bad in zip(range(0, len(sound), 2), [torch.nan, -torch.inf, torch.inf] * len(sound), strict=False):
+        logits[row, slice(None) if bad == -torch.inf else 200] = bad
+    tokens = sampling.sample(logits, settings, positions).tolist()
+    assert tokens[::2] == [-1] * len(ASKED)
+    assert tokens[1::2] == sound[1::2]
 
 
 def test_settings_by_slot_into_a_given_tensor():
