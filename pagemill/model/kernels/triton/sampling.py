@@ -386,9 +386,7 @@ def _sample_wide(
     found = (here.flags, here.tops, here.wholes, here.pivots)
     lists = (here.counts, here.lists, here.reached)
     launch.on(place_pivots, each)(*found, *asked, *row, SAMPLE=_PIVOT_SAMPLE, PIVOTS=_PIVOTS, **fixed)
-    launch.on(reach, parts)(
-        here.reached, *found, *asked, *row, num_parts, WARPS=fixed["num_warps"], PIVOTS=_PIVOTS, PART=_PART, **fixed
-    )
+    launch.on(reach, parts)(here.reached, *found, *asked, *row, num_parts, PIVOTS=_PIVOTS, PART=_PART, **fixed)
     launch.on(list_bracket, parts)(*lists, *found, *asked, *row, num_parts, **plan, **fixed)
     launch.on(finish_wide, each)(
         out, positions, *lists, *found, *asked, *row, num_parts, **plan, **(fixed | launch.options(16))

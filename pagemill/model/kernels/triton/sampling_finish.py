@@ -5,7 +5,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.triton.argmax import ordered, value_of
-from pagemill.model.kernels.triton.sampling_rows import key_between, load_logits, load_row, uniform
+from pagemill.model.kernels.triton.sampling_rows import largest_key, load_logits, load_row, uniform
 from pagemill.model.kernels.triton.sampling_wide import bracket, load_wide
 
 _BITS = tl.constexpr(32)
@@ -49,7 +49,7 @@ def _choose_part(above, weights, count, parts, P, drawn, BLOCK_P: tl.constexpr, 
 
 @triton.jit
 def _settle(
-    lists, counts, count, above, parts, P, floor, low, high, target, top, temperature, drawn,
+    lists, counts, count, above, parts, P, floor, low, target, top, temperature, drawn,
     ROOM: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """From the list of a row: (key of the least kept logit, part of the token, mass before it, mass to pass, whether
@@ -58,7 +58,7 @@ def _settle(
     rest = target - tl.sum(above, 0)
     # Rounding aside, what is to be found is there.
     right = (rest > 0.0) & ((tl.sum(weights, 0) >= rest * (1 - 1e-5)) | (low <= floor))
-    least = key_between(keys, weights, rest.to(tl.float32), low, high)
+    least = tl.maximum(largest_key(keys, weights, rest.to(tl.float32), _BITS), low)
     kept = tl.where(keys >= least, weights, 0.0)
     part, before, mass = _choose_part(above, kept, count, parts, P, drawn, BLOCK_P, TILE)
     return least, part, before, mass, right
@@ -142,7 +142,7 @@ def _draw_wide(
     least, part, before, mass = floor, floor * 0, whole * 0.0, whole * 0.0
     right = limit == V
     if right:
-        low, high, target, which = bracket(reached, pivots, parts, P, floor, top_p, min_p, whole, PIVOTS)
+        low, _high, target, which = bracket(reached, pivots, parts, P, floor, top_p, min_p, whole, PIVOTS)
         places = reached + parts * PIVOTS + tl.maximum(which, 0)
         above = tl.load(places, parts < tl.where(which >= 0, P, 0), 0.0).to(tl.float64)
         if top_p < 1.0:
@@ -150,7 +150,7 @@ def _draw_wide(
             right = (tl.max(count, 0) <= ROOM) & (tl.sum(count, 0) <= LISTED)
             if right:
                 least, part, before, mass, right = _settle(
-                    lists, counts, count, above, parts, P, floor, low, high, target, top, temperature, drawn, ROOM,
+                    lists, counts, count, above, parts, P, floor, low, target, top, temperature, drawn, ROOM,
                     BLOCK_P, LISTED,
                 )  # fmt: skip
         else:

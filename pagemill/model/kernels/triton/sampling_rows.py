@@ -72,22 +72,6 @@ def largest_key(keys, weights, target, BITS: tl.constexpr):
 
 
 @triton.jit
-def key_between(keys, weights, target, low, high):
-    """The largest key from `low` on, below `high`, for which what reaches it weighs at least `target`; `low` if there
-    is none."""
-    found, span = low.to(tl.int64), high.to(tl.int64) - low.to(tl.int64)
-    step = tl.full((), 1 << 31, tl.int64)
-    while step >= span:
-        step = step // 2
-    while step > 0:
-        trial = found + step
-        reached = tl.sum(tl.where(keys >= trial.to(tl.int32), weights, 0.0), 0)
-        found = tl.where((reached >= target) & (trial < high), trial, found)
-        step = step // 2
-    return found.to(tl.int32)
-
-
-@triton.jit
 def uniform(place, position):
     """In (0, 1), float64: Philox-4x32-10 of the seed's halves and the position, first word."""
     zero = tl.zeros((), tl.uint32)

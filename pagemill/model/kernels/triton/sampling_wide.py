@@ -72,8 +72,7 @@ def place_pivots(
 @triton.jit
 def reach(
     reached, flags, tops, wholes, pivots, logits, settings, slots, stride, V, P,
-    WARPS: tl.constexpr, PIVOTS: tl.constexpr, PART: tl.constexpr, BY_SLOT: tl.constexpr, WORDS: tl.constexpr,
-    PDL: tl.constexpr,
+    PIVOTS: tl.constexpr, PART: tl.constexpr, BY_SLOT: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """[L, P, PIVOTS] the mass of what reaches each pivot, of wide rows without top-k; without top-p, of the last."""
     row = tl.program_id(0)
@@ -84,22 +83,14 @@ def reach(
         row, flags, tops, wholes, settings, slots, V, BY_SLOT, WORDS
     )
     if wide & (limit == V):
-        numbers = tl.arange(0, PIVOTS)
-        # A row of a tile belongs to one warp, whose threads need no barrier to add up what they have.
-        cols = tl.arange(0, WARPS)[:, None] * (PART // WARPS) + tl.arange(0, PART // WARPS)[None, :]
+        first = tl.where(top_p < 1.0, 0, PIVOTS - 1)
         for part in range(tl.program_id(1), P, tl.num_programs(1)):
-            inside = cols < V - part * PART
-            value = load_logits(logits + row.to(tl.int64) * stride + part * PART + cols, inside)
+            cols = part * PART + tl.arange(0, PART)
+            value = load_logits(logits + row.to(tl.int64) * stride + cols, cols < V)
             keys, weight = ordered(value), tl.exp((value - top) / temperature)
-            masses = tl.zeros([WARPS, PIVOTS], tl.float32)
-            if top_p < 1.0:
-                for number in range(PIVOTS):
-                    mass = tl.sum(tl.where(keys >= tl.load(pivots + row * PIVOTS + number), weight, 0.0), 1)
-                    masses = tl.where((numbers == number)[None, :], mass[:, None], masses)
-            else:
-                last = tl.load(pivots + row * PIVOTS + PIVOTS - 1)
-                masses += tl.sum(tl.where(keys >= last, weight, 0.0), 1)[:, None]
-            tl.store(reached + (row.to(tl.int64) * P + part) * PIVOTS + numbers, tl.sum(masses, 0))
+            for number in range(first, PIVOTS):
+                mass = tl.sum(tl.where(keys >= tl.load(pivots + row * PIVOTS + number), weight, 0.0), 0)
+                tl.store(reached + (row.to(tl.int64) * P + part) * PIVOTS + number, mass)
 
 
 @triton.jit
