@@ -26,6 +26,7 @@ class Birth(msgspec.Struct):
 
     words: list[str]
     secret: str = ""
+    load_fd: int = -1
 
 
 def front_end(payload, report):
