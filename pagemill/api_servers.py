@@ -133,7 +133,10 @@ class ApiServers:
             self._keep_alive(index)
         except Exception as error:  # nobody may wait for a front end that nobody watches
             logger.exception("api server %d is not watched any more", index)
-            self._give_up(index, f"{type(error).__name__}: {error}")
+            if self._listening[index].is_set():
+                self._lose(index)
+            else:
+                self._give_up(index, f"{type(error).__name__}: {error}")
 
     def _give_up(self, index: int, reason: str) -> None:
         self._problem = f"api server {index} could not start: {reason}"

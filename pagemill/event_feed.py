@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 from pagemill.errors import HandshakeError, PeerGoneError, TransportError
 from pagemill.log import get_logger
-from pagemill.messages.fleet import EngineDown, EngineUp, FrontEndNews
+from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp, FrontEndNews
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.liveness import Introductions, Pauses
@@ -30,7 +30,8 @@ class EventFeed:
         self._socket = ServerSocket(address, secret, accepts=(Role.API_SERVER,))
         self.address = self._socket.address
         self._events: SimpleQueue[FrontEndNews] = SimpleQueue()
-        self._state: dict[int, FrontEndNews] = {}
+        self._state: dict[int, EngineUp | EngineDown] = {}
+        self._stalled: dict[int, EngineStalled] = {}
         self._codec: Codec[FrontEndNews] = Codec(FrontEndNews)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="pagemill-feed", daemon=True)
@@ -53,7 +54,7 @@ class EventFeed:
             received = self._socket.receive(POLL_S)
             if received is not None:
                 subscriber, _ = received
-                for event in self._state.values():
+                for event in (*self._state.values(), *self._stalled.values()):
                     self._send(subscriber, event)
             self._send_events()
 
@@ -65,6 +66,9 @@ class EventFeed:
                 return
             if isinstance(event, (EngineUp, EngineDown)):
                 self._state[event.index] = event
+                self._stalled.pop(event.index, None)
+            elif isinstance(event, EngineStalled):
+                self._stalled[event.index] = event
             for subscriber in self._socket.peers:
                 self._send(subscriber, event)
 

@@ -87,8 +87,8 @@ class WaveMember:
             case JoinWaves(wave, number, resumes) if resumes and self._joined:
                 self._catch_up(wave, number)
             case JoinWaves(wave, number):
-                self._joined, self._running, self._wave = True, False, wave
-                self._announced = max(wave, self._announced)
+                # Also what was announced: a head that was started again counts anew.
+                self._joined, self._running, self._wave, self._announced = True, False, wave, wave
                 if number is not None:
                     self._begin(wave, number)
             case StartWave(wave):

@@ -300,7 +300,7 @@ class ClientSocket:
         self._limits, self._taken = limits or DEFAULT_LIMITS, limits or _taken_at(address)
         self._silence = Silence(silent_s)
         self._next_pulse = 0.0
-        self._socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
+        self._socket = _new_dealer(context or zmq.Context.instance(), address)
         _configure(self._socket, address, self._limits, high_water_mark)
         protect(self._socket, address, hello.secret, serves=False)
         self._socket.set(zmq.SNDTIMEO, int(send_timeout_s * 1000))
@@ -385,7 +385,7 @@ class AsyncClientSocket:
     ) -> "AsyncClientSocket":
         """Connect and introduce this process. Raises HandshakeError."""
         check_private(address)
-        socket = (context or zmq.asyncio.Context.instance()).socket(zmq.DEALER)
+        socket: zmq.asyncio.Socket = _new_dealer(context or zmq.asyncio.Context.instance(), address)
         _configure(socket, address, limits or DEFAULT_LIMITS, high_water_mark)
         protect(socket, address, hello.secret, serves=False)
         socket.set(zmq.SNDTIMEO, int(send_timeout_s * 1000))
@@ -468,6 +468,14 @@ class AsyncClientSocket:
         self.problem = self.problem or problem
         if self._receiving is not None and not self._receiving.done():
             self._receiving.set_exception(PeerGoneError(self.problem))
+
+
+def _new_dealer(context: "zmq.Context[Any]", address: str) -> Any:
+    """A socket of this context. Raises NoAnswerError while there are no descriptors left: that may pass."""
+    try:
+        return context.socket(zmq.DEALER)
+    except zmq.ZMQError as error:
+        raise NoAnswerError(f"no connection to {address}: {error}") from error
 
 
 def _configure(socket: "zmq.Socket[Any]", address: str, limits: Limits, high_water_mark: int) -> None:

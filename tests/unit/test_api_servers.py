@@ -59,7 +59,7 @@ class Case:
     """One front end with a script for each of its lives, the last for all later ones. For those of `no_process`, no
     process can be made."""
 
-    def __init__(self, monkeypatch, *scripts, no_process=(), **arguments):
+    def __init__(self, monkeypatch, *scripts, no_process=(), engines=list, **arguments):
         self.num_lives = 0
         self.lost = threading.Event()
         real = api_servers.Child
@@ -74,7 +74,7 @@ class Case:
         monkeypatch.setattr(api_servers, "Child", child)
         self.sock = socket.socket()
         self.servers = ApiServers(
-            1, lambda index: Birth([]), self.sock, lambda: [], Pool(), on_lost=self.lost.set, **arguments
+            1, lambda index: Birth([]), self.sock, engines, Pool(), on_lost=self.lost.set, **arguments
         )
         self.servers.start()
 
@@ -116,6 +116,15 @@ def test_it_is_given_up_at_last(monkeypatch):
         assert case.lost.wait(PATIENCE_S)
         assert case.servers.lost
     assert case.num_lives == 4
+
+
+def test_one_that_is_not_watched_any_more_counts_as_given_up(monkeypatch):
+    def engines():
+        raise RuntimeError("nobody knows")
+
+    with Case(monkeypatch, "listen exit", engines=engines) as case:
+        assert case.lost.wait(PATIENCE_S)
+        assert case.servers.lost
 
 
 def test_one_that_is_stopped_is_replaced(monkeypatch):

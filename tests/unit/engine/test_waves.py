@@ -58,6 +58,14 @@ class Net:
         engine.orders.clear()
         engine.orders.append(self.book.resume())
 
+    def restart(self):
+        """Another coordinator, which knows of no wave, in the place of the former."""
+        self.book = WaveBook()
+        for index, engine in self.engines.items():
+            engine.said.clear()
+            engine.orders.clear()
+            engine.orders.append(self.book.join(index))
+
     def broadcast(self, order):
         if order is not None:
             for engine in self.engines.values():
@@ -210,6 +218,19 @@ def test_when_all_have_gone_the_next_to_come_finds_a_pause():
     assert net.book.join(0) == JoinWaves(1, None)
     assert net.book.hear(0, WaveStarted(1)) is None
     assert net.book.hear(0, WaveStarted(2)) == StartWave(2)
+
+
+def test_waves_go_on_with_a_coordinator_that_was_started_again():
+    net = Net(2)
+    for _ in range(3):
+        net.engines[0].work = 20
+        net.run()
+    net.restart()
+    before = net.engines[0].num_executed
+    net.engines[1].work = 5 * ROUND_STEPS
+    net.run()
+    assert net.engines[1].work == 0
+    assert net.engines[0].num_executed == net.engines[1].num_executed > before
 
 
 @pytest.mark.parametrize("has_cuts", [False, True])

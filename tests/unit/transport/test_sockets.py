@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -8,7 +9,7 @@ import time
 import pytest
 import zmq
 
-from pagemill.errors import ConfigError, HandshakeError, NotLetInError, PeerGoneError
+from pagemill.errors import ConfigError, HandshakeError, NoAnswerError, NotLetInError, PeerGoneError
 from pagemill.transport.addresses import PrivateDirectory, tcp_address
 from pagemill.transport.codec import Limits
 from pagemill.transport.curve import protect
@@ -317,3 +318,14 @@ def test_a_server_without_descriptors_leaves_none(folder, monkeypatch):
         with pytest.raises(ConfigError, match=r"cannot be bound: .*Too many open files"):
             ServerSocket(folder.ipc("core"), SECRET, accepts=[Role.API_SERVER])
     ServerSocket(folder.ipc("core"), SECRET, accepts=[Role.API_SERVER]).close()
+
+
+async def test_a_client_without_descriptors_may_try_again(server):
+    class Exhausted:
+        def socket(self, kind):
+            raise zmq.ZMQError(errno.EMFILE)
+
+    with pytest.raises(NoAnswerError, match="Too many open files"):
+        ClientSocket(server.address, hello(), timeout_s=5, context=Exhausted())
+    with pytest.raises(NoAnswerError, match="Too many open files"):
+        await AsyncClientSocket.connect(server.address, hello(), timeout_s=5, context=Exhausted())

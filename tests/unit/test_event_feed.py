@@ -1,0 +1,57 @@
+"""The feed of events: what a front end is told that subscribes late, or again."""
+
+import time
+
+import pytest
+
+from pagemill.event_feed import SUBSCRIBE, EventFeed
+from pagemill.messages.engine_io import EngineReady
+from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp, FrontEndNews
+from pagemill.transport.addresses import PrivateDirectory
+from pagemill.transport.codec import Codec
+from pagemill.transport.handshake import Hello, Role, new_secret
+from pagemill.transport.sockets import ClientSocket
+
+SECRET = new_secret()
+UP = EngineUp(0, 1, "ipc:///nowhere", EngineReady(max_model_len=64, vocab_size=8, num_blocks=9, block_size=16))
+
+
+@pytest.fixture
+def feed(tmp_path):
+    folder = PrivateDirectory(tmp_path)
+    feed = EventFeed(folder.ipc("feed"), SECRET)
+    yield feed
+    feed.close()
+
+
+def told(feed, count, index=0):
+    """The first events that a new subscriber is told."""
+    codec: Codec[FrontEndNews] = Codec(FrontEndNews)
+    hello = Hello(secret=SECRET, role=Role.API_SERVER, index=index)
+    socket = ClientSocket(feed.address, hello, timeout_s=30)
+    socket.send(SUBSCRIBE)
+    deadline, events = time.monotonic() + 30, []
+    while len(events) < count and time.monotonic() < deadline:
+        frames = socket.receive(0.5)
+        if frames is not None:
+            events.append(codec.decode(frames))
+        elif events:
+            break
+    socket.close()
+    return events
+
+
+@pytest.mark.parametrize("stalled", [True, False])
+def test_who_subscribes_is_told_whether_an_engine_stalls(feed, stalled):
+    feed.publish(UP)
+    feed.publish(EngineStalled(0, 1, not stalled))
+    feed.publish(EngineStalled(0, 1, stalled))
+    assert told(feed, 2) == [UP, EngineStalled(0, 1, stalled)]
+
+
+def test_of_an_engine_that_is_gone_no_stall_is_told(feed):
+    feed.publish(UP)
+    feed.publish(EngineStalled(0, 1, True))
+    down = EngineDown(0, 1, "it hung and was killed")
+    feed.publish(down)
+    assert told(feed, 2) == [down]
