@@ -97,3 +97,14 @@ def _is_refused(sock):
         return statuses(sock.recv(1000)) == [503]
     except TimeoutError:
         return False
+
+
+def test_a_blank_line_behind_a_body_ends_nothing():
+    """Some clients send one, which belongs to no request; the answer takes as long as it takes."""
+    with running_server(FakeCore(step_s=0.03), **SHORT) as url, connect(url) as sock:
+        sock.sendall(post({"prompt": "a", "max_tokens": 150}))
+        time.sleep(0.2)
+        sock.sendall(b"\r\n")
+        answer = read_all(sock)
+    assert statuses(answer) == [200]
+    assert b'"completion_tokens":150' in answer

@@ -10,6 +10,7 @@ import enum
 import math
 import select
 import socket
+from collections.abc import Iterable
 from typing import Any
 
 import httptools
@@ -31,6 +32,8 @@ UNSENT_BYTES = 128 * 1024
 """What the kernel keeps for a client that does not read."""
 KEEP_ALIVE_OPTIONS = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 """In seconds, seconds and probes: a client whose machine is gone is noticed within a minute."""
+FRAMING = (b"content-length", b"transfer-encoding")
+"""Headers of requests that have a body."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HUNG_UP = select.POLLERR | select.POLLHUP
 _SENDS_NO_MORE = getattr(select, "POLLRDHUP", 0)
@@ -150,6 +153,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and any(name in FRAMING for name, _ in self.headers):
+            return  # the parser skips a body that is there: see `_parse_part`
         self._phase, self._num_dry = Phase.BETWEEN, 0
         self._read_until = math.inf
         if not self.cycle.response_complete:
@@ -215,7 +220,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _parse(self, data: memoryview) -> None:
         self._unset_keepalive_if_required()
-        if self._read_until == math.inf:
+        if self._read_until == math.inf and self._running is None:  # blank lines behind a request are no head
             self._read_until = self.loop.time() + self._limits.head_s
         while data and not self.pipeline and not self._is_deaf:
             data = data[self._parse_part(data[:PART_BYTES]) :]
@@ -231,6 +236,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.parser.feed_data(part)
         except httptools.HttpParserUpgrade as upgrade:  # to a protocol that is not spoken here: HTTP goes on
             num_bytes = max(1, int(upgrade.args[0]))
+            if self._phase is Phase.BODY:
+                self.parser = httptools.HttpRequestParser(_KnownHead(self))
+                self.parser.feed_data(_head_of_body(self.headers))
         except httptools.HttpParserError:
             self._refuse(self._refusal or BAD_REQUEST)
         else:
@@ -307,6 +315,40 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif events & _SENDS_NO_MORE:
             self._find_out_whether_client_left(self._running)
+
+
+class _KnownHead:
+    """What a parser calls that is told the head of a request once more, to go on with its body: a connection, which
+    does not hear of that head again."""
+
+    def __init__(self, connection: BoundedProtocol) -> None:
+        self._connection = connection
+        self._is_past = False
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if self._is_past:
+            self._connection.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self._is_past:
+            self._connection.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_past:
+            self._connection.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._is_past:
+            self._connection.on_headers_complete()
+        self._is_past = True
+
+
+def _head_of_body(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The head of a request with the same body, and nothing else."""
+    framing = [name + b": " + value + b"\r\n" for name, value in headers if name in FRAMING]
+    return b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n"])
 
 
 class _Unchunked:
