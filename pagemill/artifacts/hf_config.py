@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from pagemill.artifacts.config_fields import shown
 from pagemill.artifacts.json_file import read_json_object, read_optional_json_object
+from pagemill.artifacts.weight_index import INDEX, SINGLE, names_of_weight_files
 from pagemill.errors import ModelError
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
@@ -73,18 +74,14 @@ def read_folder(folder: Path) -> HfFolder:
 
 def require_safetensors(folder: Path) -> None:
     """Raise ModelError unless the folder has model.safetensors or an index whose shards are all there."""
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").exists():
+    if (folder / SINGLE).exists():
         return
-    if not index.exists():
+    if not (folder / INDEX).exists():
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
             raise ModelError(f"{folder} has weights as pickles only (.bin, .pt), which are never loaded; "
                              "safetensors are needed")  # fmt: skip
-        raise ModelError(f"{folder} has no weights: neither model.safetensors nor {index.name}")
-    shards = read_json_object(index).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-        raise ModelError(f"{index} is damaged: no weight_map")
-    missing = sorted(name for name in set(shards.values()) if not (folder / name).exists())
+        raise ModelError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
+    missing = [name for name in names_of_weight_files(folder) if not (folder / name).exists()]
     if missing:
         raise ModelError(f"{folder} lacks {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""))
 

@@ -1,6 +1,7 @@
 """Snapshots from the Hugging Face hub: json, safetensors and tokenizer files, never code and never pickles.
 Knows nothing about what the files say."""
 
+import errno
 import re
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,7 @@ from pagemill.errors import ModelError
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _PATTERNS: Final = ("*.json", "tokenizer.model", "*.jinja")
 _WEIGHTS: Final = ("*.safetensors",)
+_NOT_WRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
 
 def is_hub_id(model: str) -> bool:
@@ -22,7 +24,7 @@ def snapshot(
 ) -> Path:
     """Folder with the files of a hub repository, downloaded when they are not cached; those of weights if wanted.
 
-    Raises ModelError when it does not exist, needs a login, or the hub cannot be reached.
+    Raises ModelError when it does not exist, needs a login, the hub cannot be reached, or the folder cannot be written.
     """
     # huggingface_hub (and httpx) take 0.3 s to import; local models do not need them.
     import httpx
@@ -45,7 +47,15 @@ def snapshot(
         raise ModelError(f"{hub_id} has no revision {revision!r}") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         raise ModelError(f"{at} is not cached and the hub cannot be reached") from error
-    except (errors.HfHubHTTPError, errors.HFValidationError, httpx.HTTPError, OSError) as error:
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE:
+            raise ModelError(f"{at} cannot be fetched from the hub: {_first_line(error)}") from error
+        folder = download_dir or huggingface_hub.constants.HF_HUB_CACHE
+        raise ModelError(
+            f"{at} cannot be kept in {folder}: {error.strerror}; make room there, or choose another folder with "
+            "--download-dir or HF_HOME"
+        ) from error
+    except (errors.HfHubHTTPError, errors.HFValidationError, httpx.HTTPError) as error:
         raise ModelError(f"{at} cannot be fetched from the hub: {_first_line(error)}") from error
     return Path(folder)
 

@@ -8,12 +8,12 @@ import contextlib
 import fcntl
 import mmap
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from pagemill.errors import TransportError
+from pagemill.transport.shm_memory import create_unnamed
 
 MAGIC = 0x70616765_6C6F6164
 ROW_WORDS = 8
@@ -34,13 +34,9 @@ class Load(NamedTuple):
 
 
 def create_load(num_rows: int) -> int:
-    """File descriptor of new memory with so many rows, all zero; the caller closes it."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("pagemill-load", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.ftruncate(fd, (1 + num_rows) * ROW_WORDS * WORD_BYTES)
+    """File descriptor of new memory with so many rows, all zero; the caller closes it. Raises ConfigError when there is
+    no memory left."""
+    fd = create_unnamed("pagemill-load", (1 + num_rows) * ROW_WORDS * WORD_BYTES)
     with mmap.mmap(fd, 0) as memory, memoryview(memory) as view, view.cast("Q") as words:
         words[0], words[1] = MAGIC, num_rows
     return fd

@@ -57,7 +57,7 @@ class QueueEnd(msgspec.Struct, frozen=True):
 def create_queue(
     num_readers: int, *, num_slots: int = NUM_SLOTS, slot_bytes: int = SLOT_BYTES
 ) -> tuple[QueueEnd, list[QueueEnd]]:
-    """The writer's end and the readers' ends of a new queue."""
+    """The writer's end and the readers' ends of a new queue. Raises ConfigError when there is no memory for it."""
     memory_fd = create_memory(num_readers, num_slots, slot_bytes)
     pairs = [socket.socketpair() for _ in range(num_readers)]
     readers = [QueueEnd(os.dup(memory_fd), [pair[1].detach()], index) for index, pair in enumerate(pairs)]

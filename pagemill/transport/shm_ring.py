@@ -1,15 +1,14 @@
 """The memory of a queue between processes: counters and slots, one writer, several readers.
 
-Knows nothing about messages or waiting. The memory has no name: it is passed to children as a file descriptor and is
-gone when the last process that maps it is, however that one dies. Nothing is left in /dev/shm, ever.
+Knows nothing about messages or waiting. The memory has no name (shm_memory.py): it is passed to children as a file
+descriptor.
 """
 
 import mmap
-import os
-import tempfile
 import threading
 
 from pagemill.errors import TransportError
+from pagemill.transport.shm_memory import create_unnamed
 from pagemill.utils.math import ceil_div
 
 MAGIC = 0x70616765_6D696C6C
@@ -29,14 +28,9 @@ MAX_READERS = 4096
 
 
 def create_memory(num_readers: int, num_slots: int, slot_bytes: int) -> int:
-    """File descriptor of new memory for a ring; the caller closes it."""
+    """File descriptor of new memory for a ring; the caller closes it. Raises ConfigError when there is none left."""
     slot_bytes = ceil_div(slot_bytes, LINE_WORDS * WORD_BYTES) * LINE_WORDS * WORD_BYTES
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("pagemill-queue", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.ftruncate(fd, _total_bytes(num_readers, num_slots, slot_bytes))
+    fd = create_unnamed("pagemill-queue", _total_bytes(num_readers, num_slots, slot_bytes))
     with mmap.mmap(fd, 0) as memory, memoryview(memory) as view, view[: FIRST_READER * WORD_BYTES].cast("Q") as words:
         words[NUM_READERS], words[NUM_SLOTS], words[SLOT_BYTES] = num_readers, num_slots, slot_bytes
         words[0] = MAGIC

