@@ -11,6 +11,8 @@ SLOW_CHARS: Final = 128 << 10
 """Of what is computed character by character in Python, or by regular expressions."""
 MOST_STRIPPED: Final = 1024
 """Characters to strip, each of which is compared with each."""
+MOST_COMPARED: Final = 256 << 20
+"""Pairs of characters that a search from the end may compare: at worst each of the text with each of the pattern."""
 LINE_ITEMS: Final = 10_000
 _SPECIFIER_CHARS: Final = 400
 """What a number may take that is written without a width."""
@@ -112,6 +114,12 @@ def _strip(limits: Budget, text: Any, values: Values, named: Named) -> None:
         raise TooMuchError(f"it strips more than {MOST_STRIPPED} different characters")
 
 
+def _backwards(limits: Budget, text: Any, values: Values, named: Named) -> None:
+    pattern = _argument(values, named, 0, "sep", None)
+    if isinstance(pattern, (str, bytes)) and len(text) * len(pattern) > MOST_COMPARED:
+        raise TooMuchError(f"it searches from the end for {len(pattern)} characters in {len(text)}")
+
+
 def _to_bytes(limits: Budget, number: Any, values: Values, named: Named) -> None:
     limits.spend(_argument(values, named, 0, "length", 1))
 
@@ -128,6 +136,11 @@ def _slow(limits: Budget, value: Any, values: Values, named: Named) -> None:
 def _wordwrap(limits: Budget, text: Any, values: Values, named: Named) -> None:
     _slow(limits, text, values, named)
     limits.spend(len(text) * (1 + limits.size(_argument(values, named, 2, "wrapstring", None) or "\n")))
+
+
+def _compared(limits: Budget, items: Any, values: Values, named: Named) -> None:
+    if hasattr(items, "__len__") and len(items) > SLOW_CHARS:
+        raise TooMuchError(f"it sorts or compares more than {SLOW_CHARS} items")
 
 
 def _in_lines(limits: Budget, items: Any, values: Values, named: Named) -> None:
@@ -163,7 +176,9 @@ FILTERS: Final[dict[str, Limit]] = {
     "string": _written,
     "escape": _written,
     "e": _written,
+    "trim": _strip,
     "forceescape": _written,
+    **dict.fromkeys(("sort", "dictsort", "unique", "groupby", "min", "max"), _compared),
     **dict.fromkeys(("pprint", "striptags", "title", "truncate", "urlencode", "urlize", "wordcount", "xmlattr"), _slow),
 }
 METHODS: Final[dict[str, Limit]] = {
@@ -179,6 +194,7 @@ METHODS: Final[dict[str, Limit]] = {
     "strip": _strip,
     "lstrip": _strip,
     "rstrip": _strip,
+    **dict.fromkeys(("rfind", "rindex", "rpartition", "rsplit"), _backwards),
     "format": check_format,
     "format_map": check_format,
 }

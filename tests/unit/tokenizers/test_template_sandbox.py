@@ -34,6 +34,15 @@ LARGE = {
     "expandtabs": "{{ ('\t'*100000).expandtabs(100000)|length }}",
     "zfill": "{{ 'a'.zfill(2000000000)|length }}",
     "strip": "{{ ('a'*4000000).strip('b'*4000000~'a')|length }}",
+    "trim": "{{ ('a'*4000000)|trim('b'*4000000~'a')|length }}",
+    "rfind": "{% set p='a'*40000~'b'~'a'*40000 %}{{ ('a'*4000000).rfind(p) }}",
+    "rindex": "{% set p='a'*40000~'b'~'a'*40000 %}{{ ('a'*4000000).rindex(p) }}",
+    "rsplit": "{% set p='a'*40000~'b'~'a'*40000 %}{{ ('a'*4000000).rsplit(sep=p)|length }}",
+    "rpartition": "{% set p='a'*40000~'b'~'a'*40000 %}{{ ('a'*4000000).rpartition(p)|length }}",
+    "sort": "{{ ('a'*4000000)|sort(attribute='x')|length }}",
+    "unique": "{{ ('a'*4000000)|unique|length }}",
+    "groupby": "{{ ('a'*4000000)|groupby(0)|length }}",
+    "max": "{{ ('a'*4000000)|max }}",
     "round": "{{ 1.5|round(1000000000,'ceil') }}",
     "int base": "{% set ns=namespace(x=('1'*4000000)|int(base=2)) %}{{ ns.x.bit_length() }}",
     "getslice str": "{% set s='a'*4000000 %}{% set ns=namespace(k=[]) %}{% for i in range(99999) %}{% set ns.k = ns.k + [s[i:]] %}{% endfor %}{{ ns.k|length }}",
@@ -83,7 +92,8 @@ def test_what_is_too_large_is_never_made(name):
     tracemalloc.start()
     try:
         with pytest.raises(
-            RequestError, match=r"makes|formats|gives|asks for|strips|rounds|sums|indents|recursion|runs for"
+            RequestError,
+            match=r"makes|formats|gives|asks for|strips|searches|rounds|sums|sorts|indents|recursion|runs for",
         ):
             render(LARGE[name], [USER])
         assert tracemalloc.get_traced_memory()[1] < LARGEST_MIB << 20
@@ -118,6 +128,7 @@ def test_what_takes_long_is_stopped(monkeypatch, name):
         ("{{ messages[::-1][0].content[1:3] }} {{ 'el' in messages[0].content }}", "el True"),
         ("{{ 'a-b-c'.split('-')[-1].strip('c') ~ 'x'.ljust(3) ~ 'y'.center(3) ~ '|' }}", "x   y |"),
         ("{{ 'abc'|replace('b', 'xx') }} {{ 'a\nb'|indent(2) }} {{ 7 // 2 }} {{ 2 ** 10 }} {{ -7 % 3 }}", "axxc a\n  b 3 1024 2"),
+        ("{{ 'a</think>b'.rsplit('</think>', 1)[-1] ~ 'a b c'.rsplit(maxsplit=1)[0] ~ 'xax'|trim('x') ~ 'aba'.rfind('a') }}", "ba ba2"),
         ("{% for k, v in {'a': 1}.items() %}{{ k }}={{ v }}{% endfor %}", "a=1"),
         ("{% if messages is iterable and 1 is not none and 'a' is in ['a'] %}yes{% endif %}", "yes"),
     ],
