@@ -196,7 +196,8 @@ class AsyncLLM:
                     streams.append(stream)
                     reservation.use(len(stream.children), stream.num_queued_tokens)
                     self._outputs.add(stream)
-                    for child in stream.children:
+                    # Looked at one by one: some may be aborted while others are sent.
+                    for child in (child for child in stream.children if child.request_id in self._outputs):
                         await self._client.add(child)
                         await pacer.pause()
                     num_added += len(stream.children)

@@ -50,6 +50,9 @@ class OutputProcessor:
         """Completions that have not ended."""
         return len(self._completions)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._completions
+
     def add(self, stream: Stream[Any]) -> None:
         """Expect outputs for the children of a stream."""
         for child, completion in zip(stream.children, stream.completions, strict=True):

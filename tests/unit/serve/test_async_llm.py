@@ -137,6 +137,23 @@ async def test_abort_by_id_ends_the_stream(make: Make) -> None:
     await engine.abort("mine")
 
 
+async def test_completions_that_are_aborted_before_they_are_sent_never_run(make: Make, monkeypatch: Any) -> None:
+    core = FakeCore(step_s=0.001)
+    engine = make(core)
+    send, sent = engine._client.add, []
+
+    async def add(request: EngineCoreRequest) -> None:
+        await send(request)
+        sent.append(request.request_id)
+        if len(sent) == 2:
+            await engine.abort("mine")
+
+    monkeypatch.setattr(engine._client, "add", add)
+    outputs = [output async for output in engine.generate("abc", SamplingParams(n=6), request_id="mine")]
+    assert {item.finish_reason for item in outputs[-1].outputs} == {"abort"}
+    assert len(sent) == 2, "no others than those that were sent before the abort"
+
+
 async def test_client_ids_never_reach_the_engine(make: Make) -> None:
     core = FakeCore()
     engine = make(core)
