@@ -98,6 +98,19 @@ async def test_more_bodies_than_may_wait_are_refused(pool: PreparerPool, monkeyp
     assert len(await pool.prepare(COMPLETIONS, completion("a"))) == 2
 
 
+async def test_who_leaves_gives_up_the_turn_and_the_memory(pool: PreparerPool) -> None:
+    first = asyncio.ensure_future(pool.prepare(COMPLETIONS, completion("slow!")))
+    await asyncio.sleep(0.1)
+    others = [asyncio.ensure_future(pool.prepare(COMPLETIONS, completion("slow!"))) for _ in range(20)]
+    await asyncio.sleep(0.1)
+    assert len(pool._waiting) == 20
+    for job in others:
+        job.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    assert not pool._waiting
+    assert len(await first) == 2
+
+
 async def test_closing_ends_helpers_and_who_waits(pool: PreparerPool) -> None:
     await pool.prepare(COMPLETIONS, completion("a"))
     (helper,) = pool._idle

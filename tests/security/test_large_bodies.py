@@ -14,6 +14,7 @@ from pagemill.serve.http.preparer_process import HelperBirth
 from tests.fakes.engine import FACTS, running_server
 from tests.fakes.fake_core import FakeCore
 from tests.fakes.preparer_child import ENTRY
+from tests.security.raw import connect, post
 
 PATH = "/v1/completions"
 PADDING = {"unknown": "x" * LARGE_BODY_BYTES}
@@ -76,3 +77,16 @@ def test_large_and_small_bodies_get_the_same_answers(url):
             ask(url, answers=answers, **body, **padding)
         small, large = answers
         assert (small.status_code, small.json()) == (large.status_code, large.json())
+
+
+def test_bodies_of_clients_that_left_are_not_prepared(url):
+    """One of them may be at work; the others would take three seconds each."""
+    ask(url, "warm", [], **PADDING)
+    for _ in range(20):
+        with connect(url) as sock:
+            sock.sendall(post({"prompt": "slow!", "max_tokens": 4} | PADDING, PATH))
+            time.sleep(0.02)
+    begun, answers = time.monotonic(), []
+    ask(url, "hi", answers, **PADDING)
+    assert answers[0].status_code == 200
+    assert time.monotonic() - begun < 30

@@ -53,6 +53,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T 
         worker.cancel()
         watcher.cancel()
         await asyncio.gather(worker, watcher, return_exceptions=True)
+        del worker  # what it raised refers to this frame
 
 
 async def respond_unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

@@ -4,10 +4,10 @@ event loop; large ones in a helper process, because neither JSON nor a tokenizer
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from pagemill.serve.async_llm import AsyncLLM
-from pagemill.serve.http.connection import read_body
+from pagemill.serve.http.connection import read_body, until_disconnect
 from pagemill.serve.http.preparer import AnswerForm, Part, PreparedPrompt, Preparer
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.salts import KeySalts
@@ -47,12 +47,17 @@ class Intake:
     async def take(self, kind: str, request: Request) -> TakenIn:
         """The requests of a body of this kind (see preparer.py). Load is checked before any work is done for it.
 
-        Raises RequestError, EngineOverloadedError, UnavailableError, EngineDeadError, GenerationFailedError.
+        Raises RequestError, EngineOverloadedError, UnavailableError, EngineDeadError, GenerationFailedError,
+        ClientDisconnect.
         """
         raw = await read_body(request)
         self._engine.check_load()
         if self._helpers is not None and len(raw) > LARGE_BODY_BYTES:
-            parts = await self._helpers.prepare(kind, raw)
+            # Its turn may be far away: who leaves meanwhile gives it up.
+            found = await until_disconnect(request.receive, self._helpers.prepare(kind, raw))
+            if found is None:
+                raise ClientDisconnect
+            parts = found
         else:
             parts = await in_slices(self._preparer.parts(kind, raw))
         return self._taken_in(parts, request)

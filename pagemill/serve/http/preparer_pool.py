@@ -119,6 +119,9 @@ class PreparerPool:
         try:
             return await job.result
         finally:
+            with contextlib.suppress(ValueError):  # who waited for it is gone before its turn
+                self._waiting.remove(job)
+            del job  # what it failed of refers to this frame
             self._num_jobs -= 1
             self._num_bytes -= len(raw)
 
