@@ -9,47 +9,11 @@ from pagemill.config.sections import KVEventsConfig
 from pagemill.errors import ConfigError
 from pagemill.messages.kv_events import BlockRemoved
 from pagemill.transport import kv_event_publisher
-from pagemill.transport.addresses import free_port
 from pagemill.transport.kv_event_publisher import KVEventPublisher
 from tests.fakes.proxy import Proxy
+from tests.unit.transport.conftest import address
 
 WAIT_MS = 20_000
-
-
-@pytest.fixture
-def context():
-    opened = []
-
-    class Remembering(zmq.Context):
-        """Keeps its sockets, until the test is over."""
-
-        def socket(self, kind):
-            opened.append(super().socket(kind))
-            return opened[-1]
-
-    context = Remembering()
-    yield context
-    context.destroy(0)
-
-
-@pytest.fixture
-def publish():
-    """Starts publishers, and stops them."""
-    started = []
-
-    def start(**settings):
-        settings = {"endpoint": address(), "replay_endpoint": address()} | settings
-        started.append(KVEventPublisher(KVEventsConfig(enable_kv_cache_events=True, **settings)))
-        started[-1].settings = settings
-        return started[-1]
-
-    yield start
-    for publisher in started:
-        publisher.shutdown()
-
-
-def address():
-    return f"tcp://127.0.0.1:{free_port()}"
 
 
 def subscriber(context, endpoint, topic=b"", keys=None):

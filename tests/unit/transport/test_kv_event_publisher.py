@@ -10,11 +10,10 @@ import msgspec
 import pytest
 import zmq
 
-from pagemill.config.sections import KVEventsConfig
 from pagemill.errors import ConfigError
 from pagemill.messages.kv_events import AllBlocksCleared, BlockRemoved, KVEventBatch
 from pagemill.transport.addresses import free_port
-from pagemill.transport.kv_event_publisher import END_OF_REPLAY, KVEventPublisher
+from pagemill.transport.kv_event_publisher import END_OF_REPLAY
 
 WAIT_MS = 5000
 
@@ -26,41 +25,6 @@ def removed(number):
 def numbers(payload):
     """The blocks that a batch removes."""
     return [block for event in msgspec.msgpack.decode(payload)[1] for block in event[1]]
-
-
-@pytest.fixture
-def context():
-    opened = []
-
-    class Remembering(zmq.Context):
-        """Keeps its sockets, until the test is over."""
-
-        def socket(self, kind):
-            opened.append(super().socket(kind))
-            return opened[-1]
-
-    context = Remembering()
-    yield context
-    context.destroy(0)
-
-
-@pytest.fixture
-def publish():
-    """Starts publishers, and stops them."""
-    started = []
-
-    def start(rank=0, **settings):
-        settings = {
-            "endpoint": f"tcp://127.0.0.1:{free_port()}",
-            "replay_endpoint": f"tcp://127.0.0.1:{free_port()}",
-        } | settings
-        started.append(KVEventPublisher(KVEventsConfig(enable_kv_cache_events=True, **settings), rank))
-        started[-1].settings = settings
-        return started[-1]
-
-    yield start
-    for publisher in started:
-        publisher.shutdown()
 
 
 @pytest.fixture
