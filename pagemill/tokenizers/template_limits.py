@@ -14,6 +14,8 @@ MOST_STRIPPED: Final = 1024
 MOST_COMPARED: Final = 256 << 20
 """Pairs of characters that a search from the end may compare: at worst each of the text with each of the pattern."""
 LINE_ITEMS: Final = 10_000
+ENCODINGS: Final = frozenset({"utf-8", "utf8", "ascii", "latin-1"})
+"""Those that templates have use for; others compare every character with every one (idna, punycode)."""
 _SPECIFIER_CHARS: Final = 400
 """What a number may take that is written without a width."""
 _REPR: Final = 4
@@ -120,6 +122,12 @@ def _backwards(limits: Budget, text: Any, values: Values, named: Named) -> None:
         raise TooMuchError(f"it searches from the end for {len(pattern)} characters in {len(text)}")
 
 
+def _encoding(limits: Budget, text: Any, values: Values, named: Named) -> None:
+    name = _argument(values, named, 0, "encoding", "utf-8")
+    if not isinstance(name, str) or name.lower() not in ENCODINGS:
+        raise TooMuchError(f"it encodes or decodes by what is none of {', '.join(sorted(ENCODINGS))}")
+
+
 def _to_bytes(limits: Budget, number: Any, values: Values, named: Named) -> None:
     limits.spend(_argument(values, named, 0, "length", 1))
 
@@ -195,6 +203,8 @@ METHODS: Final[dict[str, Limit]] = {
     "lstrip": _strip,
     "rstrip": _strip,
     **dict.fromkeys(("rfind", "rindex", "rpartition", "rsplit"), _backwards),
+    "encode": _encoding,
+    "decode": _encoding,
     "format": check_format,
     "format_map": check_format,
 }

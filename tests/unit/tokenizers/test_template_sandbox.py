@@ -39,6 +39,8 @@ LARGE = {
     "rindex": "{% set p='a'*40000~'b'~'a'*40000 %}{{ ('a'*4000000).rindex(p) }}",
     "rsplit": "{% set p='a'*40000~'b'~'a'*40000 %}{{ ('a'*4000000).rsplit(sep=p)|length }}",
     "rpartition": "{% set p='a'*40000~'b'~'a'*40000 %}{{ ('a'*4000000).rpartition(p)|length }}",
+    "idna": "{{ ('é'*400000).encode('idna')|length }}",
+    "punycode": "{{ ('a-' ~ '9'*400000).encode().decode(encoding='punycode')|length }}",
     "sort": "{{ ('a'*4000000)|sort(attribute='x')|length }}",
     "unique": "{{ ('a'*4000000)|unique|length }}",
     "groupby": "{{ ('a'*4000000)|groupby(0)|length }}",
@@ -93,7 +95,7 @@ def test_what_is_too_large_is_never_made(name):
     try:
         with pytest.raises(
             RequestError,
-            match=r"makes|formats|gives|asks for|strips|searches|rounds|sums|sorts|indents|recursion|runs for",
+            match=r"makes|formats|gives|asks for|encodes|strips|searches|rounds|sums|sorts|indents|recursion|runs for",
         ):
             render(LARGE[name], [USER])
         assert tracemalloc.get_traced_memory()[1] < LARGEST_MIB << 20
@@ -129,6 +131,7 @@ def test_what_takes_long_is_stopped(monkeypatch, name):
         ("{{ 'a-b-c'.split('-')[-1].strip('c') ~ 'x'.ljust(3) ~ 'y'.center(3) ~ '|' }}", "x   y |"),
         ("{{ 'abc'|replace('b', 'xx') }} {{ 'a\nb'|indent(2) }} {{ 7 // 2 }} {{ 2 ** 10 }} {{ -7 % 3 }}", "axxc a\n  b 3 1024 2"),
         ("{{ 'a</think>b'.rsplit('</think>', 1)[-1] ~ 'a b c'.rsplit(maxsplit=1)[0] ~ 'xax'|trim('x') ~ 'aba'.rfind('a') }}", "ba ba2"),
+        ("{{ 'é'.encode('utf-8')|length }}{{ 'a'.encode().decode('UTF-8') }}", "2a"),
         ("{% for k, v in {'a': 1}.items() %}{{ k }}={{ v }}{% endfor %}", "a=1"),
         ("{% if messages is iterable and 1 is not none and 'a' is in ['a'] %}yes{% endif %}", "yes"),
     ],
