@@ -10,8 +10,8 @@ from pagemill.config.sections import ServerConfig
 from pagemill.errors import ConfigError
 
 ANY = "*"
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")
-_HOST = re.compile(r"[^\s/?#@,:]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
+_HOST = re.compile(r"[^\s/?#@,:*]*[^\s/?#@,:*.]")
 
 
 @dataclass(frozen=True)

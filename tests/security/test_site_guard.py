@@ -170,7 +170,8 @@ def test_all_origins(given):
     ("allowed_origins", ""), ("allowed_origins", "chat.example"), ("allowed_origins", "https://chat.example/"),
     ("allowed_origins", '["https://a'), ("allowed_origins", "[]"), ("allowed_origins", "[5]"),
     ("allowed_origins", "null"), ("allowed_hosts", ""), ("allowed_hosts", "https://chat.example"),
-    ("allowed_hosts", "a b"), ("allowed_hosts", "a:80"),
+    ("allowed_hosts", "a b"), ("allowed_hosts", "a:80"), ("allowed_hosts", "*.chat.example"),
+    ("allowed_hosts", "chat.example."), ("allowed_origins", "https://*.chat.example"),
 ])  # fmt: skip
 def test_what_is_no_origin_or_host_is_found_at_start(setting, value):
     with pytest.raises(ConfigError, match=setting):
