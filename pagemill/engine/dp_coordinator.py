@@ -112,7 +112,8 @@ class DpCoordinator:
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            if tasks:
+                self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         finally:
             self._loop.close()
 
@@ -133,13 +134,14 @@ class DpCoordinator:
             while True:
                 try:
                     socket = await AsyncClientSocket.connect(up.address, introductions.next(), timeout_s=CONNECT_S)
-                except HandshakeError as error:
-                    logger.warning("engine %d cannot be coordinated yet: %s", up.index, error)
-                else:
                     pauses.reset()
                     first_word = self._book.resume() if has_joined else self._book.join(up.index)
                     has_joined = True
                     await self._coordinate(up.index, socket, first_word)
+                except HandshakeError as error:
+                    logger.warning("engine %d cannot be coordinated yet: %s", up.index, error)
+                except Exception:  # nobody awaits this task, and without it the engine takes no step
+                    logger.exception("engine %d could not be coordinated; trying again", up.index)
                 await asyncio.sleep(pauses.next())
         finally:
             if has_joined:
@@ -149,7 +151,7 @@ class DpCoordinator:
         """Until the connection ends."""
         try:
             self._members[engine] = socket
-            await self._send(engine, first_word)
+            await self._send(socket, first_word)
             while True:
                 await self._hear(engine, await socket.receive())
         except PeerGoneError as error:
@@ -171,10 +173,10 @@ class DpCoordinator:
         if order is None:
             return
         logger.debug("%s", order)
-        for engine in list(self._members):
+        for socket in list(self._members.values()):
             with contextlib.suppress(PeerGoneError):  # who is in charge of that engine hears of it too
-                await self._send(engine, order)
+                await self._send(socket, order)
 
-    async def _send(self, engine: int, order: WaveOrder) -> None:
+    async def _send(self, socket: AsyncClientSocket, order: WaveOrder) -> None:
         """Orders are few and small: they are on their way when this returns, so that they stay in order."""
-        await self._members[engine].send(self._orders.encode(order))
+        await socket.send(self._orders.encode(order))
