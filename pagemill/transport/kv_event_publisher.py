@@ -34,7 +34,7 @@ MAX_SUBSCRIPTIONS = 1000
 """Different topics that all subscribers together may name. The library keeps 50 bytes for each byte of them, and nobody
 else counts: beyond this, all are hung up, connect again, and ask for what they missed."""
 REOPEN_S, REOPEN_PAUSE_S = 10.0, 0.02
-"""A port is free a moment after its socket was closed."""
+"""A port is free a moment after its socket was closed; after the former, it is said that it is not."""
 LINGER_MS = 500
 """How long `shutdown` tries to deliver what was published."""
 WARN_EVERY_S = 60.0
@@ -161,6 +161,8 @@ class KVEventPublisher:
                 return
             if self._pub in ready:
                 self._count_subscriptions()
+                if self._pub.closed:  # stopped before the port could be had again
+                    return
             if self._router is not None and self._router in ready:
                 self._answer(self._router)
 
@@ -175,17 +177,19 @@ class KVEventPublisher:
             self._hang_up_all()
 
     def _hang_up_all(self) -> None:
-        """A new socket in place of the old one, which is forgotten with all that it was told."""
+        """A new socket in place of the old one, which is forgotten with all that it was told. While another process has
+        the port, batches wait, and are dropped when they are too many."""
         self._pub.close(0)
         self._num_subscriptions = 0
-        deadline = time.monotonic() + REOPEN_S
-        while True:
+        warn_at = time.monotonic() + REOPEN_S
+        while not self._stopping:
             try:
                 self._pub = self._open("endpoint", self._published, zmq.XPUB, self._config.hwm)
                 return
-            except ConfigError:
-                if time.monotonic() > deadline:
-                    raise
+            except (ConfigError, zmq.ZMQError) as error:
+                if time.monotonic() > warn_at:
+                    logger.error("KV cache events are not published: %s; trying again", error)
+                    warn_at += WARN_EVERY_S
                 time.sleep(REOPEN_PAUSE_S)
 
     def _send_queued(self) -> None:

@@ -1,5 +1,6 @@
 """Subscribers to KV cache events that nobody trusts: limits, keys, and connections that are cut."""
 
+import threading
 import time
 
 import pytest
@@ -76,6 +77,47 @@ def test_too_many_topics_hang_up_all_and_whoever_is_honest_comes_back(context, p
     greedy.close(0)
     assert hears(publisher, honest)
     assert replay(context, publisher.settings["replay_endpoint"], 0)[0] == 0, "what was missed is there"
+
+
+def test_a_port_that_another_process_has_meanwhile_is_waited_for(context, publish, monkeypatch, caplog):
+    monkeypatch.setattr(kv_event_publisher, "MAX_SUBSCRIPTIONS", 3)
+    monkeypatch.setattr(kv_event_publisher, "REOPEN_S", 0.1)
+    publisher, taken, opened = publish(), threading.Event(), []
+
+    def open_again(*arguments):
+        opened.append(arguments)
+        if not taken.is_set():
+            raise ConfigError("it is in use")
+        return type(publisher)._open(publisher, *arguments)
+
+    monkeypatch.setattr(publisher, "_open", open_again)
+    greedy = context.socket(zmq.SUB)
+    greedy.connect(publisher.settings["endpoint"])
+    for number in range(5):
+        greedy.subscribe(b"%d" % number)
+    deadline = time.monotonic() + 20
+    while "it is in use; trying again" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    greedy.close(0)
+    taken.set()
+    assert hears(publisher, subscriber(context, publisher.settings["endpoint"]))
+    assert len(opened) > 1
+
+
+def test_a_publisher_without_its_port_can_be_stopped(context, publish, monkeypatch):
+    monkeypatch.setattr(kv_event_publisher, "MAX_SUBSCRIPTIONS", 0)
+    publisher, tried = publish(), threading.Event()
+
+    def fail(*arguments):
+        tried.set()
+        raise ConfigError("it is in use")
+
+    monkeypatch.setattr(publisher, "_open", fail)
+    subscriber(context, publisher.settings["endpoint"])
+    assert tried.wait(20)
+    publisher.shutdown()
+    assert not publisher._thread.is_alive()
 
 
 def test_a_topic_that_is_too_long_ends_its_connection_only(context, publish):
