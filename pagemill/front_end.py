@@ -13,8 +13,9 @@ import msgspec
 from pagemill import envs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.sections import ServerConfig
+from pagemill.errors import PagemillError
 from pagemill.event_feed import follow
-from pagemill.log import name_process
+from pagemill.log import get_logger, name_process
 from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent, FrontEndNews
 from pagemill.messages.metrics import MetricsTotals
 from pagemill.messages.process_reports import FrontEndPulse, Listening
@@ -37,6 +38,8 @@ from pagemill.transport.liveness import Introductions
 from pagemill.transport.shm_load import SharedLoad
 from pagemill.utils.collector import paused
 from pagemill.utils.processes import Report
+
+logger = get_logger(__name__)
 
 PULSE_S = 1.0
 
@@ -169,7 +172,7 @@ def run(payload: bytes, report: Report) -> None:
     threading.Thread(target=_pulse, args=(report,), name="pagemill-pulse", daemon=True).start()
     ups = FirstUps(birth.num_engines)
     follow(birth.feed, birth.hello(), ups)
-    tokenizer = tokenizer_of(birth.config.model, birth.config.facts)
+    tokenizer = _load_tokenizer(birth.config)
     fleet = make_fleet(birth, ups.wait())
     llm = _make_llm(birth, fleet, tokenizer)
     metrics = SharedMetrics(llm.metrics, birth.index, lambda counts: report(msgspec.msgpack.encode(counts)))
@@ -182,6 +185,15 @@ def run(payload: bytes, report: Report) -> None:
     with paused():
         app = build_app(llm, server, metrics=metrics, helpers=_make_helpers(birth, fleet), secret=birth.secret)
     serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, tell, limits_of(server))
+
+
+def _load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """When this process is started again, files may be gone that were there before; it is tried again later then."""
+    try:
+        return tokenizer_of(config.model, config.facts)
+    except PagemillError as error:
+        logger.error("this API server cannot start: %s", error)
+        raise SystemExit(1) from None
 
 
 def _pulse(report: Report) -> None:

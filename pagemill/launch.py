@@ -43,6 +43,7 @@ from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.utils.collector import paused
 from pagemill.utils.descriptors import raise_limit
+from pagemill.utils.signals import no_sudden_end
 from pagemill.utils.timing import PhaseTimer
 from pagemill.utils.torch_libraries import load_torch_library
 
@@ -53,6 +54,7 @@ logger = get_logger(__name__)
 
 CLOSING_S = 5.0
 """What front ends get to close after they have drained."""
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 WORKER = "pagemill.worker.worker:Worker"
 
 
@@ -148,9 +150,10 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
     return LaunchedEngine(llm, config, tokenizer)
 
 
+@no_sudden_end()
 def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
-    """Serve over HTTP until SIGINT or SIGTERM; the exit status, which is 1 when all engines are gone for good. Wrong
-    settings, a model that is not there and a port in use are found, in this order, before the weights are loaded.
+    """Serve over HTTP until SIGINT, SIGTERM or SIGHUP; the exit status, which is 1 when all engines are gone for good.
+    Wrong settings, a model that is not there and a port in use are found, in this order, before the weights are loaded.
     Engines run in processes of their own."""
     from pagemill.deployment import Deployment  # deferred, with the next three: zmq, fastapi and uvicorn
     from pagemill.headless import run_headless
@@ -176,7 +179,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     if plan.headless:
         return run_headless(config, WORKER, plan, patience, secret=secret, lockstep=lockstep, node_timeout_s=timeout_s)
     with (
-        _ended_by_sigterm(),
+        _ended_by_signals(),
         contextlib.closing(bind(server.host, server.port)) as sock,
         Deployment(
             config,
@@ -193,6 +196,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
         engines.start()
         serve_here = _serve_in_this_process if fleet.num_api_servers == 1 else _serve_in_others
         serve_here(config, server, fleet, engines, sock)
+        _ignore_signals()
     return 1 if engines.lost else 0
 
 
@@ -210,23 +214,31 @@ class _ToldToEnd(BaseException):
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the body where it is, and what it opened is closed: for the time of start-up, before servers have
-    handlers of their own. While things are closed, further ones are ignored."""
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGINT end the body where it is, and what it opened is closed: for the time of start-up, before
+    servers have handlers of their own. While things are closed, further ones are ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def end(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise _ToldToEnd
+    def end(number: int, _: object) -> None:
+        _ignore_signals()
+        raise KeyboardInterrupt if number == signal.SIGINT else _ToldToEnd
 
-    previous = signal.signal(signal.SIGTERM, end)
+    previous = {number: signal.signal(number, end) for number in _ENDING}
     try:
         with contextlib.suppress(_ToldToEnd):
             yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    """From now on everything is closed, within seconds: whoever cut that short would leave folders and processes."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _end_this_process() -> None:

@@ -3,10 +3,13 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from pagemill.artifacts.describe import describe
 from pagemill.config.sections import ModelConfig, SchedulerConfig
 from pagemill.errors import EngineOverloadedError, ModelNotFoundError, RequestError, UnavailableError
 from pagemill.messages.engine_io import EngineReady
@@ -18,6 +21,7 @@ from pagemill.serve.http.preparer_process import HelperBirth
 from tests.fakes.engine import FACTS
 from tests.fakes.fake_tokenizer import BOS, VOCAB_SIZE
 from tests.fakes.preparer_child import ENTRY
+from tests.fakes.tiny_checkpoint import make_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -131,3 +135,21 @@ async def test_a_helper_whose_memory_grew_is_started_anew(pool: PreparerPool) ->
     assert await asyncio.to_thread(helper.child.wait, 10) is not None
     assert not pool._idle
     assert len(await pool.prepare(COMPLETIONS, completion("a"))) == 2
+
+
+async def test_files_of_the_model_that_are_gone_for_a_while(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = make_checkpoint(tmp_path / "model", "LlamaForCausalLM")
+    birth = msgspec.structs.replace(BIRTH, model=ModelConfig(model=str(folder)), facts=describe("m", folder))
+    pool = PreparerPool(birth)
+    away = folder.rename(tmp_path / "away")
+    try:
+        with pytest.raises(UnavailableError, match="files of the model cannot be read") as refused:
+            await pool.prepare(COMPLETIONS, completion("a" * 500_000))
+        assert str(tmp_path) not in str(refused.value)
+        away.rename(folder)
+        assert len(await pool.prepare(COMPLETIONS, completion("a"))) == 2
+    finally:
+        await pool.close()
+    log = capfd.readouterr().err
+    assert log.count("large requests cannot be prepared: ") == 1
+    assert "Traceback" not in log

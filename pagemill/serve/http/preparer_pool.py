@@ -13,7 +13,7 @@ from pagemill.errors import EngineOverloadedError, TransportError, UnavailableEr
 from pagemill.log import get_logger
 from pagemill.serve.http.errors import GenerationFailedError
 from pagemill.serve.http.preparer import AnswerForm, Part, PreparedPrompt
-from pagemill.serve.http.preparer_process import Answer, Done, HelperBirth, Job, Refused
+from pagemill.serve.http.preparer_process import Answer, Done, HelperBirth, Job, Refused, Unready
 from pagemill.serve.preparation import Pacer
 from pagemill.transport.stream_frames import read_frame, write_frame
 from pagemill.utils.processes import Child, describe_exit
@@ -70,6 +70,11 @@ class _Helper:
                     parts.append(part)
                 case Refused() as refused:
                     result = refused.error()
+                case Unready():
+                    result = UnavailableError(
+                        "requests of this size cannot be prepared for now: files of the model cannot be read by the "
+                        "server, whose log says which; try again later"
+                    )
                 case Done(ends):
                     return result, ends
                 case _:

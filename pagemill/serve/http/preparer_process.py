@@ -4,6 +4,7 @@ Gets plain data through a pipe when it is started, bodies over a socket, and ans
 parent, or when its memory has grown: what was parsed of a hostile body is not given back to the system otherwise.
 """
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import ModelConfig, SchedulerConfig
-from pagemill.errors import ModelNotFoundError, RequestError
+from pagemill.errors import ModelNotFoundError, PagemillError, RequestError
 from pagemill.log import get_logger, name_process
 from pagemill.messages.engine_io import EngineReady
 from pagemill.serve.http.preparer import AnswerForm, PreparedPrompt, Preparer
@@ -64,6 +65,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The helper is at fault; it has logged why."""
 
 
+class Unready(msgspec.Struct, frozen=True, tag="unready"):
+    """The helper cannot prepare anything: files of the model are gone or damaged since the server was started. It has
+    logged which, and ends."""
+
+
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """All parts were sent."""
 
@@ -71,19 +77,38 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """Whether the helper ends now."""
 
 
-Answer = AnswerForm | PreparedPrompt | Refused | Failed | Done
+Answer = AnswerForm | PreparedPrompt | Refused | Failed | Unready | Done
 
 
 def run(payload: bytes, report: Report) -> None:
     """Entry (utils/processes.py)."""
     birth = msgspec.msgpack.decode(payload, type=HelperBirth)
     name_process("preparer")
+    with socket.socket(fileno=birth.socket_fd) as sock:
+        try:
+            preparer = _make_preparer(birth)
+        except PagemillError as error:
+            logger.error("large requests cannot be prepared: %s", error)
+            _say_unready(sock)
+        else:
+            serve(sock, preparer)
+
+
+def _make_preparer(birth: HelperBirth) -> Preparer:
     with paused():
         pooler = birth.model.pooler_config if birth.model.pools else None
         tokenizer = tokenizer_of(birth.model, birth.facts)
         preparation = Preparation(tokenizer, birth.facts, birth.ready, birth.scheduler, pooler, birth.num_engines)
-    with socket.socket(fileno=birth.socket_fd) as sock:
-        serve(sock, Preparer(preparation, ServedModel(birth.served_model_name, created=0)))
+    return Preparer(preparation, ServedModel(birth.served_model_name, created=0))
+
+
+def _say_unready(sock: socket.socket) -> None:
+    """In answer to the first body, which is read: the other end may be writing it."""
+    with contextlib.suppress(EOFError, OSError):
+        receive_frame(sock)
+        receive_frame(sock)
+        for answer in (Unready(), Done(ends=True)):
+            send_frame(sock, msgspec.msgpack.encode(answer))
 
 
 def serve(sock: socket.socket, preparer: Preparer) -> None:

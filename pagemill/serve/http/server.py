@@ -171,6 +171,14 @@ class HttpServer(uvicorn.Server):
             listen(self.sock)  # asyncio has told it to let no more wait than are accepted in one go
             self._announce(self.url)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close connections, then the application: after a second signal too, where uvicorn would leave the
+        application to be cancelled, which it reports as a failure with its stack."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.lifespan.shutdown(), CLOSE_GRACE_S)
+
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Without descriptors, asyncio says so for every connection that it cannot accept, and tries again."""
         error = context.get("exception")

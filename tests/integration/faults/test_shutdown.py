@@ -60,6 +60,7 @@ async def test_a_second_signal_ends_at_once(checkpoint, num_api_servers):
             server.process.send_signal(signal.SIGTERM)
             assert server.wait_gone(processes) == 0
             assert time.monotonic() - begin < 10, "it would drain for 30 s"
+        assert "Traceback" not in server.log
 
 
 @pytest.mark.parametrize("num_api_servers", [1, *long_only(2)])
@@ -81,6 +82,30 @@ def test_sigterm_during_start_up(checkpoint, num_api_servers):
         wait_for(lambda: list(server.folder.glob("loading-*")), "loading")
         assert server.stop() == 0
         assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["serving", "starting"])
+@pytest.mark.parametrize("number", [signal.SIGHUP, *long_only(signal.SIGUSR2)])
+def test_signals_that_do_what_sigterm_does(checkpoint, number, ready):
+    with start(checkpoint, 1, ready=ready) as server:
+        if not ready:
+            (server.folder / "hold").touch()
+            wait_for(lambda: list(server.folder.glob("loading-*")), "loading")
+        assert server.stop(number) == 0
+        assert "Traceback" not in server.log
+        assert not list((server.folder / "s").iterdir())
+
+
+def test_many_signals_cut_nothing_short(checkpoint):
+    with start(checkpoint, 1) as server:
+        processes = server.tree()
+        for number in (signal.SIGTERM, signal.SIGINT) * 10:
+            server.process.send_signal(number)
+            time.sleep(0.02)
+        status = server.wait_gone(processes)
+        assert status in (0, -signal.SIGINT, -signal.SIGTERM)  # once all is closed, it is any Python
+        assert "Traceback" not in server.log
+        assert not list((server.folder / "s").iterdir())
 
 
 @pytest.mark.skipif(not LONG, reason=LONG_ONLY)
