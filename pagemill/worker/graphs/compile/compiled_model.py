@@ -81,7 +81,13 @@ class CompiledModel:
         return result
 
     def _prepare(self, inputs: Tensor, positions: Tensor) -> None:
-        self._cache.mkdir(parents=True, exist_ok=True)
+        try:
+            self._cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"compiled code cannot be kept in {self._cache}: {error.strerror or error}; make room there, or set "
+                "cache_dir of compilation_config (or PAGEMILL_CACHE_ROOT) to another folder"
+            ) from error
         envs.keep_compiled_code(self._cache)
         for tensor in (inputs, positions):
             torch._dynamo.mark_dynamic(tensor, 0)

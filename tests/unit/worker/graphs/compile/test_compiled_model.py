@@ -185,3 +185,10 @@ def test_inductor_compiles_once_and_the_next_start_takes_it_from_the_folder(chec
         hits.append(sum(v for k, v in torch._dynamo.utils.counters["inductor"].items() if "cache_hit" in k))
     assert any((tmp_path / "cache").iterdir())
     assert hits[1] > hits[0]
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(checkpoints, tmp_path):
+    (tmp_path / "file").touch()
+    model = PaddedModel(checkpoints["LlamaForCausalLM"], compiled(config(tmp_path, cache_dir=str(tmp_path / "file/x"))))
+    with pytest.raises(ConfigError, match=r"compiled code cannot be kept in .*/file/x: Not a directory; make room"):
+        model.logits(TOKENS, COUNTS, GraphMode.NONE, MAX_TOKENS)
