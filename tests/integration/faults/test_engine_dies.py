@@ -136,7 +136,7 @@ def loading(server, known):
     return wait_for(found, "a start")
 
 
-@pytest.mark.parametrize("num_api_servers", [1, 2])
+@pytest.mark.parametrize("num_api_servers", [1, *long_only(2)])
 async def test_a_server_whose_engines_are_gone_for_good_ends_with_status_1(checkpoint, num_api_servers):
     with Server(checkpoint, "--api-server-count", num_api_servers, scripted=True, LAB_STEP_S=0.01) as server:
         processes = server.tree()
