@@ -75,10 +75,10 @@ async def check_quiet(server, proxy):
     proxy.go_on()
     proxy.slow_down(0)
     await asyncio.to_thread(server.wait_healthy)
-    assert server.status("/health/ready") == 200
+    await asyncio.to_thread(wait_for, lambda: server.status("/health/ready") == 200, "an engine that can be asked")
     await ask_all(server, asks(2, max_tokens=3))
     await asyncio.to_thread(server.wait_empty)
-    assert server.figures()["remembered"] == 0
+    await asyncio.to_thread(wait_for, lambda: server.figures()["remembered"] == 0, "that clients that left are noticed")
 
 
 CUTS = {
