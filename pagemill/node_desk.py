@@ -183,9 +183,9 @@ class NodeDesk:
         incarnation = node.first_incarnations[event.index] + event.incarnation
         self._next_incarnations[event.index] = max(self._next_incarnations[event.index], incarnation + 1)
         match event:
-            case EngineUp() if node.ups.get(event.index) == incarnation:
-                pass  # said again, over another connection
             case EngineUp():
+                if node.ups.get(event.index) == incarnation:
+                    return  # said again, over another connection
                 node.ups[event.index] = incarnation
                 self._publish(msgspec.structs.replace(event, incarnation=incarnation))
             case EngineDown():

@@ -20,7 +20,7 @@ class GgufKeys:
         return key in self._metadata
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
+        """The string under `key`, or `default`. Raises ModelError for anything else."""
         return str(self._get(key, str, "a string", default))
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -33,14 +33,14 @@ class GgufKeys:
         return int(self._get(key, int, "an integer", default))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+        """The number under `key`, or `default`. Raises ModelError for anything else, NaN and infinity included."""
         value = float(self._get(key, (int, float), "a number", default))
         if not math.isfinite(value):
             raise ModelError(f"{self._path}: {key} is {value}, not a finite number")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """A boolean."""
+        """The boolean under `key`, or `default`. Raises ModelError for anything else."""
         return bool(self._get(key, bool, "a boolean", default))
 
     def strings(self, key: str) -> list[str]:

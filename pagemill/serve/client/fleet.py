@@ -117,7 +117,7 @@ class FleetClient:
             self._sender.send_waiting_soon()
 
     def reachable(self, engine: int) -> None:
-        """Send what waits."""
+        """An engine can be asked: send it requests that wait for one."""
         self._ledger.reconnect(engine)
         self._sender.send_waiting_soon()
 
@@ -132,7 +132,7 @@ class FleetClient:
         self._forget(engine, self._ledger.bury(engine, reason, follows))
 
     def may_take_more(self) -> None:
-        """Send what waits."""
+        """An engine has reported its load: send requests that no engine took before."""
         self._sender.send_waiting_soon()
 
     def ended(self) -> None:

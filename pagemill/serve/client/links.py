@@ -63,7 +63,7 @@ class Link:
 
     @property
     def index(self) -> int:
-        """Of the engine."""
+        """The number of the engine."""
         return self.up.index
 
     def note(self, stats: SchedulerStats) -> None:

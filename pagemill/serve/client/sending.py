@@ -45,7 +45,7 @@ class RequestSender:
             await asyncio.shield(asyncio.gather(*telling))
 
     async def close(self) -> None:
-        """Stop sending."""
+        """Cancel what is being sent; requests that are not with an engine yet stay where they are."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

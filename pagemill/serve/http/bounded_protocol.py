@@ -359,8 +359,9 @@ class _Unchunked:
         self._cycle = cycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on."""
-        cycle, has_length = self._cycle, False
+        """Call the application with a `send` that turns the chunked coding off before the answer begins."""
+        cycle = self._cycle
+        has_length = False
 
         async def send_plainly(message: Message) -> None:
             nonlocal has_length
