@@ -10,7 +10,7 @@ import msgspec
 from pagemill.serve.http import preparer_process
 from pagemill.serve.http.preparer import Preparer
 from pagemill.serve.http.preparer_process import HelperBirth, serve
-from pagemill.serve.http.served_model import ServedModel
+from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.preparation import Preparation
 from pagemill.utils.processes import Report
 from tests.fakes.fake_tokenizer import ByteTokenizer

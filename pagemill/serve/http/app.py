@@ -18,15 +18,15 @@ from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.auth import AuthMiddleware
 from pagemill.serve.http.errors import ErrorMiddleware, answer_http_exception
-from pagemill.serve.http.handlers.generation import now
+from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from pagemill.serve.http.preparer_pool import PreparerPool
+from pagemill.serve.http.responses import ServedModel, now
 from pagemill.serve.http.routing import SlashRedirect, with_head
 from pagemill.serve.http.salts import KeySalts
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
-from pagemill.serve.http.served_model import ServedModel
 from pagemill.serve.http.site_guard import SiteGuardMiddleware
-from pagemill.serve.http.state import make_services
+from pagemill.serve.http.state import Services
 
 
 def build_app(
@@ -42,7 +42,8 @@ def build_app(
     one answers for itself. `helpers` prepare large bodies, and end with the application; None: it is done here.
     `secret` is one that all API servers of the engines share.
 
-    Requests need a key of `config.api_key` (or PAGEMILL_API_KEY) when one is set, except for `auth.PUBLIC_PATHS`.
+    Requests need a key of `config.api_key` (or PAGEMILL_API_KEY) when one is set, except by routes that say `PUBLIC`
+    (auth.py).
     Raises ConfigError for settings of access that cannot work.
     """
 
@@ -69,7 +70,8 @@ def build_app(
     app.router.redirect_slashes = False  # it names the host that the client says this is
     app.router.default = SlashRedirect(app.router.routes)
     model = ServedModel(config.served_model_name or engine.facts.name, now())
-    app.state.services = make_services(engine, model, metrics, helpers, _salts(config, secret))
+    intake = Intake(engine, model, helpers, _salts(config, secret))
+    app.state.services = Services(engine, model, intake, metrics)
     return app
 
 

@@ -1,18 +1,20 @@
-"""API keys. Every route needs one, except those listed here; which route a request reaches is asked of the router
-itself, so that no spelling of a path means one thing to the check and another to the router."""
+"""API keys. Every route needs one, except those that say `openapi_extra=PUBLIC`; which route a request reaches is asked
+of the router itself, so that no spelling of a path means one thing to the check and another to the router."""
 
 import contextlib
 import hashlib
 import hmac
 from collections.abc import Iterable
+from typing import Any, Final
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagemill.serve.http.errors import UnauthorizedError
 
-PUBLIC_PATHS = frozenset({"/", "/static/{name}", "/health", "/health/live", "/health/ready", "/ping", "/metrics"})
-"""Route paths (not URLs) that need no key, for GET and HEAD: probes, metrics and the playground's page."""
+PUBLIC: Final[dict[str, Any]] = {"security": []}
+"""`openapi_extra` of a route that needs no key for GET and HEAD: probes, metrics and the playground's page. It is how
+OpenAPI says that an operation has no security requirement."""
 _POLICY_VIOLATION = 1008
 
 
@@ -59,11 +61,14 @@ def _digests(key: str) -> list[bytes]:
     return [_digest(form) for form in dict.fromkeys(encoded)]
 
 
+def is_public(route: BaseRoute | None) -> bool:
+    """Whether a route says that it needs no key."""
+    extra: dict[str, Any] = getattr(route, "openapi_extra", None) or {}
+    return bool(extra.get("security") == PUBLIC["security"])
+
+
 def _is_public(scope: Scope) -> bool:
-    if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
-        return False
-    route = _route_of(scope)
-    return route is not None and getattr(route, "path", None) in PUBLIC_PATHS
+    return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and is_public(_route_of(scope))
 
 
 def _route_of(scope: Scope) -> BaseRoute | None:

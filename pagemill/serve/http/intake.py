@@ -1,4 +1,4 @@
-"""`Intake`: what handlers ask for the requests of a body. Small bodies are prepared here, between other work of the
+"""`Intake`: what routes ask for the requests of a body. Small bodies are prepared here, between other work of the
 event loop; large ones in a helper process, because neither JSON nor a tokenizer lets go of the interpreter."""
 
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.connection import read_body, until_disconnect
 from pagemill.serve.http.preparer import AnswerForm, Part, PreparedPrompt, Preparer
 from pagemill.serve.http.preparer_pool import PreparerPool
+from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.http.salts import KeySalts
-from pagemill.serve.http.served_model import ServedModel
 from pagemill.serve.preparation import in_slices
 from pagemill.serve.processing.input_processor import PreparedRequest
 
@@ -19,7 +19,7 @@ LARGE_BODY_BYTES = 16 << 10
 """Bodies above this go to a helper process: parsing and tokenizing this much takes up to 10 ms."""
 
 
-class TakenIn(NamedTuple):
+class PreparedBody(NamedTuple):
     """A body that passed every check."""
 
     form: AnswerForm
@@ -44,7 +44,7 @@ class Intake:
         self._preparer = Preparer(engine.preparation, model)
         self._helpers = helpers
 
-    async def take(self, kind: str, request: Request) -> TakenIn:
+    async def prepare(self, kind: str, request: Request) -> PreparedBody:
         """The requests of a body of this kind (see preparer.py). Load is checked before any work is done for it.
 
         Raises RequestError, EngineOverloadedError, UnavailableError, EngineDeadError, GenerationFailedError,
@@ -54,22 +54,22 @@ class Intake:
         self._engine.check_load()
         if self._helpers is not None and len(raw) > LARGE_BODY_BYTES:
             # Its turn may be far away: who leaves meanwhile gives it up.
-            found = await until_disconnect(request.receive, self._helpers.prepare(kind, raw))
-            if found is None:
+            prepared = await until_disconnect(request.receive, self._helpers.prepare(kind, raw))
+            if prepared is None:
                 raise ClientDisconnect
-            parts = found
+            parts = prepared
         else:
             parts = await in_slices(self._preparer.parts(kind, raw))
-        return self._taken_in(parts, request)
+        return self._gathered(parts, request)
 
-    def _taken_in(self, parts: Iterable[Part], request: Request) -> TakenIn:
-        taken = TakenIn(AnswerForm(), [], [])
+    def _gathered(self, parts: Iterable[Part], request: Request) -> PreparedBody:
+        found = PreparedBody(AnswerForm(), [], [])
         for part in parts:
             match part:
                 case AnswerForm():
-                    taken = taken._replace(form=part)
+                    found = found._replace(form=part)
                 case PreparedPrompt(prepared, echo):
                     salted = prepared if self._salts is None else self._salts.salted(prepared, request.scope)
-                    taken.requests.append(PreparedRequest(None, salted))
-                    taken.echoes.append(echo)
-        return taken
+                    found.requests.append(PreparedRequest(None, salted))
+                    found.echoes.append(echo)
+        return found

@@ -11,11 +11,11 @@ from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.serve.http.connection import parse_body
+from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
-from pagemill.serve.http.served_model import ServedModel
 from pagemill.serve.preparation import Preparation
 from pagemill.serve.processing.input_processor import RequestOptions
 

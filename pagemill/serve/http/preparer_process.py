@@ -17,7 +17,7 @@ from pagemill.errors import ModelNotFoundError, PagemillError, RequestError
 from pagemill.log import get_logger, name_process
 from pagemill.messages.engine_io import EngineReady
 from pagemill.serve.http.preparer import AnswerForm, PreparedPrompt, Preparer
-from pagemill.serve.http.served_model import ServedModel
+from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.preparation import Preparation
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.transport.stream_frames import receive_frame, send_frame

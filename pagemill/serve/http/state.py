@@ -6,46 +6,19 @@ from starlette.requests import Request
 
 from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
-from pagemill.serve.http.handlers.chat import ChatHandler
-from pagemill.serve.http.handlers.completions import CompletionHandler
-from pagemill.serve.http.handlers.embeddings import EmbeddingHandler
 from pagemill.serve.http.intake import Intake
-from pagemill.serve.http.preparer_pool import PreparerPool
-from pagemill.serve.http.salts import KeySalts
-from pagemill.serve.http.served_model import ServedModel
+from pagemill.serve.http.responses import ServedModel
 
 
 @dataclass(frozen=True)
 class Services:
-    """One engine and the handlers that use it; `app.state.services`."""
+    """`app.state.services`: one engine, and what stands between it and the routes."""
 
     engine: AsyncLLM
     model: ServedModel
-    chat: ChatHandler
-    completions: CompletionHandler
-    embeddings: EmbeddingHandler
-    shared_metrics: SharedMetrics | None
+    intake: Intake
+    shared_metrics: SharedMetrics | None = None
     """Those of several servers together; None where this is the only one."""
-
-
-def make_services(
-    engine: AsyncLLM,
-    model: ServedModel,
-    metrics: SharedMetrics | None = None,
-    helpers: PreparerPool | None = None,
-    salts: KeySalts | None = None,
-) -> Services:
-    """The handlers around an engine. Without `helpers`, large bodies are prepared here; without `salts`, clients share
-    cached prefixes whatever their keys are."""
-    intake = Intake(engine, model, helpers, salts)
-    return Services(
-        engine,
-        model,
-        ChatHandler(engine, model, intake),
-        CompletionHandler(engine, model, intake),
-        EmbeddingHandler(engine, model, intake),
-        metrics,
-    )
 
 
 def services(request: Request) -> Services:

@@ -1,1 +1,1 @@
-"""Paths and the handlers behind them, one file per endpoint family. Nothing else lives here."""
+"""One endpoint family per module: its paths, what is done for them, and whether they need a key."""

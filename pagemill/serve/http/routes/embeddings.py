@@ -1,13 +1,69 @@
-"""/v1/embeddings."""
+"""POST /v1/embeddings: prompts in, a vector for each out."""
 
+import base64
+import contextlib
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from pagemill.serve.http.state import services
+from pagemill.serve.http.connection import respond_unless_gone
+from pagemill.serve.http.errors import GenerationFailedError
+from pagemill.serve.http.preparer import EMBEDDINGS, AnswerForm
+from pagemill.serve.http.responses import now, told_cached_tokens
+from pagemill.serve.http.state import Services, services
+from pagemill.serve.processing.input_processor import PreparedRequest
 
 router = APIRouter()
+_encode = msgspec.json.encode
 
 
 @router.post("/v1/embeddings", response_model=None)
 async def create_embedding(request: Request) -> Response:
-    """Make vectors of texts."""
-    return await services(request).embeddings.respond(request)
+    """Make vectors of texts. Every prompt is checked before any runs.
+
+    Raises RequestError, EngineOverloadedError, EngineDeadError.
+    """
+    here = services(request)
+    form, prepared, _ = await here.intake.prepare(EMBEDDINGS, request)
+    name = f"embd-{request.scope['request_id']}"
+    return await respond_unless_gone(request, _collected(here, name, prepared, form))
+
+
+async def _collected(here: Services, name: str, requests: list[PreparedRequest], form: AnswerForm) -> Response:
+    number_of = {f"{name}-{number}": number for number in range(len(requests))}
+    vectors: dict[int, npt.NDArray[np.float32]] = {}
+    num_cached = 0
+    async with contextlib.aclosing(here.engine.pool(requests, list(number_of), limited=True)) as outputs:
+        async for output in outputs:
+            if output.outputs.finish_reason != "stop":
+                raise GenerationFailedError(output.outputs.error)
+            number = number_of[output.request_id]
+            vectors[number] = output.outputs.data
+            request = requests[number].request
+            num_cached += told_cached_tokens(request, output.num_cached_tokens, here.engine.block_size)
+    num_tokens = sum(len(item.request.prompt_token_ids) for item in requests)
+    body = {
+        "id": name,
+        "object": "list",
+        "created": now(),
+        "model": here.model.name,
+        "data": [
+            {"object": "embedding", "index": number, "embedding": _as_json(vectors[number], form.as_base64)}
+            for number in range(len(requests))
+        ],
+        "usage": {
+            "prompt_tokens": num_tokens,
+            "total_tokens": num_tokens,
+            "completion_tokens": 0,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        },
+    }
+    return Response(_encode(body), headers=form.headers(), media_type="application/json")
+
+
+def _as_json(vector: npt.NDArray[np.float32], as_base64: bool) -> Any:
+    """Numbers, or the base64 of little-endian 32-bit floats."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from pagemill import __version__
 from pagemill.errors import UnavailableError
+from pagemill.serve.http.auth import PUBLIC
 from pagemill.serve.http.state import services
 
 router = APIRouter()
@@ -15,8 +16,8 @@ _RESTARTS = r"is down: (?:its node cannot be reached|it is being restarted(?:, \
 _PUBLIC = re.compile(rf"the server is shutting down|engine \d+ (?:{_RESTARTS}|[a-z ]+)")
 
 
-@router.get("/health", response_model=None)
-@router.get("/ping", response_model=None)
+@router.get("/health", response_model=None, openapi_extra=PUBLIC)
+@router.get("/ping", response_model=None, openapi_extra=PUBLIC)
 async def health(request: Request) -> Response:
     """200 while every engine lives and makes progress; else 503 with the reason. Asks nobody: it answers from what is
     known, and queues nothing. Raises UnavailableError."""
@@ -26,13 +27,13 @@ async def health(request: Request) -> Response:
     return Response()
 
 
-@router.get("/health/live", response_model=None)
+@router.get("/health/live", response_model=None, openapi_extra=PUBLIC)
 async def live() -> Response:
     """200 as long as this process answers at all; engines are restarted without it."""
     return Response()
 
 
-@router.get("/health/ready", response_model=None)
+@router.get("/health/ready", response_model=None, openapi_extra=PUBLIC)
 async def ready(request: Request) -> Response:
     """200 while a new request would be worked on now. Raises UnavailableError, which is 503, otherwise."""
     engine = services(request).engine

@@ -11,6 +11,8 @@ from typing import Final
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
+from pagemill.serve.http.auth import PUBLIC
+
 router = APIRouter(include_in_schema=False)
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "static"
@@ -40,13 +42,13 @@ class _File:
     etag: str
 
 
-@router.api_route("/", methods=["GET", "HEAD"])
+@router.api_route("/", methods=["GET", "HEAD"], openapi_extra=PUBLIC)
 async def page(request: Request) -> Response:
     """The page itself."""
     return _answer(request, _files()[PAGE])
 
 
-@router.api_route("/static/{name}", methods=["GET", "HEAD"])
+@router.api_route("/static/{name}", methods=["GET", "HEAD"], openapi_extra=PUBLIC)
 async def static_file(request: Request, name: str) -> Response:
     """What the page is made of; only names that are in the package are looked at."""
     file = _files().get(name)

@@ -10,11 +10,11 @@ from pydantic import BaseModel
 from pagemill.config.sections import PoolerConfig
 from pagemill.errors import RequestError
 from pagemill.serve.http.preparer import CHAT, COMPLETIONS, EMBEDDINGS, Part, Preparer
+from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER, header_of
-from pagemill.serve.http.served_model import ServedModel
 from pagemill.serve.processing.input_processor import RequestOptions
 from tests.fakes.engine import make_engine
 from tests.unit.serve.http.conftest import Connect

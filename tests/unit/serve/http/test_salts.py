@@ -5,7 +5,7 @@ import pytest
 
 from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.sampling_params import SamplingParams
-from pagemill.serve.http.handlers.generation import told_cached_tokens
+from pagemill.serve.http.responses import told_cached_tokens
 from pagemill.serve.http.salts import KeySalts
 from tests.fakes.fake_core import FakeCore
 from tests.unit.serve.http.conftest import Connect

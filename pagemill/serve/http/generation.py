@@ -2,76 +2,23 @@
 collect them into one body. What a delta looks like is the builder's business."""
 
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
-from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.serve.async_llm import AsyncLLM
-from pagemill.serve.http.connection import Outlet
+from pagemill.serve.http.connection import EventStream, Outlet, respond_unless_gone
 from pagemill.serve.http.errors import GenerationFailedError, api_error
+from pagemill.serve.http.preparer import AnswerForm
+from pagemill.serve.http.responses import ResponseHead, Usage
 from pagemill.serve.processing.input_processor import PreparedRequest
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.encode
-
-
-class Usage:
-    """Token counts of one HTTP request."""
-
-    def __init__(self, requests: Sequence[PreparedRequest], block_size: int) -> None:
-        """`block_size`: tokens of a block of the prefix cache."""
-        self._requests = requests
-        self._block_size = block_size
-        self._num_prompt_tokens = sum(len(item.request.prompt_token_ids) for item in requests)
-        self._num_cached = [0] * len(requests)
-        self._num_completion_tokens = 0
-
-    def count(self, prompt_index: int, output: RequestOutput) -> None:
-        """Add what is new."""
-        request = self._requests[prompt_index].request
-        self._num_cached[prompt_index] = told_cached_tokens(request, output.num_cached_tokens, self._block_size)
-        for completion in output.outputs:
-            self._num_completion_tokens += len(completion.token_ids)
-
-    def to_json(self) -> dict[str, Any]:
-        """The usage object of the API."""
-        return {
-            "prompt_tokens": self._num_prompt_tokens,
-            "completion_tokens": self._num_completion_tokens,
-            "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached)},
-        }
-
-
-def told_cached_tokens(request: EngineCoreRequest, num_cached: int, block_size: int) -> int:
-    """How many cached tokens of a prompt its client is told of. Whole blocks, where the prefix may be another client's:
-    to the token, it could be guessed one token after the other."""
-    return num_cached if request.cache_salt is not None else num_cached - num_cached % block_size
-
-
-class ResponseHead(msgspec.Struct, frozen=True):
-    """What all events of a response repeat."""
-
-    id: str
-    model: str
-    created: int
-
-    def fields(self, kind: str) -> dict[str, Any]:
-        """As the first fields of a body; `kind` is the API's name of the object."""
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-    def around_choices(self, kind: str, with_usage: bool) -> tuple[bytes, bytes]:
-        """The constant bytes before and after the one choice of an event."""
-        prefix = b"data: " + _encode(self.fields(kind))[:-1] + b',"choices":['
-        return prefix, b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
-
-    def usage_event(self, kind: str, usage: Usage) -> bytes:
-        """The event after the last choice, on request."""
-        return b"data: " + _encode({**self.fields(kind), "choices": [], "usage": usage.to_json()}) + b"\n\n"
 
 
 class DeltaBuilder(Protocol):
@@ -172,6 +119,13 @@ class EventTap:
             self._write(events)
 
 
-def now() -> int:
-    """Unix time in seconds, as the API gives it."""
-    return int(time.time())
+async def answer(request: Request, form: AnswerForm, generation: Generation) -> Response:
+    """The response to a checked body: a stream of events, or one JSON body unless the client is gone before."""
+    headers = form.headers()
+    if form.stream:
+        return EventStream(generation.stream, headers)
+    return await respond_unless_gone(request, _collected(generation, headers))
+
+
+async def _collected(generation: Generation, headers: dict[str, str]) -> Response:
+    return Response(await generation.collect(), headers=headers, media_type="application/json")

@@ -1,1 +1,0 @@
-"""What an endpoint does: prompt in, built response out. Knows no routing and no sockets."""

@@ -1,0 +1,88 @@
+"""What the answers of several endpoints are made of: the model's name in the API, token counts, the fields that all
+events of an answer repeat. Does not know how an answer is generated."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pagemill.errors import ModelNotFoundError
+from pagemill.messages.engine_io import EngineCoreRequest
+from pagemill.messages.outputs import RequestOutput
+from pagemill.serve.processing.input_processor import PreparedRequest
+
+_encode = msgspec.json.encode
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """The model under the name that the API gives it."""
+
+    name: str
+    created: int
+    """Unix time in seconds."""
+
+    def check(self, requested: str | None) -> None:
+        """Raises ModelNotFoundError unless the request means this model (or none in particular)."""
+        if requested is not None and requested != self.name:
+            raise ModelNotFoundError(f"the model {requested[:100]!r} is not served here; {self.name!r} is", "model")
+
+
+class Usage:
+    """Token counts of one HTTP request."""
+
+    def __init__(self, requests: Sequence[PreparedRequest], block_size: int) -> None:
+        """`block_size`: tokens of a block of the prefix cache."""
+        self._requests = requests
+        self._block_size = block_size
+        self._num_prompt_tokens = sum(len(item.request.prompt_token_ids) for item in requests)
+        self._num_cached = [0] * len(requests)
+        self._num_completion_tokens = 0
+
+    def count(self, prompt_index: int, output: RequestOutput) -> None:
+        """Add what is new."""
+        request = self._requests[prompt_index].request
+        self._num_cached[prompt_index] = told_cached_tokens(request, output.num_cached_tokens, self._block_size)
+        for completion in output.outputs:
+            self._num_completion_tokens += len(completion.token_ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """The usage object of the API."""
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": self._num_completion_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached)},
+        }
+
+
+def told_cached_tokens(request: EngineCoreRequest, num_cached: int, block_size: int) -> int:
+    """How many cached tokens of a prompt its client is told of. Whole blocks, where the prefix may be another client's:
+    to the token, it could be guessed one token after the other."""
+    return num_cached if request.cache_salt is not None else num_cached - num_cached % block_size
+
+
+class ResponseHead(msgspec.Struct, frozen=True):
+    """What all events of a response repeat."""
+
+    id: str
+    model: str
+    created: int
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        """As the first fields of a body; `kind` is the API's name of the object."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def around_choices(self, kind: str, with_usage: bool) -> tuple[bytes, bytes]:
+        """The constant bytes before and after the one choice of an event."""
+        prefix = b"data: " + _encode(self.fields(kind))[:-1] + b',"choices":['
+        return prefix, b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
+
+    def usage_event(self, kind: str, usage: Usage) -> bytes:
+        """The event after the last choice, on request."""
+        return b"data: " + _encode({**self.fields(kind), "choices": [], "usage": usage.to_json()}) + b"\n\n"
+
+
+def now() -> int:
+    """Unix time in seconds, as the API gives it."""
+    return int(time.time())
