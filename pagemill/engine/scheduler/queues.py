@@ -50,6 +50,10 @@ class WaitingQueue:
         """Running requests such that the one to give way first is the last."""
         return sorted(running, key=self._key)
 
+    def last(self, running: Iterable[Request]) -> Request:
+        """The one of the running requests, of which there is one at least, that gives way first."""
+        return max(running, key=self._key)
+
     def precedes(self, request: Request, other: Request) -> bool:
         """Whether a request goes before another."""
         return self._key(request) < self._key(other)

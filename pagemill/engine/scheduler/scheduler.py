@@ -60,6 +60,9 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[StepInFlight] = deque()
         self._steady: SteadyBatch | None = None
+        self._unmoved: tuple[Request, IntArray] | None = None
+        """A first completion and the slots that ran when nobody was found to give way to it. The slots are another
+        array as soon as a request starts or ends: until then, nobody needs to look again."""
         self._released: list[int] = []
         self._unreported: list[EngineCoreOutput] = []
         self._next_step_id = 0
@@ -238,14 +241,16 @@ class Scheduler:
         first = self._waiting.peek()
         if first.rank or not self._admission.is_stuck(first):
             return False
-        states = self._states
-        if not states.yields[states.running].any():
+        states, unmoved = self._states, self._unmoved
+        if unmoved is not None and unmoved[0] is first and unmoved[1] is states.running:
             return False
-        victim = self._waiting.victims(states.occupant(slot) for slot in states.running.tolist())[-1]
-        yields = bool(states.yields[victim.slot]) and self._waiting.precedes(first, victim)
-        if yields:
-            self._preempt(victim)
-        return yields
+        if states.yields[states.running].any():
+            victim = self._waiting.last(states.occupant(slot) for slot in states.running.tolist())
+            if states.yields[victim.slot] and self._waiting.precedes(first, victim):
+                self._preempt(victim)
+                return True
+        self._unmoved = first, states.running
+        return False
 
     def _commit_full_blocks(self, slots: IntArray, computed: IntArray, target: IntArray) -> None:
         """Share the blocks that this step fills, as far as all their tokens are known."""

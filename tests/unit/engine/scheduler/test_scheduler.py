@@ -5,6 +5,7 @@ import pytest
 
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.scheduler.limits import SchedulerLimits
+from pagemill.engine.scheduler.queues import WaitingQueue
 from pagemill.engine.scheduler.scheduler import Scheduler
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
 from pagemill.messages.step import ModelRunnerOutput
@@ -500,3 +501,40 @@ def test_the_only_slot_is_given_up_too():
     for _ in range(3):
         client.step()
     assert client.tokens["small"] == expected(worker, small)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_who_could_give_way_is_looked_for_once_while_the_same_requests_run(policy, monkeypatch):
+    client, _ = engine(max_num_seqs=2, scheduling_policy=policy)
+    # The last in order does not give way: by priority, it is a first one itself; by arrival, so are all.
+    later = {"rank": 1} if policy == "priority" else {}
+    client.add(core_request("later", [1], priority=0, **later, **NO_STOP), core_request("last", [2], priority=9))
+    client.step()
+    looked = []
+    last = WaitingQueue.last
+    monkeypatch.setattr(WaitingQueue, "last", lambda queue, running: looked.append(1) or last(queue, running))
+    client.add(core_request("first", [3], priority=1, max_tokens=1))
+    for _ in range(3):
+        client.step()
+    assert len(looked) == (policy == "priority")
+    assert client.stats.num_preemptions == 0
+
+
+def test_after_one_came_or_went_the_search_begins_anew():
+    client, worker = engine(max_num_seqs=2, scheduling_policy="priority")
+    later = core_request("later", [1], priority=5, rank=1, max_tokens=50)
+    client.add(later, core_request("last", [2], priority=9, max_tokens=5))
+    client.step()
+    first, second = (core_request(name, [3], priority=1, max_tokens=30) for name in ("first", "second"))
+    client.add(first)
+    for _ in range(3):
+        client.step()
+    assert client.stats.num_preemptions == 0
+    client.add(second)
+    while "second" not in client.tokens:  # as soon as "last" has ended, and long before "later" does
+        client.step()
+    assert client.stats.num_preemptions == 1
+    while client.core.has_work():
+        client.step()
+    for request in (later, first, second):
+        assert client.tokens[request.request_id] == expected(worker, request)
