@@ -38,8 +38,8 @@ class Preparation:
         """`ready` is what each of the engines says. `pooler`: of an engine that makes vectors and no text. Raises
         ConfigError for sampling values recommended by `facts` that are not allowed."""
         self.tokenizer = tokenizer
-        self.num_cache_tokens = num_engines * ready.num_blocks * ready.block_size
-        """Tokens that the KV caches of all engines hold."""
+        self.max_call_tokens = _max_call_tokens(ready.num_blocks * ready.block_size, scheduler, num_engines)
+        """Tokens that the completions of one call may ask for altogether; None: any number."""
         self.default_params = _default_params(facts.generation_defaults)
         self.inputs = InputProcessor(
             tokenizer,
@@ -72,6 +72,16 @@ async def in_slices(items: Iterable[T]) -> list[T]:
         found.append(item)
         await pacer.pause()
     return found
+
+
+def _max_call_tokens(num_cache_tokens: int, scheduler: SchedulerConfig, num_engines: int) -> int | None:
+    """As many as the deployment may have taken in at any time: while `max_num_seqs` completions of each engine run, and
+    fill a KV cache of `num_cache_tokens` each, `max_num_queued_reqs` wait to do so after them."""
+    if not scheduler.max_num_queued_reqs:
+        return None
+    num_slots = scheduler.max_num_seqs * num_engines
+    num_completions = num_slots + scheduler.max_num_queued_reqs
+    return num_engines * num_cache_tokens * num_completions // num_slots
 
 
 def _pooling(pooler: PoolerConfig, facts: ModelFacts) -> Pooling:

@@ -111,15 +111,16 @@ class Preparer:
             yield PreparedPrompt(self._preparation.inputs.prepare(prompt, params, options).request)
 
     def _check_total(self, num_prompts: int, n: int, max_tokens: int | None) -> None:
-        """Raises RequestError when the completions of one body may get more tokens than the deployment can hold. What
-        the client did not ask for in so many words does not count; a single completion has the context as its limit."""
-        num_completions, most = num_prompts * n, self._preparation.num_cache_tokens
-        if max_tokens is None or num_completions == 1 or num_completions * max_tokens <= most:
+        """Raises RequestError when the completions of one body may get more tokens than the deployment takes from one
+        call. What the client did not ask for in so many words does not count; a single completion has the context as
+        its limit."""
+        num_completions, most = num_prompts * n, self._preparation.max_call_tokens
+        if max_tokens is None or most is None or num_completions == 1 or num_completions * max_tokens <= most:
             return
         raise RequestError(
             f"{num_prompts} prompts x n={n} x max_tokens={max_tokens} are {num_completions * max_tokens} tokens in one "
-            f"request, more than the KV cache of this server holds ({most} tokens): lower max_tokens or n, or send "
-            "several requests",
+            f"request; at most {most} are allowed (the KV cache, as often as --max-num-queued-reqs fills it after "
+            "--max-num-seqs): lower max_tokens or n, or send several requests",
             "max_tokens",
         )
 

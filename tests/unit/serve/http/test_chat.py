@@ -129,10 +129,10 @@ async def test_an_error_within_a_stream_is_an_event(connect: Connect) -> None:
     assert found[0]["choices"][0]["delta"]["role"] == "assistant"
 
 
-async def test_more_tokens_than_the_cache_holds_are_refused(connect: Connect) -> None:
-    client = await connect(FakeCore(num_blocks=4))
-    body = {"messages": [{"role": "user", "content": "hi"}], "n": 4, "temperature": 1, "max_completion_tokens": 17}
+async def test_more_tokens_than_a_full_queue_are_refused(connect: Connect) -> None:
+    client = await connect(FakeCore(num_blocks=4), {"max_num_seqs": 4, "max_num_queued_reqs": 1})
+    body = {"messages": [{"role": "user", "content": "hi"}], "n": 4, "temperature": 1, "max_completion_tokens": 21}
     refused = await client.post(PATH, json=body)
     assert refused.status_code == 400
-    assert "1 prompts x n=4 x max_tokens=17 are 68 tokens" in refused.json()["error"]["message"]
-    assert (await client.post(PATH, json=body | {"max_completion_tokens": 16})).status_code == 200
+    assert "1 prompts x n=4 x max_tokens=21 are 84 tokens" in refused.json()["error"]["message"]
+    assert (await client.post(PATH, json=body | {"max_completion_tokens": 20})).status_code == 200

@@ -90,13 +90,23 @@ async def test_many_prompts(connect: Connect) -> None:
     assert [choice["text"] for choice in whole["choices"]] == [f"{index:04d}" for index in range(1024)]
 
 
-async def test_more_tokens_than_the_cache_holds_are_refused_when_they_were_asked_for(connect: Connect) -> None:
-    client = await connect(FakeCore(num_blocks=4))
-    body = {"prompt": ["a", "b"], "n": 4, "max_tokens": 8, "temperature": 1}
+async def test_more_tokens_than_a_full_queue_are_refused_when_they_were_asked_for(connect: Connect) -> None:
+    # 4 blocks of 16 tokens, shared by 16 completions that run; 4 wait.
+    client = await connect(FakeCore(num_blocks=4), {"max_num_seqs": 16, "max_num_queued_reqs": 4})
+    body = {"prompt": ["a", "b"], "n": 4, "max_tokens": 10, "temperature": 1}
     assert (await client.post(PATH, json=body)).status_code == 200
-    refused = await client.post(PATH, json=body | {"max_tokens": 9})
+    refused = await client.post(PATH, json=body | {"max_tokens": 11})
     error = refused.json()["error"]
     assert refused.status_code == 400 and error["param"] == "max_tokens"
-    assert "2 prompts x n=4 x max_tokens=9 are 72 tokens" in error["message"] and "64 tokens" in error["message"]
+    assert "2 prompts x n=4 x max_tokens=11 are 88 tokens" in error["message"] and "at most 80" in error["message"]
     assert (await client.post(PATH, json={"prompt": "a", "max_tokens": 100})).status_code == 200
     assert (await client.post(PATH, json={"prompt": ["a"] * 5, "temperature": 1})).status_code == 200
+
+
+async def test_a_long_list_of_prompts_may_ask_for_more_tokens_than_the_cache_holds_at_once(connect: Connect) -> None:
+    client = await connect(FakeCore(num_blocks=4096))  # 65,536 tokens, as by default
+    body = {"prompt": [f"{index:04d}" for index in range(1024)], "max_tokens": 100}
+    whole = (await client.post(PATH, json=body)).json()
+    assert len(whole["choices"]) == 1024
+    refused = await client.post(PATH, json=body | {"max_tokens": 5065})
+    assert refused.status_code == 400 and "at most 5185536" in refused.json()["error"]["message"]
