@@ -33,6 +33,14 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._inputs = inputs
 
+    def unread_variables(self, options: ChatOptions) -> list[str]:
+        """Names of `template_variables` that the template does not read, so that they change nothing. Raises
+        RequestError for a malformed template."""
+        if not options.template_variables:
+            return []
+        read = self._tokenizer.template_variables(options.chat_template)
+        return [] if read is None else [name for name in options.template_variables if name not in read]
+
     def render(self, messages: Any, options: ChatOptions) -> str:
         """A conversation as the text of a prompt, special tokens included; `RequestOptions(rendered=True)` is how it is
         taken. Raises RequestError."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jinja2
+from jinja2 import meta
 
 from pagemill.errors import RequestError
 from pagemill.tokenizers.chat_content import PARTS, STRING, ContentForm, convert, text_of
@@ -63,6 +64,13 @@ def _compile(source: str) -> jinja2.Template:
         raise RequestError(f"the chat template is malformed: line {error.lineno}: {error.message}") from error
     except (RecursionError, MemoryError, OverflowError, SyntaxError) as error:
         raise RequestError(f"the chat template cannot be compiled: {error}") from error
+
+
+@functools.lru_cache(maxsize=16)
+def variables_of(source: str) -> frozenset[str]:
+    """Names that a template reads without having set them before. Raises RequestError when it is malformed."""
+    _compile(source)
+    return frozenset(meta.find_undeclared_variables(environment().parse(source)))
 
 
 def _run(template: jinja2.Template, context: dict[str, Any]) -> str:

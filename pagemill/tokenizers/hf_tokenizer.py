@@ -122,6 +122,14 @@ class HfTokenizer:
             variables={**self._special.named, **template_variables},
         )
 
+    def template_variables(self, chat_template: str | None = None) -> frozenset[str] | None:
+        """Names that the model's chat template, or the one given, reads; None when there is none. Raises RequestError for
+        a malformed template."""
+        from pagemill.tokenizers.chat_template import variables_of
+
+        source = chat_template if chat_template is not None else self.chat_template
+        return None if source is None else variables_of(source)
+
     @functools.cached_property
     def _marked_backend(self) -> tokenizers.Tokenizer:
         """The pipeline for texts with marks: it removes them after it has looked for control tokens, which it does

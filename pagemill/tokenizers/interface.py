@@ -49,3 +49,7 @@ class Tokenizer(Protocol):
 
         Raises RequestError when the model has no template, or the template refuses the messages.
         """
+
+    def template_variables(self, chat_template: str | None = None) -> frozenset[str] | None:
+        """Names that the model's chat template, or the one given, reads; None when that cannot be said. Raises
+        RequestError for a malformed template."""

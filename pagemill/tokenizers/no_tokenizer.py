@@ -50,3 +50,7 @@ class NoTokenizer:
     ) -> str:
         """Raises RequestError."""
         raise RequestError("skip_tokenizer_init=True: conversations need a tokenizer", "messages")
+
+    def template_variables(self, chat_template: str | None = None) -> frozenset[str] | None:
+        """None: there is no template."""
+        return None

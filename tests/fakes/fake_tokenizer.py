@@ -64,3 +64,6 @@ class ByteTokenizer:
         return (
             text + "".join(f"({k}={v})" for k, v in template_variables.items()) + "[assistant]" * add_generation_prompt
         )
+
+    def template_variables(self, chat_template: str | None = None) -> frozenset[str] | None:
+        return None  # all of them are shown

@@ -31,7 +31,7 @@ class AnswerForm(msgspec.Struct, frozen=True, tag="form"):
     """Completions of each prompt."""
     as_base64: bool = False
     ignored_fields: str = ""
-    """Names of fields of the body that nobody knows."""
+    """Names of fields of the body that have no effect: nobody knows them, or the chat template does not read them."""
 
     def headers(self) -> dict[str, str]:
         """What the answer says of the body, beside its own."""
@@ -71,8 +71,10 @@ class Preparer:
         self._model.check(body.model)
         params = body.to_sampling_params(self._preparation.default_params)
         self._check_total(1, params.n, params.max_tokens)
+        chat_options = body.to_chat_options()
+        body.leave_unread(self._preparation.chats.unread_variables(chat_options))
         yield _form_of(body, params)
-        prompt = self._preparation.chats.render(body.messages, body.to_chat_options())
+        prompt = self._preparation.chats.render(body.messages, chat_options)
         options = RequestOptions(
             priority=body.priority or 0,
             cache_salt=body.cache_salt,

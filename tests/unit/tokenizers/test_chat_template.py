@@ -6,7 +6,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from pagemill.errors import RequestError
 from pagemill.tokenizers import chat_template, template_budget
-from pagemill.tokenizers.chat_template import render
+from pagemill.tokenizers.chat_template import render, variables_of
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -263,3 +263,23 @@ def test_compiled_once():
     for _ in range(5):
         render(source, [USER])
     assert chat_template._compile.cache_info().misses == before + 1
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        (CHATML, {"messages", "add_generation_prompt"}),
+        ("{% if x is not defined %}{% set x = 1 %}{% endif %}{{ x }}", {"x"}),
+        ("{% set x = x | default(1) %}{{ x }}", {"x"}),
+        ("{% set x = 1 %}{{ x }}{% for y in [1] %}{{ y }}{% endfor %}", set()),
+        ("{% macro f(x) %}{{ x }}{{ z }}{% endmacro %}{{ f(1) }}", {"z"}),
+        ("{% generation %}{{ x ~ [y, z.a] }}{% endgeneration %}", {"x", "y", "z"}),
+    ],
+)
+def test_the_variables_that_a_template_reads(source, names):
+    assert variables_of(source) == names
+
+
+def test_the_variables_of_a_malformed_template():
+    with pytest.raises(RequestError, match="malformed"):
+        variables_of("{% if %}")

@@ -1,5 +1,6 @@
 """Body of POST /v1/chat/completions. Does not know templates."""
 
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import field_validator, model_validator
@@ -51,6 +52,12 @@ class ChatBody(GenerationBody):
         """Sampling parameters; max_tokens None means the room in the context. Raises RequestError."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return self.sampling_params(defaults, limit)
+
+    def leave_unread(self, variables: Collection[str]) -> None:
+        """Name fields that set these variables of the template among those without effect: it does not read them."""
+        for name in variables:
+            is_kwarg = name in (self.chat_template_kwargs or ())
+            self._ignored.append(f"chat_template_kwargs.{name}" if is_kwarg else name)
 
     @property
     def echoed(self) -> str:

@@ -90,7 +90,7 @@ class GenerationBody(BaseModel):
 
     @property
     def ignored_fields(self) -> str:
-        """Names of fields that nobody knows, as the value of a header; empty when there are none."""
+        """Names of fields without effect, as the value of a header; empty when there are none."""
         return header_of(self._ignored)
 
     @property

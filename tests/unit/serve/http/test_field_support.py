@@ -17,6 +17,7 @@ from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER, header_of
 from pagemill.serve.processing.input_processor import RequestOptions
 from tests.fakes.engine import make_engine
+from tests.fakes.fake_tokenizer import ByteTokenizer
 from tests.unit.serve.http.conftest import Connect
 
 BODIES: dict[str, type[BaseModel]] = {CHAT: ChatBody, COMPLETIONS: CompletionBody, EMBEDDINGS: EmbeddingBody}
@@ -158,6 +159,29 @@ async def test_unknown_fields_are_named_in_a_header(
     assert answer.status_code == 200
     assert answer.headers[IGNORED_FIELDS_HEADER] == "new_one, ???Set-Cookie??a"
     assert IGNORED_FIELDS_HEADER not in (await client.post(path, json=body)).headers
+
+
+async def test_variables_that_the_template_does_not_read_are_named_in_the_header(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reads(*names: str) -> None:
+        monkeypatch.setattr(ByteTokenizer, "template_variables", lambda self, chat_template=None: frozenset(names))
+
+    async def named(**fields: Any) -> str | None:
+        answer = await client.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 3} | fields)
+        assert answer.status_code == 200
+        return answer.headers.get(IGNORED_FIELDS_HEADER)
+
+    client = await connect()
+    reads("messages", "thinking")
+    assert await named(reasoning_effort="low") == "reasoning_effort"
+    given = {"thinking": True, "other": 1, "reasoning_effort": "low"}
+    unread = "chat_template_kwargs.other, chat_template_kwargs.reasoning_effort"
+    assert set(str(await named(chat_template_kwargs=given)).split(", ")) == set(unread.split(", "))
+    assert await named(unknown=1, reasoning_effort="low") == "unknown, reasoning_effort"
+    assert await named(chat_template_kwargs={"thinking": False}) is None
+    reads("messages", "thinking", "reasoning_effort")
+    assert await named(reasoning_effort="low", chat_template_kwargs={"thinking": 1}) is None
 
 
 def test_the_header_is_bounded() -> None:
