@@ -163,9 +163,9 @@ def compat_page() -> str:
         )
         text += "\n"
     text += (
-        f"A field that is in no table is accepted and named in the header `{IGNORED_FIELDS_HEADER}` of the answer.\nSo are "
-        "`reasoning_effort` and the entries of `chat_template_kwargs` (as `chat_template_kwargs.NAME`) that the model's "
-        "chat\ntemplate does not read.\n"
+        f"A field that is in no table is accepted and named in the header `{IGNORED_FIELDS_HEADER}` of the answer.\n"
+        "So are `reasoning_effort` and the entries of `chat_template_kwargs` (as `chat_template_kwargs.NAME`) that\n"
+        "the model's chat template does not read.\n"
     )
     return text + compat_flags()
 

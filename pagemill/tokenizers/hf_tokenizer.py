@@ -123,8 +123,8 @@ class HfTokenizer:
         )
 
     def template_variables(self, chat_template: str | None = None) -> frozenset[str] | None:
-        """Names that the model's chat template, or the one given, reads; None when there is none. Raises RequestError for
-        a malformed template."""
+        """Names that the model's chat template, or the one given, reads; None when there is none. Raises RequestError
+        for a malformed template."""
         from pagemill.tokenizers.chat_template import variables_of
 
         source = chat_template if chat_template is not None else self.chat_template
