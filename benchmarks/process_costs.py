@@ -126,10 +126,10 @@ def hop() -> dict[str, Any]:
     from pagemill.config.arguments import EngineArgs
     from pagemill.config.fleet_plan import plan_fleet
     from pagemill.config.sections import FleetConfig, ServerConfig
-    from pagemill.deployment import Deployment
-    from pagemill.front_end import FrontEndBirth, make_fleet
+    from pagemill.fleet.api_server import ApiServerSpec, make_fleet
+    from pagemill.fleet.engines import EngineFleet
+    from pagemill.fleet.supervisor import LivenessTimeouts
     from pagemill.serve.async_llm import AsyncLLM
-    from pagemill.supervisor import Patience
     from pagemill.tokenizers.load import tokenizer_of
 
     config = launch.build_config(EngineArgs(model=MODEL, enable_prefix_caching=False))
@@ -137,10 +137,10 @@ def hop() -> dict[str, Any]:
 
     async def measure() -> list[tuple[float, float]]:
         local = launch.start_inproc(config, inline=False).llm
-        with Deployment(config, launch.WORKER, plan_fleet(fleet), Patience(60, 60)) as engines:
+        with EngineFleet(config, launch.WORKER, plan_fleet(fleet), LivenessTimeouts(60, 60)) as engines:
             engines.start()
             ups = engines.wait_ready()
-            birth = FrontEndBirth(config, ServerConfig(), 0, 1, fleet.data_parallel_balancer, engines.secret)
+            birth = ApiServerSpec(config, ServerConfig(), 0, 1, fleet.data_parallel_balancer, engines.secret)
             client = make_fleet(birth, ups)
             remote = AsyncLLM(
                 client, tokenizer_of(config.model, config.facts), config.facts, config.scheduler, cache=config.cache

@@ -33,7 +33,7 @@ REQUEST_BODIES: dict[str, type[ChatBody] | type[CompletionBody] | type[Embedding
     "/v1/completions": CompletionBody,
     "/v1/embeddings": EmbeddingBody,
 }
-PLANES = ("serve", "engine", "worker", "model")
+OPENED = ("fleet", "serve", "engine", "worker", "model")
 """Packages whose own modules and folders are drawn; of the others only the folder."""
 TREE_BEGIN, TREE_END = "<!-- tree: written by `make docs` -->\n```\n", "```\n<!-- end of tree -->"
 NOTE = "<!-- written by `make docs`; edit the code instead -->\n\n"
@@ -214,7 +214,7 @@ def tree() -> str:
     lines = ["pagemill/"]
     for entry, branch in branches(children(PACKAGE, order["pagemill"])):
         lines.append(tree_line(entry, branch))
-        if entry.name in PLANES:
+        if entry.name in OPENED:
             inner = children(entry, order.get(f"pagemill.{entry.name}", {}))
             rail = "│   " if branch == "├── " else "    "
             lines += [tree_line(child, rail + twig) for child, twig in branches(inner)]

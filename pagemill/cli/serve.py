@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     server = make_section(ServerConfig, vars(args))
     fleet = make_section(FleetConfig, vars(args))
     engine = engine_args(args)
-    from pagemill.launch import serve  # deferred: torch and fastapi
+    from pagemill.fleet.serve import serve  # deferred: torch and fastapi
 
     return serve(engine, server, fleet)
 

@@ -25,7 +25,7 @@ from pagemill.messages.core_calls import (
 )
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
 from pagemill.messages.stats import SchedulerStats
-from pagemill.messages.waves import JoinWaves, RoundVerdict, StartWave
+from pagemill.messages.waves import JoinWaves, RoundDecision, StartWave
 
 logger = get_logger(__name__)
 
@@ -158,7 +158,7 @@ class CoreLoop:
                 self._abort([request_id for request_id, owner in self._owners.items() if owner == index])
             case CoreCall(call_id, method, args):
                 self._post(sender, self._call(call_id, method, args))
-            case JoinWaves() | StartWave() | RoundVerdict():
+            case JoinWaves() | StartWave() | RoundDecision():
                 self._waves.obey(call)
 
     def _add(self, sender: int, request: EngineCoreRequest) -> None:

@@ -47,7 +47,7 @@ MAIL_POLL_S = 5.0
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-class CoreBirth(msgspec.Struct, frozen=True):
+class CoreSpec(msgspec.Struct, frozen=True):
     """What the process of a core is given."""
 
     config: EngineConfig
@@ -206,7 +206,7 @@ def run(payload: bytes, report: Report) -> None:
     def tell(message: ProcessReport) -> None:
         report(_ENCODER.encode(message))
 
-    birth = msgspec.msgpack.decode(payload, type=CoreBirth)
+    birth = msgspec.msgpack.decode(payload, type=CoreSpec)
     name_process(f"core {birth.index}")
     everywhere = current_cpus()
     try:

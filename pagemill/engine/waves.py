@@ -8,7 +8,7 @@ one engine needs one of all others, with requests or without.
 from collections.abc import Callable
 from typing import Protocol
 
-from pagemill.messages.waves import JoinWaves, RoundDone, RoundVerdict, StartWave, WaveNews, WaveOrder, WaveStarted
+from pagemill.messages.waves import JoinWaves, RoundDecision, RoundDone, StartWave, WaveNews, WaveOrder, WaveStarted
 
 ROUND_STEPS = 16
 """Steps between two reports to the coordinator. A wave ends with one to two rounds for nothing."""
@@ -93,7 +93,7 @@ class WaveMember:
                     self._begin(wave, number)
             case StartWave(wave):
                 self._announced = max(wave, self._announced)
-            case RoundVerdict(wave, number, go_on):
+            case RoundDecision(wave, number, go_on):
                 if self._running and (wave, number + 1) == (self._wave, self._round):
                     self._hear_verdict(go_on=go_on)
 

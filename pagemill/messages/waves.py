@@ -24,7 +24,7 @@ class StartWave(msgspec.Struct, frozen=True, tag="start_wave"):
     wave: int
 
 
-class RoundVerdict(msgspec.Struct, frozen=True, tag="round_verdict"):
+class RoundDecision(msgspec.Struct, frozen=True, tag="round_verdict"):
     """Every engine has reported a round. All pause after the round that follows it, or go on."""
 
     wave: int
@@ -32,7 +32,7 @@ class RoundVerdict(msgspec.Struct, frozen=True, tag="round_verdict"):
     go_on: bool
 
 
-WaveOrder = JoinWaves | StartWave | RoundVerdict
+WaveOrder = JoinWaves | StartWave | RoundDecision
 """Coordinator to engine."""
 
 

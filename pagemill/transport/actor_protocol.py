@@ -25,7 +25,7 @@ class ActorHome(msgspec.Struct, frozen=True):
     """The CUDA devices that Ray gave it, as CUDA_VISIBLE_DEVICES names them."""
 
 
-class ActorBirth(msgspec.Struct, frozen=True, kw_only=True):
+class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What an actor's worker is started with."""
 
     worker: str

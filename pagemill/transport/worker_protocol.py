@@ -17,7 +17,7 @@ from pagemill.transport.codec import Codec
 from pagemill.transport.shm_queue import QueueEnd
 
 
-class WorkerBirth(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker process is started with."""
 
     worker: str

@@ -31,9 +31,9 @@ from pagemill.transport.worker_protocol import (
     Sampled,
     SampleTokens,
     Stop,
-    WorkerBirth,
     WorkerCrashed,
     WorkerPulse,
+    WorkerSpec,
     command_codec,
     result_codec,
 )
@@ -49,8 +49,8 @@ IDLE_S = 3600.0
 
 
 def run(payload: bytes, report: Report) -> None:
-    """Entry of the process; `payload` is a WorkerBirth. Whatever ends it by itself is reported as WorkerCrashed."""
-    birth = msgspec.msgpack.decode(payload, type=WorkerBirth)
+    """Entry of the process; `payload` is a WorkerSpec. Whatever ends it by itself is reported as WorkerCrashed."""
+    birth = msgspec.msgpack.decode(payload, type=WorkerSpec)
     name_process(f"worker {birth.index}")
     threading.Thread(target=_pulse, args=(report,), name="pagemill-pulse", daemon=True).start()
     try:
@@ -63,7 +63,7 @@ def run(payload: bytes, report: Report) -> None:
 
 
 class _Loop:
-    def __init__(self, birth: WorkerBirth) -> None:
+    def __init__(self, birth: WorkerSpec) -> None:
         self._rank = birth.rank
         self._commands = QueueReader(birth.commands)
         self._results = QueueWriter(birth.results)

@@ -13,7 +13,7 @@ from pagemill import __version__, envs
 from pagemill.errors import TransportError
 from pagemill.log import get_logger
 from pagemill.messages.worker_api import WorkerApi
-from pagemill.transport.actor_protocol import ActorBirth, ActorHome, join_frames, split_frames
+from pagemill.transport.actor_protocol import ActorHome, ActorSpec, join_frames, split_frames
 from pagemill.transport.worker_protocol import Stop, WorkerPulse, command_codec, result_codec
 from pagemill.worker.main import build_worker, crash_of, obey
 
@@ -62,9 +62,9 @@ class WorkerActor:
             return str(listener.getsockname()[1]).encode()
 
     def begin(self, birth: bytes) -> None:
-        """Make the worker that an ActorBirth describes."""
+        """Make the worker that an ActorSpec describes."""
         try:
-            wanted = msgspec.msgpack.decode(birth, type=ActorBirth)
+            wanted = msgspec.msgpack.decode(birth, type=ActorSpec)
             if wanted.devices:
                 envs.show_cuda_devices(wanted.devices)
             self._worker, self._rank = build_worker(wanted.worker, wanted.config, wanted.rank), wanted.rank

@@ -4,9 +4,9 @@ import json
 import signal
 
 from pagemill.config.fleet_plan import FleetPlan
-from pagemill.deployment import Deployment
-from pagemill.headless import run_headless
-from pagemill.supervisor import Patience
+from pagemill.fleet.engines import EngineFleet
+from pagemill.fleet.node import run_headless
+from pagemill.fleet.supervisor import LivenessTimeouts
 from tests.fakes.scripted_fleet import WORKER, fleet_config
 
 SECRET = "a secret of the test's"
@@ -22,7 +22,7 @@ def run_node(payload, report):
         fleet_config(folder),
         WORKER,
         plan,
-        Patience(),
+        LivenessTimeouts(),
         secret=SECRET,
         lockstep=lockstep,
         node_timeout_s=TIMEOUT_S,
@@ -34,7 +34,7 @@ def run_head(payload, report):
     """Entry of a head's process."""
     folder, port = json.loads(payload)
     plan = FleetPlan(2, range(1), head=("127.0.0.1", port))
-    with Deployment(fleet_config(folder), WORKER, plan, Patience(), secret=SECRET) as engines:
+    with EngineFleet(fleet_config(folder), WORKER, plan, LivenessTimeouts(), secret=SECRET) as engines:
         engines.start()
         engines.wait_ready()
         report(b"ready")

@@ -9,7 +9,7 @@ import msgspec
 
 from pagemill.serve.http import preparer_process
 from pagemill.serve.http.preparer import Preparer
-from pagemill.serve.http.preparer_process import HelperBirth, serve
+from pagemill.serve.http.preparer_process import HelperSpec, serve
 from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.preparation import Preparation
 from pagemill.utils.processes import Report
@@ -35,7 +35,7 @@ class HostileTokenizer(ByteTokenizer):
 
 
 def run(payload: bytes, report: Report) -> None:
-    birth = msgspec.msgpack.decode(payload, type=HelperBirth)
+    birth = msgspec.msgpack.decode(payload, type=HelperSpec)
     preparation = Preparation(HostileTokenizer(), birth.facts, birth.ready, birth.scheduler)
     with socket.socket(fileno=birth.socket_fd) as sock:
         serve(sock, Preparer(preparation, ServedModel(birth.served_model_name, 0)))

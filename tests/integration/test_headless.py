@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from pagemill.config.fleet_plan import FleetPlan
-from pagemill.deployment import Deployment
-from pagemill.supervisor import Patience
+from pagemill.fleet.engines import EngineFleet
+from pagemill.fleet.supervisor import LivenessTimeouts
 from pagemill.transport.addresses import free_port
 from pagemill.utils.processes import Child
 from tests.fakes.node_processes import SECRET, TIMEOUT_S
@@ -30,8 +30,14 @@ class Machines:
         self.folder, self.port, self.lockstep = str(folder), free_port(), lockstep
         self.nodes = []
         plan = FleetPlan(2, range(1), head=("127.0.0.1", self.port))
-        self.head = Deployment(
-            fleet_config(folder), WORKER, plan, Patience(), secret=SECRET, lockstep=lockstep, node_timeout_s=TIMEOUT_S
+        self.head = EngineFleet(
+            fleet_config(folder),
+            WORKER,
+            plan,
+            LivenessTimeouts(),
+            secret=SECRET,
+            lockstep=lockstep,
+            node_timeout_s=TIMEOUT_S,
         )
 
     def __enter__(self):

@@ -17,7 +17,7 @@ from pagemill.serve.http import preparer_pool
 from pagemill.serve.http.errors import GenerationFailedError
 from pagemill.serve.http.preparer import CHAT, COMPLETIONS, AnswerForm, PreparedPrompt
 from pagemill.serve.http.preparer_pool import PreparerPool
-from pagemill.serve.http.preparer_process import HelperBirth
+from pagemill.serve.http.preparer_process import HelperSpec
 from tests.fakes.engine import FACTS
 from tests.fakes.fake_tokenizer import BOS, VOCAB_SIZE
 from tests.fakes.preparer_child import ENTRY
@@ -25,7 +25,7 @@ from tests.fakes.tiny_checkpoint import make_checkpoint
 
 pytestmark = pytest.mark.slow
 
-BIRTH = HelperBirth(
+BIRTH = HelperSpec(
     model=ModelConfig(),
     facts=FACTS,
     scheduler=SchedulerConfig(),

@@ -8,9 +8,9 @@ import pytest
 from pagemill import LLM, SamplingParams
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.fleet_plan import FleetPlan
-from pagemill.deployment import Deployment
+from pagemill.fleet.engines import EngineFleet
+from pagemill.fleet.supervisor import LivenessTimeouts
 from pagemill.launch import WORKER, build_config
-from pagemill.supervisor import Patience
 from tests.fakes.scripted_fleet import FrontEnd
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
@@ -33,7 +33,7 @@ def engines(alone, tmp_path, monkeypatch):
     monkeypatch.setenv("PAGEMILL_RPC_BASE_PATH", str(tmp_path))
     config = build_config(EngineArgs(str(alone[0]), enable_expert_parallel=True, **SETTINGS))
     plan = FleetPlan(2, range(2))
-    with Deployment(config, WORKER, plan, Patience(), lockstep=True, shares_experts=True) as engines:
+    with EngineFleet(config, WORKER, plan, LivenessTimeouts(), lockstep=True, shares_experts=True) as engines:
         engines.start()
         engines.wait_ready()
         yield engines

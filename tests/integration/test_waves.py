@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from pagemill.config.fleet_plan import FleetPlan
-from pagemill.deployment import Deployment
 from pagemill.engine.waves import ROUND_STEPS
+from pagemill.fleet.engines import EngineFleet
+from pagemill.fleet.supervisor import LivenessTimeouts
 from pagemill.messages.fleet import EngineUp
-from pagemill.supervisor import Patience
 from tests.fakes.proxy import Proxy
 from tests.fakes.scripted_fleet import PATIENCE_S, WORKER, FrontEnd, fleet_config
 
@@ -26,7 +26,9 @@ class Lab:
 
     def __init__(self, folder, lockstep=True):
         self.folder = folder
-        self.engines = Deployment(fleet_config(folder), WORKER, FleetPlan(2, range(2)), Patience(), lockstep=lockstep)
+        self.engines = EngineFleet(
+            fleet_config(folder), WORKER, FleetPlan(2, range(2)), LivenessTimeouts(), lockstep=lockstep
+        )
 
     def __enter__(self):
         self.engines.start()

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from pagemill import launch
 from pagemill.cli.main import main
 from pagemill.config.sections import ServerConfig
 from pagemill.config.server_access import access_of, is_loopback
 from pagemill.errors import ConfigError
+from pagemill.fleet import serve
 from pagemill.serve.http import auth
 from tests.fakes.engine import make_app, make_engine, running_server
 from tests.fakes.fake_core import FakeCore
@@ -126,7 +126,7 @@ def test_an_empty_key_of_the_environment_is_found_at_start(monkeypatch):
 
 def test_several_keys_on_the_command_line(monkeypatch, capsys):
     given = []
-    monkeypatch.setattr(launch, "serve", lambda engine, server, fleet: given.append(server.api_key) or 0)
+    monkeypatch.setattr(serve, "serve", lambda engine, server, fleet: given.append(server.api_key) or 0)
     assert main(["serve", "m", "--api-key", "a", "b", "--port", "1"]) == 0
     assert main(["serve", "m", "--api-key", "a", "--api-key", "b"]) == 0
     assert given == [("a", "b")] * 2
@@ -135,10 +135,10 @@ def test_several_keys_on_the_command_line(monkeypatch, capsys):
 
 
 def test_a_server_for_everybody_says_so(caplog):
-    launch._with_keys(ServerConfig(host="0.0.0.0", api_key=("k",)))
-    launch._with_keys(ServerConfig())
+    serve._with_keys(ServerConfig(host="0.0.0.0", api_key=("k",)))
+    serve._with_keys(ServerConfig())
     assert not caplog.records
-    launch._with_keys(ServerConfig(host="0.0.0.0"))
+    serve._with_keys(ServerConfig(host="0.0.0.0"))
     assert "no --api-key" in caplog.text
 
 
@@ -146,9 +146,9 @@ def test_a_secret_of_several_machines_is_no_word(monkeypatch):
     plan = SimpleNamespace(head="10.0.0.1")
     monkeypatch.setenv("PAGEMILL_IPC_SECRET", "s" * 15)
     with pytest.raises(ConfigError, match="PAGEMILL_IPC_SECRET has 15 characters"):
-        launch._shared_secret(plan)
+        serve._shared_secret(plan)
     monkeypatch.setenv("PAGEMILL_IPC_SECRET", "s" * 16)
-    assert launch._shared_secret(plan) == "s" * 16
+    assert serve._shared_secret(plan) == "s" * 16
 
 
 def test_a_server_is_on_the_loopback_unless_it_is_told_otherwise():

@@ -10,7 +10,7 @@ import pytest
 from pagemill.config.sections import ModelConfig, SchedulerConfig
 from pagemill.serve.http.intake import LARGE_BODY_BYTES
 from pagemill.serve.http.preparer_pool import PreparerPool
-from pagemill.serve.http.preparer_process import HelperBirth
+from pagemill.serve.http.preparer_process import HelperSpec
 from tests.fakes.engine import FACTS, running_server
 from tests.fakes.fake_core import FakeCore
 from tests.fakes.preparer_child import ENTRY
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def url():
     core = FakeCore()
-    birth = HelperBirth(
+    birth = HelperSpec(
         model=ModelConfig(),
         facts=FACTS,
         scheduler=SchedulerConfig(),

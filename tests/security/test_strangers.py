@@ -13,8 +13,8 @@ import pytest
 import zmq
 
 from pagemill.config.sections import KVEventsConfig
+from pagemill.fleet.head import NodeRegistry
 from pagemill.messages.nodes import HeadMessage, NodeHello, NodeMessage, NodeWelcome
-from pagemill.node_desk import NodeDesk
 from pagemill.transport.addresses import free_port, tcp_address
 from pagemill.transport.codec import Codec
 from pagemill.transport.curve import protect
@@ -34,7 +34,7 @@ READY = b"\x05READY\x0bSocket-Type" + struct.pack("!I", 6) + b"DEALER"
 
 def head(payload, report):
     """A process with the desk of a head."""
-    desk = NodeDesk(tcp_address(), SECRET, range(1, 2), 2, {}, lambda event: None, 30)
+    desk = NodeRegistry(tcp_address(), SECRET, range(1, 2), 2, {}, lambda event: None, 30)
     report(desk.address.encode())
     time.sleep(3600)
 
@@ -171,7 +171,7 @@ def welcome(address):
 
 def test_what_is_said_cannot_be_read_on_the_way():
     """The secret and all else are encrypted: a relay sees neither."""
-    desk = NodeDesk(tcp_address(), SECRET, range(1, 2), 2, {}, lambda event: None, 30)
+    desk = NodeRegistry(tcp_address(), SECRET, range(1, 2), 2, {}, lambda event: None, 30)
     with contextlib.closing(desk), contextlib.closing(Relay(desk.address)) as relay:
         client = ClientSocket(relay.address, Hello(secret=SECRET, role=Role.NODE, index=1), timeout_s=PATIENCE_S)
         with contextlib.closing(client):

@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "pagemill"
 LINE = re.compile(r"^(?P<rail>(?:│   |    )*)[├└]── (?P<name>[\w.]+/?)\s*(?P<about>.*)$")
-PLANES = ("serve", "engine", "worker", "model")
+OPENED = ("fleet", "serve", "engine", "worker", "model")
 
 
 def tree_in_the_document() -> dict[str, str]:
@@ -37,12 +37,12 @@ def test_everything_listed_exists():
 
 def test_every_folder_is_listed():
     listed = tree_in_the_document()
-    nested_elsewhere = {name for name in folders_of_the_package() if name.count("/") == 2 and not in_plane(name)}
+    nested_elsewhere = {name for name in folders_of_the_package() if name.count("/") == 2 and not is_opened(name)}
     assert folders_of_the_package() - nested_elsewhere - set(listed) == set()
 
 
-def test_every_module_of_the_top_and_of_the_planes_is_listed():
-    patterns = ("*.py", *(f"{plane}/*.py" for plane in PLANES))
+def test_every_module_of_the_top_and_of_the_opened_folders_is_listed():
+    patterns = ("*.py", *(f"{folder}/*.py" for folder in OPENED))
     modules = {path for pattern in patterns for path in PACKAGE.glob(pattern) if path.name != "__init__.py"}
     assert {str(path.relative_to(PACKAGE)) for path in modules} - set(tree_in_the_document()) == set()
 
@@ -51,5 +51,5 @@ def test_every_line_says_what_it_is():
     assert [name for name, about in tree_in_the_document().items() if not about] == []
 
 
-def in_plane(name: str) -> bool:
-    return name.split("/")[0] in PLANES
+def is_opened(name: str) -> bool:
+    return name.split("/")[0] in OPENED

@@ -33,7 +33,7 @@ def sixteen_cores(tmp_path, monkeypatch):
 def placed(checkpoint, num_engines=1, front_end=True, own_process=True, **settings):
     args = EngineArgs(checkpoint, device="cpu", **settings)
     config = launch.build_config(args)
-    placed = launch._place_threads(args, config, num_engines, front_end=front_end, own_process=own_process)
+    placed = launch.place_threads(args, config, num_engines, front_end=front_end, own_process=own_process)
     threads, given = placed.cpu.cpu_threads, settings.get("max_prefill_tokens")
     if placed.parallel.distributed_executor_backend != "ray":
         assert placed.scheduler.max_prefill_tokens == (PREFILL_TOKENS * threads if given is None else given)

@@ -19,7 +19,7 @@ from pagemill.engine.executor.ray_cluster import RayCluster, Room
 from pagemill.errors import ConfigError, DistributedError, EngineDeadError, ModelError, PagemillError
 from pagemill.log import get_logger
 from pagemill.messages.worker_rank import WorkerRank
-from pagemill.transport.actor_protocol import ActorBirth, ActorHome
+from pagemill.transport.actor_protocol import ActorHome, ActorSpec
 from pagemill.transport.worker_protocol import WorkerCrashed, WorkerReport
 from pagemill.utils.awake_clock import AwakeClock
 
@@ -231,7 +231,7 @@ class RayWorkers:
             host = f"[{homes[0].address}]" if ":" in homes[0].address else homes[0].address
             init_address = f"tcp://{host}:{port.decode()}"
         for rank, (actor, home, local_rank) in enumerate(zip(self._actors, homes, local_ranks(nodes), strict=True)):
-            birth = ActorBirth(
+            birth = ActorSpec(
                 worker=worker,
                 config=config,
                 rank=WorkerRank(

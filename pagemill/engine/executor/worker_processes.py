@@ -16,7 +16,7 @@ from pagemill.messages.worker_rank import Replicas, WorkerRank, ranks_of
 from pagemill.transport.addresses import PrivateDirectory
 from pagemill.transport.codec import Frame
 from pagemill.transport.shm_queue import QueueReader, QueueWriter, create_queue
-from pagemill.transport.worker_protocol import WorkerBirth, WorkerCrashed, WorkerReport
+from pagemill.transport.worker_protocol import WorkerCrashed, WorkerReport, WorkerSpec
 from pagemill.utils.awake_clock import AwakeClock
 from pagemill.utils.processes import Child, describe_exit
 
@@ -171,7 +171,7 @@ class WorkerProcesses:
         results, (reader_end,) = create_queue(1, slot_bytes=RESULT_SLOT_BYTES)
         self.results.append(QueueReader(reader_end))
         commands = self._command_ends[rank.rank]
-        birth = WorkerBirth(worker=worker, config=config, rank=rank, index=index, commands=commands, results=results)
+        birth = WorkerSpec(worker=worker, config=config, rank=rank, index=index, commands=commands, results=results)
         try:
             payload = msgspec.msgpack.encode(birth)
             pass_fds = [*commands.fds(), *results.fds()]

@@ -13,7 +13,7 @@ from pagemill.errors import EngineOverloadedError, TransportError, UnavailableEr
 from pagemill.log import get_logger
 from pagemill.serve.http.errors import GenerationFailedError
 from pagemill.serve.http.preparer import AnswerForm, Part, PreparedPrompt
-from pagemill.serve.http.preparer_process import Answer, Done, HelperBirth, Job, Refused, Unready
+from pagemill.serve.http.preparer_process import Answer, Done, HelperSpec, Job, Refused, Unready
 from pagemill.serve.preparation import Pacer
 from pagemill.transport.stream_frames import read_frame, write_frame
 from pagemill.utils.processes import Child, describe_exit
@@ -46,7 +46,7 @@ class _Helper:
         self._answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
     @classmethod
-    async def start(cls, entry: str, birth: HelperBirth) -> "_Helper":
+    async def start(cls, entry: str, birth: HelperSpec) -> "_Helper":
         here, there = socket.socketpair()
         with there:
             payload = msgspec.msgpack.encode(msgspec.structs.replace(birth, socket_fd=there.fileno()))
@@ -93,7 +93,7 @@ class PreparerPool:
     """At most MAX_HELPERS processes, each with one body at a time, and a bounded queue in front of them. Used from one
     event loop."""
 
-    def __init__(self, birth: HelperBirth, entry: str = ENTRY, *, max_helpers: int = MAX_HELPERS) -> None:
+    def __init__(self, birth: HelperSpec, entry: str = ENTRY, *, max_helpers: int = MAX_HELPERS) -> None:
         self._birth = birth
         self._entry = entry
         self._max_helpers = max_helpers

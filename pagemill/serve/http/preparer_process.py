@@ -30,7 +30,7 @@ MAX_RESIDENT_BYTES = 512 << 20
 """A helper that holds more after a body ends, and is started again for the next one."""
 
 
-class HelperBirth(msgspec.Struct, frozen=True):
+class HelperSpec(msgspec.Struct, frozen=True):
     """What a helper is given."""
 
     model: ModelConfig
@@ -82,7 +82,7 @@ Answer = AnswerForm | PreparedPrompt | Refused | Failed | Unready | Done
 
 def run(payload: bytes, report: Report) -> None:
     """Entry (utils/processes.py)."""
-    birth = msgspec.msgpack.decode(payload, type=HelperBirth)
+    birth = msgspec.msgpack.decode(payload, type=HelperSpec)
     name_process("preparer")
     with socket.socket(fileno=birth.socket_fd) as sock:
         try:
@@ -94,7 +94,7 @@ def run(payload: bytes, report: Report) -> None:
             serve(sock, preparer)
 
 
-def _make_preparer(birth: HelperBirth) -> Preparer:
+def _make_preparer(birth: HelperSpec) -> Preparer:
     with paused():
         pooler = birth.model.pooler_config if birth.model.pools else None
         tokenizer = tokenizer_of(birth.model, birth.facts)

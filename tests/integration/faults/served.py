@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 from fastapi import APIRouter, Request
 
-from pagemill import api_servers, deployment, front_end, launch, supervisor
 from pagemill.catalog.endpoints import ENDPOINTS
 from pagemill.cli.main import main
+from pagemill.fleet import api_server, api_server_pool, engines, serve, supervisor
 from pagemill.serve.client.zmq import ZmqClient
 from pagemill.serve.http.state import services
 from pagemill.transport.addresses import tcp_address
@@ -48,18 +48,18 @@ async def figures(request: Request) -> dict[str, int]:
 
 def install_hooks() -> None:
     ENDPOINTS.add("lab", f"{HERE}:router")
-    launch.WORKER = os.environ.get("LAB_WORKER", launch.WORKER)
-    deployment.new_secret = lambda: os.environ.get("LAB_SECRET", "0" * 64)
-    api_servers.ENTRY = f"{HERE}:run_front_end"
+    serve.WORKER = os.environ.get("LAB_WORKER", serve.WORKER)
+    engines.new_secret = lambda: os.environ.get("LAB_SECRET", "0" * 64)
+    api_server_pool.ENTRY = f"{HERE}:run_front_end"
     silent_s = os.environ.get("LAB_SILENT_S")
     if silent_s is not None:
-        supervisor.Patience = functools.partial(supervisor.Patience, silent_s=float(silent_s))
-        api_servers.ApiServers = functools.partial(api_servers.ApiServers, silent_s=3 * float(silent_s))
+        supervisor.LivenessTimeouts = functools.partial(supervisor.LivenessTimeouts, silent_s=float(silent_s))
+        api_server_pool.ApiServerPool = functools.partial(api_server_pool.ApiServerPool, silent_s=3 * float(silent_s))
 
     if "LAB_LINKS" in os.environ:
-        front_end.ZmqClient = connect_through_proxy
+        api_server.ZmqClient = connect_through_proxy
     if "LAB_TCP" in os.environ:
-        deployment.Deployment._address_of = lambda *_: tcp_address()
+        engines.EngineFleet._address_of = lambda *_: tcp_address()
 
 
 def connect_through_proxy(up, hello):
@@ -74,7 +74,7 @@ def connect_through_proxy(up, hello):
 def run_front_end(payload, report):
     """Entry of a front end in a process of its own."""
     install_hooks()
-    front_end.run(payload, report)
+    api_server.run(payload, report)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from tests.fakes.openai_server import FakeOpenAIServer
 
 
 class FakeLaunch(ModuleType):
-    """Stands in for pagemill.launch."""
+    """Stands in for pagemill.launch and pagemill.fleet.serve."""
 
     def __init__(self) -> None:
         super().__init__("pagemill.launch")
@@ -42,7 +42,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> FakeLaunch:
     fake = FakeLaunch()
-    monkeypatch.setitem(sys.modules, "pagemill.launch", fake)
+    for name in ("pagemill.launch", "pagemill.fleet.serve"):
+        monkeypatch.setitem(sys.modules, name, fake)
     return fake
 
 

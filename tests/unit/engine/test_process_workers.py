@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from pagemill.config.sections import ParallelConfig
-from pagemill.engine.process import CoreBirth
+from pagemill.engine.process import CoreSpec
 from pagemill.messages.process_reports import ProcessReport, Started
 from pagemill.transport.addresses import PrivateDirectory
 from pagemill.transport.handshake import new_secret
@@ -38,7 +38,7 @@ def core(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("PAGEMILL_RPC_BASE_PATH", str(tmp_path_factory.mktemp("c")))
     config = dataclasses.replace(engine_config(), parallel=ParallelConfig(2, 1, "mp"))
     with PrivateDirectory() as folder:
-        birth = CoreBirth(config, 3, f"{HERE}:ProcessWorker", folder.ipc("core"), new_secret())
+        birth = CoreSpec(config, 3, f"{HERE}:ProcessWorker", folder.ipc("core"), new_secret())
         with Child("pagemill.engine.process:run", "pagemill: engine core 3", msgspec.msgpack.encode(birth)) as child:
             wait_for(child, Started)
             yield child, {" ".join(p.cmdline()).strip(): p for p in psutil.Process(child.pid).children()}

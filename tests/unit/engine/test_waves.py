@@ -5,9 +5,9 @@ from collections import deque
 
 import pytest
 
-from pagemill.engine.dp_coordinator import WaveBook
 from pagemill.engine.waves import ROUND_STEPS, NoWaves, WaveMember
-from pagemill.messages.waves import JoinWaves, RoundDone, RoundVerdict, StartWave, WaveStarted
+from pagemill.fleet.dp_coordinator import WaveState
+from pagemill.messages.waves import JoinWaves, RoundDecision, RoundDone, StartWave, WaveStarted
 
 
 class Engine:
@@ -38,7 +38,7 @@ class Net:
     """Engines and their coordinator, with mail that is delivered when the test says so, in order on each way."""
 
     def __init__(self, count):
-        self.book = WaveBook()
+        self.book = WaveState()
         self.engines = {}
         for index in range(count):
             self.come(index)
@@ -60,7 +60,7 @@ class Net:
 
     def restart(self):
         """Another coordinator, which knows of no wave, in the place of the former."""
-        self.book = WaveBook()
+        self.book = WaveState()
         for index, engine in self.engines.items():
             engine.said.clear()
             engine.orders.clear()
@@ -129,12 +129,12 @@ def test_the_verdict_is_awaited_a_round_later_and_not_before():
     engine.work = 1000
     assert engine.steps() == 2 * ROUND_STEPS
     assert list(engine.said) == [WaveStarted(1), RoundDone(1, 0, True)]
-    engine.member.obey(RoundVerdict(1, 7, False))  # of another round
-    engine.member.obey(RoundVerdict(0, 0, False))  # and of another wave
+    engine.member.obey(RoundDecision(1, 7, False))  # of another round
+    engine.member.obey(RoundDecision(0, 0, False))  # and of another wave
     assert engine.steps() == 0
-    engine.member.obey(RoundVerdict(1, 0, True))
+    engine.member.obey(RoundDecision(1, 0, True))
     assert engine.said[-1] == RoundDone(1, 1, True)
-    engine.member.obey(RoundVerdict(1, 1, True))
+    engine.member.obey(RoundDecision(1, 1, True))
     assert engine.steps() == 2 * ROUND_STEPS
 
 

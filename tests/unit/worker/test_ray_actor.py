@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pagemill.messages.worker_rank import SOLO_RANK
-from pagemill.transport.actor_protocol import ActorBirth, join_frames, split_frames
+from pagemill.transport.actor_protocol import ActorSpec, join_frames, split_frames
 from pagemill.transport.worker_protocol import (
     CallFailed,
     CallMethod,
@@ -34,7 +34,7 @@ def actor(name="ProcessWorker", **options):
     made = type("Actor", (WorkerActor,), {})("pagemill: worker 0")
     config = msgspec.msgpack.encode(engine_config())
     options = {"rank": SOLO_RANK, "devices": []} | options
-    made.begin(msgspec.msgpack.encode(ActorBirth(worker=f"{HERE}:{name}", config=config, **options)))
+    made.begin(msgspec.msgpack.encode(ActorSpec(worker=f"{HERE}:{name}", config=config, **options)))
     return made
 
 

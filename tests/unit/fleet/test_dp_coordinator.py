@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from pagemill.engine import dp_coordinator
-from pagemill.engine.dp_coordinator import DpCoordinator
 from pagemill.errors import PeerGoneError
+from pagemill.fleet import dp_coordinator
+from pagemill.fleet.dp_coordinator import WaveCoordinator
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.fleet import EngineUp
 from pagemill.messages.waves import StartWave
@@ -28,13 +28,13 @@ def test_a_defect_does_not_leave_an_engine_without_its_coordinator(monkeypatch):
         raise ZeroDivisionError("a defect of ours")
 
     monkeypatch.setattr(dp_coordinator.AsyncClientSocket, "connect", connect)
-    with contextlib.closing(DpCoordinator(new_secret())) as coordinator:
+    with contextlib.closing(WaveCoordinator(new_secret())) as coordinator:
         coordinator.notify(UP)
         assert again.wait(PATIENCE_S)
 
 
 async def test_an_order_reaches_the_others_while_an_engine_goes():
-    with contextlib.closing(DpCoordinator(new_secret())) as coordinator:
+    with contextlib.closing(WaveCoordinator(new_secret())) as coordinator:
         members, sent = coordinator._members, []
 
         class Socket:

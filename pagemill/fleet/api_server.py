@@ -14,7 +14,7 @@ from pagemill import envs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.sections import ServerConfig
 from pagemill.errors import PagemillError
-from pagemill.event_feed import follow
+from pagemill.fleet.event_feed import follow
 from pagemill.log import get_logger, name_process
 from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent, FrontEndNews
 from pagemill.messages.metrics import MetricsTotals
@@ -27,7 +27,7 @@ from pagemill.serve.client.zmq import ZmqClient
 from pagemill.serve.http.app import build_app
 from pagemill.serve.http.limits import limits_of
 from pagemill.serve.http.preparer_pool import PreparerPool
-from pagemill.serve.http.preparer_process import HelperBirth
+from pagemill.serve.http.preparer_process import HelperSpec
 from pagemill.serve.http.server import say_ready, serve
 from pagemill.serve.load_gate import LoadRow
 from pagemill.serve.processing.seeds import RequestSeeds
@@ -44,7 +44,7 @@ logger = get_logger(__name__)
 PULSE_S = 1.0
 
 
-class FrontEndBirth(msgspec.Struct, frozen=True):
+class ApiServerSpec(msgspec.Struct, frozen=True):
     """What a front end is given. In a process of its own, this is its payload."""
 
     config: EngineConfig
@@ -66,7 +66,7 @@ class FrontEndBirth(msgspec.Struct, frozen=True):
         return Hello(secret=self.secret, role=Role.API_SERVER, index=self.index)
 
 
-def make_fleet(birth: FrontEndBirth, ups: Sequence[EngineUp]) -> FleetClient:
+def make_fleet(birth: ApiServerSpec, ups: Sequence[EngineUp]) -> FleetClient:
     """The client of all engines."""
     introductions = Introductions(birth.hello())
     return FleetClient(
@@ -75,7 +75,7 @@ def make_fleet(birth: FrontEndBirth, ups: Sequence[EngineUp]) -> FleetClient:
 
 
 def serve_fleet(
-    birth: FrontEndBirth,
+    birth: ApiServerSpec,
     fleet: FleetClient,
     tokenizer: Tokenizer,
     sock: socket.socket,
@@ -89,7 +89,7 @@ def serve_fleet(
     serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server))
 
 
-def _make_llm(birth: FrontEndBirth, fleet: FleetClient, tokenizer: Tokenizer) -> AsyncLLM:
+def _make_llm(birth: ApiServerSpec, fleet: FleetClient, tokenizer: Tokenizer) -> AsyncLLM:
     """Prompts to outputs, over the client."""
     config = birth.config
     llm = AsyncLLM(
@@ -109,11 +109,11 @@ def _make_llm(birth: FrontEndBirth, fleet: FleetClient, tokenizer: Tokenizer) ->
     return llm
 
 
-def _make_helpers(birth: FrontEndBirth, fleet: FleetClient) -> PreparerPool:
+def _make_helpers(birth: ApiServerSpec, fleet: FleetClient) -> PreparerPool:
     """For large bodies; no process is started yet."""
     config = birth.config
     return PreparerPool(
-        HelperBirth(
+        HelperSpec(
             model=config.model,
             facts=config.facts,
             scheduler=config.scheduler,
@@ -167,7 +167,7 @@ class FirstUps:
 
 def run(payload: bytes, report: Report) -> None:
     """Entry of a front end in a process of its own (utils/processes.py)."""
-    birth = msgspec.msgpack.decode(payload, type=FrontEndBirth)
+    birth = msgspec.msgpack.decode(payload, type=ApiServerSpec)
     name_process(f"api {birth.index}")
     threading.Thread(target=_pulse, args=(report,), name="pagemill-pulse", daemon=True).start()
     ups = FirstUps(birth.num_engines)

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from pagemill.errors import HandshakeError, NotLetInError
+from pagemill.fleet.head import NodeRegistry, name_ranks
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp
 from pagemill.messages.nodes import (
@@ -21,7 +22,6 @@ from pagemill.messages.nodes import (
     NodeWelcome,
 )
 from pagemill.messages.stats import SchedulerStats
-from pagemill.node_desk import NodeDesk, name_ranks
 from pagemill.transport.addresses import tcp_address
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
@@ -37,7 +37,7 @@ class Desk:
 
     def __init__(self, timeout_s=30.0):
         self.events = queue.SimpleQueue()
-        self.desk = NodeDesk(tcp_address(), "s", range(2, 4), 4, SETTINGS, self.events.put, timeout_s)
+        self.desk = NodeRegistry(tcp_address(), "s", range(2, 4), 4, SETTINGS, self.events.put, timeout_s)
         self.nodes = []
 
     def node(self, *args, **kwargs):

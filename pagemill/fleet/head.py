@@ -1,6 +1,6 @@
-"""`NodeDesk`: where machines that have engines only report to the head, and what becomes of their engines is published.
+"""`NodeRegistry`: the head's side of headless nodes: who is registered, and events about the engines that they run.
 
-Does not know how engines are started, nor who listens to the news. The other side is headless.py.
+Does not know how engines are started, nor who reads the events. The other side is node.py.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class _Node:
     """Engines that are up -> incarnation, as it is called here."""
 
 
-class NodeDesk:
+class NodeRegistry:
     """Listens for nodes on a thread of its own, until `close`.
 
     `ranks` are the engines that nodes may have, of `size` in all, and `settings` those that a node must share.

@@ -1,7 +1,7 @@
 """A headless node: engines for a head on another machine, which has the API servers.
 
 Does not know who asks the engines for what: it reports to the head where they are, and what becomes of them. The other
-side is node_desk.py.
+side is head.py.
 """
 
 import math
@@ -18,7 +18,6 @@ import setproctitle
 
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.fleet_plan import FleetPlan
-from pagemill.deployment import Deployment, shared_settings
 from pagemill.errors import (
     ConfigError,
     EngineDeadError,
@@ -29,6 +28,9 @@ from pagemill.errors import (
     PeerGoneError,
     TransportError,
 )
+from pagemill.fleet.engines import EngineFleet, shared_settings
+from pagemill.fleet.head import name_ranks
+from pagemill.fleet.supervisor import LivenessTimeouts
 from pagemill.log import get_logger
 from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp, FleetEvent
 from pagemill.messages.nodes import (
@@ -41,8 +43,6 @@ from pagemill.messages.nodes import (
     NodeRefused,
     NodeWelcome,
 )
-from pagemill.node_desk import name_ranks
-from pagemill.supervisor import Patience
 from pagemill.transport.addresses import ip_of, tcp_address
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
@@ -65,7 +65,7 @@ MAX_GAP_S = 3.0
 """Between two looks at the head. A longer gap tells that this process itself did not run."""
 
 
-class HeadLink:
+class HeadConnection:
     """The connection to the head. One thread calls `connect` and `run`; any thread may call `publish`, `fail`, `stop`.
 
     A connection that was lost, or silent for half of `timeout_s` seconds, is made anew, and the head told what there
@@ -220,7 +220,7 @@ def run_headless(
     config: EngineConfig,
     worker: str,
     plan: FleetPlan,
-    patience: Patience,
+    patience: LivenessTimeouts,
     *,
     secret: str,
     lockstep: bool = False,
@@ -244,7 +244,7 @@ def run_headless(
         shared_settings(config),
     )
     address = tcp_address(ip_of(plan.head[0]), plan.head[1])
-    link = HeadLink(address, secret, hello, node_timeout_s, head_return_s)
+    link = HeadConnection(address, secret, hello, node_timeout_s, head_return_s)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: link.stop())
     logger.info("engines %s, for the head at %s", name_ranks(plan.local), address)
@@ -252,7 +252,7 @@ def run_headless(
         link.connect(FIRST_CONNECT_S)
         if link.stopping:
             return 0
-        with Deployment(config, worker, plan, patience, secret=secret, lockstep=lockstep) as engines:
+        with EngineFleet(config, worker, plan, patience, secret=secret, lockstep=lockstep) as engines:
             engines.subscribe(link.publish)
             engines.start()
             threading.Thread(target=_watch_start, args=(engines.wait_ready, link), daemon=True).start()
@@ -262,7 +262,7 @@ def run_headless(
     return 0
 
 
-def _watch_start(wait_ready: Callable[[], object], link: HeadLink) -> None:
+def _watch_start(wait_ready: Callable[[], object], link: HeadConnection) -> None:
     """Engines that cannot start end the node."""
     try:
         wait_ready()

@@ -1,4 +1,4 @@
-"""`ApiServers`: front ends in processes of their own on one socket, started again when they die or are stopped.
+"""`ApiServerPool`: front ends in processes of their own on one socket, started again when they die or are stopped.
 
 Does not know what a front end does. The engines are told when one is gone, so that nobody works for it.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from pagemill.errors import EngineDeadError, HandshakeError, PeerGoneError
-from pagemill.front_end import FrontEndBirth
+from pagemill.fleet.api_server import ApiServerSpec
 from pagemill.log import get_logger
 from pagemill.messages.core_calls import EngineCall, FrontEndGone
 from pagemill.messages.metrics import FrontEndCounts
@@ -29,7 +29,7 @@ from pagemill.utils.processes import Child, describe_exit
 
 logger = get_logger(__name__)
 
-ENTRY = "pagemill.front_end:run"
+ENTRY = "pagemill.fleet.api_server:run"
 POLL_S = 0.25
 MAX_GAP_S = 1.0
 """Between two looks at a front end. A longer gap tells that this process itself did not run."""
@@ -47,7 +47,7 @@ STOP_POLL_S = 0.05
 _REPORTS: msgspec.msgpack.Decoder[FrontEndReport] = msgspec.msgpack.Decoder(FrontEndReport)
 
 
-class ApiServers:
+class ApiServerPool:
     """Keeps `count` front ends alive, each on a thread of its own, until `stop`. They count what they have in flight
     in memory that they share; what a front end had that died is forgotten.
 
@@ -59,7 +59,7 @@ class ApiServers:
     def __init__(
         self,
         count: int,
-        birth: Callable[[int], FrontEndBirth],
+        birth: Callable[[int], ApiServerSpec],
         sock: socket.socket,
         engines: Callable[[], list[str]],
         pool: MetricsPool,

@@ -8,12 +8,12 @@ import pytest
 
 from pagemill.config.fleet_plan import plan_fleet
 from pagemill.config.sections import FleetConfig
-from pagemill.deployment import Deployment
-from pagemill.engine.process import CoreBirth
+from pagemill.engine.process import CoreSpec
 from pagemill.errors import EngineDeadError
+from pagemill.fleet.engines import EngineFleet
+from pagemill.fleet.supervisor import LivenessTimeouts
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.fleet import EngineDown, EngineUp
-from pagemill.supervisor import Patience
 from tests.fakes.engine_setup import engine_config
 
 READY = EngineReady(max_model_len=64, vocab_size=100, num_blocks=10, block_size=4)
@@ -30,7 +30,9 @@ def losses():
 def deployment(losses, tmp_path, monkeypatch):
     monkeypatch.setenv("PAGEMILL_RPC_BASE_PATH", str(tmp_path))
     plan = plan_fleet(FleetConfig(data_parallel_size=2))
-    with Deployment(engine_config(), "no:worker", plan, Patience(), on_lost=lambda: losses.append(1)) as deployment:
+    with EngineFleet(
+        engine_config(), "no:worker", plan, LivenessTimeouts(), on_lost=lambda: losses.append(1)
+    ) as deployment:
         yield deployment
 
 
@@ -84,6 +86,6 @@ def test_an_engine_is_told_of_its_own_cpus(tmp_path, monkeypatch):
         data_parallel_size_local=2,
         data_parallel_address="127.0.0.1",
     )
-    with Deployment(config, "no:worker", plan_fleet(fleet), Patience(), secret="s") as deployment:
-        births = [msgspec.msgpack.decode(deployment._payload_of(index)(0), type=CoreBirth) for index in (2, 3)]
+    with EngineFleet(config, "no:worker", plan_fleet(fleet), LivenessTimeouts(), secret="s") as deployment:
+        births = [msgspec.msgpack.decode(deployment._payload_of(index)(0), type=CoreSpec) for index in (2, 3)]
     assert [birth.config.cpu.cpu_threads_bind for birth in births] == ["0-1", "2-3"]

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from pagemill.event_feed import SUBSCRIBE, EventFeed
+from pagemill.fleet.event_feed import SUBSCRIBE, EventFeed
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp, FrontEndNews
 from pagemill.transport.addresses import PrivateDirectory

@@ -1,4 +1,4 @@
-"""`DpCoordinator`: lets data-parallel engines whose expert layers exchange tokens step together, in waves.
+"""`WaveCoordinator`: lets data-parallel engines whose expert layers exchange tokens step together, in waves.
 
 Does not know what a step does, nor who starts the engines: it is told of each that comes and goes, and connects to it.
 """
@@ -12,7 +12,7 @@ from pagemill.errors import HandshakeError, PeerGoneError, TransportError
 from pagemill.log import get_logger
 from pagemill.messages.core_calls import EngineCall, EngineReport
 from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
-from pagemill.messages.waves import JoinWaves, RoundDone, RoundVerdict, StartWave, WaveNews, WaveOrder, WaveStarted
+from pagemill.messages.waves import JoinWaves, RoundDecision, RoundDone, StartWave, WaveNews, WaveOrder, WaveStarted
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.liveness import Introductions, Pauses
@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 CONNECT_S = 10.0
 
 
-class WaveBook:
+class WaveState:
     """What is known of the waves: which engines take part, and what they reported of the present round.
 
     An engine may go, and another may come, at any time: the verdict on a round needs those that are there.
@@ -68,22 +68,22 @@ class WaveBook:
                     return self._verdict()
         return None
 
-    def _verdict(self) -> RoundVerdict | None:
+    def _verdict(self) -> RoundDecision | None:
         number = self._round
         if number is None or len(self._reports) < len(self._members):
             return None
         go_on = any(self._reports.values())
         self._reports.clear()
         self._round = number + 1 if go_on else None
-        return RoundVerdict(self._wave, number, go_on)
+        return RoundDecision(self._wave, number, go_on)
 
 
-class DpCoordinator:
+class WaveCoordinator:
     """Connects to every engine that is up, on a thread with an event loop of its own, until `close`."""
 
     def __init__(self, secret: str) -> None:
         self._hello = Hello(secret=secret, role=Role.COORDINATOR, index=0)
-        self._book = WaveBook()
+        self._book = WaveState()
         self._orders: Codec[EngineCall] = Codec(EngineCall)
         self._reports: Codec[EngineReport] = Codec(EngineReport)
         self._tasks: dict[int, asyncio.Task[None]] = {}

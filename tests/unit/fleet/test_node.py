@@ -7,11 +7,11 @@ import time
 import pytest
 
 from pagemill.errors import ConfigError, EngineDeadError
-from pagemill.headless import HeadLink
+from pagemill.fleet.head import NodeRegistry
+from pagemill.fleet.node import HeadConnection
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp
 from pagemill.messages.nodes import NodeHello
-from pagemill.node_desk import NodeDesk
 from pagemill.transport.addresses import free_port, tcp_address
 
 UP = EngineUp(1, 0, "tcp://10.0.0.2:7", EngineReady(max_model_len=64, vocab_size=100, num_blocks=10, block_size=4))
@@ -25,7 +25,7 @@ class Case:
     def __init__(self, timeout_s=30.0, secret="s", settings=()):
         self.address = tcp_address(port=free_port())
         hello = NodeHello("a", "node-a", 2, 1, 1, dict(settings))
-        self.link = HeadLink(self.address, secret, hello, timeout_s, return_s=timeout_s)
+        self.link = HeadConnection(self.address, secret, hello, timeout_s, return_s=timeout_s)
         self.events = queue.SimpleQueue()
         self.end = queue.SimpleQueue()
         self.desk = None
@@ -42,7 +42,7 @@ class Case:
             self.link.close()
 
     def open_desk(self):
-        self.desk = NodeDesk(self.address, "s", range(1, 2), 2, {}, self.events.put, 30)
+        self.desk = NodeRegistry(self.address, "s", range(1, 2), 2, {}, self.events.put, 30)
 
     def start(self):
         self.thread.start()

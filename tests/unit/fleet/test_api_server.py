@@ -2,7 +2,7 @@
 
 import threading
 
-from pagemill.front_end import FirstUps
+from pagemill.fleet.api_server import FirstUps
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.fleet import EngineDown, EngineUp
 

@@ -1,17 +1,17 @@
 """Who must start again when one of several engines that share experts is gone, and where they meet next."""
 
-from pagemill.meetings import Meetings
+from pagemill.fleet.expert_rendezvous import ExpertRendezvous
 
 
 def test_all_meet_at_one_place():
-    meetings = Meetings(3, "/run")
+    meetings = ExpertRendezvous(3, "/run")
     places = [meetings.join(index, 0) for index in range(3)]
     assert {place.address for place in places} == {"file:///run/experts-0"}
     assert [(place.replica, place.num_replicas) for place in places] == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_the_first_that_is_gone_ends_a_meeting_and_the_others_follow():
-    meetings = Meetings(3, "/run")
+    meetings = ExpertRendezvous(3, "/run")
     for index in range(3):
         meetings.join(index, 0)
     assert meetings.leave(1, 0) == [(0, 0), (2, 0)]
@@ -21,7 +21,7 @@ def test_the_first_that_is_gone_ends_a_meeting_and_the_others_follow():
 
 
 def test_one_that_was_never_there_takes_nobody_with_it():
-    meetings = Meetings(2, "/run")
+    meetings = ExpertRendezvous(2, "/run")
     meetings.join(0, 0)
     assert meetings.leave(1, 0) is None
     meetings.join(1, 0)
@@ -29,7 +29,7 @@ def test_one_that_was_never_there_takes_nobody_with_it():
 
 
 def test_one_that_was_back_first_waits_for_the_others():
-    meetings = Meetings(2, "/run")
+    meetings = ExpertRendezvous(2, "/run")
     for index in range(2):
         meetings.join(index, 0)
     assert meetings.leave(0, 0) == [(1, 0)]

@@ -1,4 +1,4 @@
-"""`Deployment`: the engine cores of one model, in processes of their own, and what front ends need to reach them.
+"""`EngineFleet`: the engine cores of one model, in processes of their own, and what front ends need to reach them.
 
 Does not know who the front ends are, nor what a core does. Engines of other machines are its too, on the head.
 """
@@ -14,14 +14,14 @@ import msgspec
 from pagemill import __version__
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.fleet_plan import FleetPlan
-from pagemill.engine.dp_coordinator import DpCoordinator
-from pagemill.engine.process import CoreBirth
+from pagemill.engine.process import CoreSpec
 from pagemill.errors import EngineDeadError
+from pagemill.fleet.dp_coordinator import WaveCoordinator
+from pagemill.fleet.expert_rendezvous import ExpertRendezvous
+from pagemill.fleet.head import NodeRegistry, name_ranks
+from pagemill.fleet.supervisor import EngineSupervisor, LivenessTimeouts
 from pagemill.log import get_logger
-from pagemill.meetings import Meetings
 from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
-from pagemill.node_desk import NodeDesk, name_ranks
-from pagemill.supervisor import EngineSupervisor, Patience
 from pagemill.transport.addresses import PrivateDirectory, ip_of, own_address_towards, tcp_address
 from pagemill.transport.handshake import new_secret
 
@@ -30,7 +30,7 @@ logger = get_logger(__name__)
 Listener = Callable[[FleetEvent], None]
 
 
-class Deployment:
+class EngineFleet:
     """Starts engines, restarts them, and tells listeners; a context manager that stops all of them."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Deployment:
         config: EngineConfig,
         worker: str,
         plan: FleetPlan,
-        patience: Patience,
+        patience: LivenessTimeouts,
         *,
         secret: str | None = None,
         lockstep: bool = False,
@@ -59,7 +59,7 @@ class Deployment:
         self._on_lost = on_lost
         self._plan = plan
         self._lockstep = lockstep
-        self._meetings = Meetings(plan.size, str(self.folder.path)) if shares_experts else None
+        self._meetings = ExpertRendezvous(plan.size, str(self.folder.path)) if shares_experts else None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._listeners: list[Listener] = []
@@ -136,7 +136,7 @@ class Deployment:
         finally:
             self.folder.remove()
 
-    def __enter__(self) -> "Deployment":
+    def __enter__(self) -> "EngineFleet":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -150,7 +150,7 @@ class Deployment:
             meeting = None if self._meetings is None else self._meetings.join(index, incarnation)
             cpu = self._config.cpu.of_engine(index - self._plan.local.start, self._config.parallel.workers_per_replica)
             config = dataclasses.replace(self._config, cpu=cpu)
-            birth = CoreBirth(config, index, self._worker, address, self.secret, self._lockstep, meeting)
+            birth = CoreSpec(config, index, self._worker, address, self.secret, self._lockstep, meeting)
             return msgspec.msgpack.encode(birth)
 
         return payload
@@ -161,28 +161,28 @@ class Deployment:
             return tcp_address(own_address_towards(self._plan.head[0]))
         return self.folder.ipc(name)
 
-    def _open_desk(self, timeout_s: float) -> NodeDesk | None:
+    def _open_desk(self, timeout_s: float) -> NodeRegistry | None:
         plan = self._plan
         if plan.head is None or not plan.remote:
             return None
         address, settings = tcp_address(ip_of(plan.head[0]), plan.head[1]), shared_settings(self._config)
         try:
-            return NodeDesk(address, self.secret, plan.remote, plan.size, settings, self._publish, timeout_s)
+            return NodeRegistry(address, self.secret, plan.remote, plan.size, settings, self._publish, timeout_s)
         except BaseException:
             self.folder.remove()
             raise
 
-    def _make_coordinator(self) -> DpCoordinator | None:
+    def _make_coordinator(self) -> WaveCoordinator | None:
         if not self._lockstep or self._plan.headless:
             return None
-        coordinator = DpCoordinator(self.secret)
+        coordinator = WaveCoordinator(self.secret)
         self._listeners.append(coordinator.notify)
         return coordinator
 
     def _ups(self) -> dict[int, EngineUp]:
         return {index: event for index, event in self._state.items() if isinstance(event, EngineUp)}
 
-    def _end_meeting(self, event: EngineDown, meetings: Meetings) -> EngineDown:
+    def _end_meeting(self, event: EngineDown, meetings: ExpertRendezvous) -> EngineDown:
         """Replace the engines that met the one that is gone; what is to be said of it."""
         others = meetings.leave(event.index, event.incarnation)
         for index, incarnation in others or ():

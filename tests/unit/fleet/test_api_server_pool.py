@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pagemill import api_servers
-from pagemill.api_servers import ApiServers
 from pagemill.errors import EngineDeadError
+from pagemill.fleet import api_server_pool
+from pagemill.fleet.api_server_pool import ApiServerPool
 from pagemill.messages.process_reports import FrontEndPulse, Listening
 
 pytestmark = pytest.mark.slow
 
-HERE = "tests.unit.test_api_servers"
+HERE = "tests.unit.fleet.test_api_server_pool"
 PATIENCE_S = 30
 
 
@@ -62,7 +62,7 @@ class Case:
     def __init__(self, monkeypatch, *scripts, no_process=(), engines=list, **arguments):
         self.num_lives = 0
         self.lost = threading.Event()
-        real = api_servers.Child
+        real = api_server_pool.Child
 
         def child(entry, title, payload, pass_fds):
             self.num_lives += 1
@@ -71,9 +71,9 @@ class Case:
             script = scripts[min(self.num_lives, len(scripts)) - 1]
             return real(f"{HERE}:front_end", title, msgspec.msgpack.encode(Birth(script.split())), pass_fds)
 
-        monkeypatch.setattr(api_servers, "Child", child)
+        monkeypatch.setattr(api_server_pool, "Child", child)
         self.sock = socket.socket()
-        self.servers = ApiServers(
+        self.servers = ApiServerPool(
             1, lambda index: Birth([]), self.sock, engines, Pool(), on_lost=self.lost.set, **arguments
         )
         self.servers.start()
@@ -110,8 +110,8 @@ def test_later_starts_that_fail_are_tried_again_with_pauses(monkeypatch):
 
 
 def test_it_is_given_up_at_last(monkeypatch):
-    monkeypatch.setattr(api_servers, "MAX_FAILED_STARTS", 3)
-    monkeypatch.setattr(api_servers, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(api_server_pool, "MAX_FAILED_STARTS", 3)
+    monkeypatch.setattr(api_server_pool, "FIRST_PAUSE_S", 0.01)
     with Case(monkeypatch, "listen exit", "exit") as case:
         assert case.lost.wait(PATIENCE_S)
         assert case.servers.lost

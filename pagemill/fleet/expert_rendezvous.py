@@ -1,7 +1,7 @@
-"""`Meetings`: which engines' workers are connected to each other, where experts are dealt out over several engines.
+"""`ExpertRendezvous`: where the workers of engines that share their experts connect to each other.
 
-Connections are made once, by all engines together. When one of them is gone the others cannot compute: all start again
-and meet at a new place. Does not know how engines are started or stopped.
+The connections of a group are made once, by all engines together. When one engine is gone the others cannot compute:
+all start again and connect at a new address. Does not know how engines are started or stopped.
 """
 
 import threading
@@ -9,7 +9,7 @@ import threading
 from pagemill.messages.worker_rank import Replicas
 
 
-class Meetings:
+class ExpertRendezvous:
     """Engines 0 to `size` - 1, all of this machine; `folder` is where they meet. Thread-safe."""
 
     def __init__(self, size: int, folder: str) -> None:

@@ -42,7 +42,7 @@ _USERS_TO_MEND = {"ConfigError": ConfigError, "ModelError": ModelError}
 
 
 @dataclass(frozen=True)
-class Patience:
+class LivenessTimeouts:
     """How long an engine may show no sign of life, in seconds of the supervisor's: while it is stopped itself, as with
     a paused container, nobody's time runs."""
 
@@ -64,7 +64,7 @@ class Patience:
 class _Watch:
     """One incarnation's signs of life. `stalled` or `hung` is looked at more often than every `MAX_GAP_S`."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: LivenessTimeouts) -> None:
         self._patience = patience
         self._clock = AwakeClock(MAX_GAP_S)
         self._last_pulse = self._last_progress = self._clock.now()
@@ -102,7 +102,7 @@ class EngineSupervisor:
         index: int,
         payload: Callable[[int], bytes],
         publish: Callable[[FleetEvent], None],
-        patience: Patience,
+        patience: LivenessTimeouts,
         entry: str = CORE,
     ) -> None:
         self.index = index

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pagemill import supervisor
 from pagemill.errors import ConfigError, EngineDeadError
+from pagemill.fleet import supervisor
+from pagemill.fleet.supervisor import EngineSupervisor, LivenessTimeouts, _Watch
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp
 from pagemill.messages.process_reports import Failed, Pulse, Started
 from pagemill.messages.stats import SchedulerStats
-from pagemill.supervisor import EngineSupervisor, Patience, _Watch
 from pagemill.utils import awake_clock
 
 pytestmark = pytest.mark.slow
@@ -64,8 +64,8 @@ class Case:
             0,
             lambda incarnation: f"{incarnation}:{scripts[min(incarnation, len(scripts) - 1)]}".encode(),
             self.events.put,
-            patience or Patience(),
-            entry="tests.unit.test_supervisor:core",
+            patience or LivenessTimeouts(),
+            entry="tests.unit.fleet.test_supervisor:core",
         )
         self.supervisor.start()
 
@@ -151,7 +151,7 @@ def test_a_start_that_failed_is_tried_again_later():
 
 
 def test_work_without_steps_is_a_stall_and_then_a_hang(capfd):
-    with Case("start busy idle stuck", "start idle", patience=Patience(stalled_s=0.3, hung_s=1.0)) as case:
+    with Case("start busy idle stuck", "start idle", patience=LivenessTimeouts(stalled_s=0.3, hung_s=1.0)) as case:
         assert case.next(EngineStalled) == EngineStalled(0, 0, True)
         down = case.next(EngineDown)
         assert (down.reason, down.final) == ("it hung and was killed", False)
@@ -160,17 +160,17 @@ def test_work_without_steps_is_a_stall_and_then_a_hang(capfd):
 
 
 def test_idleness_is_no_stall_and_a_stall_may_end():
-    with Case("start " + "stuck " * 40 + "busy", patience=Patience(stalled_s=0.3, hung_s=20)) as case:
+    with Case("start " + "stuck " * 40 + "busy", patience=LivenessTimeouts(stalled_s=0.3, hung_s=20)) as case:
         assert case.next(EngineStalled).stalled
         assert not case.next(EngineStalled).stalled
-    with Case("start idle", patience=Patience(stalled_s=0.1, hung_s=0.2)) as case:
+    with Case("start idle", patience=LivenessTimeouts(stalled_s=0.1, hung_s=0.2)) as case:
         case.next(EngineUp)
         time.sleep(0.6)
         assert all(isinstance(case.next(EngineLoadReport, EngineStalled, EngineDown), EngineLoadReport) for _ in "abc")
 
 
 def test_a_stopped_process_is_noticed_by_its_silence():
-    with Case("start idle stop", "start idle", patience=Patience(silent_s=0.3)) as case:
+    with Case("start idle stop", "start idle", patience=LivenessTimeouts(silent_s=0.3)) as case:
         assert case.next(EngineStalled, EngineDown) == EngineStalled(0, 0, True)
         assert case.next(EngineStalled, EngineDown).reason == "it hung and was killed"
         assert case.next(EngineUp).incarnation == 1
@@ -193,7 +193,7 @@ def test_what_prevents_a_start_is_told():
     def payload(incarnation):
         raise OSError("no room for another process")
 
-    supervisor = EngineSupervisor(0, payload, lambda event: None, Patience())
+    supervisor = EngineSupervisor(0, payload, lambda event: None, LivenessTimeouts())
     supervisor.start()
     with pytest.raises(EngineDeadError, match="no room for another process"):
         supervisor.first_up()
@@ -208,7 +208,9 @@ def test_what_prevents_a_restart_is_tried_again():
             raise OSError("no room for another process")
         return f"{incarnation}:start {'die' if incarnation == 0 else 'idle'}".encode()
 
-    supervisor = EngineSupervisor(0, payload, events.put, Patience(), entry="tests.unit.test_supervisor:core")
+    supervisor = EngineSupervisor(
+        0, payload, events.put, LivenessTimeouts(), entry="tests.unit.fleet.test_supervisor:core"
+    )
     supervisor.start()
     seen = []
     while not (seen and seen[-1] == ("EngineUp", 2)):
@@ -220,7 +222,7 @@ def test_what_prevents_a_restart_is_tried_again():
 
 
 def test_stacks_are_shown_when_it_stalls_and_a_stopped_process_shows_its_own_before_it_is_killed(capfd):
-    with Case("start busy stop", "start idle", patience=Patience(stalled_s=0.3, hung_s=1.0)) as case:
+    with Case("start busy stop", "start idle", patience=LivenessTimeouts(stalled_s=0.3, hung_s=1.0)) as case:
         assert case.next(EngineStalled).stalled
         assert case.next(EngineDown).reason == "it hung and was killed"
     shown = capfd.readouterr().err
@@ -244,7 +246,7 @@ def clock(monkeypatch):
 
 
 def test_a_supervisor_that_was_stopped_itself_blames_nobody(clock):
-    watch = _Watch(Patience(stalled_s=60, hung_s=300, silent_s=10))
+    watch = _Watch(LivenessTimeouts(stalled_s=60, hung_s=300, silent_s=10))
     watch.note(Pulse(1, False, BUSY))
     clock.now += 3600
     assert not watch.stalled, "nobody knows what happened in this hour"
@@ -258,7 +260,7 @@ def test_a_supervisor_that_was_stopped_itself_blames_nobody(clock):
 
 
 def test_no_time_limit_is_none(clock):
-    watch = _Watch(Patience(stalled_s=0, hung_s=0, silent_s=10))
+    watch = _Watch(LivenessTimeouts(stalled_s=0, hung_s=0, silent_s=10))
     watch.note(Pulse(1, False, BUSY))
     for _ in range(1000):
         clock.now += 1
