@@ -15,6 +15,7 @@ from pagemill.tokenizers.control_text import MARK, ControlText
 from pagemill.tokenizers.incremental import PieceDecoder, WindowDecoder
 from pagemill.tokenizers.interface import IncrementalDecoder
 from pagemill.tokenizers.pieces import PieceTable, piece_rule
+from pagemill.tokenizers.template_budget import MAX_VALUE
 
 _PANIC = "PanicException"
 """What native code of the library raises when it fails; no Exception, and nowhere to be imported from."""
@@ -45,6 +46,8 @@ class HfTokenizer:
         self.eos_token_ids = special.eos_token_ids
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
+        self.max_chat_chars = MAX_VALUE
+        """Characters of a conversation as text, and of whatever its template makes."""
         self.may_stall = any(map(may_stall, (backend.normalizer, backend.pre_tokenizer)))
         self._hidden = frozenset(token_id for token_id, token in added.items() if token.special)
         control = [token for token in added.values() if token.special]
@@ -129,6 +132,7 @@ class HfTokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables={**self._special.named, **template_variables},
+            max_value=self.max_chat_chars,
         )
 
     def template_variables(self, chat_template: str | None = None) -> frozenset[str] | None:
