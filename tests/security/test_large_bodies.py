@@ -96,7 +96,7 @@ def test_bodies_of_clients_that_left_are_not_prepared(url):
 def test_all_bodies_are_large_where_the_tokenizer_may_take_very_long(monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "may_stall", True)
     core = FakeCore()
-    birth = HelperBirth(ModelConfig(), FACTS, SchedulerConfig(), core.ready, 1, "fake")
+    birth = HelperSpec(ModelConfig(), FACTS, SchedulerConfig(), core.ready, 1, "fake")
     with running_server(core, helpers=PreparerPool(birth, ENTRY, max_helpers=1)) as url:
         answers = []
         for prompt in ("kill!", "good"):
