@@ -25,7 +25,6 @@ from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
 from pagemill.messages.fleet import EngineUp
 from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheSpec
-from pagemill.messages.pending import Ready
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.stats import SchedulerStats
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
@@ -66,9 +65,9 @@ class NullWorker:
         """Follow the slots."""
         self._outputs.append(self._slots.run(step))
 
-    def sample_tokens(self) -> Ready[ModelRunnerOutput]:
+    def sample_tokens(self) -> ModelRunnerOutput:
         """The tokens of the oldest step."""
-        return Ready(self._outputs.pop(0))
+        return self._outputs.pop(0)
 
     def execute_dummy_step(self) -> None:
         """Nothing to run."""

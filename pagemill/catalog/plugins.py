@@ -55,6 +55,10 @@ class Catalogue:
     """Logits processor -> `LogitsProcessor` class; later lines apply later."""
     endpoints: Registry[Any] = field(default_factory=lambda: _table("endpoints", "ENDPOINTS"))
     """HTTP endpoint -> FastAPI router; later lines are mounted later."""
+    reasoning_parsers: Registry[Any] = field(default_factory=lambda: _table("parsers", "REASONING_PARSERS"))
+    """Name for --reasoning-parser -> class of a message parser (docs/how-to/add-a-parser.md)."""
+    tool_parsers: Registry[Any] = field(default_factory=lambda: _table("parsers", "TOOL_PARSERS"))
+    """Name for --tool-call-parser -> class of a message parser."""
     stat_loggers: Registry[Any] = field(default_factory=lambda: _table("stat_loggers", "STAT_LOGGERS"))
     """Stat logger -> `StatLogger` class, built in every front end."""
     executors: Registry[Any] = field(default_factory=lambda: _table("executors", "EXECUTORS"))

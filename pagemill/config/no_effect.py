@@ -41,7 +41,6 @@ class CompatConfig:
     allowed_local_media_path: str | None = setting(None, "models here take text only, and files are never read")
     allowed_media_domains: tuple[str, ...] | None = setting(None, "models here take text only; nothing is fetched")
     enable_prompt_tokens_details: bool = setting(False, "usage.prompt_tokens_details is always there")
-    exclude_tools_when_tool_choice_none: bool = setting(False, "tools are never shown to the model")
     enable_request_id_headers: bool = setting(False, "every answer has the header X-Request-Id")
     disable_log_requests: bool = setting(False, "requests are not logged")
     disable_uvicorn_access_log: bool = setting(False, "requests are not logged")

@@ -296,6 +296,16 @@ class ServerConfig:
     api_key: tuple[str, ...] | None = setting(
         None, "key that clients must send as a bearer token, or several, any of which will do"
     )
+    reasoning_parser: str | None = setting(
+        None, "format of the model's reasoning, which answers then have apart from the content: deepseek_r1, qwen3"
+    )
+    enable_auto_tool_choice: bool = setting(
+        False, "let the model call the tools of a request; needs a tool call parser"
+    )
+    tool_call_parser: str | None = setting(None, "format in which the model calls tools: hermes")
+    exclude_tools_when_tool_choice_none: bool = setting(
+        False, "with tool_choice none, the chat template does not get the tools of the request"
+    )
     share_prefix_cache: bool = setting(
         False, "with several API keys: requests of different keys may use each other's cached prefixes"
     )

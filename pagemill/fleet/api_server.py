@@ -30,6 +30,7 @@ from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperSpec
 from pagemill.serve.http.server import say_ready, serve
 from pagemill.serve.load_gate import LoadRow
+from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
@@ -120,6 +121,7 @@ def _make_helpers(birth: ApiServerSpec, fleet: FleetClient) -> PreparerPool:
             ready=fleet.ready,
             num_engines=fleet.num_engines,
             served_model_name=birth.server.served_model_name or config.facts.name,
+            parsers=ParserSettings.of(birth.server),
         )
     )
 

@@ -31,6 +31,7 @@ from pagemill.launch import WORKER, build_config, log_ready, place_threads
 from pagemill.log import get_logger
 from pagemill.observability.metrics_pool import MetricsPool
 from pagemill.serve.http.server import bind, say_ready, url_of
+from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.utils.descriptors import raise_limit
 from pagemill.utils.signals import no_sudden_end
@@ -52,6 +53,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     secret = _shared_secret(plan)
     if not plan.headless:
         server = _with_keys(server)
+        ParserSettings.of(server)  # what is wrong with it is said before an engine is started
     raise_limit()
     config = place_threads(args, build_config(args), len(plan.local), front_end=not plan.headless)
     check_endpoints(config.cache.kv_events_config, fleet.data_parallel_size)

@@ -22,8 +22,6 @@ class Tokenizer(Protocol):
     """Number of ids that decode to something; may be less than the logits width."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    may_stall: bool
-    """Whether a short text may take very long to encode: patterns of the tokenizer's file backtrack."""
     chat_template: str | None
     """Jinja source; None when the model has none."""
 
@@ -37,6 +35,9 @@ class Tokenizer(Protocol):
     def incremental(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder for what follows the prompt; a leading space is kept exactly when decoding prompt + output
         together would show it."""
+
+    def hides(self, text: str) -> bool:
+        """Whether a text is a special token, which decoding leaves out unless told otherwise."""
 
     def render_chat(
         self,

@@ -25,7 +25,6 @@ class NoTokenizer:
     vocab_size = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    may_stall = False
     chat_template: str | None = None
 
     def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
@@ -39,6 +38,10 @@ class NoTokenizer:
     def incremental(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> NoText:
         """A decoder that shows nothing."""
         return NoText()
+
+    def hides(self, text: str) -> bool:
+        """No: there are no special tokens."""
+        return False
 
     def render_chat(
         self,

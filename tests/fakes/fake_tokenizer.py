@@ -37,7 +37,6 @@ class ByteTokenizer:
     vocab_size = 259
     bos_token_id: int | None = BOS
     eos_token_ids: tuple[int, ...] = (EOS,)
-    may_stall = False
     chat_template: str | None = "fake"
 
     def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
@@ -49,6 +48,9 @@ class ByteTokenizer:
 
     def incremental(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> ByteDecoder:
         return ByteDecoder(skip_special_tokens)
+
+    def hides(self, text: str) -> bool:
+        return text in ("<s>", "</s>", "<|im_end|>")
 
     def render_chat(
         self,

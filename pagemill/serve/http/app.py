@@ -27,6 +27,7 @@ from pagemill.serve.http.salts import KeySalts
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
 from pagemill.serve.http.site_guard import SiteGuardMiddleware
 from pagemill.serve.http.state import Services
+from pagemill.serve.parsers.choose import MessageParsers, ParserSettings
 
 
 def build_app(
@@ -44,7 +45,7 @@ def build_app(
 
     Requests need a key of `config.api_key` (or PAGEMILL_API_KEY) when one is set, except by routes that say `PUBLIC`
     (auth.py).
-    Raises ConfigError for settings of access that cannot work.
+    Raises ConfigError for settings of access or of parsers that cannot work.
     """
 
     @contextlib.asynccontextmanager
@@ -70,8 +71,9 @@ def build_app(
     app.router.redirect_slashes = False  # it names the host that the client says this is
     app.router.default = SlashRedirect(app.router.routes)
     model = ServedModel(config.served_model_name or engine.facts.name, now())
-    intake = Intake(engine, model, helpers, _salts(config, secret))
-    app.state.services = Services(engine, model, intake, metrics)
+    parsers = ParserSettings.of(config)
+    intake = Intake(engine, model, helpers, _salts(config, secret), parsers)
+    app.state.services = Services(engine, model, intake, MessageParsers(parsers), metrics)
     return app
 
 

@@ -8,16 +8,16 @@ from starlette.requests import ClientDisconnect, Request
 
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.connection import read_body, until_disconnect
-from pagemill.serve.http.preparer import AnswerForm, Part, PreparedPrompt, Preparer
+from pagemill.serve.http.preparer import NO_PARSERS, AnswerForm, Part, PreparedPrompt, Preparer
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.http.salts import KeySalts
+from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.serve.preparation import in_slices
 from pagemill.serve.processing.input_processor import PreparedRequest
 
 LARGE_BODY_BYTES = 16 << 10
-"""Bodies above this go to a helper process: parsing and tokenizing this much takes up to 10 ms. All do where the
-tokenizer may take longer, because a helper has a time limit."""
+"""Bodies above this go to a helper process: parsing and tokenizing this much takes up to 10 ms."""
 
 
 class PreparedBody(NamedTuple):
@@ -38,13 +38,13 @@ class Intake:
         model: ServedModel,
         helpers: PreparerPool | None = None,
         salts: KeySalts | None = None,
+        parsers: ParserSettings = NO_PARSERS,
     ) -> None:
-        """`salts`: of the clients' keys; None: all share cached prefixes."""
+        """`salts`: of the clients' keys; None: all share cached prefixes. `parsers`: those of the answers' messages."""
         self._engine = engine
         self._salts = salts
-        self._preparer = Preparer(engine.preparation, model)
+        self._preparer = Preparer(engine.preparation, model, parsers)
         self._helpers = helpers
-        self._small_bytes = 0 if engine.preparation.tokenizer.may_stall else LARGE_BODY_BYTES
 
     async def prepare(self, kind: str, request: Request) -> PreparedBody:
         """The requests of a body of this kind (see preparer.py). Load is checked before any work is done for it.
@@ -54,7 +54,7 @@ class Intake:
         """
         raw = await read_body(request)
         self._engine.check_load()
-        if self._helpers is not None and len(raw) > self._small_bytes:
+        if self._helpers is not None and len(raw) > LARGE_BODY_BYTES:
             # Its turn may be far away: who leaves meanwhile gives it up.
             prepared = await until_disconnect(request.receive, self._helpers.prepare(kind, raw))
             if prepared is None:

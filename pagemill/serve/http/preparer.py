@@ -16,10 +16,14 @@ from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
+from pagemill.serve.parsers.choose import ParserSettings
+from pagemill.serve.parsers.interface import MessageForm
 from pagemill.serve.preparation import Preparation
 from pagemill.serve.processing.input_processor import RequestOptions
+from pagemill.tokenizers.control_text import unmarked
 
 CHAT, COMPLETIONS, EMBEDDINGS = "chat", "completions", "embeddings"
+NO_PARSERS = ParserSettings()
 
 
 class AnswerForm(msgspec.Struct, frozen=True, tag="form"):
@@ -30,6 +34,8 @@ class AnswerForm(msgspec.Struct, frozen=True, tag="form"):
     num_per_prompt: int = 1
     """Completions of each prompt."""
     as_base64: bool = False
+    message: MessageForm | None = None
+    """For the parsers of the answer's messages; None: the whole text is content."""
     ignored_fields: str = ""
     """Names of fields of the body that have no effect: nobody knows them, or the chat template does not read them."""
 
@@ -53,9 +59,13 @@ Part = AnswerForm | PreparedPrompt
 class Preparer:
     """Parses, renders, tokenizes and checks; one method per kind of body."""
 
-    def __init__(self, preparation: Preparation, model: ServedModel) -> None:
+    def __init__(self, preparation: Preparation, model: ServedModel, parsers: ParserSettings = NO_PARSERS) -> None:
         self._preparation = preparation
         self._model = model
+        self._parsers = parsers
+        hides = preparation.tokenizer.hides
+        self._hides_markers = any(hides(marker) for marker in parsers.markers)
+        """Whether what parsers look for are special tokens, which texts leave out unless they are to be shown."""
         self._kinds: Mapping[str, Callable[[bytes], Iterator[Part]]] = {
             CHAT: self._chat,
             COMPLETIONS: self._completions,
@@ -71,10 +81,16 @@ class Preparer:
         self._model.check(body.model)
         params = body.to_sampling_params(self._preparation.default_params)
         self._check_total(1, params.n, params.max_tokens)
-        chat_options = body.to_chat_options()
+        self._check_parsers(body)
+        chat_options = body.to_chat_options(self._parsers.hide_unused_tools)
         body.leave_unread(self._preparation.chats.unread_variables(chat_options))
-        yield _form_of(body, params)
         prompt = self._preparation.chats.render(body.messages, chat_options)
+        message = None
+        if self._parsers.reasoning is not None or body.calls_tools:
+            message = body.message_form(unmarked(prompt))
+            if self._hides_markers:
+                params = params.replace(skip_special_tokens=False)
+        yield msgspec.structs.replace(_form_of(body, params), message=message)
         options = RequestOptions(
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
@@ -83,6 +99,21 @@ class Preparer:
         )
         prepared = self._prepared(prompt, params, options)
         yield msgspec.structs.replace(prepared, echo=body.echoed)
+
+    def _check_parsers(self, body: ChatBody) -> None:
+        """Raises RequestError when the answer needs a parser that the server was not started with."""
+        if body.calls_tools and self._parsers.tool_calls is None:
+            raise RequestError(
+                "tools can be called where the server was started with --enable-auto-tool-choice and "
+                "--tool-call-parser, which this one was not; send tool_choice 'none', or no tools",
+                "tools",
+            )
+        if body.include_reasoning is False and self._parsers.reasoning is None:
+            raise RequestError(
+                "include_reasoning=false needs a server that was started with --reasoning-parser: this one does not "
+                "tell reasoning from content",
+                "include_reasoning",
+            )
 
     def _completions(self, raw: bytes) -> Iterator[Part]:
         body = parse_body(raw, CompletionBody)

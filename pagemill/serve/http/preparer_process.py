@@ -16,8 +16,9 @@ from pagemill.config.sections import ModelConfig, SchedulerConfig
 from pagemill.errors import ModelNotFoundError, PagemillError, RequestError
 from pagemill.log import get_logger, name_process
 from pagemill.messages.engine_io import EngineReady
-from pagemill.serve.http.preparer import AnswerForm, PreparedPrompt, Preparer
+from pagemill.serve.http.preparer import NO_PARSERS, AnswerForm, PreparedPrompt, Preparer
 from pagemill.serve.http.responses import ServedModel
+from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.serve.preparation import Preparation
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.transport.stream_frames import receive_frame, send_frame
@@ -39,6 +40,7 @@ class HelperSpec(msgspec.Struct, frozen=True):
     ready: EngineReady
     num_engines: int
     served_model_name: str
+    parsers: ParserSettings = NO_PARSERS
     socket_fd: int = -1
 
 
@@ -99,7 +101,7 @@ def _make_preparer(birth: HelperSpec) -> Preparer:
         pooler = birth.model.pooler_config if birth.model.pools else None
         tokenizer = tokenizer_of(birth.model, birth.facts)
         preparation = Preparation(tokenizer, birth.facts, birth.ready, birth.scheduler, pooler, birth.num_engines)
-    return Preparer(preparation, ServedModel(birth.served_model_name, created=0))
+    return Preparer(preparation, ServedModel(birth.served_model_name, created=0), birth.parsers)
 
 
 def _say_unready(sock: socket.socket) -> None:

@@ -8,6 +8,7 @@ from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.responses import ServedModel
+from pagemill.serve.parsers.choose import MessageParsers
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Services:
     engine: AsyncLLM
     model: ServedModel
     intake: Intake
+    parsers: MessageParsers
     shared_metrics: SharedMetrics | None = None
     """Those of several servers together; None where this is the only one."""
 

@@ -1,7 +1,7 @@
 """Body of POST /v1/chat/completions. Does not know templates."""
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
 
 from pydantic import field_validator, model_validator
 
@@ -9,8 +9,13 @@ from pagemill.errors import RequestError
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.serve.chat_renderer import ChatOptions
 from pagemill.serve.http.schemas.generation import GenerationBody
-from pagemill.serve.processing.conversation import parse_conversation
+from pagemill.serve.http.schemas.support import CHAT_HINTS, CHAT_REFUSED, Refused
+from pagemill.serve.parsers.interface import MessageForm
+from pagemill.serve.processing.conversation import Conversation, parse_conversation
+from pagemill.serve.processing.tool_definitions import parse_choice, parse_tools
 
+PROMPT_END_CHARS = 64
+"""Of a prompt, for parsers: the template may have begun the answer there."""
 RESERVED_TEMPLATE_NAMES = frozenset(
     {
         "add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "conversation", "documents",
@@ -24,6 +29,9 @@ RESERVED_TEMPLATE_NAMES = frozenset(
 class ChatBody(GenerationBody):
     """A conversation to be continued."""
 
+    refused: ClassVar[Mapping[str, Refused]] = CHAT_REFUSED
+    hints: ClassVar[Mapping[str, str]] = CHAT_HINTS
+
     messages: Any
     max_completion_tokens: int | None = None
     """The newer name of max_tokens; wins when both are given."""
@@ -33,10 +41,28 @@ class ChatBody(GenerationBody):
     reasoning_effort: str | None = None
     """How much the model is to think; for templates that ask for a variable of this name."""
 
+    include_reasoning: bool | None = None
+    """Whether the answer has the reasoning, where a parser tells it apart; by default it has."""
+    tools: Any = None
+    """After validation a list of functions."""
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    """Whether an answer may call several tools; by default it may."""
+
     @field_validator("messages", mode="plain")
     @classmethod
-    def _messages(cls, value: Any) -> list[dict[str, Any]]:
+    def _messages(cls, value: Any) -> Conversation:
         return parse_conversation(value)
+
+    @field_validator("tools", mode="plain")
+    @classmethod
+    def _tools(cls, value: Any) -> list[dict[str, Any]]:
+        return parse_tools(value)
+
+    @field_validator("tool_choice", mode="plain")
+    @classmethod
+    def _tool_choice(cls, value: Any) -> str | None:
+        return parse_choice(value)
 
     @model_validator(mode="after")
     def _template_variables_are_free(self) -> "ChatBody":
@@ -65,12 +91,31 @@ class ChatBody(GenerationBody):
         last = self.messages[-1]
         return str(last["content"]) if self.echo and last["role"] == "assistant" else ""
 
-    def to_chat_options(self) -> ChatOptions:
-        """How to render the conversation. Continuing a message excludes the header of a new one."""
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the answer may call any."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def message_form(self, prompt: str) -> MessageForm:
+        """What parsers are told of the answer to this prompt."""
+        return MessageForm(
+            prompt_end=prompt[-PROMPT_END_CHARS:],
+            begun=str(self.messages[-1]["content"]) if self.continue_final_message else "",
+            tools=self.tools if self.calls_tools else [],
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            include_reasoning=self.include_reasoning is not False,
+        )
+
+    def to_chat_options(self, hide_unused_tools: bool = False) -> ChatOptions:
+        """How to render the conversation. Continuing a message excludes the header of a new one.
+
+        `hide_unused_tools`: tools that must not be called are not shown to the model.
+        """
         continues = bool(self.continue_final_message)
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        tools = {"tools": self.tools} if self.calls_tools or (self.tools and not hide_unused_tools) else {}
+        effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return ChatOptions(
             add_generation_prompt=not continues if self.add_generation_prompt is None else self.add_generation_prompt,
             continue_final_message=continues,
-            template_variables=effort | (self.chat_template_kwargs or {}),
+            template_variables=effort | (self.chat_template_kwargs or {}) | tools,
         )

@@ -29,9 +29,9 @@ class Refused(NamedTuple):
 _NO_PENALTIES = "leave it out; there are no penalties yet"
 _NO_LOGPROBS = "leave it out; there are no logprobs yet"
 _NO_GRAMMAR = "leave it out and describe the form in the prompt; there is no structured output yet"
-_NO_TOOLS = "leave it out, or send tool_choice 'none'; no tools are called yet"
+_USE_TOOLS = "use tools and tool_choice"
+_CHAT_ONLY = "use /v1/chat/completions; a text has neither tools nor reasoning"
 _NO_MEDIA = "leave it out; this server takes text only"
-_NO_THINKING = "leave it out; thinking is part of the text, and is not told apart yet"
 _WRITE_IT_OUT = "write what it would add into the messages or the prompt"
 _SHORTEN = "send a shorter input; nothing is cut silently"
 
@@ -52,7 +52,7 @@ _SAMPLING: dict[str, Refused] = {
     "repetition_penalty": Refused(_NO_PENALTIES, (1,)),
     "return_token_ids": Refused("leave it out; answers have text only", (False,)),
     "return_tokens_as_token_ids": Refused(_NO_LOGPROBS, (False,)),
-    "thinking_token_budget": Refused(_NO_THINKING),
+    "thinking_token_budget": Refused("leave it out, or use max_tokens; how much is thought cannot be limited yet"),
     "top_logprobs": Refused(_NO_LOGPROBS, (0,)),
     "use_beam_search": Refused("use n with a temperature; there is no beam search", (False,)),
 }
@@ -80,16 +80,18 @@ _MESSAGES: dict[str, Refused] = {
     "audio": Refused(_NO_MEDIA),
     "chat_template": Refused("start the server with --chat-template"),
     "documents": Refused(_WRITE_IT_OUT, ([],)),
-    "function_call": Refused(_NO_TOOLS, ("none",)),
-    "functions": Refused(_NO_TOOLS, ([],)),
-    "include_reasoning": Refused(_NO_THINKING, (True,)),
+    "function_call": Refused(_USE_TOOLS, ("none",)),
+    "functions": Refused(_USE_TOOLS, ([],)),
+    "include_reasoning": Refused(_CHAT_ONLY, (True,)),
     "modalities": Refused(_NO_MEDIA, (["text"],)),
-    "tool_choice": Refused(_NO_TOOLS, ("none", "auto")),
-    "tools": Refused(_NO_TOOLS, ([],)),
+    "tool_choice": Refused(_CHAT_ONLY, ("none", "auto")),
+    "tools": Refused(_CHAT_ONLY, ([],)),
     "verbosity": Refused("say in a message how long the answer shall be", ("medium",)),
     "web_search_options": Refused(_WRITE_IT_OUT),
 }
+_DECLARED_BY_CHATS = ("include_reasoning", "parallel_tool_calls", "tool_choice", "tools")
 GENERATION_REFUSED = _SAMPLING | _GRAMMAR | _PLUMBING | _MESSAGES
+CHAT_REFUSED = {name: rule for name, rule in GENERATION_REFUSED.items() if name not in _DECLARED_BY_CHATS}
 EMBEDDINGS_REFUSED: dict[str, Refused] = {
     "embed_dtype": Refused("leave it out; numbers are of 32 bits", ("float32",)),
     "endianness": Refused("leave it out; base64 is little-endian", ("native", "little")),
@@ -109,13 +111,14 @@ HINTS: dict[str, str] = {
 GENERATION_HINTS: dict[str, str] = HINTS | {
     "guided_decoding_backend": "says how guided_* works, which is refused",
     "guided_whitespace_pattern": "says how guided_* works, which is refused",
-    "parallel_tool_calls": "no tools are called",
+    "parallel_tool_calls": "a text calls no tools",
     "prediction": "may make an answer faster, and never changes it",
     "prompt_cache_key": "prefixes are found by what they are",
     "prompt_cache_retention": "prefixes stay as long as there is room",
     "service_tier": "there is one",
     "spaces_between_special_tokens": "special tokens that are shown have no spaces between them but those of the text",
 }
+CHAT_HINTS = {name: why for name, why in GENERATION_HINTS.items() if name not in _DECLARED_BY_CHATS}
 
 
 def check_extras(extra: Mapping[str, Any], refused: Mapping[str, Refused], hints: Mapping[str, str]) -> list[str]:

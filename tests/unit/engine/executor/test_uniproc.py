@@ -99,8 +99,8 @@ class AheadWorker(ScriptedWorker):
         super().__init__(*args)
         self.asked = []
 
-    def sample_tokens(self):
-        output = super().sample_tokens().result()
+    def start_sampling(self):
+        output = self.sample_tokens()
         worker = self
 
         class Soon:

@@ -71,7 +71,8 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2}, "best_of"),
     ({"suffix": "end"}, "suffix"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": {}}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),
@@ -93,6 +94,26 @@ CHAT_ONLY: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
     ({"add_generation_prompt": 1}, "add_generation_prompt"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools.0.function.parameters"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "description": 1}}]}, "tools.0.function.description"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools.0.function.strict"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}] * 1025}, "tools"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"tool_choice": "any"}, "tool_choice"),
+    ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+    ({"include_reasoning": False}, "include_reasoning"),
+    ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages.0.tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages.0.tool_calls.0"),
+    *(
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]},
+            "messages.0.tool_calls.0.function.arguments",
+        )
+        for arguments in ("{", "[]", "7", "NaN", 7, '{"a":' * 100_000)
+    ),
 ]
 
 TEXT_ONLY: list[tuple[dict[str, Any], str]] = [
@@ -164,7 +185,7 @@ async def test_bodies_that_are_not_json_objects(connect: Connect, path: str, con
 @pytest.mark.parametrize("fields", [
     {"logprobs": None, "logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0, "best_of": 1},
     {"response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "user": "me"},
-    {"tools": [{"type": "function"}], "tool_choice": "none"},
+    {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
     {"temperature": None, "n": None, "stop": None, "seed": None, "stream": None, "stream_options": None},
     {"something_new": {"a": [1]}, "metadata": {}, "store": False},
     {"temperature": 1, "top_k": -1, "stop": [], "stop_token_ids": [], "seed": -5, "skip_special_tokens": True},

@@ -15,6 +15,7 @@ from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER, header_of
+from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.serve.processing.input_processor import RequestOptions
 from tests.fakes.engine import make_engine
 from tests.fakes.fake_tokenizer import ByteTokenizer
@@ -22,6 +23,7 @@ from tests.unit.serve.http.conftest import Connect
 
 BODIES: dict[str, type[BaseModel]] = {CHAT: ChatBody, COMPLETIONS: CompletionBody, EMBEDDINGS: EmbeddingBody}
 HI = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 BASE: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HI, "max_tokens": 9, "temperature": 1},
     COMPLETIONS: {"prompt": "hi", "max_tokens": 9, "temperature": 1},
@@ -38,6 +40,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     | {
         "messages": HI[:1], "max_completion_tokens": 5, "add_generation_prompt": False, "add_special_tokens": True,
         "continue_final_message": True, "chat_template_kwargs": {"x": 1}, "reasoning_effort": "low",
+        "include_reasoning": False, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False,
     },
     COMPLETIONS: GENERATION | {"prompt": "ho", "add_special_tokens": False},
     EMBEDDINGS: {
@@ -84,7 +87,7 @@ OPENAI_AND_REFERENCE: dict[str, str] = {
 def parts(kind: str, body: dict[str, Any]) -> list[Part]:
     """What is run, and what is answered; ids and times, which differ anyway, left out."""
     engine = make_engine(pooler=PoolerConfig("LAST", True) if kind == EMBEDDINGS else None)
-    preparer = Preparer(engine.preparation, ServedModel("fake", 0))
+    preparer = Preparer(engine.preparation, ServedModel("fake", 0), ParserSettings("qwen3", "hermes"))
     found = list(preparer.parts(kind, json.dumps(body).encode()))
     return [
         structs.replace(part, request=structs.replace(part.request, request_id="", arrival_time=0.0))
@@ -139,10 +142,10 @@ def test_what_clients_know_is_in_one_of_the_three_classes(kind: str) -> None:
 
 
 def test_tools_are_accepted_where_none_is_to_be_called() -> None:
-    given = {"tools": [{"type": "function"}], "tool_choice": "none"}
-    assert parts(CHAT, BASE[CHAT] | given) == parts(CHAT, BASE[CHAT])
+    given = {"tools": TOOLS, "tool_choice": "none"}
+    assert parts(COMPLETIONS, BASE[COMPLETIONS] | given) == parts(COMPLETIONS, BASE[COMPLETIONS])
     with pytest.raises(RequestError, match="tools"):
-        parts(CHAT, BASE[CHAT] | {"tools": [{"type": "function"}]})
+        parts(COMPLETIONS, BASE[COMPLETIONS] | {"tools": TOOLS})
 
 
 @pytest.mark.parametrize("stream", [False, True])

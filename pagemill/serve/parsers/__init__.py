@@ -1,0 +1,1 @@
+"""Parts of an assistant's message: content, reasoning and tool calls, told apart while the text arrives."""

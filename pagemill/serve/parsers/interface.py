@@ -1,0 +1,95 @@
+"""What a parser of messages is given and what it says. Does not know which formats there are.
+
+A parser is a class, listed in catalog/parsers.py, with one instance for each message. Deltas, concatenated, are the
+message; how the text is cut into pieces never changes them. So a stream and a whole answer are parsed in the same way.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import msgspec
+
+
+class ToolCallDelta(NamedTuple):
+    """A part of a tool call."""
+
+    number: int
+    """Which call of the message it belongs to, from 0."""
+    name: str | None = None
+    """The function's name, whole, in the first part of a call; None in the others."""
+    arguments: str = ""
+    """The next characters of the arguments' JSON."""
+    complete: bool = False
+    """Whether the call has ended and its arguments are a JSON object."""
+
+
+class Delta(NamedTuple):
+    """A part of a message, of exactly one kind."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_call: ToolCallDelta | None = None
+
+
+class MessageForm(msgspec.Struct, frozen=True):
+    """What a parser may know of the request that a message answers."""
+
+    prompt_end: str = ""
+    """The last characters of the prompt, which may have begun the message: `<think>`."""
+    begun: str = ""
+    """The text of the message that is continued; empty when a new one begins."""
+    tools: list[dict[str, Any]] = []
+    """Functions that may be called, as the API describes them; empty: calls are not looked for."""
+    parallel_tool_calls: bool = True
+    """Whether the message may have more than one call; False: those after the first are left out."""
+    include_reasoning: bool = True
+    """Whether reasoning is part of the answer; False: it is left out."""
+
+
+class MessageParser(Protocol):
+    """Takes a message apart."""
+
+    def feed(self, text: str, token_ids: Sequence[int]) -> list[Delta]:
+        """The next piece of the message; what became certain with it.
+
+        `token_ids` are the tokens that arrived with the text, for formats that are told apart by them; empty behind
+        another parser, which passes on text alone.
+        """
+
+    def finish(self) -> list[Delta]:
+        """The message has ended, perhaps in the middle: what was held back."""
+
+
+class MessageParserType(Protocol):
+    """The class of a parser, as the catalogue lists it."""
+
+    markers: ClassVar[tuple[str, ...]]
+    """Texts that it looks for. Where a tokenizer hides one as a special token, the request's special tokens are
+    shown."""
+
+    def __call__(self, form: MessageForm) -> MessageParser:
+        """A parser for one message."""
+
+
+def merged(deltas: Sequence[Delta]) -> list[Delta]:
+    """The same message in as few deltas as possible."""
+    found: list[Delta] = []
+    for delta in deltas:
+        if found and (both := _joined(found[-1], delta)) is not None:
+            found[-1] = both
+        else:
+            found.append(delta)
+    return found
+
+
+def _joined(first: Delta, second: Delta) -> Delta | None:
+    """Two deltas as one; None when they say different things."""
+    if first.content and second.content:
+        return Delta(content=first.content + second.content)
+    if first.reasoning and second.reasoning:
+        return Delta(reasoning=first.reasoning + second.reasoning)
+    one = first.tool_call
+    two = second.tool_call
+    if one is None or two is None or one.number != two.number:
+        return None
+    return Delta(tool_call=ToolCallDelta(one.number, one.name, one.arguments + two.arguments, two.complete))

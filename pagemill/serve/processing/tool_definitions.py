@@ -1,0 +1,66 @@
+"""Tools as requests describe them: checked. Does not know templates or how models write calls."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagemill.errors import RequestError
+from pagemill.serve.processing.checks import shown
+
+MAX_TOOLS = 1024
+MAX_NAME_CHARS = 256
+
+
+def parse_tools(value: Any) -> list[dict[str, Any]]:
+    """Functions that a model may call, in OpenAI's form; None is none. Raises RequestError."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise RequestError(f"tools={shown(value)} is not allowed: a list of functions", "tools")
+    if len(value) > MAX_TOOLS:
+        raise RequestError(f"there are {len(value)} tools; at most {MAX_TOOLS} are allowed", "tools")
+    return [_parse_tool(tool, f"tools.{index}") for index, tool in enumerate(value)]
+
+
+def parse_choice(value: Any) -> str | None:
+    """Which tools are to be called: "auto", "none", or None where nothing is said. Raises RequestError."""
+    if value is None or value in ("auto", "none"):
+        return value  # type: ignore[no-any-return]
+    if value == "required" or (isinstance(value, Mapping) and value.get("type") in ("function", "allowed_tools")):
+        raise RequestError(
+            f"tool_choice={shown(value)} is not supported: there is no structured output yet, which calls that are "
+            "sure to be made need; use 'auto', and say in a message which tool to call",
+            "tool_choice",
+        )
+    raise RequestError(f"tool_choice={shown(value)} is not allowed: 'auto' or 'none'", "tool_choice")
+
+
+def _parse_tool(tool: Any, field: str) -> dict[str, Any]:
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+        raise RequestError(f"{field}={shown(tool)} is not an object of type 'function'", field)
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise RequestError(f"{field}.function={shown(function)} is not an object with a name", f"{field}.function")
+    name = function.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
+        raise RequestError(
+            f"{field}.function.name={shown(name)} is not a text of 1 to {MAX_NAME_CHARS} characters",
+            f"{field}.function.name",
+        )
+    description = function.get("description")
+    if description is not None and not isinstance(description, str):
+        raise RequestError(
+            f"{field}.function.description={shown(description)} is not a text", f"{field}.function.description"
+        )
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise RequestError(
+            f"{field}.function.parameters={shown(parameters)} is not a JSON schema, which is an object",
+            f"{field}.function.parameters",
+        )
+    if function.get("strict"):
+        raise RequestError(
+            f"{field}.function.strict={shown(function['strict'])} is not supported: there is no structured output yet; "
+            "leave it out",
+            f"{field}.function.strict",
+        )
+    return dict(tool)
