@@ -25,6 +25,7 @@ from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
 from pagemill.messages.fleet import EngineUp
 from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheSpec
+from pagemill.messages.pending import Ready
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.stats import SchedulerStats
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
@@ -65,9 +66,9 @@ class NullWorker:
         """Follow the slots."""
         self._outputs.append(self._slots.run(step))
 
-    def sample_tokens(self) -> ModelRunnerOutput:
+    def sample_tokens(self) -> Ready[ModelRunnerOutput]:
         """The tokens of the oldest step."""
-        return self._outputs.pop(0)
+        return Ready(self._outputs.pop(0))
 
     def execute_dummy_step(self) -> None:
         """Nothing to run."""

@@ -10,7 +10,7 @@ from typing import Any
 from pagemill import envs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.sections import KVEventsConfig
-from pagemill.engine.executor.interface import Executor, StepResult
+from pagemill.engine.executor.interface import Executor
 from pagemill.engine.kv_cache.events import EventSink, NoSink
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.planning import WorkerMemory, merge_specs, plan_kv_cache
@@ -21,7 +21,9 @@ from pagemill.errors import ConfigError, EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
 from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.messages.pending import Pending
 from pagemill.messages.stats import SchedulerStats
+from pagemill.messages.step import ModelRunnerOutput
 
 logger = get_logger(__name__)
 
@@ -121,7 +123,7 @@ class EngineCore:
     def _bring_up(self, config: EngineConfig, depth: int) -> None:
         executor = self._executor
         self._depth = depth
-        self._in_flight: deque[StepResult] = deque()
+        self._in_flight: deque[Pending[ModelRunnerOutput]] = deque()
         self._death: str | None = None
         self.num_executed = 0
         """Steps given to the workers so far, with and without requests."""

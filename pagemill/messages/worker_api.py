@@ -3,41 +3,17 @@
 from typing import Protocol
 
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 
 
-class OutputSoon(Protocol):
-    """What a step sampled, or will have. The outputs of several steps are asked for in their order, once each."""
-
-    def ready(self) -> bool:
-        """Whether `result` would not wait."""
-
-    def result(self) -> ModelRunnerOutput:
-        """The tokens."""
-
-
-class OutputNow:
-    """An `OutputSoon` whose tokens are there. No Future: that makes locks, at every step."""
-
-    def __init__(self, output: ModelRunnerOutput) -> None:
-        self._output = output
-
-    def ready(self) -> bool:
-        """Always."""
-        return True
-
-    def result(self) -> ModelRunnerOutput:
-        """The tokens."""
-        return self._output
-
-
 class WorkerApi(Protocol):
-    """Start-up calls come once each, in the order of this listing; then steps in pairs of `execute_model` and one of
-    the two ways to sample."""
+    """Start-up calls come once each, in the order of this listing; then steps in pairs of `execute_model` and
+    `sample_tokens`."""
 
     runs_ahead: bool
-    """Whether `execute_model` and `start_sampling` return before the work is done, so that the next step can be given
-    meanwhile."""
+    """Whether `execute_model` and `sample_tokens` return before the work is done, so that the next step can be given
+    meanwhile. The tokens of other workers are `Ready`."""
 
     def load_model(self) -> None:
         """Build the model and load its weights."""
@@ -61,11 +37,8 @@ class WorkerApi(Protocol):
     def execute_model(self, step: SchedulerOutput) -> None:
         """Run the forward pass of a step and keep its result for `sample_tokens`."""
 
-    def sample_tokens(self) -> ModelRunnerOutput:
-        """Sample from the last executed step."""
-
-    def start_sampling(self) -> OutputSoon:
-        """Sample from the last executed step; the tokens may come later."""
+    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
+        """Sample from the last executed step. The tokens of several steps are asked for in the order of the steps."""
 
     def execute_dummy_step(self) -> None:
         """Run and sample a step of no request, between steps: other replicas' expert layers wait for this one's part.

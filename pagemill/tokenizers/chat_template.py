@@ -32,8 +32,10 @@ def render(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
+    max_value: int = MAX_VALUE,
 ) -> str:
-    """Messages as one text. With continue_final_message it ends where the last message's content ends.
+    """Messages as one text. With continue_final_message it ends where the last message's content ends. `max_value`: the
+    characters that the text, and whatever the template makes, may have.
 
     Raises RequestError when the template is malformed, refuses the messages, or takes too long or too much.
     """
@@ -43,7 +45,7 @@ def render(
             "continue_final_message",
         )
     template = _compile(source)
-    with within(Budget()):  # of the rendering, and of finding out how the template takes content, together
+    with within(Budget(max_value)):  # of the rendering, and of finding out how the template takes content, together
         chat = convert(messages, _content_form(source))
         if continue_final_message:
             chat = _with_end_mark(chat)
@@ -81,8 +83,8 @@ def _run(template: jinja2.Template, context: dict[str, Any]) -> str:
             limits.turn()
             pieces.append(piece)
             num_chars += len(piece)
-            if num_chars > MAX_VALUE:
-                raise TooMuchError(f"its output exceeds {MAX_VALUE} characters")
+            if num_chars > limits.max_value:
+                raise TooMuchError(f"its output exceeds {limits.max_value} characters")
     except Exception as error:  # a template runs arbitrary expressions on the request's data: any type may come out
         raise RequestError(f"the chat template refuses the messages: {str(error)[:500]}", "messages") from error
     return "".join(pieces)

@@ -8,8 +8,12 @@ import tokenizers
 
 from pagemill.artifacts.json_file import read_optional_json_object
 from pagemill.errors import ModelError
+from pagemill.log import get_logger
+from pagemill.tokenizers.backtracking import may_stall
 from pagemill.tokenizers.expansion import check_expansion
 from pagemill.tokenizers.hf_tokenizer import HfTokenizer, SpecialTokens
+
+logger = get_logger(__name__)
 
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -24,13 +28,22 @@ def load(folder: Path, chat_template: str | None = None) -> HfTokenizer:
     except Exception as error:  # `tokenizers` raises bare Exception
         raise ModelError(f"{source} is damaged: {error}") from error
     check_expansion(source, backend)
+    if may_stall(backend.decoder):
+        raise ModelError(f"{source}: its decoder has a regular expression that may take very long on a short text")
     # What a file says about cutting and filling up batches of texts does not hold for prompts.
     backend.no_truncation()
     backend.no_padding()
     config = read_optional_json_object(folder / "tokenizer_config.json")
     named = _named_tokens(read_optional_json_object(folder / "special_tokens_map.json") | config)
     template = chat_template if chat_template is not None else _chat_template(folder, config)
-    return HfTokenizer(backend, _special(folder, backend, config, named), template)
+    tokenizer = HfTokenizer(backend, _special(folder, backend, config, named), template)
+    if tokenizer.may_stall:
+        logger.warning(
+            "%s has a regular expression that may take very long on a short text: a server prepares all requests in "
+            "helper processes, which are ended after a minute",
+            source,
+        )
+    return tokenizer
 
 
 def _special(

@@ -10,10 +10,15 @@ import tokenizers
 from tokenizers import AddedToken, normalizers
 
 from pagemill.errors import RequestError
+from pagemill.tokenizers.backtracking import may_stall
 from pagemill.tokenizers.control_text import MARK, ControlText
 from pagemill.tokenizers.incremental import PieceDecoder, WindowDecoder
 from pagemill.tokenizers.interface import IncrementalDecoder
 from pagemill.tokenizers.pieces import PieceTable, piece_rule
+from pagemill.tokenizers.template_budget import MAX_VALUE
+
+_PANIC = "PanicException"
+"""What native code of the library raises when it fails; no Exception, and nowhere to be imported from."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,9 @@ class HfTokenizer:
         self.eos_token_ids = special.eos_token_ids
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
+        self.max_chat_chars = MAX_VALUE
+        """Characters of a conversation as text, and of whatever its template makes."""
+        self.may_stall = any(map(may_stall, (backend.normalizer, backend.pre_tokenizer)))
         self._hidden = frozenset(token_id for token_id, token in added.items() if token.special)
         control = [token for token in added.values() if token.special]
         self._control = ControlText(token.content for token in control)
@@ -60,7 +68,7 @@ class HfTokenizer:
         """Token ids of a text. Control tokens spelled out in a prompt are recognised unless the settings say otherwise;
         of a text that `render_chat` made, those of the template.
 
-        Raises RequestError for text with lone surrogates, which is no valid Unicode.
+        Raises RequestError for text with lone surrogates, which is no valid Unicode, and where the library gives up.
         """
         if not rendered and not self.parses_control_tokens_of_prompts:
             text, rendered = self._control.as_text(text), True
@@ -74,6 +82,10 @@ class HfTokenizer:
             ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text is not valid Unicode: {_surrogate(text)}", "prompt") from error
+        except BaseException as error:
+            if type(error).__name__ != _PANIC:
+                raise
+            raise RequestError(f"the model's tokenizer gives up on this text: {str(error)[:200]}", "prompt") from error
         return self._framed(ids) if add_special_tokens else ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -124,6 +136,7 @@ class HfTokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables={**self._special.named, **template_variables},
+            max_value=self.max_chat_chars,
         )
 
     def template_variables(self, chat_template: str | None = None) -> frozenset[str] | None:

@@ -22,6 +22,8 @@ class Tokenizer(Protocol):
     """Number of ids that decode to something; may be less than the logits width."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    may_stall: bool
+    """Whether a short text may take very long to encode: patterns of the tokenizer's file backtrack."""
     chat_template: str | None
     """Jinja source; None when the model has none."""
 

@@ -13,6 +13,7 @@ from pagemill.tokenizers import gguf_tokenizer, hf_folder
 from pagemill.tokenizers.hf_tokenizer import HfTokenizer
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.no_tokenizer import NoTokenizer
+from pagemill.tokenizers.template_budget import max_value_of
 
 
 def load_tokenizer(path: Path, chat_template_file: str | None = None) -> HfTokenizer:
@@ -33,6 +34,7 @@ def tokenizer_of(model: ModelConfig, facts: ModelFacts) -> Tokenizer:
     if model.skip_tokenizer_init:
         return NoTokenizer()
     tokenizer = load_tokenizer(_path_of(model, facts), chat_template_file=model.chat_template)
+    tokenizer.max_chat_chars = max_value_of(model.max_model_len)
     tokenizer.parses_control_tokens_of_prompts = model.parse_control_tokens != "none"
     tokenizer.parses_control_tokens_of_chats = model.parse_control_tokens == "all"
     return tokenizer

@@ -25,6 +25,7 @@ class NoTokenizer:
     vocab_size = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    may_stall = False
     chat_template: str | None = None
 
     def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:

@@ -27,6 +27,8 @@ _REPEATS: Final = re.compile(r"%\(|\{\s*\w")
 _STARRED: Final = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")
 """A width that is an argument itself."""
 
+_PLAIN: Final = frozenset({str, list, dict, tuple, int, bool, float, type(None)})
+
 Values = tuple[Any, ...]
 Named = Mapping[str, Any]
 Limit = Callable[[Budget, Any, Values, Named], None]
@@ -36,6 +38,8 @@ name)."""
 
 def is_iterator(value: Any) -> bool:
     """Whether values come one by one, from something that may go on for long."""
+    if type(value) in _PLAIN:  # what nearly all are; to ask for abstract classes takes long
+        return False
     return isinstance(value, (Iterator, ItemsView, KeysView, ValuesView))
 
 
@@ -112,6 +116,8 @@ def _translate(limits: Budget, text: Any, values: Values, named: Named) -> None:
 
 
 def _strip(limits: Budget, text: Any, values: Values, named: Named) -> None:
+    if not values and not named:
+        return
     if any(limits.size(value) > MOST_STRIPPED for value in (*values, *named.values()) if value is not None):
         raise TooMuchError(f"it strips more than {MOST_STRIPPED} different characters")
 

@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pagemill.tokenizers.template_budget import ITEM, MAX_INTEGER_BITS, MAX_VALUE, TooMuchError, budget
+from pagemill.tokenizers.template_budget import ITEM, MAX_INTEGER_BITS, TooMuchError, budget
 from pagemill.tokenizers.template_limits import FILTERS, METHODS, check_format, is_iterator
 
 _CONTAINERS: Final = (list, tuple, dict)
@@ -24,10 +25,27 @@ _DATE: Final = re.compile(r"%[^a-zA-Z%]")
 MAX_DATE_CHARS: Final = 200
 
 
+class _Code(CodeGenerator):
+    """The environment's own functions are called as they are, not by `ChatEnvironment.call`."""
+
+    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
+        """Jinja's, but for calls that `_calling` made."""
+        if not isinstance(node.node, nodes.EnvironmentAttribute):
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+            return
+        self.write(f"environment.{node.node.name}(")
+        for number, argument in enumerate(node.args):
+            if number:
+                self.write(", ")
+            self.visit(argument, frame)
+        self.write(")")
+
+
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """Every loop, macro, call, comparison, operator, filter, test, list, dict, slice and joining of texts asks the
     budget of the rendering at hand."""
 
+    code_generator_class = _Code
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
     def __init__(self) -> None:
@@ -56,6 +74,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Jinja's, of a result that is allowed."""
         limits = budget()
+        if operator == "+" and type(left) is str and type(right) is str:
+            limits.spend(len(left) + len(right))
+            return left + right
         limits.turn()
         total = None
         if operator == "%" and isinstance(left, (str, bytes)):
@@ -70,14 +91,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             limits.spend(limits.size(value) * count if isinstance(count, int) else ITEM)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _check_bits(left.bit_length() * abs(right))
-        if total is not None and total > MAX_VALUE:
-            raise TooMuchError(f"it makes a value of more than {MAX_VALUE} characters")
+        if total is not None:
+            limits.check(total)
         return limits.made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Jinja's, of a result that is allowed."""
-        if function in _OWN:
-            return function(*args)
         limits = budget()
         limits.turn()
         args = tuple(limits.listed(value) if is_iterator(value) else value for value in args)
@@ -86,6 +105,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, (str, bytes, int)):
             limit = METHODS.get(getattr(method, "__name__", ""))
             if limit is not None:
+                limits.look_at_clock()
                 limit(limits, owner, args, kwargs)
         return limits.made(super().call(context, function, *args, **kwargs))
 
@@ -139,7 +159,16 @@ def _guard(node: nodes.Node) -> nodes.Node:
     makes = isinstance(node, _MADE_NODES) and getattr(node, "ctx", "load") == "load"
     if isinstance(node, nodes.Getitem) and not isinstance(node.arg, nodes.Slice):
         makes = False
+    if isinstance(node, nodes.Compare) and _is_quick(node):
+        makes = False
     return _calling("made", [node]) if makes and isinstance(node, nodes.Expr) else node
+
+
+def _is_quick(node: nodes.Compare) -> bool:
+    """Whether one value is compared with one constant, which takes no longer than that is long."""
+    (operand,) = node.ops[:1]
+    constant = isinstance(node.expr, nodes.Const) or isinstance(operand.expr, nodes.Const)
+    return constant and len(node.ops) == 1 and operand.op not in ("in", "notin")
 
 
 def _guarded(name: str, function: Any, *, is_filter: bool = True) -> Callable[..., Any]:
@@ -154,6 +183,7 @@ def _guarded(name: str, function: Any, *, is_filter: bool = True) -> Callable[..
         if len(args) > first and is_iterator(args[first]):
             args = (*args[:first], limits.listed(args[first]), *args[first + 1 :])
         if limit is not None and len(args) > first:
+            limits.look_at_clock()
             limit(limits, args[first], args[first + 1 :], kwargs)
         return limits.made(function(*args, **kwargs))
 
@@ -163,7 +193,7 @@ def _guarded(name: str, function: Any, *, is_filter: bool = True) -> Callable[..
 @jinja2.pass_context
 def _written(context: Any, value: Any) -> Any:
     """What is going to be written as text."""
-    if not isinstance(value, str):
+    if type(value) is not str and not isinstance(value, str):
         budget().spend(4 * budget().size(value))
     return value
 
@@ -181,9 +211,6 @@ def _joined(*values: Any) -> str:
     limits = budget()
     limits.spend(sum(len(value) if isinstance(value, str) else 4 * limits.size(value) for value in values))
     return "".join(map(str, values))
-
-
-_OWN: Final = (_turn, _made, _joined)
 
 
 def _check_bits(count: int) -> None:
@@ -227,8 +254,7 @@ def _tojson(
     pieces, total = [], 0
     for piece in encoder.iterencode(value):
         total += len(piece)
-        if total > MAX_VALUE:
-            raise TooMuchError(f"it makes a value of more than {MAX_VALUE} characters")
+        limits.check(total)
         limits.turn()
         pieces.append(piece)
     return "".join(pieces)

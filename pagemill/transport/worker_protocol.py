@@ -88,7 +88,7 @@ Command = ExecuteModel | SampleTokens | CallMethod | Stop
 Result = Sampled | Returned | CallFailed
 WorkerReport = WorkerPulse | WorkerCrashed
 
-CALLS = CallCodec(WorkerApi, excluded=("execute_model", "sample_tokens", "start_sampling", "shutdown"))
+CALLS = CallCodec(WorkerApi, excluded=("execute_model", "sample_tokens", "shutdown"))
 
 
 def command_codec() -> Codec[Command]:

@@ -17,7 +17,9 @@ from pagemill.catalog.registry import load_path
 from pagemill.config.engine_config import EngineConfig
 from pagemill.errors import PagemillError, PeerGoneError, TransportError
 from pagemill.log import get_logger, name_process
-from pagemill.messages.worker_api import OutputSoon, WorkerApi
+from pagemill.messages.pending import Pending
+from pagemill.messages.step import ModelRunnerOutput
+from pagemill.messages.worker_api import WorkerApi
 from pagemill.messages.worker_rank import WorkerRank
 from pagemill.transport.shm_queue import QueueReader, QueueWriter
 from pagemill.transport.worker_protocol import (
@@ -70,15 +72,16 @@ class _Loop:
         self._decoder, self._encoder = command_codec(), result_codec()
         with paused():
             self._worker = build_worker(birth.worker, birth.config, birth.rank)
-        self._under_way: deque[OutputSoon] = deque()
-        """Outputs of a worker that runs ahead, in order."""
+        self._under_way: deque[Pending[ModelRunnerOutput]] = deque()
+        """Outputs not answered yet, in order; of a worker that runs ahead, there may be some."""
 
     def run(self) -> None:
         """Until a Stop. Raises what a step or a call raised, unless it is the caller's to mend."""
         with contextlib.closing(self._commands), contextlib.closing(self._results):
             while not isinstance(command := self._next(), Stop):
-                if self._worker.runs_ahead and isinstance(command, SampleTokens):
-                    self._under_way.append(self._worker.start_sampling())
+                if isinstance(command, SampleTokens):
+                    self._under_way.append(self._worker.sample_tokens())
+                    self._answer_steps()
                     continue
                 if isinstance(command, CallMethod):
                     self._answer_steps(all_of_them=True)
@@ -124,7 +127,7 @@ def obey(worker: WorkerApi, rank: WorkerRank, command: Command) -> Result | None
         case ExecuteModel(step):
             worker.execute_model(step)
         case SampleTokens():
-            output = worker.sample_tokens()
+            output = worker.sample_tokens().result()
             return Sampled(output) if rank.returns_output else None
         case CallMethod(method, args):
             return _call(worker, method, args)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
+from pagemill.messages.pending import Pending, Ready
 from pagemill.messages.step import Int32Array, ModelRunnerOutput, SchedulerOutput
-from pagemill.messages.worker_api import OutputNow
 from pagemill.worker.batch.block_tables import BlockTables
 from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch, build_batch
 from pagemill.worker.batch.request_states import RequestStates
-from pagemill.worker.forward.interface import Forward, TokensNow, TokensSoon
+from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.pipeline.stage import Stage
 
 
@@ -20,38 +20,38 @@ class ModelRunner:
         self._tables = tables
         self._stage = stage
         self._forward = forward
-        self._pending: InputBatch | OutputNow | None = None
+        self._executed: InputBatch | Ready[ModelRunnerOutput] | None = None
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Apply the changes of slots, build the batch, run the network; keep the rows to be sampled, or the tokens of a
         step that is one piece of work."""
-        if self._pending is not None:
+        if self._executed is not None:
             raise RuntimeError("execute_model was called before the last step was sampled")
         self._apply(step)
         token_ids = self._forward.decode(step.slots, step.num_tokens)
         if token_ids is not None:
-            self._pending = OutputNow(ModelRunnerOutput(step.step_id, step.slots, token_ids))
+            self._executed = Ready(ModelRunnerOutput(step.step_id, step.slots, token_ids))
             return
         self._stage.settle(step.slots)
         batch = build_batch(step, self._states)
         self._forward.run(batch)
         self._states.advance(step.slots, step.num_tokens)
-        self._pending = batch
+        self._executed = batch
 
-    def sample_tokens(self) -> "StepTokens | OutputNow":
+    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
         """Sample the rows that the last step kept. The slots count the tokens from now on, and have them when they are
         taken. A stage that does not sample returns an output without tokens."""
-        if self._pending is None:
+        if self._executed is None:
             raise RuntimeError("sample_tokens was called without a step to sample")
-        batch, self._pending = self._pending, None
-        if isinstance(batch, OutputNow):
+        batch, self._executed = self._executed, None
+        if isinstance(batch, Ready):
             return batch
         slots = batch.sampled_slots
         if not self._stage.samples:
             if len(slots):
                 self._stage.expect(batch)
             slots = slots[:0]
-        tokens = self._forward.sample(batch) if len(slots) else TokensNow(slots)
+        tokens = self._forward.sample(batch) if len(slots) else Ready(SampledTokens(slots))
         output = StepTokens(batch.step_id, tokens, _Places(self._states, slots), self._stage)
         if not self._forward.runs_ahead:
             output.result()
@@ -123,9 +123,9 @@ class _Places:
 
 
 class StepTokens:
-    """What a step sampled, or will have. Taken in the order of the steps."""
+    """The `Pending` output of a step. Asked for in the order of the steps."""
 
-    def __init__(self, step_id: int, tokens: TokensSoon, places: _Places, stage: Stage) -> None:
+    def __init__(self, step_id: int, tokens: Pending[SampledTokens], places: _Places, stage: Stage) -> None:
         self._step_id = step_id
         self._tokens = tokens
         self._places = places
@@ -139,9 +139,10 @@ class StepTokens:
     def result(self) -> ModelRunnerOutput:
         """The tokens, which the slots have now too."""
         if self._output is None:
-            token_ids = self._tokens.take()
+            sampled = self._tokens.result()
+            token_ids = sampled.token_ids
             if len(token_ids):
                 self._places.fill(token_ids)
                 self._stage.sampled(token_ids)
-            self._output = ModelRunnerOutput(self._step_id, self._places.slots, token_ids, self._tokens.vectors)
+            self._output = ModelRunnerOutput(self._step_id, self._places.slots, token_ids, sampled.vectors)
         return self._output

@@ -11,8 +11,8 @@ from pagemill.config.engine_config import EngineConfig
 from pagemill.errors import ConfigError, PagemillError
 from pagemill.log import get_logger
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec, cache_dtype
+from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
-from pagemill.messages.worker_api import OutputSoon
 from pagemill.messages.worker_rank import SOLO_RANK, WorkerRank
 from pagemill.model.distributed.init import init_distributed
 from pagemill.model.distributed.parallel_groups import ParallelGroups, ParallelSizes
@@ -140,7 +140,7 @@ class Worker:
         capture what must be there before it."""
         with paused():
             self.execute_model(warm_up_step(self._num_groups, self._sizes().max_model_len))
-            self.sample_tokens()
+            self.sample_tokens().result()
             self.runner.capture_at_start()
 
     def prepare_more(self) -> bool:
@@ -152,18 +152,14 @@ class Worker:
         copy_blocks(self._kv_tensors, self._num_blocks, step.copies)
         self.runner.execute_model(step)
 
-    def sample_tokens(self) -> ModelRunnerOutput:
-        """Sample from the last executed step."""
-        return self.start_sampling().result()
-
-    def start_sampling(self) -> OutputSoon:
+    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
         """Sample from the last executed step, without waiting for the tokens."""
         return self.runner.sample_tokens()
 
     def execute_dummy_step(self) -> None:
         """Run and sample a step of no request, on the null block."""
         self.execute_model(dummy_step(self._num_groups, self._sizes().max_model_len))
-        self.sample_tokens()
+        self.sample_tokens().result()
 
     def shutdown(self) -> None:
         """Give the model and the cache back."""

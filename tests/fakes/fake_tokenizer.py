@@ -37,6 +37,7 @@ class ByteTokenizer:
     vocab_size = 259
     bos_token_id: int | None = BOS
     eos_token_ids: tuple[int, ...] = (EOS,)
+    may_stall = False
     chat_template: str | None = "fake"
 
     def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:

@@ -99,9 +99,9 @@ class RecordingExecutor(UniprocExecutor):
         super().execute_model(step)
 
     def sample_tokens(self):
-        future = super().sample_tokens()
-        self.recording.outputs.append(future.result())
-        return future
+        pending = super().sample_tokens()
+        self.recording.outputs.append(pending.result())
+        return pending
 
 
 def record(path: Path, requests, *, depth: int = 1, **settings) -> Recording:
@@ -149,7 +149,7 @@ def replay(
     outputs = []
     for step in recording.steps:
         worker.execute_model(step)
-        outputs.append(worker.sample_tokens())
+        outputs.append(worker.sample_tokens().result())
     num_logits = len(logits)
     for _ in range(num_dummy_steps):
         worker.execute_dummy_step()

@@ -8,6 +8,7 @@ computed, or a count that is off therefore changes the tokens; `alone` says what
 import numpy as np
 
 from pagemill.messages.kv_spec import ChunkedLocalSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from pagemill.messages.pending import Ready
 from pagemill.messages.step import ModelRunnerOutput
 from pagemill.utils.math import ceil_div
 
@@ -145,7 +146,7 @@ class ScriptedWorker:
         self.results.append(ModelRunnerOutput(step.step_id, np.array(samples, np.int32), np.array(tokens, np.int32)))
 
     def sample_tokens(self):
-        return self.results.pop(0)
+        return Ready(self.results.pop(0))
 
     def _write(self, state, count):
         """Cache the step's tokens; each of them finds those it reads where the tables say, or the step fails."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pagemill.errors import ConfigError, ModelError
+from pagemill.messages.pending import Ready
 from pagemill.messages.step import ModelRunnerOutput
 from tests.fakes.engine_setup import engine_config
 from tests.fakes.scripted_worker import ScriptedWorker
@@ -51,8 +52,8 @@ class Ahead(ProcessWorker):
 
     runs_ahead = True
 
-    def start_sampling(self):
-        output, due = self.sample_tokens(), time.monotonic() + 0.002
+    def sample_tokens(self):
+        output, due = super().sample_tokens().result(), time.monotonic() + 0.002
 
         class Soon:
             def ready(self):
@@ -139,4 +140,4 @@ class Null(ProcessWorker):
         self.step = step
 
     def sample_tokens(self):
-        return ModelRunnerOutput(self.step.step_id, self.step.slots, self.step.num_tokens)
+        return Ready(ModelRunnerOutput(self.step.step_id, self.step.slots, self.step.num_tokens))

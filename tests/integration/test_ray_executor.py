@@ -143,13 +143,13 @@ def test_large_and_small_steps_arrive_in_order():
 
     executor = RayExecutor(f"{HERE}:Counting", engine_config(), tensor_parallel_size=2, overlap=True)
     try:
-        futures, sizes = [], (10, 500_000, 20, 1_000_000, 30)
+        steps, sizes = [], (10, 500_000, 20, 1_000_000, 30)
         for step_id, size in enumerate(sizes):
             new = NewRequest("a", 0, np.full(size, 70_000, np.int32), size, 0, ([1],), core_request("a", 1).params)
             array = np.arange(size, dtype=np.int32)
             executor.execute_model(SchedulerOutput(step_id, array, array, new=[new]))
-            futures.append(executor.sample_tokens())
-        assert [future.result(30).token_ids[0] for future in futures] == list(sizes)
+            steps.append(executor.sample_tokens())
+        assert [step.result().token_ids[0] for step in steps] == list(sizes)
     finally:
         executor.shutdown()
 

@@ -13,6 +13,7 @@ from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperSpec
 from tests.fakes.engine import FACTS, running_server
 from tests.fakes.fake_core import FakeCore
+from tests.fakes.fake_tokenizer import ByteTokenizer
 from tests.fakes.preparer_child import ENTRY
 from tests.security.raw import connect, post
 
@@ -90,3 +91,16 @@ def test_bodies_of_clients_that_left_are_not_prepared(url):
     ask(url, "hi", answers, **PADDING)
     assert answers[0].status_code == 200
     assert time.monotonic() - begun < 30
+
+
+def test_all_bodies_are_large_where_the_tokenizer_may_take_very_long(monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "may_stall", True)
+    core = FakeCore()
+    birth = HelperSpec(ModelConfig(), FACTS, SchedulerConfig(), core.ready, 1, "fake")
+    with running_server(core, helpers=PreparerPool(birth, ENTRY, max_helpers=1)) as url:
+        answers = []
+        for prompt in ("kill!", "good"):
+            ask(url, prompt, answers)
+    killed, good = answers
+    assert killed.status_code == 500 and "died of this one" in killed.json()["error"]["message"]
+    assert good.status_code == 200

@@ -5,15 +5,9 @@ from typing import Any, Protocol
 
 from pagemill.config.sections import ParallelConfig
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_rank import Replicas
-
-
-class StepResult(Protocol):
-    """What a step sampled, now or later: a Future is one."""
-
-    def result(self) -> ModelRunnerOutput:
-        """The tokens, waited for. Raises what went wrong."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class Executor(Protocol):
     def execute_model(self, step: SchedulerOutput) -> None:
         """Start a step. Never returns a result."""
 
-    def sample_tokens(self) -> StepResult:
+    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
         """Sample from the oldest executed step not yet sampled."""
 
     def call_all(self, method: str, *args: Any) -> list[Any]:

@@ -5,17 +5,17 @@ Knows nothing about what a worker is made of: processes are started by the name 
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, Self
 
 import msgspec
 
 from pagemill.engine.executor.interface import ExecutorSpec
-from pagemill.engine.executor.step_future import StepFuture
+from pagemill.engine.executor.pending_step import PendingStep
 from pagemill.engine.executor.worker_processes import WorkerProcesses
 from pagemill.errors import EngineDeadError, PagemillError, PeerGoneError, TransportError
 from pagemill.log import get_logger
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_rank import Replicas
 from pagemill.transport.shm_queue import QueueReader, wait_any
@@ -52,11 +52,11 @@ class MultiprocExecutor:
     The models are loaded on construction, which raises ConfigError or ModelError when they cannot be, and
     EngineDeadError when a worker dies.
 
-    Workers obey in the order of the calls, so steps overlap as much as their futures are left alone; `overlap` says
-    that it makes sense to do so. A future's result is fetched by the thread that asks for it, which spares each step
-    two changes of threads; futures are resolved in order. Not thread-safe but for `check_health`.
+    Workers obey in the order of the calls, so steps overlap as much as their results are left alone; `overlap` says
+    that it makes sense to do so. A step's result is fetched by the thread that asks for it, which spares each step
+    two changes of threads; steps are answered in order. Not thread-safe but for `check_health`.
 
-    A worker that dies, fails in a step, or does not answer ends the executor: every call and every future raises
+    A worker that dies, fails in a step, or does not answer ends the executor: every call and every pending step raises
     EngineDeadError from then on, and `on_death` is called, once, from a thread of the executor's.
     """
 
@@ -76,7 +76,7 @@ class MultiprocExecutor:
         self.max_concurrent_steps = max(pipeline_parallel_size, 2 if overlap else 1)
         self._step_timeout_s = step_timeout_s
         self._encoder, self._decoder = command_codec(), result_codec()
-        self._steps: deque[StepFuture] = deque()
+        self._steps: deque[PendingStep] = deque()
         self._answers: list[Result | None] = []
         self._workers = WorkerProcesses(
             worker,
@@ -126,12 +126,12 @@ class MultiprocExecutor:
         """Start a step on every worker."""
         self._send(ExecuteModel(step), self._step_timeout_s)
 
-    def sample_tokens(self) -> "Future[ModelRunnerOutput]":
+    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
         """Sample from the oldest executed step not yet sampled."""
         self._send(SampleTokens(), self._step_timeout_s)
-        future = StepFuture(self._resolve)
-        self._steps.append(future)
-        return future
+        step = PendingStep(self._fetch)
+        self._steps.append(step)
+        return step
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
         """Call a WorkerApi method by name on every worker, after the steps in flight; the results by rank. Raises what
@@ -167,12 +167,12 @@ class MultiprocExecutor:
         except TimeoutError as error:
             raise self._workers.die(f"a worker took no command for {timeout_s:g} s: {error}") from error
 
-    def _resolve(self, future: StepFuture, timeout_s: float | None) -> None:
-        """Take results until this future has its own."""
-        limit = self._step_timeout_s if timeout_s is None else timeout_s
+    def _fetch(self, step: PendingStep, wait: bool) -> None:
+        """Take results until this step has its own, or those that are there."""
+        limit_s = self._step_timeout_s if wait else 0.0
         try:
-            if not self._take_until(future.is_resolved, limit) and timeout_s is None:
-                raise self._workers.die(f"no step finished within {limit:g} s")
+            if not self._take_until(step.is_answered, limit_s) and wait:
+                raise self._workers.die(f"no step finished within {limit_s:g} s")
         except PagemillError as error:
             self._fail_steps(error)
 
@@ -214,4 +214,4 @@ class MultiprocExecutor:
 
     def _fail_steps(self, error: PagemillError) -> None:
         while self._steps:
-            self._steps.popleft().set_exception(error)
+            self._steps.popleft().set_error(error)

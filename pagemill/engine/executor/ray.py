@@ -6,16 +6,16 @@ Knows neither what a worker is made of nor where one was placed: actors are star
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any, Self
 
 import msgspec
 
 from pagemill.engine.executor.interface import ExecutorSpec
+from pagemill.engine.executor.pending_step import PendingStep
 from pagemill.engine.executor.ray_workers import RayWorkers
-from pagemill.engine.executor.step_future import StepFuture
 from pagemill.errors import ConfigError, EngineDeadError, PagemillError, TransportError
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.transport.actor_protocol import join_frames, split_frames
 from pagemill.transport.worker_protocol import (
@@ -51,10 +51,10 @@ class RayExecutor:
     cluster has no room within `room_timeout_s` seconds, and EngineDeadError when a worker dies.
 
     Each worker gets `per_worker` of a node's resources, by their names in Ray (CPU, GPU). Otherwise this is as
-    MultiprocExecutor: workers obey in the order of the calls, futures are resolved in order by the thread that asks;
+    MultiprocExecutor: workers obey in the order of the calls, steps are answered in order to the thread that asks;
     not thread-safe but for `check_health`. A worker that dies, fails in a step, or does not answer ends the executor:
-    every call and every future raises EngineDeadError from then on, and `on_death` is called, once, from a thread of
-    the executor's.
+    every call and every pending step raises EngineDeadError from then on, and `on_death` is called, once, from a thread
+    of the executor's.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RayExecutor:
         self.max_concurrent_steps = max(pipeline_parallel_size, 2 if overlap else 1)
         self._step_timeout_s = step_timeout_s
         self._encoder, self._decoder = command_codec(), result_codec()
-        self._steps: deque[tuple[StepFuture, Any]] = deque()
+        self._steps: deque[tuple[PendingStep, Any]] = deque()
         world_size = tensor_parallel_size * pipeline_parallel_size
         self._ranks = range(world_size)
         self._output_rank = world_size - tensor_parallel_size
@@ -134,15 +134,15 @@ class RayExecutor:
         for rank in self._ranks:
             self._workers.tell(rank, parcel)
 
-    def sample_tokens(self) -> "Future[ModelRunnerOutput]":
+    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
         """Sample from the oldest executed step not yet sampled."""
         parcel = self._parcel(SampleTokens())
-        future = StepFuture(self._resolve)
-        self._steps.append((future, self._workers.ask(self._output_rank, parcel)))
+        step = PendingStep(self._fetch)
+        self._steps.append((step, self._workers.ask(self._output_rank, parcel)))
         for rank in self._ranks:
             if rank != self._output_rank:
                 self._workers.tell(rank, parcel)
-        return future
+        return step
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
         """Call a WorkerApi method by name on every worker, after the steps in flight; the results by rank. Raises what
@@ -180,16 +180,16 @@ class RayExecutor:
         self._workers.check()
         return self._workers.parcel(join_frames(self._encoder.encode(command)))
 
-    def _resolve(self, future: StepFuture, timeout_s: float | None) -> None:
-        """Fetch the tokens of the steps up to this one."""
-        limit = self._step_timeout_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + limit
+    def _fetch(self, step: PendingStep, wait: bool) -> None:
+        """Fetch the tokens of the steps up to this one, or those that are there."""
+        limit_s = self._step_timeout_s if wait else 0.0
+        deadline = time.monotonic() + limit_s
         try:
-            while not future.is_resolved():
+            while not step.is_answered():
                 oldest, reference = self._steps[0]
                 content = self._workers.answer(self._output_rank, reference, deadline - time.monotonic())
-                if content is None and timeout_s is None:
-                    raise self._workers.die(f"no step finished within {limit:g} s")
+                if content is None and wait:
+                    raise self._workers.die(f"no step finished within {limit_s:g} s")
                 if content is None:
                     return
                 result = self._decode(self._output_rank, content)
@@ -208,4 +208,4 @@ class RayExecutor:
 
     def _fail_steps(self, error: PagemillError) -> None:
         while self._steps:
-            self._steps.popleft()[0].set_exception(error)
+            self._steps.popleft()[0].set_error(error)

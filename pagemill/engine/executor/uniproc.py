@@ -4,16 +4,15 @@ Knows nothing about what a worker is made of: it is given one, or the name of wh
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, Self
 
 from pagemill.catalog.registry import load_path
-from pagemill.engine.executor.interface import ExecutorSpec, StepResult
-from pagemill.engine.executor.step_future import StepFuture
+from pagemill.engine.executor.interface import ExecutorSpec
 from pagemill.errors import EngineDeadError
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
-from pagemill.messages.worker_api import OutputNow, OutputSoon, WorkerApi
+from pagemill.messages.worker_api import WorkerApi
 from pagemill.messages.worker_rank import ranks_of
 
 
@@ -30,7 +29,6 @@ class UniprocExecutor:
         self._executed: Future[None] | None = None
         self._worker: WorkerApi = load_path("worker", worker)(*args) if isinstance(worker, str) else worker
         ahead = overlap and self._worker.runs_ahead
-        self._start = self._start_sampling if ahead else self._sample
         self._thread = ThreadPoolExecutor(1, "pagemill-worker") if overlap and not ahead else None
         self._closed = False
         try:
@@ -64,11 +62,11 @@ class UniprocExecutor:
         else:
             self._executed = self._thread.submit(self._worker.execute_model, step)
 
-    def sample_tokens(self) -> StepResult:
+    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
         """Sample from the last step. The result raises what either call of the worker raised, unless that has."""
-        if self._thread is not None and self._executed is not None:
-            return self._thread.submit(self._sample_after, self._executed)
-        return self._start()
+        if self._thread is None or self._executed is None:
+            return self._worker.sample_tokens()
+        return _OnThread(self._thread.submit(self._sample_after, self._executed))
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
         """Call a method of the worker by name, after the steps that are in flight."""
@@ -88,22 +86,21 @@ class UniprocExecutor:
                 self._thread.shutdown()
             self._worker.shutdown()
 
-    def _sample(self) -> StepResult:
-        return OutputNow(self._worker.sample_tokens())
-
-    def _start_sampling(self) -> StepResult:
-        return StepFuture(partial(_resolve, self._worker.start_sampling()))
-
     def _sample_after(self, executed: "Future[None]") -> ModelRunnerOutput:
         executed.result()  # done, as the thread runs one after the other; raises what the forward pass raised
-        return self._worker.sample_tokens()
+        return self._worker.sample_tokens().result()
 
 
-def _resolve(output: OutputSoon, future: StepFuture, timeout_s: float | None) -> None:
-    """Wait for a step's tokens, however long; with no time at all, only look."""
-    if timeout_s == 0 and not output.ready():
-        return
-    try:
-        future.set_result(output.result())
-    except Exception as error:
-        future.set_exception(error)
+class _OnThread:
+    """The `Pending` tokens of a worker on a thread of its own."""
+
+    def __init__(self, future: "Future[ModelRunnerOutput]") -> None:
+        self._future = future
+
+    def ready(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._future.done()
+
+    def result(self) -> ModelRunnerOutput:
+        """The tokens. Raises what the worker raised."""
+        return self._future.result()

@@ -17,7 +17,8 @@ from pagemill.serve.preparation import in_slices
 from pagemill.serve.processing.input_processor import PreparedRequest
 
 LARGE_BODY_BYTES = 16 << 10
-"""Bodies above this go to a helper process: parsing and tokenizing this much takes up to 10 ms."""
+"""Bodies above this go to a helper process: parsing and tokenizing this much takes up to 10 ms. All do where the
+tokenizer may take longer, because a helper has a time limit."""
 
 
 class PreparedBody(NamedTuple):
@@ -45,6 +46,7 @@ class Intake:
         self._salts = salts
         self._preparer = Preparer(engine.preparation, model, parsers)
         self._helpers = helpers
+        self._small_bytes = 0 if engine.preparation.tokenizer.may_stall else LARGE_BODY_BYTES
 
     async def prepare(self, kind: str, request: Request) -> PreparedBody:
         """The requests of a body of this kind (see preparer.py). Load is checked before any work is done for it.
@@ -54,7 +56,7 @@ class Intake:
         """
         raw = await read_body(request)
         self._engine.check_load()
-        if self._helpers is not None and len(raw) > LARGE_BODY_BYTES:
+        if self._helpers is not None and len(raw) > self._small_bytes:
             # Its turn may be far away: who leaves meanwhile gives it up.
             prepared = await until_disconnect(request.receive, self._helpers.prepare(kind, raw))
             if prepared is None:

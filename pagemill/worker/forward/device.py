@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pagemill.config.graph_mode import GraphMode
+from pagemill.messages.pending import Pending
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.forward_context import BatchDescriptor, ForwardContext, current_forward, forward_context
 from pagemill.model.kernels import batching
@@ -26,7 +27,7 @@ from pagemill.worker.batch.input_batch import InputBatch, Int64Array
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.forward.decode_rows import DecodeRows
 from pagemill.worker.forward.device_batch import DeviceBatch
-from pagemill.worker.forward.interface import Forward, TokensSoon
+from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.forward.mixed_batch import Extent, MixedShape, MixedTensors
 from pagemill.worker.forward.shared_prefix import SharedPrefix
 from pagemill.worker.forward.step_graphs import Ending, StepGraphs
@@ -98,7 +99,7 @@ class DeviceForward(Forward):
         else:
             self._run_mixed(batch, ending, shared)
 
-    def sample(self, batch: InputBatch) -> TokensSoon:
+    def sample(self, batch: InputBatch) -> Pending[SampledTokens]:
         return self._downloads.start(len(batch.sampled_slots))
 
     # --- decode batches -------------------------------------------------------------------------------------------
@@ -321,8 +322,8 @@ class Downloads:
 
     def start(self, count: int) -> "DownloadedTokens":
         """The first `count` tokens of the row that was queued last."""
-        while self._under_way and (len(self._under_way) >= RESULT_TURNS - 1 or self._under_way[0].taken):
-            self._under_way.popleft().take()
+        while self._under_way and (len(self._under_way) >= RESULT_TURNS - 1 or self._under_way[0].fetched):
+            self._under_way.popleft().result()
         target = self._host[self._turn, :count]
         mark = self._transfers.download(target, self._results[self._turn, :count])
         tokens = DownloadedTokens(mark, target)
@@ -331,24 +332,25 @@ class Downloads:
 
 
 class DownloadedTokens:
-    """On their way to host memory that is used again, so they are copied out of it."""
-
-    vectors = None
+    """`Pending` tokens on their way to host memory that is used again, so they are copied out of it."""
 
     def __init__(self, mark: Mark, target: Tensor) -> None:
         self._mark = mark
         self._target = target
-        self._token_ids: Int32Array = np.zeros(0, np.int32)
-        self.taken = False
+        self._tokens: SampledTokens | None = None
+
+    @property
+    def fetched(self) -> bool:
+        """Whether `result` was called."""
+        return self._tokens is not None
 
     def ready(self) -> bool:
         """Whether the copy is done."""
-        return self.taken or self._mark.reached()
+        return self._tokens is not None or self._mark.reached()
 
-    def take(self) -> Int32Array:
-        """Wait for them."""
-        if not self.taken:
+    def result(self) -> SampledTokens:
+        """The tokens, waited for."""
+        if self._tokens is None:
             self._mark.wait()
-            self._token_ids = self._target.numpy().copy()
-            self.taken = True
-        return self._token_ids
+            self._tokens = SampledTokens(self._target.numpy().copy())
+        return self._tokens

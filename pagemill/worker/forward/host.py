@@ -6,13 +6,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pagemill.messages.pending import Ready
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.forward_context import ForwardContext, forward_context
 from pagemill.model.kernels.decode_step import DecodeStep
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
-from pagemill.worker.forward.interface import Forward, TokensNow, TokensSoon
+from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.pipeline.stage import Stage
 from pagemill.worker.sampling.sampler import Sampler
@@ -62,14 +63,14 @@ class HostForward(Forward):
             hidden = self._network(inputs if self._on_host else inputs.to(self._device), positions, *self._asked(batch))
             self._rows = self._stage.pass_on(batch, hidden)
 
-    def sample(self, batch: InputBatch) -> TokensSoon:
+    def sample(self, batch: InputBatch) -> Ready[SampledTokens]:
         if self._rows is None:
             raise RuntimeError("sample was called without a batch that was run")
         rows, self._rows = self._rows, None
         with torch.inference_mode():
             logits = self._model.compute_logits(rows)
             tokens: Int32Array = self._sampler.sample(logits if self._on_host else logits.cpu(), batch)
-        return TokensNow(tokens)
+        return Ready(SampledTokens(tokens))
 
     def _asked(self, batch: InputBatch) -> tuple[Tensor, ...]:
         """The rows that are sampled from, where the network is to leave out what only others need."""

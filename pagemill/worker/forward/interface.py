@@ -1,11 +1,12 @@
 """`Forward`: the network and the sampler, for one batch after another. Knows no scheduler."""
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from pagemill.messages.pending import Pending
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch
@@ -13,34 +14,14 @@ from pagemill.worker.batch.input_batch import InputBatch
 Vectors = npt.NDArray[np.float32]
 
 
-class TokensSoon(Protocol):
-    """The tokens of one step, which may not be sampled yet."""
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What one step sampled, in the order of the batch."""
 
-    def ready(self) -> bool:
-        """Whether `take` would not wait."""
-
-    def take(self) -> Int32Array:
-        """[L] the sampled tokens, in the order of the batch."""
-
-    @property
-    def vectors(self) -> Vectors | None:
-        """[L, E] what was made of prompts instead, of a pooling model; the tokens are 0 then."""
-
-
-class TokensNow:
-    """Tokens that are there."""
-
-    def __init__(self, token_ids: Int32Array, vectors: Vectors | None = None) -> None:
-        self._token_ids = token_ids
-        self.vectors = vectors
-
-    def ready(self) -> bool:
-        """Always."""
-        return True
-
-    def take(self) -> Int32Array:
-        """The tokens."""
-        return self._token_ids
+    token_ids: Int32Array
+    """[L]."""
+    vectors: Vectors | None = None
+    """[L, E] what was made of prompts instead, of a pooling model; the tokens are 0 then."""
 
 
 class Forward(ABC):
@@ -84,5 +65,5 @@ class Forward(ABC):
         those before the step."""
 
     @abstractmethod
-    def sample(self, batch: InputBatch) -> TokensSoon:
+    def sample(self, batch: InputBatch) -> Pending[SampledTokens]:
         """Sample the rows that `run` kept, of the same batch. Not called when it has none."""

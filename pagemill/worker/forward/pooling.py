@@ -5,11 +5,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagemill.messages.pending import Ready
 from pagemill.messages.step import NewRequest
 from pagemill.model.forward_context import ForwardContext, forward_context
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.worker.batch.input_batch import InputBatch
-from pagemill.worker.forward.interface import Forward, TokensNow
+from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.pipeline.stage import Stage
 from pagemill.worker.pooling.pooler import Pooler
@@ -43,8 +44,8 @@ class PoolingForward(Forward):
             if self._stage.samples:
                 self._vectors = self._pooler.pool(batch, hidden)
 
-    def sample(self, batch: InputBatch) -> TokensNow:
+    def sample(self, batch: InputBatch) -> Ready[SampledTokens]:
         if self._vectors is None:
             raise RuntimeError("sample was called without a batch that was run")
         vectors, self._vectors = self._vectors, None
-        return TokensNow(np.zeros(len(vectors), np.int32), vectors.cpu().numpy())
+        return Ready(SampledTokens(np.zeros(len(vectors), np.int32), vectors.cpu().numpy()))

@@ -146,9 +146,9 @@ def test_a_vector_that_is_not_finite_fails_its_request_alone(depth):
     sample = worker.sample_tokens
 
     def with_nan():
-        output = sample()
-        output.vectors[1, 2] = np.nan
-        return output
+        pending = sample()
+        pending.result().vectors[1, 2] = np.nan
+        return pending
 
     worker.sample_tokens = with_nan
     client.add(*(pooling_request(name, prompt) for name, prompt in prompts.items()))

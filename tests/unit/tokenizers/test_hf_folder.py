@@ -3,11 +3,12 @@ import subprocess
 import sys
 
 import pytest
-from tokenizers import processors
+from tokenizers import Regex, decoders, pre_tokenizers, processors
 
 from pagemill.errors import ModelError, RequestError
 from pagemill.tokenizers.hf_tokenizer import HfTokenizer, SpecialTokens
 from pagemill.tokenizers.load import load_tokenizer
+from tests.fakes.tiny_checkpoint import byte_tokenizer
 from tests.unit.tokenizers.vocabularies import CONTROL, TEXTS, byte_level, write_bpe_gguf
 
 
@@ -140,3 +141,24 @@ def test_default_model_chat(smollm2_path):
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_a_pattern_that_backtracks_far_is_told_and_a_text_that_is_given_up_on_is_refused(tmp_path, caplog):
+    backend = byte_tokenizer()
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), behavior="isolated")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ours = load_tokenizer(tmp_path)
+    assert ours.may_stall and "helper processes" in caplog.text
+    with pytest.raises(RequestError, match=r"gives up on this text: .*retry-limit"):
+        ours.encode("a" * 40 + "!")
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert not load_tokenizer(tmp_path).may_stall
+
+
+def test_a_pattern_of_the_decoder_that_backtracks_far_is_refused(tmp_path):
+    backend = byte_tokenizer()
+    backend.decoder = decoders.Replace(Regex("(a+)+!"), "a")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelError, match="its decoder has a regular expression"):
+        load_tokenizer(tmp_path)

@@ -46,3 +46,9 @@ def test_where_control_tokens_are_parsed(
     monkeypatch.setattr(load, "load_tokenizer", lambda path, chat_template_file: SimpleNamespace())
     loaded: Any = tokenizer_of(ModelConfig(parse_control_tokens=policy), FACTS)
     assert (loaded.parses_control_tokens_of_prompts, loaded.parses_control_tokens_of_chats) == (prompts, chats)
+
+
+def test_a_large_context_takes_large_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "load_tokenizer", lambda path, chat_template_file: SimpleNamespace())
+    found: list[Any] = [tokenizer_of(ModelConfig(max_model_len=most), FACTS) for most in (None, 8192, 10 << 20)]
+    assert [tokenizer.max_chat_chars for tokenizer in found] == [4 << 20, 4 << 20, 80 << 20]

@@ -10,6 +10,7 @@ import pytest
 from pagemill.errors import RequestError
 from pagemill.tokenizers import template_budget
 from pagemill.tokenizers.chat_template import render
+from pagemill.tokenizers.template_budget import MAX_VALUE, max_value_of
 
 USER = {"role": "user", "content": "hello"}
 LARGE = {
@@ -138,3 +139,22 @@ def test_what_takes_long_is_stopped(monkeypatch, name):
 )  # fmt: skip
 def test_what_templates_do_stays_as_it_is(source, text):
     assert render(source, [USER], add_generation_prompt=False) == text
+
+
+def test_a_context_that_holds_more_may_have_larger_values():
+    assert (max_value_of(None), max_value_of(8192), max_value_of(1 << 20)) == (MAX_VALUE, MAX_VALUE, 8 << 20)
+    chat = [{"role": "user", "content": "word " * 1_000_000}]
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(RequestError, match=r"output exceeds 4194304 characters"):
+        render(source, chat)
+    assert len(render(source, chat, max_value=max_value_of(1 << 20))) == 5_000_000
+    with pytest.raises(RequestError, match=r"more than 8388608 characters"):
+        render("{% set x = 'a' * 9000000 %}", [USER], max_value=max_value_of(1 << 20))
+
+
+def test_what_is_repeated_less_than_never_gives_no_room_for_more(monkeypatch):
+    monkeypatch.setattr(template_budget, "MADE_VALUES", 2)
+    less = "{% set n = 0 - 4000000 %}{% for i in range(9) %}{% set x = 'ab' * n %}{% endfor %}"
+    more = "{% for i in range(9) %}{% set y = 'a' * 4000000 %}{% endfor %}"
+    with pytest.raises(RequestError, match="all that it makes exceeds"):
+        render(less + more, [USER])

@@ -99,8 +99,8 @@ class AheadWorker(ScriptedWorker):
         super().__init__(*args)
         self.asked = []
 
-    def start_sampling(self):
-        output = self.sample_tokens()
+    def sample_tokens(self):
+        output = super().sample_tokens().result()
         worker = self
 
         class Soon:

@@ -1,0 +1,31 @@
+"""`Pending`: a value that may not be there yet, such as the tokens of a step under way; `Ready`: one that is there."""
+
+from typing import Generic, Protocol, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Pending(Protocol[T_co]):
+    """A value of work that was started. Where several come from one source, each is asked for in the order in which
+    the work was started."""
+
+    def ready(self) -> bool:
+        """Whether `result` would return, or raise, without waiting."""
+
+    def result(self) -> T_co:
+        """The value, waited for; the same one at every call. Raises what went wrong with the work."""
+
+
+class Ready(Generic[T_co]):
+    """A `Pending` whose value is there. No Future: that makes locks, at every step."""
+
+    def __init__(self, value: T_co) -> None:
+        self._value = value
+
+    def ready(self) -> bool:
+        """True."""
+        return True
+
+    def result(self) -> T_co:
+        """The value."""
+        return self._value
