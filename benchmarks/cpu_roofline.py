@@ -34,7 +34,8 @@ from cpu_steps import (
 
 from pagemill.model.attention.backends.cpu import CpuBackend
 from pagemill.model.kernels import native
-from pagemill.model.kernels.linear import LinearStruct, PackedLinear, linear
+from pagemill.model.kernels.linear import PackedLinear, linear
+from pagemill.model.kernels.mirrors import LinearStruct
 
 WEIGHTS_BYTES = 192 << 20
 """Several times the largest cache: less of it would stay there from one round to the next."""

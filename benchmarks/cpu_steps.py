@@ -7,12 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagemill.model.kernels import native
-from pagemill.model.kernels.decode_step import DecodeStep, NativeNetwork, SlotArrays, SlotTable
-from pagemill.model.kernels.layer_plan import AttentionParts, LayerPlan, NormWeight, PlanBuilder
+from pagemill.model.kernels.layer_plan import AttentionParts, LayerPlan, NativeNetwork, NormWeight, PlanBuilder
 from pagemill.model.kernels.linear import NO_GATE, SILU, PackedLinear, pack_bf16
 from pagemill.model.kernels.linear_int import FORMATS as BLOCK_FORMATS
 from pagemill.model.kernels.linear_int import pack_blocks
+from pagemill.model.kernels.mirrors import Layer
+from pagemill.worker.batch.block_tables import SlotTable
+from pagemill.worker.batch.request_states import SlotArrays
+from pagemill.worker.native.decode_step import Acceptance, DecodeStep
 
 HIDDEN, INNER, VOCAB, NUM_LAYERS = 576, 1536, 49_152, 30
 HEADS, KV_HEADS, HEAD_SIZE = 9, 3, 64
@@ -54,6 +56,7 @@ class Step:
             num_tokens=zeros + length,
             num_computed=zeros + length - 1,
             num_sampled=zeros.copy(),
+            processed=np.zeros(num_requests, bool),
             greedy=np.ones(num_requests, bool),
             temperature=ones,
             min_p=zeros.astype(np.float32),
@@ -68,9 +71,9 @@ class Step:
 
     def run(self) -> npt.NDArray[np.int32]:
         """[R] tokens, which are taken back."""
-        tokens = self._step.run(self._slots, self._counts)
-        if tokens is None:
+        if self._step.accepts(self._slots, self._counts) is not Acceptance.ACCEPTED:
             raise RuntimeError("the step did not run as one native call")
+        tokens = self._step.run()
         self._state.num_tokens[:] -= 1
         self._state.num_computed[:] -= 1
         return tokens
@@ -78,7 +81,7 @@ class Step:
     def _layers(self, format_name: str, num_blocks: int, length: int, head: PackedLinear) -> LayerPlan:
         table = torch.randn(length, HEAD_SIZE).clamp(-1, 1).bfloat16()
         norm = NormWeight(torch.ones(HIDDEN, dtype=torch.bfloat16), 1e-5)
-        layer = native.Layer(HEADS, KV_HEADS, HEAD_SIZE, 0, 0, HEAD_SIZE**-0.5, 0.0)
+        layer = Layer(HEADS, KV_HEADS, HEAD_SIZE, 0, 0, HEAD_SIZE**-0.5, 0.0)
         builder = PlanBuilder()
         hidden = source = builder.buffer("embedded", HIDDEN)
         residual = None

@@ -10,7 +10,6 @@ import torch
 from pagemill.config.sections import GraphConfig, SchedulerConfig
 from pagemill.messages.kv_spec import KVCacheConfig
 from pagemill.model.distributed.group import Group
-from pagemill.model.kernels.decode_step import DecodeStep
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.interface import Platform
 from pagemill.worker.batch.block_tables import BlockTable, BlockTables
@@ -24,6 +23,7 @@ from pagemill.worker.graphs.graph import GraphMaker
 from pagemill.worker.graphs.graph_runner import Graphs
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.model_runner import ModelRunner
+from pagemill.worker.native.decode_path import native_decode
 from pagemill.worker.pipeline.linked_stage import LinkedStage
 from pagemill.worker.pipeline.stage import SoloStage, Stage
 from pagemill.worker.pooling.pooler import Pooler
@@ -95,14 +95,9 @@ def _on_host(
         pooler = Pooler(sizes.max_num_seqs, model.hidden_size, torch.device(device))
         return tables, PoolingForward(model, groups, pooler, stage, torch.device(device))
     network = graphs.wrap_model(model)
-    decode_step = _decode_step(model, states, groups) if network is model and device == "cpu" else None
-    return tables, HostForward(model, network, groups, Sampler(states), stage, torch.device(device), decode_step)
-
-
-def _decode_step(model: CausalLM, states: RequestStates, groups: AttentionGroups) -> DecodeStep | None:
-    """The model's decode steps as one native call each, where they have that form."""
-    network = model.native_network() if isinstance(model, CausalLM) else None
-    return None if network is None else DecodeStep(network, states.arrays(), groups.slot_tables())
+    native = native_decode(model, network, states, groups, torch.device(device))
+    sampler = Sampler(states, model.vocab_size)
+    return tables, HostForward(model, network, groups, states, sampler, stage, torch.device(device), native)
 
 
 def _on_device(
@@ -120,6 +115,7 @@ def _on_device(
     from pagemill.worker.forward.device_batch import DeviceBatch
     from pagemill.worker.forward.shared_prefix import SharedPrefix
     from pagemill.worker.forward.step_graphs import StepGraphs
+    from pagemill.worker.sampling.history import DeviceHistory
 
     device = torch.device(platform.torch_device())
     tables = tuple(
@@ -134,7 +130,7 @@ def _on_device(
         states,
         batch,
         groups,
-        Sampler(states),
+        Sampler(states, model.vocab_size, device, DeviceHistory(sizes.max_num_seqs, model.vocab_size, device)),
         platform.transfers(),
         StepGraphs(graphs),
         device,

@@ -13,7 +13,7 @@ from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheSpec
 from pagemill.model.attention.capability import ANYWHERE, Capability, Surroundings
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.kernels.kv_target import KVTarget
-from pagemill.model.kernels.native import Layer
+from pagemill.model.kernels.mirrors import Layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pagemill.messages.kv_spec import (
 from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, StepPlanner
 from pagemill.model.forward_context import current_forward, current_gap
 from pagemill.model.kernels.kv_target import KVTarget
-from pagemill.model.kernels.native import Layer
+from pagemill.model.kernels.mirrors import Layer
 
 
 class Attention(nn.Module):

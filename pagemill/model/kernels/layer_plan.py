@@ -9,41 +9,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.linear import LinearStruct, PackedLinear
-from pagemill.model.kernels.native import DTYPES, KV_DTYPES, Layer, loaded_library
+from pagemill.model.kernels.linear import PackedLinear
+from pagemill.model.kernels.mirrors import Layer, Op, Run
+from pagemill.model.kernels.native import DTYPES, KV_DTYPES, loaded_library
 
 NORM, LINEAR, PREPARE, ATTEND, CHOOSE = 1, 2, 3, 4, 5
 NO_BUFFER = -1
 MIN_CAPACITY = 64
-
-
-class _Op(ctypes.Structure):
-    """One operation, as `PmOp` in layer_plan.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("kind", "input", "out", "residual_in", "residual_out")),
-        *((name, ctypes.c_void_p) for name in ("weight", "second_weight")),
-        ("weight_dtype", ctypes.c_int64),
-        ("eps", ctypes.c_double),
-        ("linear", LinearStruct),
-        ("out_dtype", ctypes.c_int64),
-        ("layer", Layer),
-        ("kv_cache", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("values_offset", "block_stride", "kv_dtype", "group")),
-        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
-        *((name, ctypes.c_int64) for name in ("table_stride", "half", "table_dtype")),
-    )
-
-
-class _Run(ctypes.Structure):
-    """One call, as `PmRun` in layer_plan.h."""
-
-    _fields_ = (
-        ("positions", ctypes.c_void_p),
-        ("num_tokens", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("buffers", "widths", "batches", "choice", "wanted")),
-        ("num_wanted", ctypes.c_int64),
-    )
 
 
 @dataclass(frozen=True)
@@ -74,7 +46,7 @@ class PlanBuilder:
     """Collects operations. Buffers are named by what they hold and reused from layer to layer: a buffer is written
     again only when everything that reads it lies before an operation that all threads wait for."""
 
-    _ops: list[_Op] = field(default_factory=list)
+    _ops: list[Op] = field(default_factory=list)
     _buffers: dict[str, int] = field(default_factory=dict)
     _widths: list[int] = field(default_factory=list)
     _kept: list[Tensor] = field(default_factory=list)
@@ -142,7 +114,7 @@ class PlanBuilder:
 
     def finish(self, source: int, result: int, head: PackedLinear | None = None) -> "LayerPlan":
         """The plan that reads `source` and leaves its result in `result`, which a norm wrote last. With a `head`, it
-        can go on to logits and tokens: see `decode_step`."""
+        can go on to logits and tokens: see cpu/decode_step.h."""
         num_layer_ops, logits = len(self._ops), None
         if head is not None:
             logits = self.buffer("logits", head.out_features)
@@ -172,7 +144,7 @@ class PlanBuilder:
 
     def _add(self, kind: int, source: int, out: int, **values: object) -> None:
         values = {"residual_in": NO_BUFFER, "residual_out": NO_BUFFER} | values
-        self._ops.append(_Op(kind=kind, input=source, out=out, **values))
+        self._ops.append(Op(kind=kind, input=source, out=out, **values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +162,7 @@ class LayerPlan:
 
     def __init__(
         self,
-        ops: list[_Op],
+        ops: list[Op],
         num_layer_ops: int,
         widths: list[int],
         places: PlanPlaces,
@@ -200,7 +172,7 @@ class LayerPlan:
         self.groups = tuple(groups)
         """Attention layers, in the order in which `run` wants their batches."""
         self.places = places
-        self.ops = (_Op * len(ops))(*ops)
+        self.ops = (Op * len(ops))(*ops)
         """Those after the first `num_layer_ops` are head and choice."""
         self.widths = (ctypes.c_int64 * len(widths))(*widths)
         self.addresses = (ctypes.c_void_p * len(widths))()
@@ -226,7 +198,7 @@ class LayerPlan:
         self.addresses[places.source] = hidden.data_ptr()
         for index, address in enumerate(batches):
             self._batches[index] = address
-        run = _Run(
+        run = Run(
             positions.data_ptr(),
             num_tokens,
             ctypes.addressof(self.addresses),
@@ -244,6 +216,12 @@ class LayerPlan:
             raise MemoryError("no memory for the working space of a step")
         return self._buffers[places.result][:num_tokens]
 
+    def logits(self, rows: Tensor) -> Tensor:
+        """[L] int64 rows of the last decode step -> a copy of their logits, [L, V] float32."""
+        if self.places.logits is None:
+            raise RuntimeError("a plan without a head has no logits")
+        return self._buffers[self.places.logits].index_select(0, rows)
+
     def reserve(self, num_tokens: int, *, logits: bool = False) -> None:
         """Have buffers for so many tokens, and for the logits of as many rows."""
         if num_tokens > self._capacity:
@@ -259,6 +237,17 @@ class LayerPlan:
             self._num_logits = _capacity(num_tokens, 1)
             self._buffers[where] = torch.empty(self._num_logits, self.widths[where])
             self.addresses[where] = self._buffers[where].data_ptr()
+
+
+@dataclass(frozen=True, slots=True)
+class NativeNetwork:
+    """A model as native code takes it, tokens to tokens."""
+
+    plan: LayerPlan
+    """With a head."""
+    embedding: PackedLinear | Tensor
+    """Whose rows are embeddings, [V, E]; a tensor is bfloat16."""
+    embedding_scale: float = 1.0
 
 
 def _capacity(num_tokens: int, least: int = MIN_CAPACITY) -> int:

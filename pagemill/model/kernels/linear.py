@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pagemill.model.kernels.mirrors import LinearStruct
 from pagemill.model.kernels.native import DTYPES, library, loaded_library
 from pagemill.model.kernels.weight_memory import WeightMemory
 
@@ -17,15 +18,6 @@ BF16_PANELS = 0
 NO_GATE, SILU, GELU_TANH = 0, 1, 2
 PANEL = 32
 """Outputs of a panel, as LINEAR_PANEL in kernels.h."""
-
-
-class LinearStruct(ctypes.Structure):
-    """A linear layer, as `PmLinear` in kernels.h. Holds addresses: the tensors must outlive it."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
-        *((name, ctypes.c_int64) for name in ("format", "rows", "cols", "gate")),
-    )
 
 
 class PanelForm(NamedTuple):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.linear import NO_GATE, PANEL, LinearStruct, PackedLinear, panel_rows
+from pagemill.model.kernels.linear import NO_GATE, PANEL, PackedLinear, panel_rows
+from pagemill.model.kernels.mirrors import LinearStruct
 from pagemill.model.kernels.weight_memory import WeightMemory
 
 BLOCK = 32

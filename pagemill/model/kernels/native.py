@@ -17,6 +17,7 @@ from pagemill import envs
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.model.kernels.build import build
+from pagemill.model.kernels.mirrors import check_layouts
 
 logger = get_logger(__name__)
 
@@ -25,24 +26,6 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Types that the kernels compute."""
 KV_DTYPES = DTYPES | {torch.int8: 2}
 """Types of caches."""
-
-
-class Batch(ctypes.Structure):
-    """One step of one KV group, as `PmBatch` in kernels.h. Holds addresses: the tensors must outlive it."""
-
-    _fields_ = (
-        *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table", "slot_mapping")),
-        *((name, _INT) for name in ("num_requests", "num_tokens", "block_table_stride", "block_size")),
-    )
-
-
-class Layer(ctypes.Structure):
-    """One attention layer, as `PmLayer` in kernels.h. 0 stands for no window, no chunks and no soft cap."""
-
-    _fields_ = (
-        *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_size", "window", "chunk")),
-        *((name, _FLOAT) for name in ("scale", "soft_cap")),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +48,7 @@ class Library:
     linear: Callable[..., None]
     linear_rows: Callable[..., int]
     run_plan: Callable[..., int]
+    decode_accepts: Callable[..., int]
     decode_step: Callable[..., int]
 
 
@@ -107,6 +91,7 @@ def _load(path: Path) -> Library:
         found.argtypes, found.restype = arguments, result  # type: ignore[attr-defined]
         return found
 
+    check_layouts(function(holding, "pm_layout", _INT, ctypes.c_char_p, _POINTER, _INT))
     return Library(
         path=path,
         init=function(holding, "pm_init", ctypes.c_int, ctypes.c_char_p),
@@ -120,7 +105,8 @@ def _load(path: Path) -> Library:
         linear_rows=function(holding, "pm_linear_rows", ctypes.c_int, *[_POINTER] * 3, *[_INT] * 2),
         linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
         run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
-        decode_step=function(releasing, "pm_decode_step", ctypes.c_int, *[_POINTER] * 3, _INT, _POINTER, _INT),
+        decode_accepts=function(holding, "pm_decode_accepts", ctypes.c_int, *[_POINTER] * 3, _INT),
+        decode_step=function(releasing, "pm_decode_step", ctypes.c_int, *[_POINTER] * 2, _INT, _POINTER, _INT),
         attention=function(
             releasing, "pm_attention", ctypes.c_int, *[_POINTER] * 5, *[_INT] * 7, *[_POINTER] * 2, _INT
         ),
@@ -193,7 +179,8 @@ def attention(
 
     kv_cache [2, num_blocks, Hkv, block_size, D], of int8 D + 4, contiguous from Hkv on, laid out as cpu/segment.h says
     (`reference.packed_cache` makes such a one of rows). `batch` and `layer` are the addresses of a
-    Batch and a Layer. Rows of query, key and value may be slices of a wider tensor. Raises MemoryError.
+    `mirrors.Batch` and a `mirrors.Layer`. Rows of query, key and value may be slices of a wider tensor. Raises
+    MemoryError.
     """
     out = torch.empty_like(query)
     if key is None or value is None:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels import native, op_checks, op_reference, ops
-from pagemill.model.kernels.linear import NO_GATE, LinearStruct, PackedLinear, PanelForm
+from pagemill.model.kernels.linear import NO_GATE, PackedLinear, PanelForm
 from pagemill.model.kernels.linear import linear as native_linear
 from pagemill.model.kernels.linear import weight_rows as native_rows
 from pagemill.model.kernels.linear_reference import FORMAT_NAMES
+from pagemill.model.kernels.mirrors import Batch, Layer, LinearStruct
 from pagemill.model.kernels.op_reference import GATES
 
 FORMATS = {name: number for number, name in FORMAT_NAMES.items()}
@@ -193,9 +194,9 @@ def paged_attention(
         key, value = _in_rows(key), _in_rows(value)
     kept = [tensor.contiguous() for tensor in step]
     addresses = (tensor.data_ptr() for tensor in kept)
-    batch = native.Batch(*addresses, len(kept[1]), len(query), kept[2].shape[1], block_size)
+    batch = Batch(*addresses, len(kept[1]), len(query), kept[2].shape[1], block_size)
     heads = query.shape[1], kv_cache.shape[2], query.shape[2]
-    layer = native.Layer(*heads, window or 0, chunk_size or 0, scale, soft_cap or 0.0)
+    layer = Layer(*heads, window or 0, chunk_size or 0, scale, soft_cap or 0.0)
     return native.attention(_in_rows(query), key, value, kv_cache, addressof(batch), addressof(layer))
 
 

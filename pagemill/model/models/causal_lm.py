@@ -15,8 +15,7 @@ from pagemill.model.attention.layer import Attention
 from pagemill.model.attention.state_layer import StateLayer
 from pagemill.model.distributed.split import stage_layers
 from pagemill.model.forward_context import current_forward
-from pagemill.model.kernels.decode_step import NativeNetwork
-from pagemill.model.kernels.layer_plan import LayerPlan, PlanBuilder
+from pagemill.model.kernels.layer_plan import LayerPlan, NativeNetwork, PlanBuilder
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.native import library
 from pagemill.model.kernels.ops import computed
@@ -87,6 +86,7 @@ class CausalLM(nn.Module):
         self.config = config
         self.tied = bool(config.get("tie_word_embeddings", self.ties_by_default))
         self.hidden_size = int(size)
+        self.vocab_size = facts.vocab_size
         self.num_experts = facts.num_experts
         self.dtype = ctx.dtype
         stage, num_stages = ctx.groups.pp.rank, ctx.groups.pp.size
@@ -114,6 +114,7 @@ class CausalLM(nn.Module):
         self._num_kv_scales = 0
         self._plan: LayerPlan | None = None
         self._plan_was_tried = False
+        self._no_plan = ""
 
     ties_by_default: ClassVar[bool] = False
 
@@ -215,6 +216,7 @@ class CausalLM(nn.Module):
             try:
                 self._plan = self._make_plan()
             except NotPlannable as reason:
+                self._no_plan = str(reason)
                 logger.debug("layers run one by one: %s", reason)
         return self._plan
 
@@ -237,13 +239,17 @@ class CausalLM(nn.Module):
         """The output head, where logits are what it computes."""
         return self.lm_head.native() if self.has_head and self.logit_cap() is None else None
 
-    def native_network(self) -> NativeNetwork | None:
-        """Embedding, layers and head as native code takes them; None where some part has no such form. Asked for when
-        the cache is there."""
+    def native_network(self) -> NativeNetwork:
+        """Embedding, layers and head as native code takes them. Asked for when the cache is there. Raises NotPlannable
+        where some part has no such form."""
         plan = self._native_plan()
-        embedding = self.embed_tokens.native() if plan is not None and plan.places.logits is not None else None
-        if plan is None or embedding is None:
-            return None
+        if plan is None:
+            raise NotPlannable(self._no_plan)
+        if plan.places.logits is None:
+            raise NotPlannable("the output head has no native form, or its logits are capped")
+        embedding = self.embed_tokens.native()
+        if embedding is None:
+            raise NotPlannable("the embedding has no native form")
         scale = self.embed_tokens.scale
         return NativeNetwork(plan, embedding, 1.0 if scale is None else float(scale))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,15 @@ class BlockTable:
         """[T] block id * block_size + offset of each token, from its request slot and position."""
         block_ids = self.blocks[token_slots, positions // self.block_size].astype(np.int64)
         return block_ids * self.block_size + positions % self.block_size
+
+
+class SlotTable(NamedTuple):
+    """The block table of one KV group, and the attention layers that use it."""
+
+    blocks: Int32Array
+    """[S, blocks], stays where it is."""
+    block_size: int
+    layers: Sequence[str]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,23 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class SampledRows:
+    """Rows of logits, by whose they are. L rows."""
+
+    slots: Int32Array
+    """[L] the request slots that they belong to."""
+    positions: Int64Array
+    """[L] position in its request of the token to be sampled: as many tokens are known."""
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __getitem__(self, which: Int64Array | slice) -> "SampledRows":
+        """Some of them."""
+        return SampledRows(self.slots[which], self.positions[which])
+
+
+@dataclass(frozen=True, slots=True)
 class InputBatch:
     """A flat batch: the tokens of all requests one after another (T tokens, R requests, L rows sampled)."""
 
@@ -34,6 +51,11 @@ class InputBatch:
     """[L] the request slots that they belong to."""
     sampled_positions: Int64Array
     """[L] position in its request of the token to be sampled."""
+
+    @property
+    def sampled(self) -> SampledRows:
+        """The rows from which a token is sampled."""
+        return SampledRows(self.sampled_slots, self.sampled_positions)
 
     @property
     def num_tokens(self) -> int:

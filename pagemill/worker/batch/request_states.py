@@ -3,12 +3,32 @@
 Knows nothing about blocks (block_tables.py) and nothing about why a slot was given or taken.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import Int32Array, NewRequest
-from pagemill.model.kernels.decode_step import SlotArrays
+
+
+@dataclass(frozen=True, slots=True)
+class SlotArrays:
+    """What native code reads of requests, by slot, and changes; arrays that stay where they are. token_ids [S, N], the
+    others [S]."""
+
+    token_ids: Int32Array
+    num_tokens: Int32Array
+    num_computed: Int32Array
+    num_sampled: Int32Array
+    processed: npt.NDArray[np.bool_]
+    greedy: npt.NDArray[np.bool_]
+    temperature: npt.NDArray[np.float32]
+    min_p: npt.NDArray[np.float32]
+    top_k: Int32Array
+    """0: no limit."""
+    top_p: npt.NDArray[np.float32]
+    seed: npt.NDArray[np.uint64]
 
 
 class RequestStates:
@@ -37,6 +57,8 @@ class RequestStates:
         self.min_p = np.zeros(num_slots, np.float32)
         self.seed = np.zeros(num_slots, np.uint64)
         self.greedy = np.ones(num_slots, bool)
+        self.processed = np.zeros(num_slots, bool)
+        """[S] whether a logits processor changes a slot's logits; kept by the `Sampler`."""
 
     def add(self, new: NewRequest) -> None:
         """Fill a slot with a request's full state."""
@@ -65,6 +87,7 @@ class RequestStates:
             self.num_tokens,
             self.num_computed,
             self.num_sampled,
+            self.processed,
             self.greedy,
             self.temperature,
             self.min_p,

@@ -266,7 +266,7 @@ class DeviceForward(Forward):
     # --- both -----------------------------------------------------------------------------------------------------
 
     def _ending(self, batch: InputBatch) -> Ending:
-        if self._sampler.active:
+        if self._sampler.active and self._states.processed[batch.sampled_slots].any():
             return Ending.LOGITS
         return Ending.GREEDY if self._states.greedy[batch.sampled_slots].all() else Ending.RANDOM
 
@@ -297,9 +297,12 @@ class DeviceForward(Forward):
 
     def _end(self, logits: Tensor, batch: InputBatch, slots: Tensor, positions: Tensor) -> None:
         """Sample from logits that processors change first."""
-        self._sampler.process(logits, batch)
-        ending = Ending.GREEDY if self._states.greedy[batch.sampled_slots].all() else Ending.RANDOM
-        self._keep(slots, self._sample(logits, ending, slots, positions))
+        rows = batch.sampled
+        self._sampler.process(logits, rows)
+        ending = Ending.GREEDY if self._states.greedy[rows.slots].all() else Ending.RANDOM
+        sampled = self._sample(logits, ending, slots, positions)
+        self._sampler.processed(rows, sampled)
+        self._keep(slots, sampled)
 
     def _keep(self, slots: Tensor, sampled: Tensor) -> None:
         states = self._slots

@@ -3,37 +3,41 @@ all of the model. Knows no graphs and no queue; on a device it waits for every s
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pagemill.messages.pending import Ready
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.forward_context import ForwardContext, forward_context
-from pagemill.model.kernels.decode_step import DecodeStep
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.worker.batch.buffers import on_device
-from pagemill.worker.batch.input_batch import InputBatch
+from pagemill.worker.batch.input_batch import InputBatch, SampledRows
+from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
+from pagemill.worker.native.decode_path import NativeDecode
 from pagemill.worker.pipeline.stage import Stage
 from pagemill.worker.sampling.sampler import Sampler
 
 
 class HostForward(Forward):
     """Arrays of the batch become tensors as they are; `device`: where the model is; `network`: its forward pass,
-    compiled or not; `decode_step`: all of a decode step natively, where there is such a form of it."""
+    compiled or not; `native`: all of a decode step as one call, where it accepts it."""
 
     def __init__(
         self,
         model: CausalLM,
         network: Callable[..., Tensor],
         groups: AttentionGroups,
+        states: RequestStates,
         sampler: Sampler,
         stage: Stage,
         device: torch.device,
-        decode_step: DecodeStep | None = None,
+        native: NativeDecode,
     ) -> None:
-        self._decode_step = decode_step
+        self._native = native
+        self._states = states
         self._model = model
         self._network = network
         self._groups = groups
@@ -52,9 +56,14 @@ class HostForward(Forward):
         self._sampler.remove(slot)
 
     def decode(self, slots: Int32Array, num_tokens: Int32Array) -> Int32Array | None:
-        if self._decode_step is None or self._sampler.active:
+        reason = self._native.accepts(slots, num_tokens)
+        if reason is not None:
+            self._native.report(reason)
             return None
-        return self._decode_step.run(slots, num_tokens)
+        tokens = self._native.run()
+        if self._sampler.active:
+            self._sample_processed(slots, tokens)
+        return tokens
 
     def run(self, batch: InputBatch) -> None:
         positions = on_device(batch.positions, self._device)
@@ -69,8 +78,19 @@ class HostForward(Forward):
         rows, self._rows = self._rows, None
         with torch.inference_mode():
             logits = self._model.compute_logits(rows)
-            tokens: Int32Array = self._sampler.sample(logits if self._on_host else logits.cpu(), batch)
+            tokens: Int32Array = self._sampler.sample(logits if self._on_host else logits.cpu(), batch.sampled)
         return Ready(SampledTokens(tokens))
+
+    def _sample_processed(self, slots: Int32Array, tokens: Int32Array) -> None:
+        """Complete a native step, which leaves out rows whose logits a request wants changed: [R] its slots, and the
+        tokens that they sampled, which are changed in place."""
+        which = np.flatnonzero(self._states.processed[slots])
+        if not len(which):
+            return
+        rows = SampledRows(slots[which], self._states.num_tokens[slots[which]].astype(np.int64))
+        with torch.inference_mode():
+            tokens[which] = self._sampler.sample(self._native.logits(which), rows)
+        self._states.append(rows.slots, tokens[which])
 
     def _asked(self, batch: InputBatch) -> tuple[Tensor, ...]:
         """The rows that are sampled from, where the network is to leave out what only others need."""

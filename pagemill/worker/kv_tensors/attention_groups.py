@@ -14,8 +14,7 @@ from pagemill.model.attention.interface import (
     StepOnHost,
     StepPlanner,
 )
-from pagemill.model.kernels.decode_step import SlotTable
-from pagemill.worker.batch.block_tables import BlockTables
+from pagemill.worker.batch.block_tables import BlockTables, SlotTable
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
 

@@ -14,64 +14,149 @@ from pagemill.catalog.logits import LOGITS
 from pagemill.messages.step import NewRequest
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.reference import token_or_none
-from pagemill.worker.batch.input_batch import InputBatch
+from pagemill.worker.batch.input_batch import SampledRows
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.sampling.context import SamplerContext
 from pagemill.worker.sampling.filters import min_p_, top_k_top_p_
+from pagemill.worker.sampling.history import HostHistory, TokenHistory
 from pagemill.worker.sampling.philox import uniform
 from pagemill.worker.sampling.processors.interface import LogitsProcessor
+from pagemill.worker.sampling.uploads import LatestUpload
+
+MAX_PROCESSED_ROWS = 64
+"""Rows that a processor gets at a time: what it computes with, of the size of their logits, has a bound."""
+
+
+class _Processing:
+    """A processor, and the slots that take part in it."""
+
+    def __init__(self, processor: LogitsProcessor, num_slots: int, device: torch.device) -> None:
+        self.processor = processor
+        self.slots = np.zeros(num_slots, bool)
+        """[S] whether a slot takes part."""
+        self._rows = LatestUpload(device)
+
+    def apply(self, logits: Tensor, rows: SampledRows) -> Sequence[int]:
+        """Change the rows of [L, V] logits whose slots take part; the slots that ask for nothing more."""
+        which = np.flatnonzero(self.slots[rows.slots])
+        if not len(which):
+            return ()
+        if len(which) == len(rows) <= MAX_PROCESSED_ROWS:
+            self.processor.apply(logits, rows)
+        else:
+            places = self._rows.of(which)
+            for start in range(0, len(which), MAX_PROCESSED_ROWS):
+                part = slice(start, start + MAX_PROCESSED_ROWS)
+                taken = logits.index_select(0, places[part])
+                self.processor.apply(taken, rows[which[part]])
+                logits.index_copy_(0, places[part], taken)
+        done = self.processor.take_done()
+        self.slots[list(done)] = False
+        return done
 
 
 class Sampler:
-    """Samples one token for each row of logits."""
+    """Samples one token for each row of logits. `history` None: that of the slots' state, on the host."""
 
-    def __init__(self, states: RequestStates, processors: Sequence[LogitsProcessor] | None = None) -> None:
+    def __init__(
+        self,
+        states: RequestStates,
+        vocab_size: int,
+        device: torch.device | None = None,
+        history: TokenHistory | None = None,
+        processors: Sequence[type[LogitsProcessor]] | None = None,
+    ) -> None:
+        device = torch.device("cpu") if device is None else device
+        history = HostHistory(states, vocab_size) if history is None else history
         self._states = states
-        self._processors = [LOGITS.resolve(name)() for name in LOGITS] if processors is None else list(processors)
-        self._processed: dict[int, int] = {}
-        """Slot -> how many processors have something to do for it; at least one."""
+        self._history = history
+        context = SamplerContext(states, vocab_size, device, history)
+        num_slots = len(states.num_tokens)
+        made = [LOGITS.resolve(name) for name in LOGITS] if processors is None else processors
+        self._processings = [_Processing(processor(context), num_slots, device) for processor in made]
+        self._num_asked = np.zeros(num_slots, np.int32)
+        """[S] processors that a slot takes part in."""
+        self._watched = np.zeros(num_slots, bool)
+        """[S] whether one of them reads the slot's tokens."""
+        self._num_processed = 0
+        self._rows = LatestUpload(device)
 
     def add(self, new: NewRequest) -> None:
         """A request takes a slot."""
-        wanted = sum([processor.add(new) for processor in self._processors])
-        if wanted:
-            self._processed[new.slot] = wanted
-        else:
-            self._processed.pop(new.slot, None)
+        slot = new.slot
+        self._drop(slot)
+        for processing in self._processings:
+            processing.slots[slot] = processing.processor.add(new)
+        asked = [processing.processor for processing in self._processings if processing.slots[slot]]
+        self._num_asked[slot] = len(asked)
+        if not asked:
+            return
+        self._states.processed[slot] = True
+        self._num_processed += 1
+        if any(processor.reads_tokens for processor in asked):
+            self._watched[slot] = True
+            self._history.watch(new)
 
     def remove(self, slot: int) -> None:
         """A slot is released."""
-        if slot in self._processed:
-            del self._processed[slot]
-            for processor in self._processors:
-                processor.remove(slot)
+        if not self._states.processed[slot]:
+            return
+        for processing in self._processings:
+            if processing.slots[slot]:
+                processing.slots[slot] = False
+                processing.processor.remove(slot)
+        self._drop(slot)
 
     @property
     def active(self) -> bool:
-        """Whether any slot has a processor with something to do."""
-        return bool(self._processed)
+        """Whether any slot has a processor with something to do: the slots that are `processed`."""
+        return self._num_processed > 0
 
-    def process(self, logits: Tensor, batch: InputBatch) -> None:
-        """Change [L, V] float32 logits in place, as the slots' requests ask for."""
-        for processor in self._processors:
-            processor.apply(logits, batch)
-            for slot in processor.take_done():
-                self._processed[slot] -= 1
-                if not self._processed[slot]:
-                    del self._processed[slot]
+    def process(self, logits: Tensor, rows: SampledRows) -> None:
+        """Change [L, V] float32 logits in place, as the slots' requests ask for. Rows of other slots stay as they
+        are."""
+        for processing in self._processings:
+            for slot in processing.apply(logits, rows):
+                self._num_asked[slot] -= 1
 
-    def sample(self, logits: Tensor, batch: InputBatch) -> npt.NDArray[np.int32]:
+    def processed(self, rows: SampledRows, tokens: Tensor) -> None:
+        """[L] the tokens that were sampled after `process`, where the logits are."""
+        watched = np.flatnonzero(self._watched[rows.slots])
+        if len(watched):
+            self._history.append(rows[watched], tokens.index_select(0, self._rows.of(watched)))
+        for slot in rows.slots[self._states.processed[rows.slots] & (self._num_asked[rows.slots] == 0)].tolist():
+            self._drop(slot)
+
+    def sample(self, logits: Tensor, rows: SampledRows) -> npt.NDArray[np.int32]:
         """[L, V] float32 logits (changed in place) to [L] token ids; NO_TOKEN for rows that are no distribution."""
-        if self._processed:
-            self.process(logits, batch)
-        greedy = self._states.greedy[batch.sampled_slots]
+        if not self._num_processed:
+            return self._choose(logits, rows)
+        self.process(logits, rows)
+        tokens = self._choose(logits, rows)
+        self.processed(rows, torch.from_numpy(tokens))
+        return tokens
+
+    def _drop(self, slot: int) -> None:
+        """A slot takes part in nothing any more."""
+        if not self._states.processed[slot]:
+            return
+        self._states.processed[slot] = False
+        self._num_processed -= 1
+        self._num_asked[slot] = 0
+        if self._watched[slot]:
+            self._watched[slot] = False
+            self._history.forget(slot)
+
+    def _choose(self, logits: Tensor, rows: SampledRows) -> npt.NDArray[np.int32]:
+        greedy = self._states.greedy[rows.slots]
         if greedy.all():
             return ops.argmax(logits).numpy().astype(np.int32)
         tokens = np.empty(len(greedy), np.int32)
         if greedy.any():
             tokens[greedy] = ops.argmax(logits[torch.from_numpy(greedy)]).numpy()
         drawn = ~greedy
-        rows = logits[torch.from_numpy(drawn)] if greedy.any() else logits
-        tokens[drawn] = self._draw(rows, batch.sampled_slots[drawn], batch.sampled_positions[drawn])
+        some = logits[torch.from_numpy(drawn)] if greedy.any() else logits
+        tokens[drawn] = self._draw(some, rows.slots[drawn], rows.positions[drawn])
         return tokens
 
     def _draw(

@@ -18,6 +18,7 @@ from pagemill.model.attention.interface import (
     MetadataBuilder,
 )
 from pagemill.model.kernels import native
+from pagemill.model.kernels.mirrors import Batch, Layer
 
 INT8_MULTIPLE, INT8_MAX_HEAD = 16, 1024
 """What the kernels take of a cache of int8: block and head sizes, and the longest head."""
@@ -28,7 +29,7 @@ class CpuMetadata:
     """The step as the kernels take it. `common` keeps the tensors alive whose addresses `batch` holds."""
 
     common: CommonAttentionMetadata
-    batch: native.Batch
+    batch: Batch
     address: int
     """Of `batch`."""
 
@@ -37,7 +38,7 @@ class CpuBuilder(MetadataBuilder):
     """Looks the addresses up once per step."""
 
     def build(self, common: CommonAttentionMetadata) -> CpuMetadata:
-        batch = native.Batch(
+        batch = Batch(
             common.query_start.data_ptr(),
             common.seq_lens.data_ptr(),
             common.block_table.data_ptr(),
@@ -55,7 +56,7 @@ class CpuImpl(AttentionImpl):
 
     def __init__(self, spec: AttentionLayerSpec) -> None:
         super().__init__(spec)
-        self._layer = native.Layer(
+        self._layer = Layer(
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_size,
@@ -66,7 +67,7 @@ class CpuImpl(AttentionImpl):
         )
         self._address = ctypes.addressof(self._layer)
 
-    def native(self) -> native.Layer:
+    def native(self) -> Layer:
         return self._layer
 
     def forward(

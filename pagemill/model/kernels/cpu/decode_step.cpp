@@ -49,16 +49,6 @@ class DecodeBatch {
   DecodeBatch(const PmDecode& decode, const int32_t* slots, int64_t count)
       : decode_(decode), state_(decode.slots), slots_(slots), count_(count) {}
 
-  bool is_one(const int32_t* num_tokens) const {
-    for (int64_t r = 0; r < count_; ++r) {
-      const int32_t slot = slots_[r], computed = state_.num_computed[slot];
-      const int32_t token = state_.token_ids[slot * state_.token_stride + computed];
-      if (num_tokens[r] != 1 || computed + 1 != state_.num_tokens[slot]) return false;
-      if (token < 0 || token >= decode_.embedding.rows) return false;
-    }
-    return count_ > 0;
-  }
-
   // False: out of memory.
   bool gather(int32_t* tokens) {
     for (int64_t r = 0; r < count_; ++r)
@@ -73,7 +63,7 @@ class DecodeBatch {
     query_start_[count_] = (int32_t)count_;
     for (int64_t g = 0; g < decode_.num_tables; ++g) gather_table(g);
     for (int64_t i = 0; i < decode_.num_layers; ++i) layer_batches_[i] = batches_ + decode_.layer_tables[i];
-    choice_ = {tokens, greedy_, temperature_, min_p_, top_k_, top_p_, uniforms_};
+    choice_ = {tokens, processed_, greedy_, temperature_, min_p_, top_k_, top_p_, uniforms_};
     return true;
   }
 
@@ -85,9 +75,10 @@ class DecodeBatch {
   void keep(const int32_t* tokens) const {
     for (int64_t r = 0; r < count_; ++r) {
       const int32_t slot = slots_[r], token = tokens[r] < 0 ? 0 : tokens[r];
+      ++state_.num_computed[slot];
+      if (processed_[r]) continue;
       state_.token_ids[slot * state_.token_stride + state_.num_tokens[slot]] = token;
       ++state_.num_tokens[slot];
-      ++state_.num_computed[slot];
       ++state_.num_sampled[slot];
     }
   }
@@ -97,6 +88,7 @@ class DecodeBatch {
     positions_ = arrays.take<int64_t>(count_);
     query_start_ = arrays.take<int32_t>(count_ + 1);
     seq_lens_ = arrays.take<int32_t>(count_);
+    processed_ = arrays.take<uint8_t>(count_);
     greedy_ = arrays.take<uint8_t>(count_);
     temperature_ = arrays.take<float>(count_);
     min_p_ = arrays.take<float>(count_);
@@ -124,8 +116,9 @@ class DecodeBatch {
     positions_[r] = position;
     query_start_[r] = (int32_t)r;
     seq_lens_[r] = (int32_t)position + 1;
+    processed_[r] = state_.processed[slot];
     greedy_[r] = state_.greedy[slot];
-    if (!greedy_[r]) {
+    if (!processed_[r] && !greedy_[r]) {
       temperature_[r] = state_.temperature[slot];
       min_p_[r] = state_.min_p[slot];
       top_k_[r] = state_.top_k[slot];
@@ -164,7 +157,7 @@ class DecodeBatch {
   int64_t longest_ = 0;  // tokens of a request, at most
   int64_t* positions_ = nullptr;
   int32_t *query_start_ = nullptr, *seq_lens_ = nullptr, *top_k_ = nullptr;
-  uint8_t* greedy_ = nullptr;
+  uint8_t *processed_ = nullptr, *greedy_ = nullptr;
   float *temperature_ = nullptr, *min_p_ = nullptr, *top_p_ = nullptr;
   double* uniforms_ = nullptr;
   PmBatch* batches_ = nullptr;
@@ -174,13 +167,22 @@ class DecodeBatch {
 
 }  // namespace
 
-int pm_decode_step(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens, int64_t count,
-                   int32_t* tokens, int64_t threads) {
+int pm_decode_accepts(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens, int64_t count) {
+  const PmSlots& state = decode->slots;
+  for (int64_t r = 0; r < count; ++r) {
+    const int32_t slot = slots[r], computed = state.num_computed[slot];
+    if (num_tokens[r] != 1 || computed + 1 != state.num_tokens[slot]) return PM_NOT_A_DECODE_STEP;
+    const int32_t token = state.token_ids[slot * state.token_stride + computed];
+    if (token < 0 || token >= decode->embedding.rows) return PM_UNKNOWN_TOKEN;
+  }
+  return count > 0 ? PM_ACCEPTED : PM_NOT_A_DECODE_STEP;
+}
+
+int pm_decode_step(const PmDecode* decode, const int32_t* slots, int64_t count, int32_t* tokens, int64_t threads) {
   DecodeBatch batch(*decode, slots, count);
-  if (!batch.is_one(num_tokens)) return PM_NOT_A_DECODE_STEP;
-  if (!batch.gather(tokens)) return PM_DECODE_NO_MEMORY;
+  if (!batch.gather(tokens)) return 1;
   const PmRun run = batch.run();
-  if (pm_run_plan(decode->ops, decode->num_ops, &run, threads)) return PM_DECODE_NO_MEMORY;
+  if (pm_run_plan(decode->ops, decode->num_ops, &run, threads)) return 1;
   batch.keep(tokens);
-  return PM_DECODED;
+  return 0;
 }

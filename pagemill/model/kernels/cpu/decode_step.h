@@ -1,5 +1,4 @@
-// A decode step as one call: every request has one token more to compute and samples the next. `_Decode` and its parts in
-// decode_step.py mirror these.
+// A decode step as one call: every request has one token more to compute and samples the next. mirrors.py mirrors these.
 #pragma once
 
 #include "layer_plan.h"
@@ -11,6 +10,7 @@ struct PmSlots {
   int32_t* num_tokens;
   int32_t* num_computed;
   int32_t* num_sampled;
+  const uint8_t* processed;  // whether the slot's logits are changed by others before a token is chosen
   const uint8_t* greedy;
   const float* temperature;
   const float* min_p;
@@ -44,10 +44,14 @@ struct PmDecode {
   int64_t num_layers;
 };
 
-enum PmDecoded : int { PM_DECODED = 0, PM_DECODE_NO_MEMORY = 1, PM_NOT_A_DECODE_STEP = 2 };
+enum PmAcceptance : int { PM_ACCEPTED = 0, PM_NOT_A_DECODE_STEP = 1, PM_UNKNOWN_TOKEN = 2 };
 
-// A step of `count` different slots with the given numbers of tokens: the sampled ones go to `tokens` and to the slots,
-// which count them and what was computed. Where some request has more tokens to compute than one, or samples none,
-// nothing happens.
-PM_EXPORT int pm_decode_step(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens, int64_t count,
-                             int32_t* tokens, int64_t threads);
+// Whether a step of `count` different slots with the given numbers of tokens can run: every slot computes one token, its
+// last.
+PM_EXPORT int pm_decode_accepts(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens,
+                                int64_t count);
+
+// A step that was accepted: the sampled tokens go to `tokens` and to the slots, which count them and what was computed.
+// Processed slots count what was computed; their logits stay in the plan's buffer. 0: done, 1: out of memory.
+PM_EXPORT int pm_decode_step(const PmDecode* decode, const int32_t* slots, int64_t count, int32_t* tokens,
+                             int64_t threads);

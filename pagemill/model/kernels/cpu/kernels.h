@@ -6,7 +6,7 @@
 
 enum PmDtype : int64_t { PM_FLOAT32 = 0, PM_BFLOAT16 = 1, PM_INT8 = 2 };
 
-// One step of one KV group; `Batch` in native.py mirrors it.
+// One step of one KV group; `Batch` in mirrors.py mirrors it.
 struct PmBatch {
   const int32_t* query_start;   // [R + 1]
   const int32_t* seq_lens;      // [R]
@@ -18,7 +18,7 @@ struct PmBatch {
   int64_t block_size;
 };
 
-// One attention layer; `Layer` in native.py mirrors it.
+// One attention layer; `Layer` in mirrors.py mirrors it.
 struct PmLayer {
   int64_t num_heads;
   int64_t num_kv_heads;
@@ -173,7 +173,7 @@ enum PmFormat : int64_t {
 constexpr int64_t LINEAR_PANEL = 32;
 constexpr int64_t QUANT_BLOCK = 32;
 
-// A linear layer: [M, cols] -> [M, rows]; `Linear` in linear.py mirrors it.
+// A linear layer: [M, cols] -> [M, rows]; `LinearStruct` in mirrors.py mirrors it.
 struct PmLinear {
   const void* weight;
   const float* bias;  // [rows], or null

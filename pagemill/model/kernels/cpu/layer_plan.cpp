@@ -474,6 +474,7 @@ class PlanRun {
                               choice.uniforms, cols, cols};
     queues_[attend].first.run([&](int64_t i) {
       const int64_t r = i / pieces, piece = i % pieces;
+      if (choice.processed[r]) return;
       if (choice.greedy[r])
         found_[i] = selected->argmax(greedy, r, cols * piece / pieces, cols * (piece + 1) / pieces);
       else if (piece == 0)
@@ -482,7 +483,7 @@ class PlanRun {
     barrier_.wait();
     if (rank != 0) return;
     for (int64_t r = 0; r < rows; ++r) {
-      if (!choice.greedy[r]) continue;
+      if (choice.processed[r] || !choice.greedy[r]) continue;
       ArgmaxResult best = found_[r * pieces];
       for (int64_t p = 1; p < pieces; ++p) best = better_of(best, found_[r * pieces + p]);
       choice.tokens[r] = (int32_t)token_of(best);

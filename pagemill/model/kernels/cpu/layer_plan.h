@@ -1,4 +1,4 @@
-// A planned sequence of operations: a whole forward pass that is started once. `_Op` and `_Run` in layer_plan.py mirror these.
+// A planned sequence of operations: a whole forward pass that is started once. mirrors.py mirrors these.
 #pragma once
 
 #include "kernels.h"
@@ -42,9 +42,11 @@ struct PmOp {
   int64_t table_dtype;
 };
 
-// How CHOOSE chooses; one element of each for a row. The parameters of greedy rows are not read.
+// How CHOOSE chooses; one element of each for a row. The parameters of greedy rows are not read. For processed rows
+// nothing is chosen, and nothing but that is read.
 struct PmChoice {
   int32_t* tokens;
+  const uint8_t* processed;
   const uint8_t* greedy;
   const float* temperature;
   const float* min_p;

@@ -2,16 +2,24 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
 from pagemill.messages.step import NewRequest
-from pagemill.worker.batch.input_batch import InputBatch
+from pagemill.worker.batch.input_batch import SampledRows
+from pagemill.worker.sampling.context import SamplerContext
 
 
 class LogitsProcessor(ABC):
     """One kind of change to the logits. A slot takes part from `add` (returning True) until `remove`, or until
-    `take_done` names it."""
+    `take_done` names it; rows of other slots are never seen, and are sampled as if there were no processor."""
+
+    reads_tokens: ClassVar[bool] = False
+    """Whether `context.history` is read: it is kept for the slots that take part."""
+
+    def __init__(self, context: SamplerContext) -> None:
+        self.context = context
 
     @abstractmethod
     def add(self, new: NewRequest) -> bool:
@@ -22,10 +30,11 @@ class LogitsProcessor(ABC):
         """Forget a slot; slots that never took part are ignored."""
 
     @abstractmethod
-    def apply(self, logits: Tensor, batch: InputBatch) -> None:
-        """Change [L, V] float32 logits in place; row i belongs to batch.sampled_slots[i]."""
+    def apply(self, logits: Tensor, rows: SampledRows) -> None:
+        """Change [K, V] float32 logits in place; row i belongs to rows.slots[i], which takes part. What is queued here
+        on a device must not wait for it."""
 
     def take_done(self) -> Sequence[int]:
         """The slots that asked for nothing more in the last `apply`, each once; they are forgotten. A processor that
-        names them lets the batch go back to steps without processors, which are faster; none needs to."""
+        names them lets these rows be sampled without it again, which is faster; none needs to."""
         return ()

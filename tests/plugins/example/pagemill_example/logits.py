@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.step import NewRequest
-from pagemill.worker.batch.input_batch import InputBatch
+from pagemill.worker.batch.input_batch import SampledRows
 from pagemill.worker.sampling.processors.interface import LogitsProcessor
 
 
@@ -17,5 +17,5 @@ class OnlyEvenTokens(LogitsProcessor):
     def remove(self, slot: int) -> None:
         """It keeps nothing."""
 
-    def apply(self, logits: Tensor, batch: InputBatch) -> None:
+    def apply(self, logits: Tensor, rows: SampledRows) -> None:
         logits[:, 1::2] = -torch.inf

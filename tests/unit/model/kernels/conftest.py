@@ -9,6 +9,7 @@ import torch
 
 from pagemill import envs
 from pagemill.model.kernels import native, reference
+from pagemill.model.kernels.mirrors import Batch, Layer
 
 DTYPES = [torch.float32, torch.bfloat16]
 KV_DTYPES = [None, torch.int8]
@@ -56,11 +57,11 @@ class Paged:
     def run(self, write: bool = True) -> torch.Tensor:
         """Through the native kernel."""
         _, _, num_kv_heads, block_size, _ = self.kv_cache.shape
-        batch = native.Batch(
+        batch = Batch(
             self.query_start.data_ptr(), self.seq_lens.data_ptr(), self.block_table.data_ptr(),
             self.slot_mapping.data_ptr(), len(self.seq_lens), len(self.query), self.block_table.stride(0), block_size,
         )  # fmt: skip
-        layer = native.Layer(
+        layer = Layer(
             self.query.shape[1],
             num_kv_heads,
             self.query.shape[2],

@@ -12,6 +12,7 @@ from pagemill.model.kernels import native
 from pagemill.model.kernels.layer_plan import AttentionParts, LayerPlan, NormWeight, PlanBuilder
 from pagemill.model.kernels.linear import NO_GATE, SILU, PackedLinear, pack_bf16
 from pagemill.model.kernels.linear_int import Q8_0, pack_blocks, quantize_q8
+from pagemill.model.kernels.mirrors import Batch, Layer
 from tests.marks import slow
 
 HIDDEN, INNER, HEADS, KV_HEADS, SIZE, BLOCK_SIZE = 96, 160, 4, 2, 32, 16
@@ -51,7 +52,7 @@ def make_plan(caches: list[Tensor], integers: bool) -> LayerPlan:
     hidden = source = builder.buffer("embedded", HIDDEN)
     residual = None
     for index, (cache, window) in enumerate(zip(caches, WINDOWS, strict=True)):
-        layer = native.Layer(HEADS, KV_HEADS, SIZE, window, 0, SIZE**-0.5, 0.0)
+        layer = Layer(HEADS, KV_HEADS, SIZE, window, 0, SIZE**-0.5, 0.0)
         parts = AttentionParts(f"layer {index}", layer, cache, table, table)
         if residual is None:
             normed, residual = builder.norm(hidden, norm, "normed"), hidden
@@ -106,7 +107,7 @@ class Case:
         starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
         kept = [starts, torch.tensor(lengths, dtype=torch.int32), table, slots]
         sizes = len(counts), sum(counts), table.shape[1], BLOCK_SIZE
-        batch = native.Batch(*(tensor.data_ptr() for tensor in kept), *sizes)
+        batch = Batch(*(tensor.data_ptr() for tensor in kept), *sizes)
         before, original = torch.get_num_threads(), [cache.clone() for cache in self.caches]
         try:
             torch.set_num_threads(threads)

@@ -113,6 +113,27 @@ def test_tokens_are_those_of_a_runner_that_waits(checkpoint, expected, mode):
     assert (platform.maker.num_replays > 20) == (mode != "NONE")
 
 
+@pytest.mark.parametrize("mode", ["NONE", slow("FULL_AND_PIECEWISE")])
+def test_one_request_whose_logits_are_changed_changes_no_other(checkpoint, expected, mode):
+    """A row is the same whether or not a processor changes another one, and no processor sees it."""
+    asking = {"min_tokens": 40, "max_tokens": 40, "stop_token_ids": tuple(range(2, 200)), "temperature": 0.7}
+    client, worker = engine(checkpoint, QueuedPlatform(), mode)
+    processor = worker.runner._forward._sampler._processings[0].processor
+    apply, seen = processor.apply, []
+
+    def noted(logits, rows):
+        seen.append(len(rows))
+        return apply(logits, rows)
+
+    processor.apply = noted
+    client.add(core_request("special", [5, 6, 7], seed=1, **asking), *requests())
+    client.run()
+    assert set(seen) == {1}
+    assert len(seen) == 40
+    assert not set(client.tokens.pop("special")) & set(asking["stop_token_ids"])
+    assert client.tokens == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "budget"), [("FULL", 8), ("FULL_AND_PIECEWISE", 16), ("FULL_DECODE_ONLY", 16)])
 def test_mixed_steps_replayed_whole_write_the_same(checkpoint, expected, mode, budget):

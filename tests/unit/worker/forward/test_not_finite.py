@@ -14,6 +14,7 @@ from pagemill.launch import build_config
 from pagemill.messages.engine_io import FinishReason
 from pagemill.model.kernels import ops
 from pagemill.worker import build_runner
+from pagemill.worker.native.decode_path import NoNativeDecode
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.tiny_checkpoint import make_checkpoint
@@ -57,7 +58,7 @@ def with_nan(checkpoint, token):
 
 
 def in_parts(monkeypatch):
-    monkeypatch.setattr(build_runner, "_decode_step", lambda *_: None)
+    monkeypatch.setattr(build_runner, "native_decode", lambda *_: NoNativeDecode("in parts"))
 
 
 def in_torch(monkeypatch):

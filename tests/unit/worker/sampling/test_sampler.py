@@ -6,7 +6,7 @@ import torch
 
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest
-from pagemill.worker.batch.input_batch import InputBatch
+from pagemill.worker.batch.input_batch import SampledRows
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.sampling.processors.interface import LogitsProcessor
 from pagemill.worker.sampling.processors.min_tokens import MinTokensProcessor
@@ -17,7 +17,7 @@ VOCAB = 97
 
 def make(params: list[SamplingParams], num_prompt_tokens: int = 3) -> Sampler:
     states = RequestStates(len(params), 64)
-    sampler = Sampler(states)
+    sampler = Sampler(states, VOCAB)
     for slot, one in enumerate(params):
         new = NewRequest(str(slot), slot, [1] * num_prompt_tokens, num_prompt_tokens, 0, ([1],), one)
         states.add(new)
@@ -25,10 +25,8 @@ def make(params: list[SamplingParams], num_prompt_tokens: int = 3) -> Sampler:
     return sampler
 
 
-def batch_of(slots, positions) -> InputBatch:
-    slots, positions = np.asarray(slots, np.int32), np.asarray(positions, np.int64)
-    empty = np.zeros(0, np.int64)
-    return InputBatch(0, slots, slots, empty, empty, slots, slots, empty, slots, positions)
+def batch_of(slots, positions) -> SampledRows:
+    return SampledRows(np.asarray(slots, np.int32), np.asarray(positions, np.int64))
 
 
 def logits_of(num_rows: int, seed: int = 0) -> torch.Tensor:
@@ -108,13 +106,13 @@ class Always(LogitsProcessor):
     def remove(self, slot: int) -> None:
         pass
 
-    def apply(self, logits: torch.Tensor, batch: InputBatch) -> None:
+    def apply(self, logits: torch.Tensor, rows: SampledRows) -> None:
         logits[:, 0] = 100.0
 
 
 def test_a_slot_is_processed_as_long_as_one_processor_asks_for_it():
     states = RequestStates(1, 64)
-    sampler = Sampler(states, [MinTokensProcessor(), Always()])
+    sampler = Sampler(states, VOCAB, processors=[MinTokensProcessor, Always])
     params = SamplingParams(temperature=0, min_tokens=1, max_tokens=9, stop_token_ids=[7])
     new = NewRequest("0", 0, [1] * 3, 3, 0, ([1],), params)
     states.add(new)

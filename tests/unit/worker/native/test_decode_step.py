@@ -1,14 +1,16 @@
 """A decode step as one native call: what it samples, what it counts, and what it leaves to others. The network is an
-embedding, a norm and a head; that attention is planned right is for tests/unit/worker/forward/test_native_decode.py."""
+embedding, a norm and a head; that attention is planned right is for test_decode_path.py."""
 
 import numpy as np
 import pytest
 import torch
 
 from pagemill.model.kernels import native, reference
-from pagemill.model.kernels.decode_step import MAX_ROWS, DecodeStep, NativeNetwork, SlotArrays, SlotTable
-from pagemill.model.kernels.layer_plan import NormWeight, PlanBuilder
+from pagemill.model.kernels.layer_plan import NativeNetwork, NormWeight, PlanBuilder
 from pagemill.model.kernels.linear import linear, pack_bf16
+from pagemill.worker.batch.block_tables import SlotTable
+from pagemill.worker.batch.request_states import SlotArrays
+from pagemill.worker.native.decode_step import MAX_ROWS, Acceptance, DecodeStep
 from pagemill.worker.sampling.philox import uniform
 
 VOCAB, HIDDEN, LENGTH, NUM_SLOTS = 301, 64, 40, 80
@@ -37,6 +39,7 @@ class Decoder:
             num_tokens=counts,
             num_computed=counts - 1,
             num_sampled=np.zeros(NUM_SLOTS, np.int32),
+            processed=np.zeros(NUM_SLOTS, bool),
             greedy=np.arange(NUM_SLOTS) % 2 == 0,
             temperature=random.uniform(0.5, 1.5, NUM_SLOTS).astype(np.float32),
             min_p=np.where(np.arange(NUM_SLOTS) % 5 == 0, 0.01, 0).astype(np.float32),
@@ -45,6 +48,11 @@ class Decoder:
             seed=random.integers(0, 2**64, NUM_SLOTS, np.uint64),
         )
         self.step = DecodeStep(network, self.slots, [SlotTable(np.zeros((NUM_SLOTS, 8), np.int32), 16, [])])
+
+    def run(self, slots: np.ndarray) -> np.ndarray:
+        """A step that computes a token of each."""
+        assert self.step.accepts(slots, np.ones_like(slots)) is Acceptance.ACCEPTED
+        return self.step.run()
 
     def logits(self, slots: np.ndarray, *, natively: bool) -> torch.Tensor:
         """Of the slots' last tokens, before a step."""
@@ -85,14 +93,14 @@ def test_tokens_are_those_of_single_operations(threads, slots, packed, scale):
     slots = np.array(slots, np.int32)
     for _ in range(2):
         expected = decoder.expected(slots)
-        assert decoder.step.run(slots, np.ones_like(slots)).tolist() == expected
+        assert decoder.run(slots).tolist() == expected
 
 
 def test_greedy_tokens_are_the_likeliest_in_plain_torch(isa):
     decoder = Decoder()
     slots = np.arange(0, NUM_SLOTS, 2, dtype=np.int32)
     logits = decoder.logits(slots, natively=False)
-    tokens = torch.from_numpy(decoder.step.run(slots, np.ones_like(slots)).astype(np.int64))
+    tokens = torch.from_numpy(decoder.run(slots).astype(np.int64))
     chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(chosen, logits.amax(1), rtol=0.01, atol=0.01)
 
@@ -102,13 +110,31 @@ def test_slots_have_and_count_what_was_sampled_and_others_are_left_alone():
     state = decoder.slots
     names = ("token_ids", "num_tokens", "num_computed", "num_sampled")
     before = {name: getattr(state, name).copy() for name in names}
-    tokens = decoder.step.run(slots, np.ones_like(slots))
+    tokens = decoder.run(slots)
     for slot, token in zip(slots, tokens, strict=True):
         before["token_ids"][slot, before["num_tokens"][slot]] = token
         for name in names[1:]:
             before[name][slot] += 1
     for name in names:
         np.testing.assert_array_equal(getattr(state, name), before[name])
+
+
+@pytest.mark.parametrize("num_left", [1, 3])
+def test_rows_whose_logits_are_changed_are_computed_and_nothing_else(threads, num_left):
+    """The others sample as if nobody's were."""
+    slots = np.array([7, 4, 10], np.int32)
+    alone, decoder = Decoder(), Decoder()
+    expected, left = alone.run(slots), np.arange(num_left)
+    logits = decoder.logits(slots[left], natively=True)
+    decoder.slots.processed[slots[left]] = True
+    tokens = decoder.run(slots)
+    assert tokens[num_left:].tolist() == expected[num_left:].tolist()
+    torch.testing.assert_close(decoder.step.logits(left), logits, rtol=0, atol=0)
+    for name in ("token_ids", "num_tokens", "num_sampled"):
+        fresh, whole = getattr(Decoder().slots, name), getattr(alone.slots, name)
+        np.testing.assert_array_equal(getattr(decoder.slots, name)[slots[left]], fresh[slots[left]])
+        np.testing.assert_array_equal(getattr(decoder.slots, name)[slots[num_left:]], whole[slots[num_left:]])
+    np.testing.assert_array_equal(decoder.slots.num_computed, alone.slots.num_computed)
 
 
 @pytest.mark.parametrize("case", ["two tokens", "not the last token", "nothing", "too many rows", "unknown token"])
@@ -128,6 +154,9 @@ def test_nothing_happens_in_any_other_step(case):
         slots = np.arange(MAX_ROWS + 1, dtype=np.int32)
         counts = np.ones_like(slots)
     before = state.num_tokens.copy(), state.num_computed.copy(), state.token_ids.copy()
-    assert decoder.step.run(slots, counts) is None
+    reasons = {"unknown token": Acceptance.UNKNOWN_TOKEN, "too many rows": Acceptance.TOO_MANY_ROWS}
+    assert decoder.step.accepts(slots, counts) is reasons.get(case, Acceptance.NOT_A_DECODE_STEP)
+    with pytest.raises(RuntimeError, match="accepted"):
+        decoder.step.run()
     for found, kept in zip((state.num_tokens, state.num_computed, state.token_ids), before, strict=True):
         np.testing.assert_array_equal(found, kept)

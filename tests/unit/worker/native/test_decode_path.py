@@ -11,6 +11,7 @@ from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.launch import build_config
 from pagemill.model.kernels.native import library
 from pagemill.worker import build_runner
+from pagemill.worker.native.decode_path import NoNativeDecode
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
@@ -54,7 +55,7 @@ def tokens_of(checkpoint, wanted, **settings):
 
 
 def in_parts(monkeypatch):
-    monkeypatch.setattr(build_runner, "_decode_step", lambda *_: None)
+    monkeypatch.setattr(build_runner, "native_decode", lambda *_: NoNativeDecode("in parts"))
 
 
 @pytest.mark.parametrize("architecture", PLANNABLE)
@@ -89,6 +90,39 @@ def test_changed_logits_are_left_to_the_sampler(tmp_path, monkeypatch):
     in_parts(monkeypatch)
     assert tokens_of(checkpoint, requests(**wanted))[0] == found
     assert min(map(len, found.values())) >= 8
+
+
+@pytest.mark.parametrize("special", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}])
+def test_one_request_whose_logits_are_changed_takes_no_other_off_the_native_path(tmp_path, monkeypatch, special):
+    checkpoint = make_checkpoint(tmp_path, "LlamaForCausalLM")
+    asking = {"min_tokens": 30, "max_tokens": 30, "stop_token_ids": tuple(range(2, 200))}
+    one = core_request("special", [5, 6, 7], **special, **asking)
+    plain = core_request("special", [5, 6, 7], **special, max_tokens=30)
+    found, num_fused = tokens_of(checkpoint, [one, *requests()])
+    expected, num_plain = tokens_of(checkpoint, [plain, *requests()])
+    assert num_fused == num_plain > 30
+    assert not set(found["special"]) & set(asking["stop_token_ids"])
+    assert found | {"special": []} == expected | {"special": []}
+    in_parts(monkeypatch)
+    assert tokens_of(checkpoint, [one, *requests()]) == (found, 0)
+
+
+def test_why_a_step_is_not_one_call_is_logged_once(tmp_path, caplog):
+    checkpoint = make_checkpoint(tmp_path, "Gemma3ForCausalLM")
+    with caplog.at_level("INFO", "pagemill"):
+        assert tokens_of(checkpoint, requests())[1] == 0
+    said = [record.getMessage() for record in caplog.records if "one native call" in record.getMessage()]
+    assert len(said) == 1
+    assert "logits are capped" in said[0]
+
+
+def test_other_reasons(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("pagemill.worker.native.decode_step.MAX_ROWS", 2)
+    with caplog.at_level("INFO", "pagemill"):
+        assert tokens_of(make_checkpoint(tmp_path, "LlamaForCausalLM"), requests())[1] > 0
+    said = [record.getMessage() for record in caplog.records if "one native call" in record.getMessage()]
+    assert len(said) == 1
+    assert "requests" in said[0]
 
 
 def test_capped_logits_run_in_parts(tmp_path):

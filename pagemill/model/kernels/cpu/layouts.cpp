@@ -1,0 +1,61 @@
+// How the structs are laid out that Python mirrors (mirrors.py): so that a difference is an error when the library is
+// loaded, and not a wrong number later. Compiled for the baseline.
+#include <cstddef>
+#include <cstring>
+
+#include "decode_step.h"
+
+namespace {
+
+#define AT(struct_name, field) (int64_t)offsetof(struct_name, field)
+
+// Size, then the offset of each field in order.
+const int64_t BATCH[] = {sizeof(PmBatch), AT(PmBatch, query_start), AT(PmBatch, seq_lens), AT(PmBatch, block_table),
+                         AT(PmBatch, slot_mapping), AT(PmBatch, num_requests), AT(PmBatch, num_tokens),
+                         AT(PmBatch, block_table_stride), AT(PmBatch, block_size)};
+const int64_t LAYER[] = {sizeof(PmLayer), AT(PmLayer, num_heads), AT(PmLayer, num_kv_heads), AT(PmLayer, head_size),
+                         AT(PmLayer, window), AT(PmLayer, chunk), AT(PmLayer, scale), AT(PmLayer, soft_cap)};
+const int64_t LINEAR[] = {sizeof(PmLinear), AT(PmLinear, weight), AT(PmLinear, bias), AT(PmLinear, format),
+                          AT(PmLinear, rows), AT(PmLinear, cols), AT(PmLinear, gate)};
+const int64_t OP[] = {sizeof(PmOp), AT(PmOp, kind), AT(PmOp, in), AT(PmOp, out), AT(PmOp, residual_in),
+                      AT(PmOp, residual_out), AT(PmOp, weight), AT(PmOp, second_weight), AT(PmOp, weight_dtype),
+                      AT(PmOp, eps), AT(PmOp, linear), AT(PmOp, out_dtype), AT(PmOp, layer), AT(PmOp, kv_cache),
+                      AT(PmOp, values_offset), AT(PmOp, block_stride), AT(PmOp, kv_dtype), AT(PmOp, group),
+                      AT(PmOp, cos), AT(PmOp, sin), AT(PmOp, table_stride), AT(PmOp, half), AT(PmOp, table_dtype)};
+const int64_t RUN[] = {sizeof(PmRun), AT(PmRun, positions), AT(PmRun, num_tokens), AT(PmRun, buffers),
+                       AT(PmRun, widths), AT(PmRun, batches), AT(PmRun, choice), AT(PmRun, wanted),
+                       AT(PmRun, num_wanted)};
+const int64_t SLOTS[] = {sizeof(PmSlots), AT(PmSlots, token_ids), AT(PmSlots, token_stride), AT(PmSlots, num_tokens),
+                         AT(PmSlots, num_computed), AT(PmSlots, num_sampled), AT(PmSlots, processed),
+                         AT(PmSlots, greedy), AT(PmSlots, temperature), AT(PmSlots, min_p), AT(PmSlots, top_k),
+                         AT(PmSlots, top_p), AT(PmSlots, seed)};
+const int64_t TABLE[] = {sizeof(PmTable), AT(PmTable, blocks), AT(PmTable, stride), AT(PmTable, block_size)};
+const int64_t DECODE[] = {sizeof(PmDecode), AT(PmDecode, ops), AT(PmDecode, num_ops), AT(PmDecode, buffers),
+                          AT(PmDecode, widths), AT(PmDecode, source), AT(PmDecode, embedding), AT(PmDecode, rows),
+                          AT(PmDecode, embedding_scale), AT(PmDecode, slots), AT(PmDecode, tables),
+                          AT(PmDecode, num_tables), AT(PmDecode, layer_tables), AT(PmDecode, num_layers)};
+
+struct Layout {
+  const char* name;
+  const int64_t* values;
+  int64_t count;
+};
+
+#define LAYOUT(name, values) {name, values, (int64_t)(sizeof(values) / sizeof(int64_t))}
+
+const Layout LAYOUTS[] = {LAYOUT("PmBatch", BATCH), LAYOUT("PmLayer", LAYER), LAYOUT("PmLinear", LINEAR),
+                          LAYOUT("PmOp", OP),       LAYOUT("PmRun", RUN),     LAYOUT("PmSlots", SLOTS),
+                          LAYOUT("PmTable", TABLE), LAYOUT("PmDecode", DECODE)};
+
+}  // namespace
+
+// The layout of a struct, at most `capacity` numbers; how many, 0 for an unknown name.
+PM_EXPORT int64_t pm_layout(const char* name, int64_t* values, int64_t capacity) {
+  for (const Layout& layout : LAYOUTS) {
+    if (strcmp(layout.name, name)) continue;
+    const int64_t count = layout.count < capacity ? layout.count : capacity;
+    memcpy(values, layout.values, count * sizeof(int64_t));
+    return count;
+  }
+  return 0;
+}

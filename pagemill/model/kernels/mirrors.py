@@ -1,0 +1,132 @@
+"""The structs that native code is given, as ctypes mirrors them: all in one place, checked when the library is loaded.
+
+Knows their layout, not what is done with them. Fields have the order, the types and the names of those in C++.
+"""
+
+import ctypes
+from collections.abc import Callable
+
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+_MAX_FIELDS = 64
+
+
+class Batch(ctypes.Structure):
+    """One step of one KV group, as `PmBatch` in kernels.h. Holds addresses: the tensors must outlive it."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table", "slot_mapping")),
+        *((name, _INT) for name in ("num_requests", "num_tokens", "block_table_stride", "block_size")),
+    )
+
+
+class Layer(ctypes.Structure):
+    """One attention layer, as `PmLayer` in kernels.h. 0 stands for no window, no chunks and no soft cap."""
+
+    _fields_ = (
+        *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_size", "window", "chunk")),
+        *((name, _FLOAT) for name in ("scale", "soft_cap")),
+    )
+
+
+class LinearStruct(ctypes.Structure):
+    """A linear layer, as `PmLinear` in kernels.h. Holds addresses: the tensors must outlive it."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("weight", "bias")),
+        *((name, _INT) for name in ("format", "rows", "cols", "gate")),
+    )
+
+
+class Op(ctypes.Structure):
+    """One operation, as `PmOp` in layer_plan.h."""
+
+    _fields_ = (
+        *((name, _INT) for name in ("kind", "input", "out", "residual_in", "residual_out")),
+        *((name, _POINTER) for name in ("weight", "second_weight")),
+        ("weight_dtype", _INT),
+        ("eps", _FLOAT),
+        ("linear", LinearStruct),
+        ("out_dtype", _INT),
+        ("layer", Layer),
+        ("kv_cache", _POINTER),
+        *((name, _INT) for name in ("values_offset", "block_stride", "kv_dtype", "group")),
+        *((name, _POINTER) for name in ("cos", "sin")),
+        *((name, _INT) for name in ("table_stride", "half", "table_dtype")),
+    )
+
+
+class Run(ctypes.Structure):
+    """One call, as `PmRun` in layer_plan.h."""
+
+    _fields_ = (
+        ("positions", _POINTER),
+        ("num_tokens", _INT),
+        *((name, _POINTER) for name in ("buffers", "widths", "batches", "choice", "wanted")),
+        ("num_wanted", _INT),
+    )
+
+
+class SlotsStruct(ctypes.Structure):
+    """What is known of requests, by slot, as `PmSlots` in decode_step.h."""
+
+    _fields_ = (
+        ("token_ids", _POINTER),
+        ("token_stride", _INT),
+        *((name, _POINTER) for name in ("num_tokens", "num_computed", "num_sampled", "processed", "greedy")),
+        *((name, _POINTER) for name in ("temperature", "min_p", "top_k", "top_p", "seed")),
+    )
+
+
+class TableStruct(ctypes.Structure):
+    """The block table of a KV group, as `PmTable` in decode_step.h."""
+
+    _fields_ = (("blocks", _POINTER), ("stride", _INT), ("block_size", _INT))
+
+
+class DecodeStruct(ctypes.Structure):
+    """A decode step, as `PmDecode` in decode_step.h."""
+
+    _fields_ = (
+        ("ops", _POINTER),
+        ("num_ops", _INT),
+        *((name, _POINTER) for name in ("buffers", "widths")),
+        ("source", _INT),
+        ("embedding", LinearStruct),
+        ("rows", _POINTER),
+        ("embedding_scale", _FLOAT),
+        ("slots", SlotsStruct),
+        ("tables", _POINTER),
+        ("num_tables", _INT),
+        ("layer_tables", _POINTER),
+        ("num_layers", _INT),
+    )
+
+
+MIRRORS: dict[str, type[ctypes.Structure]] = {
+    "PmBatch": Batch,
+    "PmLayer": Layer,
+    "PmLinear": LinearStruct,
+    "PmOp": Op,
+    "PmRun": Run,
+    "PmSlots": SlotsStruct,
+    "PmTable": TableStruct,
+    "PmDecode": DecodeStruct,
+}
+"""By their names in C++."""
+
+
+def layout_of(mirror: type[ctypes.Structure]) -> list[int]:
+    """Its size in bytes, then the offset of each field."""
+    return [ctypes.sizeof(mirror), *(getattr(mirror, field[0]).offset for field in mirror._fields_)]
+
+
+def check_layouts(describe: Callable[..., int]) -> None:
+    """Compare every mirror with what the library says of its struct. `describe(name, values, capacity)` writes what
+    `layout_of` returns, and returns how many numbers that is, 0 for a name that it does not know. Raises RuntimeError
+    that names the struct."""
+    for name, mirror in MIRRORS.items():
+        values = (ctypes.c_int64 * _MAX_FIELDS)()
+        count = describe(name.encode(), ctypes.addressof(values), _MAX_FIELDS)
+        found, expected = list(values[:count]), layout_of(mirror)
+        if found != expected:
+            raise RuntimeError(f"{name} is laid out as {found} in the library, and as {expected} in {mirror.__name__}")

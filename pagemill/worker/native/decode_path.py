@@ -1,0 +1,109 @@
+"""`NativeDecode`: the one place that decides whether a decode step runs as one native call, and says why not.
+
+`native_decode` decides what holds for all steps of a runner, `accepts` what holds for one. Each reason is logged once.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pagemill.log import get_logger
+from pagemill.messages.step import Int32Array
+from pagemill.model.models.causal_lm import CausalLM, NotPlannable
+from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
+from pagemill.worker.native.decode_step import MAX_ROWS, Acceptance, DecodeStep
+
+logger = get_logger(__name__)
+
+NOT_A_DECODE_STEP = "it computes tokens of prompts"
+_REASONS = {
+    Acceptance.NOT_A_DECODE_STEP: NOT_A_DECODE_STEP,
+    Acceptance.UNKNOWN_TOKEN: "it has a token without an embedding",
+    Acceptance.TOO_MANY_ROWS: f"it has more than {MAX_ROWS} requests",
+}
+
+
+class NativeDecode(ABC):
+    """Decode steps as one native call each."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    @abstractmethod
+    def accepts(self, slots: Int32Array, num_tokens: Int32Array) -> str | None:
+        """Why the step of these [R] slots, which compute so many tokens each, must run in another way; None: `run`
+        can do it. Nothing has happened yet."""
+
+    @abstractmethod
+    def run(self) -> Int32Array:
+        """The step that was accepted last; see `DecodeStep.run`."""
+
+    @abstractmethod
+    def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        """A copy of the logits of these [L] rows of the last step, [L, V] float32."""
+
+    def report(self, reason: str) -> None:
+        """Log why a step was not accepted, the first time. That prompts are not decoded is no news."""
+        if reason not in self._logged:
+            self._logged.add(reason)
+            if reason != NOT_A_DECODE_STEP:
+                logger.info("a decode step does not run as one native call: %s", reason)
+
+
+class NativeSteps(NativeDecode):
+    """By a `DecodeStep`."""
+
+    def __init__(self, step: DecodeStep) -> None:
+        super().__init__()
+        self._step = step
+
+    def accepts(self, slots: Int32Array, num_tokens: Int32Array) -> str | None:
+        outcome = self._step.accepts(slots, num_tokens)
+        return None if outcome is Acceptance.ACCEPTED else _REASONS[outcome]
+
+    def run(self) -> Int32Array:
+        return self._step.run()
+
+    def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        return self._step.logits(rows)
+
+
+class NoNativeDecode(NativeDecode):
+    """Accepts no step, always for the same reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self._reason = reason
+
+    def accepts(self, slots: Int32Array, num_tokens: Int32Array) -> str | None:
+        return self._reason
+
+    def run(self) -> Int32Array:
+        raise RuntimeError("no step was accepted")
+
+    def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        raise RuntimeError("no step was accepted")
+
+
+def native_decode(
+    model: CausalLM,
+    network: Callable[..., Tensor],
+    states: RequestStates,
+    groups: AttentionGroups,
+    device: torch.device,
+) -> NativeDecode:
+    """For a model whose forward pass is `network`, compiled or not, on a device."""
+    if device.type != "cpu":
+        return NoNativeDecode(f"the model is on {device.type}")
+    if network is not model:
+        return NoNativeDecode("the model is compiled")
+    try:
+        native = model.native_network()
+    except NotPlannable as reason:
+        return NoNativeDecode(str(reason))
+    return NativeSteps(DecodeStep(native, states.arrays(), groups.slot_tables()))

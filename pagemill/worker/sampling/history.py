@@ -1,0 +1,148 @@
+"""`TokenHistory`: the tokens of slots where the logits are, for processors that look at what was said before.
+
+`HostHistory` reads the slots' state. `DeviceHistory` keeps copies that grow on the device as tokens are sampled, so
+that a step which runs ahead needs nothing from the host. Only slots that are watched have a history.
+"""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagemill.messages.step import NewRequest
+from pagemill.worker.batch.input_batch import SampledRows
+from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.sampling.uploads import LatestUpload
+
+_FEWEST_ROWS = 8
+_FEWEST_TOKENS = 512
+
+
+class TokenHistory(ABC):
+    """Tokens of the rows that are about to be sampled: all that are known, prompt first. K rows, N tokens of the
+    longest, V vocabulary."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    @abstractmethod
+    def tokens(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
+        """[K, N] int64 ids, anything valid behind a row's last; [K, 1] int64 tokens of each row's prompt. A row has
+        `rows.positions` tokens."""
+
+    @abstractmethod
+    def watch(self, new: NewRequest) -> None:
+        """Begin the history of a slot."""
+
+    @abstractmethod
+    def forget(self, slot: int) -> None:
+        """End it; slots without one are ignored."""
+
+    @abstractmethod
+    def append(self, rows: SampledRows, tokens: Tensor) -> None:
+        """[K] the tokens that watched rows sampled; a negative one stands for token 0."""
+
+    def output_counts(self, rows: SampledRows) -> Tensor:
+        """[K, V] int32: how often each token was generated."""
+        ids, prompts = self.tokens(rows)
+        at = torch.arange(ids.shape[1], device=ids.device)
+        return self._count(ids, (at >= prompts) & (at < self._lengths(rows, ids)))
+
+    def seen(self, rows: SampledRows) -> Tensor:
+        """[K, V] bool: whether each token is in the prompt or was generated."""
+        ids, _ = self.tokens(rows)
+        at = torch.arange(ids.shape[1], device=ids.device)
+        return self._count(ids, at < self._lengths(rows, ids)) > 0
+
+    def _lengths(self, rows: SampledRows, ids: Tensor) -> Tensor:
+        return torch.from_numpy(rows.positions).to(ids.device, non_blocking=True).unsqueeze(1)
+
+    def _count(self, ids: Tensor, which: Tensor) -> Tensor:
+        counts = torch.zeros(len(ids), self._vocab_size, dtype=torch.int32, device=ids.device)
+        return counts.scatter_add_(1, ids, which.int())
+
+
+class HostHistory(TokenHistory):
+    """The slots' own tokens: all that were sampled are there before the next step is."""
+
+    def __init__(self, states: RequestStates, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self._states = states
+
+    def tokens(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
+        ids = self._states.token_ids[rows.slots, : int(rows.positions.max())].astype(np.int64)
+        # Behind a row's last token there may be one of the slot's former request.
+        prompts = self._states.num_prompt_tokens[rows.slots].astype(np.int64)
+        return torch.from_numpy(ids), torch.from_numpy(prompts).unsqueeze(1)
+
+    def watch(self, new: NewRequest) -> None:
+        return
+
+    def forget(self, slot: int) -> None:
+        return
+
+    def append(self, rows: SampledRows, tokens: Tensor) -> None:
+        return
+
+
+class DeviceHistory(TokenHistory):
+    """Copies, in rows of one tensor that grows with what is watched: as many rows, and as long."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        super().__init__(vocab_size)
+        self._device = device
+        self._place = np.full(num_slots, -1, np.int64)
+        """[S] row of `_ids`; -1: not watched."""
+        self._free: list[int] = []
+        self._ids = torch.zeros(0, 0, dtype=torch.int32, device=device)
+        self._lengths_here = torch.zeros(0, dtype=torch.int64, device=device)
+        self._prompts = torch.zeros(0, dtype=torch.int64, device=device)
+        self._rows = LatestUpload(device)
+
+    @torch.inference_mode()
+    def watch(self, new: NewRequest) -> None:
+        self.forget(new.slot)
+        count = len(new.token_ids)
+        if not self._free:
+            self._grow(max(_FEWEST_ROWS, 2 * len(self._ids)), self._ids.shape[1])
+        self._make_long(count + 1)
+        place = self._place[new.slot] = self._free.pop()
+        ids = torch.from_numpy(np.ascontiguousarray(new.token_ids, np.int32))
+        self._ids[place, :count].copy_(ids, non_blocking=True)
+        self._lengths_here[place] = count
+        self._prompts[place] = new.num_prompt_tokens
+
+    def forget(self, slot: int) -> None:
+        if self._place[slot] >= 0:
+            self._free.append(int(self._place[slot]))
+            self._place[slot] = -1
+
+    def tokens(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
+        places = self._rows.of(self._place[rows.slots])
+        ids = self._ids[:, : int(rows.positions.max())].index_select(0, places)
+        return ids.long(), self._prompts.index_select(0, places).unsqueeze(1)
+
+    @torch.inference_mode()
+    def append(self, rows: SampledRows, tokens: Tensor) -> None:
+        self._make_long(int(rows.positions.max()) + 1)
+        places = self._rows.of(self._place[rows.slots])
+        lengths = self._lengths_here.index_select(0, places)
+        self._ids[places, lengths] = tokens.clamp(min=0).int()
+        self._lengths_here.index_copy_(0, places, lengths + 1)
+
+    def _lengths(self, rows: SampledRows, ids: Tensor) -> Tensor:
+        return self._lengths_here.index_select(0, self._rows.of(self._place[rows.slots])).unsqueeze(1)
+
+    def _make_long(self, num_tokens: int) -> None:
+        if num_tokens > self._ids.shape[1]:
+            self._grow(len(self._ids), max(_FEWEST_TOKENS, 1 << (num_tokens - 1).bit_length()))
+
+    def _grow(self, num_rows: int, num_tokens: int) -> None:
+        before, count = self._ids, len(self._ids)
+        self._ids = torch.zeros(num_rows, num_tokens, dtype=torch.int32, device=self._device)
+        self._ids[:count, : before.shape[1]] = before
+        added = torch.zeros(num_rows - count, dtype=torch.int64, device=self._device)
+        self._lengths_here = torch.cat([self._lengths_here, added])
+        self._prompts = torch.cat([self._prompts, added])
+        self._free += range(count, num_rows)
