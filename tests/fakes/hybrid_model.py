@@ -87,6 +87,7 @@ class HybridModel(nn.Module):
     def __init__(self, seed=0):
         super().__init__()
         g = torch.Generator().manual_seed(seed)
+        self.vocab_size = VOCAB
         self.embedding = torch.randn(VOCAB, SIZE, generator=g)
         self.head = torch.randn(SIZE, VOCAB, generator=g)
         self.parts = nn.ModuleList([

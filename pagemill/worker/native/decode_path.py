@@ -102,6 +102,8 @@ def native_decode(
         return NoNativeDecode(f"the model is on {device.type}")
     if network is not model:
         return NoNativeDecode("the model is compiled")
+    if not isinstance(model, CausalLM):
+        return NoNativeDecode(f"{type(model).__name__} has no native form")
     try:
         native = model.native_network()
     except NotPlannable as reason:
