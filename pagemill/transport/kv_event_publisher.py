@@ -20,8 +20,10 @@ from pagemill.config.sections import KVEventsConfig
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.messages.kv_events import KVEvent, KVEventBatch
+from pagemill.transport.addresses import PrivateDirectory
 from pagemill.transport.curve import HANDSHAKE_MS
 from pagemill.transport.kv_event_gate import gate_maker
+from pagemill.transport.subscriber_relay import SubscriberRelay
 
 logger = get_logger(__name__)
 
@@ -67,6 +69,10 @@ class KVEventPublisher:
         # A context of its own: its end is the moment at which the ports are free again.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = make_gate(self._context)
+        self._relays: dict[str, SubscriberRelay] = {}
+        """By endpoint, where strangers may connect."""
+        self._folder: PrivateDirectory | None = None
+        self._num_inner = 0
         try:
             self._pub = self._open("endpoint", published, zmq.XPUB, config.hwm)
             self._router: zmq.Socket[bytes] | None = None
@@ -74,8 +80,7 @@ class KVEventPublisher:
                 self._router = self._open("replay_endpoint", replayed, zmq.ROUTER, config.buffer_steps + 1)
             self._wake_read, self._wake_write = os.pipe()
         except BaseException:
-            self._gate.close()
-            self._context.destroy(0)
+            self._close(linger_ms=0)
             raise
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
@@ -105,10 +110,35 @@ class KVEventPublisher:
         self._stopping = True
         self._wake()
         self._thread.join()
-        self._gate.close()
-        self._context.destroy(LINGER_MS)
+        self._close(LINGER_MS)
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+    def _close(self, linger_ms: int) -> None:
+        self._gate.close()
+        self._context.destroy(linger_ms)
+        for relay in self._relays.values():
+            relay.close(linger_ms / 1000)
+        if self._folder is not None:
+            self._folder.remove()
+
+    def _address_of(self, endpoint: Endpoint) -> str:
+        """Where the library listens or connects: behind a relay, where everybody can connect. Raises OSError."""
+        if self._gate.closed_to_others or not endpoint.binds or not endpoint.address.startswith("tcp://"):
+            return endpoint.address
+        self._folder = self._folder or PrivateDirectory()
+        host, _, port = endpoint.address.removeprefix("tcp://").rpartition(":")
+        # Another one each time: the library removes the file of a closed socket some time later.
+        self._num_inner += 1
+        inner = self._folder.ipc(f"{self._num_inner}")
+        path = inner.removeprefix("ipc://")
+        relay = self._relays.get(endpoint.address)
+        if relay is None:
+            host = "0.0.0.0" if host == "*" else host.strip("[]")
+            self._relays[endpoint.address] = SubscriberRelay(host, int(port), path)
+        else:
+            relay.inner = path
+        return inner
 
     def _open(self, name: str, endpoint: Endpoint, kind: int, high_water_mark: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
@@ -121,11 +151,12 @@ class KVEventPublisher:
             # A replay that a subscriber does not read is given up, rather than sent with holes.
             socket.set(zmq.ROUTER_MANDATORY, 1)
         try:
+            address = self._address_of(endpoint)
             if endpoint.binds:
-                socket.bind(endpoint.address)
+                socket.bind(address)
             else:
-                socket.connect(endpoint.address)
-        except zmq.ZMQError as error:
+                socket.connect(address)
+        except (OSError, zmq.ZMQError) as error:
             socket.close(0)
             raise ConfigError(
                 f"kv_events_config: {name}={endpoint.address!r} cannot be used: {error.strerror}"

@@ -1,7 +1,8 @@
 """`pagemill serve` with hooks for the fault lab: `python -m tests.integration.faults.served ARGUMENTS`.
 
 The engine and the server are those of the product. What differs: a worker by name (LAB_WORKER), a secret that tests
-know (LAB_SECRET), less patience with silence (LAB_SILENT_S), and routes that say what only the process itself knows.
+know (LAB_SECRET), less patience with silence (LAB_SILENT_S), shorter pauses between starts that fail (LAB_PAUSE_S, the
+longest), and routes that say what only the process itself knows.
 """
 
 import asyncio
@@ -56,6 +57,10 @@ def install_hooks() -> None:
         supervisor.LivenessTimeouts = functools.partial(supervisor.LivenessTimeouts, silent_s=float(silent_s))
         api_server_pool.ApiServerPool = functools.partial(api_server_pool.ApiServerPool, silent_s=3 * float(silent_s))
 
+    if "LAB_PAUSE_S" in os.environ:
+        for module in (supervisor, api_server_pool):
+            module.LONGEST_PAUSE_S = float(os.environ["LAB_PAUSE_S"])
+            module.FIRST_PAUSE_S = module.LONGEST_PAUSE_S / 4
     if "LAB_LINKS" in os.environ:
         api_server.ZmqClient = connect_through_proxy
     if "LAB_TCP" in os.environ:

@@ -138,7 +138,9 @@ def loading(server, known):
 
 @pytest.mark.parametrize("num_api_servers", [1, *long_only(2)])
 async def test_a_server_whose_engines_are_gone_for_good_ends_with_status_1(checkpoint, num_api_servers):
-    with Server(checkpoint, "--api-server-count", num_api_servers, scripted=True, LAB_STEP_S=0.01) as server:
+    arguments = ("--api-server-count", num_api_servers)
+    # Seven starts fail, with a minute of pauses between them otherwise.
+    with Server(checkpoint, *arguments, scripted=True, LAB_STEP_S=0.01, LAB_PAUSE_S=0.4) as server:
         processes = server.tree()
         async with Traffic(server, asks(4, max_tokens=400)) as traffic:
             await traffic.until(3)

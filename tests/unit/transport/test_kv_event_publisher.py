@@ -12,6 +12,7 @@ import zmq
 
 from pagemill.errors import ConfigError
 from pagemill.messages.kv_events import AllBlocksCleared, BlockRemoved, KVEventBatch
+from pagemill.transport import kv_event_publisher
 from pagemill.transport.addresses import free_port
 from pagemill.transport.kv_event_publisher import END_OF_REPLAY
 
@@ -261,3 +262,44 @@ def test_shutdown_delivers_what_was_published_and_frees_the_ports(context, publi
 def test_listening_on_every_network_is_a_warning(publish, warnings):
     publish(endpoint=f"tcp://*:{free_port()}")
     assert "every network can read them" in warnings.text
+
+
+@pytest.mark.parametrize("which", ["endpoint", "replay_endpoint"])
+def test_a_flood_is_cut_off_before_the_library_takes_it_in(context, publish, which):
+    """Frames of a message that never ends, after ZMTP's greeting and handshake."""
+    publisher = publish()
+    sub = subscribe(context, publisher)
+    host, port = publisher.settings[which].removeprefix("tcp://").split(":")
+    kind = b"SUB" if which == "endpoint" else b"DEALER"
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = b"\x05READY" + b"\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
+    said = 0
+    with socket.create_connection((host, int(port)), timeout=WAIT_MS / 1000) as stranger:
+        stranger.sendall(greeting + b"\x04" + bytes([len(ready)]) + ready)
+        with pytest.raises(OSError):
+            while said < 50_000_000:
+                said += stranger.send((b"\x01\xff" + b"x" * 255) * 100)
+    assert said < 50_000_000
+    publisher.publish(removed(7))
+    assert numbers(receive_removals(sub, 1)[0][2]) == [7]
+
+
+def test_all_may_come_back_after_they_named_too_many_topics(context, publish, monkeypatch):
+    monkeypatch.setattr(kv_event_publisher, "MAX_SUBSCRIPTIONS", 20)
+    publisher = publish()
+    sub = subscribe(context, publisher)
+    with context.socket(zmq.SUB) as many:
+        many.linger = 0
+        many.connect(publisher.settings["endpoint"])
+        for number in range(30):
+            many.subscribe(f"topic {number}")
+        for _ in range(200):
+            if publisher._num_inner > 1:
+                break
+            time.sleep(0.025)
+    assert publisher._num_inner > 1
+    for number in range(200):
+        publisher.publish(removed(number))
+        if sub.poll(25) and b"BlockRemoved" in sub.recv_multipart()[2]:
+            return
+    raise AssertionError("it did not come back")

@@ -1,7 +1,10 @@
-"""Compiles the Triton kernels behind `ops` for compute capability 9.0, without a GPU; run by test_compiles.py.
+"""Compiles the Triton kernels behind `ops` for compute capability 9.0, without a GPU; run by test_compiles.py, as
+`python -m tests.unit.model.kernels.triton.compile_all PART...`.
 
 Launches are caught and compiled instead: the interpreter, in which the other tests run, accepts more than the compiler.
 """
+
+import sys
 
 import torch
 import triton
@@ -171,8 +174,9 @@ def attention() -> None:
     case.run(TritonBackend)
 
 
+PARTS = {part.__name__: part for part in (rows, eight_bits, linears, attention_inputs, experts, sampling, attention)}
 for dependent in (False, True):
     launch.set_dependent(dependent)
-    for part in (rows, eight_bits, linears, attention_inputs, experts, sampling, attention):
-        part()
+    for name in sys.argv[1:]:
+        PARTS[name]()
 print(" ".join(sorted(set(compiled))))
