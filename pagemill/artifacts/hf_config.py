@@ -14,7 +14,7 @@ _DTYPES: Final = ("float32", "bfloat16", "float16")
 _DEFAULT_THETA: Final = 10_000.0
 _QUANTIZATION: Final = ("quantization_config", "compression_config")
 """What the settings are called, by newer files and by older ones of compressed-tensors."""
-_SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p")
+_SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _UNUSED: Final[dict[str, tuple[Any, ...]]] = {
     "bad_words_ids": ([],),
     "begin_suppress_tokens": ([],),
@@ -29,7 +29,6 @@ _UNUSED: Final[dict[str, tuple[Any, ...]]] = {
     "no_repeat_ngram_size": (0,),
     "num_beams": (1,),
     "penalty_alpha": (0,),
-    "repetition_penalty": (1,),
     "stop_strings": ([],),
     "suppress_tokens": ([],),
     "typical_p": (1,),

@@ -6,5 +6,11 @@ from pagemill.catalog.registry import Registry
 
 LOGITS: Registry[Any] = Registry(
     "logits processor",
-    {"min_tokens": "pagemill.worker.sampling.processors.min_tokens:MinTokensProcessor"},
+    {
+        "allowed_token_ids": "pagemill.worker.sampling.processors.allowed_token_ids:AllowedTokensProcessor",
+        "bad_words": "pagemill.worker.sampling.processors.bad_words:BadWordsProcessor",
+        "min_tokens": "pagemill.worker.sampling.processors.min_tokens:MinTokensProcessor",
+        "logit_bias": "pagemill.worker.sampling.processors.logit_bias:LogitBiasProcessor",
+        "penalties": "pagemill.worker.sampling.processors.penalties:PenaltiesProcessor",
+    },
 )

@@ -1,7 +1,7 @@
 """`SamplingParams`: how one request is sampled and when it stops. Knows nothing about models or tokenizers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -19,6 +19,11 @@ MAX_STOP_TOKEN_IDS: Final = 1024
 """That a request may name."""
 MAX_END_TOKEN_IDS: Final = 64
 """End-of-sequence tokens of a model, which are added to them."""
+MAX_BIASED_TOKENS: Final = 16_384
+"""Entries of `logit_bias`, and of `allowed_token_ids`."""
+MAX_BAD_WORDS: Final = 256
+MAX_BAD_WORD_CHARS: Final = 256
+MAX_BAD_WORD_TOKENS: Final = 64
 GREEDY_TEMPERATURE: Final = 1e-5
 _SWITCHES: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
 
@@ -50,6 +55,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Least probability relative to the most likely token, in [0, 1]."""
     seed: int | None = None
     """Same seed, same noise at each position. None: one is drawn on admission."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token that was generated, -2 to 2."""
+    frequency_penalty: float = 0.0
+    """Subtracted as often as a token was generated, -2 to 2."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits, and multiplies negative ones, of all tokens of prompt and output; 0.01 to 100."""
+    logit_bias: Mapping[int, float] | None = None
+    """Token id -> what is added to its logit, -100 to 100; at most 16,384 of them."""
+    allowed_token_ids: Sequence[int] | None = None
+    """The only tokens that are sampled, at most 16,384; kept as a tuple."""
+    bad_words: Sequence[str] | None = None
+    """Texts that are not generated, alone or after a blank, at most 256 of at most 256 characters; kept as a tuple."""
+    bad_words_token_ids: Sequence[Sequence[int]] | None = None
+    """Sequences of tokens that are not generated; on admission, those of `bad_words` are added."""
     stop: Sequence[str] | str | None = None
     """Strings that end the output; kept as a tuple."""
     stop_token_ids: Sequence[int] | None = None
@@ -75,7 +94,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         force(self, "stop", stop)
         force(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         force(self, "top_k", 0 if self.top_k == -1 else self.top_k)
-        for check in (_check_numbers, _check_lengths, _check_stops, _check_switches):
+        force(self, "bad_words", tuple(self.bad_words) if self.bad_words else None)
+        for check in (_check_numbers, _check_lengths, _check_stops, _check_switches, _check_penalties, _check_tokens):
             check(self)
 
     @property
@@ -116,6 +136,52 @@ def _check_numbers(params: SamplingParams) -> None:
         raise RequestError(f"n={params.n} is not allowed with temperature=0: greedy completions are all equal", "n")
     if params.seed is not None:
         _integer("seed", params.seed, -(2**63), MAX_SEED)
+
+
+def _check_penalties(params: SamplingParams) -> None:
+    _number("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    _number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    _number("repetition_penalty", params.repetition_penalty, 0.01, 100.0)
+
+
+def _check_tokens(params: SamplingParams) -> None:
+    """Of parameters that name tokens or words; that the model has them is checked on admission."""
+    _check_bias(params.logit_bias)
+    if params.allowed_token_ids is not None:
+        msgspec.structs.force_setattr(params, "allowed_token_ids", tuple(params.allowed_token_ids))
+        _count("allowed_token_ids", params.allowed_token_ids, 1, MAX_BIASED_TOKENS)
+        for token in params.allowed_token_ids:
+            _integer("allowed_token_ids", token, 0, 2**31 - 1)
+    _count("bad_words", params.bad_words or (), 0, MAX_BAD_WORDS)
+    for text in params.bad_words or ():
+        if not isinstance(text, str) or not 0 < len(text) <= MAX_BAD_WORD_CHARS:
+            raise RequestError(f"bad_words must hold strings of 1 to {MAX_BAD_WORD_CHARS} characters", "bad_words")
+    if params.bad_words_token_ids is not None:
+        words = tuple(tuple(word) for word in params.bad_words_token_ids)
+        msgspec.structs.force_setattr(params, "bad_words_token_ids", words)
+        # Complete parameters hold those of bad_words too, two for each.
+        _count("bad_words_token_ids", words, 0, 3 * MAX_BAD_WORDS)
+        for word in words:
+            _count("bad_words_token_ids", word, 1, MAX_BAD_WORD_TOKENS)
+            for token in word:
+                _integer("bad_words_token_ids", token, 0, 2**31 - 1)
+
+
+def _check_bias(bias: Mapping[int, float] | None) -> None:
+    if bias is None:
+        return
+    if not isinstance(bias, Mapping):
+        kind = type(bias).__name__
+        raise RequestError(f"logit_bias is a {kind}; it must be a map of token ids to numbers", "logit_bias")
+    _count("logit_bias", bias, 0, MAX_BIASED_TOKENS)
+    for token, value in bias.items():
+        _integer("logit_bias", token, 0, 2**31 - 1)
+        _number("logit_bias", value, -100.0, 100.0)
+
+
+def _count(name: str, values: Sequence[object] | Mapping[int, float], low: int, high: int) -> None:
+    if not low <= len(values) <= high:
+        raise RequestError(f"{name} has {len(values)} entries; {low} to {high} are allowed", name)
 
 
 def _check_lengths(params: SamplingParams) -> None:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 SLICE_S = 0.005
 """How long one request may keep the event loop before others have their turn."""
-_GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p")
+_GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Preparation:

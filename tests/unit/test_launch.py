@@ -96,7 +96,7 @@ def test_an_unknown_quantization_lists_the_known_ones(checkpoint):
 def test_a_start_says_what_was_decided_and_what_cannot_matter(checkpoint, caplog, monkeypatch):
     monkeypatch.setattr(envs, "unread", lambda: ["VLLM_USE_V1"])
     file = Path(checkpoint) / "generation_config.json"
-    file.write_text('{"repetition_penalty": 1.25}')
+    file.write_text('{"typical_p": 0.25}')
     with caplog.at_level(logging.INFO, "pagemill"):
         launch.build_config(EngineArgs(checkpoint, device="cpu", gpu_memory_utilization=0.5, trust_remote_code=True))
     file.unlink()
@@ -104,4 +104,4 @@ def test_a_start_says_what_was_decided_and_what_cannot_matter(checkpoint, caplog
     rows = [line.split()[0] for line in table.splitlines()[1:]]
     told = ["trust_remote_code", "gpu_memory_utilization", "VLLM_USE_V1"]
     assert rows == ["setting", "dtype", "max_model_len", "max_num_batched_tokens", *told]
-    assert "repetition_penalty=1.25" in warning
+    assert "typical_p=0.25" in warning

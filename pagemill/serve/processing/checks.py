@@ -3,7 +3,7 @@ Does not know where the prompt came from; it is token ids by now."""
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,10 +127,28 @@ def _stop_token_ids_are_known(admission: Admission, bounds: Bounds) -> None:
             )
 
 
-def _stop_strings_are_unicode(admission: Admission, bounds: Bounds) -> None:
+def _named_tokens_are_known(admission: Admission, bounds: Bounds) -> None:
     params = admission.params
-    for stop in (isinstance(params, SamplingParams) and params.stop) or ():
-        check_unicode(stop, "stop")
+    if not isinstance(params, SamplingParams):
+        return
+    named: dict[str, Iterable[int]] = {
+        "logit_bias": params.logit_bias or (),
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "bad_words_token_ids": itertools.chain.from_iterable(params.bad_words_token_ids or ()),
+    }
+    for field, tokens in named.items():
+        for token in tokens:
+            if token >= bounds.vocab_size:
+                raise RequestError(f"{field} holds {shown(token)}; token ids are 0 to {bounds.vocab_size - 1}", field)
+
+
+def _texts_are_unicode(admission: Admission, bounds: Bounds) -> None:
+    params = admission.params
+    if isinstance(params, SamplingParams):
+        for stop in params.stop or ():
+            check_unicode(stop, "stop")
+        for word in params.bad_words or ():
+            check_unicode(word, "bad_words")
 
 
 def _priority_is_in_use(admission: Admission, bounds: Bounds) -> None:
@@ -161,7 +179,8 @@ CHECKS: tuple[Callable[[Admission, Bounds], None], ...] = (
     _prompt_fits,
     _token_ids_are_known,
     _stop_token_ids_are_known,
-    _stop_strings_are_unicode,
+    _named_tokens_are_known,
+    _texts_are_unicode,
     _priority_is_in_use,
     _salt_is_well_formed,
 )

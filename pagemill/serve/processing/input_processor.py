@@ -14,7 +14,7 @@ from pagemill.errors import ModelError, RequestError
 from pagemill.messages.engine_io import EngineCoreRequest, EngineReady
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
-from pagemill.messages.sampling_params import MAX_END_TOKEN_IDS, MAX_SEED, SamplingParams
+from pagemill.messages.sampling_params import MAX_BAD_WORD_TOKENS, MAX_END_TOKEN_IDS, MAX_SEED, SamplingParams
 from pagemill.serve.processing.checks import CHECKS, Admission, Bounds, check_kind, check_unicode, shown
 from pagemill.tokenizers.control_text import unmarked
 from pagemill.tokenizers.interface import Tokenizer
@@ -167,7 +167,24 @@ class InputProcessor:
         if not params.ignore_eos:
             stop_ids = tuple(dict.fromkeys(stop_ids + self._eos_token_ids))
         seed = None if params.seed is None else params.seed & MAX_SEED
-        return params.replace(max_tokens=max_tokens, stop_token_ids=stop_ids, seed=seed)
+        words = self._bad_words(params) or None
+        return params.replace(max_tokens=max_tokens, stop_token_ids=stop_ids, seed=seed, bad_words_token_ids=words)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """What must not be generated, as tokens: a word is other tokens after a blank than without."""
+        found = dict.fromkeys(tuple(word) for word in params.bad_words_token_ids or ())
+        for word in params.bad_words or ():
+            for text in (word, f" {word.lstrip()}"):
+                ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+                if not 0 < len(ids) <= MAX_BAD_WORD_TOKENS:
+                    raise RequestError(
+                        f"bad_words holds {shown(word)}, which is {len(ids)} tokens; 1 to {MAX_BAD_WORD_TOKENS} are "
+                        "allowed",
+                        "bad_words",
+                    )
+                if max(ids) < self._bounds.vocab_size:  # or it is never generated
+                    found[ids] = None
+        return tuple(found)
 
 
 def _only_value(prompt: Mapping[str, Any]) -> Any:

@@ -27,9 +27,16 @@ class TokenHistory(ABC):
         self._vocab_size = vocab_size
 
     @abstractmethod
-    def tokens(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
-        """[K, N] int64 ids, anything valid behind a row's last; [K, 1] int64 tokens of each row's prompt. A row has
-        `rows.positions` tokens."""
+    def tokens(self, rows: SampledRows) -> Tensor:
+        """[K, N] int64 ids, anything valid behind a row's last."""
+
+    @abstractmethod
+    def tokens_at(self, rows: SampledRows, positions: Tensor) -> Tensor:
+        """[K, M] int64 ids, from [K, M] int64 positions in each row's request."""
+
+    @abstractmethod
+    def lengths(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
+        """[K, 1] int64 tokens of each row's prompt, and [K, 1] of all: `rows.positions`."""
 
     @abstractmethod
     def watch(self, new: NewRequest) -> None:
@@ -45,18 +52,20 @@ class TokenHistory(ABC):
 
     def output_counts(self, rows: SampledRows) -> Tensor:
         """[K, V] int32: how often each token was generated."""
-        ids, prompts = self.tokens(rows)
+        ids, (prompts, lengths) = self.tokens(rows), self.lengths(rows)
         at = torch.arange(ids.shape[1], device=ids.device)
-        return self._count(ids, (at >= prompts) & (at < self._lengths(rows, ids)))
+        return self._count(ids, (at >= prompts) & (at < lengths))
 
     def seen(self, rows: SampledRows) -> Tensor:
         """[K, V] bool: whether each token is in the prompt or was generated."""
-        ids, _ = self.tokens(rows)
-        at = torch.arange(ids.shape[1], device=ids.device)
-        return self._count(ids, at < self._lengths(rows, ids)) > 0
+        ids, (_, lengths) = self.tokens(rows), self.lengths(rows)
+        return self._count(ids, torch.arange(ids.shape[1], device=ids.device) < lengths) > 0
 
-    def _lengths(self, rows: SampledRows, ids: Tensor) -> Tensor:
-        return torch.from_numpy(rows.positions).to(ids.device, non_blocking=True).unsqueeze(1)
+    def last_outputs(self, rows: SampledRows, count: int) -> Tensor:
+        """[K, count] int64: the last tokens that were generated, -1 before the first."""
+        prompts, lengths = self.lengths(rows)
+        at = lengths - count + torch.arange(count, device=lengths.device)
+        return self.tokens_at(rows, at.clamp(min=0)).masked_fill_(at < prompts, -1)
 
     def _count(self, ids: Tensor, which: Tensor) -> Tensor:
         counts = torch.zeros(len(ids), self._vocab_size, dtype=torch.int32, device=ids.device)
@@ -70,11 +79,16 @@ class HostHistory(TokenHistory):
         super().__init__(vocab_size)
         self._states = states
 
-    def tokens(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
-        ids = self._states.token_ids[rows.slots, : int(rows.positions.max())].astype(np.int64)
-        # Behind a row's last token there may be one of the slot's former request.
+    def tokens(self, rows: SampledRows) -> Tensor:
+        return torch.from_numpy(self._states.token_ids[rows.slots, : int(rows.positions.max())].astype(np.int64))
+
+    def tokens_at(self, rows: SampledRows, positions: Tensor) -> Tensor:
+        ids = self._states.token_ids[rows.slots[:, None], positions.numpy()]
+        return torch.from_numpy(ids.astype(np.int64))
+
+    def lengths(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
         prompts = self._states.num_prompt_tokens[rows.slots].astype(np.int64)
-        return torch.from_numpy(ids), torch.from_numpy(prompts).unsqueeze(1)
+        return torch.from_numpy(prompts).unsqueeze(1), torch.from_numpy(rows.positions).unsqueeze(1)
 
     def watch(self, new: NewRequest) -> None:
         return
@@ -96,7 +110,7 @@ class DeviceHistory(TokenHistory):
         """[S] row of `_ids`; -1: not watched."""
         self._free: list[int] = []
         self._ids = torch.zeros(0, 0, dtype=torch.int32, device=device)
-        self._lengths_here = torch.zeros(0, dtype=torch.int64, device=device)
+        self._num_tokens = torch.zeros(0, dtype=torch.int64, device=device)
         self._prompts = torch.zeros(0, dtype=torch.int64, device=device)
         self._rows = LatestUpload(device)
 
@@ -110,7 +124,7 @@ class DeviceHistory(TokenHistory):
         place = self._place[new.slot] = self._free.pop()
         ids = torch.from_numpy(np.ascontiguousarray(new.token_ids, np.int32))
         self._ids[place, :count].copy_(ids, non_blocking=True)
-        self._lengths_here[place] = count
+        self._num_tokens[place] = count
         self._prompts[place] = new.num_prompt_tokens
 
     def forget(self, slot: int) -> None:
@@ -118,21 +132,27 @@ class DeviceHistory(TokenHistory):
             self._free.append(int(self._place[slot]))
             self._place[slot] = -1
 
-    def tokens(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
-        places = self._rows.of(self._place[rows.slots])
-        ids = self._ids[:, : int(rows.positions.max())].index_select(0, places)
-        return ids.long(), self._prompts.index_select(0, places).unsqueeze(1)
+    def tokens(self, rows: SampledRows) -> Tensor:
+        return self._ids[:, : int(rows.positions.max())].index_select(0, self._places(rows)).long()
+
+    def tokens_at(self, rows: SampledRows, positions: Tensor) -> Tensor:
+        return self._ids[self._places(rows).unsqueeze(1), positions].long()
+
+    def lengths(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
+        places = self._places(rows)
+        prompts, lengths = self._prompts.index_select(0, places), self._num_tokens.index_select(0, places)
+        return prompts.unsqueeze(1), lengths.unsqueeze(1)
 
     @torch.inference_mode()
     def append(self, rows: SampledRows, tokens: Tensor) -> None:
         self._make_long(int(rows.positions.max()) + 1)
-        places = self._rows.of(self._place[rows.slots])
-        lengths = self._lengths_here.index_select(0, places)
+        places = self._places(rows)
+        lengths = self._num_tokens.index_select(0, places)
         self._ids[places, lengths] = tokens.clamp(min=0).int()
-        self._lengths_here.index_copy_(0, places, lengths + 1)
+        self._num_tokens.index_copy_(0, places, lengths + 1)
 
-    def _lengths(self, rows: SampledRows, ids: Tensor) -> Tensor:
-        return self._lengths_here.index_select(0, self._rows.of(self._place[rows.slots])).unsqueeze(1)
+    def _places(self, rows: SampledRows) -> Tensor:
+        return self._rows.of(self._place[rows.slots])
 
     def _make_long(self, num_tokens: int) -> None:
         if num_tokens > self._ids.shape[1]:
@@ -143,6 +163,6 @@ class DeviceHistory(TokenHistory):
         self._ids = torch.zeros(num_rows, num_tokens, dtype=torch.int32, device=self._device)
         self._ids[:count, : before.shape[1]] = before
         added = torch.zeros(num_rows - count, dtype=torch.int64, device=self._device)
-        self._lengths_here = torch.cat([self._lengths_here, added])
+        self._num_tokens = torch.cat([self._num_tokens, added])
         self._prompts = torch.cat([self._prompts, added])
         self._free += range(count, num_rows)

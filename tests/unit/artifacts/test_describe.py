@@ -27,8 +27,8 @@ def test_folder(folder):
 
 
 def test_neutral_sampling(folder):
-    (folder / "generation_config.json").write_text('{"temperature": 0.5, "repetition_penalty": 1.1}')
-    assert describe("mine", folder).unused_generation_defaults == {"repetition_penalty": 1.1}
+    (folder / "generation_config.json").write_text('{"temperature": 0.5, "typical_p": 0.9}')
+    assert describe("mine", folder).unused_generation_defaults == {"typical_p": 0.9}
     assert describe("mine", folder, generation_config="vllm").unused_generation_defaults == {}
     assert describe("mine", folder, generation_config="vllm").generation_defaults == {}
 

@@ -17,23 +17,24 @@ def folder_with(tmp_path, config=CONFIG, generation=None):
 
 def test_facts_of_a_folder(tmp_path):
     generation = {"eos_token_id": [5, 6], "temperature": 0.6, "top_k": 40, "top_p": None, "do_sample": True}
+    generation["repetition_penalty"] = 1.1
     found = read_folder(folder_with(tmp_path, generation=generation))
     assert (found.architecture, found.dtype) == ("LlamaForCausalLM", "float16")
     assert found.eos_token_ids == (5, 6)
-    assert found.generation_defaults == {"temperature": 0.6, "top_k": 40}
+    assert found.generation_defaults == {"temperature": 0.6, "top_k": 40, "repetition_penalty": 1.1}
     assert found.unused_generation_defaults == {}
 
 
 def test_what_has_no_effect_is_found(tmp_path):
     generation = {
-        "repetition_penalty": 1.1,
+        "length_penalty": 1.1,
         "max_new_tokens": 2048,
         "num_beams": 1,
         "typical_p": 1.0,
         "do_sample": True,
     }
     found = read_folder(folder_with(tmp_path, generation=generation))
-    assert found.unused_generation_defaults == {"max_new_tokens": 2048, "repetition_penalty": 1.1}
+    assert found.unused_generation_defaults == {"max_new_tokens": 2048, "length_penalty": 1.1}
 
 
 def test_end_token_falls_back_to_config(tmp_path):

@@ -9,6 +9,21 @@ from pagemill.errors import RequestError
 from pagemill.messages.sampling_params import SamplingParams
 
 REFUSED = {
+    "presence_penalty": [2.1, -2.1, float("nan"), "1", True],
+    "frequency_penalty": [2.1, -2.1, float("inf"), None],
+    "repetition_penalty": [0, -1.0, 101, float("nan")],
+    "logit_bias": [
+        {5: 101},
+        {5: float("nan")},
+        {-1: 1.0},
+        {"5": 1.0},
+        {2**31: 1.0},
+        dict.fromkeys(range(16_385), 1.0),
+        [5],
+    ],
+    "allowed_token_ids": [[], [-1], ["5"], [True], range(16_385)],
+    "bad_words": [[""], ["x" * 257], [5], ["x"] * 257],
+    "bad_words_token_ids": [[[]], [[-1]], [[1] * 65], [[1]] * 769],
     "temperature": [-0.1, math.nan, math.inf, "1", True],
     "top_p": [0.0, 1.1, -1, math.nan],
     "min_p": [-0.1, 1.5, math.nan],

@@ -1,9 +1,10 @@
 """The fields that every generating endpoint shares. Does not know how prompts are given."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from pagemill.errors import RequestError
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
@@ -11,6 +12,7 @@ from pagemill.serve.http.schemas.support import GENERATION_HINTS, GENERATION_REF
 from pagemill.serve.processing.checks import shown
 
 MAX_TEMPERATURE = 2.0
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
 class StreamOptions(BaseModel):
@@ -36,7 +38,8 @@ class GenerationBody(BaseModel):
 
     sampling_fields: ClassVar[tuple[str, ...]] = (
         "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos",
-        "include_stop_str_in_output", "skip_special_tokens",
+        "include_stop_str_in_output", "skip_special_tokens", "presence_penalty", "frequency_penalty",
+        "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
     )  # fmt: skip
 
     refused: ClassVar[Mapping[str, Refused]] = GENERATION_REFUSED
@@ -50,6 +53,13 @@ class GenerationBody(BaseModel):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Any = None
+    """Token ids -> numbers; the ids are texts in JSON, and integers after validation."""
+    allowed_token_ids: Any = None
+    bad_words: Any = None
     seed: int | None = None
     stop: Any = None
     stop_token_ids: Any = None
@@ -74,12 +84,30 @@ class GenerationBody(BaseModel):
             return value
         raise RequestError(f"stop={shown(value)} is not allowed: a text or a list of texts", "stop")
 
-    @field_validator("stop_token_ids", mode="plain")
+    @field_validator("bad_words", mode="plain")
     @classmethod
-    def _ids(cls, value: Any) -> Any:
+    def _words(cls, value: Any) -> Any:
+        if value is None or _is_list_of(str, value):
+            return value
+        raise RequestError(f"bad_words={shown(value)} is not allowed: a list of texts", "bad_words")
+
+    @field_validator("stop_token_ids", "allowed_token_ids", mode="plain")
+    @classmethod
+    def _ids(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None or _is_list_of(int, value):
             return value
-        raise RequestError(f"stop_token_ids={shown(value)} is not allowed: a list of token ids", "stop_token_ids")
+        raise RequestError(f"{info.field_name}={shown(value)} is not allowed: a list of token ids", info.field_name)
+
+    @field_validator("logit_bias", mode="plain")
+    @classmethod
+    def _bias(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, dict) and all(_TOKEN_ID.fullmatch(key) for key in value):
+            return {int(key): bias for key, bias in value.items()}
+        raise RequestError(
+            f"logit_bias={shown(value)} is not allowed: an object of token ids, each with a number", "logit_bias"
+        )
 
     @model_validator(mode="after")
     def _extras_are_refused_or_named(self) -> "GenerationBody":

@@ -26,7 +26,6 @@ class Refused(NamedTuple):
     """Values, besides null, that ask for nothing: they are accepted."""
 
 
-_NO_PENALTIES = "leave it out; there are no penalties yet"
 _NO_LOGPROBS = "leave it out; there are no logprobs yet"
 _NO_GRAMMAR = "leave it out and describe the form in the prompt; there is no structured output yet"
 _USE_TOOLS = "use tools and tool_choice"
@@ -36,20 +35,14 @@ _WRITE_IT_OUT = "write what it would add into the messages or the prompt"
 _SHORTEN = "send a shorter input; nothing is cut silently"
 
 _SAMPLING: dict[str, Refused] = {
-    "allowed_token_ids": Refused("leave it out; tokens cannot be restricted yet"),
-    "bad_words": Refused("leave it out, or use stop; words cannot be forbidden yet", ([],)),
     "best_of": Refused("use n, and choose", (1,)),
     "detokenize": Refused("leave it out; answers have text", (True,)),
-    "frequency_penalty": Refused(_NO_PENALTIES, (0,)),
     "length_penalty": Refused("leave it out; there is no beam search", (1,)),
-    "logit_bias": Refused("leave it out; logits cannot be biased yet", ({},)),
     "logits_processors": Refused("leave it out; processors are no part of a request", ([],)),
     "logprob_token_ids": Refused(_NO_LOGPROBS, ([],)),
     "logprobs": Refused(_NO_LOGPROBS, (False,)),
-    "presence_penalty": Refused(_NO_PENALTIES, (0,)),
     "prompt_logprobs": Refused(_NO_LOGPROBS),
     "repetition_detection": Refused("leave it out, or use max_tokens; repetition is not looked for yet"),
-    "repetition_penalty": Refused(_NO_PENALTIES, (1,)),
     "return_token_ids": Refused("leave it out; answers have text only", (False,)),
     "return_tokens_as_token_ids": Refused(_NO_LOGPROBS, (False,)),
     "thinking_token_budget": Refused("leave it out, or use max_tokens; how much is thought cannot be limited yet"),

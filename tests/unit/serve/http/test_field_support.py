@@ -33,6 +33,8 @@ GENERATION: dict[str, Any] = {
     "model": "another", "max_tokens": 5, "n": 2, "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 1,
     "stop": "x", "stop_token_ids": [7], "include_stop_str_in_output": True, "ignore_eos": True, "min_tokens": 1,
     "skip_special_tokens": False, "stream": True, "cache_salt": "s", "priority": 1, "echo": True,
+    "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5, "logit_bias": {"7": 5},
+    "allowed_token_ids": [7, 8], "bad_words": ["no"],
 }  # fmt: skip
 WITH_STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 EXAMPLES: dict[str, dict[str, Any]] = {

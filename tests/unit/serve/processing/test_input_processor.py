@@ -40,6 +40,10 @@ def prepare(prompt: Any = "hi", has_priorities: bool = False, **given: Any) -> P
     ({"prompt": "\ud800"}, "prompt", "Unicode"),
     ({"stop_token_ids": [300]}, "stop_token_ids", "300; token ids are 0 to 299"),
     ({"stop": "\ud800"}, "stop", "Unicode"),
+    ({"bad_words": ["\ud800"]}, "bad_words", "Unicode"),
+    ({"bad_words_token_ids": [[1, 300]]}, "bad_words_token_ids", "300; token ids are 0 to 299"),
+    ({"allowed_token_ids": [1, 300]}, "allowed_token_ids", "300; token ids are 0 to 299"),
+    ({"logit_bias": {300: 1.0}}, "logit_bias", "300; token ids are 0 to 299"),
     ({"max_tokens": 30}, "max_tokens", "max_tokens=30 is too large: the prompt has 3 tokens, so at most 29"),
     ({"max_tokens": None, "min_tokens": 30}, "min_tokens", "at most 29 tokens"),
     ({"cache_salt": ""}, "cache_salt", "1 to 128 characters"),
@@ -131,3 +135,14 @@ def test_ids_are_unique() -> None:
 def test_priority_and_salt_travel() -> None:
     request = prepare(priority=-3, has_priorities=True, cache_salt="team-a:1").request
     assert (request.priority, request.cache_salt) == (-3, "team-a:1")
+
+
+def test_bad_words_become_tokens_with_and_without_a_blank_before() -> None:
+    processor = InputProcessor(ByteTokenizer(), READY, (EOS, IM_END), False)
+    params = SamplingParams(bad_words=["no", " so"], bad_words_token_ids=[[7]])
+    found = processor.prepare("hi", params, RequestOptions()).request.params
+    assert isinstance(found, SamplingParams)
+    tokens = [tuple(processor._tokenizer.encode(text, False)) for text in ("no", " no", " so")]
+    assert found.bad_words_token_ids == ((7,), *tokens)
+    again = processor.prepare("hi", found, RequestOptions()).request.params
+    assert again == found.replace(seed=again.seed)

@@ -92,12 +92,18 @@ def test_changed_logits_are_left_to_the_sampler(tmp_path, monkeypatch):
     assert min(map(len, found.values())) >= 8
 
 
-@pytest.mark.parametrize("special", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}])
+@pytest.mark.parametrize(
+    "special",
+    [
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"temperature": 0.8, "seed": 3, "frequency_penalty": 0.5, "logit_bias": {250: 4.0}},
+    ],
+)
 def test_one_request_whose_logits_are_changed_takes_no_other_off_the_native_path(tmp_path, monkeypatch, special):
     checkpoint = make_checkpoint(tmp_path, "LlamaForCausalLM")
     asking = {"min_tokens": 30, "max_tokens": 30, "stop_token_ids": tuple(range(2, 200))}
     one = core_request("special", [5, 6, 7], **special, **asking)
-    plain = core_request("special", [5, 6, 7], **special, max_tokens=30)
+    plain = core_request("special", [5, 6, 7], temperature=0.0, max_tokens=30)
     found, num_fused = tokens_of(checkpoint, [one, *requests()])
     expected, num_plain = tokens_of(checkpoint, [plain, *requests()])
     assert num_fused == num_plain > 30
