@@ -81,3 +81,9 @@ class NoAnswerError(HandshakeError):
 
 class NotLetInError(NoAnswerError):
     """Somebody listens, and lets nobody in who has this process's secret, or is too busy to answer."""
+
+
+def start_error(kind: str) -> type[PagemillError]:
+    """The class of error to raise where a process reports that an error of class `kind` keeps it from starting:
+    ConfigError and ModelError, which the user can mend, are themselves, and anything else is an EngineDeadError."""
+    return {"ConfigError": ConfigError, "ModelError": ModelError}.get(kind, EngineDeadError)

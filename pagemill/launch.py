@@ -29,7 +29,7 @@ from pagemill.serve.processing.checks import shown
 from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
-from pagemill.utils.collector import paused
+from pagemill.utils.gc_pause import gc_paused
 from pagemill.utils.timing import PhaseTimer
 from pagemill.utils.torch_libraries import load_torch_library
 
@@ -93,7 +93,7 @@ def build_config(args: EngineArgs) -> EngineConfig:
 
 def build_inproc(args: EngineArgs, *, inline: bool) -> LaunchedEngine:
     """An engine in this process. `inline` runs its steps on the caller's event loop, otherwise on a thread."""
-    with paused():
+    with gc_paused():
         config = build_config(args)
         alone = config.parallel.distributed_executor_backend == "uni"
         return start_inproc(place_threads(args, config, front_end=not alone, own_process=not alone), inline=inline)

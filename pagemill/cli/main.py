@@ -15,7 +15,7 @@ from pagemill import __version__, envs
 from pagemill.cli.errors import UsageError
 from pagemill.config.refused_settings import refusal_of
 from pagemill.errors import ConfigError, PagemillError
-from pagemill.utils.collector import paused
+from pagemill.utils.gc_pause import gc_paused
 
 COMMANDS = {
     "serve": "serve a model over HTTP, with a playground page",
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    with paused():
+    with gc_paused():
         parser, module = _build_parser(argv[0] if argv else "")
     args = parser.parse_args(argv)
     if module is None:

@@ -14,7 +14,7 @@ from pagemill.cli.errors import UsageError
 from pagemill.cli.sampling_flags import Params
 from pagemill.config.arguments import EngineArgs
 from pagemill.errors import RequestError
-from pagemill.utils.collector import paused
+from pagemill.utils.gc_pause import gc_paused
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 SAMPLING_NOT_ENGINE = ("seed",)
@@ -96,7 +96,7 @@ def checked_text(text: str, what: str) -> str:
 
 
 def _open_inproc(args: argparse.Namespace) -> Session:
-    with paused():
+    with gc_paused():
         from pagemill.cli.session_inproc import InprocSession  # deferred: numpy
         from pagemill.launch import build_inproc  # deferred: the whole engine
 

@@ -379,6 +379,12 @@ class FleetConfig:
     api_server_count: int | None = setting(
         None, "processes that take HTTP requests (default: as many as engines)", low=1, short="-asc"
     )
+    engine_start_timeout: float = setting(
+        3600.0,
+        "seconds that a process of the server may take to start (an engine: to load its model and be ready) before it "
+        "is killed; 0: no limit",
+        low=0,
+    )
     engine_stall_timeout: float = setting(
         60.0, "seconds without a finished step, with work waiting, after which /health answers 503; 0: never", low=0
     )

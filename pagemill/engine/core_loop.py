@@ -1,6 +1,6 @@
-"""`CoreLoop`: steps a core, applies what front ends ask between steps, and addresses what comes out.
+"""`CoreLoop`: steps a core, applies the calls of front ends between steps, and addresses what comes out.
 
-Does not know how mail travels: it is given a queue to read and a function to post with.
+Does not know how messages travel: it has a queue to read from and a function to send with.
 """
 
 from collections import Counter
@@ -43,10 +43,10 @@ class SteppedCore(Protocol):
         """Forget requests."""
 
     def step(self) -> list[EngineCoreOutputs]:
-        """One step."""
+        """Take one step; what has become known of earlier steps or this one."""
 
     def stats(self) -> SchedulerStats:
-        """State now."""
+        """What runs and waits now, and how full the cache is."""
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
@@ -58,31 +58,31 @@ class SteppedCore(Protocol):
         """A rare call by name."""
 
 
-Letter = tuple[int, EngineCall]
-"""Number of the front end's connection over which it came, and what it asks."""
+Inbound = tuple[int, EngineCall]
+"""A message: the number of the front end's connection over which it came, and the call."""
 IDLE_BEFORE_PREPARING_S = 0.05
-Post = Callable[[int, EngineReport], None]
+Send = Callable[[int, EngineReport], None]
 """Sends a report over a connection of a front end. Never blocks."""
 
 
 class CoreLoop:
-    """One thread runs `run`; any thread may put letters into `inbox` and call `stop`.
+    """One thread runs `run`; any thread may put messages into `inbox` and call `stop`.
 
     `num_steps`, `idle` and `stats` may be read by any thread.
     """
 
     def __init__(
-        self, core: SteppedCore, post: Post, waves: Waves | None = None, prepare: Callable[[], bool] | None = None
+        self, core: SteppedCore, send: Send, waves: Waves | None = None, prepare: Callable[[], bool] | None = None
     ) -> None:
         """`waves` decides when to step (default: whenever there is work). `prepare` does a piece of what later requests
         would wait for, and is called while there is nothing else to do until it returns False."""
-        self.inbox: SimpleQueue[Letter | None] = SimpleQueue()
+        self.inbox: SimpleQueue[Inbound | None] = SimpleQueue()
         self.num_steps = 0
         self.idle = True
         self.stats = SchedulerStats()
         """The core's latest."""
         self._core = core
-        self._post = post
+        self._send = send
         self._waves: Waves = waves or NoWaves(core.has_work)
         self._owners: dict[str, int] = {}
         """Connection of the front end of every request in flight."""
@@ -92,7 +92,7 @@ class CoreLoop:
         self._prepare = prepare
 
     def fail(self, error: EngineDeadError) -> None:
-        """End `run` with this error: a worker died while there was nothing to do."""
+        """End `run` with this error, such as the death of a worker while there was nothing to do."""
         self._failure = error
         self.stop()
 
@@ -102,7 +102,8 @@ class CoreLoop:
         self.inbox.put(None)
 
     def run(self) -> None:
-        """Until `stop`. Sleeps while there is nothing to do. Raises EngineDeadError when a step fails, or `fail`."""
+        """Step the core until `stop`, asleep while there is nothing to do. Raises EngineDeadError when a step fails,
+        and what `fail` was given."""
         due = self._waves.due
         while not self._stopping:
             self._read_inbox(wait=not due())
@@ -125,17 +126,17 @@ class CoreLoop:
     def _read_inbox(self, wait: bool) -> None:
         if wait:
             self.idle = True
-            letter = self._next_letter()
+            message = self._next_message()
             self.idle = False
-            self._apply(letter)
+            self._apply(message)
         while True:
             try:
-                letter = self.inbox.get_nowait()
+                message = self.inbox.get_nowait()
             except Empty:
                 return
-            self._apply(letter)
+            self._apply(message)
 
-    def _next_letter(self) -> Letter | None:
+    def _next_message(self) -> Inbound | None:
         while self._prepare is not None:
             try:
                 return self.inbox.get(timeout=IDLE_BEFORE_PREPARING_S)
@@ -144,10 +145,10 @@ class CoreLoop:
                     self._prepare = None
         return self.inbox.get()
 
-    def _apply(self, letter: Letter | None) -> None:
-        if letter is None:
+    def _apply(self, message: Inbound | None) -> None:
+        if message is None:
             return
-        sender, call = letter
+        sender, call = message
         match call:
             case AddRequests(requests):
                 for request in requests:
@@ -157,9 +158,9 @@ class CoreLoop:
             case FrontEndGone(index):
                 self._abort([request_id for request_id, owner in self._owners.items() if owner == index])
             case CoreCall(call_id, method, args):
-                self._post(sender, self._call(call_id, method, args))
+                self._send(sender, self._call(call_id, method, args))
             case JoinWaves() | StartWave() | RoundDecision():
-                self._waves.obey(call)
+                self._waves.on_order(call)
 
     def _add(self, sender: int, request: EngineCoreRequest) -> None:
         """An exception here ends this request alone."""
@@ -171,7 +172,7 @@ class CoreLoop:
             logger.exception("the engine core refused request %s", request.request_id)
             finish = Finish(FinishReason.ERROR, message=str(error))
             output = EngineCoreOutput(request_id=request.request_id, finish=finish)
-            self._post(sender, StepOutputs(EngineCoreOutputs(outputs=[output])))
+            self._send(sender, StepOutputs(EngineCoreOutputs(outputs=[output])))
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         self._core.abort(request_ids)
@@ -197,7 +198,7 @@ class CoreLoop:
             sampled = outputs.stats.residency is not None  # said once, and not with every pulse
             self.stats = msgspec.structs.replace(outputs.stats, residency=None) if sampled else outputs.stats
         for owner, part in self._parts(outputs):
-            self._post(owner, StepOutputs(part))
+            self._send(owner, StepOutputs(part))
         for output in outputs.outputs:
             if output.finish is not None:
                 self._disown(output.request_id)
@@ -217,14 +218,14 @@ class CoreLoop:
             part.token_ids.append(token_id)
         for output in outputs.outputs:
             parts[owner_of(output.request_id)].outputs.append(output)
-        mail = [
+        addressed = [
             (owner, part) for owner, part in parts.items() if owner is not None and (part.request_ids or part.outputs)
         ]
-        return mail[:1] + [(owner, _without_figures(part)) for owner, part in mail[1:]]
+        return addressed[:1] + [(owner, _without_figures(part)) for owner, part in addressed[1:]]
 
 
 def _without_figures(outputs: EngineCoreOutputs) -> EngineCoreOutputs:
-    """Without what is said of the step as a whole: one front end counts it."""
+    """A copy without the statistics of the step as a whole: exactly one front end may count them."""
     stats = outputs.stats
     if stats is not None and stats.residency is not None:
         stats = msgspec.structs.replace(stats, residency=None)

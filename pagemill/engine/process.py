@@ -1,4 +1,4 @@
-"""An engine core in a process of its own: one thread steps the core, one carries the mail, one gives a pulse.
+"""An engine core in a process of its own: one thread steps the core, one serves its socket, one sends a pulse.
 
 Does not know who its front ends are until they introduce themselves, nor how it was started or will be replaced.
 """
@@ -31,19 +31,20 @@ from pagemill.messages.core_calls import (
 )
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason
 from pagemill.messages.process_reports import Failed, ProcessReport, Pulse, Started
-from pagemill.messages.waves import WaveNews, WaveOrder
+from pagemill.messages.waves import WaveOrder, WaveReport
 from pagemill.messages.worker_rank import Replicas
 from pagemill.transport.codec import Codec, Frame
 from pagemill.transport.handshake import Role
 from pagemill.transport.sockets import Peer, ServerSocket
-from pagemill.utils.collector import paused
-from pagemill.utils.cpu_affinity import current_cpus, keep_to
+from pagemill.utils.children import start_heartbeat
+from pagemill.utils.cpu_affinity import current_cpus, pin_to
+from pagemill.utils.gc_pause import gc_paused
 from pagemill.utils.processes import Report
 
 logger = get_logger(__name__)
 
 PULSE_S = 0.2
-MAIL_POLL_S = 5.0
+POLL_S = 5.0
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -55,23 +56,24 @@ class CoreSpec(msgspec.Struct, frozen=True):
     worker: str
     """"module:callable" that makes a worker."""
     address: str
-    """Where it shall listen for front ends."""
+    """Where it listens for front ends."""
     secret: str
     lockstep: bool = False
-    """Whether it steps together with other engines, as a coordinator says."""
+    """Whether it steps together with other engines, by the orders of a coordinator."""
     replicas: Replicas | None = None
-    """Where its workers meet those of other engines, over which experts are dealt out."""
+    """Where its workers connect to those of other engines, if they share their experts."""
 
 
-class MailRoom:
-    """The thread that owns the socket: letters in, reports out.
+class CoreServer:
+    """The thread that owns the socket of a core: calls in, reports out.
 
-    Every connection of a front end has a number of its own, and what is asked for belongs to it: when a connection is
-    lost, its requests are aborted, and what still comes out of them reaches nobody, even if the front end is back.
+    Every connection of a front end has a number of its own, and what is asked over it belongs to it: when a connection
+    is lost, its requests are aborted, and what still comes out of them is dropped, even if the front end is back.
     """
 
     def __init__(self, socket: ServerSocket, cpus: frozenset[int] = frozenset()) -> None:
-        """`cpus`: those of its thread, which are not the caller's where that one computes; none: as the caller's."""
+        """`cpus`: where its thread runs, if the caller's thread is pinned to compute; empty: where the caller's
+        does."""
         self._socket = socket
         self._cpus = cpus
         self._outbox: SimpleQueue[tuple[int | Role, EngineReport]] = SimpleQueue()
@@ -86,24 +88,27 @@ class MailRoom:
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def post(self, recipient: int, report: EngineReport) -> None:
-        """Send over a connection of a front end; one that is gone gets nothing. From any thread, never blocks."""
+    def send(self, recipient: int, report: EngineReport) -> None:
+        """Send over a connection of a front end; for one that is gone the report is dropped. From any thread, never
+        blocks."""
         self._outbox.put((recipient, report))
         self._socket.wake()
 
-    def tell_coordinator(self, news: WaveNews) -> None:
+    def send_to_coordinator(self, report: WaveReport) -> None:
         """Send to the coordinator of the engines. From any thread, never blocks."""
-        self._outbox.put((Role.COORDINATOR, news))
+        self._outbox.put((Role.COORDINATOR, report))
         self._socket.wake()
 
-    def open(self, loop: CoreLoop) -> None:
-        """Begin to put letters into the inbox of the loop."""
-        self._socket.watch(joined=lambda peer: self._welcome(loop, peer), lost=lambda *peer: self._lose(loop, *peer))
-        self._thread = threading.Thread(target=self._run, args=(loop,), name="pagemill-mail", daemon=True)
+    def start(self, loop: CoreLoop) -> None:
+        """Begin to put calls into the inbox of the loop."""
+        self._socket.watch(
+            joined=lambda peer: self._on_connected(loop, peer), lost=lambda *peer: self._on_lost(loop, *peer)
+        )
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="pagemill-core-server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Send what was posted, then stop."""
+        """Send what is in the outbox, then stop."""
         self._closing = True
         self._socket.wake()
         if self._thread is not None:
@@ -111,29 +116,30 @@ class MailRoom:
         self._socket.close()
 
     def _run(self, loop: CoreLoop) -> None:
-        keep_to(self._cpus)
+        pin_to(self._cpus)
         try:
             while not self._closing:
-                received = self._socket.receive(MAIL_POLL_S)
+                received = self._socket.receive(POLL_S)
                 if received is not None:
-                    self._sort(loop, *received)
-                self._send_posted()
-            self._send_posted()
-        except Exception as error:  # a core without mail would look well and answer nobody
+                    self._dispatch(loop, *received)
+                self._flush_outbox()
+            self._flush_outbox()
+        except Exception as error:  # a core that nobody can reach would look well and answer nobody
             logger.exception("the engine core cannot send or receive any more")
-            loop.fail(EngineDeadError(f"mail failed: {type(error).__name__}: {error}"))
+            loop.fail(EngineDeadError(f"its connections failed: {type(error).__name__}: {error}"))
 
-    def _welcome(self, loop: CoreLoop, peer: Peer) -> None:
+    def _on_connected(self, loop: CoreLoop, peer: Peer) -> None:
         if peer.role is Role.COORDINATOR:
             self._peers[Role.COORDINATOR] = peer
         if peer.role is Role.API_SERVER:
             for former in [known for known in self._numbers if known.index == peer.index]:
                 self._socket.forget(former)
-                self._lose(loop, former, "it connected again")
-            number = self._numbers[peer] = next(self._next_number)
+                self._on_lost(loop, former, "it connected again")
+            number = next(self._next_number)
+            self._numbers[peer] = number
             self._peers[number] = peer
 
-    def _lose(self, loop: CoreLoop, peer: Peer, why: str) -> None:
+    def _on_lost(self, loop: CoreLoop, peer: Peer, why: str) -> None:
         """A connection is lost: nobody reads what was asked for over it."""
         if peer.role is Role.COORDINATOR and self._peers.get(Role.COORDINATOR) == peer:
             del self._peers[Role.COORDINATOR]
@@ -143,33 +149,33 @@ class MailRoom:
             del self._peers[number]
             loop.inbox.put((number, FrontEndGone(number)))
 
-    def _sort(self, loop: CoreLoop, peer: Peer, frames: list[Frame]) -> None:
+    def _dispatch(self, loop: CoreLoop, peer: Peer, frames: list[Frame]) -> None:
         try:
             call = self._calls.decode(frames)
         except TransportError as error:
-            self._refuse(loop, peer, frames, error)
+            self._on_unreadable(loop, peer, frames, error)
             return
         if isinstance(call, WaveOrder) is not (peer.role is Role.COORDINATOR):
             logger.warning("dropped a message of %s: waves, and nothing else, are the coordinator's", peer)
         elif isinstance(call, FrontEndGone):
-            self._dismiss(loop, peer, call.index)
+            self._on_front_end_gone(loop, peer, call.index)
         elif peer.role is Role.SUPERVISOR:
-            logger.warning("dropped a message of %s: it asks for nothing but to forget front ends", peer)
+            logger.warning("dropped a message of %s: it may only report front ends that are gone", peer)
         else:
             loop.inbox.put((self._numbers.get(peer, peer.index), call))
 
-    def _dismiss(self, loop: CoreLoop, peer: Peer, index: int) -> None:
-        """The supervisor says that a front end died."""
+    def _on_front_end_gone(self, loop: CoreLoop, peer: Peer, index: int) -> None:
+        """The supervisor reports that a front end died; nobody else may."""
         if peer.role is not Role.SUPERVISOR:
             logger.warning("dropped a message of %s: only the supervisor may say who is gone", peer)
             return
         for known in [known for known in self._numbers if known.index == index]:
             self._socket.forget(known)
-            self._lose(loop, known, "its process ended")
+            self._on_lost(loop, known, "its process ended")
 
-    def _refuse(self, loop: CoreLoop, peer: Peer, frames: list[Frame], error: TransportError) -> None:
-        """A message that cannot be read. Who waits for an answer is told; where it does not even say who that is, the
-        connection is given up, and the front end sends again what it needs."""
+    def _on_unreadable(self, loop: CoreLoop, peer: Peer, frames: list[Frame], error: TransportError) -> None:
+        """A message that cannot be decoded. If its names can be, the front end is told that its requests or its call
+        failed; otherwise the connection is given up, and the front end sends again what it needs."""
         logger.warning("dropped a message of %s: %s", peer, error)
         number = self._numbers.get(peer)
         if number is None:
@@ -178,17 +184,17 @@ class MailRoom:
             names = self._names.decode(frames)
         except TransportError:
             self._socket.forget(peer)
-            self._lose(loop, peer, "it sent what cannot be read")
+            self._on_lost(loop, peer, "it sent what cannot be read")
             return
         match names:
             case NamedRequests(requests):
                 finish = Finish(FinishReason.ERROR, message="the engine could not read the request")
                 failed = [EngineCoreOutput(request_id=request.request_id, finish=finish) for request in requests]
-                self.post(number, StepOutputs(EngineCoreOutputs(outputs=failed)))
+                self.send(number, StepOutputs(EngineCoreOutputs(outputs=failed)))
             case NamedCall(call_id):
-                self.post(number, CallResult(call_id, error="ValueError: the engine could not read the call"))
+                self.send(number, CallResult(call_id, error="ValueError: the engine could not read the call"))
 
-    def _send_posted(self) -> None:
+    def _flush_outbox(self) -> None:
         while True:
             try:
                 recipient, report = self._outbox.get_nowait()
@@ -196,53 +202,52 @@ class MailRoom:
                 return
             peer = self._peers.get(recipient)
             if peer is not None:
-                with contextlib.suppress(PeerGoneError):  # who watches the socket was told
+                with contextlib.suppress(PeerGoneError):  # `_on_lost` is called for it
                     self._socket.send(peer, self._reports.encode(report))
 
 
 def run(payload: bytes, report: Report) -> None:
     """Entry of the process (utils/processes.py). Ends when told to by SIGTERM, or with an error."""
 
-    def tell(message: ProcessReport) -> None:
+    def send_report(message: ProcessReport) -> None:
         report(_ENCODER.encode(message))
 
-    birth = msgspec.msgpack.decode(payload, type=CoreSpec)
-    name_process(f"core {birth.index}")
-    everywhere = current_cpus()
+    spec = msgspec.msgpack.decode(payload, type=CoreSpec)
+    name_process(f"core {spec.index}")
+    cpus = current_cpus()  # the core pins its thread below: other threads stay where they may run now
     try:
-        socket = ServerSocket(birth.address, birth.secret, accepts=(Role.API_SERVER, Role.SUPERVISOR, Role.COORDINATOR))
-        with paused():
-            executor = make_executor(birth.config, birth.worker, replica=birth.index, replicas=birth.replicas)
-            core = EngineCore(birth.config, executor, data_parallel_rank=birth.index)
+        socket = ServerSocket(spec.address, spec.secret, accepts=(Role.API_SERVER, Role.SUPERVISOR, Role.COORDINATOR))
+        with gc_paused():
+            executor = make_executor(spec.config, spec.worker, replica=spec.index, replicas=spec.replicas)
+            core = EngineCore(spec.config, executor, data_parallel_rank=spec.index)
     except Exception as error:
         logger.debug("the engine core cannot start", exc_info=True)
-        tell(Failed(type(error).__name__, str(error)))
+        send_report(Failed(type(error).__name__, str(error)))
         raise SystemExit(1) from error
-    mail = MailRoom(socket, everywhere)
-    waves = WaveMember(core.has_work, mail.tell_coordinator) if birth.lockstep else None
+    server = CoreServer(socket, cpus)
+    waves = WaveMember(core.has_work, server.send_to_coordinator) if spec.lockstep else None
     # What workers prepare may exchange data between replicas, which then have to do it together.
-    loop = CoreLoop(core, mail.post, waves, core.prepare_more if waves is None else None)
+    loop = CoreLoop(core, server.send, waves, core.prepare_more if waves is None else None)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-    mail.open(loop)
-    tell(Started(socket.address, core.ready))
-    threading.Thread(target=_pulse, args=(core, loop, tell, everywhere), name="pagemill-pulse", daemon=True).start()
+    server.start(loop)
+    send_report(Started(socket.address, core.ready))
+    start_heartbeat(lambda: _pulse(core, loop, send_report), PULSE_S, cpus)
     try:
         loop.run()
     except EngineDeadError:
         logger.exception("the engine core died")
         raise SystemExit(1) from None
     finally:
-        mail.close()
+        server.close()
         core.shutdown()
 
 
-def _pulse(core: EngineCore, loop: CoreLoop, tell: Callable[[ProcessReport], None], cpus: frozenset[int]) -> None:
-    keep_to(cpus)
-    stop = threading.Event()
-    while not stop.wait(PULSE_S):
-        tell(Pulse(loop.num_steps, loop.idle, loop.stats))
-        try:
-            core.check_health()
-        except PagemillError as error:
-            loop.fail(EngineDeadError(str(error)))
-            return
+def _pulse(core: EngineCore, loop: CoreLoop, send_report: Callable[[ProcessReport], None]) -> bool:
+    """Report a sign of life; False once the core is dead, which ends the loop."""
+    send_report(Pulse(loop.num_steps, loop.idle, loop.stats))
+    try:
+        core.check_health()
+    except PagemillError as error:
+        loop.fail(EngineDeadError(str(error)))
+        return False
+    return True

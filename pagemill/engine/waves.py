@@ -1,6 +1,6 @@
 """Waves: when an engine steps that must step together with others. `WaveMember` is one engine's part in them.
 
-Does not know how news and orders travel, nor what a step does. Why engines must step together at all: the expert
+Does not know how reports and orders travel, nor what a step does. Why engines must step together at all: the expert
 layers of a mixture of experts exchange tokens between data-parallel replicas in every forward pass, so each pass of
 one engine needs one of all others, with requests or without.
 """
@@ -8,7 +8,7 @@ one engine needs one of all others, with requests or without.
 from collections.abc import Callable
 from typing import Protocol
 
-from pagemill.messages.waves import JoinWaves, RoundDecision, RoundDone, StartWave, WaveNews, WaveOrder, WaveStarted
+from pagemill.messages.waves import JoinWaves, RoundDecision, RoundDone, StartWave, WaveOrder, WaveReport, WaveStarted
 
 ROUND_STEPS = 16
 """Steps between two reports to the coordinator. A wave ends with one to two rounds for nothing."""
@@ -21,10 +21,10 @@ class Waves(Protocol):
         """Whether a step is to be taken now."""
 
     def stepped(self, num_executed: int) -> None:
-        """So many steps were given to the workers since the engine's start."""
+        """`num_executed` steps in all were given to the workers since the engine's start."""
 
-    def obey(self, order: WaveOrder) -> None:
-        """The coordinator spoke."""
+    def on_order(self, order: WaveOrder) -> None:
+        """Apply an order of the coordinator."""
 
 
 class NoWaves:
@@ -34,10 +34,10 @@ class NoWaves:
         self.due = has_work
 
     def stepped(self, num_executed: int) -> None:
-        """Nothing is counted."""
+        """Do nothing: without waves no steps are counted."""
 
-    def obey(self, order: WaveOrder) -> None:
-        """Nobody gives orders."""
+    def on_order(self, order: WaveOrder) -> None:
+        """Do nothing: without waves there is no coordinator."""
 
 
 class WaveMember:
@@ -51,15 +51,21 @@ class WaveMember:
     Until it has joined it takes no step.
     """
 
-    def __init__(self, has_work: Callable[[], bool], tell: Callable[[WaveNews], None]) -> None:
+    def __init__(self, has_work: Callable[[], bool], report: Callable[[WaveReport], None]) -> None:
         self._has_work = has_work
-        self._tell = tell
-        self._joined = self._running = False
-        self._wave = self._announced = 0
-        """The present wave or the last one, and the latest that was started by another."""
-        self._round = self._num_left = self._num_executed = 0
+        self._report = report
+        self._joined = False
+        self._running = False
+        self._wave = 0
+        """The present wave, or the last one."""
+        self._announced = 0
+        """The latest wave that another engine started."""
+        self._round = 0
+        self._num_left = 0
+        """Steps left of the present round."""
+        self._num_executed = 0
         self._go_on: bool | None = True
-        """The verdict on the round before the present one; None: not known yet."""
+        """The decision on the round before the present one; None: not known yet."""
 
     def due(self) -> bool:
         """Whether a step is to be taken now. A paused engine that has work begins a wave."""
@@ -71,7 +77,7 @@ class WaveMember:
             self._begin(self._announced, 0)
         elif self._has_work():
             self._begin(self._wave + 1, 0)
-            self._tell(WaveStarted(self._wave))
+            self._report(WaveStarted(self._wave))
         return self._running
 
     def stepped(self, num_executed: int) -> None:
@@ -81,21 +87,24 @@ class WaveMember:
         if self._running and not self._num_left:
             self._end_round()
 
-    def obey(self, order: WaveOrder) -> None:
-        """The coordinator spoke. What belongs to another round is of the past."""
+    def on_order(self, order: WaveOrder) -> None:
+        """Apply an order of the coordinator; one that belongs to another round is late, and ignored."""
         match order:
             case JoinWaves(wave, number, resumes) if resumes and self._joined:
                 self._catch_up(wave, number)
             case JoinWaves(wave, number):
                 # Also what was announced: a head that was started again counts anew.
-                self._joined, self._running, self._wave, self._announced = True, False, wave, wave
+                self._joined = True
+                self._running = False
+                self._wave = wave
+                self._announced = wave
                 if number is not None:
                     self._begin(wave, number)
             case StartWave(wave):
                 self._announced = max(wave, self._announced)
             case RoundDecision(wave, number, go_on):
                 if self._running and (wave, number + 1) == (self._wave, self._round):
-                    self._hear_verdict(go_on=go_on)
+                    self._on_decision(go_on=go_on)
 
     def _catch_up(self, wave: int, number: int | None) -> None:
         """What was said while the connection was lost, either way, follows from where the coordinator is. It waits for
@@ -103,37 +112,41 @@ class WaveMember:
         if not self._running:
             self._announced = max(wave, self._announced)
         elif wave < self._wave:
-            self._tell(WaveStarted(self._wave))
+            self._report(WaveStarted(self._wave))
             self._report_again()
         elif wave > self._wave:  # this one is over
             self._announced = max(wave, self._announced)
-            self._hear_verdict(go_on=False)
+            self._on_decision(go_on=False)
         elif number == self._round - 1:
             self._report_again()
         else:
-            self._hear_verdict(go_on=number is not None)
+            self._on_decision(go_on=number is not None)
 
     def _report_again(self) -> None:
         if self._round:
-            self._tell(RoundDone(self._wave, self._round - 1, self._has_work()))
+            self._report(RoundDone(self._wave, self._round - 1, self._has_work()))
 
-    def _hear_verdict(self, *, go_on: bool) -> None:
-        """On the round before the present one."""
+    def _on_decision(self, *, go_on: bool) -> None:
+        """The coordinator has decided on the round before the present one."""
         self._go_on = go_on
         if not self._num_left:
             self._end_round()
 
     def _begin(self, wave: int, number: int) -> None:
-        self._running, self._wave, self._round = True, wave, number
-        self._num_left, self._go_on = ROUND_STEPS, True
+        self._running = True
+        self._wave = wave
+        self._round = number
+        self._num_left = ROUND_STEPS
+        self._go_on = True
 
     def _end_round(self) -> None:
-        """Pause or go on, as soon as it is known which."""
+        """Pause, or continue with the next round; called again when the decision comes, if it is not known yet."""
         if self._go_on is None:
             return
         if not self._go_on:
             self._running = False
             return
-        self._tell(RoundDone(self._wave, self._round, self._has_work()))
+        self._report(RoundDone(self._wave, self._round, self._has_work()))
         self._round += 1
-        self._num_left, self._go_on = ROUND_STEPS, None
+        self._num_left = ROUND_STEPS
+        self._go_on = None

@@ -1,11 +1,10 @@
-"""A front end of a deployment: tokenizer, `AsyncLLM`, HTTP application and server, in one process.
+"""One API server: tokenizer, `AsyncLLM`, HTTP application and server, in one process.
 
-Does not know how the engines were started: it is told where they are, and what becomes of them.
+Does not know how the engines were started: events tell it where they are, and which are up.
 """
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -37,7 +36,8 @@ from pagemill.tokenizers.load import tokenizer_of
 from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.liveness import Introductions
 from pagemill.transport.shm_load import SharedLoad
-from pagemill.utils.collector import paused
+from pagemill.utils.children import start_heartbeat
+from pagemill.utils.gc_pause import gc_paused
 from pagemill.utils.processes import Report
 
 logger = get_logger(__name__)
@@ -46,7 +46,7 @@ PULSE_S = 1.0
 
 
 class ApiServerSpec(msgspec.Struct, frozen=True):
-    """What a front end is given. In a process of its own, this is its payload."""
+    """What an API server is given; the payload of one in a process of its own."""
 
     config: EngineConfig
     server: ServerConfig
@@ -63,56 +63,56 @@ class ApiServerSpec(msgspec.Struct, frozen=True):
     """Memory with the load of all front ends (transport/shm_load.py), for a process of its own."""
 
     def hello(self) -> Hello:
-        """How it introduces itself."""
+        """How it introduces itself to engines and to the feed of events."""
         return Hello(secret=self.secret, role=Role.API_SERVER, index=self.index)
 
 
-def make_fleet(birth: ApiServerSpec, ups: Sequence[EngineUp]) -> FleetClient:
+def make_fleet(spec: ApiServerSpec, ups: Sequence[EngineUp]) -> FleetClient:
     """The client of all engines."""
-    introductions = Introductions(birth.hello())
+    introductions = Introductions(spec.hello())
     return FleetClient(
-        lambda up: ZmqClient(up, introductions.next()), ups, BALANCERS[birth.balancer](), num_engines=birth.num_engines
+        lambda up: ZmqClient(up, introductions.next()), ups, BALANCERS[spec.balancer](), num_engines=spec.num_engines
     )
 
 
 def serve_fleet(
-    birth: ApiServerSpec,
+    spec: ApiServerSpec,
     fleet: FleetClient,
     tokenizer: Tokenizer,
     sock: socket.socket,
     announce: Callable[[str], None] = say_ready,
 ) -> None:
-    """Serve over HTTP on a bound socket until SIGINT or SIGTERM, then drain. The only front end of its engines."""
-    server = birth.server
-    with paused():
-        llm = _make_llm(birth, fleet, tokenizer)
-        app = build_app(llm, server, helpers=_make_helpers(birth, fleet), secret=birth.secret)
+    """Serve over HTTP on a bound socket until SIGINT or SIGTERM, then drain: as the only API server of its engines."""
+    server = spec.server
+    with gc_paused():
+        llm = _make_llm(spec, fleet, tokenizer)
+        app = build_app(llm, server, helpers=_make_helpers(spec, fleet), secret=spec.secret)
     serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server))
 
 
-def _make_llm(birth: ApiServerSpec, fleet: FleetClient, tokenizer: Tokenizer) -> AsyncLLM:
-    """Prompts to outputs, over the client."""
-    config = birth.config
+def _make_llm(spec: ApiServerSpec, fleet: FleetClient, tokenizer: Tokenizer) -> AsyncLLM:
+    """The `AsyncLLM` over a client of all engines."""
+    config = spec.config
     llm = AsyncLLM(
         fleet,
         tokenizer,
         config.facts,
         config.scheduler,
         cache=config.cache,
-        served_model_name=birth.server.served_model_name,
+        served_model_name=spec.server.served_model_name,
         log_interval_s=envs.log_stats_interval_s(),
         log_stats=not config.observability.disable_log_stats,
-        seeds=RequestSeeds(config.model.seed, birth.index),
+        seeds=RequestSeeds(config.model.seed, spec.index),
         pooler=config.model.pooler_config if config.model.pools else None,
     )
-    if birth.load_fd >= 0:
-        llm.share_load(LoadRow(SharedLoad(birth.load_fd), birth.index))
+    if spec.load_fd >= 0:
+        llm.share_load(LoadRow(SharedLoad(spec.load_fd), spec.index))
     return llm
 
 
-def _make_helpers(birth: ApiServerSpec, fleet: FleetClient) -> PreparerPool:
-    """For large bodies; no process is started yet."""
-    config = birth.config
+def _make_helpers(spec: ApiServerSpec, fleet: FleetClient) -> PreparerPool:
+    """The pool of processes that parse large bodies; none is started before it is needed."""
+    config = spec.config
     return PreparerPool(
         HelperSpec(
             model=config.model,
@@ -120,14 +120,14 @@ def _make_helpers(birth: ApiServerSpec, fleet: FleetClient) -> PreparerPool:
             scheduler=config.scheduler,
             ready=fleet.ready,
             num_engines=fleet.num_engines,
-            served_model_name=birth.server.served_model_name or config.facts.name,
-            parsers=ParserSettings.of(birth.server),
+            served_model_name=spec.server.served_model_name or config.facts.name,
+            parsers=ParserSettings.of(spec.server),
         )
     )
 
 
 class FirstUps:
-    """Waits until something is known of every engine, and one is up; later events go to a listener."""
+    """Keeps the first events until a listener takes them over, and waits in them for engines that are up."""
 
     def __init__(self, num_engines: int) -> None:
         self._num_engines = num_engines
@@ -136,25 +136,26 @@ class FirstUps:
         self._listener: Callable[[FrontEndNews], None] | None = None
 
     def __call__(self, event: FrontEndNews) -> None:
-        """Take an event."""
+        """Keep an event, or pass it on once there is a listener."""
         with self._changed:
             if self._listener is not None:
                 self._listener(event)
                 return
             if isinstance(event, MetricsTotals):
-                return  # nobody here has asked yet
+                return  # an answer to nobody: this process has not asked yet
             self._events.append(event)
             self._changed.notify_all()
 
     def wait(self) -> list[EngineUp]:
-        """The engines that are up. A front end that is started again may find others down, or gone for good."""
+        """Wait until the state of every engine is known and one is up; those that are. An API server that is started
+        again may find others down, or gone for good."""
         with self._changed:
             while not self._ups() or len(self._latest()) < self._num_engines:
                 self._changed.wait()
             return self._ups()
 
     def hand_over(self, listener: Callable[[FrontEndNews], None]) -> None:
-        """Give the listener what came so far, and all that will come."""
+        """Call the listener with the events kept so far, and with all later ones."""
         with self._changed:
             for event in self._events:
                 listener(event)
@@ -168,38 +169,34 @@ class FirstUps:
 
 
 def run(payload: bytes, report: Report) -> None:
-    """Entry of a front end in a process of its own (utils/processes.py)."""
-    birth = msgspec.msgpack.decode(payload, type=ApiServerSpec)
-    name_process(f"api {birth.index}")
-    threading.Thread(target=_pulse, args=(report,), name="pagemill-pulse", daemon=True).start()
-    ups = FirstUps(birth.num_engines)
-    follow(birth.feed, birth.hello(), ups)
-    tokenizer = _load_tokenizer(birth.config)
-    fleet = make_fleet(birth, ups.wait())
-    llm = _make_llm(birth, fleet, tokenizer)
-    metrics = SharedMetrics(llm.metrics, birth.index, lambda counts: report(msgspec.msgpack.encode(counts)))
+    """Entry of an API server in a process of its own (utils/processes.py)."""
+    spec = msgspec.msgpack.decode(payload, type=ApiServerSpec)
+    name_process(f"api {spec.index}")
+    pulse = msgspec.msgpack.encode(FrontEndPulse())
+    start_heartbeat(lambda: report(pulse), PULSE_S)
+    ups = FirstUps(spec.num_engines)
+    follow(spec.feed, spec.hello(), ups)
+    tokenizer = _load_tokenizer(spec.config)
+    fleet = make_fleet(spec, ups.wait())
+    llm = _make_llm(spec, fleet, tokenizer)
+    metrics = SharedMetrics(llm.metrics, spec.index, lambda counts: report(msgspec.msgpack.encode(counts)))
     ups.hand_over(lambda news: metrics.take(news) if isinstance(news, MetricsTotals) else fleet.notify(news))
 
-    def tell(url: str) -> None:
+    def announce(url: str) -> None:
         report(msgspec.msgpack.encode(Listening()))
 
-    server, sock = birth.server, socket.socket(fileno=birth.socket_fd)
-    with paused():
-        app = build_app(llm, server, metrics=metrics, helpers=_make_helpers(birth, fleet), secret=birth.secret)
-    serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, tell, limits_of(server))
+    server = spec.server
+    sock = socket.socket(fileno=spec.socket_fd)
+    with gc_paused():
+        app = build_app(llm, server, metrics=metrics, helpers=_make_helpers(spec, fleet), secret=spec.secret)
+    serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server))
 
 
 def _load_tokenizer(config: EngineConfig) -> Tokenizer:
-    """When this process is started again, files may be gone that were there before; it is tried again later then."""
+    """The tokenizer; ends the process where it cannot be loaded, as when files are gone since the first start: the
+    process is then started again later."""
     try:
         return tokenizer_of(config.model, config.facts)
     except PagemillError as error:
         logger.error("this API server cannot start: %s", error)
         raise SystemExit(1) from None
-
-
-def _pulse(report: Report) -> None:
-    content = msgspec.msgpack.encode(FrontEndPulse())
-    while True:
-        report(content)
-        time.sleep(PULSE_S)

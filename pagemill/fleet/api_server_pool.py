@@ -1,6 +1,6 @@
-"""`ApiServerPool`: front ends in processes of their own on one socket, started again when they die or are stopped.
+"""`ApiServerPool`: API servers in processes of their own on one socket, started again when they die or are stopped.
 
-Does not know what a front end does. The engines are told when one is gone, so that nobody works for it.
+Does not know what an API server does. The engines are told when one is gone, so that they stop working for it.
 """
 
 import math
@@ -21,57 +21,55 @@ from pagemill.messages.process_reports import FrontEndReport, Listening
 from pagemill.observability.metrics_pool import MetricsPool
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
-from pagemill.transport.liveness import Pauses
 from pagemill.transport.shm_load import Load, SharedLoad, create_load
 from pagemill.transport.sockets import ClientSocket
-from pagemill.utils.awake_clock import AwakeClock
-from pagemill.utils.processes import Child, describe_exit
+from pagemill.utils.children import Restarts, WatchedChild
+from pagemill.utils.processes import Child
 
 logger = get_logger(__name__)
 
 ENTRY = "pagemill.fleet.api_server:run"
-POLL_S = 0.25
-MAX_GAP_S = 1.0
-"""Between two looks at a front end. A longer gap tells that this process itself did not run."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""Before a start that failed is tried again: the first, and the most that it grows to."""
-MAX_FAILED_STARTS = 7
-"""Starts in a row that may fail before a front end is given up: after a minute or more, with the pauses."""
 SILENT_S = 30.0
-"""Without a pulse, which comes every second from a thread of its own, until a front end is replaced: it is stopped."""
-TELL_S = 2.0
-HURRY_S = 3.0
-"""What front ends get to end at once."""
+"""Without a pulse, which comes every second from a thread of its own, until an API server is replaced: it is
+stopped."""
+START_S = 3600.0
+"""Until the first pulse of a process, which comes once its code is loaded; 0: no limit."""
+NOTIFY_TIMEOUT_S = 2.0
+"""What connecting to an engine may take, to tell it that an API server is gone."""
+FORCED_STOP_S = 3.0
+"""What API servers get to end once they are not to drain any more."""
 STOP_POLL_S = 0.05
 
 _REPORTS: msgspec.msgpack.Decoder[FrontEndReport] = msgspec.msgpack.Decoder(FrontEndReport)
 
 
 class ApiServerPool:
-    """Keeps `count` front ends alive, each on a thread of its own, until `stop`. They count what they have in flight
-    in memory that they share; what a front end had that died is forgotten.
+    """Keeps `count` API servers alive, each watched by a thread of its own, until `stop`. They count what they have in
+    flight in shared memory; the counts of one that died are reset.
 
-    `birth(index)` is what a front end is given; `engines()` are the addresses of those to be told of a death. What
-    front ends have counted goes into `pool`. One that shows no sign of life for `silent_s` seconds is replaced.
-    `on_lost` is called, on a thread of this, when the last is given up.
+    `spec(index)` is what an API server is given; `engines()` returns the addresses to notify when one dies. What they
+    count goes into `metrics`. One that shows no sign of life for `silent_s` seconds, or none at all within `start_s`,
+    is replaced. `on_lost` is called, on one of those threads, when the last is given up.
     """
 
     def __init__(
         self,
         count: int,
-        birth: Callable[[int], ApiServerSpec],
+        spec: Callable[[int], ApiServerSpec],
         sock: socket.socket,
         engines: Callable[[], list[str]],
-        pool: MetricsPool,
+        metrics: MetricsPool,
         *,
         silent_s: float = SILENT_S,
+        start_s: float = START_S,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        self._birth = birth
+        self._spec = spec
         self._sock = sock
         self._engines = engines
-        self._pool = pool
+        self._metrics = metrics
         self._silent_s = silent_s
+        self._start_s = start_s or math.inf
         self._on_lost = on_lost
         self._given_up: set[int] = set()
         self._load_fd = create_load(count)
@@ -99,7 +97,7 @@ class ApiServerPool:
             raise EngineDeadError(self._problem)
 
     def pids(self) -> dict[int, int]:
-        """Index -> process."""
+        """Process ids, by index."""
         return {index: child.pid for index, child in self._children.items()}
 
     def stop(self, drain_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
@@ -108,10 +106,11 @@ class ApiServerPool:
             self._stopping.set()
             self._signal_all(signal.SIGTERM)
         deadline = time.monotonic() + drain_s
-        hurried = False
+        is_forced = False
         while self._are_alive() and time.monotonic() < deadline:
-            if not hurried and hurry():
-                hurried, deadline = True, time.monotonic() + HURRY_S
+            if not is_forced and hurry():
+                is_forced = True
+                deadline = time.monotonic() + FORCED_STOP_S
                 self._signal_all(signal.SIGTERM)
             time.sleep(STOP_POLL_S)
         self._signal_all(signal.SIGKILL)
@@ -119,6 +118,11 @@ class ApiServerPool:
             if thread.is_alive():
                 thread.join()
         self._load.close()
+
+    @property
+    def lost(self) -> bool:
+        """Whether all were given up."""
+        return len(self._given_up) == len(self._threads)
 
     def _are_alive(self) -> bool:
         return any(thread.is_alive() for thread in self._threads)
@@ -131,62 +135,46 @@ class ApiServerPool:
     def _keep(self, index: int) -> None:
         try:
             self._keep_alive(index)
-        except Exception as error:  # nobody may wait for a front end that nobody watches
+        except Exception as error:  # nobody may wait for an API server that nobody watches
             logger.exception("api server %d is not watched any more", index)
             if self._listening[index].is_set():
-                self._lose(index)
+                self._give_up(index)
             else:
-                self._give_up(index, f"{type(error).__name__}: {error}")
+                self._fail_first_start(index, f"{type(error).__name__}: {error}")
 
-    def _give_up(self, index: int, reason: str) -> None:
+    def _keep_alive(self, index: int) -> None:
+        """Start one API server, again and again, until `stop`, or it is given up."""
+        restarts = Restarts()
+        while True:
+            listened, reason = self._run_once(index)
+            if self._stopping.is_set():
+                return
+            if not self._listening[index].is_set():
+                logger.error("api server %d is gone: %s", index, reason)
+                self._fail_first_start(index, reason)
+                return
+            restart = restarts.after_end(had_started=listened)
+            logger.error("api server %d is gone: %s; %s", index, reason, restart)
+            self._notify_engines(index)
+            if restart.is_final:
+                self._give_up(index)
+                return
+            if self._stopping.wait(restart.pause_s):
+                return
+
+    def _fail_first_start(self, index: int, reason: str) -> None:
+        """Let `wait_listening` raise."""
         self._problem = f"api server {index} could not start: {reason}"
         self._listening[index].set()
 
-    def _start(self, index: int) -> Child | None:
-        """None: it is too late. Raises OSError when no process can be made."""
-        birth = msgspec.msgpack.encode(msgspec.structs.replace(self._birth(index), load_fd=self._load_fd))
-        with self._lock:  # what is started while all are told to stop would not hear it
-            if self._stopping.is_set():
-                return None
-            child = Child(ENTRY, f"pagemill: api server {index}", birth, pass_fds=[self._sock.fileno(), self._load_fd])
-            self._children[index] = child
-            return child
-
-    def _keep_alive(self, index: int) -> None:
-        pauses, num_failed = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0
-        while True:
-            listened, reason = self._live(index)
-            if self._stopping.is_set():
-                break
-            if not self._listening[index].is_set():
-                logger.error("api server %d is gone: %s", index, reason)
-                self._give_up(index, reason)
-                break
-            if listened:
-                pauses.reset()
-            num_failed, pause_s = (0, 0.0) if listened else (num_failed + 1, pauses.next())
-            final = num_failed >= MAX_FAILED_STARTS
-            what_next = "it is given up" if final else f"starting it again{f' in {pause_s:g} s' if pause_s else ''}"
-            logger.error("api server %d is gone: %s; %s", index, reason, what_next)
-            self._tell_engines(index)
-            if final:
-                self._lose(index)
-            if final or self._stopping.wait(pause_s):
-                break
-
-    @property
-    def lost(self) -> bool:
-        """Whether all were given up."""
-        return len(self._given_up) == len(self._threads)
-
-    def _lose(self, index: int) -> None:
+    def _give_up(self, index: int) -> None:
         self._given_up.add(index)
         if self.lost:
             logger.error("no api server is left, and none can be started again: the server ends")
             self._on_lost()
 
-    def _live(self, index: int) -> tuple[bool, str]:
-        """One process from birth to death: whether it listened, and why it ended."""
+    def _run_once(self, index: int) -> tuple[bool, str]:
+        """Start one process and watch it until it has ended. Returns whether it listened, and why it ended."""
         try:
             child = self._start(index)
         except OSError as error:  # there are no descriptors left, or no memory: that may pass
@@ -194,48 +182,47 @@ class ApiServerPool:
         if child is None:
             return False, "it was stopped"
         try:
-            return self._watch(index, child)
+            return self._watch(index, WatchedChild(child, _REPORTS))
         finally:
             child.stop(ask_s=0.0)
-            self._pool.lost(index)
+            self._metrics.lost(index)
             self._load.set(index, Load(0, 0))
 
-    def _watch(self, index: int, child: Child) -> tuple[bool, str]:
-        """Until it ends, or shows no sign of life: whether it listened, and why it ended."""
-        clock, listened, last_sign = AwakeClock(MAX_GAP_S), False, math.inf
-        try:
-            while True:
-                report = self._next_report(index, child)
-                if report is not None:
-                    last_sign = clock.now()  # from the first one on: pulses come since then
-                match report:
-                    case Listening():
-                        listened = True
-                        self._listening[index].set()
-                    case FrontEndCounts() as counts:
-                        self._pool.take(index, counts)
-                if clock.now() - last_sign > self._silent_s:
-                    child.kill()
-                    return listened, f"it gave no sign of life for {self._silent_s:g} s and was killed"
-        except EOFError:
-            return listened, describe_exit(child.stop(ask_s=1.0))
+    def _start(self, index: int) -> Child | None:
+        """A new process; None after `stop`. Raises OSError when no process can be made."""
+        payload = msgspec.msgpack.encode(msgspec.structs.replace(self._spec(index), load_fd=self._load_fd))
+        with self._lock:  # `stop` signals those that there are: none may come after
+            if self._stopping.is_set():
+                return None
+            fds = [self._sock.fileno(), self._load_fd]
+            child = Child(ENTRY, f"pagemill: api server {index}", payload, pass_fds=fds)
+            self._children[index] = child
+            return child
 
-    def _next_report(self, index: int, child: Child) -> FrontEndReport | None:
-        """What a front end says next, if it says something. Raises EOFError when it is gone."""
-        content = child.report(POLL_S)
-        try:
-            return _REPORTS.decode(content) if content is not None else None
-        except msgspec.DecodeError as error:
-            logger.error("dropped a report of api server %d: %s", index, error)
-            return None
+    def _watch(self, index: int, watched: WatchedChild[FrontEndReport]) -> tuple[bool, str]:
+        """Read the reports of a process until it ends, or shows no sign of life. Returns whether it listened, and why
+        it ended."""
+        listened = False
+        for report in watched.reports():
+            match report:
+                case Listening():
+                    listened = True
+                    self._listening[index].set()
+                case FrontEndCounts() as counts:
+                    self._metrics.take(index, counts)
+            limit_s = self._silent_s if watched.has_reported else self._start_s
+            if watched.silent_s > limit_s:
+                watched.child.kill()
+                return listened, f"it gave no sign of life for {limit_s:g} s and was killed"
+        return listened, watched.end()
 
-    def _tell_engines(self, index: int) -> None:
-        birth = self._birth(index)
-        hello = Hello(secret=birth.secret, role=Role.SUPERVISOR, index=0)
+    def _notify_engines(self, index: int) -> None:
+        """Tell the engines that an API server is gone, so that they abort what it has asked for."""
+        hello = Hello(secret=self._spec(index).secret, role=Role.SUPERVISOR, index=0)
         message = Codec[EngineCall](EngineCall).encode(FrontEndGone(index))
         for address in self._engines():
             try:
-                connection = ClientSocket(address, hello, timeout_s=TELL_S)
+                connection = ClientSocket(address, hello, timeout_s=NOTIFY_TIMEOUT_S)
                 connection.send(message)
                 connection.close()
             except (HandshakeError, PeerGoneError) as error:

@@ -1,6 +1,6 @@
 """`WaveCoordinator`: lets data-parallel engines whose expert layers exchange tokens step together, in waves.
 
-Does not know what a step does, nor who starts the engines: it is told of each that comes and goes, and connects to it.
+Does not know what a step does, nor who starts the engines: events tell it which are up, and it connects to those.
 """
 
 import asyncio
@@ -12,11 +12,12 @@ from pagemill.errors import HandshakeError, PeerGoneError, TransportError
 from pagemill.log import get_logger
 from pagemill.messages.core_calls import EngineCall, EngineReport
 from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
-from pagemill.messages.waves import JoinWaves, RoundDecision, RoundDone, StartWave, WaveNews, WaveOrder, WaveStarted
+from pagemill.messages.waves import JoinWaves, RoundDecision, RoundDone, StartWave, WaveOrder, WaveReport, WaveStarted
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
-from pagemill.transport.liveness import Introductions, Pauses
+from pagemill.transport.liveness import Introductions
 from pagemill.transport.sockets import AsyncClientSocket
+from pagemill.utils.backoff import Backoff
 
 logger = get_logger(__name__)
 
@@ -24,9 +25,9 @@ CONNECT_S = 10.0
 
 
 class WaveState:
-    """What is known of the waves: which engines take part, and what they reported of the present round.
+    """Which engines take part in the present wave, and what they have reported of its present round.
 
-    An engine may go, and another may come, at any time: the verdict on a round needs those that are there.
+    An engine may go, and another may come, at any time: the decision on a round needs those that are there.
     """
 
     def __init__(self) -> None:
@@ -38,26 +39,26 @@ class WaveState:
         """The round whose reports come in; None: all engines pause, or will after the round that they are in."""
 
     def join(self, engine: int) -> JoinWaves:
-        """An engine comes; where it begins."""
+        """An engine is up: add it, and return where it begins."""
         self._members.add(engine)
         self._reports.pop(engine, None)
         return JoinWaves(self._wave, self._round)
 
     def resume(self) -> JoinWaves:
-        """An engine is connected again, and was a member all the time: nothing was decided without it."""
+        """Where an engine continues that has been a member all the time, over a connection that was made again."""
         return JoinWaves(self._wave, self._round, resumes=True)
 
     def leave(self, engine: int) -> WaveOrder | None:
-        """An engine is gone; what to tell the others."""
+        """An engine is gone: remove it, and return the order for the others that follows."""
         self._members.discard(engine)
         self._reports.pop(engine, None)
         if not self._members:
             self._round = None
-        return self._verdict()
+        return self._decision()
 
-    def hear(self, engine: int, news: WaveNews) -> WaveOrder | None:
-        """What to tell all engines because of some news. News of a wave or round of the past change nothing."""
-        match news:
+    def on_report(self, engine: int, report: WaveReport) -> WaveOrder | None:
+        """The order for all engines that follows from a report. One of a wave or round of the past changes nothing."""
+        match report:
             case WaveStarted(wave) if wave == self._wave + 1:
                 self._wave, self._round = wave, 0
                 self._reports.clear()
@@ -65,10 +66,10 @@ class WaveState:
             case RoundDone(wave, number, has_work) if (wave, number) == (self._wave, self._round):
                 if engine in self._members:
                     self._reports[engine] = has_work
-                    return self._verdict()
+                    return self._decision()
         return None
 
-    def _verdict(self) -> RoundDecision | None:
+    def _decision(self) -> RoundDecision | None:
         number = self._round
         if number is None or len(self._reports) < len(self._members):
             return None
@@ -83,7 +84,7 @@ class WaveCoordinator:
 
     def __init__(self, secret: str) -> None:
         self._hello = Hello(secret=secret, role=Role.COORDINATOR, index=0)
-        self._book = WaveState()
+        self._state = WaveState()
         self._orders: Codec[EngineCall] = Codec(EngineCall)
         self._reports: Codec[EngineReport] = Codec(EngineReport)
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -93,12 +94,12 @@ class WaveCoordinator:
         self._thread.start()
 
     def notify(self, event: FleetEvent) -> None:
-        """Something about the engines changed. From any thread, never blocks."""
+        """Follow the engine of an EngineUp, drop that of an EngineDown. From any thread, never blocks."""
         if isinstance(event, (EngineUp, EngineDown)):
             self._call(lambda: self._apply(event))
 
     def close(self) -> None:
-        """Hang up. A second call does nothing."""
+        """Close all connections and end the thread. A second call does nothing."""
         self._call(self._loop.stop)
         self._thread.join()
 
@@ -129,54 +130,56 @@ class WaveCoordinator:
         others do without the engine only when it is gone."""
         if former is not None:
             await asyncio.gather(former, return_exceptions=True)
-        introductions, pauses, has_joined = Introductions(self._hello), Pauses(), False
+        introductions = Introductions(self._hello)
+        backoff = Backoff()
+        has_joined = False
         try:
             while True:
                 try:
                     socket = await AsyncClientSocket.connect(up.address, introductions.next(), timeout_s=CONNECT_S)
-                    pauses.reset()
-                    first_word = self._book.resume() if has_joined else self._book.join(up.index)
+                    backoff.reset()
+                    greeting = self._state.resume() if has_joined else self._state.join(up.index)
                     has_joined = True
-                    await self._coordinate(up.index, socket, first_word)
+                    await self._coordinate(up.index, socket, greeting)
                 except HandshakeError as error:
                     logger.warning("engine %d cannot be coordinated yet: %s", up.index, error)
                 except Exception:  # nobody awaits this task, and without it the engine takes no step
                     logger.exception("engine %d could not be coordinated; trying again", up.index)
-                await asyncio.sleep(pauses.next())
+                await asyncio.sleep(backoff.next_s())
         finally:
             if has_joined:
-                await self._broadcast(self._book.leave(up.index))
+                await self._broadcast(self._state.leave(up.index))
 
-    async def _coordinate(self, engine: int, socket: AsyncClientSocket, first_word: JoinWaves) -> None:
-        """Until the connection ends."""
+    async def _coordinate(self, engine: int, socket: AsyncClientSocket, greeting: JoinWaves) -> None:
+        """Exchange reports and orders over one connection until it ends."""
         try:
             self._members[engine] = socket
-            await self._send(socket, first_word)
+            await self._send(socket, greeting)
             while True:
-                await self._hear(engine, await socket.receive())
+                await self._on_message(engine, await socket.receive())
         except PeerGoneError as error:
             logger.warning("the connection to engine %d is lost: %s; it is made again", engine, error)
         finally:
             del self._members[engine]
             socket.close()
 
-    async def _hear(self, engine: int, frames: "list[bytes | bytearray | memoryview]") -> None:
+    async def _on_message(self, engine: int, frames: "list[bytes | bytearray | memoryview]") -> None:
         try:
-            news = self._reports.decode(frames)
+            report = self._reports.decode(frames)
         except TransportError as error:
             logger.warning("dropped a message of engine %d: %s", engine, error)
             return
-        if isinstance(news, WaveNews):
-            await self._broadcast(self._book.hear(engine, news))
+        if isinstance(report, WaveReport):
+            await self._broadcast(self._state.on_report(engine, report))
 
     async def _broadcast(self, order: WaveOrder | None) -> None:
         if order is None:
             return
         logger.debug("%s", order)
         for socket in list(self._members.values()):
-            with contextlib.suppress(PeerGoneError):  # who is in charge of that engine hears of it too
+            with contextlib.suppress(PeerGoneError):  # `_coordinate` of that engine sees it too
                 await self._send(socket, order)
 
     async def _send(self, socket: AsyncClientSocket, order: WaveOrder) -> None:
-        """Orders are few and small: they are on their way when this returns, so that they stay in order."""
+        """Send one order. It is on its way when this returns, so that orders stay in order; they are few and small."""
         await socket.send(self._orders.encode(order))

@@ -38,7 +38,7 @@ class EngineFleet:
         config: EngineConfig,
         worker: str,
         plan: FleetPlan,
-        patience: LivenessTimeouts,
+        timeouts: LivenessTimeouts,
         *,
         secret: str | None = None,
         lockstep: bool = False,
@@ -65,7 +65,7 @@ class EngineFleet:
         self._listeners: list[Listener] = []
         self._state: dict[int, EngineUp | EngineDown] = {}
         self._supervisors = [
-            EngineSupervisor(index, self._payload_of(index), self._publish, patience) for index in plan.local
+            EngineSupervisor(index, self._payload_of(index), self._publish, timeouts) for index in plan.local
         ]
         self._desk = self._open_desk(node_timeout_s)
         self._coordinator = self._make_coordinator()

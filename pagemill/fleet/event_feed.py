@@ -13,8 +13,9 @@ from pagemill.log import get_logger
 from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp, FrontEndNews
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
-from pagemill.transport.liveness import Introductions, Pauses
+from pagemill.transport.liveness import Introductions
 from pagemill.transport.sockets import ClientSocket, Peer, ServerSocket
+from pagemill.utils.backoff import Backoff
 
 logger = get_logger(__name__)
 
@@ -89,7 +90,7 @@ def follow(address: str, hello: Hello, listener: Callable[[FrontEndNews], None])
     socket.send(SUBSCRIBE)
     codec: Codec[FrontEndNews] = Codec(FrontEndNews)
 
-    def connect_anew(pauses: Pauses) -> ClientSocket:
+    def connect_anew(backoff: Backoff) -> ClientSocket:
         """Whoever subscribes is told the present state: what happened meanwhile is not lost."""
         while True:
             try:
@@ -98,7 +99,7 @@ def follow(address: str, hello: Hello, listener: Callable[[FrontEndNews], None])
                 return socket
             except (HandshakeError, PeerGoneError) as error:
                 logger.warning("the feed of events is not there: %s", error)
-                time.sleep(pauses.next())
+                time.sleep(backoff.next_s())
 
     def listen() -> None:
         nonlocal socket
@@ -108,7 +109,7 @@ def follow(address: str, hello: Hello, listener: Callable[[FrontEndNews], None])
             except PeerGoneError as error:
                 logger.warning("%s; connecting again", error)
                 socket.close()
-                socket = connect_anew(Pauses())
+                socket = connect_anew(Backoff())
                 continue
             if frames is None:
                 continue

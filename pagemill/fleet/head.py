@@ -21,6 +21,7 @@ from pagemill.messages.nodes import (
     NodeGoodbye,
     NodeHello,
     NodeMessage,
+    NodeMustWait,
     NodePulse,
     NodeRefused,
     NodeWelcome,
@@ -38,7 +39,9 @@ MAX_GAP_S = 2.0
 RETURN_S = 3.0
 """A node whose connection is lost makes another within two seconds, unless its process is gone."""
 LIMITS = Limits(max_frames=16, max_frame_bytes=1 << 20, max_message_bytes=1 << 20)
-"""Of what nodes say."""
+"""Of the messages of nodes."""
+MAX_REMEMBERED_WAITS = 100
+"""Nodes that wait, of which the log has a line: more are not told apart."""
 
 
 @dataclass
@@ -62,9 +65,10 @@ class NodeRegistry:
     """Listens for nodes on a thread of its own, until `close`.
 
     `ranks` are the engines that nodes may have, of `size` in all, and `settings` those that a node must share.
-    `publish` is called on the desk's thread. A node whose connection is lost may make another: nothing has become of
-    its engines then. Those of a node that was taken for gone and comes back count on where the last ones ended, so that
-    news of the former are not taken for theirs. Raises ConfigError when the address cannot be bound.
+    `publish` is called on that thread. A node whose connection is lost may make another: its engines are then the same
+    as before. The incarnation numbers of a node that was declared gone and comes back continue from the previous ones,
+    so that stale events are not mistaken for new ones. A node that comes for engines that another has must wait until
+    that one is known to be gone. Raises ConfigError when the address cannot be bound.
     """
 
     def __init__(
@@ -77,17 +81,21 @@ class NodeRegistry:
         publish: Callable[[FleetEvent], None],
         timeout_s: float,
     ) -> None:
-        self._ranks, self._size, self._settings = ranks, size, settings
+        self._ranks = ranks
+        self._size = size
+        self._settings = settings
         self._publish = publish
         self._timeout_s = timeout_s
         self._clock = AwakeClock(MAX_GAP_S)
         self._socket = ServerSocket(address, secret, accepts=(Role.NODE,), limits=LIMITS)
         self.address = self._socket.address
-        self._said: Codec[NodeMessage] = Codec(NodeMessage)
-        self._answers: Codec[HeadMessage] = Codec(HeadMessage)
-        self._socket.watch(joined=lambda peer: None, lost=self._note_lost)
+        self._incoming: Codec[NodeMessage] = Codec(NodeMessage)
+        self._outgoing: Codec[HeadMessage] = Codec(HeadMessage)
+        self._socket.watch(joined=lambda peer: None, lost=self._on_connection_lost)
         self._nodes: dict[str, _Node] = {}
         """By the id that they drew."""
+        self._waiting: set[str] = set()
+        """Ids of nodes that wait for engines of another, for the log."""
         self._next_incarnations = dict.fromkeys(ranks, 0)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="pagemill-nodes", daemon=True)
@@ -108,16 +116,16 @@ class NodeRegistry:
             self._clock.now()  # so that it runs also while there are no nodes
             received = self._socket.receive(PULSE_S)
             if received is not None:
-                self._hear(*received)
+                self._on_message(*received)
             if time.monotonic() >= next_pulse:
                 next_pulse = time.monotonic() + PULSE_S
-                self._look_after_nodes()
+                self._check_nodes()
         for node in self._nodes.values():
             self._send(node, HeadGoodbye())
 
-    def _hear(self, peer: Peer, frames: list[Frame]) -> None:
+    def _on_message(self, peer: Peer, frames: list[Frame]) -> None:
         try:
-            message = self._said.decode(frames)
+            message = self._incoming.decode(frames)
         except TransportError as error:
             logger.warning("dropped a message of %s: %s", peer, error)
             return
@@ -125,7 +133,7 @@ class NodeRegistry:
         if isinstance(message, NodeHello):
             self._answer(peer, message)
         elif node is None:
-            logger.debug("%s is not welcome, and speaks", peer)
+            logger.debug("dropped a message of %s, which is not registered", peer)
         elif isinstance(message, NodeGoodbye):
             self._lose(node, message.reason)
         else:
@@ -134,43 +142,65 @@ class NodeRegistry:
                 self._forward(node, message)
 
     def _answer(self, peer: Peer, hello: NodeHello) -> None:
-        problem = self._problem_with(hello)
+        ranks = range(hello.first_rank, hello.first_rank + hello.num_ranks)
+        problem = self._reason_to_refuse(hello, ranks)
         if problem is not None:
             logger.error("refused the node %s: %s", hello.name, problem)
             self._tell(peer, NodeRefused(problem))
             self._socket.forget(peer)
             return
-        ranks = range(hello.first_rank, hello.first_rank + hello.num_ranks)
+        owner = self._other_owner(hello, ranks)
+        if owner is not None:
+            reason = f"engines {name_ranks(owner.ranks)} run on the node {owner.hello.name} already"
+            self._log_wait(hello, reason)
+            self._tell(peer, NodeMustWait(reason))
+            self._socket.forget(peer)
+            return
+        self._waiting.discard(hello.node_id)
+        self._register(peer, hello, ranks)
+
+    def _register(self, peer: Peer, hello: NodeHello, ranks: range) -> None:
         node = self._nodes.get(hello.node_id)
         if node is not None and node.ranks == ranks:
             logger.info("the node %s is connected again", hello.name)
-            node.peer, node.last_heard = peer, self._clock.now()
+            node.peer = peer
+            node.last_heard = self._clock.now()
         else:
             first = {rank: self._next_incarnations[rank] for rank in ranks}
             node = self._nodes[hello.node_id] = _Node(hello, peer, ranks, first, self._clock.now())
             logger.info("the node %s has engines %s", hello.name, name_ranks(ranks))
         self._send(node, NodeWelcome())
 
-    def _problem_with(self, hello: NodeHello) -> str | None:
-        """Why a node may not come in. One that has its ranks and is gone loses them now."""
+    def _reason_to_refuse(self, hello: NodeHello, ranks: range) -> str | None:
+        """Why a node does not belong to this server; None: it does."""
         for name in sorted({*self._settings, *hello.settings}):
-            there, here = hello.settings.get(name), self._settings.get(name)
+            there = hello.settings.get(name)
+            here = self._settings.get(name)
             if there != here:
                 return f"{name} is {there} on the node and {here} on the head"
         if hello.size != self._size:
             return f"data_parallel_size is {hello.size} on the node and {self._size} on the head"
-        wanted = range(hello.first_rank, hello.first_rank + hello.num_ranks)
-        if not wanted or wanted[0] not in self._ranks or wanted[-1] not in self._ranks:
+        if not ranks or ranks[0] not in self._ranks or ranks[-1] not in self._ranks:
             return (
-                f"engines {name_ranks(wanted)} are not those of nodes, which are {name_ranks(self._ranks)}: "
+                f"engines {name_ranks(ranks)} are not those of nodes, which are {name_ranks(self._ranks)}: "
                 "check --data-parallel-start-rank and --data-parallel-size-local on both"
             )
+        return None
+
+    def _other_owner(self, hello: NodeHello, ranks: range) -> _Node | None:
+        """Another node that has some of these engines and may be alive. One whose connection is lost is replaced."""
         for node in list(self._nodes.values()):
-            if set(wanted) & set(node.ranks) and node.hello.node_id != hello.node_id:
+            if set(ranks) & set(node.ranks) and node.hello.node_id != hello.node_id:
                 if self._send(node, HeadPulse()):
-                    return f"engines {name_ranks(node.ranks)} run on the node {node.hello.name} already"
+                    return node
                 self._lose(node, f"the node {hello.name} has come in its place")
         return None
+
+    def _log_wait(self, hello: NodeHello, reason: str) -> None:
+        """Once per node, which asks every second."""
+        if hello.node_id not in self._waiting and len(self._waiting) < MAX_REMEMBERED_WAITS:
+            self._waiting.add(hello.node_id)
+            logger.warning("the node %s has to wait: %s", hello.name, reason)
 
     def _forward(self, node: _Node, event: FleetEvent) -> None:
         """Publish an event as if the engine were here. One that a node gave up may come back with another node."""
@@ -194,7 +224,7 @@ class NodeRegistry:
             case EngineStalled():
                 self._publish(msgspec.structs.replace(event, incarnation=incarnation))
 
-    def _look_after_nodes(self) -> None:
+    def _check_nodes(self) -> None:
         for node in list(self._nodes.values()):
             now = self._clock.now()
             if now - node.last_heard > self._timeout_s:
@@ -204,12 +234,13 @@ class NodeRegistry:
             else:
                 self._send(node, HeadPulse())
 
-    def _note_lost(self, peer: Peer, why: str) -> None:
+    def _on_connection_lost(self, peer: Peer, why: str) -> None:
         """A connection is lost, which may be all: the node gets a moment to make another."""
         for node in self._nodes.values():
             if node.peer == peer:
                 logger.warning("the connection to the node %s is lost: %s", node.hello.name, why)
-                node.peer, node.lost_at = None, self._clock.now()
+                node.peer = None
+                node.lost_at = self._clock.now()
 
     def _lose(self, node: _Node, reason: str) -> None:
         """A node is gone, and its engines with it."""
@@ -222,12 +253,12 @@ class NodeRegistry:
             self._publish(EngineDown(rank, incarnation, why, awaits_node=True))
 
     def _send(self, node: _Node, message: HeadMessage) -> bool:
-        """Whether it is on its way."""
+        """Send to a node; whether there is a connection to send over."""
         return node.peer is not None and self._tell(node.peer, message)
 
     def _tell(self, peer: Peer, message: HeadMessage) -> bool:
-        with contextlib.suppress(PeerGoneError):  # `_note_lost` was told
-            self._socket.send(peer, self._answers.encode(message))
+        with contextlib.suppress(PeerGoneError):  # `_on_connection_lost` is called for it
+            self._socket.send(peer, self._outgoing.encode(message))
             return True
         return False
 

@@ -1,7 +1,7 @@
 """A headless node: engines for a head on another machine, which has the API servers.
 
-Does not know who asks the engines for what: it reports to the head where they are, and what becomes of them. The other
-side is head.py.
+Does not know who uses the engines: it reports to the head where they are, and what becomes of them. The other side is
+head.py.
 """
 
 import math
@@ -39,6 +39,7 @@ from pagemill.messages.nodes import (
     NodeGoodbye,
     NodeHello,
     NodeMessage,
+    NodeMustWait,
     NodePulse,
     NodeRefused,
     NodeWelcome,
@@ -60,7 +61,14 @@ HEAD_RETURN_S = 300.0
 """How long it keeps its engines for a head that is gone without a word."""
 MAX_SHUT_OUT = 5
 """Times that a head may listen and not answer a node that it never let in, before the secret is taken for wrong."""
-TRY_S, PAUSE_S = 1.0, 0.2
+TRY_S = 1.0
+"""What one attempt to connect may take."""
+PAUSE_S = 0.2
+"""Between attempts to connect."""
+WAIT_PAUSE_S = 1.0
+"""Between attempts while the head tells this node to wait."""
+WAIT_MARGIN_S = 5.0
+"""How much longer than it takes the head to notice that another node is gone, twice, this node waits for that."""
 MAX_GAP_S = 3.0
 """Between two looks at the head. A longer gap tells that this process itself did not run."""
 
@@ -68,23 +76,28 @@ MAX_GAP_S = 3.0
 class HeadConnection:
     """The connection to the head. One thread calls `connect` and `run`; any thread may call `publish`, `fail`, `stop`.
 
-    A connection that was lost, or silent for half of `timeout_s` seconds, is made anew, and the head told what there
-    is; a head that does not come back within `return_s` seconds is given up.
+    A connection that was lost, or silent for half of `timeout_s` seconds, is made again, and the head told the present
+    state; a head that does not come back within `return_s` seconds is given up.
     """
 
     def __init__(
         self, address: str, secret: str, hello: NodeHello, timeout_s: float, return_s: float = HEAD_RETURN_S
     ) -> None:
-        self._address, self._hello, self._timeout_s, self._return_s = address, hello, timeout_s, return_s
-        self._greetings = Introductions(Hello(secret=secret, role=Role.NODE, index=hello.first_rank))
-        self._said: Codec[NodeMessage] = Codec(NodeMessage)
-        self._answers: Codec[HeadMessage] = Codec(HeadMessage)
+        self._address = address
+        self._hello = hello
+        self._timeout_s = timeout_s
+        self._return_s = return_s
+        self._introductions = Introductions(Hello(secret=secret, role=Role.NODE, index=hello.first_rank))
+        self._outgoing: Codec[NodeMessage] = Codec(NodeMessage)
+        self._incoming: Codec[HeadMessage] = Codec(HeadMessage)
         self._events: SimpleQueue[FleetEvent] = SimpleQueue()
         self._state: dict[int, EngineUp | EngineDown] = {}
         self._stalled: dict[int, EngineStalled] = {}
         self._socket: ClientSocket | None = None
         self._clock = AwakeClock(MAX_GAP_S)
         self._last_heard = 0.0
+        self._waits_until: float | None = None
+        """When this node stops waiting for another that has its engines; None: it does not wait."""
         self._was_welcome = False
         self._stopping = False
         self._failure: PagemillError | None = None
@@ -102,14 +115,14 @@ class HeadConnection:
         """End `run`."""
         self._stopping = True
 
-    def connect(self, patience_s: float) -> None:
-        """Introduce this node. Raises ConfigError when the head refuses it, EngineDeadError when nobody answers for
-        so long."""
-        deadline = self._clock.now() + patience_s
+    def connect(self, within_s: float) -> None:
+        """Introduce this node, and wait while the head tells it to. Raises ConfigError when the head refuses it,
+        EngineDeadError when nobody answers within `within_s` seconds."""
+        deadline = self._clock.now() + within_s
         num_shut_out = 0
         while not self._stopping:
             try:
-                self._socket = ClientSocket(self._address, self._greetings.next(), timeout_s=TRY_S)
+                self._socket = ClientSocket(self._address, self._introductions.next(), timeout_s=TRY_S)
             except NoAnswerError as error:
                 num_shut_out += isinstance(error, NotLetInError)
                 if num_shut_out >= MAX_SHUT_OUT and not self._was_welcome:
@@ -121,11 +134,13 @@ class HeadConnection:
                 continue
             except HandshakeError as error:
                 raise ConfigError(f"this node cannot join: {error}") from error
-            self._say(self._hello)
+            self._send(self._hello)
             if self._is_welcome():
-                self._was_welcome, self._last_heard = True, self._clock.now()
+                self._was_welcome = True
+                self._waits_until = None
+                self._last_heard = self._clock.now()
                 for event in (*self._state.values(), *self._stalled.values()):
-                    self._say(event)
+                    self._send(event)
                 return
             self.close()
 
@@ -141,19 +156,19 @@ class HeadConnection:
         while not self._stopping:
             self._send_events()
             if time.monotonic() >= next_pulse:
-                self._say(NodePulse())
+                self._send(NodePulse())
                 next_pulse = time.monotonic() + PULSE_S
             if isinstance(self._next_answer(POLL_S), HeadGoodbye):
                 logger.info("the head has ended")
                 return
             if self._clock.now() - self._last_heard > self._timeout_s / 2:
                 self._reconnect()
-        self._say(NodeGoodbye(str(self._failure or "it was told to stop")))
+        self._send(NodeGoodbye(str(self._failure or "it was told to stop")))
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """Hang up. A second call does nothing."""
+        """Close the connection. A second call does nothing."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -166,11 +181,28 @@ class HeadConnection:
             logger.info("the head is there again")
 
     def _is_welcome(self) -> bool:
-        """Raises ConfigError when it is not; False when the head does not say."""
+        """Whether the head takes this node; False when it does not answer, or tells it to wait. Raises ConfigError when
+        it refuses the node."""
         answer = self._next_answer(TRY_S)
         if isinstance(answer, NodeRefused):
             raise ConfigError(f"the head refused this node: {answer.reason}")
+        if isinstance(answer, NodeMustWait):
+            self._wait(answer.reason)
         return isinstance(answer, NodeWelcome)
+
+    def _wait(self, reason: str) -> None:
+        """Pause before the next attempt. Raises ConfigError when the other node is alive: it has not become silent for
+        twice as long as the head would notice."""
+        now = self._clock.now()
+        if self._waits_until is None:
+            wait_s = 2 * self._timeout_s + WAIT_MARGIN_S
+            self._waits_until = now + wait_s
+            logger.warning("this node waits for up to %g s: %s", wait_s, reason)
+        if now > self._waits_until:
+            raise ConfigError(f"the head refused this node: {reason}")
+        self.close()
+        self._send_events()  # to nobody, as above
+        time.sleep(WAIT_PAUSE_S)
 
     def _send_events(self) -> None:
         while True:
@@ -181,21 +213,22 @@ class HeadConnection:
             if isinstance(event, (EngineUp, EngineDown)):
                 self._state[event.index] = event
                 self._stalled.pop(event.index, None)
-                self._look_for_survivors()
+                self._fail_without_engines()
             elif isinstance(event, EngineStalled):
                 self._stalled[event.index] = event
-            self._say(event)
+            self._send(event)
 
-    def _look_for_survivors(self) -> None:
+    def _fail_without_engines(self) -> None:
+        """End `run` once all engines of this node are gone for good."""
         finals = [event for event in self._state.values() if isinstance(event, EngineDown) and event.final]
         if len(finals) == self._hello.num_ranks:
             self.fail(EngineDeadError(f"no engine of this node is left: {finals[0].reason}"))
 
-    def _say(self, message: NodeMessage) -> None:
+    def _send(self, message: NodeMessage) -> None:
         if self._socket is not None:
             try:
-                self._socket.send(self._said.encode(message))
-            except PeerGoneError as error:  # its silence will tell
+                self._socket.send(self._outgoing.encode(message))
+            except PeerGoneError as error:  # `run` notices by its silence
                 logger.debug("%s", error)
 
     def _next_answer(self, timeout_s: float) -> HeadMessage | None:
@@ -210,7 +243,7 @@ class HeadConnection:
             return None
         self._last_heard = self._clock.now()
         try:
-            return self._answers.decode(frames)
+            return self._incoming.decode(frames)
         except TransportError as error:
             logger.warning("dropped a message of the head: %s", error)
             return None
@@ -220,7 +253,7 @@ def run_headless(
     config: EngineConfig,
     worker: str,
     plan: FleetPlan,
-    patience: LivenessTimeouts,
+    timeouts: LivenessTimeouts,
     *,
     secret: str,
     lockstep: bool = False,
@@ -252,7 +285,7 @@ def run_headless(
         link.connect(FIRST_CONNECT_S)
         if link.stopping:
             return 0
-        with EngineFleet(config, worker, plan, patience, secret=secret, lockstep=lockstep) as engines:
+        with EngineFleet(config, worker, plan, timeouts, secret=secret, lockstep=lockstep) as engines:
             engines.subscribe(link.publish)
             engines.start()
             threading.Thread(target=_watch_start, args=(engines.wait_ready, link), daemon=True).start()
@@ -263,7 +296,7 @@ def run_headless(
 
 
 def _watch_start(wait_ready: Callable[[], object], link: HeadConnection) -> None:
-    """Engines that cannot start end the node."""
+    """End the node when an engine cannot start."""
     try:
         wait_ready()
     except PagemillError as error:

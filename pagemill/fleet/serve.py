@@ -58,7 +58,9 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     config = place_threads(args, build_config(args), len(plan.local), front_end=not plan.headless)
     check_endpoints(config.cache.kv_events_config, fleet.data_parallel_size)
     envs.log_stats_interval_s()  # for front ends that are not there yet
-    patience = LivenessTimeouts(fleet.engine_stall_timeout, fleet.engine_hang_timeout)
+    timeouts = LivenessTimeouts(
+        fleet.engine_stall_timeout, fleet.engine_hang_timeout, start_s=fleet.engine_start_timeout
+    )
     joint = shares_experts(fleet, plan, config.parallel)
     if joint and config.graphs.compilation_config.cudagraph_mode != GraphMode.NONE.value:
         raise ConfigError(
@@ -67,7 +69,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
         )
     lockstep, timeout_s = needs_lockstep(fleet, joint), fleet.data_parallel_node_timeout
     if plan.headless:
-        return run_headless(config, WORKER, plan, patience, secret=secret, lockstep=lockstep, node_timeout_s=timeout_s)
+        return run_headless(config, WORKER, plan, timeouts, secret=secret, lockstep=lockstep, node_timeout_s=timeout_s)
     with (
         _ended_by_signals(),
         contextlib.closing(bind(server.host, server.port)) as sock,
@@ -75,7 +77,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
             config,
             WORKER,
             plan,
-            patience,
+            timeouts,
             secret=secret,
             lockstep=lockstep,
             shares_experts=joint,
@@ -177,6 +179,7 @@ def _serve_in_others(
         sock,
         lambda: list(engines.addresses().values()),
         pool,
+        start_s=fleet.engine_start_timeout,
         on_lost=_end_this_process,
     )
     timer = PhaseTimer()

@@ -16,79 +16,92 @@ from dataclasses import dataclass
 import msgspec
 import psutil
 
-from pagemill.errors import ConfigError, EngineDeadError, ModelError
+from pagemill.errors import EngineDeadError, start_error
 from pagemill.log import get_logger
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp, FleetEvent
 from pagemill.messages.process_reports import Failed, ProcessReport, Pulse, Started
-from pagemill.transport.liveness import Pauses
 from pagemill.utils.awake_clock import AwakeClock
-from pagemill.utils.processes import STACKS_SIGNAL, Child, describe_exit
+from pagemill.utils.children import Restarts, WatchedChild
+from pagemill.utils.processes import STACKS_SIGNAL, Child
 
 logger = get_logger(__name__)
 
 CORE = "pagemill.engine.process:run"
-POLL_S = 0.25
 MAX_GAP_S = 1.0
 """Between two looks at an engine. A longer gap tells that this process itself did not run."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""Before a start that failed is tried again: the first, and the most that it grows to."""
-MAX_FAILED_STARTS = 7
-"""Starts in a row that may fail before the engine is given up: with the pauses between them, after a minute or more."""
 DUMP_S = 1.5
 """What processes get to write their stacks before they are killed."""
 STDERR_FD = 2
-_REPORTS = msgspec.msgpack.Decoder(ProcessReport)
-_USERS_TO_MEND = {"ConfigError": ConfigError, "ModelError": ModelError}
+_REPORTS: msgspec.msgpack.Decoder[ProcessReport] = msgspec.msgpack.Decoder(ProcessReport)
 
 
 @dataclass(frozen=True)
 class LivenessTimeouts:
-    """How long an engine may show no sign of life, in seconds of the supervisor's: while it is stopped itself, as with
-    a paused container, nobody's time runs."""
+    """How long a process may show no sign of life, in seconds for which the supervisor itself was running: while that
+    is stopped, as in a paused container, no time passes."""
 
     stalled_s: float = 60.0
-    """Without a finished step while there is work, until it counts as stalled; 0: never for that reason."""
+    """Seconds without a finished step, while work is pending, before the engine counts as stalled; 0: never."""
     hung_s: float = 300.0
-    """Without a finished step while there is work, until it is killed and started again; 0: it is never killed, for
-    whatever reason."""
+    """Seconds without a finished step, while work is pending, before it is killed and started again; 0: it is never
+    killed once it is up, for whatever reason."""
     silent_s: float = 10.0
-    """Without a pulse, until it counts as stalled; it is killed after three times as long. A pulse comes from a
-    thread of its own: its absence means that the whole process is stopped."""
+    """Seconds without a pulse before the engine counts as stalled; it is killed after three times as long. A pulse
+    comes from a thread of its own: its absence means that the whole process is stopped."""
+    start_s: float = 3600.0
+    """Seconds that a start may take before the process is killed; 0: no limit."""
 
     @property
     def silent_until_killed_s(self) -> float:
-        """Without a pulse, until it is killed."""
+        """Seconds without a pulse before the engine is killed."""
         return 3 * self.silent_s if self.hung_s else math.inf
 
 
-class _Watch:
-    """One incarnation's signs of life. `stalled` or `hung` is looked at more often than every `MAX_GAP_S`."""
+class _Liveness:
+    """One incarnation's signs of life, once it is up. `is_stalled` and `is_hung` are asked at least every
+    `MAX_GAP_S`."""
 
-    def __init__(self, patience: LivenessTimeouts) -> None:
-        self._patience = patience
+    def __init__(self, timeouts: LivenessTimeouts) -> None:
+        self._timeouts = timeouts
         self._clock = AwakeClock(MAX_GAP_S)
-        self._last_pulse = self._last_progress = self._clock.now()
+        self._last_pulse = self._clock.now()
+        self._last_progress = self._last_pulse
         self._num_steps = -1
-        self.idle = True
+        self._is_idle = True
 
-    def note(self, pulse: Pulse) -> None:
-        now = self._last_pulse = self._clock.now()
-        if pulse.idle or self.idle or pulse.num_steps != self._num_steps:
+    def on_pulse(self, pulse: Pulse) -> None:
+        now = self._clock.now()
+        self._last_pulse = now
+        if pulse.idle or self._is_idle or pulse.num_steps != self._num_steps:
             self._last_progress = now
-        self._num_steps, self.idle = pulse.num_steps, pulse.idle
+        self._num_steps = pulse.num_steps
+        self._is_idle = pulse.idle
 
     @property
-    def stalled(self) -> bool:
-        return self._exceeds(self._patience.stalled_s, self._patience.silent_s)
+    def is_stalled(self) -> bool:
+        return self._exceeds(self._timeouts.stalled_s, self._timeouts.silent_s)
 
     @property
-    def hung(self) -> bool:
-        return self._exceeds(self._patience.hung_s, self._patience.silent_until_killed_s)
+    def is_hung(self) -> bool:
+        return self._exceeds(self._timeouts.hung_s, self._timeouts.silent_until_killed_s)
 
     def _exceeds(self, progress_s: float, pulse_s: float) -> bool:
         now = self._clock.now()
-        stuck = not self.idle and now - self._last_progress > (progress_s or math.inf)
-        return stuck or now - self._last_pulse > pulse_s
+        is_stuck = not self._is_idle and now - self._last_progress > (progress_s or math.inf)
+        return is_stuck or now - self._last_pulse > pulse_s
+
+
+class _Incarnation:
+    """One process of an engine, and what its supervisor has learnt of it."""
+
+    def __init__(self, number: int, child: Child) -> None:
+        self.number = number
+        self.watched = WatchedChild(child, _REPORTS)
+        self.liveness: _Liveness | None = None
+        """None until it has started."""
+        self.is_stalled = False
+        self.problem: str | None = None
+        """Why it ended or was killed, where that is known better than from its exit status."""
 
 
 class EngineSupervisor:
@@ -102,41 +115,42 @@ class EngineSupervisor:
         index: int,
         payload: Callable[[int], bytes],
         publish: Callable[[FleetEvent], None],
-        patience: LivenessTimeouts,
+        timeouts: LivenessTimeouts,
         entry: str = CORE,
     ) -> None:
         self.index = index
         self._payload = payload
         self._publish = publish
-        self._patience = patience
+        self._timeouts = timeouts
         self._entry = entry
         self._stopping = threading.Event()
-        self._replaced = -1, ""
+        self._to_replace: tuple[int, str] = (-1, "")
+        """An incarnation that is to be killed, and why."""
         self._first: Future[EngineUp] = Future()
         self._child: Child | None = None
         self._thread = threading.Thread(target=self._run, name=f"pagemill-supervisor-{index}", daemon=True)
 
     def start(self) -> None:
-        """Begin; `first_up` waits for the result."""
+        """Begin to start the engine; `first_up` waits for the result."""
         self._thread.start()
 
     def first_up(self) -> EngineUp:
-        """The first time the engine was ready. Raises what kept it from starting: ConfigError, ModelError, or
-        EngineDeadError for anything that is not the user's to mend."""
+        """Wait until the engine is ready for the first time. Raises what kept it from starting: ConfigError,
+        ModelError, or EngineDeadError for anything that the user's settings have not caused."""
         return self._first.result()
 
     @property
     def pid(self) -> int | None:
-        """Of the present process."""
+        """Process id of the present incarnation."""
         return None if self._child is None else self._child.pid
 
     def ask_to_stop(self) -> None:
-        """Begin to stop; `stop` waits for the end."""
+        """Begin to end the engine; `stop` waits until it has ended."""
         self._stopping.set()
 
     def replace(self, incarnation: int, reason: str) -> None:
         """Kill this incarnation, if it is still the present one, and start the next."""
-        self._replaced = incarnation, reason
+        self._to_replace = (incarnation, reason)
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the engine and the thread. A second call does nothing."""
@@ -145,108 +159,118 @@ class EngineSupervisor:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        incarnation = num_failed = 0
-        pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        restarts = Restarts()
+        incarnation = 0
         while True:
-            try:
-                started, reason = self._live(incarnation)
-            except Exception as error:  # whatever it is, the engine must not be left without a supervisor
-                logger.exception("engine core %d could not be started or watched", self.index)
-                started, reason = False, f"{type(error).__name__}: {error}"
-                self._say_lost(reason)
-            if self._stopping.is_set() or not (started or incarnation):
+            had_started, reason = self._run_once(incarnation)
+            if self._stopping.is_set() or not (had_started or incarnation):
                 break
-            if started:
-                pauses.reset()
-            num_failed, pause_s = (0, 0.0) if started else (num_failed + 1, pauses.next())
-            final = num_failed >= MAX_FAILED_STARTS
-            what_next = "it is given up" if final else f"starting it again{f' in {pause_s:g} s' if pause_s else ''}"
-            logger.error("engine core %d is gone: %s; %s", self.index, reason, what_next)
-            self._publish(EngineDown(self.index, incarnation, reason, final, num_failed_starts=num_failed))
-            if final or self._stopping.wait(pause_s):
+            restart = restarts.after_end(had_started=had_started)
+            logger.error("engine core %d is gone: %s; %s", self.index, reason, restart)
+            self._publish(
+                EngineDown(
+                    self.index, incarnation, reason, restart.is_final, num_failed_starts=restart.num_failed_starts
+                )
+            )
+            if restart.is_final or self._stopping.wait(restart.pause_s):
                 break
             incarnation += 1
         if not self._first.done():
             self._first.set_exception(EngineDeadError("the engine was stopped while it started"))
 
-    def _live(self, incarnation: int) -> tuple[bool, str]:
-        """One incarnation from birth to death. Returns whether it ever was ready, and why it died."""
-        title = f"pagemill: engine core {self.index}"
-        child = self._child = Child(self._entry, title, self._payload(incarnation))
-        started, problem = False, None
+    def _run_once(self, number: int) -> tuple[bool, str]:
+        """Start one incarnation and watch it until it has ended. Returns whether it ever was ready, and why it
+        ended."""
         try:
-            watch: _Watch | None = None
-            stalled = False
-            while not self._stopping.is_set():
-                match report := self._next_report(child):
-                    case Started():
-                        started, watch = True, _Watch(self._patience)
-                        self._say_up(EngineUp(self.index, incarnation, report.address, report.ready))
-                    case Failed():
-                        problem = report.message
-                        self._say_failed(report)
-                    case Pulse() if watch is not None:
-                        watch.note(report)
-                        self._publish(EngineLoadReport(self.index, report.stats))
-                if watch is not None and watch.stalled != stalled:
-                    stalled = watch.stalled
-                    self._publish(EngineStalled(self.index, incarnation, stalled))
-                    self._say_stalled(child, stalled)
-                if self._replaced[0] == incarnation:
-                    problem = self._replaced[1]
-                    child.kill()
-                    break
-                if watch is not None and watch.hung:
-                    problem = "it hung and was killed"
-                    dump_stacks(child.pid, wake=True)
-                    child.kill()
-                    break
-        except EOFError:
-            status = child.stop(ask_s=1.0)
-            problem = problem or describe_exit(status)
-        finally:
-            child.stop(ask_s=0.0)
-        if problem is not None:
-            self._say_lost(problem)
-        return started, problem or "it was stopped"
+            child = self._child = Child(self._entry, f"pagemill: engine core {self.index}", self._payload(number))
+            incarnation = _Incarnation(number, child)
+            try:
+                self._watch(incarnation)
+            finally:
+                child.stop(ask_s=0.0)
+        except Exception as error:  # whatever it is, the engine must not be left without a supervisor
+            logger.exception("engine core %d could not be started or watched", self.index)
+            reason = f"{type(error).__name__}: {error}"
+            self._fail_first_start(EngineDeadError(f"the engine core could not start: {reason}"))
+            return False, reason
+        if incarnation.problem is not None:
+            self._fail_first_start(EngineDeadError(f"the engine core could not start: {incarnation.problem}"))
+        return incarnation.liveness is not None, incarnation.problem or "it was stopped"
 
-    def _next_report(self, child: Child) -> ProcessReport | None:
-        """What the core says next, if it says something. Raises EOFError when it is gone."""
-        content = child.report(POLL_S)
-        try:
-            return _REPORTS.decode(content) if content is not None else None
-        except msgspec.DecodeError as error:
-            logger.error("dropped a report of engine core %d: %s", self.index, error)
-            return None
+    def _watch(self, incarnation: _Incarnation) -> None:
+        """Act on the reports of an incarnation, and on their absence, until it ends, is killed, or `stop`."""
+        for report in incarnation.watched.reports():
+            if self._stopping.is_set():
+                return
+            self._act_on(incarnation, report)
+            self._look_for_stall(incarnation)
+            problem = self._reason_to_kill(incarnation)
+            if problem is not None:
+                incarnation.problem = problem
+                incarnation.watched.child.kill()
+                return
+        status = incarnation.watched.end()
+        incarnation.problem = incarnation.problem or status
 
-    def _say_up(self, event: EngineUp) -> None:
+    def _act_on(self, incarnation: _Incarnation, report: ProcessReport | None) -> None:
+        match report:
+            case Started():
+                incarnation.liveness = _Liveness(self._timeouts)
+                self._publish_up(EngineUp(self.index, incarnation.number, report.address, report.ready))
+            case Failed():
+                incarnation.problem = report.message
+                self._fail_first_start(start_error(report.kind)(report.message))
+            case Pulse() if incarnation.liveness is not None:
+                incarnation.liveness.on_pulse(report)
+                self._publish(EngineLoadReport(self.index, report.stats))
+
+    def _look_for_stall(self, incarnation: _Incarnation) -> None:
+        """Publish when an engine stalls, and when it continues."""
+        is_stalled = incarnation.liveness is not None and incarnation.liveness.is_stalled
+        if is_stalled == incarnation.is_stalled:
+            return
+        incarnation.is_stalled = is_stalled
+        self._publish(EngineStalled(self.index, incarnation.number, is_stalled))
+        if not is_stalled:
+            logger.warning("engine core %d goes on again", self.index)
+            return
+        logger.error("engine core %d has stalled: no sign of life, or work and no finished step", self.index)
+        dump_stacks(incarnation.watched.child.pid, wake=False)
+        faulthandler.dump_traceback(STDERR_FD)  # of this process, which serves or supervises
+
+    def _reason_to_kill(self, incarnation: _Incarnation) -> str | None:
+        """Why an incarnation must end now; None: it need not."""
+        number, reason = self._to_replace
+        if number == incarnation.number:
+            return reason
+        pid = incarnation.watched.child.pid
+        if incarnation.liveness is None:
+            limit_s = self._timeouts.start_s or math.inf
+            if incarnation.watched.silent_s <= limit_s:
+                return None
+            dump_stacks(pid, wake=True)
+            return f"it was not ready {limit_s:g} s after its start and was killed (--engine-start-timeout)"
+        if incarnation.liveness.is_hung:
+            dump_stacks(pid, wake=True)
+            return "it hung and was killed"
+        return None
+
+    def _publish_up(self, event: EngineUp) -> None:
         if self._first.done():
             logger.info("engine core %d is back", self.index)
         else:
             self._first.set_result(event)
         self._publish(event)
 
-    def _say_stalled(self, child: Child, stalled: bool) -> None:
-        if not stalled:
-            logger.warning("engine core %d goes on again", self.index)
-            return
-        logger.error("engine core %d has stalled: no sign of life, or work and no finished step", self.index)
-        dump_stacks(child.pid, wake=False)
-        faulthandler.dump_traceback(STDERR_FD)  # of this process, which serves or supervises
-
-    def _say_lost(self, reason: str) -> None:
+    def _fail_first_start(self, error: Exception) -> None:
+        """Let `first_up` raise; after the first start nobody waits there."""
         if not self._first.done():
-            self._first.set_exception(EngineDeadError(f"the engine core could not start: {reason}"))
-
-    def _say_failed(self, report: Failed) -> None:
-        if not self._first.done():
-            kind = _USERS_TO_MEND.get(report.kind, EngineDeadError)
-            self._first.set_exception(kind(report.message))
+            self._first.set_exception(error)
 
 
 def dump_stacks(pid: int, *, wake: bool) -> None:
-    """Let a process and all its children write the stacks of their threads to stderr. One that is stopped (SIGSTOP)
-    can do so only if it goes on: `wake` lets it."""
+    """Let a process and all its children write the stacks of their threads to stderr. `wake` continues those that are
+    stopped (SIGSTOP), which could not write otherwise."""
     try:
         process = psutil.Process(pid)
         processes = [process, *process.children(recursive=True)]

@@ -3,7 +3,7 @@
 import msgspec
 
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
-from pagemill.messages.waves import WaveNews, WaveOrder
+from pagemill.messages.waves import WaveOrder, WaveReport
 
 Plain = str | int | float | bool | None
 
@@ -75,4 +75,4 @@ class CallResult(msgspec.Struct, frozen=True, tag="result"):
     """What the call raised, as text; then there is no value."""
 
 
-EngineReport = StepOutputs | CallResult | WaveNews
+EngineReport = StepOutputs | CallResult | WaveReport

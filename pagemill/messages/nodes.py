@@ -1,4 +1,4 @@
-"""What the head of a server and a node, a machine that has engines only, say to each other."""
+"""Messages between the head of a server and a node, a machine that runs engines only."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ from pagemill.messages.fleet import FleetEvent
 
 
 class NodeHello(msgspec.Struct, frozen=True, tag="node_hello"):
-    """The first word of a node."""
+    """The first message of a node over a connection."""
 
     node_id: str
-    """Drawn at random by the node's process: it may connect twice."""
+    """Drawn at random by the node's process, which may connect more than once."""
     name: str
     """For people: the machine and the process."""
     size: int
@@ -22,7 +22,7 @@ class NodeHello(msgspec.Struct, frozen=True, tag="node_hello"):
 
 
 class NodePulse(msgspec.Struct, frozen=True, tag="node_pulse"):
-    """The node is there."""
+    """A sign of life of the node."""
 
 
 class NodeGoodbye(msgspec.Struct, frozen=True, tag="node_goodbye"):
@@ -40,18 +40,25 @@ class NodeWelcome(msgspec.Struct, frozen=True, tag="node_welcome"):
 
 
 class NodeRefused(msgspec.Struct, frozen=True, tag="node_refused"):
-    """It does not."""
+    """The node does not belong to the server, and ends."""
+
+    reason: str
+
+
+class NodeMustWait(msgspec.Struct, frozen=True, tag="node_must_wait"):
+    """The node's engines are those of another node, which may be gone without the head's knowledge: try again, until
+    that one has either shown a sign of life or been silent for too long."""
 
     reason: str
 
 
 class HeadPulse(msgspec.Struct, frozen=True, tag="head_pulse"):
-    """The head is there."""
+    """A sign of life of the head."""
 
 
 class HeadGoodbye(msgspec.Struct, frozen=True, tag="head_goodbye"):
     """The server ends."""
 
 
-HeadMessage = NodeWelcome | NodeRefused | HeadPulse | HeadGoodbye
+HeadMessage = NodeWelcome | NodeRefused | NodeMustWait | HeadPulse | HeadGoodbye
 """Head to node."""

@@ -1,4 +1,4 @@
-"""What the coordinator of data-parallel engines and an engine say to each other, so that all of them step together.
+"""Messages between the coordinator of data-parallel engines and an engine, so that all engines step together.
 
 A wave is the time from the first request that arrives while every engine is paused until all of them are without
 work. It is divided into rounds of equally many steps, counted from 0.
@@ -8,7 +8,7 @@ import msgspec
 
 
 class JoinWaves(msgspec.Struct, frozen=True, tag="join_waves"):
-    """The first word to an engine over a connection: where the others are."""
+    """The first message to an engine over a connection: where the others are."""
 
     wave: int
     """Number of the present wave, or of the last one."""
@@ -51,5 +51,5 @@ class RoundDone(msgspec.Struct, frozen=True, tag="round_done"):
     """Whether it has requests at the end of the round."""
 
 
-WaveNews = WaveStarted | RoundDone
+WaveReport = WaveStarted | RoundDone
 """Engine to coordinator."""

@@ -1,4 +1,4 @@
-"""Whether the other end of a connection still answers: pulses, how much silence is borne, pauses between attempts.
+"""Whether the other end of a connection still answers: pulses, and how much silence is borne.
 
 Knows nothing about sockets. Both ends of a connection send a pulse every `PULSE_S` seconds, whatever else they send. An
 end that hears nothing for `SILENT_S` treats the connection as lost. A server that gets a pulse from a connection it
@@ -52,24 +52,6 @@ class Silence:
 
     def __str__(self) -> str:
         return f"nothing was heard for {self._silent_s:g} s"
-
-
-class Pauses:
-    """Seconds to wait between attempts: twice as long each time, up to `most_s`."""
-
-    def __init__(self, first_s: float = 0.1, most_s: float = 5.0) -> None:
-        self._first_s, self._most_s = first_s, most_s
-        self._next_s = first_s
-
-    def next(self) -> float:
-        """How long to wait now."""
-        pause_s = self._next_s
-        self._next_s = min(2 * pause_s, self._most_s)
-        return pause_s
-
-    def reset(self) -> None:
-        """An attempt succeeded."""
-        self._next_s = self._first_s
 
 
 class Introductions:

@@ -1,6 +1,6 @@
 """What an executor and its worker processes say to each other, over the queues of shm_queue.py and a report pipe.
 
-Knows neither of the two. Commands go to all workers in one order; every worker obeys in that order.
+Knows neither of the two. Commands go to all workers in one order; every worker executes them in that order.
 """
 
 from typing import Any

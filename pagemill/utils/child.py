@@ -16,8 +16,8 @@ from typing import BinaryIO
 import msgspec
 import setproctitle
 
-from pagemill.utils.collector import paused
-from pagemill.utils.processes import LENGTH, STACKS_SIGNAL, Birth, Report
+from pagemill.utils.gc_pause import gc_paused
+from pagemill.utils.processes import LENGTH, STACKS_SIGNAL, ChildSpec, Report
 
 PR_SET_PDEATHSIG = 1
 
@@ -46,14 +46,14 @@ def main(pipe_fd: int, reports_fd: int, parent: int) -> None:
     head = pipe.read(LENGTH.size)
     if len(head) < LENGTH.size:
         os._exit(1)
-    birth = msgspec.msgpack.decode(_read(pipe, LENGTH.unpack(head)[0]), type=Birth)
+    spec = msgspec.msgpack.decode(_read(pipe, LENGTH.unpack(head)[0]), type=ChildSpec)
     threading.Thread(target=_watch, args=(pipe,), name="pagemill-lifeline", daemon=True).start()
-    setproctitle.setproctitle(birth.title)
-    sys.path[:] = birth.paths
-    module, _, function = birth.entry.partition(":")
-    with paused():
+    setproctitle.setproctitle(spec.title)
+    sys.path[:] = spec.paths
+    module, _, function = spec.entry.partition(":")
+    with gc_paused():
         entry = getattr(importlib.import_module(module), function)
-    entry(birth.payload, _reporter(reports_fd))
+    entry(spec.payload, _reporter(reports_fd))
 
 
 def _reporter(reports_fd: int) -> Report:

@@ -5,12 +5,12 @@ import os
 
 
 def current_cpus() -> frozenset[int]:
-    """Empty where the system does not say."""
+    """The CPUs that the calling thread may run on; empty where the system does not say."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
-def keep_to(cpus: frozenset[int]) -> None:
-    """Run on these from now on. No CPUs, or such as are gone by now: as before."""
+def pin_to(cpus: frozenset[int]) -> None:
+    """Let the calling thread run on these CPUs only. Without effect for an empty set, or CPUs that do not exist."""
     if cpus:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, cpus)

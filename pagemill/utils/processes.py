@@ -29,8 +29,8 @@ Report = Callable[[bytes], None]
 """Sends bytes to the parent; they arrive whole and in order."""
 
 
-class Birth(msgspec.Struct, frozen=True):
-    """What a child is told first, over a pipe: nothing of it can be seen in a list of processes."""
+class ChildSpec(msgspec.Struct, frozen=True):
+    """The first message to a child, over a pipe: nothing of it can be seen in a list of processes."""
 
     entry: str
     """"module:function", called with `payload` and a function that sends reports to the parent."""
@@ -68,9 +68,9 @@ class Child:
         finally:
             os.close(reader)
             os.close(writer)
-        birth = msgspec.msgpack.encode(Birth(entry, title, payload, sys.path))
+        spec = msgspec.msgpack.encode(ChildSpec(entry, title, payload, sys.path))
         # A payload may exceed the pipe's buffer, and a child that dies early never reads it: not on this thread.
-        threading.Thread(target=self._tell, args=(birth,), name="pagemill-birth", daemon=True).start()
+        threading.Thread(target=self._send_spec, args=(spec,), name="pagemill-child-spec", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -140,10 +140,10 @@ class Child:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def _tell(self, birth: bytes) -> None:
+    def _send_spec(self, spec: bytes) -> None:
         try:
             with os.fdopen(os.dup(self._lifeline), "wb") as pipe:
-                pipe.write(LENGTH.pack(len(birth)) + birth)
+                pipe.write(LENGTH.pack(len(spec)) + spec)
         except OSError:  # it died before it listened; its exit status tells
             return
 

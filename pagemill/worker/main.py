@@ -1,11 +1,9 @@
-"""A worker process: obeys the commands of an executor until it is told to stop or its parent is gone.
+"""A worker process: executes the commands of an executor until it is told to stop or its parent is gone.
 
 Does not know how the process was started (utils/processes.py), nor what a worker is made of.
 """
 
 import contextlib
-import threading
-import time
 import traceback
 from collections import deque
 from typing import Any
@@ -39,7 +37,8 @@ from pagemill.transport.worker_protocol import (
     command_codec,
     result_codec,
 )
-from pagemill.utils.collector import paused
+from pagemill.utils.children import start_heartbeat
+from pagemill.utils.gc_pause import gc_paused
 from pagemill.utils.processes import Report
 
 logger = get_logger(__name__)
@@ -52,11 +51,12 @@ IDLE_S = 3600.0
 
 def run(payload: bytes, report: Report) -> None:
     """Entry of the process; `payload` is a WorkerSpec. Whatever ends it by itself is reported as WorkerCrashed."""
-    birth = msgspec.msgpack.decode(payload, type=WorkerSpec)
-    name_process(f"worker {birth.index}")
-    threading.Thread(target=_pulse, args=(report,), name="pagemill-pulse", daemon=True).start()
+    spec = msgspec.msgpack.decode(payload, type=WorkerSpec)
+    name_process(f"worker {spec.index}")
+    pulse = msgspec.msgpack.encode(WorkerPulse())
+    start_heartbeat(lambda: report(pulse), PULSE_S)
     try:
-        _Loop(birth).run()
+        _Loop(spec).run()
     except PeerGoneError:
         logger.info("the engine is gone")
     except Exception as error:
@@ -65,13 +65,13 @@ def run(payload: bytes, report: Report) -> None:
 
 
 class _Loop:
-    def __init__(self, birth: WorkerSpec) -> None:
-        self._rank = birth.rank
-        self._commands = QueueReader(birth.commands)
-        self._results = QueueWriter(birth.results)
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._rank = spec.rank
+        self._commands = QueueReader(spec.commands)
+        self._results = QueueWriter(spec.results)
         self._decoder, self._encoder = command_codec(), result_codec()
-        with paused():
-            self._worker = build_worker(birth.worker, birth.config, birth.rank)
+        with gc_paused():
+            self._worker = build_worker(spec.worker, spec.config, spec.rank)
         self._under_way: deque[Pending[ModelRunnerOutput]] = deque()
         """Outputs not answered yet, in order; of a worker that runs ahead, there may be some."""
 
@@ -85,7 +85,7 @@ class _Loop:
                     continue
                 if isinstance(command, CallMethod):
                     self._answer_steps(all_of_them=True)
-                result = obey(self._worker, self._rank, command)
+                result = execute(self._worker, self._rank, command)
                 if result is not None:
                     self._answer(result)
             self._worker.shutdown()
@@ -120,9 +120,9 @@ def build_worker(path: str, config: bytes, rank: WorkerRank) -> WorkerApi:
     return worker
 
 
-def obey(worker: WorkerApi, rank: WorkerRank, command: Command) -> Result | None:
-    """Do what a command says; the answer, where this rank has one. Raises what a step or a call raised, unless it is
-    the caller's to mend. A Stop is for who runs the loop."""
+def execute(worker: WorkerApi, rank: WorkerRank, command: Command) -> Result | None:
+    """Execute a command other than Stop; the answer, where this rank has one. Raises what a step or a call raised,
+    unless the caller can mend it."""
     match command:
         case ExecuteModel(step):
             worker.execute_model(step)
@@ -151,10 +151,3 @@ def crash_of(error: BaseException) -> bytes:
 def _known_kind(error: PagemillError) -> str:
     """The nearest class of pagemill.errors."""
     return next(kind.__name__ for kind in type(error).__mro__ if hasattr(pagemill.errors, kind.__name__))
-
-
-def _pulse(report: Report) -> None:
-    content = msgspec.msgpack.encode(WorkerPulse())
-    while True:
-        report(content)
-        time.sleep(PULSE_S)

@@ -15,7 +15,7 @@ from pagemill.log import get_logger
 from pagemill.messages.worker_api import WorkerApi
 from pagemill.transport.actor_protocol import ActorHome, ActorSpec, join_frames, split_frames
 from pagemill.transport.worker_protocol import Stop, WorkerPulse, command_codec, result_codec
-from pagemill.worker.main import build_worker, crash_of, obey
+from pagemill.worker.main import build_worker, crash_of, execute
 
 logger = get_logger(__name__)
 
@@ -25,10 +25,10 @@ _ALIVE = msgspec.msgpack.encode(WorkerPulse())
 
 
 class WorkerActor:
-    """`introduce`, then `begin`, then `obey` in the order of the calls, all on one thread; `pulse` on another.
+    """`introduce`, then `begin`, then `execute` in the order of the calls, all on one thread; `pulse` on another.
 
-    An error that is not the caller's to mend ends the worker: `pulse` tells it, and no command is obeyed any more. The
-    process lives on until Ray ends it, which it does with the process that made the actor.
+    An error that is not the caller's to mend ends the worker: `pulse` tells it, and no command is executed any more.
+    The process lives on until Ray ends it, which it does with the process that made the actor.
     """
 
     def __init__(self, title: str) -> None:
@@ -61,18 +61,18 @@ class WorkerActor:
         with socket.create_server((address.decode(), 0)) as listener:
             return str(listener.getsockname()[1]).encode()
 
-    def begin(self, birth: bytes) -> None:
+    def begin(self, spec: bytes) -> None:
         """Make the worker that an ActorSpec describes."""
         try:
-            wanted = msgspec.msgpack.decode(birth, type=ActorSpec)
+            wanted = msgspec.msgpack.decode(spec, type=ActorSpec)
             if wanted.devices:
                 envs.show_cuda_devices(wanted.devices)
             self._worker, self._rank = build_worker(wanted.worker, wanted.config, wanted.rank), wanted.rank
         except Exception as error:
             self._end(error)
 
-    def obey(self, message: bytes) -> bytes:
-        """Do what a command says; the answer, or nothing where there is none."""
+    def execute(self, message: bytes) -> bytes:
+        """Execute a command; the answer as bytes, none where there is no answer."""
         worker = self._worker
         if worker is None:
             return b""
@@ -86,7 +86,7 @@ class WorkerActor:
                 self._worker = None
                 worker.shutdown()
                 return b""
-            result = obey(worker, self._rank, command)
+            result = execute(worker, self._rank, command)
             return b"" if result is None else join_frames(self._results.encode(result))
         except Exception as error:
             self._end(error)

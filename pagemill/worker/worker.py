@@ -21,7 +21,7 @@ from pagemill.model.kernels import ops
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.choose import choose_platform
 from pagemill.platforms.interface import Platform
-from pagemill.utils.collector import paused
+from pagemill.utils.gc_pause import gc_paused
 from pagemill.utils.timing import PhaseTimer
 from pagemill.worker.build_runner import RunnerSizes, build_runner
 from pagemill.worker.kv_tensors.allocate import bind_kv_cache, bind_profile_cache
@@ -138,7 +138,7 @@ class Worker:
     def warm_up(self) -> None:
         """Run one small step on the null block, so that the first request does not pay for lazy initialisation, and
         capture what must be there before it."""
-        with paused():
+        with gc_paused():
             self.execute_model(warm_up_step(self._num_groups, self._sizes().max_model_len))
             self.sample_tokens().result()
             self.runner.capture_at_start()

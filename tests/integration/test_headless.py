@@ -118,8 +118,11 @@ def test_wrong_nodes_end_with_an_error_and_the_head_stays(folder, capfd, caplog)
         assert [node.wait(PATIENCE_S) for node in (wrong, late)] == [1, 1]
         assert right.exit_status is None
     log = capfd.readouterr().err
-    for problem in ("data_parallel_size is 3 on the node and 2 on the head", "engines 1 run on the node .* already"):
-        assert re.search(f"refused the node .*{problem}", caplog.text), "the head says so"
+    size = "data_parallel_size is 3 on the node and 2 on the head"
+    taken = "engines 1 run on the node .* already"
+    assert re.search(f"refused the node .*{size}", caplog.text), "the head says so"
+    assert re.search(f"the node .* has to wait: {taken}", caplog.text)
+    for problem in (size, taken):
         assert re.search(f"the head refused this node: {problem}", log), "and the node"
 
 

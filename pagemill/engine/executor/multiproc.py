@@ -52,7 +52,7 @@ class MultiprocExecutor:
     The models are loaded on construction, which raises ConfigError or ModelError when they cannot be, and
     EngineDeadError when a worker dies.
 
-    Workers obey in the order of the calls, so steps overlap as much as their results are left alone; `overlap` says
+    Workers execute calls in their order, so steps overlap as much as their results are left alone; `overlap` says
     that it makes sense to do so. A step's result is fetched by the thread that asks for it, which spares each step
     two changes of threads; steps are answered in order. Not thread-safe but for `check_health`.
 

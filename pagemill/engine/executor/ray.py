@@ -51,7 +51,7 @@ class RayExecutor:
     cluster has no room within `room_timeout_s` seconds, and EngineDeadError when a worker dies.
 
     Each worker gets `per_worker` of a node's resources, by their names in Ray (CPU, GPU). Otherwise this is as
-    MultiprocExecutor: workers obey in the order of the calls, steps are answered in order to the thread that asks;
+    MultiprocExecutor: workers execute calls in their order, steps are answered in order to the thread that asks;
     not thread-safe but for `check_health`. A worker that dies, fails in a step, or does not answer ends the executor:
     every call and every pending step raises EngineDeadError from then on, and `on_death` is called, once, from a thread
     of the executor's.

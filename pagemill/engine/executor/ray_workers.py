@@ -16,7 +16,8 @@ from pagemill import __version__, envs
 from pagemill.catalog.registry import load_path
 from pagemill.engine.executor.placement import bundle_of_ranks, bundle_plans, local_ranks
 from pagemill.engine.executor.ray_cluster import RayCluster, Room
-from pagemill.errors import ConfigError, DistributedError, EngineDeadError, ModelError, PagemillError
+from pagemill.engine.executor.worker_health import WorkerHealth
+from pagemill.errors import ConfigError, DistributedError, EngineDeadError, PagemillError, start_error
 from pagemill.log import get_logger
 from pagemill.messages.worker_rank import WorkerRank
 from pagemill.transport.actor_protocol import ActorHome, ActorSpec
@@ -31,21 +32,20 @@ SILENT_S = 30.0
 """Without a pulse for so long, an actor counts as stopped. Pulses come every five seconds, also while it computes."""
 START_S = 300.0
 """For processes to start on nodes that may have to unpack an environment first."""
-LOOK_S = 0.2
-"""Whoever waits for an answer looks this often whether the workers live."""
+HEALTH_POLL_S = 0.2
+"""While an answer is awaited, the health of the workers is checked this often."""
 WATCH_S = 5.0
 MAX_GAP_S = 8.0
 """Between two looks at the clock, which the watcher takes at least every `WATCH_S`. A longer gap tells that this
 process itself did not run."""
-CERTAIN_S = 2.0
+DEATH_NEWS_GRACE_S = 2.0
 """How long an answer that is missing may precede the news why."""
-SUFFERER_S = 0.3
+SECONDARY_DEATH_GRACE_S = 0.3
 """A worker that lost another one may say so before the news of that one's death is here, which is the better reason."""
 MAX_CAUSE_CHARS = 400
 INLINE_BYTES = 64 * 1024
 """Larger messages go into Ray's object store once, instead of to each actor by itself."""
 _REPORTS = msgspec.msgpack.Decoder(WorkerReport)
-_USERS_TO_MEND = {"ConfigError": ConfigError, "ModelError": ModelError}
 
 
 class RayWorkers:
@@ -70,12 +70,7 @@ class RayWorkers:
     ) -> None:
         if min(sizes) < 1:
             raise ConfigError(f"tensor and pipeline parallel sizes {sizes} are not allowed: at least 1 each")
-        self._on_death = on_death
-        self._silent_s = silent_s
-        self._lock = threading.Lock()
-        self._dead = threading.Event()
-        self._death: tuple[type[PagemillError], str] | None = None
-        self._stopping = False
+        self._health = WorkerHealth(self._silences, silent_s, on_death)
         self._watcher: threading.Thread | None = None
         self._actors: list[Any] = []
         self._homes: list[ActorHome] = []
@@ -108,8 +103,8 @@ class RayWorkers:
         return self._homes
 
     def ask(self, rank: int, message: Any) -> Any:
-        """Send a message that is answered; what `answer` takes. Workers obey in the order of the calls."""
-        return self._obey[rank].remote(message)
+        """Send a message that is answered; what `answer` takes. Workers execute messages in the order of the calls."""
+        return self._execute[rank].remote(message)
 
     def tell(self, rank: int, message: Any) -> None:
         """Send a message whose answer nobody wants."""
@@ -124,7 +119,7 @@ class RayWorkers:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                return self._fetch(rank, reference, max(0.0, min(deadline - time.monotonic(), LOOK_S)))
+                return self._fetch(rank, reference, max(0.0, min(deadline - time.monotonic(), HEALTH_POLL_S)))
             except self._ray.exceptions.GetTimeoutError:
                 self.check()
                 if time.monotonic() >= deadline:
@@ -133,7 +128,7 @@ class RayWorkers:
     def answers(self, awaited: dict[Any, int], timeout_s: float) -> list[tuple[int, bytes]]:
         """What has come of the answers `awaited` (reference -> rank), with the rank: taken out of it. At least one,
         unless there is none within `timeout_s` or a fraction of a second. Raises EngineDeadError."""
-        ready, _ = self._ray.wait(list(awaited), timeout=max(0.0, min(timeout_s, LOOK_S)))
+        ready, _ = self._ray.wait(list(awaited), timeout=max(0.0, min(timeout_s, HEALTH_POLL_S)))
         if not ready:
             self.check()
         ranks = [(awaited.pop(reference), reference) for reference in ready]
@@ -142,48 +137,28 @@ class RayWorkers:
     def check(self) -> None:
         """Raise EngineDeadError (at start ConfigError or ModelError, where that is the cause) when a worker is gone,
         and EngineDeadError when one gives no pulse. From any thread."""
-        if self._death is not None:
-            kind, reason = self._death
-            raise kind(reason)
-        if self._stopping:
-            raise EngineDeadError("the workers were stopped")
-        now = self._clock.now()
-        for rank, pulse in enumerate(self._last_pulse):
-            if now - pulse > self._silent_s:
-                raise self.die(f"{self._who(rank)} has given no sign of life for {now - pulse:.0f} s")
+        self._health.check()
 
-    def die(self, reason: str, kind: type[PagemillError] = EngineDeadError) -> PagemillError:
+    def die(self, reason: str) -> PagemillError:
         """Declare the workers dead. The first reason given is the one that counts; returns it, as an exception."""
-        with self._lock:
-            is_first = self._death is None and not self._stopping
-            kind, reason = self._death or (kind, reason)
-            if is_first:
-                self._death = kind, reason
-        if is_first:
-            logger.error("%s", reason)
-            self._dead.set()
-            if self._on_death is not None:
-                self._on_death(EngineDeadError(reason))
-        return kind(reason)
+        return self._health.die(reason)
 
     def stop(self, request: bytes | None, ask_s: float) -> None:
         """End all actors: `request` is sent first, and what lives after `ask_s` is killed. A second call does
         nothing."""
-        with self._lock:
-            if self._stopping:
-                return
-            self._stopping = True
+        if not self._health.begin_stop():
+            return
         ray = self._ray
         try:
             if not ray.is_initialized():  # somebody has closed the connection, and Ray has ended the actors
                 return
-            if request is not None and self._death is None:
+            if request is not None and not self._health.is_dead:
                 asked = [self.ask(rank, request) for rank in range(len(self._actors))]
                 ray.wait(asked, num_returns=len(asked), timeout=ask_s)
             for actor in self._actors:
                 ray.kill(actor)
             if self._watcher is not None and self._watcher is not threading.current_thread():
-                self._watcher.join(CERTAIN_S)
+                self._watcher.join(DEATH_NEWS_GRACE_S)
             if self._room is not None:
                 self._cluster.give_back(self._room)
         except ray.exceptions.RayError as error:
@@ -231,7 +206,7 @@ class RayWorkers:
             host = f"[{homes[0].address}]" if ":" in homes[0].address else homes[0].address
             init_address = f"tcp://{host}:{port.decode()}"
         for rank, (actor, home, local_rank) in enumerate(zip(self._actors, homes, local_ranks(nodes), strict=True)):
-            birth = ActorSpec(
+            spec = ActorSpec(
                 worker=worker,
                 config=config,
                 rank=WorkerRank(
@@ -244,13 +219,13 @@ class RayWorkers:
                 ),
                 devices=[device for other in homes if other.node_id == home.node_id for device in other.devices],
             )
-            actor.begin.options(num_returns=0).remote(msgspec.msgpack.encode(birth))
+            actor.begin.options(num_returns=0).remote(msgspec.msgpack.encode(spec))
 
     def _name_calls(self) -> None:
         """A process is called by the name of the call that it works on, and by the actor's in between."""
         called = [(actor, self._title(rank)) for rank, actor in enumerate(self._actors)]
-        self._obey = [actor.obey.options(name=title) for actor, title in called]
-        self._tell = [actor.obey.options(name=title, num_returns=0) for actor, title in called]
+        self._execute = [actor.execute.options(name=title) for actor, title in called]
+        self._tell = [actor.execute.options(name=title, num_returns=0) for actor, title in called]
         self._pulse = [actor.pulse.options(name=title, concurrency_group=PULSES) for actor, title in called]
 
     def _started(self, references: list[Any]) -> list[bytes]:
@@ -268,7 +243,7 @@ class RayWorkers:
         except self._ray.exceptions.RayError as error:
             raise self.die(self._gone(rank, error)) from error
         if not answer:  # it has crashed, and its pulse says why
-            self._dead.wait(CERTAIN_S)
+            self._health.wait_for_death(DEATH_NEWS_GRACE_S)
             raise self.die(f"{self._who(rank)} gave no answer")
         return answer
 
@@ -276,7 +251,7 @@ class RayWorkers:
         """Until the first is gone: note the pulses, and why it ends. There is always one on its way from each."""
         awaited = {pulse.remote(): rank for rank, pulse in enumerate(self._pulse)}
         sufferer, until = "", math.inf
-        while awaited and time.monotonic() < until and not (self._stopping or self._death):
+        while awaited and time.monotonic() < until and not (self._health.is_stopping or self._health.is_dead):
             self._clock.now()  # so that it runs also when nothing comes
             wait_s = max(0.0, min(WATCH_S, until - time.monotonic()))
             for reference in self._ray.wait(list(awaited), timeout=wait_s)[0]:
@@ -291,13 +266,18 @@ class RayWorkers:
                     awaited[self._pulse[rank].remote()] = rank
                 elif report.kind == DistributedError.__name__:
                     sufferer = sufferer or self._failed(rank, report)
-                    until = min(until, time.monotonic() + SUFFERER_S)
+                    until = min(until, time.monotonic() + SECONDARY_DEATH_GRACE_S)
                 else:
-                    kind = _USERS_TO_MEND.get(report.kind, EngineDeadError)
-                    self.die(self._failed(rank, report) if kind is EngineDeadError else report.message, kind)
+                    kind = start_error(report.kind)
+                    reason = self._failed(rank, report) if kind is EngineDeadError else report.message
+                    self._health.die(reason, kind)
                     return
         if sufferer:
             self.die(sufferer)
+
+    def _silences(self) -> list[tuple[str, float]]:
+        now = self._clock.now()
+        return [(self._who(rank), now - pulse) for rank, pulse in enumerate(self._last_pulse)]
 
     def _title(self, rank: int) -> str:
         return f"pagemill: worker {self._first_index + rank}"

@@ -16,7 +16,7 @@ from pagemill.messages.engine_io import EngineCoreOutputs
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp, FleetEvent
 from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.client.interface import EngineConnection
-from pagemill.transport.liveness import Pauses
+from pagemill.utils.backoff import Backoff
 
 logger = get_logger(__name__)
 
@@ -202,7 +202,7 @@ class EngineLinks:
 
     async def _keep(self, link: Link) -> None:
         """Connected, for as long as nobody says that the engine is gone."""
-        pauses = Pauses()
+        backoff = Backoff()
         while True:
             try:
                 await link.client.connected()
@@ -210,17 +210,17 @@ class EngineLinks:
                     link.lost = False
                     logger.info("engine %d is connected again", link.index)
                     self._listener.reachable(link.index)
-                await self._read(link, pauses)
+                await self._read(link, backoff)
             except EngineDeadError as error:
                 self._lose(link, str(error))
             except Exception as error:  # nobody awaits this task: without it the requests would wait forever
                 logger.exception("the outputs of engine %d cannot be used", link.index)
                 self._lose(link, f"its outputs cannot be used: {type(error).__name__}")
             await link.client.close()
-            await asyncio.sleep(pauses.next())
+            await asyncio.sleep(backoff.next_s())
             link.client = self._connect(link.up)
 
-    async def _read(self, link: Link, pauses: Pauses) -> None:
+    async def _read(self, link: Link, backoff: Backoff) -> None:
         """Until the connection is lost."""
         while not link.lost:
             outputs = await link.client.outputs()
@@ -229,7 +229,7 @@ class EngineLinks:
             if outputs.stats is not None:
                 link.note(outputs.stats)
             self._listener.received(link.index, outputs)
-            pauses.reset()
+            backoff.reset()
 
     def _lose(self, link: Link, reason: str) -> None:
         if link.lost or self._links.get(link.index) is not link or self._closed:

@@ -46,10 +46,10 @@ class _Helper:
         self._answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
     @classmethod
-    async def start(cls, entry: str, birth: HelperSpec) -> "_Helper":
+    async def start(cls, entry: str, spec: HelperSpec) -> "_Helper":
         here, there = socket.socketpair()
         with there:
-            payload = msgspec.msgpack.encode(msgspec.structs.replace(birth, socket_fd=there.fileno()))
+            payload = msgspec.msgpack.encode(msgspec.structs.replace(spec, socket_fd=there.fileno()))
             child = Child(entry, "pagemill: preparer", payload, pass_fds=[there.fileno()])
         try:
             return cls(child, *await asyncio.open_unix_connection(sock=here))
@@ -93,8 +93,8 @@ class PreparerPool:
     """At most MAX_HELPERS processes, each with one body at a time, and a bounded queue in front of them. Used from one
     event loop."""
 
-    def __init__(self, birth: HelperSpec, entry: str = ENTRY, *, max_helpers: int = MAX_HELPERS) -> None:
-        self._birth = birth
+    def __init__(self, spec: HelperSpec, entry: str = ENTRY, *, max_helpers: int = MAX_HELPERS) -> None:
+        self._spec = spec
         self._entry = entry
         self._max_helpers = max_helpers
         self._waiting: deque[_Job] = deque()
@@ -167,7 +167,7 @@ class PreparerPool:
                 if helper is not None and helper.child.exit_status is not None:  # it died while it had nothing to do
                     await helper.stop()
                     helper = None
-                helper = helper or await _Helper.start(self._entry, self._birth)
+                helper = helper or await _Helper.start(self._entry, self._spec)
                 result, ends = await helper.prepare(job)
         except asyncio.CancelledError:
             _settle(job, UnavailableError("the server shut down before the request was finished"))

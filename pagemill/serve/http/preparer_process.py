@@ -22,7 +22,7 @@ from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.serve.preparation import Preparation
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.transport.stream_frames import receive_frame, send_frame
-from pagemill.utils.collector import paused
+from pagemill.utils.gc_pause import gc_paused
 from pagemill.utils.processes import Report
 
 logger = get_logger(__name__)
@@ -84,11 +84,11 @@ Answer = AnswerForm | PreparedPrompt | Refused | Failed | Unready | Done
 
 def run(payload: bytes, report: Report) -> None:
     """Entry (utils/processes.py)."""
-    birth = msgspec.msgpack.decode(payload, type=HelperSpec)
+    spec = msgspec.msgpack.decode(payload, type=HelperSpec)
     name_process("preparer")
-    with socket.socket(fileno=birth.socket_fd) as sock:
+    with socket.socket(fileno=spec.socket_fd) as sock:
         try:
-            preparer = _make_preparer(birth)
+            preparer = _make_preparer(spec)
         except PagemillError as error:
             logger.error("large requests cannot be prepared: %s", error)
             _say_unready(sock)
@@ -96,12 +96,12 @@ def run(payload: bytes, report: Report) -> None:
             serve(sock, preparer)
 
 
-def _make_preparer(birth: HelperSpec) -> Preparer:
-    with paused():
-        pooler = birth.model.pooler_config if birth.model.pools else None
-        tokenizer = tokenizer_of(birth.model, birth.facts)
-        preparation = Preparation(tokenizer, birth.facts, birth.ready, birth.scheduler, pooler, birth.num_engines)
-    return Preparer(preparation, ServedModel(birth.served_model_name, created=0), birth.parsers)
+def _make_preparer(spec: HelperSpec) -> Preparer:
+    with gc_paused():
+        pooler = spec.model.pooler_config if spec.model.pools else None
+        tokenizer = tokenizer_of(spec.model, spec.facts)
+        preparation = Preparation(tokenizer, spec.facts, spec.ready, spec.scheduler, pooler, spec.num_engines)
+    return Preparer(preparation, ServedModel(spec.served_model_name, created=0), spec.parsers)
 
 
 def _say_unready(sock: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""The loop around a core: letters in, reports out, each to whom it belongs."""
+"""The loop around a core: messages in, reports out, each to whom it belongs."""
 
 import threading
 import time
@@ -21,17 +21,17 @@ from tests.fakes.engine_setup import core_request, make_core
 from tests.fakes.scripted_worker import alone
 
 
-class Post:
+class Sent:
     """What was posted, per front end, with tokens put together."""
 
     def __init__(self):
         self.tokens, self.finish, self.results, self.owners = {}, {}, [], {}
-        self.letters = 0
+        self.num_messages = 0
         self.all_finished = threading.Event()
         self.expected = None
 
     def __call__(self, front_end, report):
-        self.letters += 1
+        self.num_messages += 1
         if isinstance(report, CallResult):
             self.results.append((front_end, report))
             return
@@ -50,13 +50,13 @@ class Post:
 
 @pytest.fixture
 def running():
-    """A loop on a thread, its core, its worker and its post."""
+    """A loop on a thread, its core, its worker and what it sent."""
     core, worker = make_core()
-    post = Post()
-    loop = CoreLoop(core, post)
+    sent = Sent()
+    loop = CoreLoop(core, sent)
     thread = threading.Thread(target=loop.run)
     thread.start()
-    yield loop, core, worker, post
+    yield loop, core, worker, sent
     loop.stop()
     thread.join(10)
     assert not thread.is_alive()
@@ -70,15 +70,15 @@ def wait_until(condition, timeout_s=10):
 
 
 def test_each_front_end_gets_its_own_requests_outputs(running):
-    loop, _, worker, post = running
+    loop, _, worker, sent = running
     requests = [core_request(f"r{index}", 4 + index, max_tokens=9, seed=index) for index in range(6)]
-    post.expected = len(requests)
+    sent.expected = len(requests)
     for index, request in enumerate(requests):
         loop.inbox.put((index % 3, AddRequests([request])))
-    assert post.all_finished.wait(10)
-    assert post.owners == {request.request_id: {index % 3} for index, request in enumerate(requests)}
+    assert sent.all_finished.wait(10)
+    assert sent.owners == {request.request_id: {index % 3} for index, request in enumerate(requests)}
     for request in requests:
-        assert post.tokens[request.request_id] == alone(request, worker.group_specs, worker.vocab_size, 64)
+        assert sent.tokens[request.request_id] == alone(request, worker.group_specs, worker.vocab_size, 64)
     wait_until(lambda: loop.idle)
     assert loop.num_steps > 0
     assert (loop.stats.num_running, loop.stats.num_waiting) == (0, 0)
@@ -87,7 +87,7 @@ def test_each_front_end_gets_its_own_requests_outputs(running):
 
 
 def test_an_abort_and_a_dead_front_end_free_everything(running):
-    loop, core, _, post = running
+    loop, core, _, sent = running
     loop.inbox.put((0, AddRequests([core_request("a", 4, max_tokens=50)])))
     loop.inbox.put((1, AddRequests([core_request("b", 4, max_tokens=50), core_request("c", 5, max_tokens=50)])))
     loop.inbox.put((0, AbortRequests(["a", "unknown"])))
@@ -96,7 +96,7 @@ def test_an_abort_and_a_dead_front_end_free_everything(running):
     assert core._kv.pool.num_used == 0
     assert not loop._owners
     assert not loop._num_owned
-    assert not post.finish
+    assert not sent.finish
     assert (loop.stats.num_running, loop.stats.num_waiting, loop.stats.kv_cache_usage) == (0, 0, 0)
 
 
@@ -117,17 +117,17 @@ def test_what_is_said_of_a_step_as_a_whole_goes_to_one_front_end():
 
 
 def test_calls_are_answered_and_their_errors_too(running):
-    loop, _, _, post = running
+    loop, _, _, sent = running
     loop.inbox.put((3, CoreCall(7, "reset_prefix_cache")))
     loop.inbox.put((3, CoreCall(8, "explode", [1])))
-    wait_until(lambda: len(post.results) == 2)
-    assert post.results[0] == (3, CallResult(7, True))
-    assert "unknown call 'explode'" in post.results[1][1].error
+    wait_until(lambda: len(sent.results) == 2)
+    assert sent.results[0] == (3, CallResult(7, True))
+    assert "unknown call 'explode'" in sent.results[1][1].error
 
 
 def test_a_worker_that_dies_while_nothing_is_to_do_ends_the_loop():
     core, _ = make_core()
-    loop = CoreLoop(core, Post())
+    loop = CoreLoop(core, Sent())
     timer = threading.Timer(0.05, loop.fail, [EngineDeadError("worker 1 is gone")])
     timer.start()
     with pytest.raises(EngineDeadError, match="worker 1 is gone"):
@@ -136,14 +136,14 @@ def test_a_worker_that_dies_while_nothing_is_to_do_ends_the_loop():
 
 
 def test_a_refused_request_ends_alone(running):
-    loop, _, _, post = running
-    post.expected = 2
+    loop, _, _, sent = running
+    sent.expected = 2
     request = core_request("a", 4, max_tokens=30)
     loop.inbox.put((0, AddRequests([request, request, core_request("b", 4)])))
-    assert post.all_finished.wait(10)
-    assert post.finish["b"].reason is FinishReason.LENGTH
-    assert post.finish["a"].reason is FinishReason.ERROR
-    assert "in use" in post.finish["a"].message
+    assert sent.all_finished.wait(10)
+    assert sent.finish["b"].reason is FinishReason.LENGTH
+    assert sent.finish["a"].reason is FinishReason.ERROR
+    assert "in use" in sent.finish["a"].message
 
 
 def test_an_idle_loop_sleeps(running):
@@ -187,7 +187,7 @@ def test_idle_time_is_for_what_can_be_prepared():
         prepared.append(threading.current_thread().name)
         return len(prepared) < left
 
-    loop = CoreLoop(core, Post(), prepare=prepare)
+    loop = CoreLoop(core, Sent(), prepare=prepare)
     thread = threading.Thread(target=loop.run, name="loop")
     thread.start()
     wait_until(lambda: len(prepared) == left)
@@ -201,8 +201,8 @@ def test_idle_time_is_for_what_can_be_prepared():
 def test_nothing_is_prepared_while_there_is_something_to_do():
     core, _ = make_core()
     seen = []
-    post = Post()
-    loop = CoreLoop(core, post, prepare=lambda: seen.append(core.has_work()) or True)
+    sent = Sent()
+    loop = CoreLoop(core, sent, prepare=lambda: seen.append(core.has_work()) or True)
     thread = threading.Thread(target=loop.run)
     thread.start()
     for index in range(3):
@@ -211,7 +211,7 @@ def test_nothing_is_prepared_while_there_is_something_to_do():
     loop.stop()
     thread.join(10)
     assert seen and not any(seen)
-    assert len(post.finish) == 3
+    assert len(sent.finish) == 3
 
 
 def test_a_core_that_cannot_prepare_is_dead():
@@ -221,6 +221,6 @@ def test_a_core_that_cannot_prepare_is_dead():
         raise RuntimeError("no such graph")
 
     worker.prepare_more = broken
-    loop = CoreLoop(core, Post(), prepare=core.prepare_more)
+    loop = CoreLoop(core, Sent(), prepare=core.prepare_more)
     with pytest.raises(EngineDeadError):
         loop.run()

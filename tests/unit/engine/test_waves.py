@@ -38,33 +38,36 @@ class Net:
     """Engines and their coordinator, with mail that is delivered when the test says so, in order on each way."""
 
     def __init__(self, count):
-        self.book = WaveState()
+        self.state = WaveState()
         self.engines = {}
         for index in range(count):
             self.come(index)
 
     def come(self, index):
         engine = self.engines[index] = Engine()
-        engine.orders.append(self.book.join(index))
+        engine.orders.append(self.state.join(index))
 
     def go(self, index):
         del self.engines[index]
-        self.broadcast(self.book.leave(index))
+        self.broadcast(self.state.leave(index))
+
+    def report(self, index, report):
+        self.broadcast(self.state.on_report(index, report))
 
     def cut(self, index):
         """The connection of an engine is lost, with all that is under way, and made again."""
         engine = self.engines[index]
         engine.said.clear()
         engine.orders.clear()
-        engine.orders.append(self.book.resume())
+        engine.orders.append(self.state.resume())
 
     def restart(self):
         """Another coordinator, which knows of no wave, in the place of the former."""
-        self.book = WaveState()
+        self.state = WaveState()
         for index, engine in self.engines.items():
             engine.said.clear()
             engine.orders.clear()
-            engine.orders.append(self.book.join(index))
+            engine.orders.append(self.state.join(index))
 
     def broadcast(self, order):
         if order is not None:
@@ -75,9 +78,11 @@ class Net:
         """Mail that can be delivered."""
         for index, engine in self.engines.items():
             if engine.said:
-                yield lambda index=index, engine=engine: self.broadcast(self.book.hear(index, engine.said.popleft()))
+                yield lambda index=index, engine=engine: self.broadcast(
+                    self.state.on_report(index, engine.said.popleft())
+                )
             if engine.orders:
-                yield lambda engine=engine: engine.member.obey(engine.orders.popleft())
+                yield lambda engine=engine: engine.member.on_order(engine.orders.popleft())
 
     def deliver_all(self):
         while ways := list(self.ways()):
@@ -118,23 +123,23 @@ def test_no_step_is_taken_before_the_coordinator_came():
     engine = Engine()
     engine.work = 1
     assert not engine.step()
-    engine.member.obey(JoinWaves(7, None))
+    engine.member.on_order(JoinWaves(7, None))
     assert engine.step()
     assert list(engine.said) == [WaveStarted(8)]
 
 
 def test_the_verdict_is_awaited_a_round_later_and_not_before():
     engine = Engine()
-    engine.member.obey(JoinWaves(0, None))
+    engine.member.on_order(JoinWaves(0, None))
     engine.work = 1000
     assert engine.steps() == 2 * ROUND_STEPS
     assert list(engine.said) == [WaveStarted(1), RoundDone(1, 0, True)]
-    engine.member.obey(RoundDecision(1, 7, False))  # of another round
-    engine.member.obey(RoundDecision(0, 0, False))  # and of another wave
+    engine.member.on_order(RoundDecision(1, 7, False))  # of another round
+    engine.member.on_order(RoundDecision(0, 0, False))  # and of another wave
     assert engine.steps() == 0
-    engine.member.obey(RoundDecision(1, 0, True))
+    engine.member.on_order(RoundDecision(1, 0, True))
     assert engine.said[-1] == RoundDone(1, 1, True)
-    engine.member.obey(RoundDecision(1, 1, True))
+    engine.member.on_order(RoundDecision(1, 1, True))
     assert engine.steps() == 2 * ROUND_STEPS
 
 
@@ -169,7 +174,7 @@ def test_two_engines_that_start_at_once_start_one_wave():
 
 def test_collecting_earlier_steps_is_no_step():
     engine = Engine()
-    engine.member.obey(JoinWaves(0, None))
+    engine.member.on_order(JoinWaves(0, None))
     engine.work = 1000
     engine.step()
     for _ in range(100):
@@ -215,9 +220,9 @@ def test_when_all_have_gone_the_next_to_come_finds_a_pause():
     net.deliver_all()
     net.go(0)
     net.go(1)
-    assert net.book.join(0) == JoinWaves(1, None)
-    assert net.book.hear(0, WaveStarted(1)) is None
-    assert net.book.hear(0, WaveStarted(2)) == StartWave(2)
+    assert net.state.join(0) == JoinWaves(1, None)
+    assert net.state.on_report(0, WaveStarted(1)) is None
+    assert net.state.on_report(0, WaveStarted(2)) == StartWave(2)
 
 
 def test_waves_go_on_with_a_coordinator_that_was_started_again():
@@ -256,7 +261,7 @@ def test_waves_hold_in_any_order_of_events(seed, has_cuts):
             case _:
                 rng.choice(list(net.engines.values())).step()
     net.run()
-    assert net.book.join(99).wave > 3, "there were several waves"
+    assert net.state.join(99).wave > 3, "there were several waves"
     assert all(engine.work == 0 for engine in net.engines.values()), "work is left behind"
     if not deaths:
         assert len({engine.num_executed for engine in net.engines.values()}) == 1, "they did not step together"

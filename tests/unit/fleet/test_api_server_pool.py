@@ -14,6 +14,7 @@ from pagemill.errors import EngineDeadError
 from pagemill.fleet import api_server_pool
 from pagemill.fleet.api_server_pool import ApiServerPool
 from pagemill.messages.process_reports import FrontEndPulse, Listening
+from pagemill.utils import children
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +22,7 @@ HERE = "tests.unit.fleet.test_api_server_pool"
 PATIENCE_S = 30
 
 
-class Birth(msgspec.Struct):
+class ScriptSpec(msgspec.Struct):
     """What a scripted front end is given."""
 
     words: list[str]
@@ -31,7 +32,7 @@ class Birth(msgspec.Struct):
 
 def front_end(payload, report):
     """A front end's life by script; the last word is repeated until it is ended."""
-    words = msgspec.msgpack.decode(payload, type=Birth).words
+    words = msgspec.msgpack.decode(payload, type=ScriptSpec).words
     while True:
         match words.pop(0) if len(words) > 1 else words[0]:
             case "listen":
@@ -69,12 +70,12 @@ class Case:
             if self.num_lives in no_process:
                 raise OSError(24, "Too many open files")
             script = scripts[min(self.num_lives, len(scripts)) - 1]
-            return real(f"{HERE}:front_end", title, msgspec.msgpack.encode(Birth(script.split())), pass_fds)
+            return real(f"{HERE}:front_end", title, msgspec.msgpack.encode(ScriptSpec(script.split())), pass_fds)
 
         monkeypatch.setattr(api_server_pool, "Child", child)
         self.sock = socket.socket()
         self.servers = ApiServerPool(
-            1, lambda index: Birth([]), self.sock, engines, Pool(), on_lost=self.lost.set, **arguments
+            1, lambda index: ScriptSpec([]), self.sock, engines, Pool(), on_lost=self.lost.set, **arguments
         )
         self.servers.start()
 
@@ -110,8 +111,8 @@ def test_later_starts_that_fail_are_tried_again_with_pauses(monkeypatch):
 
 
 def test_it_is_given_up_at_last(monkeypatch):
-    monkeypatch.setattr(api_server_pool, "MAX_FAILED_STARTS", 3)
-    monkeypatch.setattr(api_server_pool, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(children, "MAX_FAILED_STARTS", 3)
+    monkeypatch.setattr(children, "FIRST_PAUSE_S", 0.01)
     with Case(monkeypatch, "listen exit", "exit") as case:
         assert case.lost.wait(PATIENCE_S)
         assert case.servers.lost
@@ -125,6 +126,14 @@ def test_one_that_is_not_watched_any_more_counts_as_given_up(monkeypatch):
     with Case(monkeypatch, "listen exit", engines=engines) as case:
         assert case.lost.wait(PATIENCE_S)
         assert case.servers.lost
+
+
+def test_one_that_never_says_a_word_is_replaced(monkeypatch):
+    with (
+        Case(monkeypatch, "nothing", start_s=0.5) as case,
+        pytest.raises(EngineDeadError, match=r"could not start: it gave no sign of life for 0\.5 s and was killed"),
+    ):
+        case.servers.wait_listening()
 
 
 def test_one_that_is_stopped_is_replaced(monkeypatch):

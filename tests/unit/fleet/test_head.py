@@ -17,6 +17,7 @@ from pagemill.messages.nodes import (
     NodeGoodbye,
     NodeHello,
     NodeMessage,
+    NodeMustWait,
     NodePulse,
     NodeRefused,
     NodeWelcome,
@@ -32,16 +33,16 @@ READY = EngineReady(max_model_len=64, vocab_size=100, num_blocks=10, block_size=
 SETTINGS = {"the model": "A 1", "dtype": "float32"}
 
 
-class Desk:
-    """A desk for engines 2 and 3 of 4, and what it published."""
+class Registry:
+    """A registry for engines 2 and 3 of 4, and what it published."""
 
     def __init__(self, timeout_s=30.0):
         self.events = queue.SimpleQueue()
-        self.desk = NodeRegistry(tcp_address(), "s", range(2, 4), 4, SETTINGS, self.events.put, timeout_s)
+        self.registry = NodeRegistry(tcp_address(), "s", range(2, 4), 4, SETTINGS, self.events.put, timeout_s)
         self.nodes = []
 
     def node(self, *args, **kwargs):
-        self.nodes.append(Node(self.desk.address, *args, **kwargs))
+        self.nodes.append(Node(self.registry.address, *args, **kwargs))
         return self.nodes[-1]
 
     def next(self):
@@ -51,7 +52,7 @@ class Desk:
         return self
 
     def __exit__(self, *error):
-        self.desk.close()
+        self.registry.close()
         for node in self.nodes:
             node.socket.close()
 
@@ -63,7 +64,7 @@ class Node:
         self.said, self.heard = Codec(NodeMessage), Codec(HeadMessage)
         self.socket = ClientSocket(address, Hello(secret=secret, role=Role.NODE, index=first), timeout_s=20)
         self.say(NodeHello(node_id, f"node-{node_id}", size, first, count, settings))
-        self.answer = self.hear(NodeWelcome, NodeRefused)
+        self.answer = self.hear(NodeWelcome, NodeRefused, NodeMustWait)
 
     def say(self, *messages):
         for message in messages:
@@ -84,8 +85,8 @@ def up(index, incarnation=0, address="tcp://10.0.0.2:7"):
 
 
 def test_events_of_a_node_are_published():
-    with Desk() as desk:
-        node = desk.node()
+    with Registry() as registry:
+        node = registry.node()
         assert node.answer == NodeWelcome()
         news = [
             up(2),
@@ -95,65 +96,65 @@ def test_events_of_a_node_are_published():
             up(2, 1),
         ]
         node.say(*news)
-        assert [desk.next() for _ in news] == news
+        assert [registry.next() for _ in news] == news
         assert node.hear(HeadPulse) == HeadPulse()
 
 
 def test_an_engine_that_a_node_gives_up_may_come_back_with_another_node():
-    with Desk() as desk:
-        desk.node().say(EngineDown(3, 2, "boom", final=True))
-        assert desk.next() == EngineDown(3, 2, "boom", final=False)
+    with Registry() as registry:
+        registry.node().say(EngineDown(3, 2, "boom", final=True))
+        assert registry.next() == EngineDown(3, 2, "boom", final=False)
 
 
 def test_what_is_not_the_nodes_is_dropped():
-    with Desk() as desk:
-        node = desk.node(2, 1)
+    with Registry() as registry:
+        node = registry.node(2, 1)
         node.say(up(3), up(0))
         node.socket.send([b"garbage"])
         node.say(up(2))
-        assert desk.next() == up(2)
+        assert registry.next() == up(2)
 
 
 @pytest.mark.parametrize("end", [slow("hang up"), "goodbye", slow("silence")])
 def test_a_node_that_goes_takes_its_engines_with_it_and_may_come_back(end):
-    with Desk(timeout_s=1.5 if end == "silence" else 30) as desk:
-        node = desk.node()
+    with Registry(timeout_s=1.5 if end == "silence" else 30) as registry:
+        node = registry.node()
         node.say(up(2, 4))
-        desk.next()
+        registry.next()
         match end:
             case "hang up":
                 node.socket.close()
             case "goodbye":
                 node.say(NodeGoodbye("told to stop"))
-        down = desk.next()
+        down = registry.next()
         assert (down.index, down.incarnation, down.final) == (2, 4, False)
         assert "node-a is gone" in down.reason
-        again = desk.node(node_id="b")
+        again = registry.node(node_id="b")
         assert again.answer == NodeWelcome()
         again.say(up(2, 0), up(3, 0), EngineDown(2, 0, "boom"), up(2, 1))
         # Counted on, so that nobody takes news of the former engine for news of this one.
-        assert [desk.next() for _ in range(4)] == [up(2, 5), up(3, 0), EngineDown(2, 5, "boom"), up(2, 6)]
+        assert [registry.next() for _ in range(4)] == [up(2, 5), up(3, 0), EngineDown(2, 5, "boom"), up(2, 6)]
 
 
 @pytest.mark.slow
 def test_a_node_that_pulses_is_not_silent():
-    with Desk(timeout_s=1.0) as desk:
-        node = desk.node()
+    with Registry(timeout_s=1.0) as registry:
+        node = registry.node()
         for _ in range(8):
             node.say(NodePulse())
             time.sleep(0.2)
         node.say(up(2))
-        assert desk.next() == up(2)
+        assert registry.next() == up(2)
 
 
 def test_a_node_that_connects_anew_is_the_same_node():
-    with Desk() as desk:
-        desk.node().say(up(2), up(3))
-        assert {desk.next().index, desk.next().index} == {2, 3}
-        again = desk.node()
+    with Registry() as registry:
+        registry.node().say(up(2), up(3))
+        assert {registry.next().index, registry.next().index} == {2, 3}
+        again = registry.node()
         assert again.answer == NodeWelcome()
         again.say(up(2), up(3), up(2, 1))
-        assert desk.next() == up(2, 1), "nothing has become of its engines but what is new"
+        assert registry.next() == up(2, 1), "nothing has become of its engines but what is new"
 
 
 @pytest.mark.parametrize(
@@ -168,33 +169,50 @@ def test_a_node_that_connects_anew_is_the_same_node():
     ],
 )
 def test_wrong_settings_are_refused_by_name(arguments, reason, caplog):
-    with Desk() as desk:
-        node = desk.node(**arguments)
+    with Registry() as registry:
+        node = registry.node(**arguments)
         assert isinstance(node.answer, NodeRefused)
         assert re.search(reason, node.answer.reason)
-        assert desk.node().answer == NodeWelcome()
+        assert registry.node().answer == NodeWelcome()
 
 
-def test_ranks_that_another_node_has_are_refused():
-    with Desk() as desk:
-        desk.node(2, 1)
-        refused = desk.node(2, 2, node_id="b")
-        assert refused.answer == NodeRefused("engines 2 run on the node node-a already")
-        assert desk.node(3, 1, node_id="c").answer == NodeWelcome()
+def test_a_node_waits_for_engines_that_another_has(caplog):
+    with Registry() as registry:
+        registry.node(2, 1)
+        for _ in range(3):
+            waiting = registry.node(2, 2, node_id="b")
+            assert waiting.answer == NodeMustWait("engines 2 run on the node node-a already")
+        assert registry.node(3, 1, node_id="c").answer == NodeWelcome()
+    assert caplog.text.count("the node node-b has to wait") == 1
+
+
+@pytest.mark.slow
+def test_a_node_that_restarts_before_its_loss_is_noticed_is_taken_once_it_is():
+    with Registry(timeout_s=1.5) as registry:
+        registry.node().say(up(2))  # silent from now on, and its connection stays
+        assert registry.next() == up(2)
+        assert isinstance(registry.node(node_id="b").answer, NodeMustWait)
+        down = registry.next()
+        assert (down.index, down.incarnation) == (2, 0)
+        assert "it was silent for 1.5 s" in down.reason
+        again = registry.node(node_id="b")
+        assert again.answer == NodeWelcome()
+        again.say(up(2))
+        assert registry.next() == up(2, 1)
 
 
 def test_another_secret_or_role_does_not_come_in():
-    with Desk() as desk:
+    with Registry() as registry:
         with pytest.raises(NotLetInError, match="does not answer who has this secret"):
-            ClientSocket(desk.desk.address, Hello(secret="t", role=Role.NODE, index=2), timeout_s=0.5)
+            ClientSocket(registry.registry.address, Hello(secret="t", role=Role.NODE, index=2), timeout_s=0.5)
         with pytest.raises(HandshakeError, match="not accepted here; allowed: node"):
-            ClientSocket(desk.desk.address, Hello(secret="s", role=Role.API_SERVER, index=0), timeout_s=20)
+            ClientSocket(registry.registry.address, Hello(secret="s", role=Role.API_SERVER, index=0), timeout_s=20)
 
 
 def test_the_end_of_the_head_is_said():
-    with Desk() as desk:
-        node = desk.node()
-        desk.desk.close()
+    with Registry() as registry:
+        node = registry.node()
+        registry.registry.close()
         assert node.hear(HeadGoodbye) == HeadGoodbye()
 
 

@@ -10,13 +10,12 @@ import msgspec
 import pytest
 
 from pagemill.errors import ConfigError, EngineDeadError
-from pagemill.fleet import supervisor
-from pagemill.fleet.supervisor import EngineSupervisor, LivenessTimeouts, _Watch
+from pagemill.fleet.supervisor import EngineSupervisor, LivenessTimeouts, _Liveness
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp
 from pagemill.messages.process_reports import Failed, Pulse, Started
 from pagemill.messages.stats import SchedulerStats
-from pagemill.utils import awake_clock
+from pagemill.utils import awake_clock, children
 
 pytestmark = pytest.mark.slow
 
@@ -58,13 +57,13 @@ def core(payload, report):
 class Case:
     """A supervisor over scripts: one for each incarnation, the last for all later ones."""
 
-    def __init__(self, *scripts, patience=None):
+    def __init__(self, *scripts, timeouts=None):
         self.events = queue.SimpleQueue()
         self.supervisor = EngineSupervisor(
             0,
             lambda incarnation: f"{incarnation}:{scripts[min(incarnation, len(scripts) - 1)]}".encode(),
             self.events.put,
-            patience or LivenessTimeouts(),
+            timeouts or LivenessTimeouts(),
             entry="tests.unit.fleet.test_supervisor:core",
         )
         self.supervisor.start()
@@ -126,8 +125,8 @@ def test_a_first_start_that_fails_is_not_repeated(script, error, message):
 
 
 def test_an_engine_that_cannot_start_again_is_given_up(monkeypatch):
-    monkeypatch.setattr(supervisor, "MAX_FAILED_STARTS", 3)
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(children, "MAX_FAILED_STARTS", 3)
+    monkeypatch.setattr(children, "FIRST_PAUSE_S", 0.01)
     with Case("start die", "exit") as case:
         assert case.next(EngineDown).num_failed_starts == 0
         downs = [case.next(EngineDown) for _ in range(3)]
@@ -151,7 +150,7 @@ def test_a_start_that_failed_is_tried_again_later():
 
 
 def test_work_without_steps_is_a_stall_and_then_a_hang(capfd):
-    with Case("start busy idle stuck", "start idle", patience=LivenessTimeouts(stalled_s=0.3, hung_s=1.0)) as case:
+    with Case("start busy idle stuck", "start idle", timeouts=LivenessTimeouts(stalled_s=0.3, hung_s=1.0)) as case:
         assert case.next(EngineStalled) == EngineStalled(0, 0, True)
         down = case.next(EngineDown)
         assert (down.reason, down.final) == ("it hung and was killed", False)
@@ -160,20 +159,40 @@ def test_work_without_steps_is_a_stall_and_then_a_hang(capfd):
 
 
 def test_idleness_is_no_stall_and_a_stall_may_end():
-    with Case("start " + "stuck " * 40 + "busy", patience=LivenessTimeouts(stalled_s=0.3, hung_s=20)) as case:
+    with Case("start " + "stuck " * 40 + "busy", timeouts=LivenessTimeouts(stalled_s=0.3, hung_s=20)) as case:
         assert case.next(EngineStalled).stalled
         assert not case.next(EngineStalled).stalled
-    with Case("start idle", patience=LivenessTimeouts(stalled_s=0.1, hung_s=0.2)) as case:
+    with Case("start idle", timeouts=LivenessTimeouts(stalled_s=0.1, hung_s=0.2)) as case:
         case.next(EngineUp)
         time.sleep(0.6)
         assert all(isinstance(case.next(EngineLoadReport, EngineStalled, EngineDown), EngineLoadReport) for _ in "abc")
 
 
 def test_a_stopped_process_is_noticed_by_its_silence():
-    with Case("start idle stop", "start idle", patience=LivenessTimeouts(silent_s=0.3)) as case:
+    with Case("start idle stop", "start idle", timeouts=LivenessTimeouts(silent_s=0.3)) as case:
         assert case.next(EngineStalled, EngineDown) == EngineStalled(0, 0, True)
         assert case.next(EngineStalled, EngineDown).reason == "it hung and was killed"
         assert case.next(EngineUp).incarnation == 1
+
+
+def test_a_start_that_takes_too_long_is_killed():
+    too_long = r"was not ready 0\.5 s after its start .*--engine-start-timeout"
+    with (
+        Case("nothing", timeouts=LivenessTimeouts(start_s=0.5)) as case,
+        pytest.raises(EngineDeadError, match=too_long),
+    ):
+        case.supervisor.first_up()
+
+
+def test_a_restart_that_takes_too_long_is_a_start_that_failed():
+    with Case("start die", "nothing", "start idle") as case:
+        assert case.next(EngineDown).reason == "killed by SIGKILL"
+        case.supervisor._timeouts = LivenessTimeouts(start_s=0.5)
+        down = case.next(EngineDown)
+        case.supervisor._timeouts = LivenessTimeouts()
+        assert (down.incarnation, down.num_failed_starts) == (1, 1)
+        assert "not ready 0.5 s after its start" in down.reason
+        assert case.next(EngineUp).incarnation == 2
 
 
 def test_stopping_while_it_starts():
@@ -222,7 +241,7 @@ def test_what_prevents_a_restart_is_tried_again():
 
 
 def test_stacks_are_shown_when_it_stalls_and_a_stopped_process_shows_its_own_before_it_is_killed(capfd):
-    with Case("start busy stop", "start idle", patience=LivenessTimeouts(stalled_s=0.3, hung_s=1.0)) as case:
+    with Case("start busy stop", "start idle", timeouts=LivenessTimeouts(stalled_s=0.3, hung_s=1.0)) as case:
         assert case.next(EngineStalled).stalled
         assert case.next(EngineDown).reason == "it hung and was killed"
     shown = capfd.readouterr().err
@@ -246,27 +265,27 @@ def clock(monkeypatch):
 
 
 def test_a_supervisor_that_was_stopped_itself_blames_nobody(clock):
-    watch = _Watch(LivenessTimeouts(stalled_s=60, hung_s=300, silent_s=10))
-    watch.note(Pulse(1, False, BUSY))
+    watch = _Liveness(LivenessTimeouts(stalled_s=60, hung_s=300, silent_s=10))
+    watch.on_pulse(Pulse(1, False, BUSY))
     clock.now += 3600
-    assert not watch.stalled, "nobody knows what happened in this hour"
+    assert not watch.is_stalled, "nobody knows what happened in this hour"
     for _ in range(40):
         clock.now += 0.25
-        watch.note(Pulse(1, False, BUSY))
-        assert not watch.stalled
+        watch.on_pulse(Pulse(1, False, BUSY))
+        assert not watch.is_stalled
     for number in range(1, 45):
         clock.now += 1
-        assert (watch.stalled, watch.hung) == (number > 10, number > 30), "it is silent while it is watched"
+        assert (watch.is_stalled, watch.is_hung) == (number > 10, number > 30), "it is silent while it is watched"
 
 
 def test_no_time_limit_is_none(clock):
-    watch = _Watch(LivenessTimeouts(stalled_s=0, hung_s=0, silent_s=10))
-    watch.note(Pulse(1, False, BUSY))
+    watch = _Liveness(LivenessTimeouts(stalled_s=0, hung_s=0, silent_s=10))
+    watch.on_pulse(Pulse(1, False, BUSY))
     for _ in range(1000):
         clock.now += 1
-        watch.note(Pulse(1, False, BUSY))
-        assert not watch.stalled
+        watch.on_pulse(Pulse(1, False, BUSY))
+        assert not watch.is_stalled
     for _ in range(1000):
         clock.now += 1
-        assert not watch.hung
-    assert watch.stalled, "that it is silent is told all the same"
+        assert not watch.is_hung
+    assert watch.is_stalled, "that it is silent is told all the same"

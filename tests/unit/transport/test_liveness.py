@@ -12,7 +12,7 @@ from pagemill.errors import PeerGoneError
 from pagemill.transport.addresses import PrivateDirectory, tcp_address
 from pagemill.transport.codec import Limits
 from pagemill.transport.handshake import Hello, Role, hello_frames
-from pagemill.transport.liveness import Introductions, Pauses, Silence
+from pagemill.transport.liveness import Introductions, Silence
 from pagemill.transport.sockets import AsyncClientSocket, ClientSocket, ServerSocket
 from tests.fakes.proxy import Proxy
 
@@ -213,10 +213,3 @@ def test_silence_is_counted_in_pulses_of_ones_own():
     assert silence.lasts_too_long()
     silence.end()
     assert not silence.lasts_too_long()
-
-
-def test_pauses_grow_to_a_limit():
-    pauses = Pauses(1, 5)
-    assert [pauses.next() for _ in range(4)] == [1, 2, 4, 5]
-    pauses.reset()
-    assert pauses.next() == 1

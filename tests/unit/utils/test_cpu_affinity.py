@@ -3,7 +3,7 @@
 import os
 import threading
 
-from pagemill.utils.cpu_affinity import current_cpus, keep_to
+from pagemill.utils.cpu_affinity import current_cpus, pin_to
 
 
 def test_a_thread_keeps_to_its_cpus_and_others_do_not():
@@ -11,9 +11,9 @@ def test_a_thread_keeps_to_its_cpus_and_others_do_not():
     assert before == os.sched_getaffinity(0)
 
     def work():
-        keep_to(frozenset([min(before)]))
-        keep_to(frozenset())
-        keep_to(frozenset([60_000]))
+        pin_to(frozenset([min(before)]))
+        pin_to(frozenset())
+        pin_to(frozenset([60_000]))
         seen.append(current_cpus())
 
     thread = threading.Thread(target=work)

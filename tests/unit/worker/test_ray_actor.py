@@ -39,7 +39,7 @@ def actor(name="ProcessWorker", **options):
 
 
 def say(actor, command):
-    answer = actor.obey(join_frames(command_codec().encode(command)))
+    answer = actor.execute(join_frames(command_codec().encode(command)))
     return result_codec().decode(split_frames(answer)) if answer else None
 
 
@@ -47,7 +47,7 @@ def pulse(actor):
     return msgspec.msgpack.decode(actor.pulse(), type=WorkerReport)
 
 
-def test_it_obeys():
+def test_it_executes_commands():
     worker = actor()
     assert say(worker, CallMethod("available_kv_bytes", [])) == Returned(1 << 30)
     assert say(actor("BrokenWarmUp"), CallMethod("warm_up", [])) == CallFailed("ConfigError", "too much to warm up")
@@ -63,7 +63,7 @@ def test_a_call_that_does_not_exist_is_refused():
 )
 def test_garbage_is_dropped(noise):
     worker = actor()
-    assert worker.obey(noise) == b""
+    assert worker.execute(noise) == b""
     assert say(worker, CallMethod("available_kv_bytes", [])) == Returned(1 << 30)
 
 
@@ -81,7 +81,7 @@ def test_a_birth_that_cannot_be_read_is_told_too():
     assert isinstance(pulse(worker), WorkerCrashed)
 
 
-def test_after_a_stop_nothing_is_obeyed():
+def test_after_a_stop_nothing_is_executed():
     worker = actor()
     assert say(worker, Stop()) is None
     assert say(worker, CallMethod("available_kv_bytes", [])) is None

@@ -248,7 +248,7 @@ def test_a_step_has_a_deadline():
 def test_a_stopped_worker_shows_no_sign_of_life():
     with executor(tensor_parallel_size=2) as multiproc:
         workers = multiproc._workers
-        workers._silent_s = 2.5  # pulses come every second
+        workers._health._silent_s = 2.5  # pulses come every second
         time.sleep(1.2)
         multiproc.check_health()
         os.kill(multiproc.pids[1], signal.SIGSTOP)

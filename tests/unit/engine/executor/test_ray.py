@@ -68,7 +68,7 @@ class Telling(ProcessWorker):
 def ray(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_actor, "PULSE_S", 0.05)
-    monkeypatch.setattr(ray_workers, "CERTAIN_S", 0.5)
+    monkeypatch.setattr(ray_workers, "DEATH_NEWS_GRACE_S", 0.5)
     create = ray_actor.socket.create_server  # every node is here
     monkeypatch.setattr(ray_actor.socket, "create_server", lambda address: create(("127.0.0.1", address[1])))
     released.clear()
@@ -313,7 +313,7 @@ def test_a_step_has_a_deadline():
 @pytest.mark.slow
 def test_an_actor_without_a_pulse_shows_no_sign_of_life(ray):
     with executor(tensor_parallel_size=2) as on_ray:
-        on_ray._workers._silent_s = 0.5
+        on_ray._workers._health._silent_s = 0.5
         time.sleep(0.6)
         on_ray.check_health()
         ray.actors[1].object.pulse = lambda: released.wait(10) or b""

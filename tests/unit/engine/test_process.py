@@ -1,4 +1,4 @@
-"""The thread that carries the mail of a core (engine/process.py)."""
+"""`CoreServer`: the thread that owns the socket of a core."""
 
 import time
 
@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pagemill.engine.core_loop import CoreLoop
-from pagemill.engine.process import MailRoom
+from pagemill.engine.process import CoreServer
 from pagemill.errors import PeerGoneError
 from pagemill.messages.core_calls import AddRequests, CallResult, CoreCall, EngineCall, EngineReport, FrontEndGone
 from pagemill.messages.engine_io import FinishReason
@@ -27,14 +27,14 @@ class NoCore:
 
 
 @pytest.fixture
-def room(tmp_path):
+def case(tmp_path):
     with PrivateDirectory(tmp_path) as folder:
         socket = ServerSocket(folder.ipc("core"), "s", accepts=(Role.API_SERVER, Role.SUPERVISOR))
-        mail = MailRoom(socket)
-        loop = CoreLoop(NoCore(), mail.post)
-        mail.open(loop)
-        yield mail, loop, socket.address
-        mail.close()
+        server = CoreServer(socket)
+        loop = CoreLoop(NoCore(), server.send)
+        server.start(loop)
+        yield server, loop, socket.address
+        server.close()
 
 
 def connect(address, role=Role.API_SERVER, index=0):
@@ -45,9 +45,9 @@ def say(connection, call):
     connection.send(CALLS.encode(call))
 
 
-def test_a_front_end_that_connects_again_has_forgotten_what_it_asked_for(room):
+def test_a_front_end_that_connects_again_has_forgotten_what_it_asked_for(case):
     """So the engine does, too, even if nobody could tell it of the death."""
-    _, loop, address = room
+    _, loop, address = case
     first, other = connect(address), connect(address, index=1)
     say(first, CoreCall(1, "a"))
     assert loop.inbox.get(timeout=10) == (0, CoreCall(1, "a"))
@@ -57,7 +57,7 @@ def test_a_front_end_that_connects_again_has_forgotten_what_it_asked_for(room):
     say(second, CoreCall(3, "c"))
     assert loop.inbox.get(timeout=10) == (0, FrontEndGone(0))
     assert loop.inbox.get(timeout=10) == (2, CoreCall(3, "c"))
-    say(first, CoreCall(4, "late mail of the dead"))
+    say(first, CoreCall(4, "late, from the dead"))
     time.sleep(0.1)
     assert loop.inbox.empty()
     with pytest.raises(PeerGoneError, match="introduce yourself"):
@@ -66,8 +66,8 @@ def test_a_front_end_that_connects_again_has_forgotten_what_it_asked_for(room):
         connection.close()
 
 
-def test_only_the_supervisor_says_who_is_gone(room):
-    _, loop, address = room
+def test_only_the_supervisor_says_who_is_gone(case):
+    _, loop, address = case
     other, liar = connect(address, index=7), connect(address, index=1)
     supervisor = connect(address, Role.SUPERVISOR)
     say(liar, FrontEndGone(7))
@@ -84,25 +84,25 @@ def test_only_the_supervisor_says_who_is_gone(room):
     supervisor.close()
 
 
-def test_what_a_lost_connection_had_asked_for_is_aborted_and_answered_to_nobody(room):
-    mail, loop, address = room
+def test_what_a_lost_connection_had_asked_for_is_aborted_and_answered_to_nobody(case):
+    server, loop, address = case
     first = connect(address)
     say(first, CoreCall(1, "a"))
     number, _ = loop.inbox.get(timeout=10)
     second = connect(address)
     assert loop.inbox.get(timeout=10) == (number, FrontEndGone(number))
-    mail.post(number, CallResult(1, value="for the one before"))
+    server.send(number, CallResult(1, value="for the one before"))
     say(second, CoreCall(2, "b"))
     new_number, _ = loop.inbox.get(timeout=10)
-    mail.post(new_number, CallResult(2, value="for this one"))
+    server.send(new_number, CallResult(2, value="for this one"))
     assert REPORTS.decode(second.receive(10)) == CallResult(2, value="for this one")
     second.close()
     assert loop.inbox.get(timeout=10) == (new_number, FrontEndGone(new_number))
     first.close()
 
 
-def test_whoever_sent_what_cannot_be_read_is_told(room):
-    _, loop, address = room
+def test_whoever_sent_what_cannot_be_read_is_told(case):
+    _, loop, address = case
     front_end = connect(address)
     valid = msgspec.msgpack.decode(CALLS.encode(AddRequests([core_request("a", 3)]))[0])
     valid["requests"][0][1] = "no list of tokens"
@@ -120,12 +120,12 @@ def test_whoever_sent_what_cannot_be_read_is_told(room):
     front_end.close()
 
 
-def test_a_core_whose_mail_fails_ends(room):
-    mail, loop, address = room
+def test_a_core_whose_mail_fails_ends(case):
+    server, loop, address = case
     connection = connect(address)
     say(connection, CoreCall(1, "a"))
     loop.inbox.get(timeout=10)
-    mail.post(0, CallResult(1, value=object()))
+    server.send(0, CallResult(1, value=object()))
     deadline = time.monotonic() + 10
     while loop._failure is None:
         assert time.monotonic() < deadline

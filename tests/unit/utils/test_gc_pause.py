@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from pagemill.utils.collector import paused
+from pagemill.utils.gc_pause import gc_paused
 
 
 class Ring:
@@ -25,7 +25,7 @@ def _as_it_was():
 @pytest.mark.slow
 def test_nothing_is_collected_in_the_body_nor_looked_at_afterwards():
     collections = [stats["collections"] for stats in gc.get_stats()]
-    with paused():
+    with gc_paused():
         kept = [Ring() for _ in range(5000)]
         ring = weakref.ref(Ring())
         assert [stats["collections"] for stats in gc.get_stats()] == collections
@@ -40,8 +40,8 @@ def test_nothing_is_collected_in_the_body_nor_looked_at_afterwards():
 
 
 def test_the_outer_one_ends_it():
-    with paused():
-        with paused():
+    with gc_paused():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -50,13 +50,13 @@ def test_the_outer_one_ends_it():
 def test_a_collector_that_is_off_stays_off():
     gc.disable()
     frozen = gc.get_freeze_count()
-    with paused():
+    with gc_paused():
         pass
     assert not gc.isenabled()
     assert gc.get_freeze_count() == frozen
 
 
 def test_an_error_ends_it_too():
-    with pytest.raises(ValueError, match="broken"), paused():
+    with pytest.raises(ValueError, match="broken"), gc_paused():
         raise ValueError("broken")
     assert gc.isenabled()
