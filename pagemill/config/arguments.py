@@ -111,7 +111,8 @@ def _make_nested(name: str, cls: type, values: Mapping[str, Any]) -> Any:
 
 
 def add_flags(parser: argparse.ArgumentParser, sections: Iterable[type], skip: Iterable[str] = ()) -> None:
-    """One `--flag` per field, grouped by section; booleans get `--no-flag` too. Unset flags stay None."""
+    """One `--flag` per field, grouped by section; booleans get `--no-flag` too. Unset flags stay None. A second name
+    that the command has given to something else already (`chat -q`) is left out."""
     for cls in sections:
         group = parser.add_argument_group(cls.__name__, (cls.__doc__ or "").strip())
         hints = typing.get_type_hints(cls)
@@ -122,8 +123,12 @@ def add_flags(parser: argparse.ArgumentParser, sections: Iterable[type], skip: I
             kind = _scalar(hints[field.name])
             if dataclasses.is_dataclass(kind):
                 add_nested_flags(group, names, field.name, kind, field.metadata["help"])
-            else:
-                group.add_argument(*names, **_flag_options(field, kind, hints[field.name]))
+                continue
+            options = _flag_options(field, kind, hints[field.name])
+            try:
+                group.add_argument(*names, **options)
+            except argparse.ArgumentError:
+                group.add_argument(names[0], **options)
 
 
 def _flag_options(field: "dataclasses.Field[Any]", kind: type, hint: Any) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class ModelConfig:
         None,
         "precision of weights: none dequantizes a quantized file, int8 (on CPUs) and fp8 (on GPUs) quantize a float "
         "checkpoint; also the quant_method of a checkpoint, or a name that a plug-in adds (default: as in the file)",
+        short="-q",
     )
     seed: int = setting(
         0, "seed of everything random that no request seeds: dummy weights, and the seeds of requests that have none"
@@ -163,7 +164,10 @@ class CacheConfig:
         low=1,
     )
     gpu_memory_utilization: float = setting(
-        0.92, "share of the GPU's memory that one worker may use, above 0 and up to 1", low=0
+        0.92,
+        "share of the GPU's memory that one worker may use, above 0 and up to 1",
+        low=0,
+        short="--device-memory-utilization",
     )
     kv_events_config: KVEventsConfig = setting(
         KVEventsConfig(), "JSON object: publish what is cached, for routers that place requests by it"
@@ -212,7 +216,9 @@ class ParallelConfig:
         "cluster, or the name of an executor that a plug-in adds (default: uni for one worker, else mp)",
     )
     enable_expert_parallel: bool = setting(
-        False, "deal out whole experts over all workers of a stage, of all engines, instead of a slice of each"
+        False,
+        "deal out whole experts over all workers of a stage, of all engines, instead of a slice of each",
+        short="-ep",
     )
 
     @property

@@ -101,3 +101,14 @@ def test_a_setting_that_is_no_json_object_is_a_usage_error(capsys):
 def test_what_is_no_finite_number_is_refused_by_name(section, name, value):
     with pytest.raises(ConfigError, match=f"{name}={value!r} is not a finite number"):
         make_section(section, {name: value})
+    assert make_section(ParallelConfig, parse("-ep")).enable_expert_parallel
+    assert make_section(ModelConfig, parse("-q", "int8")).quantization == "int8"
+    assert make_section(CacheConfig, parse("--device-memory-utilization", "0.5")).gpu_memory_utilization == 0.5
+
+
+def test_a_command_keeps_its_own_short_names():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-q", "--question")
+    add_flags(parser, SECTIONS)
+    values = vars(parser.parse_args(["-q", "why", "--quantization", "int8"]))
+    assert (values["question"], values["quantization"]) == ("why", "int8")
