@@ -13,6 +13,7 @@ from pagemill.utils.processes import Child
 from tests.fakes.node_processes import TIMEOUT_S
 from tests.fakes.proxy import Proxy
 from tests.fakes.scripted_fleet import PATIENCE_S, FrontEnd
+from tests.integration.faults.lab import long_only
 from tests.integration.test_headless import Machines
 
 
@@ -73,7 +74,7 @@ async def test_a_connection_that_is_reset_costs_nobody_anything(folder):
             await front_end.answered("1-again")
 
 
-@pytest.mark.parametrize("side", ["client", "server", None], ids=["node gone", "head gone", "silence"])
+@pytest.mark.parametrize("side", ["client", None, *long_only("server")], ids=["node gone", "silence", "head gone"])
 async def test_a_connection_that_is_silent_is_given_up_and_made_anew(folder, side):
     """The head takes the node's engines for gone; the node keeps them, and they are back with it."""
     with CutMachines(folder) as machines:

@@ -6,11 +6,12 @@ import time
 import psutil
 import pytest
 
-from tests.integration.faults.lab import LONG, Server, wait_for
+from tests.integration.faults.lab import LONG, Server, long_only, wait_for
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
 
 SILENT_S = 10 if LONG else 1
-PAUSE_S = 60 if LONG else 6
+PAUSE_S = 60 if LONG else 4
+"""More than three times SILENT_S, after which a process that alone is silent would be killed."""
 TWO = ("--api-server-count", 2, "--distributed-executor-backend", "mp")
 
 
@@ -29,9 +30,10 @@ def go_on(processes):
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("arguments", [(), TWO], ids=["one", "two"])
-@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
-async def test_a_pause_of_everybody_kills_nobody(checkpoint, arguments, busy):
+@pytest.mark.parametrize("case", [((), False), (TWO, True), *long_only(((), True), (TWO, False))], ids=str)
+async def test_a_pause_of_everybody_kills_nobody(checkpoint, case):
+    """One process that does it all, idle, and several, busy; the long form has all four."""
+    arguments, busy = case
     limits = ("--engine-stall-timeout", SILENT_S, "--engine-hang-timeout", 3 * SILENT_S)
     with Server(checkpoint, *limits, *arguments, scripted=True, LAB_STEP_S=0.01, LAB_SILENT_S=SILENT_S) as server:
         requests = asks(32 if busy else 1, max_tokens=60)

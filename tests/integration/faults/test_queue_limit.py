@@ -8,7 +8,7 @@ import signal
 import httpx
 import pytest
 
-from tests.integration.faults.lab import Server, wait_for
+from tests.integration.faults.lab import Server, long_only, wait_for
 from tests.integration.faults.traffic import Traffic, asks
 
 LIMITS = ("--max-num-seqs", 4, "--max-num-queued-reqs", 1)
@@ -25,8 +25,9 @@ async def in_flight(server, traffic, num_refused):
     return [answer for answer in traffic.answers_so_far if answer.status == 503]
 
 
-@pytest.mark.parametrize(("num_engines", "num_servers"), [(1, 3), (2, 1), (2, 2)])
-async def test_engines_and_api_servers_accept_exactly_what_they_promise(checkpoint, num_engines, num_servers):
+@pytest.mark.parametrize("counts", [(1, 3), (2, 2), *long_only((2, 1))], ids=str)
+async def test_engines_and_api_servers_accept_exactly_what_they_promise(checkpoint, counts):
+    num_engines, num_servers = counts
     room = 4 * num_engines + 1
     arguments = ("--data-parallel-size", num_engines, "--api-server-count", num_servers, *LIMITS)
     with Server(checkpoint, *arguments, scripted=True, LAB_STEP_S=0.2) as server:

@@ -14,12 +14,15 @@ from threading import Event
 from typing import Any
 
 import torch
+import triton
 from triton import AsyncCompileMode, FutureKernel
 from triton.runtime.cache import get_cache_manager
 
+from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.model.kernels.triton import launch
 from pagemill.utils.cpu_affinity import current_cpus
+from pagemill.utils.disk_errors import disk_problem
 
 logger = get_logger(__name__)
 
@@ -74,8 +77,17 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
 
     def _compile(self, compile_fn: Callable[[], Any]) -> Any:
         self.begin.wait()
-        kernel = compile_fn()
-        _ = kernel.run  # the first look at it makes the launcher and loads both
+        try:
+            kernel = compile_fn()
+            _ = kernel.run  # the first look at it makes the launcher and loads both
+        except Exception as error:
+            problem = disk_problem(error)
+            if problem is None:
+                raise
+            raise ConfigError(
+                f"compiled kernels cannot be kept in {triton.knobs.cache.dir}: {problem}; make room there, or set "
+                "TRITON_CACHE_DIR to another folder"
+            ) from error
         return kernel
 
 

@@ -12,6 +12,7 @@ from pagemill.config.compilation import PIECEWISE_COMPILER
 from pagemill.config.sections import CompilationConfig
 from pagemill.errors import ConfigError
 from pagemill.model.attention.op import Attends, bound_layers
+from pagemill.utils.disk_errors import disk_problem
 from pagemill.worker.graphs.compile.backend import PieceTools, PiecewiseBackend, WrapPiece, no_guards
 from pagemill.worker.graphs.compile.dump import GraphDump
 from pagemill.worker.graphs.pieces import GapBuffers
@@ -71,7 +72,12 @@ class CompiledModel:
         self._prepare(inputs, positions)
         try:
             result = self._run(inputs, positions)
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except (torch._dynamo.exc.TorchDynamoException, OSError) as error:
+            problem = disk_problem(error)
+            if problem is not None:
+                raise self._not_kept(problem) from error
+            if isinstance(error, OSError):
+                raise
             why = str(error).strip().partition("\n")[0]
             raise ConfigError(
                 f"compilation_config: mode={PIECEWISE_COMPILER} cannot compile this model here ({why}); use mode 0, or "
@@ -84,10 +90,13 @@ class CompiledModel:
         try:
             self._cache.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"compiled code cannot be kept in {self._cache}: {error.strerror or error}; make room there, or set "
-                "cache_dir of compilation_config (or PAGEMILL_CACHE_ROOT) to another folder"
-            ) from error
+            raise self._not_kept(error.strerror or str(error)) from error
         envs.keep_compiled_code(self._cache)
         for tensor in (inputs, positions):
             torch._dynamo.mark_dynamic(tensor, 0)
+
+    def _not_kept(self, problem: str) -> ConfigError:
+        return ConfigError(
+            f"compiled code cannot be kept in {self._cache}: {problem}; make room there, or set cache_dir of "
+            "compilation_config (or PAGEMILL_CACHE_ROOT) to another folder"
+        )

@@ -4,6 +4,7 @@ Run by test_together.py in a process without Triton's interpreter, which leaves 
 """
 
 import dataclasses
+import errno
 import importlib
 import threading
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
+from pagemill.errors import ConfigError
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.together import compile_together
 
@@ -186,3 +188,14 @@ def test_a_launch_of_somebody_else_in_a_rehearsal_does_not_wait_for_its_end(devi
     with compile_together(rehearsal()):
         pass
     assert device.launches == [("_double", (1, 1, 1))]
+
+
+def test_a_disk_that_is_full_is_one_clear_error(device, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("triton.runtime.cache.FileCacheManager.put", full)
+    kernel = triton.jit(_double)
+    message = "compiled kernels cannot be kept in .*: No space left on device; make room there, or set TRITON_CACHE_DIR"
+    with pytest.raises(ConfigError, match=message), compile_together(steps(kernel, 64)):
+        launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)

@@ -1,5 +1,8 @@
 """A real model, traced, cut and compiled: as many pieces as layers and one, and the same results."""
 
+import errno
+import os
+
 import pytest
 import torch
 
@@ -192,3 +195,20 @@ def test_a_cache_folder_that_cannot_be_made_is_named(checkpoints, tmp_path):
     model = PaddedModel(checkpoints["LlamaForCausalLM"], compiled(config(tmp_path, cache_dir=str(tmp_path / "file/x"))))
     with pytest.raises(ConfigError, match=r"compiled code cannot be kept in .*/file/x: Not a directory; make room"):
         model.logits(TOKENS, COUNTS, GraphMode.NONE, MAX_TOKENS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_disk_that_is_full_while_code_is_compiled_is_one_clear_error(checkpoints, monkeypatch, tmp_path, wrapped):
+    model = PaddedModel(checkpoints["LlamaForCausalLM"], compiled(config(tmp_path)))
+    ignore_padding(model.model, monkeypatch)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if wrapped:  # by the compiler
+        monkeypatch.setattr(model.run.backend, "_compiler", full)
+    else:
+        monkeypatch.setattr(model.run, "_run", full)
+    with pytest.raises(ConfigError, match=r"compiled code cannot be kept in .*: No space left on device; make room"):
+        model.logits(TOKENS, [40], GraphMode.NONE, 40)
