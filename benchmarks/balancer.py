@@ -19,7 +19,6 @@ from typing import Any
 from pagemill.bench.scheduler.own import NullWorkers
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import CacheConfig, CpuConfig, ModelConfig, SchedulerConfig
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
@@ -32,6 +31,7 @@ from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.serve.client.balancer import BALANCERS, Balancer, EngineLoad
 from pagemill.serve.client.fleet import FleetClient
 from pagemill.serve.client.inproc import InprocClient
+from tests.fakes.configs import cache_config, cpu_config, graph_config, model_config, parallel_config, scheduler_config
 
 BLOCK_SIZE, MAX_LEN, VOCAB_SIZE, ANSWER_TOKEN = 16, 8192, 40_000, 7
 
@@ -144,11 +144,13 @@ class Row:
 def make_core(work: Work) -> EngineCore:
     """An engine."""
     config = EngineConfig(
-        ModelConfig(max_model_len=MAX_LEN),
-        CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=work.blocks),
-        SchedulerConfig(max_num_batched_tokens=8192),
-        CpuConfig(cpu_threads=1),
-        ModelFacts("null", "", "gguf", "Null", {}, "float32", MAX_LEN, VOCAB_SIZE),
+        model=model_config(max_model_len=MAX_LEN),
+        cache=cache_config(block_size=BLOCK_SIZE, num_gpu_blocks_override=work.blocks),
+        scheduler=scheduler_config(max_num_batched_tokens=8192),
+        parallel=parallel_config(),
+        graphs=graph_config(),
+        cpu=cpu_config(),
+        facts=ModelFacts("null", "", "gguf", "Null", {}, "float32", MAX_LEN, VOCAB_SIZE),
     )
     return EngineCore(config, UniprocExecutor(NullWorker(config.scheduler.max_num_seqs)))
 

@@ -21,12 +21,12 @@ import gguf
 import torch
 
 from pagemill.artifacts.describe import describe, locate
-from pagemill.config.sections import CacheConfig, ModelConfig
 from pagemill.messages.kv_spec import cache_dtype
 from pagemill.model.factory import load_model
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.tokenizers.load import load_tokenizer
 from pagemill.utils.timing import PhaseTimer
+from tests.fakes.configs import cache_config, model_config
 from tests.fakes.paged import PagedModel
 
 TEXT = Path(__file__).parent / "texts" / "alice.txt"
@@ -44,8 +44,8 @@ class Settings:
 def token_losses(path: Path, settings: Settings, token_ids: list[int], window: int, shifts: int) -> torch.Tensor:
     """Negative log-likelihood of every token, the mean over the windows in which it has one before it."""
     facts = describe(str(path), path)
-    config = ModelConfig(str(path), dtype=settings.dtype, max_model_len=2048, quantization=settings.quantization)
-    cache = CacheConfig(kv_cache_dtype=settings.kv_cache_dtype)
+    config = model_config(str(path), dtype=settings.dtype, max_model_len=2048, quantization=settings.quantization)
+    cache = cache_config(kv_cache_dtype=settings.kv_cache_dtype)
     model = PagedModel(
         load_model(facts, config, CpuPlatform(), PhaseTimer(), cache=cache),
         cache_dtype(settings.kv_cache_dtype, settings.dtype),

@@ -1,28 +1,25 @@
 """Composition: from settings to a complete configuration, and to a running engine in this process."""
 
 import contextlib
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
-from pagemill.catalog.executors import EXECUTORS
+from pagemill.catalog.executors import UNI
 from pagemill.catalog.quantization import check_quantization
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.facts import ModelFacts
+from pagemill.config.fleet_plan import IN_PROCESS, FleetPlan
 from pagemill.config.no_effect import IdleSetting, Place, idle_settings
 from pagemill.config.resolve import resolve
-from pagemill.config.thread_lists import AUTO, NOBIND, join_lists, parse_lists
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.factory import make_executor
-from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineReady
 from pagemill.observability.start_table import start_table
 from pagemill.platforms.choose import choose_platform
-from pagemill.platforms.thread_plan import ThreadWish
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
 from pagemill.serve.processing.checks import shown
@@ -53,11 +50,11 @@ class LaunchedEngine:
         return self.config.facts
 
 
-def build_config(args: EngineArgs) -> EngineConfig:
-    """Find the model, ask the machine, and complete the settings. The decisions that matter are logged as a
-    table, all of them at DEBUG."""
-    draft = args.draft
-    model = draft.model
+def build_config(args: EngineArgs, fleet: FleetPlan = IN_PROCESS) -> EngineConfig:
+    """Find the model, ask the machine, and complete the settings. `fleet`: the server's engines, of which those of this
+    machine are configured. The decisions that matter are logged as a table, all of them at DEBUG."""
+    settings = args.settings
+    model = settings.model
     if model.quantization is not None:
         check_quantization(model.quantization)
     path = locate(model.model, revision=model.revision, download_dir=model.download_dir)
@@ -68,12 +65,8 @@ def build_config(args: EngineArgs) -> EngineConfig:
         generation_config=model.generation_config,
         load_format=model.load_format,
     )
-    device = choose_platform(draft.device.device).facts()
-    if draft.cpu.cpu_threads_bind is None and device.kind == "cpu":
-        cpu = dataclasses.replace(draft.cpu, cpu_threads_bind=envs.cpu_threads_bind())
-        draft = dataclasses.replace(draft, cpu=cpu)
-    config, decisions = resolve(draft, facts, device)
-    EXECUTORS.check(config.parallel.distributed_executor_backend or "uni")
+    device = choose_platform(settings.device.device).facts()
+    config, decisions = resolve(settings, facts, device, fleet)
     for decision in decisions:
         logger.debug("%s = %s (%s)", decision.field, decision.value, decision.why)
     idle = idle_settings(args.given, Place(device.kind, config.model, config.cache))
@@ -94,9 +87,7 @@ def build_config(args: EngineArgs) -> EngineConfig:
 def build_inproc(args: EngineArgs, *, inline: bool) -> LaunchedEngine:
     """An engine in this process. `inline` runs its steps on the caller's event loop, otherwise on a thread."""
     with gc_paused():
-        config = build_config(args)
-        alone = config.parallel.distributed_executor_backend == "uni"
-        return start_inproc(place_threads(args, config, front_end=not alone, own_process=not alone), inline=inline)
+        return start_inproc(build_config(args), inline=inline)
 
 
 def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
@@ -106,7 +97,7 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
         pool = opened.enter_context(ThreadPoolExecutor(1, "tokenizer"))
         tokenizer_soon = pool.submit(tokenizer_of, config.model, config.facts)
         with timer.phase("engine"):
-            if config.parallel.distributed_executor_backend == "uni":
+            if config.parallel.distributed_executor_backend == UNI:
                 load_torch_library()  # the tokenizer is made meanwhile
             core = EngineCore(config, make_executor(config, WORKER))
         opened.callback(core.shutdown)
@@ -129,31 +120,6 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
         opened.pop_all()
         pool.shutdown()
     return LaunchedEngine(llm, config, tokenizer)
-
-
-def place_threads(
-    args: EngineArgs, config: EngineConfig, num_engines: int = 1, *, front_end: bool, own_process: bool = True
-) -> EngineConfig:
-    """Threads and CPUs of this machine's workers, which share its cores. Where workers run is not known on a cluster,
-    nor is there a choice without workers. Raises ConfigError for CPUs that workers cannot have."""
-    bind = config.cpu.cpu_threads_bind or AUTO
-    if config.parallel.distributed_executor_backend == "ray" or num_engines < 1:
-        if parse_lists(bind):
-            raise ConfigError(
-                f"cpu_threads_bind={bind!r} is for workers on this machine, and Ray, or other machines, have them; "
-                "leave it out"
-            )
-        return dataclasses.replace(config, cpu=dataclasses.replace(config.cpu, cpu_threads_bind=NOBIND))
-    workers = num_engines * config.parallel.workers_per_replica
-    wish = ThreadWish(bind, args.draft.cpu.cpu_threads, workers, front_end, own_process)
-    plan = choose_platform(config.device.device).plan_threads(wish)
-    logger.debug("cpu_threads = %d, cpu_threads_bind = %s (%s)", plan.threads, join_lists(plan.cpus), plan.why)
-    cpu = dataclasses.replace(config.cpu, cpu_threads=plan.threads, cpu_threads_bind=join_lists(plan.cpus))
-    limit, scheduler = config.scheduler.max_prefill_tokens, config.scheduler
-    if limit and args.draft.scheduler.max_prefill_tokens is None:  # it was for the threads thought of until here
-        limit = limit * plan.threads // (config.cpu.cpu_threads or 1)
-        scheduler = dataclasses.replace(scheduler, max_prefill_tokens=limit)
-    return dataclasses.replace(config, cpu=cpu, scheduler=scheduler)
 
 
 def log_ready(config: EngineConfig, ready: EngineReady, timer: PhaseTimer) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pagemill import envs
-from pagemill.config.arguments import ENGINE_SECTIONS
+from pagemill.config.arguments import ENGINE_SECTIONS, section_title
 from pagemill.config.no_effect import IDLE, CompatConfig
 from pagemill.config.refused_settings import REFUSED_SETTINGS
 from pagemill.config.sections import FleetConfig, ServerConfig
@@ -79,7 +79,7 @@ def flags_page() -> str:
         "vLLM that are not here: [compatibility](../compat.md).\n"
     )
     for cls in [*ENGINE_SECTIONS.values(), ServerConfig, FleetConfig]:
-        text += f"\n## {cls.__name__}\n\n{inspect.getdoc(cls)}\n\n"
+        text += f"\n## {section_title(cls)}\n\n{inspect.getdoc(cls)}\n\n"
         text += table(("flag", "keyword", "default", "meaning"), flag_rows(cls))
         for field in dataclasses.fields(cls):
             if dataclasses.is_dataclass(field.default):

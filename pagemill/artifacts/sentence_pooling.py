@@ -7,22 +7,22 @@ from typing import Any, Final
 
 from pagemill.artifacts.json_file import read_json_object, read_json_objects
 from pagemill.errors import ModelError
+from pagemill.messages.pooling_params import PoolingType
 
 MODULES: Final = "modules.json"
 _MODES: Final = {
-    "pooling_mode_lasttoken": "LAST",
-    "pooling_mode_cls_token": "CLS",
-    "pooling_mode_mean_tokens": "MEAN",
+    "pooling_mode_lasttoken": PoolingType.LAST,
+    "pooling_mode_cls_token": PoolingType.CLS,
+    "pooling_mode_mean_tokens": PoolingType.MEAN,
 }
-_NAMES: Final = {"lasttoken": "LAST", "cls": "CLS", "mean": "MEAN"}
+_NAMES: Final = {"lasttoken": PoolingType.LAST, "cls": PoolingType.CLS, "mean": PoolingType.MEAN}
 
 
 @dataclass(frozen=True)
 class SentencePooling:
     """How hidden states become the vector of a text."""
 
-    pooling_type: str
-    """LAST, CLS or MEAN."""
+    pooling_type: PoolingType
     normalizes: bool
 
 
@@ -47,7 +47,7 @@ def sentence_pooling(folder: Path) -> SentencePooling | None:
     return SentencePooling(_pooling_type(path, config), "Normalize" in kinds)
 
 
-def _pooling_type(path: Path, config: dict[str, Any]) -> str:
+def _pooling_type(path: Path, config: dict[str, Any]) -> PoolingType:
     if isinstance(config.get("pooling_mode"), str):
         wanted = [config["pooling_mode"]]
         known = [_NAMES[name] for name in wanted if name in _NAMES]

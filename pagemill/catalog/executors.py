@@ -4,11 +4,14 @@ from typing import Any
 
 from pagemill.catalog.registry import Registry
 
+UNI, MP, RAY = "uni", "mp", "ray"
+"""Names that other modules compare; plug-ins add more to the table."""
+
 EXECUTORS: Registry[Any] = Registry(
     "executor",
     {
-        "uni": "pagemill.engine.executor.uniproc:UniprocExecutor",
-        "mp": "pagemill.engine.executor.multiproc:MultiprocExecutor",
-        "ray": "pagemill.engine.executor.ray:RayExecutor",
+        UNI: "pagemill.engine.executor.uniproc:UniprocExecutor",
+        MP: "pagemill.engine.executor.multiproc:MultiprocExecutor",
+        RAY: "pagemill.engine.executor.ray:RayExecutor",
     },
 )

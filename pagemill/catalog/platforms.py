@@ -4,7 +4,10 @@ from typing import Any
 
 from pagemill.catalog.registry import Registry
 
+CUDA, CPU = "cuda", "cpu"
+"""Names of our own; plug-ins add more to the table."""
+
 PLATFORMS: Registry[Any] = Registry(
     "platform",
-    {"cuda": "pagemill.platforms.cuda:CudaPlatform", "cpu": "pagemill.platforms.cpu:CpuPlatform"},
+    {CUDA: "pagemill.platforms.cuda:CudaPlatform", CPU: "pagemill.platforms.cpu:CpuPlatform"},
 )

@@ -5,34 +5,18 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from typing import Any
 
+from pagemill.config.fields import check_values
 from pagemill.config.nested_flags import add_nested_flags, json_object
 from pagemill.config.no_effect import CompatConfig
 from pagemill.config.refused_settings import REFUSED_SETTINGS
-from pagemill.config.resolve import Draft, check_values
-from pagemill.config.sections import (
-    CacheConfig,
-    CpuConfig,
-    DeviceConfig,
-    GraphConfig,
-    ModelConfig,
-    ObservabilityConfig,
-    ParallelConfig,
-    SchedulerConfig,
-)
+from pagemill.config.sections import EngineSettings
 from pagemill.errors import ConfigError
 
-ENGINE_SECTIONS: dict[str, type] = {
-    "model": ModelConfig,
-    "cache": CacheConfig,
-    "scheduler": SchedulerConfig,
-    "parallel": ParallelConfig,
-    "observability": ObservabilityConfig,
-    "device": DeviceConfig,
-    "graphs": GraphConfig,
-    "cpu": CpuConfig,
-}
+ENGINE_SECTIONS: dict[str, type] = typing.get_type_hints(EngineSettings)
+"""Name of a section -> its class, as users ask for it."""
 
 
 class EngineArgs:
@@ -56,7 +40,7 @@ class EngineArgs:
         make_section(CompatConfig, settings)
         self.given = frozenset(name for name, value in settings.items() if value is not None)
         """Names of the settings that the user gave."""
-        self.draft = Draft(**{name: make_section(cls, settings) for name, cls in ENGINE_SECTIONS.items()})
+        self.settings = EngineSettings(**{name: make_section(cls, settings) for name, cls in ENGINE_SECTIONS.items()})
 
 
 def make_section(cls: type, values: Mapping[str, Any]) -> Any:
@@ -74,10 +58,12 @@ def make_section(cls: type, values: Mapping[str, Any]) -> Any:
             value = _make_nested(field.name, kind, value)
         if kind is tuple and isinstance(value, (list, tuple)):
             value = _make_tuple(field.name, hints[field.name], value)
-        if kind is str and field.metadata["choices"] and isinstance(value, str):
+        if field.metadata["choices"] and isinstance(value, str):
             value = _as_listed(value, field.metadata["choices"])
+        if issubclass(kind, Enum):
+            value = _as_member(field, kind, value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(f"{field.name}={value!r} is not of type {kind.__name__}")
+            raise ConfigError(f"{field.name}={value!r} is not of type {section_title(kind)}")
         chosen[field.name] = value
     section = cls(**chosen)
     check_values(section)
@@ -98,6 +84,14 @@ def _as_listed(value: str, choices: tuple[str, ...]) -> str:
     return next((choice for choice in choices if choice.lower() == value.lower()), value)
 
 
+def _as_member(field: "dataclasses.Field[Any]", kind: type[Enum], value: Any) -> Enum:
+    """Raises ConfigError for what is no member's value."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(f"{field.name}={value!r} is not one of {', '.join(field.metadata['choices'])}") from None
+
+
 def _make_nested(name: str, cls: type, values: Mapping[str, Any]) -> Any:
     """The value of a setting that has fields of its own; ConfigErrors name the setting too."""
     known = [field.name for field in dataclasses.fields(cls)]
@@ -114,7 +108,7 @@ def add_flags(parser: argparse.ArgumentParser, sections: Iterable[type], skip: I
     """One `--flag` per field, grouped by section; booleans get `--no-flag` too. Unset flags stay None. A second name
     that the command has given to something else already (`chat -q`) is left out."""
     for cls in sections:
-        group = parser.add_argument_group(cls.__name__, (cls.__doc__ or "").strip())
+        group = parser.add_argument_group(section_title(cls), (cls.__doc__ or "").strip())
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
             if field.name in skip:
@@ -131,6 +125,11 @@ def add_flags(parser: argparse.ArgumentParser, sections: Iterable[type], skip: I
                 group.add_argument(names[0], **options)
 
 
+def section_title(section: type) -> str:
+    """What users know it by: the name of what runs, also where what is asked for has a class of its own."""
+    return section.__name__.replace("Settings", "Config")
+
+
 def _flag_options(field: "dataclasses.Field[Any]", kind: type, hint: Any) -> dict[str, Any]:
     shown = "" if field.default in (None, dataclasses.MISSING) else f" (default: {field.default})"
     help_text = (field.metadata["help"] + shown).replace("%", "%%")
@@ -143,7 +142,7 @@ def _flag_options(field: "dataclasses.Field[Any]", kind: type, hint: Any) -> dic
         return options | {"type": item_kind(hint), "nargs": "+", "action": "extend"}
     if field.metadata["choices"]:
         options["choices"] = field.metadata["choices"]
-    return options | {"type": kind}
+    return options | {"type": str if issubclass(kind, str) else kind}
 
 
 def _scalar(hint: Any) -> type:

@@ -6,8 +6,9 @@ What the model's attention backends can is not known yet; the worker lowers the 
 from dataclasses import dataclass, replace
 
 from pagemill.config.capture_sizes import capture_sizes, default_largest
+from pagemill.config.decisions import completed
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import ATTENTION_OP, CompilationConfig, GraphConfig
+from pagemill.config.sections import ATTENTION_OP, CompilationConfig, CompilationSettings, GraphSettings
 from pagemill.errors import ConfigError
 
 NO_COMPILER, PIECEWISE_COMPILER = 0, 3
@@ -35,8 +36,8 @@ class GraphLimits:
     """Tokens per request of a decode step."""
 
 
-def complete(graphs: GraphConfig, limits: GraphLimits) -> CompilationConfig:
-    """No field is None any more but paths. Explicit settings stay as they are, whatever the level.
+def complete(graphs: GraphSettings, limits: GraphLimits) -> CompilationConfig:
+    """What runs. Explicit settings stay as they are, whatever the level.
 
     Raises ConfigError for settings that contradict each other or the device.
     """
@@ -47,17 +48,21 @@ def complete(graphs: GraphConfig, limits: GraphLimits) -> CompilationConfig:
     off = graphs.enforce_eager or not limits.captures
     level_mode, _ = LEVELS[0 if off else graphs.optimization_level]
     mode = level_mode if given.mode is None else given.mode
-    given = replace(given, mode=mode, splitting_ops=_splitting_ops(given, mode))
-    graph_mode = GraphMode[given.cudagraph_mode] if given.cudagraph_mode else _default_mode(graphs, given, off, limits)
-    return _with_sizes(replace(given, cudagraph_mode=graph_mode.value), limits)
+    splitting_ops = _splitting_ops(given, mode)
+    graph_mode = given.cudagraph_mode or _default_mode(graphs, splitting_ops, off)
+    sizes, largest = _sizes(given, graph_mode, limits)
+    return completed(
+        CompilationConfig,
+        given,
+        mode=mode,
+        cudagraph_mode=graph_mode,
+        splitting_ops=splitting_ops,
+        cudagraph_capture_sizes=sizes,
+        max_cudagraph_capture_size=largest,
+    )
 
 
-def is_cut(compilation: CompilationConfig) -> bool:
-    """Whether the model is cut at attention, so that pieces of it can be captured."""
-    return compilation.splitting_ops != ()
-
-
-def _with_shortcuts(graphs: GraphConfig) -> CompilationConfig:
+def _with_shortcuts(graphs: GraphSettings) -> CompilationSettings:
     """What GraphConfig repeats of CompilationConfig is the same setting."""
     given = graphs.compilation_config
     for name in ("cudagraph_capture_sizes", "max_cudagraph_capture_size"):
@@ -69,25 +74,25 @@ def _with_shortcuts(graphs: GraphConfig) -> CompilationConfig:
     return given
 
 
-def _check(graphs: GraphConfig, given: CompilationConfig, limits: GraphLimits) -> None:
-    wants_graphs = given.cudagraph_mode not in (None, GraphMode.NONE.value)
+def _check(graphs: GraphSettings, given: CompilationSettings, limits: GraphLimits) -> None:
+    wants_graphs = given.cudagraph_mode not in (None, GraphMode.NONE)
     if given.mode is not None and given.mode not in MODES:
         allowed = ", ".join(f"{mode} ({what})" for mode, what in MODES.items())
         raise ConfigError(f"compilation_config: mode={given.mode} is not one of {allowed}")
     for wanted, what in (
-        (wants_graphs, f"cudagraph_mode={given.cudagraph_mode!r}"),
+        (wants_graphs, f"cudagraph_mode={str(given.cudagraph_mode)!r}"),
         (given.mode, f"mode={given.mode}"),
     ):
         if graphs.enforce_eager and wanted:
             raise ConfigError(f"enforce_eager=True and compilation_config.{what} contradict each other; give one")
     if wants_graphs and not limits.captures:
         raise ConfigError(
-            f"compilation_config: cudagraph_mode={given.cudagraph_mode!r} needs a GPU, and the device is "
+            f"compilation_config: cudagraph_mode={str(given.cudagraph_mode)!r} needs a GPU, and the device is "
             f"{limits.device}; leave it out, or use NONE"
         )
 
 
-def _splitting_ops(given: CompilationConfig, mode: int) -> tuple[str, ...]:
+def _splitting_ops(given: CompilationSettings, mode: int) -> tuple[str, ...]:
     ops = given.splitting_ops
     if given.pass_config.fuse_attn:
         if mode != PIECEWISE_COMPILER:
@@ -108,25 +113,22 @@ def _splitting_ops(given: CompilationConfig, mode: int) -> tuple[str, ...]:
     return ops
 
 
-def _default_mode(graphs: GraphConfig, given: CompilationConfig, off: bool, limits: GraphLimits) -> GraphMode:
+def _default_mode(graphs: GraphSettings, splitting_ops: tuple[str, ...], off: bool) -> GraphMode:
     mode = GraphMode.NONE if off else LEVELS[graphs.optimization_level][1]
     if mode is GraphMode.NONE:
         return mode
     # Without pieces the rest of the step must be captured with attention, or not at all.
-    return mode if is_cut(given) else GraphMode.FULL
+    return mode if splitting_ops else GraphMode.FULL
 
 
-def _with_sizes(given: CompilationConfig, limits: GraphLimits) -> CompilationConfig:
-    sizes, largest = given.cudagraph_capture_sizes, given.max_cudagraph_capture_size
+def _sizes(given: CompilationSettings, mode: GraphMode, limits: GraphLimits) -> tuple[tuple[int, ...], int]:
+    """The sizes for which there are graphs, and the largest."""
+    sizes = given.cudagraph_capture_sizes
+    largest = given.max_cudagraph_capture_size
     if sizes is None:
         wanted = default_largest(limits.max_num_seqs, limits.token_budget, limits.query_len)
         largest = min(largest or wanted, limits.token_budget)
-        none = given.cudagraph_mode == GraphMode.NONE.value
-        return replace(
-            given,
-            cudagraph_capture_sizes=() if none else capture_sizes(largest),
-            max_cudagraph_capture_size=largest,
-        )
+        return () if mode is GraphMode.NONE else capture_sizes(largest), largest
     if not sizes or min(sizes) < 1:
         raise ConfigError(
             f"cudagraph_capture_sizes={list(sizes)} is not allowed: one or more numbers of tokens, each at least 1; "
@@ -138,4 +140,4 @@ def _with_sizes(given: CompilationConfig, limits: GraphLimits) -> CompilationCon
     if max(sizes) > bound:
         raise ConfigError(f"cudagraph_capture_sizes: {max(sizes)} is more than {name}={bound}")
     sizes = tuple(sorted(set(sizes)))
-    return replace(given, cudagraph_capture_sizes=sizes, max_cudagraph_capture_size=sizes[-1])
+    return sizes, sizes[-1]

@@ -1,30 +1,31 @@
 """`EngineConfig`: every section, resolved. Seen by composition roots only; everything else gets its section."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import (
     CacheConfig,
     CpuConfig,
-    DeviceConfig,
+    EngineSettings,
     GraphConfig,
     ModelConfig,
-    ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
 )
 
 
-@dataclass(frozen=True)
-class EngineConfig:
-    """The result of `resolve`: no field that a section documents as "default: ..." is None any more."""
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(EngineSettings):
+    """The result of `resolve`, for all engines of this machine."""
 
-    model: ModelConfig
-    cache: CacheConfig
-    scheduler: SchedulerConfig
-    cpu: CpuConfig
+    model: ModelConfig = field()
+    cache: CacheConfig = field()
+    scheduler: SchedulerConfig = field()
+    parallel: ParallelConfig = field()
+    graphs: GraphConfig = field()
+    cpu: CpuConfig = field()
     facts: ModelFacts
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
-    device: DeviceConfig = field(default_factory=DeviceConfig)
-    graphs: GraphConfig = field(default_factory=GraphConfig)
+
+    def of_engine(self, number: int) -> "EngineConfig":
+        """What the `number`-th engine of this machine is told: its workers' CPUs alone."""
+        return replace(self, cpu=self.cpu.of_engine(number, self.parallel.workers_per_replica))

@@ -1,8 +1,11 @@
 """What `resolve` is told about the model and the device. Found by `artifacts` and `platforms`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pagemill.messages.pooling_params import PoolingType
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """What config.json files call it."""
@@ -34,7 +37,7 @@ class ModelFacts:
     """What the files recommend besides, and nothing here heeds: repetition_penalty and the like."""
     has_head: bool = True
     """Whether there is an output head: without one, no text can be generated."""
-    pooling_type: str | None = None
+    pooling_type: PoolingType | None = None
     """LAST, CLS or MEAN, where the files say that the model is for embeddings."""
     normalizes: bool = True
     """Whether its vectors are scaled to length 1, where they say so."""
@@ -57,6 +60,45 @@ class ModelFacts:
     def num_experts(self) -> int:
         """Experts of a mixture-of-experts layer that a router chooses between; 0 when there are none."""
         return max(int(self.hf_config.get(key) or 0) for key in EXPERT_COUNTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A physical core of which this process may use at least one CPU."""
+
+    cpu: int
+    """The first of its CPUs that may be used; the others are its SMT siblings."""
+    node: int
+    """NUMA node."""
+
+
+@dataclass(frozen=True)
+class CpuTopology:
+    """CPUs by number, as Linux numbers them."""
+
+    nodes: dict[int, int]
+    """Every CPU of this process -> its NUMA node."""
+    cores: tuple[Core, ...]
+    """By node, then by CPU."""
+    online: frozenset[int]
+    """Of the machine, whether this process may use them or not."""
+    quota: float | None = None
+    """CPUs' worth of time that the control group allows; None: no limit."""
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that can run at once on cores of their own, within the quota."""
+        allowed = len(self.cores) if self.quota is None else min(len(self.cores), int(self.quota))
+        return max(1, allowed)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the quota is less than the cores: they are shared with others who see the same ones."""
+        return self.quota is not None and self.quota < len(self.cores)
+
+    def nodes_of(self, cpus: Iterable[int]) -> tuple[int, ...]:
+        """NUMA nodes of these CPUs, in order."""
+        return tuple(sorted({self.nodes[cpu] for cpu in cpus if cpu in self.nodes}))
 
 
 @dataclass(frozen=True)
@@ -85,3 +127,7 @@ class DeviceFacts:
     """Compute capability of a GPU, such as (9, 0)."""
     captures: bool = False
     """Whether what is queued on the device can be captured and replayed, as CUDA graphs."""
+    topology: CpuTopology | None = None
+    """CPUs whose threads compute; None: a device of its own does."""
+    threads_bind: str | None = None
+    """What the environment says in place of --cpu-threads-bind, where a CPU computes."""

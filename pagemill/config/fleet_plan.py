@@ -1,11 +1,11 @@
-"""Which engines of a server run on this machine, and where those of others connect: `FleetConfig`, checked.
+"""`FleetPlan`: which engines of a server run on this machine, and which of them act together: `FleetConfig`, checked.
 
 Knows nothing about how engines are started or reached.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pagemill.config.sections import FleetConfig, ParallelConfig
+from pagemill.config.sections import FleetConfig
 from pagemill.errors import ConfigError
 
 MAX_PORT = 65535
@@ -22,6 +22,12 @@ class FleetPlan:
     """Whether this machine has engines only, and the head is another one."""
     head: tuple[str, int] | None = None
     """Host and port at which nodes reach the head; None when there is one machine."""
+    in_process: bool = False
+    """Whether there is one engine, in the process of its caller, and no server."""
+    shares_experts: bool = False
+    """Whether experts are dealt out over all engines, whose workers therefore meet."""
+    lockstep: bool = False
+    """Whether the engines step together, in waves."""
 
     @property
     def remote(self) -> range:
@@ -29,9 +35,26 @@ class FleetPlan:
         return range(self.local.stop if self.head is not None and not self.headless else self.size, self.size)
 
 
-def plan_fleet(fleet: FleetConfig) -> FleetPlan:
-    """The plan that the settings ask for. Raises ConfigError that names those in conflict and the remedy."""
-    size, start, address = fleet.data_parallel_size, fleet.data_parallel_start_rank, fleet.data_parallel_address
+IN_PROCESS = FleetPlan(1, range(1), in_process=True)
+
+
+def plan_fleet(fleet: FleetConfig, *, expert_parallel: bool = False) -> FleetPlan:
+    """The plan that the settings ask for; `expert_parallel`: --enable-expert-parallel. Raises ConfigError that names
+    those in conflict and the remedy."""
+    plan = _place(fleet)
+    joint = expert_parallel and plan.size > 1
+    if joint:
+        _check_shared_experts(fleet, plan)
+    wanted = fleet.data_parallel_lockstep
+    lockstep = plan.size > 1 and (joint if wanted is None else wanted)
+    return replace(plan, shares_experts=joint, lockstep=lockstep)
+
+
+def _place(fleet: FleetConfig) -> FleetPlan:
+    """Which engines run where."""
+    size = fleet.data_parallel_size
+    start = fleet.data_parallel_start_rank
+    address = fleet.data_parallel_address
     if fleet.data_parallel_rpc_port > MAX_PORT:
         raise ConfigError(f"data_parallel_rpc_port={fleet.data_parallel_rpc_port} is not allowed: 1 to {MAX_PORT}")
     if fleet.headless:
@@ -59,11 +82,7 @@ def plan_fleet(fleet: FleetConfig) -> FleetPlan:
     return FleetPlan(size, local, fleet.headless, (address, fleet.data_parallel_rpc_port))
 
 
-def shares_experts(fleet: FleetConfig, plan: FleetPlan, config: ParallelConfig) -> bool:
-    """Whether the workers of all engines meet, as experts are dealt out over them. Raises ConfigError where they
-    cannot."""
-    if not config.enable_expert_parallel or fleet.data_parallel_size == 1:
-        return False
+def _check_shared_experts(fleet: FleetConfig, plan: FleetPlan) -> None:
     if plan.headless or plan.remote:
         raise ConfigError(
             f"enable_expert_parallel=True deals out experts over the engines of one machine, and "
@@ -75,13 +94,6 @@ def shares_experts(fleet: FleetConfig, plan: FleetPlan, config: ParallelConfig) 
             "data_parallel_lockstep=False is not allowed with enable_expert_parallel=True and several engines: they "
             "exchange tokens in every step; leave out --no-data-parallel-lockstep"
         )
-    return True
-
-
-def needs_lockstep(fleet: FleetConfig, shares_experts: bool) -> bool:
-    """Whether the engines step together: as the user says, or if experts are dealt out over them."""
-    wanted = fleet.data_parallel_lockstep
-    return fleet.data_parallel_size > 1 and (shares_experts if wanted is None else wanted)
 
 
 def _check_headless(fleet: FleetConfig) -> None:

@@ -1,9 +1,9 @@
 """`GraphMode`: how much of a step is captured and replayed. Knows nothing about batches or devices."""
 
-from enum import Enum
+from enum import StrEnum
 
 
-class GraphMode(Enum):
+class GraphMode(StrEnum):
     """NONE, PIECEWISE and FULL are also what one step runs in; the other two choose between those by the batch."""
 
     NONE = "NONE"
@@ -43,6 +43,3 @@ _TWO_MODES = {
     GraphMode.FULL_AND_PIECEWISE: GraphMode.PIECEWISE,
 }
 """Of modes that choose by the batch: the mode of batches that are no uniform decode."""
-
-GRAPH_MODES = tuple(mode.value for mode in GraphMode)
-"""Names, for settings."""

@@ -6,6 +6,7 @@ Knows how values are written on a command line; `arguments` knows what a setting
 import argparse
 import dataclasses
 import json
+import types
 import typing
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +44,8 @@ def _fields(section: type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, 
 
 def _reader(hint: Any) -> Any:
     """Text is taken as it is where the field is one; everything else is JSON, and `1,2,4` a list."""
-    plain = hint in (str, str | None)
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    plain = any(isinstance(kind, type) and issubclass(kind, str) for kind in kinds)
 
     def value(text: str) -> Any:
         if plain:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
+from pagemill.catalog.platforms import CPU
 from pagemill.config.fields import setting
 from pagemill.config.sections import CacheConfig, ModelConfig
 
@@ -73,7 +74,7 @@ class IdleSetting(NamedTuple):
 
 
 def _on_cpu(place: Place) -> bool:
-    return place.device == "cpu"
+    return place.device == CPU
 
 
 def _is_local(place: Place) -> bool:

@@ -1,14 +1,18 @@
 """The sections of the configuration. A field's help text is its documentation; flags and docs come from it.
 
-Fields whose default is None are filled by `resolve`, once, from the model and the machine.
+What users ask for is a section whose open fields are None, such as `CacheSettings`. What runs is the same section with
+those fields filled in by `resolve`, such as `CacheConfig`: a subclass that names them again, without None and without a
+default. A section of which nothing is filled in is one class, such as `KVEventsConfig`. `EngineSettings`, at the end,
+lists the sections (docs/adr/0004-settings-and-config.md).
 """
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from pagemill.config.choices import HashAlgorithm, Runner, SchedulingPolicy
 from pagemill.config.fields import setting
-from pagemill.config.graph_mode import GRAPH_MODES
-from pagemill.config.thread_lists import AUTO, join_lists, parse_lists
+from pagemill.config.graph_mode import GraphMode
+from pagemill.config.thread_lists import join_lists, parse_lists
+from pagemill.messages.pooling_params import PoolingType
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -16,9 +20,6 @@ KV_CACHE_DTYPES = (
     *("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"),
     *("int8", "int8_per_token_head"),
 )
-POOLING_TYPES = ("LAST", "CLS", "MEAN")
-RUNNERS = ("auto", "generate", "pooling")
-HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,27 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True)
-class PoolerConfig:
+class PoolerSettings:
     """How a prompt becomes a vector, where a request does not say."""
 
-    pooling_type: str | None = setting(
+    pooling_type: PoolingType | None = setting(
         None,
         "of which hidden states: LAST, CLS (the first) or MEAN (default: the model's, or LAST)",
-        choices=POOLING_TYPES,
+        choices=tuple(PoolingType),
     )
     normalize: bool | None = setting(None, "scale vectors to length 1 (default: the model's, or true)")
 
 
+@dataclass(frozen=True, kw_only=True)
+class PoolerConfig(PoolerSettings):
+    """`PoolerSettings`, resolved."""
+
+    pooling_type: PoolingType = field()
+    normalize: bool = field()
+
+
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelSettings:
     """Which model, and how its weights are held."""
 
     model: str = setting("smollm2", "alias, folder in Hugging Face format, .gguf file, or hub id")
@@ -91,17 +100,27 @@ class ModelConfig:
         True,
         "false: a long prefix that all decoding requests share is attended to once for all of them (GPUs, TRITON_ATTN)",
     )
-    runner: str = setting(
-        "auto",
+    runner: Runner = setting(
+        Runner.AUTO,
         "generate: text; pooling: embeddings, by any model (default: pooling for folders that say they are for it)",
-        choices=RUNNERS,
+        choices=tuple(Runner),
     )
-    pooler_config: PoolerConfig = setting(PoolerConfig(), "JSON object: how prompts become vectors")
+    pooler_config: PoolerSettings = setting(PoolerSettings(), "JSON object: how prompts become vectors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(ModelSettings):
+    """`ModelSettings`, resolved: dtype and runner are not auto."""
+
+    dtype: str = field()
+    max_model_len: int = field()
+    runner: Runner = field()
+    pooler_config: PoolerConfig = field()
 
     @property
     def pools(self) -> bool:
-        """Whether prompts become vectors instead of text; once resolved."""
-        return self.runner == "pooling"
+        """Whether prompts become vectors instead of text."""
+        return self.runner == Runner.POOLING
 
 
 @dataclass(frozen=True)
@@ -134,7 +153,7 @@ class KVEventsConfig:
 
 
 @dataclass(frozen=True)
-class CacheConfig:
+class CacheSettings:
     """The paged KV cache."""
 
     block_size: int | None = setting(None, "tokens per block (default: 16)", low=1)
@@ -145,7 +164,9 @@ class CacheConfig:
         choices=KV_CACHE_DTYPES,
     )
     enable_prefix_caching: bool = setting(True, "share the blocks of equal prefixes")
-    prefix_caching_hash_algo: str = setting("sha256", "hash of a block's tokens", choices=HASH_ALGORITHMS)
+    prefix_caching_hash_algo: HashAlgorithm = setting(
+        HashAlgorithm.SHA256, "hash of a block's tokens", choices=tuple(HashAlgorithm)
+    )
     kv_cache_metrics: bool = setting(
         False, "measure how long KV blocks stay, lie unused and are used again (needs statistics)"
     )
@@ -174,8 +195,15 @@ class CacheConfig:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig(CacheSettings):
+    """`CacheSettings`, resolved."""
+
+    block_size: int = field()
+
+
 @dataclass(frozen=True)
-class SchedulerConfig:
+class SchedulerSettings:
     """How much one step does, and for how many."""
 
     max_num_batched_tokens: int | None = setting(None, "token budget of one step (default: 2048, on a GPU 8192)", low=1)
@@ -188,7 +216,9 @@ class SchedulerConfig:
         low=0,
     )
     long_prefill_token_threshold: int = setting(0, "most prompt tokens of one request in a step; 0: no limit", low=0)
-    scheduling_policy: str = setting("fcfs", "order of waiting requests", choices=("fcfs", "priority"))
+    scheduling_policy: SchedulingPolicy = setting(
+        SchedulingPolicy.FCFS, "order of waiting requests", choices=tuple(SchedulingPolicy)
+    )
     async_scheduling: bool | None = setting(
         None,
         "schedule the next step while one runs (default: where the workers run in processes of their own, or on a GPU)",
@@ -203,8 +233,17 @@ class SchedulerConfig:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig(SchedulerSettings):
+    """`SchedulerSettings`, resolved."""
+
+    max_num_batched_tokens: int = field()
+    max_prefill_tokens: int = field()
+    async_scheduling: bool = field()
+
+
 @dataclass(frozen=True)
-class ParallelConfig:
+class ParallelSettings:
     """How one model is spread over workers."""
 
     tensor_parallel_size: int = setting(1, "workers that share every layer's weights and heads", low=1, short="-tp")
@@ -227,6 +266,13 @@ class ParallelConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig(ParallelSettings):
+    """`ParallelSettings`, resolved."""
+
+    distributed_executor_backend: str = field()
+
+
 ATTENTION_OP = "pagemill::attention"
 """The operation that stands for every attention layer in compiled code."""
 
@@ -241,15 +287,17 @@ class PassConfig:
 
 
 @dataclass(frozen=True)
-class CompilationConfig:
+class CompilationSettings:
     """How the model is compiled and captured. What is not set here follows from the optimization level."""
 
     mode: int | None = setting(
         None, "0: layers run as they are written; 3: torch.compile, cut at splitting_ops (default: by level)", low=0
     )
     backend: str = setting("inductor", "what compiles a piece", choices=("inductor", "eager"))
-    cudagraph_mode: str | None = setting(
-        None, "which steps are replayed from CUDA graphs, and how much of them (default: by level)", choices=GRAPH_MODES
+    cudagraph_mode: GraphMode | None = setting(
+        None,
+        "which steps are replayed from CUDA graphs, and how much of them (default: by level)",
+        choices=tuple(GraphMode),
     )
     cudagraph_capture_sizes: tuple[int, ...] | None = setting(
         None, "numbers of tokens for which there are graphs; smaller batches are padded (default: 1, 2, 4, 8, 16, ...)"
@@ -269,8 +317,24 @@ class CompilationConfig:
     debug_dump_path: str | None = setting(None, "folder for the graphs of the compiler, as text (default: nowhere)")
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompilationConfig(CompilationSettings):
+    """`CompilationSettings`, resolved."""
+
+    mode: int = field()
+    cudagraph_mode: GraphMode = field()
+    cudagraph_capture_sizes: tuple[int, ...] = field()
+    max_cudagraph_capture_size: int = field()
+    splitting_ops: tuple[str, ...] = field()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the model is cut at attention, so that pieces of it can be captured."""
+        return self.splitting_ops != ()
+
+
 @dataclass(frozen=True)
-class GraphConfig:
+class GraphSettings:
     """Compilation and CUDA graphs. Explicit settings come before the optimization level."""
 
     optimization_level: int = setting(
@@ -287,9 +351,16 @@ class GraphConfig:
         None, "the same as in compilation_config: the largest of them", low=1
     )
     cudagraph_metrics: bool = setting(False, "log now and then how many steps ran in which mode, and the padding")
-    compilation_config: CompilationConfig = setting(
-        CompilationConfig(), "JSON object, or one field at a time as -cc.FIELD VALUE", short="-cc"
+    compilation_config: CompilationSettings = setting(
+        CompilationSettings(), "JSON object, or one field at a time as -cc.FIELD VALUE", short="-cc"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphConfig(GraphSettings):
+    """`GraphSettings`, resolved: what runs is in `compilation_config`."""
+
+    compilation_config: CompilationConfig = field()
 
 
 @dataclass(frozen=True)
@@ -425,7 +496,7 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True)
-class CpuConfig:
+class CpuSettings:
     """The CPU device."""
 
     cpu_threads: int | None = setting(
@@ -435,15 +506,37 @@ class CpuConfig:
         None, "CPUs of the threads: auto, nobind, or a list per worker of this machine, such as 0-3|4-7 (default: auto)"
     )
 
+
+@dataclass(frozen=True, kw_only=True)
+class CpuConfig(CpuSettings):
+    """`CpuSettings`, resolved: the CPUs are nobind or lists."""
+
+    cpu_threads: int = field()
+    cpu_threads_bind: str = field()
+
     def cpus_of(self, worker: int) -> tuple[int, ...]:
-        """CPUs that this worker of an engine is bound to, once lists are chosen; empty: it is not."""
-        lists = parse_lists(self.cpu_threads_bind or AUTO)
+        """CPUs that this worker of an engine is bound to; empty: it is not."""
+        lists = parse_lists(self.cpu_threads_bind)
         return lists[worker] if lists else ()
 
     def of_engine(self, number: int, num_workers: int) -> "CpuConfig":
         """With the lists of one engine alone: the `number`-th of this machine, which has `num_workers`."""
-        lists = parse_lists(self.cpu_threads_bind or AUTO)
+        lists = parse_lists(self.cpu_threads_bind)
         if not lists:
             return self
         own = lists[number * num_workers : (number + 1) * num_workers]
-        return dataclasses.replace(self, cpu_threads_bind=join_lists(own))
+        return replace(self, cpu_threads_bind=join_lists(own))
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The sections of an engine, as users ask for them: the one list of sections."""
+
+    model: ModelSettings = ModelSettings()
+    cache: CacheSettings = CacheSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    parallel: ParallelSettings = ParallelSettings()
+    observability: ObservabilityConfig = ObservabilityConfig()
+    device: DeviceConfig = DeviceConfig()
+    graphs: GraphSettings = GraphSettings()
+    cpu: CpuSettings = CpuSettings()

@@ -17,7 +17,7 @@ from pagemill.engine.kv_cache.planning import WorkerMemory, merge_specs, plan_kv
 from pagemill.engine.kv_cache.residency import ResidencySampler
 from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.engine.scheduler.scheduler import Scheduler
-from pagemill.errors import ConfigError, EngineDeadError
+from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
 from pagemill.messages.kv_spec import KVCacheConfig
@@ -181,15 +181,12 @@ class EngineCore:
 
 
 def scheduler_limits(config: EngineConfig) -> SchedulerLimits:
-    """The scheduler's settings. Raises ConfigError for a configuration that was not resolved."""
-    length, budget = config.model.max_model_len, config.scheduler.max_num_batched_tokens
-    if length is None or budget is None:
-        raise ConfigError(f"max_model_len={length} and max_num_batched_tokens={budget} must be resolved before use")
+    """The scheduler's settings."""
     return SchedulerLimits(
-        max_num_batched_tokens=budget,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=length,
-        max_prefill_tokens=config.scheduler.max_prefill_tokens or 0,
+        max_model_len=config.model.max_model_len,
+        max_prefill_tokens=config.scheduler.max_prefill_tokens,
         enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         policy=config.scheduler.scheduling_policy,

@@ -3,7 +3,6 @@
 Does not know who the front ends are, nor what a core does. Engines of other machines are its too, on the head.
 """
 
-import dataclasses
 import hashlib
 import json
 import threading
@@ -41,14 +40,11 @@ class EngineFleet:
         timeouts: LivenessTimeouts,
         *,
         secret: str | None = None,
-        lockstep: bool = False,
-        shares_experts: bool = False,
         node_timeout_s: float = 10.0,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         """`worker` is "module:callable", called with the configuration in each core's process. `secret` is what the
-        machines share, when there are several. `lockstep`: engines step together; `shares_experts`: their workers
-        meet, and so they live and die together. `on_lost` is called when the last engine is gone for good, on the
+        machines share, when there are several. `on_lost` is called when the last engine is gone for good, on the
         thread of its supervisor. Raises ConfigError when the address of the head cannot be bound."""
         self.secret = secret or new_secret()
         """What lets a process connect to the sockets of this deployment."""
@@ -58,8 +54,7 @@ class EngineFleet:
         self._worker = worker
         self._on_lost = on_lost
         self._plan = plan
-        self._lockstep = lockstep
-        self._meetings = ExpertRendezvous(plan.size, str(self.folder.path)) if shares_experts else None
+        self._meetings = ExpertRendezvous(plan.size, str(self.folder.path)) if plan.shares_experts else None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._listeners: list[Listener] = []
@@ -148,9 +143,8 @@ class EngineFleet:
             (self.folder.path / f"core-{index}-{incarnation - 1}").unlink(missing_ok=True)
             address = self._address_of(f"core-{index}-{incarnation}")
             meeting = None if self._meetings is None else self._meetings.join(index, incarnation)
-            cpu = self._config.cpu.of_engine(index - self._plan.local.start, self._config.parallel.workers_per_replica)
-            config = dataclasses.replace(self._config, cpu=cpu)
-            birth = CoreSpec(config, index, self._worker, address, self.secret, self._lockstep, meeting)
+            config = self._config.of_engine(index - self._plan.local.start)
+            birth = CoreSpec(config, index, self._worker, address, self.secret, self._plan.lockstep, meeting)
             return msgspec.msgpack.encode(birth)
 
         return payload
@@ -173,7 +167,7 @@ class EngineFleet:
             raise
 
     def _make_coordinator(self) -> WaveCoordinator | None:
-        if not self._lockstep or self._plan.headless:
+        if not self._plan.lockstep or self._plan.headless:
             return None
         coordinator = WaveCoordinator(self.secret)
         self._listeners.append(coordinator.notify)

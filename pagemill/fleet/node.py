@@ -256,7 +256,6 @@ def run_headless(
     timeouts: LivenessTimeouts,
     *,
     secret: str,
-    lockstep: bool = False,
     node_timeout_s: float = 10.0,
     head_return_s: float = HEAD_RETURN_S,
 ) -> int:
@@ -285,7 +284,7 @@ def run_headless(
         link.connect(FIRST_CONNECT_S)
         if link.stopping:
             return 0
-        with EngineFleet(config, worker, plan, timeouts, secret=secret, lockstep=lockstep) as engines:
+        with EngineFleet(config, worker, plan, timeouts, secret=secret) as engines:
             engines.subscribe(link.publish)
             engines.start()
             threading.Thread(target=_watch_start, args=(engines.wait_ready, link), daemon=True).start()

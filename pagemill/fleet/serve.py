@@ -17,9 +17,7 @@ import setproctitle
 from pagemill import envs
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
-from pagemill.config.event_endpoints import check_endpoints
-from pagemill.config.fleet_plan import FleetPlan, needs_lockstep, plan_fleet, shares_experts
-from pagemill.config.graph_mode import GraphMode
+from pagemill.config.fleet_plan import FleetPlan, plan_fleet
 from pagemill.config.sections import FleetConfig, ServerConfig
 from pagemill.config.server_access import access_of, is_loopback
 from pagemill.errors import ConfigError, EngineDeadError
@@ -27,7 +25,7 @@ from pagemill.fleet.engines import EngineFleet
 from pagemill.fleet.event_feed import EventFeed
 from pagemill.fleet.node import run_headless
 from pagemill.fleet.supervisor import LivenessTimeouts
-from pagemill.launch import WORKER, build_config, log_ready, place_threads
+from pagemill.launch import WORKER, build_config, log_ready
 from pagemill.log import get_logger
 from pagemill.observability.metrics_pool import MetricsPool
 from pagemill.serve.http.server import bind, say_ready, url_of
@@ -49,27 +47,20 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     """Serve over HTTP until SIGINT, SIGTERM or SIGHUP; the exit status, which is 1 when all engines are gone for good.
     Wrong settings, a model that is not there and a port in use are found, in this order, before the weights are loaded.
     Engines run in processes of their own."""
-    plan = plan_fleet(fleet)
+    plan = plan_fleet(fleet, expert_parallel=args.settings.parallel.enable_expert_parallel)
     secret = _shared_secret(plan)
     if not plan.headless:
         server = _with_keys(server)
         ParserSettings.of(server)  # what is wrong with it is said before an engine is started
     raise_limit()
-    config = place_threads(args, build_config(args), len(plan.local), front_end=not plan.headless)
-    check_endpoints(config.cache.kv_events_config, fleet.data_parallel_size)
+    config = build_config(args, plan)
     envs.log_stats_interval_s()  # for front ends that are not there yet
     timeouts = LivenessTimeouts(
         fleet.engine_stall_timeout, fleet.engine_hang_timeout, start_s=fleet.engine_start_timeout
     )
-    joint = shares_experts(fleet, plan, config.parallel)
-    if joint and config.graphs.compilation_config.cudagraph_mode != GraphMode.NONE.value:
-        raise ConfigError(
-            "enable_expert_parallel=True with several engines needs --enforce-eager: how many tokens the others have "
-            "is known in the step only, and a captured graph cannot ask"
-        )
-    lockstep, timeout_s = needs_lockstep(fleet, joint), fleet.data_parallel_node_timeout
+    timeout_s = fleet.data_parallel_node_timeout
     if plan.headless:
-        return run_headless(config, WORKER, plan, timeouts, secret=secret, lockstep=lockstep, node_timeout_s=timeout_s)
+        return run_headless(config, WORKER, plan, timeouts, secret=secret, node_timeout_s=timeout_s)
     with (
         _ended_by_signals(),
         contextlib.closing(bind(server.host, server.port)) as sock,
@@ -79,8 +70,6 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
             plan,
             timeouts,
             secret=secret,
-            lockstep=lockstep,
-            shares_experts=joint,
             node_timeout_s=timeout_s,
             on_lost=_end_this_process,
         ) as engines,

@@ -3,13 +3,26 @@
 The hidden states are those of the last layer, after the final norm.
 """
 
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from pagemill.errors import RequestError
 
-POOLING_TYPES = ("LAST", "CLS", "MEAN")
+
+class PoolingType(StrEnum):
+    """Which hidden states of a prompt become its vector."""
+
+    LAST = "LAST"
+    """The last token's."""
+    CLS = "CLS"
+    """The first token's."""
+    MEAN = "MEAN"
+    """The mean of all tokens'."""
+
+
+POOLING_TYPES = tuple(kind.value for kind in PoolingType)
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pooling"):
@@ -39,7 +52,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     @property
     def reads_all_tokens(self) -> bool:
         """Whether the hidden states of earlier tokens are read, so that all of them must be computed."""
-        return self.pooling_type in ("CLS", "MEAN")
+        return self.pooling_type in (PoolingType.CLS, PoolingType.MEAN)
 
     def replace(self, **changes: Any) -> "PoolingParams":
         """A copy with some fields changed, checked again."""

@@ -11,7 +11,7 @@ from pagemill.artifacts.config_fields import ModelFields
 from pagemill.catalog.models import MODELS
 from pagemill.catalog.weights import WEIGHTS
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import CacheConfig, ModelConfig
+from pagemill.config.sections import CacheSettings, ModelConfig
 from pagemill.errors import ModelError, PagemillError
 from pagemill.model.attention.capability import Surroundings
 from pagemill.model.attention.selector import Chooser, Wishes
@@ -24,7 +24,7 @@ from pagemill.model.quantization.choose import choose as choose_quantization
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
 
-DEFAULT_CACHE = CacheConfig()
+DEFAULT_CACHE = CacheSettings()
 
 
 def load_model(
@@ -33,7 +33,7 @@ def load_model(
     platform: Platform,
     timer: PhaseTimer,
     groups: ParallelGroups | None = None,
-    cache: CacheConfig = DEFAULT_CACHE,
+    cache: CacheSettings = DEFAULT_CACHE,
     expert_parallel: bool = False,
 ) -> CausalLM:
     """A model ready to run, in config.dtype; with `groups`, this rank's part of one, whole experts where
@@ -67,7 +67,7 @@ def build_model(
     config: ModelConfig,
     platform: Platform,
     groups: ParallelGroups,
-    cache: CacheConfig = DEFAULT_CACHE,
+    cache: CacheSettings = DEFAULT_CACHE,
     expert_parallel: bool = False,
 ) -> CausalLM:
     """The architecture without weights."""
@@ -81,13 +81,13 @@ def build_model(
     exchange = Exchange(groups.dp, groups.ep) if expert_parallel and groups.dp.size > 1 else None
     ctx = LayerContext(dtype, quantization, attention, groups, expert_parallel, exchange)
     facts = dataclasses.replace(facts, hf_config=ModelFields(facts.hf_config))  # a plain dict in another process
-    model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len or facts.max_position, ctx)
+    model: CausalLM = MODELS.resolve(facts.architecture)(facts, config.max_model_len, ctx)
     if config.pools:
         model.drop_head()
     return model
 
 
-def attention_chooser(config: ModelConfig, cache: CacheConfig, platform: Platform) -> Chooser:
+def attention_chooser(config: ModelConfig, cache: CacheSettings, platform: Platform) -> Chooser:
     """Chooses the backends that the settings and the platform ask for."""
     wanted = config.attention_config
     wishes = Wishes(

@@ -4,8 +4,11 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pagemill.catalog.executors import UNI
+from pagemill.config.choices import Runner
+from pagemill.config.decisions import Decision
+from pagemill.config.graph_mode import GraphMode
 from pagemill.config.no_effect import IdleSetting
-from pagemill.config.resolve import Decision
 from pagemill.config.sections import CompilationConfig, PoolerConfig
 
 WIDTH = 118
@@ -33,8 +36,9 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "distributed_executor_backend": _plain,
     "compilation_config": _graphs,
 }
-"""Settings whose defaults change what users see, or what the model needs; how each is shown."""
-_USUAL = {("runner", "generate"), ("distributed_executor_backend", "uni")}
+"""Settings whose defaults change what users see, or what the model needs, in the order of the table; how each is
+shown."""
+_USUAL = {("runner", Runner.GENERATE), ("distributed_executor_backend", UNI)}
 
 
 def start_table(decisions: Sequence[Decision], idle: Sequence[IdleSetting]) -> str:
@@ -44,9 +48,10 @@ def start_table(decisions: Sequence[Decision], idle: Sequence[IdleSetting]) -> s
     from rich.table import Table
 
     rows = [
-        (decision.field, _SHOWN[decision.field](decision.value), decision.why)
+        (field, show(decision.value), decision.why)
+        for field, show in _SHOWN.items()
         for decision in decisions
-        if decision.field in _SHOWN and not _is_usual(decision)
+        if decision.field == field and not _is_usual(decision)
     ]
     rows += [(setting.name, "no effect", setting.why) for setting in idle]
     if not rows:
@@ -62,5 +67,5 @@ def start_table(decisions: Sequence[Decision], idle: Sequence[IdleSetting]) -> s
 
 def _is_usual(decision: Decision) -> bool:
     if isinstance(decision.value, CompilationConfig):
-        return decision.value.cudagraph_mode == "NONE" and not decision.value.mode
+        return decision.value.cudagraph_mode is GraphMode.NONE and not decision.value.mode
     return (decision.field, decision.value) in _USUAL

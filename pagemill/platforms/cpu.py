@@ -8,7 +8,6 @@ from pagemill.log import get_logger
 from pagemill.platforms.cpu_topology import read_topology
 from pagemill.platforms.interface import Platform
 from pagemill.platforms.thread_binding import ThreadBinding
-from pagemill.platforms.thread_plan import ThreadPlan, ThreadWish, plan_threads
 from pagemill.utils.cpu_list import format_cpu_list
 
 logger = get_logger(__name__)
@@ -25,17 +24,17 @@ class CpuPlatform(Platform):
 
     def facts(self) -> DeviceFacts:
         quantized = "bfloat16" if envs.native_kernels() and "avx2" in _flags() else None
+        topology = read_topology()
         return DeviceFacts(
             "cpu",
-            read_topology().num_threads,
+            topology.num_threads,
             _free_bytes(),
             _fast_dtypes(),
             quantized,
             prefill_tokens=PREFILL_TOKENS,
+            topology=topology,
+            threads_bind=envs.cpu_threads_bind(),
         )
-
-    def plan_threads(self, wish: ThreadWish) -> ThreadPlan:
-        return plan_threads(read_topology(), wish)
 
     def set_threads(self, num_threads: int, cpus: tuple[int, ...] = ()) -> None:
         import torch  # deferred: facts() must not cost the import of torch

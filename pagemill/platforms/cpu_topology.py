@@ -1,55 +1,16 @@
-"""`CpuTopology`: which CPUs this process may use, and which cores and NUMA nodes they belong to, from /sys and /proc.
+"""`read_topology`: which CPUs this process may use, and which cores and NUMA nodes they belong to, from /sys and /proc.
 
 Does not know who will compute on them.
 """
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from pagemill.config.facts import Core, CpuTopology
 from pagemill.utils.cpu_list import parse_cpu_list
 
 _CGROUP = "sys/fs/cgroup"
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """A physical core of which this process may use at least one CPU."""
-
-    cpu: int
-    """The first of its CPUs that may be used; the others are its SMT siblings."""
-    node: int
-    """NUMA node."""
-
-
-@dataclass(frozen=True)
-class CpuTopology:
-    """CPUs by number, as Linux numbers them."""
-
-    nodes: dict[int, int]
-    """Every CPU of this process -> its NUMA node."""
-    cores: tuple[Core, ...]
-    """By node, then by CPU."""
-    online: frozenset[int]
-    """Of the machine, whether this process may use them or not."""
-    quota: float | None = None
-    """CPUs' worth of time that the control group allows; None: no limit."""
-
-    @property
-    def num_threads(self) -> int:
-        """Threads that can run at once on cores of their own, within the quota."""
-        allowed = len(self.cores) if self.quota is None else min(len(self.cores), int(self.quota))
-        return max(1, allowed)
-
-    @property
-    def limited(self) -> bool:
-        """Whether the quota is less than the cores: they are shared with others who see the same ones."""
-        return self.quota is not None and self.quota < len(self.cores)
-
-    def nodes_of(self, cpus: Iterable[int]) -> tuple[int, ...]:
-        """NUMA nodes of these CPUs, in order."""
-        return tuple(sorted({self.nodes[cpu] for cpu in cpus if cpu in self.nodes}))
 
 
 def read_topology(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> CpuTopology:

@@ -4,9 +4,6 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pagemill.config.facts import DeviceFacts
-from pagemill.config.thread_lists import parse_lists
-from pagemill.errors import ConfigError
-from pagemill.platforms.thread_plan import ThreadPlan, ThreadWish
 
 if TYPE_CHECKING:
     from torch import Tensor  # deferred: facts must not cost the import of torch
@@ -38,16 +35,6 @@ class Platform(ABC):
 
     def release_threads(self) -> None:  # noqa: B027 - most devices bind none
         """Let threads use the CPUs again that they had before `set_threads`."""
-
-    def plan_threads(self, wish: ThreadWish) -> ThreadPlan:
-        """Threads and CPUs of the workers of this machine. Raises ConfigError for CPUs that workers cannot have."""
-        if parse_lists(wish.bind):
-            raise ConfigError(
-                f"cpu_threads_bind={wish.bind!r} binds what computes on a CPU, and the device is {self.name}; leave it "
-                "out, or use --device cpu"
-            )
-        threads = wish.threads or max(1, self.facts().num_cores // wish.num_workers)
-        return ThreadPlan(threads, (), f"a {self.name} computes")
 
     @abstractmethod
     def attention_order(self) -> tuple[str, ...]:

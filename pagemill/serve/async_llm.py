@@ -48,9 +48,9 @@ class AsyncLLM:
         client: EngineClient,
         tokenizer: Tokenizer,
         facts: ModelFacts,
-        scheduler: SchedulerConfig | None = None,
+        scheduler: SchedulerConfig,
         *,
-        cache: CacheConfig | None = None,
+        cache: CacheConfig,
         served_model_name: str | None = None,
         log_interval_s: float | None = None,
         pooler: PoolerConfig | None = None,
@@ -61,7 +61,6 @@ class AsyncLLM:
         line of figures is logged every `log_interval_s` seconds; None: never. `pooler`: of an engine that makes
         vectors and no text. `seeds`: for requests that have none. `log_stats`: False: nothing is counted, `metrics` are
         empty, and no line is logged."""
-        scheduler = scheduler or SchedulerConfig()
         self.tokenizer = tokenizer
         self.facts = facts
         self.max_model_len = client.ready.max_model_len
@@ -72,7 +71,6 @@ class AsyncLLM:
         self.default_params = self.preparation.default_params
         self._inputs = self.preparation.inputs
         self._seeds = seeds or RequestSeeds()
-        cache = cache or CacheConfig()
         self.metrics = ServingMetrics(
             served_model_name or facts.public_name,
             self.max_model_len,
@@ -86,7 +84,7 @@ class AsyncLLM:
         self._pump = OutputPump(client, self._outputs, self.metrics, log_interval_s if log_stats else None)
         limits = LoadLimits.of(scheduler, client.num_engines)
         self._gate = LoadGate(limits, self._outputs, self.metrics)
-        self._step_tokens = scheduler.max_num_batched_tokens or client.ready.max_model_len
+        self._step_tokens = scheduler.max_num_batched_tokens
         self._count = itertools.count()
 
     async def generate(

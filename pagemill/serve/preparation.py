@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from pagemill.config.choices import SchedulingPolicy
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import PoolerConfig, SchedulerConfig
 from pagemill.errors import ConfigError, RequestError
@@ -45,7 +46,7 @@ class Preparation:
             tokenizer,
             ready,
             (*facts.eos_token_ids, *tokenizer.eos_token_ids),
-            has_priorities=scheduler.scheduling_policy == "priority",
+            has_priorities=scheduler.scheduling_policy == SchedulingPolicy.PRIORITY,
             pooling=None if pooler is None else _pooling(pooler, facts),
         )
         self.chats = ChatRenderer(tokenizer, self.inputs)

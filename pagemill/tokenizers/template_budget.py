@@ -133,9 +133,9 @@ class Budget:
         return total
 
 
-def max_value_of(max_model_len: int | None) -> int:
-    """Characters that a value may have where prompts have up to so many tokens (None: that is not known)."""
-    return max(MAX_VALUE, CHARS_PER_TOKEN * (max_model_len or 0))
+def max_value_of(max_model_len: int) -> int:
+    """Characters that a value may have where prompts have up to so many tokens."""
+    return max(MAX_VALUE, CHARS_PER_TOKEN * max_model_len)
 
 
 _current: ContextVar[Budget | None] = ContextVar("template_budget", default=None)

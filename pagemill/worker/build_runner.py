@@ -40,8 +40,8 @@ class RunnerSizes:
 
     @classmethod
     def of(cls, scheduler: SchedulerConfig, max_model_len: int) -> "RunnerSizes":
-        """From resolved settings."""
-        most = max(scheduler.max_num_batched_tokens or 0, scheduler.max_num_seqs)
+        """From the settings of the scheduler."""
+        most = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
         return cls(scheduler.max_num_seqs, max_model_len, most)
 
 

@@ -108,7 +108,7 @@ class Worker:
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Layer name -> what it keeps, in layer order."""
         cache = self._config.cache
-        block_size, dtype = cache.block_size or 16, cache_dtype(cache.kv_cache_dtype, self._config.model.dtype)
+        block_size, dtype = cache.block_size, cache_dtype(cache.kv_cache_dtype, self._config.model.dtype)
         return {name: layer.kv_spec(block_size, dtype) for name, layer in self.model.cache_layers().items()}
 
     def available_kv_bytes(self) -> int:
@@ -121,7 +121,7 @@ class Worker:
         if asked is not None:
             return asked
         specs = self.kv_cache_specs().values()
-        length = self._config.model.max_model_len or 0
+        length = self._config.model.max_model_len
         num_tokens = max(DEFAULT_KV_TOKENS, length + 2 * max(spec.block_size for spec in specs))
         requests = self._config.scheduler.max_num_seqs
         wanted = sum(spec.page_bytes() * spec.default_blocks(num_tokens, requests) for spec in specs)
@@ -196,7 +196,7 @@ class Worker:
         )
 
     def _sizes(self) -> RunnerSizes:
-        return RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len or 0)
+        return RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len)
 
     def _try_out(self, watch: MemoryWatch, asked: int | None) -> int:
         """Bytes for the KV cache: as `asked`, or what the worst steps leave, run on a cache of almost nothing. Before,

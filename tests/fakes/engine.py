@@ -1,7 +1,6 @@
 """An `AsyncLLM` on a fake core, an app around it, and a real server on a free port."""
 
 import contextlib
-import dataclasses
 import importlib.util
 import threading
 import time
@@ -13,13 +12,14 @@ from fastapi import FastAPI
 from pagemill.catalog.endpoints import ENDPOINTS
 from pagemill.catalog.registry import Registry
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import PoolerConfig, SchedulerConfig, ServerConfig
+from pagemill.config.sections import PoolerConfig, ServerConfig
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
 from pagemill.serve.http.app import build_app
 from pagemill.serve.http.limits import limits_of
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.server import HttpServer, bind
+from tests.fakes.configs import cache_config, scheduler_config
 from tests.fakes.fake_core import FakeCore
 from tests.fakes.fake_tokenizer import IM_END, VOCAB_SIZE, ByteTokenizer
 
@@ -45,10 +45,16 @@ def make_engine(
     **scheduler: Any,
 ) -> AsyncLLM:
     """An engine on a fake core; further keywords are fields of SchedulerConfig."""
-    section = dataclasses.replace(SchedulerConfig(), **scheduler)
     client = InprocClient(core or FakeCore(), inline)
     return AsyncLLM(
-        client, ByteTokenizer(), FACTS, section, log_interval_s=log_interval_s, pooler=pooler, log_stats=log_stats
+        client,
+        ByteTokenizer(),
+        FACTS,
+        scheduler_config(**({"max_num_batched_tokens": client.ready.max_model_len} | scheduler)),
+        cache=cache_config(),
+        log_interval_s=log_interval_s,
+        pooler=pooler,
+        log_stats=log_stats,
     )
 
 

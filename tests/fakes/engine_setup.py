@@ -4,13 +4,14 @@ import msgspec
 
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import CacheConfig, CpuConfig, KVEventsConfig, ModelConfig, SchedulerConfig
+from pagemill.config.sections import KVEventsConfig
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.kv_spec import ChunkedLocalSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import SamplingParams
+from tests.fakes.configs import cache_config, cpu_config, graph_config, model_config, parallel_config, scheduler_config
 from tests.fakes.scripted_worker import ScriptedWorker
 
 BLOCK_SIZE = 4
@@ -46,8 +47,8 @@ def engine_config(
     facts = ModelFacts("fake", "", "gguf", "Fake", {}, "float32", max_model_len, 13)
     limits = {"max_num_seqs": 8} | scheduler
     return EngineConfig(
-        ModelConfig(max_model_len=max_model_len),
-        CacheConfig(
+        model=model_config(max_model_len=max_model_len),
+        cache=cache_config(
             block_size=BLOCK_SIZE,
             num_gpu_blocks_override=num_blocks,
             enable_prefix_caching=caching,
@@ -55,9 +56,11 @@ def engine_config(
             enable_partial_block_reuse=partial,
             kv_events_config=kv_events or KVEventsConfig(),
         ),
-        SchedulerConfig(max_num_batched_tokens=budget, **limits),
-        CpuConfig(cpu_threads=1),
-        facts,
+        scheduler=scheduler_config(max_num_batched_tokens=budget, **limits),
+        parallel=parallel_config(),
+        graphs=graph_config(),
+        cpu=cpu_config(),
+        facts=facts,
     )
 
 

@@ -17,14 +17,13 @@ HEAD_RETURN_S = 20.0
 def run_node(payload, report):
     """Entry of a node's process: engines from a rank on, of so many in all."""
     folder, port, first, count, size, lockstep = json.loads(payload)
-    plan = FleetPlan(size, range(first, first + count), True, ("127.0.0.1", port))
+    plan = FleetPlan(size, range(first, first + count), True, ("127.0.0.1", port), lockstep=lockstep)
     run_headless(
         fleet_config(folder),
         WORKER,
         plan,
         LivenessTimeouts(),
         secret=SECRET,
-        lockstep=lockstep,
         node_timeout_s=TIMEOUT_S,
         head_return_s=HEAD_RETURN_S,
     )

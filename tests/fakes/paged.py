@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from pagemill.artifacts.describe import describe
-from pagemill.config.sections import CacheConfig, ModelConfig
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup, cache_dtype
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest, SchedulerOutput
@@ -21,6 +20,7 @@ from pagemill.worker.batch.input_batch import build_batch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.kv_tensors.allocate import bind_kv_cache
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
+from tests.fakes.configs import cache_config, model_config
 
 BLOCK_SIZE = 16
 
@@ -54,8 +54,8 @@ class PagedModel:
         **settings: Any,
     ) -> "PagedModel":
         facts = describe(str(path), path)
-        config = ModelConfig(str(path), dtype=dtype, attention_backend=backend, max_model_len=2048)
-        cache = CacheConfig(kv_cache_dtype=kv_cache_dtype)
+        config = model_config(str(path), dtype=dtype, attention_backend=backend, max_model_len=2048)
+        cache = cache_config(kv_cache_dtype=kv_cache_dtype)
         model = load_model(facts, config, CpuPlatform(), PhaseTimer(), cache=cache)
         return cls(model, cache_dtype(kv_cache_dtype, dtype), **settings)
 

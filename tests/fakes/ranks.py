@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pagemill.config.arguments import EngineArgs
-from pagemill.config.sections import ParallelConfig
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.launch import build_config
@@ -23,6 +22,7 @@ from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.quantization.experts import SeparateExperts
 from pagemill.model.quantization.panels import PanelWeight
 from pagemill.worker.worker import Worker
+from tests.fakes.configs import parallel_config
 
 TIMEOUT_S = 60
 
@@ -134,8 +134,10 @@ def replay(
 ) -> Replay:
     """The recorded steps on one rank's worker, then others of no request; all ranks must replay at the same time."""
     config = build_config(EngineArgs(recording.path, **recording.settings))
-    sizes = ParallelConfig(
-        rank.tensor_parallel_size, rank.pipeline_parallel_size, enable_expert_parallel=expert_parallel
+    sizes = parallel_config(
+        tensor_parallel_size=rank.tensor_parallel_size,
+        pipeline_parallel_size=rank.pipeline_parallel_size,
+        enable_expert_parallel=expert_parallel,
     )
     worker = Worker(dataclasses.replace(config, parallel=sizes), rank)
     worker.load_model()

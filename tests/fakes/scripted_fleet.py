@@ -6,10 +6,10 @@ import os
 import time
 from pathlib import Path
 
-from pagemill.config.sections import ModelConfig, ParallelConfig
 from pagemill.serve.client.fleet import FleetClient
 from pagemill.serve.client.zmq import ZmqClient
 from pagemill.transport.handshake import Hello, Role
+from tests.fakes.configs import model_config
 from tests.fakes.engine_setup import core_request, engine_config, full
 from tests.fakes.scripted_worker import ScriptedWorker, alone
 
@@ -22,10 +22,7 @@ PATIENCE_S = 60
 def fleet_config(folder, **settings):
     """A configuration whose workers leave notes in a folder."""
     config = engine_config(max_model_len=MAX_LEN, num_blocks=1024, **settings)
-    parallel = ParallelConfig(distributed_executor_backend="uni")
-    return dataclasses.replace(
-        config, model=ModelConfig(max_model_len=MAX_LEN, download_dir=str(folder)), parallel=parallel
-    )
+    return dataclasses.replace(config, model=model_config(max_model_len=MAX_LEN, download_dir=str(folder)))
 
 
 class NotedWorker(ScriptedWorker):

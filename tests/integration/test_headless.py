@@ -29,14 +29,13 @@ class Machines:
     def __init__(self, folder, lockstep=False):
         self.folder, self.port, self.lockstep = str(folder), free_port(), lockstep
         self.nodes = []
-        plan = FleetPlan(2, range(1), head=("127.0.0.1", self.port))
+        plan = FleetPlan(2, range(1), head=("127.0.0.1", self.port), lockstep=lockstep)
         self.head = EngineFleet(
             fleet_config(folder),
             WORKER,
             plan,
             LivenessTimeouts(),
             secret=SECRET,
-            lockstep=lockstep,
             node_timeout_s=TIMEOUT_S,
         )
 

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from pagemill.artifacts.describe import describe
-from pagemill.config.sections import ModelConfig, SchedulerConfig
 from pagemill.errors import EngineOverloadedError, ModelNotFoundError, RequestError, UnavailableError
 from pagemill.messages.engine_io import EngineReady
 from pagemill.serve.http import preparer_pool
@@ -18,6 +17,7 @@ from pagemill.serve.http.errors import GenerationFailedError
 from pagemill.serve.http.preparer import CHAT, COMPLETIONS, AnswerForm, PreparedPrompt
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperSpec
+from tests.fakes.configs import model_config, scheduler_config
 from tests.fakes.engine import FACTS
 from tests.fakes.fake_tokenizer import BOS, VOCAB_SIZE
 from tests.fakes.preparer_child import ENTRY
@@ -26,9 +26,9 @@ from tests.fakes.tiny_checkpoint import make_checkpoint
 pytestmark = pytest.mark.slow
 
 BIRTH = HelperSpec(
-    model=ModelConfig(),
+    model=model_config(),
     facts=FACTS,
-    scheduler=SchedulerConfig(),
+    scheduler=scheduler_config(),
     ready=EngineReady(max_model_len=4096, vocab_size=VOCAB_SIZE, num_blocks=1024, block_size=16),
     num_engines=1,
     served_model_name="fake",
@@ -139,7 +139,7 @@ async def test_a_helper_whose_memory_grew_is_started_anew(pool: PreparerPool) ->
 
 async def test_files_of_the_model_that_are_gone_for_a_while(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = make_checkpoint(tmp_path / "model", "LlamaForCausalLM")
-    birth = msgspec.structs.replace(BIRTH, model=ModelConfig(model=str(folder)), facts=describe("m", folder))
+    birth = msgspec.structs.replace(BIRTH, model=model_config(model=str(folder)), facts=describe("m", folder))
     pool = PreparerPool(birth)
     away = folder.rename(tmp_path / "away")
     try:

@@ -32,8 +32,8 @@ def alone(tmp_path_factory):
 def engines(alone, tmp_path, monkeypatch):
     monkeypatch.setenv("PAGEMILL_RPC_BASE_PATH", str(tmp_path))
     config = build_config(EngineArgs(str(alone[0]), enable_expert_parallel=True, **SETTINGS))
-    plan = FleetPlan(2, range(2))
-    with EngineFleet(config, WORKER, plan, LivenessTimeouts(), lockstep=True, shares_experts=True) as engines:
+    plan = FleetPlan(2, range(2), shares_experts=True, lockstep=True)
+    with EngineFleet(config, WORKER, plan, LivenessTimeouts()) as engines:
         engines.start()
         engines.wait_ready()
         yield engines

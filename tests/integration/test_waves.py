@@ -26,9 +26,8 @@ class Lab:
 
     def __init__(self, folder, lockstep=True):
         self.folder = folder
-        self.engines = EngineFleet(
-            fleet_config(folder), WORKER, FleetPlan(2, range(2)), LivenessTimeouts(), lockstep=lockstep
-        )
+        plan = FleetPlan(2, range(2), lockstep=lockstep)
+        self.engines = EngineFleet(fleet_config(folder), WORKER, plan, LivenessTimeouts())
 
     def __enter__(self):
         self.engines.start()

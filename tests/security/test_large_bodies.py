@@ -7,10 +7,10 @@ import time
 import httpx
 import pytest
 
-from pagemill.config.sections import ModelConfig, SchedulerConfig
 from pagemill.serve.http.intake import LARGE_BODY_BYTES
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperSpec
+from tests.fakes.configs import model_config, scheduler_config
 from tests.fakes.engine import FACTS, running_server
 from tests.fakes.fake_core import FakeCore
 from tests.fakes.fake_tokenizer import ByteTokenizer
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.slow
 def url():
     core = FakeCore()
     birth = HelperSpec(
-        model=ModelConfig(),
+        model=model_config(),
         facts=FACTS,
-        scheduler=SchedulerConfig(),
+        scheduler=scheduler_config(),
         ready=core.ready,
         num_engines=1,
         served_model_name="fake",
@@ -96,7 +96,7 @@ def test_bodies_of_clients_that_left_are_not_prepared(url):
 def test_all_bodies_are_large_where_the_tokenizer_may_take_very_long(monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "may_stall", True)
     core = FakeCore()
-    birth = HelperSpec(ModelConfig(), FACTS, SchedulerConfig(), core.ready, 1, "fake")
+    birth = HelperSpec(model_config(), FACTS, scheduler_config(), core.ready, 1, "fake")
     with running_server(core, helpers=PreparerPool(birth, ENTRY, max_helpers=1)) as url:
         answers = []
         for prompt in ("kill!", "good"):

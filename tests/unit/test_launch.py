@@ -9,6 +9,7 @@ import pytest
 
 from pagemill import envs, launch
 from pagemill.config.arguments import EngineArgs
+from pagemill.config.fleet_plan import FleetPlan
 from pagemill.errors import ConfigError
 from pagemill.platforms import cpu
 from pagemill.platforms.cpu import PREFILL_TOKENS
@@ -30,10 +31,9 @@ def sixteen_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu, "read_topology", there.topology)
 
 
-def placed(checkpoint, num_engines=1, front_end=True, own_process=True, **settings):
-    args = EngineArgs(checkpoint, device="cpu", **settings)
-    config = launch.build_config(args)
-    placed = launch.place_threads(args, config, num_engines, front_end=front_end, own_process=own_process)
+def placed(checkpoint, num_engines=1, headless=False, in_process=False, **settings):
+    fleet = FleetPlan(num_engines, range(num_engines), headless, in_process=in_process)
+    placed = launch.build_config(EngineArgs(checkpoint, device="cpu", **settings), fleet)
     threads, given = placed.cpu.cpu_threads, settings.get("max_prefill_tokens")
     if placed.parallel.distributed_executor_backend != "ray":
         assert placed.scheduler.max_prefill_tokens == (PREFILL_TOKENS * threads if given is None else given)
@@ -43,10 +43,10 @@ def placed(checkpoint, num_engines=1, front_end=True, own_process=True, **settin
 def test_engines_share_the_cores_by_node(checkpoint):
     assert placed(checkpoint) == (15, "1-15")
     assert placed(checkpoint, 2) == (8, "1-7|8-15")
-    assert placed(checkpoint, 2, tensor_parallel_size=2, front_end=False) == (4, "0-3|4-7|8-11|12-15")
-    assert placed(checkpoint, cpu_threads_bind="nobind", front_end=False) == (16, "nobind")
-    assert placed(checkpoint, cpu_threads_bind="nobind", front_end=False, max_prefill_tokens=99) == (16, "nobind")
-    assert placed(checkpoint, own_process=False, front_end=False) == (16, "nobind")
+    assert placed(checkpoint, 2, tensor_parallel_size=2, headless=True) == (4, "0-3|4-7|8-11|12-15")
+    assert placed(checkpoint, cpu_threads_bind="nobind", headless=True) == (16, "nobind")
+    assert placed(checkpoint, cpu_threads_bind="nobind", headless=True, max_prefill_tokens=99) == (16, "nobind")
+    assert placed(checkpoint, in_process=True) == (16, "nobind")
 
 
 def test_the_environment_says_it_where_the_flag_does_not(checkpoint, monkeypatch):

@@ -156,7 +156,7 @@ def test_chat(make_llm: MakeLLM) -> None:
 
 
 def test_there_are_no_statistics_unless_asked_for(make_llm: MakeLLM) -> None:
-    assert make_llm().config.draft.observability.disable_log_stats
+    assert make_llm().config.settings.observability.disable_log_stats
     llm = make_llm(log_stats=False)
     with pytest.raises(ConfigError, match="disable_log_stats=False"):
         llm.get_metrics()
@@ -169,7 +169,7 @@ def test_metrics_are_objects(make_llm: MakeLLM) -> None:
     assert found["vllm:generation_tokens"].value == 8
     assert found["vllm:e2e_request_latency_seconds"].count == 2
     assert found["vllm:num_requests_running"].labels == {"model_name": "fake", "engine": "0"}
-    assert not llm.config.draft.observability.disable_log_stats
+    assert not llm.config.settings.observability.disable_log_stats
 
 
 def test_unknown_setting(make_llm: MakeLLM) -> None:

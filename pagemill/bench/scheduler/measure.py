@@ -11,9 +11,8 @@ from typing import Any
 
 from pagemill.bench.scheduler.own import OwnScheduler
 from pagemill.bench.scheduler.work import SAMPLED_TOKEN, STOP_TOKEN_IDS, SchedulerWork
+from pagemill.config.choices import HashAlgorithm
 from pagemill.errors import ConfigError
-
-HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 Call = Callable[..., Any]
 """(method of `OwnScheduler`, its arguments) -> its result."""
@@ -119,7 +118,7 @@ def _decodes(work: SchedulerWork, sides: list[Side], first: int, end: int) -> No
 def _hashes(work: SchedulerWork, sides: list[Side]) -> None:
     """Every algorithm that an engine has; the first repetition is the warm-up."""
     prompt = work.prompt(0)
-    for algorithm in HASH_ALGORITHMS:
+    for algorithm in HashAlgorithm:
         for repetition in range(work.num_repetitions + 1):
             for side in sides:
                 try:

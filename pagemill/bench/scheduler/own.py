@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from pagemill import __version__
+from pagemill.config.choices import HashAlgorithm
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.prefix_hash import PrefixHasher
 from pagemill.engine.request import Request
@@ -21,7 +22,7 @@ from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheG
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 
-HASH_ALGORITHM = "sha256"
+HASH_ALGORITHM = HashAlgorithm.SHA256
 
 
 class NullWorkers:
@@ -111,7 +112,7 @@ class OwnScheduler:
         """Mean bytes of the message to the workers over `count` steps."""
         return sum(len(self._encode(self._step()[0])) for _ in range(count)) / count
 
-    def hash_seconds(self, algorithm: str, prompt: list[int]) -> float:
+    def hash_seconds(self, algorithm: HashAlgorithm, prompt: list[int]) -> float:
         """Time to hash the full blocks of a prompt. Raises ConfigError when the algorithm's package is missing."""
         hasher = PrefixHasher(algorithm, self._block_size)
         request = Request(self._request(prompt, 1), sequence=0, max_model_len=self._limits.max_model_len)

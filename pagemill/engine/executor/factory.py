@@ -3,7 +3,6 @@
 from pagemill.catalog.executors import EXECUTORS
 from pagemill.config.engine_config import EngineConfig
 from pagemill.engine.executor.interface import Executor, ExecutorSpec
-from pagemill.errors import ConfigError
 from pagemill.messages.worker_rank import Replicas
 
 
@@ -12,17 +11,14 @@ def make_executor(config: EngineConfig, worker: str, *, replica: int = 0, replic
     configuration, and with the rank where there are several. `replica` counts engines with workers of their own;
     `replicas` says where they all meet, if they do. Raises ConfigError for a name that the catalogue does not have, and
     for what the executor cannot do."""
-    name = config.parallel.distributed_executor_backend
-    if name is None:
-        raise ConfigError("distributed_executor_backend is not resolved")
     spec = ExecutorSpec(
         worker,
         config,
         config.parallel,
-        num_threads=config.cpu.cpu_threads or 1,
-        overlap=bool(config.scheduler.async_scheduling),
+        num_threads=config.cpu.cpu_threads,
+        overlap=config.scheduler.async_scheduling,
         replica=replica,
         replicas=replicas,
     )
-    executor: Executor = EXECUTORS.resolve(name).build(spec)
+    executor: Executor = EXECUTORS.resolve(config.parallel.distributed_executor_backend).build(spec)
     return executor

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagemill.config.choices import HashAlgorithm
 from pagemill.engine.kv_cache.block_heads import BlockHeads
 from pagemill.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from pagemill.engine.kv_cache.coordinator import BlockIds, KVCacheCoordinator
@@ -49,7 +50,7 @@ class KVCacheManager:
     def __init__(
         self,
         config: KVCacheConfig,
-        hash_algorithm: str | None,
+        hash_algorithm: HashAlgorithm | None,
         seed: str | None = None,
         *,
         partial_reuse: bool = False,

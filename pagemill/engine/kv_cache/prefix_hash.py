@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from pagemill.config.choices import HashAlgorithm
 from pagemill.engine.request import Request
 from pagemill.errors import ConfigError
 
@@ -30,12 +31,12 @@ def _sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def _optional(package: str, algorithm: str) -> Any:
+def _optional(package: str, algorithm: HashAlgorithm) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
         raise ConfigError(
-            f"prefix_caching_hash_algo={algorithm!r} needs the package {package!r}, which is not installed; "
+            f"prefix_caching_hash_algo={str(algorithm)!r} needs the package {package!r}, which is not installed; "
             f"install it, or use --prefix-caching-hash-algo sha256"
         ) from error
 
@@ -61,26 +62,22 @@ def _cbor(hash_bytes: HashFunction, dumps: Callable[..., bytes]) -> BlockHashFun
     return hash_block
 
 
-def block_hash_function(algorithm: str) -> BlockHashFunction:
-    """One of sha256, sha256_cbor, xxhash, xxhash_cbor. Raises ConfigError for a name that is none of them, or that
-    names the package that is missing."""
-    name, _, encoding = algorithm.partition("_")
-    if name not in ("sha256", "xxhash") or encoding not in ("", "cbor"):
-        raise ConfigError(
-            f"prefix_caching_hash_algo={algorithm!r} is not one of sha256, sha256_cbor, xxhash, xxhash_cbor"
-        )
-    hash_bytes: HashFunction = _sha256 if name == "sha256" else _optional("xxhash", algorithm).xxh3_128_digest
-    return _cbor(hash_bytes, _optional("cbor2", algorithm).dumps) if encoding else _packed(hash_bytes)
+def block_hash_function(algorithm: HashAlgorithm) -> BlockHashFunction:
+    """The function of that name. Raises ConfigError that names the package that is missing."""
+    is_sha256 = algorithm in (HashAlgorithm.SHA256, HashAlgorithm.SHA256_CBOR)
+    is_packed = algorithm in (HashAlgorithm.SHA256, HashAlgorithm.XXHASH)
+    hash_bytes: HashFunction = _sha256 if is_sha256 else _optional("xxhash", algorithm).xxh3_128_digest
+    return _packed(hash_bytes) if is_packed else _cbor(hash_bytes, _optional("cbor2", algorithm).dumps)
 
 
 class PrefixHasher:
     """Hashes blocks of `block_size` tokens. The first block's parent is random, so that nobody outside can find
     colliding prompts, unless `seed` pins it: the same seed gives the same hashes in every process."""
 
-    def __init__(self, algorithm: str, block_size: int, seed: str | None = None) -> None:
+    def __init__(self, algorithm: HashAlgorithm, block_size: int, seed: str | None = None) -> None:
         self.block_size = block_size
         self._hash_block = block_hash_function(algorithm)
-        self._is_sha256 = algorithm == "sha256"
+        self._is_sha256 = algorithm == HashAlgorithm.SHA256
         self.root = os.urandom(ROOT_BYTES) if seed is None else _sha256(b"pagemill prefix root " + seed.encode())
 
     def extend(self, request: Request) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pagemill.config.choices import SchedulingPolicy
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -27,7 +29,7 @@ class SchedulerLimits:
     """Tokens with which a step stops to start requests, unless one alone has more; 0: no limit."""
     long_prefill_token_threshold: int = 0
     """Most prompt tokens of one request in a step; 0: no limit."""
-    policy: str = "fcfs"
+    policy: SchedulingPolicy = SchedulingPolicy.FCFS
     """fcfs or priority."""
 
     @property

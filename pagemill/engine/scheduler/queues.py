@@ -4,8 +4,8 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pagemill.config.choices import SchedulingPolicy
 from pagemill.engine.request import Request
-from pagemill.errors import ConfigError
 
 Key = Callable[[Request], tuple[Any, ...]]
 COMPACT_FROM = 64
@@ -72,11 +72,12 @@ def _by_priority(request: Request) -> tuple[int, int, float, int]:
     return request.priority, request.rank, request.arrival_time, request.sequence
 
 
-KEYS: dict[str, Key] = {"fcfs": _by_arrival, "priority": _by_priority}
+KEYS: dict[SchedulingPolicy, Key] = {
+    SchedulingPolicy.FCFS: _by_arrival,
+    SchedulingPolicy.PRIORITY: _by_priority,
+}
 
 
-def make_queue(policy: str) -> WaitingQueue:
-    """The empty queue of a policy. Raises ConfigError for an unknown one."""
-    if policy not in KEYS:
-        raise ConfigError(f"scheduling_policy={policy!r} is not one of {', '.join(KEYS)}")
+def make_queue(policy: SchedulingPolicy) -> WaitingQueue:
+    """The empty queue of a policy."""
     return WaitingQueue(KEYS[policy])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pagemill import envs
-from pagemill.config.compilation import PIECEWISE_COMPILER, is_cut
+from pagemill.config.compilation import PIECEWISE_COMPILER
 from pagemill.config.graph_mode import GraphMode
 from pagemill.config.sections import CompilationConfig, GraphConfig
 from pagemill.errors import ConfigError
@@ -29,18 +29,18 @@ def make_graphs(
     *,
     rank: int = 0,
 ) -> Graphs:
-    """`config`: complete (config.compilation). `layers`: of the model, by name. `maker`: None where the device has no
+    """`layers`: of the model, by name. `maker`: None where the device has no
     graphs. Raises ConfigError for a model that cannot be compiled."""
     compilation = config.compilation_config
     compile_model = _compiler(compilation, layers, rank) if compilation.mode == PIECEWISE_COMPILER else None
-    wanted = GraphMode[compilation.cudagraph_mode or GraphMode.NONE.value]
+    wanted = compilation.cudagraph_mode
     if maker is None or wanted is GraphMode.NONE:
         return NoGraphs(compile_model)
     supports = graph_supports(layers)
     mode, why = downgrade(
         wanted,
         supports,
-        pieces=is_cut(compilation) and not uncut(layers),
+        pieces=compilation.is_cut and not uncut(layers),
         uniform_query_len=limits.uniform_query_len,
     )
     if why:
@@ -48,7 +48,7 @@ def make_graphs(
     if mode is GraphMode.NONE:
         return NoGraphs(compile_model)
     always = min(supports.values(), default=AttentionCGSupport.ALWAYS) is AttentionCGSupport.ALWAYS
-    sizes = compilation.cudagraph_capture_sizes or ()
+    sizes = compilation.cudagraph_capture_sizes
     return GraphRunner(
         Dispatcher(mode, sizes, limits, small_step=SMALL_STEP if always else 0),
         maker,

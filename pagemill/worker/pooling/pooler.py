@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pagemill.messages.pooling_params import POOLING_TYPES, PoolingParams
+from pagemill.messages.pooling_params import POOLING_TYPES, PoolingParams, PoolingType
 from pagemill.messages.step import NewRequest
 from pagemill.worker.batch.input_batch import InputBatch
 
@@ -36,7 +36,7 @@ class Pooler:
     def add(self, new: NewRequest) -> None:
         """A request takes a slot. Steps of no request come with sampling parameters: their vectors are dropped."""
         params = new.params if isinstance(new.params, PoolingParams) else PoolingParams()
-        self._kinds[new.slot] = POOLING_TYPES.index(params.pooling_type or POOLING_TYPES[LAST])
+        self._kinds[new.slot] = POOLING_TYPES.index(params.pooling_type or PoolingType.LAST)
         self._normalize[new.slot] = bool(params.normalize)
         self._dimensions[new.slot] = params.dimensions or self._hidden_size
 

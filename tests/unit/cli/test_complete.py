@@ -47,8 +47,8 @@ def test_in_process_prints_the_text_alone(launch: FakeLaunch, capsys: pytest.Cap
     prompt, params = launch.llm.requests[0]
     assert prompt == {"prompt": "Hello"}
     assert (params.max_tokens, params.temperature, params.stop, params.seed) == (24, 0.0, ("a", "b"), 3)
-    assert launch.engine_args[0].draft.scheduler.max_num_seqs == 2
-    assert launch.engine_args[0].draft.model.seed == 0, "--seed is the request's"
+    assert launch.engine_args[0].settings.scheduler.max_num_seqs == 2
+    assert launch.engine_args[0].settings.model.seed == 0, "--seed is the request's"
     assert launch.llm.is_shut_down
 
 

@@ -18,7 +18,7 @@ def test_flags_reach_their_sections(launch: FakeLaunch):
         "--no-enable-prefix-caching",
     ]
     assert main([*argv, "--hf-overrides", '{"a": 1}', "--seed", "5", "--engine-hang-timeout", "9"]) == 7
-    draft = launch.engine_args[0].draft
+    draft = launch.engine_args[0].settings
     assert draft.model.model == "org/model"
     assert draft.model.hf_overrides == {"a": 1}
     assert draft.model.seed == 5
@@ -30,12 +30,12 @@ def test_flags_reach_their_sections(launch: FakeLaunch):
 
 def test_without_a_model_the_default_is_served(launch: FakeLaunch):
     assert main(["serve"]) == 0
-    assert launch.engine_args[0].draft.model.model == "smollm2"
+    assert launch.engine_args[0].settings.model.model == "smollm2"
 
 
 def test_the_model_may_be_a_flag(launch: FakeLaunch):
     assert main(["serve", "--model", "x.gguf"]) == 0
-    assert launch.engine_args[0].draft.model.model == "x.gguf"
+    assert launch.engine_args[0].settings.model.model == "x.gguf"
 
 
 @pytest.mark.parametrize(

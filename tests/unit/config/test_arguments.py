@@ -6,17 +6,17 @@ import pytest
 
 from pagemill.config.arguments import EngineArgs, add_flags, make_section
 from pagemill.config.sections import (
-    CacheConfig,
+    CacheSettings,
     FleetConfig,
     KVEventsConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
+    ModelSettings,
+    ParallelSettings,
+    SchedulerSettings,
     ServerConfig,
 )
 from pagemill.errors import ConfigError
 
-SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig, ServerConfig)
+SECTIONS = (ModelSettings, CacheSettings, SchedulerSettings, ParallelSettings, ServerConfig)
 
 
 def parse(*argv):
@@ -36,9 +36,9 @@ def test_flags_that_are_not_given_stay_unset():
 
 def test_flags_reach_their_sections():
     values = parse("--max-num-seqs", "3", "--no-enable-prefix-caching", "--hf-overrides", '{"a": 1}', "--port", "0")
-    assert make_section(SchedulerConfig, values).max_num_seqs == 3
-    assert make_section(CacheConfig, values).enable_prefix_caching is False
-    assert make_section(ModelConfig, values).hf_overrides == {"a": 1}
+    assert make_section(SchedulerSettings, values).max_num_seqs == 3
+    assert make_section(CacheSettings, values).enable_prefix_caching is False
+    assert make_section(ModelSettings, values).hf_overrides == {"a": 1}
     assert make_section(ServerConfig, values).port == 0
 
 
@@ -56,17 +56,17 @@ def test_every_field_has_help():
 
 
 def test_short_names_of_flags():
-    assert make_section(ParallelConfig, parse("-tp", "2", "-pp", "3")) == ParallelConfig(2, 3)
-    assert make_section(ParallelConfig, parse("--tensor-parallel-size", "4")) == ParallelConfig(4, 1)
+    assert make_section(ParallelSettings, parse("-tp", "2", "-pp", "3")) == ParallelSettings(2, 3)
+    assert make_section(ParallelSettings, parse("--tensor-parallel-size", "4")) == ParallelSettings(4, 1)
 
 
 def test_a_setting_with_fields_of_its_own_is_a_json_object():
     values = parse("--kv-events-config", '{"enable_kv_cache_events": true, "hwm": 3, "replay_endpoint": null}')
-    events = make_section(CacheConfig, values).kv_events_config
+    events = make_section(CacheSettings, values).kv_events_config
     assert events == KVEventsConfig(enable_kv_cache_events=True, hwm=3)
     assert events.active
-    assert make_section(CacheConfig, {"kv_events_config": events}).kv_events_config is events
-    assert not make_section(CacheConfig, {}).kv_events_config.active
+    assert make_section(CacheSettings, {"kv_events_config": events}).kv_events_config is events
+    assert not make_section(CacheSettings, {}).kv_events_config.active
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,15 @@ def test_a_setting_that_is_no_json_object_is_a_usage_error(capsys):
 @pytest.mark.parametrize(("section", "name"), [
     (ServerConfig, "shutdown_timeout"), (FleetConfig, "engine_hang_timeout"),
     (FleetConfig, "data_parallel_node_timeout"),
-    (CacheConfig, "kv_cache_metrics_sample"),
+    (CacheSettings, "kv_cache_metrics_sample"),
 ])  # fmt: skip
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_finite_number_is_refused_by_name(section, name, value):
     with pytest.raises(ConfigError, match=f"{name}={value!r} is not a finite number"):
         make_section(section, {name: value})
-    assert make_section(ParallelConfig, parse("-ep")).enable_expert_parallel
-    assert make_section(ModelConfig, parse("-q", "int8")).quantization == "int8"
-    assert make_section(CacheConfig, parse("--device-memory-utilization", "0.5")).gpu_memory_utilization == 0.5
+    assert make_section(ParallelSettings, parse("-ep")).enable_expert_parallel
+    assert make_section(ModelSettings, parse("-q", "int8")).quantization == "int8"
+    assert make_section(CacheSettings, parse("--device-memory-utilization", "0.5")).gpu_memory_utilization == 0.5
 
 
 def test_a_command_keeps_its_own_short_names():

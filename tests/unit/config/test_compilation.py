@@ -6,8 +6,8 @@ import pytest
 
 from pagemill.config.arguments import make_section
 from pagemill.config.capture_sizes import capture_sizes, default_largest
-from pagemill.config.compilation import GraphLimits, complete, is_cut
-from pagemill.config.sections import ATTENTION_OP, CompilationConfig, GraphConfig, PassConfig
+from pagemill.config.compilation import GraphLimits, complete
+from pagemill.config.sections import ATTENTION_OP, CompilationSettings, GraphSettings, PassConfig
 from pagemill.errors import ConfigError
 
 LEVELS = {0: (0, "NONE"), 1: (0, "PIECEWISE"), 2: (0, "FULL_AND_PIECEWISE"), 3: (3, "FULL_AND_PIECEWISE")}
@@ -22,7 +22,7 @@ def cpu():
 
 
 def graphs(level=2, *, enforce_eager=False, **compilation):
-    return GraphConfig(level, enforce_eager, compilation_config=CompilationConfig(**compilation))
+    return GraphSettings(level, enforce_eager, compilation_config=CompilationSettings(**compilation))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -56,7 +56,7 @@ def test_a_level_never_overrides_what_is_set(level, given):
 
 def test_completing_twice_changes_nothing():
     done = complete(graphs(), gpu())
-    assert complete(GraphConfig(compilation_config=done), gpu()) == done
+    assert complete(GraphSettings(compilation_config=done), gpu()) == done
 
 
 def test_there_is_no_level_beyond():
@@ -98,7 +98,7 @@ def test_an_unknown_mode_of_compilation():
 
 def test_fusing_attention_turns_splitting_off_and_graphs_to_full():
     fused = complete(graphs(mode=3, pass_config=PassConfig(True)), gpu())
-    assert fused.splitting_ops == () and not is_cut(fused) and fused.cudagraph_mode == "FULL"
+    assert fused.splitting_ops == () and not fused.is_cut and fused.cudagraph_mode == "FULL"
     explicit = complete(graphs(mode=3, pass_config=PassConfig(True), cudagraph_mode="FULL_DECODE_ONLY"), gpu())
     assert explicit.cudagraph_mode == "FULL_DECODE_ONLY"
 
@@ -124,21 +124,21 @@ def test_default_sizes_follow_the_requests():
 
 
 def test_the_largest_size_may_be_set_either_way():
-    short = GraphConfig(max_cudagraph_capture_size=10)
+    short = GraphSettings(max_cudagraph_capture_size=10)
     assert complete(short, gpu()).cudagraph_capture_sizes == (1, 2, 4, 8, 10)
     assert complete(graphs(max_cudagraph_capture_size=10), gpu()) == complete(short, gpu())
     assert complete(graphs(max_cudagraph_capture_size=9999), gpu(token_budget=20)).cudagraph_capture_sizes[-1] == 20
 
 
 def test_sizes_may_be_set_either_way_in_any_order():
-    short = GraphConfig(cudagraph_capture_sizes=(8, 1, 8, 3))
+    short = GraphSettings(cudagraph_capture_sizes=(8, 1, 8, 3))
     assert complete(short, gpu()).cudagraph_capture_sizes == (1, 3, 8)
     assert complete(graphs(cudagraph_capture_sizes=(1, 3, 8)), gpu()) == complete(short, gpu())
 
 
 def test_two_ways_that_differ_contradict_each_other():
-    both = GraphConfig(
-        cudagraph_capture_sizes=(1, 2), compilation_config=CompilationConfig(cudagraph_capture_sizes=(1, 4))
+    both = GraphSettings(
+        cudagraph_capture_sizes=(1, 2), compilation_config=CompilationSettings(cudagraph_capture_sizes=(1, 4))
     )
     with pytest.raises(ConfigError, match=r"cudagraph_capture_sizes=\(1, 2\) and compilation_config.*=\(1, 4\)"):
         complete(both, gpu())
@@ -182,13 +182,13 @@ def test_the_largest_by_default(seqs, budget, query_len, expected):
 
 @pytest.mark.parametrize("mode", ("full_and_piecewise", "FULL_AND_PIECEWISE", "Full_And_Piecewise"))
 def test_modes_in_any_case(mode):
-    config = make_section(GraphConfig, {"compilation_config": {"cudagraph_mode": mode}})
+    config = make_section(GraphSettings, {"compilation_config": {"cudagraph_mode": mode}})
     assert config.compilation_config.cudagraph_mode == "FULL_AND_PIECEWISE"
 
 
 def test_an_unknown_graph_mode_names_what_is_known():
     with pytest.raises(ConfigError) as caught:
-        make_section(GraphConfig, {"compilation_config": {"cudagraph_mode": "half"}})
+        make_section(GraphSettings, {"compilation_config": {"cudagraph_mode": "half"}})
     assert str(caught.value) == (
         "compilation_config: cudagraph_mode='half' is not one of NONE, PIECEWISE, FULL, FULL_DECODE_ONLY, "
         "FULL_AND_PIECEWISE"
@@ -209,5 +209,5 @@ def test_an_unknown_graph_mode_names_what_is_known():
 )
 def test_errors_name_the_field_the_value_and_what_is_allowed(given, message):
     with pytest.raises(ConfigError) as caught:
-        make_section(GraphConfig, {"compilation_config": given})
+        make_section(GraphSettings, {"compilation_config": given})
     assert str(caught.value).startswith("compilation_config: ") and message in str(caught.value)

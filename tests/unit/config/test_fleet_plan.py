@@ -2,8 +2,8 @@
 
 import pytest
 
-from pagemill.config.fleet_plan import FleetPlan, needs_lockstep, plan_fleet, shares_experts
-from pagemill.config.sections import FleetConfig, ParallelConfig
+from pagemill.config.fleet_plan import FleetPlan, plan_fleet
+from pagemill.config.sections import FleetConfig
 from pagemill.errors import ConfigError
 
 
@@ -54,27 +54,21 @@ def test_contradictions_are_named(settings, message):
 
 
 @pytest.mark.parametrize(
-    ("size", "joint", "wanted", "expected"),
+    ("size", "experts", "wanted", "expected"),
     [
         (2, False, None, False),
         (2, True, None, True),
         (1, False, None, False),
         (2, False, True, True),
         (1, False, True, False),
+        (1, True, None, False),
     ],
 )
-def test_engines_step_together_where_they_share_experts_or_the_user_says_so(size, joint, wanted, expected):
+def test_engines_step_together_where_they_share_experts_or_the_user_says_so(size, experts, wanted, expected):
     fleet = FleetConfig(data_parallel_size=size, data_parallel_lockstep=wanted)
-    assert needs_lockstep(fleet, joint) is expected
-
-
-EXPERTS = ParallelConfig(enable_expert_parallel=True)
-
-
-@pytest.mark.parametrize(("size", "parallel", "expected"), [(2, EXPERTS, True), (1, EXPERTS, False), (2, None, False)])
-def test_experts_are_shared_by_several_engines_that_may(size, parallel, expected):
-    fleet = FleetConfig(data_parallel_size=size)
-    assert shares_experts(fleet, plan_fleet(fleet), parallel or ParallelConfig()) is expected
+    found = plan_fleet(fleet, expert_parallel=experts)
+    assert found.lockstep is expected
+    assert found.shares_experts is (experts and size > 1)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +82,5 @@ def test_experts_are_shared_by_several_engines_that_may(size, parallel, expected
     ],
 )
 def test_experts_that_cannot_be_shared_are_refused(settings, message):
-    fleet = FleetConfig(data_parallel_size=2, **settings)
     with pytest.raises(ConfigError, match=message):
-        shares_experts(fleet, plan_fleet(fleet), EXPERTS)
+        plan_fleet(FleetConfig(data_parallel_size=2, **settings), expert_parallel=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagemill.config.graph_mode import GRAPH_MODES, GraphMode
+from pagemill.config.graph_mode import GraphMode
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ def test_what_batches_run_in(mode, decode, mixed):
 
 
 def test_names():
-    assert set(GRAPH_MODES) == {"NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"}
+    assert set(GraphMode) == {"NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"}

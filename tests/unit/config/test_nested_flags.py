@@ -5,13 +5,13 @@ import argparse
 import pytest
 
 from pagemill.config.arguments import add_flags, make_section
-from pagemill.config.sections import CacheConfig, CompilationConfig, GraphConfig, KVEventsConfig, PassConfig
+from pagemill.config.sections import CacheSettings, CompilationSettings, GraphSettings, KVEventsConfig, PassConfig
 
 
 def parse(*argv):
     parser = argparse.ArgumentParser()
-    add_flags(parser, [GraphConfig])
-    return make_section(GraphConfig, vars(parser.parse_args(argv)))
+    add_flags(parser, [GraphSettings])
+    return make_section(GraphSettings, vars(parser.parse_args(argv)))
 
 
 @pytest.mark.parametrize("argv", (["-O3"], ["-O", "3"], ["-O=3"], ["--optimization-level", "3"]))
@@ -22,13 +22,13 @@ def test_levels(argv):
 @pytest.mark.parametrize("name", ("--compilation-config", "-cc"))
 def test_json(name):
     given = parse(name, '{"cudagraph_mode": "full", "cudagraph_capture_sizes": [1, 2]}').compilation_config
-    assert given == CompilationConfig(cudagraph_mode="FULL", cudagraph_capture_sizes=(1, 2))
+    assert given == CompilationSettings(cudagraph_mode="FULL", cudagraph_capture_sizes=(1, 2))
 
 
 @pytest.mark.parametrize("name", ("--compilation-config", "-cc"))
 def test_field_by_field(name):
     given = parse(f"{name}.mode", "3", f"{name}.cudagraph_mode", "PIECEWISE", f"{name}.cudagraph_lazy_capture", "False")
-    assert given.compilation_config == CompilationConfig(
+    assert given.compilation_config == CompilationSettings(
         mode=3, cudagraph_mode="PIECEWISE", cudagraph_lazy_capture=False
     )
 
@@ -52,7 +52,7 @@ def test_what_comes_later_is_laid_over_what_was_before():
     given = parse(
         "-cc", '{"mode": 3, "backend": "eager"}', "-cc.mode", "0", "-cc", '{"cudagraph_mode": "NONE"}'
     ).compilation_config
-    assert given == CompilationConfig(mode=0, backend="eager", cudagraph_mode="NONE")
+    assert given == CompilationSettings(mode=0, backend="eager", cudagraph_mode="NONE")
 
 
 def test_text_stays_text():
@@ -69,6 +69,6 @@ def test_usage_errors(argv, capsys):
 
 def test_every_setting_with_fields_has_the_form():
     parser = argparse.ArgumentParser()
-    add_flags(parser, [CacheConfig])
+    add_flags(parser, [CacheSettings])
     values = vars(parser.parse_args(["--kv-events-config.enable_kv_cache_events", "true"]))
-    assert make_section(CacheConfig, values).kv_events_config == KVEventsConfig(enable_kv_cache_events=True)
+    assert make_section(CacheSettings, values).kv_events_config == KVEventsConfig(enable_kv_cache_events=True)

@@ -15,7 +15,7 @@ SLOW = DeviceFacts("cpu", 2, 2**34, ("float32",))
 
 
 def settle(device=FAST, **settings):
-    return resolve(EngineArgs("m", **settings).draft, FACTS, device)
+    return resolve(EngineArgs("m", **settings).settings, FACTS, device)
 
 
 def test_defaults_come_from_the_model_and_the_machine():
@@ -56,7 +56,7 @@ def test_quantized_checkpoints_have_the_type_that_their_kernels_take():
     stored = dataclasses.replace(facts, quantization_config={"quant_method": "compressed-tensors"})
 
     def dtype(facts, **settings):
-        return resolve(EngineArgs("m", **settings).draft, facts, device)[0].model.dtype
+        return resolve(EngineArgs("m", **settings).settings, facts, device)[0].model.dtype
 
     assert dtype(facts) == dtype(stored, quantization="none") == "float32"
     assert dtype(stored) == dtype(stored, quantization="compressed-tensors") == "bfloat16"
@@ -114,7 +114,7 @@ SPLIT = dataclasses.replace(
 
 
 def split(**settings):
-    return resolve(EngineArgs("m", **settings).draft, SPLIT, FAST)[0]
+    return resolve(EngineArgs("m", **settings).settings, SPLIT, FAST)[0]
 
 
 def test_workers_share_the_cores():
@@ -146,7 +146,7 @@ def test_kv_events_are_checked_before_anything_starts():
 
 
 def runner_of(facts=FACTS, **settings):
-    config, _ = resolve(EngineArgs("m", **settings).draft, facts, FAST)
+    config, _ = resolve(EngineArgs("m", **settings).settings, facts, FAST)
     pooler = config.model.pooler_config
     return config.model.runner, pooler.pooling_type, pooler.normalize
 
@@ -156,10 +156,10 @@ HEADLESS = dataclasses.replace(FACTS, has_head=False)
 
 
 def test_the_runner_is_what_the_model_is_for():
-    assert runner_of() == ("generate", None, None)
+    assert runner_of() == ("generate", "LAST", True)
     assert runner_of(FOR_EMBEDDINGS) == ("pooling", "MEAN", False)
     assert runner_of(HEADLESS) == ("pooling", "LAST", True)
-    assert runner_of(FOR_EMBEDDINGS, runner="generate") == ("generate", None, None)
+    assert runner_of(FOR_EMBEDDINGS, runner="generate") == ("generate", "MEAN", False)
     assert runner_of(runner="pooling") == ("pooling", "LAST", True)
     given = {"pooling_type": "cls", "normalize": True}
     assert runner_of(FOR_EMBEDDINGS, pooler_config=given) == ("pooling", "CLS", True)

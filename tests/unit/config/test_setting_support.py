@@ -13,15 +13,13 @@ import pytest
 from pagemill.cli.engine_flags import add_engine_flags, given_settings
 from pagemill.cli.main import main
 from pagemill.config.arguments import ENGINE_SECTIONS, EngineArgs, make_section
+from pagemill.config.decisions import Decision
+from pagemill.config.graph_mode import GraphMode
 from pagemill.config.no_effect import IDLE, CompatConfig, Place, idle_settings
 from pagemill.config.refused_settings import REFUSED_SETTINGS, refusal_of
-from pagemill.config.resolve import Decision
 from pagemill.config.sections import (
     AttentionConfig,
-    CacheConfig,
-    CompilationConfig,
     FleetConfig,
-    ModelConfig,
     PoolerConfig,
     ServerConfig,
 )  # fmt: skip
@@ -31,6 +29,7 @@ from pagemill.observability.start_table import start_table
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
+from tests.fakes.configs import cache_config, compilation_config, model_config, scheduler_config
 from tests.fakes.engine import FACTS
 from tests.fakes.fake_core import FakeCore
 from tests.fakes.fake_tokenizer import ByteTokenizer
@@ -118,26 +117,26 @@ def test_what_cannot_matter_is_accepted_and_told(name: str) -> None:
     given = given_settings(parser.parse_args([f"--{name.replace('_', '-')}", *words]))
     for args in (EngineArgs(**given), EngineArgs(**{name: value})):
         assert name in args.given
-        told = idle_settings(args.given, Place("cuda", ModelConfig(), CacheConfig()))
+        told = idle_settings(args.given, Place("cuda", model_config(), cache_config()))
         assert [setting.name for setting in told] == [name]
 
 
-HUB = ModelConfig(model="org/name")
+HUB = model_config(model="org/name")
 
 
 @pytest.mark.parametrize(("name", "place", "idle"), [
-    ("gpu_memory_utilization", Place("cpu", HUB, CacheConfig()), True),
-    ("gpu_memory_utilization", Place("cuda", HUB, CacheConfig()), False),
-    ("enforce_eager", Place("cpu", HUB, CacheConfig()), True),
-    ("enforce_eager", Place("cuda", HUB, CacheConfig()), False),
-    ("revision", Place("cpu", HUB, CacheConfig()), False),
-    ("revision", Place("cpu", ModelConfig(), CacheConfig()), True),
-    ("tokenizer_revision", Place("cpu", dataclasses.replace(HUB, tokenizer="/"), CacheConfig()), True),
-    ("download_dir", Place("cpu", ModelConfig(tokenizer="org/name"), CacheConfig()), False),
-    ("download_dir", Place("cpu", ModelConfig(), CacheConfig()), True),
-    ("kv_cache_metrics_sample", Place("cpu", HUB, CacheConfig()), True),
-    ("kv_cache_metrics_sample", Place("cpu", HUB, CacheConfig(kv_cache_metrics=True)), False),
-    ("chat_template", Place("cpu", ModelConfig(skip_tokenizer_init=True), CacheConfig()), True),
+    ("gpu_memory_utilization", Place("cpu", HUB, cache_config()), True),
+    ("gpu_memory_utilization", Place("cuda", HUB, cache_config()), False),
+    ("enforce_eager", Place("cpu", HUB, cache_config()), True),
+    ("enforce_eager", Place("cuda", HUB, cache_config()), False),
+    ("revision", Place("cpu", HUB, cache_config()), False),
+    ("revision", Place("cpu", model_config(), cache_config()), True),
+    ("tokenizer_revision", Place("cpu", dataclasses.replace(HUB, tokenizer="/"), cache_config()), True),
+    ("download_dir", Place("cpu", model_config(tokenizer="org/name"), cache_config()), False),
+    ("download_dir", Place("cpu", model_config(), cache_config()), True),
+    ("kv_cache_metrics_sample", Place("cpu", HUB, cache_config()), True),
+    ("kv_cache_metrics_sample", Place("cpu", HUB, cache_config(kv_cache_metrics=True)), False),
+    ("chat_template", Place("cpu", model_config(skip_tokenizer_init=True), cache_config()), True),
 ])  # fmt: skip
 def test_where_settings_cannot_matter(name: str, place: Place, idle: bool) -> None:
     assert [setting.name for setting in idle_settings({name}, place)] == [name] * idle
@@ -150,32 +149,31 @@ def test_the_table_shows_what_matters() -> None:
         Decision("block_size", 16, "default"),
         Decision("dtype", "float32", "bfloat16 is slow on this cpu"),
         Decision("runner", "generate", "default"),
-        Decision("pooler_config", PoolerConfig("MEAN", True), "the model's"),
-        Decision(
-            "compilation_config", CompilationConfig(mode=0, cudagraph_mode="NONE"), "there are no graphs on a cpu"
-        ),
+        Decision("pooler_config", PoolerConfig(pooling_type="MEAN", normalize=True), "the model's"),
+        Decision("compilation_config", compilation_config(), "there are no graphs on a cpu"),
     ]
-    idle = idle_settings({"trust_remote_code"}, Place("cpu", HUB, CacheConfig()))
+    idle = idle_settings({"trust_remote_code"}, Place("cpu", HUB, cache_config()))
     lines = start_table(decisions, idle).splitlines()
-    assert [line.split()[0] for line in lines] == ["setting", "device", "dtype", "pooler_config", "trust_remote_code"]
-    assert "bfloat16 is slow on this cpu" in lines[2]
-    assert "MEAN, scaled to length 1" in lines[3]
+    assert [line.split()[0] for line in lines] == ["setting", "device", "pooler_config", "dtype", "trust_remote_code"]
+    assert "bfloat16 is slow on this cpu" in lines[3]
+    assert "MEAN, scaled to length 1" in lines[2]
     assert "no effect" in lines[4]
-    graphs = CompilationConfig(mode=3, cudagraph_mode="FULL", max_cudagraph_capture_size=64)
+    graphs = compilation_config(mode=3, cudagraph_mode=GraphMode.FULL, max_cudagraph_capture_size=64)
     assert "mode 3, graphs FULL, up to 64" in start_table([Decision("compilation_config", graphs, "level 3")], [])
     assert start_table([], []) == ""
 
 
 def test_backends_of_phases_are_asked_for() -> None:
-    model = ModelConfig(attention_config=AttentionConfig(prefill_backend="TORCH_CPU", decode_backend="CPU_ATTN"))
-    wishes = attention_chooser(model, CacheConfig(), CpuPlatform()).wishes
+    model = model_config(attention_config=AttentionConfig(prefill_backend="TORCH_CPU", decode_backend="CPU_ATTN"))
+    wishes = attention_chooser(model, cache_config(), CpuPlatform()).wishes
     assert (wishes.prefill, wishes.decode) == ("TORCH_CPU", "CPU_ATTN")
 
 
 async def test_residency_is_measured_where_it_is_asked_for() -> None:
     for asked in (False, True):
         client = InprocClient(FakeCore(), inline=True)
-        engine = AsyncLLM(client, ByteTokenizer(), FACTS, cache=CacheConfig(kv_cache_metrics=asked))
+        cache = cache_config(kv_cache_metrics=asked)
+        engine = AsyncLLM(client, ByteTokenizer(), FACTS, scheduler_config(), cache=cache)
         assert ("kv_block_lifetime_seconds" in engine.metrics.text().decode()) is asked
         await engine.shutdown()
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pagemill.config.sections import CpuConfig
 from pagemill.config.thread_lists import join_lists, parse_lists
 from pagemill.errors import ConfigError
+from tests.fakes.configs import cpu_config
 
 
 def test_lists_and_words():
@@ -21,10 +21,10 @@ def test_what_is_not_allowed(bind):
 
 
 def test_an_engine_has_the_lists_of_its_workers():
-    config = CpuConfig(cpu_threads=1, cpu_threads_bind="0|1|2|3-4")
+    config = cpu_config(cpu_threads=1, cpu_threads_bind="0|1|2|3-4")
     second = config.of_engine(1, 2)
     assert (second.cpu_threads, second.cpu_threads_bind) == (1, "2|3-4")
     assert (second.cpus_of(0), second.cpus_of(1)) == ((2,), (3, 4))
-    for unbound in (CpuConfig(), CpuConfig(cpu_threads_bind="nobind")):
+    for unbound in (cpu_config(), cpu_config(cpu_threads_bind="nobind")):
         assert unbound.of_engine(1, 2) == unbound
         assert unbound.cpus_of(3) == ()

@@ -3,7 +3,7 @@
 import pytest
 
 from pagemill.errors import ConfigError, EngineDeadError
-from tests.fakes.engine_setup import Client, core_request, engine_config, full, make_core, sliding
+from tests.fakes.engine_setup import Client, core_request, full, make_core, sliding
 from tests.fakes.scripted_worker import ScriptedWorker, alone
 
 
@@ -22,12 +22,6 @@ def test_too_little_memory_is_said_before_any_is_allocated():
     with pytest.raises(ConfigError, match="--max-model-len 16 or less"):
         make_core(num_blocks=None, worker=worker)
     assert "initialize_kv_cache" not in worker.calls
-
-
-def test_settings_must_be_resolved():
-    with pytest.raises(ConfigError, match="must be resolved"):
-        make_core(budget=None)
-    assert engine_config(budget=None).scheduler.max_num_batched_tokens is None
 
 
 def test_an_idle_engine_has_no_work_and_a_step_does_nothing():

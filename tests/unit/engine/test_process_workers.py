@@ -9,12 +9,13 @@ import msgspec
 import psutil
 import pytest
 
-from pagemill.config.sections import ParallelConfig
+from pagemill.catalog.executors import MP
 from pagemill.engine.process import CoreSpec
 from pagemill.messages.process_reports import ProcessReport, Started
 from pagemill.transport.addresses import PrivateDirectory
 from pagemill.transport.handshake import new_secret
 from pagemill.utils.processes import Child
+from tests.fakes.configs import parallel_config
 from tests.fakes.engine_setup import engine_config
 from tests.fakes.worker_processes import HERE
 
@@ -36,7 +37,8 @@ def core(tmp_path_factory, monkeypatch):
     children = set(psutil.Process().children(recursive=True))  # as the fork server that other tests left
     # One that is killed cannot remove its private folder; the next deployment would.
     monkeypatch.setenv("PAGEMILL_RPC_BASE_PATH", str(tmp_path_factory.mktemp("c")))
-    config = dataclasses.replace(engine_config(), parallel=ParallelConfig(2, 1, "mp"))
+    parallel = parallel_config(tensor_parallel_size=2, distributed_executor_backend=MP)
+    config = dataclasses.replace(engine_config(), parallel=parallel)
     with PrivateDirectory() as folder:
         birth = CoreSpec(config, 3, f"{HERE}:ProcessWorker", folder.ipc("core"), new_secret())
         with Child("pagemill.engine.process:run", "pagemill: engine core 3", msgspec.msgpack.encode(birth)) as child:

@@ -3,9 +3,8 @@
 import msgspec
 import pytest
 
-from pagemill.config.sections import POOLING_TYPES as SETTING
 from pagemill.errors import RequestError
-from pagemill.messages.pooling_params import POOLING_TYPES, PoolingParams
+from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import SamplingParams
 
 
@@ -23,10 +22,6 @@ def test_who_reads_all_tokens():
     assert [PoolingParams(pooling_type=kind).reads_all_tokens for kind in (None, "LAST", "CLS", "MEAN")] == [
         *(False, False, True, True)
     ]
-
-
-def test_the_setting_has_the_same_types():
-    assert SETTING == POOLING_TYPES
 
 
 @pytest.mark.parametrize("params", [PoolingParams(dimensions=3, pooling_type="CLS"), SamplingParams(seed=1)])

@@ -3,13 +3,9 @@
 import logging
 import os
 
-import pytest
 import torch
 
-from pagemill.errors import ConfigError
 from pagemill.platforms.cpu import CpuPlatform
-from pagemill.platforms.interface import Platform
-from pagemill.platforms.thread_plan import ThreadWish
 
 
 def test_facts_are_plausible():
@@ -38,16 +34,3 @@ def test_threads_are_said_and_bound_and_released(caplog, monkeypatch):
     finally:
         platform.release_threads()
         torch.set_num_threads(threads)
-
-
-def test_only_a_cpu_is_bound():
-    class OtherPlatform(CpuPlatform):
-        name = "other"
-        plan_threads = Platform.plan_threads
-
-    plan = OtherPlatform().plan_threads(ThreadWish("auto", 3, 2, front_end=True))
-    assert (plan.threads, plan.cpus) == (3, ())
-    with pytest.raises(
-        ConfigError, match="cpu_threads_bind='0-1' binds what computes on a CPU, and the device is other"
-    ):
-        OtherPlatform().plan_threads(ThreadWish("0-1", None, 1, front_end=True))

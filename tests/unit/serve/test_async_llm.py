@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pagemill.config.facts import ModelFacts
 from pagemill.errors import (
     ConfigError,
     EngineDeadError,
@@ -21,6 +22,7 @@ from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
 from pagemill.serve.async_llm import LONG_TEXT_CHARS, AsyncLLM
 from pagemill.serve.chat_renderer import ChatOptions
 from pagemill.serve.client.inproc import InprocClient
+from tests.fakes.configs import cache_config, scheduler_config
 from tests.fakes.engine import FACTS, make_engine, wait_until
 from tests.fakes.fake_core import FakeCore, say
 from tests.fakes.fake_tokenizer import EOS, ByteTokenizer
@@ -220,14 +222,18 @@ async def test_calls_and_shutdown(make: Make) -> None:
 def test_model_defaults() -> None:
     client = InprocClient(FakeCore(), inline=True)
     facts = dataclasses.replace(FACTS, generation_defaults={"temperature": 0.3, "top_k": None, "max_length": 5})
-    assert AsyncLLM(client, ByteTokenizer(), facts).default_params == SamplingParams(temperature=0.3)
-    assert AsyncLLM(client, ByteTokenizer(), FACTS).default_params == SamplingParams()
+
+    def defaults(facts: ModelFacts) -> SamplingParams:
+        return AsyncLLM(client, ByteTokenizer(), facts, scheduler_config(), cache=cache_config()).default_params
+
+    assert defaults(facts) == SamplingParams(temperature=0.3)
+    assert defaults(FACTS) == SamplingParams()
     with pytest.raises(ConfigError, match="--generation-config"):
-        AsyncLLM(client, ByteTokenizer(), dataclasses.replace(FACTS, generation_defaults={"top_p": 7}))
+        defaults(dataclasses.replace(FACTS, generation_defaults={"top_p": 7}))
 
 
 async def test_without_statistics_nothing_is_counted() -> None:
-    engine = AsyncLLM(InprocClient(FakeCore(), True), ByteTokenizer(), FACTS, log_interval_s=0.001, log_stats=False)
+    engine = make_engine(log_interval_s=0.001, log_stats=False)
     outputs = [output async for output in engine.generate("hello", SamplingParams(max_tokens=3))]
     assert outputs[-1].outputs[0].text == "hel"
     assert engine.metrics.text() == b""

@@ -2,12 +2,12 @@
 
 import pytest
 
-from pagemill.config.sections import SchedulerConfig
 from pagemill.errors import EngineOverloadedError, RequestError, UnavailableError
 from pagemill.observability.serving_metrics import QUEUE_FULL, QUEUED_TOKENS, ServingMetrics
 from pagemill.serve.load_gate import LoadGate, LoadLimits, LoadRow
 from pagemill.serve.processing.output_processor import OutputProcessor
 from pagemill.transport.shm_load import Load, SharedLoad, create_load
+from tests.fakes.configs import scheduler_config
 
 
 def make_gate(limits: LoadLimits, row: LoadRow | None = None) -> tuple[LoadGate, ServingMetrics]:
@@ -19,9 +19,9 @@ def make_gate(limits: LoadLimits, row: LoadRow | None = None) -> tuple[LoadGate,
 
 
 def test_limits_count_the_slots_of_every_engine() -> None:
-    scheduler = SchedulerConfig(max_num_seqs=4, max_num_queued_reqs=1, max_num_queued_tokens=7)
+    scheduler = scheduler_config(max_num_seqs=4, max_num_queued_reqs=1, max_num_queued_tokens=7)
     assert LoadLimits.of(scheduler, 2) == LoadLimits(9, 7)
-    assert LoadLimits.of(SchedulerConfig(max_num_queued_reqs=0), 1) == LoadLimits(None, None)
+    assert LoadLimits.of(scheduler_config(max_num_queued_reqs=0), 1) == LoadLimits(None, None)
 
 
 def test_room_is_taken_while_a_request_comes_in_and_given_back() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import ModelConfig
 from pagemill.tokenizers import load
 from pagemill.tokenizers.load import tokenizer_of
+from tests.fakes.configs import model_config
 
 FACTS = ModelFacts("org/m", "/models/m", "dummy", "LlamaForCausalLM", {}, "bfloat16", 512, 320)
 
@@ -32,7 +32,7 @@ def test_it_is_fetched_with_its_own_revision_and_the_same_folder(
 
     monkeypatch.setattr(load, "locate", locate)
     monkeypatch.setattr(load, "load_tokenizer", lambda path, chat_template_file: SimpleNamespace(path=path))
-    loaded: Any = tokenizer_of(ModelConfig(model="org/m", revision="r", download_dir="/cache", **settings), FACTS)
+    loaded: Any = tokenizer_of(model_config(model="org/m", revision="r", download_dir="/cache", **settings), FACTS)
     assert loaded.path == Path("/models/m" if expected is None else "/tokenizers/t")
     assert asked == ([] if expected is None else [(*expected, "/cache", False)])
 
@@ -44,11 +44,11 @@ def test_where_control_tokens_are_parsed(
     monkeypatch: pytest.MonkeyPatch, policy: str, prompts: bool, chats: bool
 ) -> None:
     monkeypatch.setattr(load, "load_tokenizer", lambda path, chat_template_file: SimpleNamespace())
-    loaded: Any = tokenizer_of(ModelConfig(parse_control_tokens=policy), FACTS)
+    loaded: Any = tokenizer_of(model_config(parse_control_tokens=policy), FACTS)
     assert (loaded.parses_control_tokens_of_prompts, loaded.parses_control_tokens_of_chats) == (prompts, chats)
 
 
 def test_a_large_context_takes_large_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "load_tokenizer", lambda path, chat_template_file: SimpleNamespace())
-    found: list[Any] = [tokenizer_of(ModelConfig(max_model_len=most), FACTS) for most in (None, 8192, 10 << 20)]
-    assert [tokenizer.max_chat_chars for tokenizer in found] == [4 << 20, 4 << 20, 80 << 20]
+    found: list[Any] = [tokenizer_of(model_config(max_model_len=most), FACTS) for most in (8192, 10 << 20)]
+    assert [tokenizer.max_chat_chars for tokenizer in found] == [4 << 20, 80 << 20]

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import ModelConfig
 from pagemill.errors import RequestError
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.tokenizers.no_tokenizer import NoTokenizer
+from tests.fakes.configs import model_config
 
 
 def test_it_makes_no_text_and_takes_none():
@@ -22,4 +22,4 @@ def test_it_makes_no_text_and_takes_none():
 def test_the_settings_choose_it(tmp_path: Path):
     """The folder has no tokenizer, and none is looked for."""
     facts = ModelFacts("m", str(tmp_path), "dummy", "LlamaForCausalLM", {}, "bfloat16", 512, 320)
-    assert isinstance(tokenizer_of(ModelConfig(skip_tokenizer_init=True), facts), NoTokenizer)
+    assert isinstance(tokenizer_of(model_config(skip_tokenizer_init=True), facts), NoTokenizer)

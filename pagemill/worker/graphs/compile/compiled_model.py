@@ -40,7 +40,7 @@ class CompiledModel:
         what is dumped."""
         dump_path = None if config.debug_dump_path is None else Path(config.debug_dump_path) / f"rank_{rank}"
         tools = PieceTools(wrap_piece, gaps, GraphDump(dump_path), layers)
-        self.backend = PiecewiseBackend(config.backend, config.splitting_ops or (), tools)
+        self.backend = PiecewiseBackend(config.backend, config.splitting_ops, tools)
         self._model = model
         self._layers = layers
         self._cache = envs.cache_home() / "torch_compile" if config.cache_dir is None else Path(config.cache_dir)

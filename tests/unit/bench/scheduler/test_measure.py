@@ -8,11 +8,12 @@ from pagemill.bench.scheduler import measure
 from pagemill.bench.scheduler.own import OwnScheduler
 from pagemill.bench.scheduler.report import figures
 from pagemill.bench.scheduler.work import SchedulerWork
+from pagemill.config.choices import HashAlgorithm
 from pagemill.errors import ConfigError
 
 STEP_FIGURES = {f"step_{kind}_{size}" for kind in ("ms", "mean_ms", "bytes") for size in (2, 5)}
 ADMISSION_FIGURES = {"admit_1k_ms", "admit_1k_new_ms", "admit_1k_bytes", "admit_1k_new_bytes"}
-HASH_FIGURES = {f"hash_ns_per_token_{algorithm}" for algorithm in measure.HASH_ALGORITHMS}
+HASH_FIGURES = {f"hash_ns_per_token_{algorithm}" for algorithm in HashAlgorithm}
 
 
 def test_every_figure_is_there_once_per_repetition(work: SchedulerWork):

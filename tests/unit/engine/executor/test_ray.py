@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pagemill.catalog.executors import EXECUTORS
-from pagemill.config.sections import ParallelConfig
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor import ray_workers
 from pagemill.engine.executor.factory import make_executor
@@ -20,6 +19,7 @@ from pagemill.messages.kv_spec import FullAttentionSpec
 from pagemill.messages.step import NewRequest, SchedulerOutput
 from pagemill.transport.worker_protocol import SampleTokens
 from pagemill.worker import ray_actor
+from tests.fakes.configs import parallel_config
 from tests.fakes.engine_setup import Client, core_request, engine_config, make_core
 from tests.fakes.ray_module import FakeRay
 from tests.fakes.scripted_worker import alone
@@ -115,7 +115,7 @@ def test_the_same_tokens_as_in_one_process(sizes, steps):
 
 
 def test_the_factory_makes_one(ray):
-    parallel = ParallelConfig(2, 1, "ray")
+    parallel = parallel_config(tensor_parallel_size=2, distributed_executor_backend="ray")
     config = dataclasses.replace(engine_config(async_scheduling=True), parallel=parallel)
     config = dataclasses.replace(config, cpu=dataclasses.replace(config.cpu, cpu_threads=2))
     made = make_executor(config, f"{HERE}:ProcessWorker", replica=3)

@@ -4,7 +4,6 @@ import pytest
 
 from pagemill.engine.request import Request
 from pagemill.engine.scheduler.queues import make_queue
-from pagemill.errors import ConfigError
 from tests.fakes.engine_setup import core_request
 
 
@@ -92,8 +91,3 @@ def test_requests_that_left_do_not_pile_up():
         queue.remove(item)
     assert len(queue._heap) < 100
     assert drain(queue) == ["head"]
-
-
-def test_an_unknown_policy_is_refused():
-    with pytest.raises(ConfigError, match="scheduling_policy='lifo' is not one of fcfs, priority"):
-        make_queue("lifo")

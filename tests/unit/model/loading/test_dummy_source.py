@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from pagemill.artifacts.describe import describe
-from pagemill.config.sections import ModelConfig
 from pagemill.model.factory import load_model
 from pagemill.model.loading.part import Part, whole
 from pagemill.model.loading.sources.dummy import iterate
 from pagemill.model.loading.stored import StoredTensor
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.utils.timing import PhaseTimer
+from tests.fakes.configs import model_config
 from tests.fakes.tiny_checkpoint import SPECIFIC, make_checkpoint
 
 
@@ -19,7 +19,7 @@ def test_every_architecture_loads_without_weights(tmp_path, architecture):
     folder = make_checkpoint(tmp_path, architecture)
     (folder / "model.safetensors").unlink()
     facts = describe("m", folder, load_format="dummy")
-    config = ModelConfig("m", dtype="float32", load_format="dummy", max_model_len=64)
+    config = model_config("m", dtype="float32", load_format="dummy", max_model_len=64)
     assert load_model(facts, config, CpuPlatform(), PhaseTimer()).cache_layers()
 
 

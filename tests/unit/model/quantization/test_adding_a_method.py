@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from pagemill.artifacts.describe import describe
 from pagemill.catalog.quantization import QUANTIZED_CHECKPOINTS, check_quantization
-from pagemill.config.sections import ModelConfig
 from pagemill.errors import ConfigError, ModelError
 from pagemill.model.factory import load_model
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.utils.timing import PhaseTimer
 from tests.fakes.compressed_checkpoint import edit_config
+from tests.fakes.configs import model_config
 from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
@@ -59,7 +59,7 @@ def test_a_file_and_a_line_load_checkpoints_of_a_new_kind(tmp_path: Path, archit
     plain = make_checkpoint(tmp_path / "plain", architecture)
     dequantized = load_file(plain / "model.safetensors") | quantize(folder)
     save_file(dequantized, plain / "model.safetensors", {"format": "pt"})
-    config = ModelConfig(str(folder), dtype="float32", max_model_len=2048)
+    config = model_config(str(folder), dtype="float32", max_model_len=2048)
     model = load_model(describe("m", folder), config, CpuPlatform(), PhaseTimer())
     held = {type(getattr(module, "weight", None)).__name__ for module in model.modules()}
     assert "ToyWeight" in held

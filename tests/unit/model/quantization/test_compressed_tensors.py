@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pagemill.artifacts.describe import describe
-from pagemill.config.sections import ModelConfig
 from pagemill.errors import ConfigError, ModelError
 from pagemill.model.factory import load_model
 from pagemill.model.kernels.linear import packs_natively
@@ -25,6 +24,7 @@ from pagemill.model.quantization.unquantized import Unquantized
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.utils.timing import PhaseTimer
 from tests.fakes.compressed_checkpoint import Layout, compress, edit_config
+from tests.fakes.configs import model_config
 from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
@@ -43,7 +43,7 @@ native = pytest.mark.skipif(not packs_natively(), reason="this machine computes 
 
 
 def load(path: Path, dtype: str = "float32", quantization: str | None = None, load_format: str = "auto") -> PagedModel:
-    config = ModelConfig(str(path), dtype=dtype, max_model_len=2048, quantization=quantization, load_format=load_format)
+    config = model_config(str(path), dtype=dtype, quantization=quantization, load_format=load_format)
     facts = describe(str(path), path, load_format=load_format)
     return PagedModel(load_model(facts, config, CpuPlatform(), PhaseTimer()), dtype)
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from pagemill.artifacts.describe import describe
-from pagemill.config.sections import ModelConfig
 from pagemill.model.factory import load_model
 from pagemill.model.kernels import fp8, reference
 from pagemill.model.kernels.fp8 import FP8, linear, quantize
@@ -15,6 +14,7 @@ from pagemill.model.quantization.interface import Role
 from pagemill.model.quantization.unquantized import Unquantized
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.utils.timing import PhaseTimer
+from tests.fakes.configs import model_config
 from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
@@ -54,7 +54,7 @@ def test_an_embedding_and_an_output_head_are_not_quantized():
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM"])
 def test_a_model_in_8_bits_is_close_to_itself(tmp_path, architecture):
     folder = make_checkpoint(tmp_path, architecture)
-    config = ModelConfig(str(folder), dtype="float32", quantization="fp8", max_model_len=2048)
+    config = model_config(str(folder), dtype="float32", quantization="fp8", max_model_len=2048)
     model = load_model(describe(str(folder), folder), config, CpuPlatform(), PhaseTimer())
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
@@ -91,7 +91,7 @@ class Kernels:
 )
 def test_norms_and_activations_quantize_what_they_write(tmp_path, monkeypatch, architecture):
     folder = make_checkpoint(tmp_path, architecture)
-    config = ModelConfig(str(folder), dtype="float32", quantization="fp8", max_model_len=2048)
+    config = model_config(str(folder), dtype="float32", quantization="fp8", max_model_len=2048)
     model = load_model(describe(str(folder), folder), config, CpuPlatform(), PhaseTimer())
     expected = PagedModel(model, "float32").logits(TOKENS)
     kernels = Kernels()

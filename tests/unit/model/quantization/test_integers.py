@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pagemill.artifacts.describe import describe
-from pagemill.config.sections import ModelConfig
 from pagemill.errors import ConfigError
 from pagemill.model.factory import load_model
 from pagemill.model.kernels.linear import packs_natively
@@ -17,6 +16,7 @@ from pagemill.model.quantization.panels import PanelWeight
 from pagemill.model.quantization.unquantized import Unquantized
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.utils.timing import PhaseTimer
+from tests.fakes.configs import model_config
 from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_gguf import convert
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(path: Path, dtype: str = "bfloat16", quantization: str | None = None) -> PagedModel:
-    config = ModelConfig(str(path), dtype=dtype, max_model_len=2048, quantization=quantization)
+    config = model_config(str(path), dtype=dtype, max_model_len=2048, quantization=quantization)
     return PagedModel(load_model(describe(str(path), path), config, CpuPlatform(), PhaseTimer()), dtype)
 
 

@@ -17,7 +17,7 @@ from tests.fakes.wire_metrics import wire_values
 from tests.unit.serve.http.conftest import Connect
 
 PATH = "/v1/embeddings"
-POOLER = PoolerConfig("LAST", normalize=False)
+POOLER = PoolerConfig(pooling_type="LAST", normalize=False)
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ OPENAI_AND_REFERENCE: dict[str, str] = {
 
 def parts(kind: str, body: dict[str, Any]) -> list[Part]:
     """What is run, and what is answered; ids and times, which differ anyway, left out."""
-    engine = make_engine(pooler=PoolerConfig("LAST", True) if kind == EMBEDDINGS else None)
+    engine = make_engine(pooler=PoolerConfig(pooling_type="LAST", normalize=True) if kind == EMBEDDINGS else None)
     preparer = Preparer(engine.preparation, ServedModel("fake", 0), ParserSettings("qwen3", "hermes"))
     found = list(preparer.parts(kind, json.dumps(body).encode()))
     return [

@@ -12,7 +12,7 @@ from pagemill.catalog.attention import ATTENTION, register_backend
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.compilation import GraphLimits, complete
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import CompilationConfig, GraphConfig
+from pagemill.config.sections import CompilationSettings, GraphSettings
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.launch import build_config
@@ -72,9 +72,10 @@ def settings_of(checkpoint, mode, **settings):
     if mode is None:
         return config
     sizes = tuple(size for size in (1, 2, 4, 8, 16) if size <= config.scheduler.max_num_batched_tokens)
-    wanted = GraphConfig(compilation_config=CompilationConfig(cudagraph_mode=mode, cudagraph_capture_sizes=sizes))
+    asked = CompilationSettings(cudagraph_mode=GraphMode[mode], cudagraph_capture_sizes=sizes)
     limits = GraphLimits(SEQS, config.scheduler.max_num_batched_tokens, "cuda", True)
-    graphs = dataclasses.replace(wanted, compilation_config=complete(wanted, limits))
+    compilation = complete(GraphSettings(compilation_config=asked), limits)
+    graphs = dataclasses.replace(config.graphs, compilation_config=compilation)
     return dataclasses.replace(config, graphs=graphs)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import ATTENTION_OP, CompilationConfig, GraphConfig
+from pagemill.config.sections import ATTENTION_OP
 from pagemill.errors import ConfigError
 from pagemill.model.attention.backends.flash_attn import _with_provider
 from pagemill.model.attention.backends.torch_cpu import TorchCpuBackend
@@ -21,6 +21,7 @@ from pagemill.worker.graphs.dispatcher import BatchLimits
 from pagemill.worker.graphs.factory import graph_supports, make_graphs, uncut
 from pagemill.worker.graphs.graph_runner import GraphRunner, NoGraphs
 from pagemill.worker.graphs.pieces import PieceWrapper
+from tests.fakes.configs import graph_config
 from tests.fakes.fake_graphs import FakeGraphMaker
 
 LIMITS = BatchLimits(8)
@@ -47,11 +48,11 @@ def layers(support=AttentionCGSupport.ALWAYS, states=0):
 def config(graph_mode="FULL_AND_PIECEWISE", **settings):
     defaults = {
         "mode": 0,
-        "cudagraph_mode": graph_mode,
+        "cudagraph_mode": GraphMode[graph_mode],
         "cudagraph_capture_sizes": (1, 2, 4),
         "splitting_ops": (ATTENTION_OP,),
     }
-    return GraphConfig(compilation_config=CompilationConfig(**(defaults | settings)))
+    return graph_config(**(defaults | settings))
 
 
 @pytest.mark.parametrize("asked", [False, True])

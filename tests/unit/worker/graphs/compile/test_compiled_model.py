@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import ATTENTION_OP, CompilationConfig
+from pagemill.config.sections import ATTENTION_OP
 from pagemill.errors import ConfigError
 from pagemill.worker.graphs.compile.compiled_model import CompiledModel
 from pagemill.worker.graphs.pieces import GapBuffers
 from pagemill.worker.graphs.wrapper import GraphWrapper
+from tests.fakes.configs import compilation_config
 from tests.fakes.fake_graphs import FakeGraphMaker
 from tests.fakes.padded_model import MAX_TOKENS, PaddedModel, ignore_padding
 from tests.fakes.paged import PagedModel
@@ -40,7 +41,7 @@ def _fresh(monkeypatch, tmp_path):
 
 def config(tmp_path, **settings):
     defaults = {"mode": 3, "backend": "eager", "splitting_ops": (ATTENTION_OP,), "cache_dir": str(tmp_path / "cache")}
-    return CompilationConfig(**(defaults | settings))
+    return compilation_config(**(defaults | settings))
 
 
 def compiled(settings, wrap_piece=lambda piece: piece, gaps=None):

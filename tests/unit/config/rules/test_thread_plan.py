@@ -2,19 +2,19 @@
 
 import pytest
 
+from pagemill.config.rules.thread_plan import ThreadRequest, plan_threads
 from pagemill.errors import ConfigError
-from pagemill.platforms.thread_plan import ThreadWish, plan_threads
 from tests.fakes.machines import machine
 
 
-def wish(num_workers=1, bind="auto", threads=None, front_end=True, own_process=True):
-    return ThreadWish(bind, threads, num_workers, front_end, own_process)
+def request(num_workers=1, bind="auto", threads=None, front_end=True, own_process=True):
+    return ThreadRequest(bind, threads, num_workers, front_end, own_process)
 
 
 @pytest.fixture
 def plan(tmp_path):
     def make(num_nodes, cores_per_node, *args, allowed=None, **wishes):
-        return plan_threads(machine(tmp_path, num_nodes, cores_per_node).topology(allowed), wish(*args, **wishes))
+        return plan_threads(machine(tmp_path, num_nodes, cores_per_node).topology(allowed), request(*args, **wishes))
 
     return make
 
@@ -83,7 +83,7 @@ def test_under_a_quota_threads_are_fewer_and_not_bound(tmp_path):
     there = machine(tmp_path, 2, 16)
     there.file("proc/self/cgroup", "0::/")
     there.file("sys/fs/cgroup/cpu.max", "1200000 100000")
-    made = plan_threads(there.topology(), wish())
+    made = plan_threads(there.topology(), request())
     assert (made.threads, made.cpus) == (11, ())
     assert "12 CPUs are allowed" in made.why
 

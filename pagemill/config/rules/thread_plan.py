@@ -6,9 +6,9 @@ Knows the machine by its `CpuTopology` only, and binds nothing.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagemill.config.facts import CpuTopology
 from pagemill.config.thread_lists import AUTO, parse_lists
 from pagemill.errors import ConfigError
-from pagemill.platforms.cpu_topology import CpuTopology
 from pagemill.utils.cpu_list import format_cpu_list
 
 ROOMY_CORES = 8
@@ -16,7 +16,7 @@ ROOMY_CORES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadWish:
+class ThreadRequest:
     """What is asked for."""
 
     bind: str
@@ -42,29 +42,29 @@ class ThreadPlan:
     why: str
 
 
-def plan_threads(topology: CpuTopology, wish: ThreadWish) -> ThreadPlan:
+def plan_threads(topology: CpuTopology, request: ThreadRequest) -> ThreadPlan:
     """The plan. Raises ConfigError for CPUs that do not exist or are not allowed, for lists that are not one per
     worker, and for more threads than a list has CPUs."""
-    lists = parse_lists(wish.bind)
+    lists = parse_lists(request.bind)
     if lists:
-        _check(topology, wish, lists)
-        return ThreadPlan(wish.threads or max(map(len, lists)), lists, "given")
-    spare = wish.front_end and wish.threads is None and topology.num_threads >= ROOMY_CORES
-    threads = wish.threads or max(1, (topology.num_threads - spare) // wish.num_workers)
-    if wish.bind != AUTO:
+        _check(topology, request, lists)
+        return ThreadPlan(request.threads or max(map(len, lists)), lists, "given")
+    spare = request.front_end and request.threads is None and topology.num_threads >= ROOMY_CORES
+    threads = request.threads or max(1, (topology.num_threads - spare) // request.num_workers)
+    if request.bind != AUTO:
         return ThreadPlan(threads, (), "given")
-    against = _against_binding(topology, wish)
+    against = _against_binding(topology, request)
     if against is not None:
         return ThreadPlan(threads, (), against)
-    shares = _share_out(topology, wish, spare)
-    if min(map(len, shares)) < (wish.threads or 1):
+    shares = _share_out(topology, request, spare)
+    if min(map(len, shares)) < (request.threads or 1):
         return ThreadPlan(threads, (), "there are fewer cores than threads")
-    return ThreadPlan(wish.threads or max(map(len, shares)), shares, "cores of their own, by NUMA node")
+    return ThreadPlan(request.threads or max(map(len, shares)), shares, "cores of their own, by NUMA node")
 
 
-def _against_binding(topology: CpuTopology, wish: ThreadWish) -> str | None:
+def _against_binding(topology: CpuTopology, request: ThreadRequest) -> str | None:
     """Why auto does not bind; None: it does."""
-    if not wish.own_process:
+    if not request.own_process:
         return "the process is its caller's"
     if topology.limited:
         return f"{topology.quota:g} CPUs are allowed, and others who see the same cores would choose the same ones"
@@ -73,18 +73,18 @@ def _against_binding(topology: CpuTopology, wish: ThreadWish) -> str | None:
     return None
 
 
-def _share_out(topology: CpuTopology, wish: ThreadWish, spare: bool) -> tuple[tuple[int, ...], ...]:
+def _share_out(topology: CpuTopology, request: ThreadRequest, spare: bool) -> tuple[tuple[int, ...], ...]:
     """CPUs of each worker, one per core: a part of a node, or whole nodes where there are more of them."""
     nodes: dict[int, list[int]] = {}
     for core in topology.cores:
         nodes.setdefault(core.node, []).append(core.cpu)
-    homes, count = list(nodes.values()), wish.num_workers
+    homes, count = list(nodes.values()), request.num_workers
     if spare and all(_even(len(home), number, len(homes), count) for number, home in enumerate(homes)):
         # Nothing is left over by itself. The first core is the one that most interrupts go to.
         max(homes, key=len).pop(0)
     if count < len(homes):
         return tuple(
-            _as_few_as_hold(homes[worker * len(homes) // count : (worker + 1) * len(homes) // count], wish.threads)
+            _as_few_as_hold(homes[worker * len(homes) // count : (worker + 1) * len(homes) // count], request.threads)
             for worker in range(count)
         )
     shares: list[tuple[int, ...]] = []
@@ -114,9 +114,9 @@ def _as_few_as_hold(homes: Sequence[Sequence[int]], threads: int | None) -> tupl
     return tuple(cpus)
 
 
-def _check(topology: CpuTopology, wish: ThreadWish, lists: Sequence[Sequence[int]]) -> None:
+def _check(topology: CpuTopology, request: ThreadRequest, lists: Sequence[Sequence[int]]) -> None:
     """Raises ConfigError for lists that this machine, or the number of workers, does not fit."""
-    said = f"cpu_threads_bind={wish.bind!r}"
+    said = f"cpu_threads_bind={request.bind!r}"
     wanted = {cpu for cpus in lists for cpu in cpus}
     missing, refused = wanted - topology.online, wanted - topology.nodes.keys()
     if missing:
@@ -129,13 +129,13 @@ def _check(topology: CpuTopology, wish: ThreadWish, lists: Sequence[Sequence[int
             f"{said}: this process may not use CPUs {format_cpu_list(refused)}, by its affinity mask; allowed: "
             f"{format_cpu_list(topology.nodes)}"
         )
-    if len(lists) != wish.num_workers:
+    if len(lists) != request.num_workers:
         raise ConfigError(
-            f"{said} has {len(lists)} lists for {wish.num_workers} workers on this machine (engines x "
+            f"{said} has {len(lists)} lists for {request.num_workers} workers on this machine (engines x "
             "tensor_parallel_size x pipeline_parallel_size); one list per worker is needed, separated by |"
         )
-    if wish.threads is not None and wish.threads > min(map(len, lists)):
+    if request.threads is not None and request.threads > min(map(len, lists)):
         raise ConfigError(
-            f"cpu_threads={wish.threads} is more than the {min(map(len, lists))} CPUs of a list of {said}; leave out "
-            "--cpu-threads, or name more CPUs"
+            f"cpu_threads={request.threads} is more than the {min(map(len, lists))} CPUs of a list of {said}; leave "
+            "out --cpu-threads, or name more CPUs"
         )

@@ -1,0 +1,85 @@
+"""Rules of the model: what it is used for, its type, its length, and how prompts become vectors."""
+
+from pagemill.config.choices import Runner
+from pagemill.config.decisions import Decisions, completed
+from pagemill.config.facts import DeviceFacts, ModelFacts
+from pagemill.config.sections import AttentionConfig, ModelConfig, ModelSettings, PoolerConfig, PoolerSettings
+from pagemill.errors import ConfigError
+from pagemill.messages.pooling_params import PoolingType
+
+
+def resolve_model(asked: ModelSettings, facts: ModelFacts, device: DeviceFacts, decisions: Decisions) -> ModelConfig:
+    """The section, complete. Raises ConfigError."""
+    _check_attention(asked.attention_backend, asked.attention_config)
+    runner = _runner(asked.runner, facts, decisions)
+    return completed(
+        ModelConfig,
+        asked,
+        runner=runner,
+        pooler_config=_pooler(asked.pooler_config, runner, facts, decisions),
+        dtype=_dtype(asked, facts, device, decisions),
+        max_model_len=_max_model_len(asked.max_model_len, runner, facts, decisions),
+    )
+
+
+def _runner(asked: Runner, facts: ModelFacts, decisions: Decisions) -> Runner:
+    if asked is Runner.GENERATE and not facts.has_head:
+        raise ConfigError(
+            f"runner='generate' needs an output head, and {facts.name} has none: it is for embeddings only; "
+            "use --runner pooling"
+        )
+    if asked is not Runner.AUTO:
+        return asked
+    if facts.has_head and facts.pooling_type is None:
+        return decisions.note("runner", Runner.GENERATE, "default")
+    return decisions.note("runner", Runner.POOLING, "the model is for embeddings")
+
+
+def _pooler(asked: PoolerSettings, runner: Runner, facts: ModelFacts, decisions: Decisions) -> PoolerConfig:
+    if runner is not Runner.POOLING and asked != PoolerSettings():
+        raise ConfigError("pooler_config has no effect on a model that generates text; use --runner pooling")
+    pooler = PoolerConfig(
+        pooling_type=asked.pooling_type or facts.pooling_type or PoolingType.LAST,
+        normalize=facts.normalizes if asked.normalize is None else asked.normalize,
+    )
+    if runner is Runner.POOLING:
+        decisions.note("pooler_config", pooler, "what is not given is the model's")
+    return pooler
+
+
+def _dtype(asked: ModelSettings, facts: ModelFacts, device: DeviceFacts, decisions: Decisions) -> str:
+    if asked.dtype != "auto":
+        return asked.dtype
+    quantization = asked.quantization
+    in_gguf = quantization is None and facts.weights_format == "gguf" and facts.dtype == "bfloat16"
+    in_file = in_gguf or (facts.quant_method is not None and quantization in (None, facts.quant_method))
+    if device.quantized_dtype and (in_file or quantization == "int8"):
+        return decisions.note("dtype", device.quantized_dtype, "beside quantized weights")
+    if facts.dtype in device.fast_dtypes:
+        return decisions.note("dtype", facts.dtype, "as in the checkpoint")
+    return decisions.note("dtype", device.fast_dtypes[0], f"{facts.dtype} is slow on this {device.kind}")
+
+
+def _max_model_len(asked: int | None, runner: Runner, facts: ModelFacts, decisions: Decisions) -> int:
+    length = facts.max_position if asked is None else asked
+    if runner is not Runner.POOLING and length < 2:
+        raise ConfigError(f"max_model_len={length} is not allowed: text needs room for 2 tokens, "
+                          "one of the prompt and one of the output; use --max-model-len 2 or more")  # fmt: skip
+    if asked is None:
+        return decisions.note("max_model_len", length, "the model's")
+    if asked > facts.max_position:
+        raise ConfigError(
+            f"max_model_len={asked} is more than the model's {facts.max_position} positions; "
+            f"use --max-model-len {facts.max_position} or less"
+        )
+    return asked
+
+
+def _check_attention(backend: str | None, config: AttentionConfig) -> None:
+    if backend is not None and config.backend is not None:
+        raise ConfigError(
+            f"attention_backend={backend!r} and attention_config.backend={config.backend!r} are "
+            "mutually exclusive; use one of them"
+        )
+    if config.flash_attn_version not in (None, 2, 3):
+        raise ConfigError(f"attention_config.flash_attn_version={config.flash_attn_version} is not allowed: 2 or 3")

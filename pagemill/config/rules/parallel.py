@@ -1,0 +1,60 @@
+"""Rules of parallelism: how the model can be split, and where workers run."""
+
+from pagemill.catalog.executors import EXECUTORS, MP, UNI
+from pagemill.config.decisions import Decisions, completed
+from pagemill.config.facts import ModelFacts
+from pagemill.config.sections import ParallelConfig, ParallelSettings
+from pagemill.errors import ConfigError
+
+
+def resolve_parallel(asked: ParallelSettings, facts: ModelFacts, decisions: Decisions) -> ParallelConfig:
+    """The section, complete. Raises ConfigError."""
+    _check_sizes(asked, facts)
+    return completed(ParallelConfig, asked, distributed_executor_backend=_executor(asked, decisions))
+
+
+def _check_sizes(asked: ParallelSettings, facts: ModelFacts) -> None:
+    if asked.enable_expert_parallel and not facts.num_experts:
+        raise ConfigError(
+            f"enable_expert_parallel=True needs a mixture of experts, and {facts.name} has no experts; leave it out"
+        )
+    if asked.tensor_parallel_size > 1 and not splits_over(facts, asked.tensor_parallel_size):
+        heads, kv_heads, inner = _split_sizes(facts)
+        allowed = ", ".join(str(size) for size in range(1, heads + 1) if splits_over(facts, size))
+        raise ConfigError(
+            f"tensor_parallel_size={asked.tensor_parallel_size} does not fit num_attention_heads={heads}, "
+            f"num_key_value_heads={kv_heads} and intermediate_size={inner} of {facts.name}; allowed: {allowed}"
+        )
+    num_layers = int(facts.hf_config.get("num_hidden_layers", 1))
+    if asked.pipeline_parallel_size > num_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size={asked.pipeline_parallel_size} is more than the {num_layers} layers of "
+            f"{facts.name}; allowed: 1 to {num_layers}"
+        )
+
+
+def _executor(asked: ParallelSettings, decisions: Decisions) -> str:
+    name = asked.distributed_executor_backend
+    workers = asked.workers_per_replica
+    if name is None:
+        return decisions.note("distributed_executor_backend", UNI if workers == 1 else MP, f"{workers} workers")
+    if name == UNI and workers > 1:
+        raise ConfigError(
+            f"distributed_executor_backend='uni' runs one worker, and tensor_parallel_size x pipeline_parallel_size "
+            f"is {workers}; use --distributed-executor-backend mp"
+        )
+    EXECUTORS.check(name)
+    return name
+
+
+def splits_over(facts: ModelFacts, tensor_parallel_size: int) -> bool:
+    """Whether every rank can have equally many heads and rows; fewer key and value heads than ranks are replicated."""
+    heads, kv_heads, inner = _split_sizes(facts)
+    kv_fits = kv_heads % tensor_parallel_size == 0 or tensor_parallel_size % kv_heads == 0
+    return heads % tensor_parallel_size == 0 and kv_fits and inner % tensor_parallel_size == 0
+
+
+def _split_sizes(facts: ModelFacts) -> tuple[int, int, int]:
+    config = facts.hf_config
+    heads = int(config["num_attention_heads"])
+    return heads, int(config.get("num_key_value_heads") or heads), int(config["intermediate_size"])

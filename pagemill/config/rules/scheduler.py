@@ -1,0 +1,55 @@
+"""Rules of the scheduler: how many tokens a step has, and whether steps overlap."""
+
+from pagemill.catalog.executors import UNI
+from pagemill.config.decisions import Decisions, completed
+from pagemill.config.facts import DeviceFacts
+from pagemill.config.sections import CpuConfig, ModelConfig, ParallelConfig, SchedulerConfig, SchedulerSettings
+from pagemill.errors import ConfigError
+
+
+def resolve_scheduler(
+    asked: SchedulerSettings,
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    cpu: CpuConfig,
+    device: DeviceFacts,
+    decisions: Decisions,
+) -> SchedulerConfig:
+    """The section, complete. Raises ConfigError."""
+    return completed(
+        SchedulerConfig,
+        asked,
+        max_num_batched_tokens=_token_budget(asked, model.max_model_len, device, decisions),
+        max_prefill_tokens=_prefill_tokens(asked.max_prefill_tokens, cpu.cpu_threads, device, decisions),
+        async_scheduling=_async_scheduling(asked.async_scheduling, parallel, device, decisions),
+    )
+
+
+def _token_budget(asked: SchedulerSettings, length: int, device: DeviceFacts, decisions: Decisions) -> int:
+    budget = asked.max_num_batched_tokens
+    if budget is None:
+        whole = length if not asked.enable_chunked_prefill else 0
+        budget = max(device.token_budget, asked.max_num_seqs, whole)
+        decisions.note("max_num_batched_tokens", budget, "default")
+    if not asked.enable_chunked_prefill and budget < length:
+        raise ConfigError(
+            f"max_num_batched_tokens={budget} is less than max_model_len={length} and chunked prefill is off; "
+            "raise the former, lower the latter, or leave out --no-enable-chunked-prefill"
+        )
+    return budget
+
+
+def _prefill_tokens(asked: int | None, num_threads: int, device: DeviceFacts, decisions: Decisions) -> int:
+    if asked is not None:
+        return asked
+    most = device.prefill_tokens * num_threads
+    return decisions.note("max_prefill_tokens", most, f"{device.prefill_tokens} for each thread" if most else "default")
+
+
+def _async_scheduling(asked: bool | None, parallel: ParallelConfig, device: DeviceFacts, decisions: Decisions) -> bool:
+    if asked is not None:
+        return asked
+    if device.runs_ahead:
+        return decisions.note("async_scheduling", True, f"a {device.kind} device takes work ahead")
+    apart = parallel.distributed_executor_backend != UNI
+    return decisions.note("async_scheduling", apart, "workers run apart" if apart else "one process")

@@ -1,0 +1,69 @@
+"""Sections of the configuration as `resolve` makes them, with what a test says in place of what it would fill in."""
+
+from pagemill.catalog.executors import UNI
+from pagemill.config.choices import Runner
+from pagemill.config.decisions import completed
+from pagemill.config.graph_mode import GraphMode
+from pagemill.config.sections import (
+    ATTENTION_OP,
+    CacheConfig,
+    CacheSettings,
+    CompilationConfig,
+    CompilationSettings,
+    CpuConfig,
+    CpuSettings,
+    GraphConfig,
+    GraphSettings,
+    ModelConfig,
+    ModelSettings,
+    ParallelConfig,
+    ParallelSettings,
+    PoolerConfig,
+    SchedulerConfig,
+    SchedulerSettings,
+)
+from pagemill.messages.pooling_params import PoolingType
+
+POOLER = PoolerConfig(pooling_type=PoolingType.LAST, normalize=True)
+
+
+def model_config(model: str = "smollm2", **settings: object) -> ModelConfig:
+    defaults = {"dtype": "float32", "max_model_len": 2048, "runner": Runner.GENERATE, "pooler_config": POOLER}
+    return _completed(ModelConfig, ModelSettings, defaults | {"model": model} | settings)
+
+
+def cache_config(**settings: object) -> CacheConfig:
+    return _completed(CacheConfig, CacheSettings, {"block_size": 16} | settings)
+
+
+def scheduler_config(**settings: object) -> SchedulerConfig:
+    defaults = {"max_num_batched_tokens": 2048, "max_prefill_tokens": 0, "async_scheduling": False}
+    return _completed(SchedulerConfig, SchedulerSettings, defaults | settings)
+
+
+def parallel_config(**settings: object) -> ParallelConfig:
+    return _completed(ParallelConfig, ParallelSettings, {"distributed_executor_backend": UNI} | settings)
+
+
+def cpu_config(cpu_threads: int = 1, cpu_threads_bind: str = "nobind") -> CpuConfig:
+    return completed(CpuConfig, CpuSettings(), cpu_threads=cpu_threads, cpu_threads_bind=cpu_threads_bind)
+
+
+def compilation_config(**settings: object) -> CompilationConfig:
+    defaults = {
+        "mode": 0,
+        "cudagraph_mode": GraphMode.NONE,
+        "cudagraph_capture_sizes": (),
+        "max_cudagraph_capture_size": 0,
+        "splitting_ops": (ATTENTION_OP,),
+    }
+    return _completed(CompilationConfig, CompilationSettings, defaults | settings)
+
+
+def graph_config(**compilation: object) -> GraphConfig:
+    return completed(GraphConfig, GraphSettings(), compilation_config=compilation_config(**compilation))
+
+
+def _completed(kind, settings, values):
+    filled = {name: value for name, value in values.items() if name in kind.__annotations__}
+    return completed(kind, settings(**{name: values[name] for name in values.keys() - filled.keys()}), **filled)
