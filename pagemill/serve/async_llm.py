@@ -25,7 +25,7 @@ from pagemill.serve.processing.input_processor import PreparedRequest, RequestOp
 from pagemill.serve.processing.output_processor import OutputProcessor
 from pagemill.serve.processing.parallel_sampling import fan_out
 from pagemill.serve.processing.request_metrics import NoMetrics, RequestMetrics
-from pagemill.serve.processing.request_stream import OutputQueue, PoolingStream, RequestStream, Stream, Tap
+from pagemill.serve.processing.request_stream import OutputQueue, PoolingStream, RequestStream, Sink, Stream
 from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.transport.shm_load import Load
@@ -137,30 +137,28 @@ class AsyncLLM:
             return await asyncio.to_thread(self._inputs.prepare, prompt, params, options)
         return self._inputs.prepare(prompt, params, options)
 
-    async def stream(
+    def stream(
         self,
         requests: Sequence[PreparedRequest],
         request_ids: Sequence[str] | None = None,
-        tap: Tap[RequestOutput] | None = None,
+        sink: Sink[RequestOutput] | None = None,
         *,
         limited: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of several requests as they come, until all are finished. Closing the generator aborts the rest.
 
-        `request_ids` are what the outputs are called, one per request. `tap` may take outputs that end nothing before
-        they come here, while they are waited for here. Raises EngineDeadError; with `limited`, as `check_load` does
-        when there is no room for all of them.
+        `request_ids` are what the outputs are called, one per request. Outputs that end nothing may be pushed to `sink`
+        instead of coming here, while they are waited for here. Raises EngineDeadError; with `limited`, as `check_load`
+        does when there is no room for all of them.
         """
 
         def text(name: str, prepared: PreparedRequest, rank: int, queue: OutputQueue[RequestOutput]) -> RequestStream:
             children = fan_out(self._seeds.complete(prepared.request), rank)
             return RequestStream(name, prepared.prompt, children, self.tokenizer, queue)
 
-        async with contextlib.aclosing(self._run(text, requests, request_ids, limited, tap)) as outputs:
-            async for output in outputs:
-                yield output
+        return self._run(text, requests, request_ids, limited, sink)
 
-    async def pool(
+    def pool(
         self, requests: Sequence[PreparedRequest], request_ids: Sequence[str] | None = None, *, limited: bool = False
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """`stream`, for pooling requests: one output of each, as they come."""
@@ -170,9 +168,7 @@ class AsyncLLM:
         ) -> PoolingStream:
             return PoolingStream(name, prepared.prompt, fan_out(prepared.request, rank)[0], queue)
 
-        async with contextlib.aclosing(self._run(vector, requests, request_ids, limited)) as outputs:
-            async for output in outputs:
-                yield output
+        return self._run(vector, requests, request_ids, limited)
 
     async def _run(
         self,
@@ -180,11 +176,11 @@ class AsyncLLM:
         requests: Sequence[PreparedRequest],
         request_ids: Sequence[str] | None,
         limited: bool,
-        tap: Tap[Output] | None = None,
+        sink: Sink[Output] | None = None,
     ) -> AsyncGenerator[Output, None]:
         self._pump.check_alive()
         external_ids = request_ids or [f"request-{next(self._count)}" for _ in requests]
-        queue: OutputQueue[Output] = OutputQueue(tap)
+        queue: OutputQueue[Output] = OutputQueue(sink)
         streams: list[Stream[Output]] = []
         num_added, num_tokens, begun, pacer = 0, 0, False, Pacer()
         try:

@@ -4,7 +4,7 @@ Does not know what is sent."""
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from pagemill.serve.http.protocol import Wire, wire_of
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
+Output = TypeVar("Output")
 
 CLIENT_CLOSED_REQUEST = 499
 
@@ -61,29 +62,54 @@ async def respond_unless_gone(request: Request, work: Coroutine[Any, Any, Respon
     return await until_disconnect(request.receive, work) or Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-class Outlet:
-    """A short way for the events of a response that has begun: one write, no `send` through the whole application."""
+class EventSink(Generic[Output]):
+    """A short way for the events of a response that has begun: one write, no `send` through the whole application.
+    Implements `Sink`."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire | None) -> None:
+        """`wire`: the connection under the response; None: the server has none to offer, and everything is sent."""
         self.begun = False
         """Whether the response has."""
-        self.write = wire.write_chunk
-        self._has_room = wire.has_room
+        self.events_of: Callable[[Output], bytes] = _no_events
+        """Set by who makes the events: those of an output; b"" when it has none."""
+        self._has_room: Callable[[], bool] = _is_closed if wire is None else wire.has_room
+        self._write: Callable[[bytes], None] = _write_nowhere if wire is None else wire.write_chunk
 
     def is_open(self) -> bool:
-        """Whether `write` may be called now; otherwise events are yielded to the stream, which waits for the client."""
+        """Whether an output may be pushed now; otherwise events are yielded to the stream, which waits for the
+        client."""
         return self.begun and self._has_room()
+
+    def push(self, output: Output) -> None:
+        """Write the events of an output, if it has any."""
+        events = self.events_of(output)
+        if events:
+            self._write(events)
+
+
+def _no_events(output: object) -> bytes:
+    """Nobody makes events yet."""
+    return b""
+
+
+def _is_closed() -> bool:
+    """There is no connection."""
+    return False
+
+
+def _write_nowhere(body: bytes) -> None:
+    raise RuntimeError("there is no connection to write to")
 
 
 class EventStream(Response):
-    """Server-sent events: those that `events` yields, and those that it writes to the outlet meanwhile. The response
-    starts with the first event yielded: what goes wrong before becomes an ordinary error response. When the client
-    goes away, the generator is closed."""
+    """Server-sent events: those that `events` yields, and those of outputs that are pushed to the sink meanwhile. The
+    response starts with the first event yielded: what goes wrong before becomes an ordinary error response. When the
+    client goes away, the generator is closed."""
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: Callable[[Outlet], AsyncGenerator[bytes, None]], headers: Mapping[str, str] | None = None
+        self, events: Callable[[EventSink[Any]], AsyncGenerator[bytes, None]], headers: Mapping[str, str] | None = None
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -93,20 +119,20 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the generator ends or the client is gone."""
-        await until_disconnect(receive, self._send_all(send, Outlet(wire_of(scope))))
+        await until_disconnect(receive, self._send_all(send, EventSink(wire_of(scope))))
 
     def init_headers(self, headers: Any = None) -> None:
         """No content length: the end of the stream is the end of the body."""
         super().init_headers(headers)
         self.raw_headers = [item for item in self.raw_headers if item[0] != b"content-length"]
 
-    async def _send_all(self, send: Send, outlet: Outlet) -> None:
-        async with contextlib.aclosing(self._events(outlet)) as events:
+    async def _send_all(self, send: Send, sink: EventSink[Any]) -> None:
+        async with contextlib.aclosing(self._events(sink)) as events:
             async for event in events:
-                if not outlet.begun:
+                if not sink.begun:
                     await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-                outlet.begun = True
+                sink.begun = True
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -2,7 +2,7 @@
 collect them into one body. What a delta looks like is the builder's business."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -11,11 +11,12 @@ from starlette.responses import Response
 
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.serve.async_llm import AsyncLLM
-from pagemill.serve.http.connection import EventStream, Outlet, respond_unless_gone
+from pagemill.serve.http.connection import EventSink, EventStream, respond_unless_gone
 from pagemill.serve.http.errors import GenerationFailedError, api_error
 from pagemill.serve.http.preparer import AnswerForm
 from pagemill.serve.http.responses import ResponseHead, Usage
 from pagemill.serve.processing.input_processor import PreparedRequest
+from pagemill.serve.processing.request_stream import Sink
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.encode
@@ -52,13 +53,15 @@ class Generation:
         ids = [name] if len(requests) == 1 else [f"{name}-{index}" for index in range(len(requests))]
         self._prompt_index = {request_id: index for index, request_id in enumerate(ids)}
 
-    async def stream(self, outlet: Outlet) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; those that the outlet takes are written there. An error after the first one becomes an
-        event; before, it is raised."""
+    async def stream(self, sink: EventSink[RequestOutput]) -> AsyncGenerator[bytes, None]:
+        """Server-sent events; those of outputs that the sink gets are written there. An error after the first one
+        becomes an event; before, it is raised."""
+        sink.events_of = self._events
         started = False
         try:
-            async with contextlib.aclosing(self._outputs(EventTap(self._events, outlet))) as outputs:
+            async with contextlib.aclosing(self._outputs(sink)) as outputs:
                 async for output in outputs:
+                    check_generated(output)
                     events = self._events(output)
                     if events:
                         started = True
@@ -76,21 +79,15 @@ class Generation:
         choices: list[dict[str, Any]] = []
         async with contextlib.aclosing(self._outputs()) as outputs:
             async for output in outputs:
+                check_generated(output)
                 index = self._count(output)
                 choices += [self._builder.choice(index, completion) for completion in output.outputs]
         choices.sort(key=lambda choice: int(choice["index"]))
         head = self._builder.head
         return _encode({**head.fields(self._builder.body_kind), "choices": choices, "usage": self._usage.to_json()})
 
-    async def _outputs(self, tap: "EventTap | None" = None) -> AsyncGenerator[RequestOutput, None]:
-        """As they come. Raises GenerationFailedError."""
-        stream = self._engine.stream(self._requests, list(self._prompt_index), tap, limited=True)
-        async with contextlib.aclosing(stream) as outputs:
-            async for output in outputs:
-                for completion in output.outputs:
-                    if completion.finish_reason == "error":
-                        raise GenerationFailedError(completion.error)
-                yield output
+    def _outputs(self, sink: Sink[RequestOutput] | None = None) -> AsyncGenerator[RequestOutput, None]:
+        return self._engine.stream(self._requests, list(self._prompt_index), sink, limited=True)
 
     def _events(self, output: RequestOutput) -> bytes:
         """The events of an output, which is counted."""
@@ -104,19 +101,11 @@ class Generation:
         return index
 
 
-class EventTap:
-    """Outputs as events, straight to the connection. Implements `Tap`."""
-
-    def __init__(self, events: Callable[[RequestOutput], bytes], outlet: Outlet) -> None:
-        self.is_open = outlet.is_open
-        self._events = events
-        self._write = outlet.write
-
-    def take(self, output: RequestOutput) -> None:
-        """Write its events, if it has any."""
-        events = self._events(output)
-        if events:
-            self._write(events)
+def check_generated(output: RequestOutput) -> None:
+    """Raises GenerationFailedError when the engine could not complete one of the completions."""
+    for completion in output.outputs:
+        if completion.finish_reason == "error":
+            raise GenerationFailedError(completion.error)
 
 
 async def answer(request: Request, form: AnswerForm, generation: Generation) -> Response:

@@ -42,17 +42,7 @@ class DirectProtocol(BoundedProtocol):
         self.transport.write(body)
 
 
-class NoWire:
-    """Of servers that have none: everything is sent."""
-
-    def has_room(self) -> bool:
-        return False
-
-    def write_chunk(self, body: bytes) -> None:
-        raise RuntimeError("there is no connection to write to")
-
-
-def wire_of(scope: Scope) -> Wire:
-    """The connection that a request came over."""
-    wire: Wire = scope.get("extensions", {}).get(EXTENSION) or NoWire()
+def wire_of(scope: Scope) -> Wire | None:
+    """The connection that a request came over; None for servers that do not say."""
+    wire: Wire | None = scope.get("extensions", {}).get(EXTENSION)
     return wire

@@ -18,17 +18,17 @@ from pagemill.serve.processing.detokenizer import Detokenizer, NoText, make_deto
 from pagemill.tokenizers.interface import Tokenizer
 
 Output = TypeVar("Output")
-Taken = TypeVar("Taken", contravariant=True)
+Pushed = TypeVar("Pushed", contravariant=True)
 
 
-class Tap(Protocol[Taken]):
-    """Takes outputs where they come up. What it takes costs no turn of the event loop: a step of many streams would
+class Sink(Protocol[Pushed]):
+    """Gets outputs where they come up. What is pushed costs no turn of the event loop: a step of many streams would
     otherwise wake as many tasks."""
 
     def is_open(self) -> bool:
-        """Whether it would take an output now."""
+        """Whether an output may be pushed now."""
 
-    def take(self, output: Taken) -> None:
+    def push(self, output: Pushed) -> None:
         """An output, when the consumer waits for one. What this raises is raised in the consumer."""
 
 
@@ -36,18 +36,18 @@ class OutputQueue(Generic[Output]):
     """Streams that have news for one consumer. Nothing piles up: a stream waits in it once, and what arrives until
     the consumer takes its output becomes part of that output."""
 
-    def __init__(self, tap: Tap[Output] | None = None) -> None:
-        """`tap` gets, while the consumer waits, what ends nothing; the consumer gets the rest."""
-        self._tap = tap
+    def __init__(self, sink: Sink[Output] | None = None) -> None:
+        """`sink` gets, while the consumer waits, what ends nothing; the consumer gets the rest."""
+        self._sink = sink
         self._ready: dict[Stream[Output], None] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
 
     def mark_ready(self, stream: "Stream[Output]") -> None:
         """The stream has news."""
-        if self._tap is not None and self._pending is not None and not stream.has_ended and self._tap.is_open():
+        if self._sink is not None and self._pending is not None and not stream.has_ended and self._sink.is_open():
             try:
-                self._tap.take(stream.take())
+                self._sink.push(stream.take())
             except Exception as error:
                 self.fail(error)
             return
