@@ -16,7 +16,7 @@ from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.kv_cache.planning import WorkerMemory, merge_specs, plan_kv_cache
 from pagemill.engine.kv_cache.residency import ResidencySampler
 from pagemill.engine.scheduler.limits import SchedulerLimits
-from pagemill.engine.scheduler.scheduler import Scheduler
+from pagemill.engine.scheduler.scheduler import GrammarOf, Scheduler, no_grammar
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
@@ -39,12 +39,19 @@ class EngineCore:
     """
 
     def __init__(
-        self, config: EngineConfig, executor: Executor, *, depth: int | None = None, data_parallel_rank: int = 0
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        depth: int | None = None,
+        data_parallel_rank: int = 0,
+        grammar_of: GrammarOf = no_grammar,
     ) -> None:
+        """`grammar_of`: what restricts the output of a request, if anything does."""
         self._executor = executor
         self._sink: EventSink = NoSink()
         try:
-            self._bring_up(config, depth or executor.max_concurrent_steps)
+            self._bring_up(config, depth or executor.max_concurrent_steps, grammar_of)
             self._sink = _event_sink(config.cache.kv_events_config, data_parallel_rank)
         except BaseException:
             self.shutdown()
@@ -120,7 +127,7 @@ class EngineCore:
         finally:
             self._sink.shutdown()
 
-    def _bring_up(self, config: EngineConfig, depth: int) -> None:
+    def _bring_up(self, config: EngineConfig, depth: int, grammar_of: GrammarOf) -> None:
         executor = self._executor
         self._depth = depth
         self._in_flight: deque[Pending[ModelRunnerOutput]] = deque()
@@ -141,7 +148,7 @@ class EngineCore:
             record_events=cache.kv_events_config.active,
             residency=ResidencySampler(cache.kv_cache_metrics_sample) if cache.kv_cache_metrics else None,
         )
-        self._scheduler = Scheduler(limits, self._kv, depth=depth)
+        self._scheduler = Scheduler(limits, self._kv, depth=depth, grammar_of=grammar_of)
         self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
         self.ready = EngineReady(
             max_model_len=limits.max_model_len,

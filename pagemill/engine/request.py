@@ -4,6 +4,7 @@ import time
 from array import array
 from enum import IntEnum
 
+from pagemill.engine.grammar import Grammar
 from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import SamplingParams
@@ -39,6 +40,8 @@ class Request:
         "arrival_time",
         "block_hashes",
         "cache_salt",
+        "forced",
+        "grammar",
         "length_limit",
         "lora",
         "mm_items",
@@ -57,9 +60,12 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, core_request: EngineCoreRequest, *, sequence: int, max_model_len: int) -> None:
-        """`sequence` is the order of arrival at this engine. Raises OverflowError or TypeError for token ids that
-        are not 32-bit integers, ValueError for a prompt that does not fit, with a token if one is to be sampled."""
+    def __init__(
+        self, core_request: EngineCoreRequest, *, sequence: int, max_model_len: int, grammar: Grammar | None = None
+    ) -> None:
+        """`sequence` is the order of arrival at this engine; `grammar`: where one restricts the output. Raises
+        OverflowError or TypeError for token ids that are not 32-bit integers, ValueError for a prompt that does not
+        fit, with a token if one is to be sampled."""
         prompt, params = core_request.prompt_token_ids, core_request.params
         self.request_id = core_request.request_id
         self.params = params
@@ -69,6 +75,9 @@ class Request:
         self.cache_salt = core_request.cache_salt
         self.lora = core_request.lora
         self.mm_items = core_request.mm_items
+        self.grammar = grammar
+        self.forced: list[int] = []
+        """Tokens that the grammar forced at the beginning of the output, until the first output reports them."""
         self.sequence = sequence
         self.token_ids = array("i", prompt)
         """Prompt and generated tokens, those that the client was sent before included."""

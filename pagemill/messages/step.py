@@ -45,6 +45,21 @@ class SlotBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownTokens:
+    """Tokens of a running slot that the engine knows without the model: forced by a grammar, or replayed.
+
+    They take the place of what was sampled for `position` and for all positions after it. What steps in flight sample
+    for the slot is void, on the workers as in the engine; so are the slot's drafts, and whatever was computed from
+    `position` on: the slot's count of computed tokens becomes `position` where it is more.
+    """
+
+    slot: int
+    position: int
+    """Of the first of them, in the slot's prompt and output."""
+    token_ids: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
 class BlockCopy:
     """The whole block `destination` becomes what `source` is: its page in every one of the shared tensors."""
 
@@ -56,15 +71,17 @@ class BlockCopy:
 class SchedulerOutput:
     """Everything the workers need for one step. Valid in full in every mode.
 
-    Order of application: `copies`, then `released`, then `new`, then `grown`, then the batch itself. The workers
-    advance a slot's count of computed tokens by `num_tokens` after the step; the scheduler does the same.
+    Order of application: `copies`, then `released`, then `new`, then `grown`, then `known`, then the batch itself. The
+    workers advance a slot's count of computed tokens by `num_tokens` after the step; the scheduler does the same. Both
+    take back from that the drafts that were not accepted, and those that were thought of and did not exist.
     """
 
     step_id: int
     slots: Int32Array
     """[R] slots that run this step, in batch order, each once."""
     num_tokens: Int32Array
-    """[R] tokens to run for each of them, > 0."""
+    """[R] tokens to run for each of them, > 0. What a slot that samples has beyond its tokens is room for drafts, of
+    which it runs no more than it has."""
     new: list[NewRequest] = field(default_factory=list)
     grown: list[SlotBlocks] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
@@ -72,11 +89,25 @@ class SchedulerOutput:
     copies: list[BlockCopy] = field(default_factory=list)
     """All at once, before this step writes anything: every source is read as the steps before left it, even where it
     is the destination of another copy. No block is a destination twice."""
+    known: list[KnownTokens] = field(default_factory=list)
+    """Of slots that run, in this step or a later one; each slot once."""
 
     @property
     def total_tokens(self) -> int:
         """Tokens of the whole step."""
         return int(self.num_tokens.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Tokens that slots propose to follow their last sampled one, for their next step to verify. The slots of the
+    workers own them: the engine schedules them, shows them to grammars, and never changes them."""
+
+    counts: Int32Array
+    """[L] drafts of each slot that sampled, >= 0. A slot keeps to its count until the next output names another: steps
+    that are scheduled ahead of that reserve room for as many."""
+    token_ids: Int32Array
+    """[sum of counts] slot after slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +118,11 @@ class ModelRunnerOutput:
     slots: Int32Array
     """[L] slots that sampled, in batch order."""
     token_ids: Int32Array
-    """[L] the sampled token of each; 0 where something else was made of it, NO_TOKEN where there was none to sample.
-    The workers go on with token 0 in that slot: steps that are scheduled already may still run it."""
+    """[N] the sampled tokens, slot after slot; 0 where something else was made of it, NO_TOKEN where there was none to
+    sample. The workers go on with token 0 in that slot: steps that are scheduled already may still run it."""
     vectors: npt.NDArray[np.float32] | None = None
     """[L, E] of a pooling engine, whose requests all end with this; what lies behind a request's `dimensions` is 0."""
+    counts: Int32Array | None = None
+    """[L] tokens of each slot: one, and one for each draft that was accepted. None: one each, L = N."""
+    drafts: Drafts | None = None
+    """None where no slot has any."""

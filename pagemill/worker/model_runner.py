@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from pagemill.messages.pending import Pending, Ready
-from pagemill.messages.step import Int32Array, ModelRunnerOutput, SchedulerOutput
+from pagemill.messages.step import Int32Array, KnownTokens, ModelRunnerOutput, SchedulerOutput
 from pagemill.worker.batch.block_tables import BlockTables
 from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch, build_batch
@@ -21,6 +23,8 @@ class ModelRunner:
         self._stage = stage
         self._forward = forward
         self._executed: InputBatch | Ready[ModelRunnerOutput] | None = None
+        self._newest: StepTokens | None = None
+        """The last output, where it may not be there yet."""
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Apply the changes of slots, build the batch, run the network; keep the rows to be sampled, or the tokens of a
@@ -52,8 +56,10 @@ class ModelRunner:
                 self._stage.expect(batch)
             slots = slots[:0]
         tokens = self._forward.sample(batch) if len(slots) else Ready(SampledTokens(slots))
-        output = StepTokens(batch.step_id, tokens, _Places(self._states, slots), self._stage)
-        if not self._forward.runs_ahead:
+        output = StepTokens(batch.step_id, tokens, _Places(self._states, slots), self._stage, self._newest)
+        if self._forward.runs_ahead:
+            self._newest = output
+        else:
             output.result()
         return output
 
@@ -98,24 +104,37 @@ class ModelRunner:
         for new in step.new:
             self._states.add(new)
             self._tables.reset(new.slot, new.block_ids)
-            self._stage.add(new)
+            self._stage.restart(new.slot)
             self._forward.add(new)
         for grown in step.grown:
             self._tables.append(grown.slot, grown.block_ids)
+        for known in step.known:
+            self._replace(known)
+
+    def _replace(self, known: KnownTokens) -> None:
+        states, slot = self._states, known.slot
+        if states.num_computed[slot] < known.position:
+            # What was sampled before is still to be computed: the host must have it, on every rank.
+            self._stage.settle(np.array([slot], np.int32))
+            if self._newest is not None:
+                self._newest.result()
+        states.replace(known)
+        self._stage.restart(slot)
+        self._forward.restart(slot)
 
 
 class _Places:
-    """Where the tokens of a step go, in the slots as their present requests have them."""
+    """Where the tokens of a step go, in the slots as they are now."""
 
     def __init__(self, states: RequestStates, slots: Int32Array) -> None:
         self.slots = slots
         self._states = states
         self._positions = states.expect(slots)
-        self._occupants = states.occupants[slots]
+        self._generation = states.generation[slots]
 
     def fill(self, token_ids: Int32Array) -> None:
-        """The tokens, for slots whose request is the same as when they were expected."""
-        here = self._states.occupants[self.slots] == self._occupants
+        """The tokens, for slots that still expect them."""
+        here = self._states.generation[self.slots] == self._generation
         if here.all():
             self._states.fill(self.slots, self._positions, token_ids)
         else:
@@ -123,9 +142,17 @@ class _Places:
 
 
 class StepTokens:
-    """The `Pending` output of a step. Asked for in the order of the steps."""
+    """The `Pending` output of a step; that of the step before it, where it is not there yet, comes first."""
 
-    def __init__(self, step_id: int, tokens: Pending[SampledTokens], places: _Places, stage: Stage) -> None:
+    def __init__(
+        self,
+        step_id: int,
+        tokens: Pending[SampledTokens],
+        places: _Places,
+        stage: Stage,
+        before: "StepTokens | None" = None,
+    ) -> None:
+        self._before = before
         self._step_id = step_id
         self._tokens = tokens
         self._places = places
@@ -139,6 +166,9 @@ class StepTokens:
     def result(self) -> ModelRunnerOutput:
         """The tokens, which the slots have now too."""
         if self._output is None:
+            if self._before is not None:
+                self._before.result()
+                self._before = None
             sampled = self._tokens.result()
             token_ids = sampled.token_ids
             if len(token_ids):

@@ -6,17 +6,32 @@ sampled, everything that attention reads is compared with the numbers that must 
 wrongly, evicted too early or filled too late is a number that differs.
 """
 
+import dataclasses
+import random
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from pagemill.messages.kv_spec import ChunkedLocalSpec, MambaSpec, SlidingWindowSpec
-from pagemill.messages.step import ModelRunnerOutput
+from pagemill.messages.step import Drafts, ModelRunnerOutput
 from pagemill.worker.batch.block_tables import BlockTable, BlockTables
 from pagemill.worker.batch.input_batch import build_batch
 from pagemill.worker.batch.request_states import RequestStates
 
 MASK = (1 << 64) - 1
+
+
+def pairs(step):
+    """(slot, number of tokens) of a step."""
+    return list(zip(step.slots.tolist(), step.num_tokens.tolist(), strict=True))
+
+
+def flat(lists):
+    """All elements one list after the other, and the lengths of the lists."""
+    return (
+        np.array([element for elements in lists for element in elements], np.int32),
+        np.array([len(elements) for elements in lists], np.int32),
+    )
 
 
 def first_read(spec, position):
@@ -83,16 +98,22 @@ class Prefixes:
 class PrefixStore:
     """Executes steps on slots, block tables and batches as the workers have them, with numbers for keys and values.
 
-    `owners`: request id -> `Owner`.
+    `owners`: request id -> `Owner`. With `max_drafts`, slots propose up to so many tokens, most of them right, for
+    their next step to verify; what a step writes for wrong ones stays where it is.
     """
 
-    def __init__(self, config, limits, prefixes, owners, vocab_size):
+    def __init__(self, config, limits, prefixes, owners, vocab_size, max_drafts=0):
         self.specs = [group.spec for group in config.groups]
         self.live = {}
         """Slot -> request id."""
         self._prefixes, self._owners, self._vocab_size = prefixes, owners, vocab_size
         slots, length = limits.max_num_seqs, limits.max_model_len
         self.states = RequestStates(slots, length)
+        self._max_drafts = max_drafts
+        self._rng = random.Random(0)
+        self._drafts = {}
+        """Slot -> what its next step may verify."""
+        self.num_accepted = self.num_rejected = 0
         self.num_computed = self.states.num_computed
         self.tables = BlockTables(tuple(BlockTable(slots, length, spec.block_size) for spec in self.specs))
         self.numbers = np.zeros((slots, length + 1), np.int64)
@@ -111,12 +132,25 @@ class PrefixStore:
             self.tables.reset(new.slot, new.block_ids)
             numbers = self._prefixes.numbers(self._owners[new.request_id], new.token_ids.tolist())
             self.numbers[new.slot, : len(numbers)] = numbers
+            self._drafts[new.slot] = []
         for grown in step.grown:
             self.tables.append(grown.slot, grown.block_ids)
+        for known in step.known:
+            slot, position = known.slot, known.position
+            assert slot in self.live and position <= self.states.num_tokens[slot]
+            self.states.replace(known)
+            self._drafts[slot] = []
+            for place, token in enumerate(known.token_ids.tolist(), position):
+                self.numbers[slot, place] = self._prefixes.after(int(self.numbers[slot, place - 1]), token)
         assert set(step.slots.tolist()) <= self.live.keys(), "a slot runs that has no request"
 
     def finish(self, step):
         """Compute a step; what it samples. Raises AssertionError when it would read or write what it must not."""
+        verified = {slot: self._drafts_for(slot, count) for slot, count in pairs(step)}
+        step = self._as_run(step, verified)
+        known = self.states.num_tokens.copy()
+        for slot, drafts in verified.items():
+            self._extend(slot, drafts)
         batch = build_batch(step, self.states)
         assert len(set(batch.slots.tolist())) == len(batch.slots), "a slot is in the batch twice"
         assert (step.num_tokens > 0).all()
@@ -141,7 +175,70 @@ class PrefixStore:
             for group in groups:
                 self._check_reads(group, slot, int(ends[slot]))
         self.states.advance(step.slots, step.num_tokens)
-        return ModelRunnerOutput(step.step_id, batch.sampled_slots, self._sample(batch.sampled_slots))
+        self.states.num_tokens[batch.slots] = known[batch.slots]
+        sampled = [self._verify(slot, verified[slot]) for slot in batch.sampled_slots.tolist()]
+        drafts = [self._propose(slot) for slot in batch.sampled_slots.tolist()]
+        token_ids, counts = flat(sampled)
+        return ModelRunnerOutput(
+            step.step_id,
+            batch.sampled_slots,
+            token_ids,
+            counts=counts if (counts != 1).any() else None,
+            drafts=Drafts(*reversed(flat(drafts))) if any(drafts) else None,
+        )
+
+    def _drafts_for(self, slot, count):
+        """The drafts that a step of so many tokens has room for."""
+        return self._drafts[slot][: max(0, count - int(self.states.num_tokens[slot] - self.num_computed[slot]))]
+
+    def _as_run(self, step, verified):
+        """The step, without room for drafts that do not exist."""
+        counts = [
+            min(count, int(self.states.num_tokens[slot] - self.num_computed[slot]) + len(verified[slot]))
+            for slot, count in pairs(step)
+        ]
+        assert counts == step.num_tokens.tolist() or self._max_drafts, "a token is computed before it is known"
+        return dataclasses.replace(step, num_tokens=np.array(counts, np.int32))
+
+    def _extend(self, slot, token_ids):
+        """Tokens at the end of a slot's."""
+        states = self.states
+        for token in token_ids:
+            place = int(states.num_tokens[slot])
+            self.numbers[slot, place] = self._prefixes.after(int(self.numbers[slot, place - 1]), token)
+            states.token_ids[slot, place] = token
+            states.num_tokens[slot] += 1
+
+    def _next(self, slot):
+        """The token that follows a slot's last one."""
+        last = int(self.numbers[slot, self.states.num_tokens[slot] - 1])
+        return self._prefixes.next_token(last, int(self.states.seed[slot]), self._vocab_size)
+
+    def _verify(self, slot, drafts):
+        """A token after the last one, and after each draft up to the first that is another token."""
+        found = []
+        for draft in [*drafts, None]:
+            found.append(self._next(slot))
+            self._extend(slot, found[-1:])
+            if found[-1] != draft:
+                break
+        self.states.num_sampled[slot] += len(found)
+        self.num_computed[slot] = self.states.num_tokens[slot] - 1
+        self.num_accepted += len(found) - 1
+        self.num_rejected += len(drafts) - (len(found) - 1)
+        return found
+
+    def _propose(self, slot):
+        """What may follow; every fourth is another token. No more than there is room for."""
+        length, limit = int(self.states.num_tokens[slot]), self.numbers.shape[1]
+        drafts = []
+        for _ in range(min(self._rng.randint(0, self._max_drafts), limit - length - 1)):
+            right = self._next(slot)
+            drafts.append(right if self._rng.random() < 0.75 else (right + 1) % self._vocab_size)
+            self._extend(slot, drafts[-1:])
+        self.states.num_tokens[slot] = length
+        self._drafts[slot] = drafts
+        return drafts
 
     def held(self, group, slot):
         """{index: block} of the blocks that a slot's next token and those after it read or write."""
@@ -185,17 +282,3 @@ class PrefixStore:
 
     def _contents(self, group, slots, positions):
         return self.numbers[slots, positions] * len(self.specs) + group
-
-    def _sample(self, slots):
-        lengths = self.states.num_tokens[slots]
-        last = self.numbers[slots, lengths - 1].tolist()
-        seeds = self.states.seed[slots].tolist()
-        tokens = [
-            self._prefixes.next_token(number, seed, self._vocab_size) for number, seed in zip(last, seeds, strict=True)
-        ]
-        self.numbers[slots, lengths] = [
-            self._prefixes.after(number, token) for number, token in zip(last, tokens, strict=True)
-        ]
-        token_ids = np.array(tokens, np.int32)
-        self.states.append(slots, token_ids)
-        return token_ids

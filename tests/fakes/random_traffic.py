@@ -10,6 +10,7 @@ from pagemill.messages.engine_io import LoRARequest, MultimodalItem
 from pagemill.messages.kv_spec import MambaSpec
 from tests.fakes.engine_setup import chunked, core_request, full, mamba, sliding
 from tests.fakes.scheduler_driver import VOCAB_SIZE, SchedulerDriver, Setup
+from tests.fakes.scripted_grammar import after_start, after_threes
 
 MAX_MODEL_LEN = 40
 SPECS = (
@@ -39,9 +40,25 @@ STEPS_PER_EPISODE = 60
 
 
 def setup_from(
-    specs, spare_blocks, depth, algorithm, partial_reuse, budget, slots, chunked, threshold, policy, prefill
+    specs,
+    spare_blocks,
+    depth,
+    algorithm,
+    partial_reuse,
+    budget,
+    slots,
+    chunked,
+    threshold,
+    policy,
+    prefill,
+    max_drafts=0,
+    rule=None,
 ):
-    """A setup; without chunks, the budget is as large as it must be. States are not reused in part."""
+    """A setup; without chunks, the budget is as large as it must be. States are not reused in part, nor taken back as
+    drafts are, for which a step has room in any case."""
+    states = any(isinstance(spec, MambaSpec) for spec in specs)
+    max_drafts = 0 if states else max_drafts
+    budget = max(budget, depth * (1 + max_drafts))
     limits = SchedulerLimits(
         max_num_batched_tokens=budget if chunked else max(budget, MAX_MODEL_LEN),
         max_num_seqs=slots,
@@ -51,8 +68,7 @@ def setup_from(
         long_prefill_token_threshold=threshold,
         policy=policy,
     )
-    partial_reuse = partial_reuse and not any(isinstance(spec, MambaSpec) for spec in specs)
-    return Setup(specs, limits, spare_blocks, depth, algorithm, partial_reuse)
+    return Setup(specs, limits, spare_blocks, depth, algorithm, partial_reuse and not states, max_drafts, rule)
 
 
 def random_setup(rng, number):
@@ -69,6 +85,8 @@ def random_setup(rng, number):
         threshold=rng.choice([0, 0, 3, 6]),
         policy=rng.choice(["fcfs", "priority"]),
         prefill=rng.choice([0, 0, 6, 20]),
+        max_drafts=(0, 2, 4)[number % 3],
+        rule=rng.choice([None, None, after_threes, after_start]),
     )
 
 
@@ -178,7 +196,9 @@ def run_episode(seed, number, num_steps=STEPS_PER_EPISODE):
     except Exception as error:
         error.add_note(f"run again with run_episode({seed}, {number}, {num_steps}); {setup}")
         raise
-    return driver.seen + Counter({"steps": driver.num_steps})
+    store = driver.store
+    drafts = {"drafts accepted": store.num_accepted, "drafts rejected": store.num_rejected}
+    return driver.seen + Counter({"steps": driver.num_steps, **drafts})
 
 
 def _sibling(request, name, index):

@@ -5,6 +5,7 @@ What must hold is said in terms of messages and of a naive model (prefix_store.p
 
 import math
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from pagemill.engine.scheduler.scheduler import Scheduler
 from pagemill.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from tests.fakes.prefix_store import Owner, Prefixes, PrefixStore, first_read
+from tests.fakes.scripted_grammar import grammar_of
 
 VOCAB_SIZE = 11
 
@@ -32,6 +34,15 @@ class Setup:
     depth: int = 1
     algorithm: str | None = "sha256"
     partial_reuse: bool = False
+    max_drafts: int = 0
+    """That a slot proposes for its next step; there is room for them in every step, and none with states."""
+    rule: Callable | None = None
+    """Of the grammar that every request has; see scripted_grammar.py."""
+
+    @property
+    def uncertain(self):
+        """Whether what a slot runs depends on tokens in flight."""
+        return self.depth > 1 and (self.max_drafts > 0 or self.rule is not None)
 
     def plan(self):
         groups = tuple(KVCacheGroup((f"layer{index}",), spec) for index, spec in enumerate(self.specs))
@@ -52,6 +63,10 @@ class Life:
     stops: bool
     """Whether the last of them is a stop id, and not the limit."""
     tokens: list[int]
+    forced: list[int]
+    """What the grammar forces before anything is sampled."""
+    told: bool = False
+    """Whether there was an output."""
     cached: int | None = None
     """Prompt tokens found when it first ran."""
     num_admissions: int = 0
@@ -67,9 +82,10 @@ class SchedulerDriver:
         self._threshold = self.limits.long_prefill_token_threshold if self.limits.enable_chunked_prefill else 0
         config = setup.plan()
         self.kv = KVCacheManager(config, setup.algorithm, partial_reuse=setup.partial_reuse, record_events=True)
-        self.scheduler = Scheduler(self.limits, self.kv, depth=setup.depth)
+        given = {} if setup.rule is None else {"grammar_of": grammar_of(setup.rule)}
+        self.scheduler = Scheduler(self.limits, self.kv, depth=setup.depth, **given)
         self.prefixes, self.owners = Prefixes(), {}
-        self.store = PrefixStore(config, self.limits, self.prefixes, self.owners, VOCAB_SIZE)
+        self.store = PrefixStore(config, self.limits, self.prefixes, self.owners, VOCAB_SIZE, setup.max_drafts)
         self.lives: dict[str, Life] = {}
         self.waiting: set[str] = set()
         self.running: dict[str, int] = {}
@@ -144,7 +160,7 @@ class SchedulerDriver:
     def schedule(self):
         """Schedule a step and execute it; its tokens stay in flight. Returns whether there was one."""
         before = dict(self.running)
-        wanted = {name: self._wanted(name) for name in before}
+        wanted = {name: self._wanted(name) for name in before if not self._is_uncertain(name)}
         reusable = self._reusable() if self.setup.depth == 1 and self.setup.algorithm else None
         num_preemptions = self.scheduler.stats().num_preemptions
         cached = self.kv.pool.cached_blocks()
@@ -156,6 +172,10 @@ class SchedulerDriver:
             self.num_steps += 1
             self.seen["copied"] += len(step.copies)
             self._follow_admissions(step, reusable)
+            self.seen["forced"] += sum(len(known.token_ids) for known in step.known)
+            self.seen["forced with a token in flight"] += sum(
+                known.slot in output.slots for known in step.known for output in self.in_flight
+            )
             self.store.begin(step)
             self._check_blocks()
             self.in_flight.append(self.store.finish(step))
@@ -232,7 +252,8 @@ class SchedulerDriver:
                 assert all(table[index] == block != 0 for index, block in held.items()), "a block that is read is gone"
                 counts.update(held.values())
                 length = int(self.store.states.num_tokens[slot])
-                assert tables[name].num_held <= manager.peak_blocks(length, step_tokens), "more than planned for"
+                most = length + self.setup.max_drafts * self.setup.depth
+                assert tables[name].num_held <= manager.peak_blocks(most, step_tokens), "more than planned for"
         assert all(pool.ref_count(block) >= count for block, count in counts.items()), "a free block is read"
 
     def _follow_events(self):
@@ -260,7 +281,7 @@ class SchedulerDriver:
         """The limits of a step."""
         given = step.num_tokens if step else np.zeros(1, np.int64)
         assert given.sum() <= self.limits.max_num_batched_tokens
-        assert not self._threshold or given.max() <= self._threshold
+        assert not self._threshold or given.max() <= max(self._threshold, 1 + self.setup.max_drafts)
         started = [int(step.num_tokens[step.slots == new.slot][0]) for new in step.new] if step else []
         assert len(started) <= 1 or sum(started) <= (self.limits.max_prefill_tokens or math.inf)
 
@@ -268,17 +289,25 @@ class SchedulerDriver:
         """Nobody idles who could run, and one token comes before many."""
         given = dict(zip(step.slots.tolist(), step.num_tokens.tolist(), strict=True)) if step else {}
         total, budget = sum(given.values()), self.limits.max_num_batched_tokens
-        singles = sum(1 for name in wanted if wanted[name] == given.get(self.running[name]) == 1)
+        singles = sum(1 for slot in self.running.values() if given.get(slot) == 1)
         for name, tokens in wanted.items():
             got = given.get(self.running[name], 0)
-            assert got <= tokens
-            assert got == tokens or total == budget, f"{name} got {got} of {tokens} tokens, of {budget} {total} ran"
+            assert got <= tokens + self.setup.max_drafts
+            assert got >= tokens or total == budget, f"{name} got {got} of {tokens} tokens, of {budget} {total} ran"
             assert got or tokens != 1 or singles == budget, f"{name} waits for one token while chunks run"
+
+    def _is_uncertain(self, name):
+        """Whether a step in flight may yield fewer tokens for a running request than the scheduler must think."""
+        slot = self.running[name]
+        return self.setup.uncertain and any(slot in output.slots for output in self.in_flight)
 
     def _wanted(self, name):
         """Tokens that a running request would run if it ran alone."""
         slot = self.running[name]
-        known, computed = int(self.store.states.num_tokens[slot]), int(self.store.num_computed[slot])
+        request, life = self.lives[name].core_request, self.lives[name]
+        told = len(request.prompt_token_ids) + len(request.emitted_token_ids) + len(life.tokens)
+        # The workers have yet to hear of tokens that were forced.
+        known, computed = max(told, int(self.store.states.num_tokens[slot])), int(self.store.num_computed[slot])
         wanted = min(known, self.lives[name].length_limit - 1) - computed
         return min(wanted, self._threshold) if self._threshold else wanted
 
@@ -311,7 +340,8 @@ class SchedulerDriver:
             self.running[name] = new.slot
             life.num_admissions += 1
             prompt = life.core_request.prompt_token_ids
-            assert new.token_ids.tolist() == [*prompt, *life.core_request.emitted_token_ids, *life.tokens]
+            known = life.tokens if life.told else life.forced
+            assert new.token_ids.tolist() == [*prompt, *life.core_request.emitted_token_ids, *known]
             assert new.num_prompt_tokens == len(prompt)
             assert new.num_computed_tokens < len(new.token_ids), "the last token is always computed"
             self.seen["cached" if new.num_computed_tokens else "not cached"] += 1
@@ -335,21 +365,25 @@ class SchedulerDriver:
         tokens = [*request.prompt_token_ids, *request.emitted_token_ids]
         limit = min(len(request.prompt_token_ids) + params.max_tokens, self.limits.max_model_len)
         number = self.prefixes.numbers(self.owners[request.request_id], tokens)[-1]
-        expected, stops = [], False
+        expected, stops, at_start, leading = [], False, True, 0
         while len(tokens) + len(expected) < limit and not stops:
-            token = self.prefixes.next_token(number, params.seed, vocab)
+            forced = self.setup.rule([*request.emitted_token_ids, *expected]) if self.setup.rule else ()
+            at_start = at_start and bool(forced)
+            leading += at_start
+            token = forced[0] if forced else self.prefixes.next_token(number, params.seed, vocab)
             num_generated = len(request.emitted_token_ids) + len(expected)
             stops = token in params.stop_token_ids and num_generated >= params.min_tokens
             expected.append(token)
             number = self.prefixes.after(number, token)
-        return Life(request, rank, limit, expected, stops, [])
+        return Life(request, rank, limit, expected, stops, [], expected[:leading])
 
     def _receive_output(self, output):
         self._receive(output.request_id, output.new_token_ids)
         life = self.lives[output.request_id]
         if output.num_cached_tokens is not None:
-            assert len(life.tokens) == 1, "cached tokens are told once, with the first output"
+            assert not life.told, "cached tokens are told once, with the first output"
             assert output.num_cached_tokens == life.cached
+        life.told = True
         if output.finish is None:
             return
         life.finish = output.finish
@@ -357,6 +391,7 @@ class SchedulerDriver:
         stop = life.tokens[-1] if life.stops else None
         assert (output.finish.reason.value, output.finish.stop_token_id) == ("stop" if life.stops else "length", stop)
         self.running.pop(output.request_id, None)
+        self.waiting.discard(output.request_id)
         self.seen["finished by " + output.finish.reason.value] += 1
 
     def _receive(self, name, token_ids):

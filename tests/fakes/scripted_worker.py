@@ -5,11 +5,13 @@ token is a function of the numbers read through the block tables. A wrong or sta
 computed, or a count that is off therefore changes the tokens; `alone` says what they must be.
 """
 
+import random
+
 import numpy as np
 
 from pagemill.messages.kv_spec import ChunkedLocalSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from pagemill.messages.pending import Ready
-from pagemill.messages.step import ModelRunnerOutput
+from pagemill.messages.step import Drafts, ModelRunnerOutput
 from pagemill.utils.math import ceil_div
 
 MASK = (1 << 64) - 1
@@ -51,14 +53,20 @@ def sampled(reads, seed, vocab_size):
     return state % vocab_size
 
 
-def alone(request, specs, vocab_size, max_model_len):
-    """The tokens that a request must get, computed without batches, blocks or steps."""
+def following(tokens, specs, seed, vocab_size):
+    """The token that is sampled after a sequence."""
+    numbers, last = history(tokens), len(tokens) - 1
+    return sampled([numbers[first_read(spec, last) :] for spec in specs], seed, vocab_size)
+
+
+def alone(request, specs, vocab_size, max_model_len, rule=None):
+    """The tokens that a request must get, computed without batches, blocks or steps. `rule`: of a scripted grammar."""
     params, tokens = request.params, [*request.prompt_token_ids, *request.emitted_token_ids]
     limit = min(len(request.prompt_token_ids) + params.max_tokens, max_model_len)
     generated = []
     while len(tokens) < limit:
-        numbers, last = history(tokens), len(tokens) - 1
-        token = sampled([numbers[first_read(spec, last) :] for spec in specs], params.seed or 0, vocab_size)
+        forced = rule([*request.emitted_token_ids, *generated]) if rule else ()
+        token = forced[0] if forced else following(tokens, specs, params.seed or 0, vocab_size)
         may_stop = len(tokens) >= len(request.prompt_token_ids) + params.min_tokens
         tokens.append(token)
         generated.append(token)
@@ -68,11 +76,20 @@ def alone(request, specs, vocab_size, max_model_len):
 
 
 class ScriptedWorker:
-    """A WorkerApi. Blocks keep what former requests left in them, so that reading it by mistake shows."""
+    """A WorkerApi. Blocks keep what former requests left in them, so that reading it by mistake shows.
+
+    With `max_drafts`, slots propose up to so many tokens for their next step, most of them right, and verify them.
+    Their number is drawn for each slot and step; what is computed for wrong ones stays in the blocks.
+    """
 
     runs_ahead = False
 
-    def __init__(self, specs=None, *, kv_bytes=1 << 30, vocab_size=13):
+    def __init__(self, specs=None, *, kv_bytes=1 << 30, vocab_size=13, max_drafts=0):
+        self.max_drafts = max_drafts
+        self.rng = random.Random(0)
+        self.num_accepted = 0
+        self.num_rejected = 0
+        self.num_forced = 0
         self.specs = specs or {"layer": FullAttentionSpec(4, 1, 1, "float32")}
         self.kv_bytes = kv_bytes
         self.vocab_size = vocab_size
@@ -130,29 +147,73 @@ class ScriptedWorker:
                 "computed": new.num_computed_tokens,
                 "tables": [list(ids) for ids in new.block_ids],
                 "seed": getattr(new.params, "seed", None) or 0,
+                "drafts": [],
             }
         for grown in step.grown:
             for table, ids in zip(self.slots[grown.slot]["tables"], grown.block_ids, strict=True):
                 table.extend(ids)
+        for known in step.known:
+            self._replace(self.slots[known.slot], known)
         counts = dict(zip(step.slots.tolist(), step.num_tokens.tolist(), strict=True))
         assert len(counts) == len(step.slots), "a slot is in the batch twice"
         assert min(counts.values()) > 0
         states = {slot: self._read_states(self.slots[slot]) for slot in counts}
+        verified = {slot: self._drafts_for(self.slots[slot], count) for slot, count in counts.items()}
         for slot, count in counts.items():
-            self._write_states(self.slots[slot], count, states[slot])
-            self._write(self.slots[slot], count)
-        samples = [slot for slot in counts if self._advance(self.slots[slot], counts[slot])]
-        tokens = [self._sample(self.slots[slot]) for slot in samples]
-        self.results.append(ModelRunnerOutput(step.step_id, np.array(samples, np.int32), np.array(tokens, np.int32)))
+            state, drafts = self.slots[slot], verified[slot]
+            run = min(count, len(state["tokens"]) - state["computed"] + len(drafts))
+            assert run == count or self.max_drafts, "a token is computed before it is known"
+            self._write_states(state, run, states[slot])
+            self._write(state, run, drafts)
+            state["computed"] += run - len(drafts)
+        samples = [slot for slot in counts if self.slots[slot]["computed"] == len(self.slots[slot]["tokens"])]
+        tokens = [self._sample(self.slots[slot], verified[slot]) for slot in samples]
+        proposed = [self._propose(self.slots[slot]) for slot in samples]
+        flat = np.array([token for sampled in tokens for token in sampled], np.int32)
+        sizes = np.array([len(sampled) for sampled in tokens], np.int32)
+        drafts = Drafts(
+            np.array([len(ids) for ids in proposed], np.int32), np.array([d for ids in proposed for d in ids], np.int32)
+        )
+        self.results.append(
+            ModelRunnerOutput(
+                step.step_id,
+                np.array(samples, np.int32),
+                flat,
+                counts=None if len(flat) == len(samples) else sizes,
+                drafts=drafts if len(drafts.token_ids) else None,
+            )
+        )
 
     def sample_tokens(self):
         return Ready(self.results.pop(0))
 
-    def _write(self, state, count):
+    def _replace(self, state, known):
+        """Tokens that were not sampled, in place of those that were from there on."""
+        assert known.position <= len(state["tokens"]), "tokens are missing before those that are known"
+        state["tokens"][known.position :] = known.token_ids.tolist()
+        state["computed"] = min(state["computed"], known.position)
+        state["drafts"] = []
+        self.num_forced += len(known.token_ids)
+
+    def _drafts_for(self, state, count):
+        """The drafts that a step of so many tokens has room for."""
+        return state["drafts"][: max(0, count - (len(state["tokens"]) - state["computed"]))]
+
+    def _propose(self, state):
+        """What may follow; every fourth is another token."""
+        state["drafts"] = []
+        for _ in range(self.rng.randint(0, self.max_drafts)):
+            tokens = state["tokens"] + state["drafts"]
+            token = following(tokens, self.group_specs, state["seed"], self.vocab_size)
+            state["drafts"].append(token if self.rng.random() < 0.75 else (token + 1) % self.vocab_size)
+        return state["drafts"]
+
+    def _write(self, state, count, drafts):
         """Cache the step's tokens; each of them finds those it reads where the tables say, or the step fails."""
         start = state["computed"]
-        assert start + count <= len(state["tokens"]), "a token is computed before it is known"
-        numbers = history(state["tokens"][: start + count])
+        tokens = state["tokens"] + drafts
+        assert start + count <= len(tokens), "a token is computed before it is known"
+        numbers = history(tokens[: start + count])
         for position in range(start, start + count):
             for group, (spec, table) in enumerate(zip(self.group_specs, state["tables"], strict=True)):
                 if isinstance(spec, MambaSpec):
@@ -194,15 +255,19 @@ class ScriptedWorker:
             return self.cells[table[position // spec.block_size]][0]
         return self.cells[table[position // spec.block_size]][position % spec.block_size]
 
-    def _advance(self, state, count):
-        """Whether the request samples."""
-        state["computed"] += count
-        return state["computed"] == len(state["tokens"])
-
-    def _sample(self, state):
-        token = sampled(self._reads(state), state["seed"], self.vocab_size)
-        state["tokens"].append(token)
-        return token
+    def _sample(self, state, drafts):
+        """A token after the last one, and after each draft up to the first that is another token."""
+        found = []
+        for draft in [*drafts, None]:
+            token = sampled(self._reads(state), state["seed"], self.vocab_size)
+            state["tokens"].append(token)
+            found.append(token)
+            if token != draft:
+                break
+            state["computed"] += 1
+        self.num_accepted += len(found) - 1
+        self.num_rejected += len(drafts) - (len(found) - 1)
+        return found
 
     def _reads(self, state):
         """What each group's attention reads for the last computed token, through the block table."""

@@ -76,6 +76,14 @@ def share_budget(wanted: IntArray, budget: int) -> IntArray:
     return granted + np.minimum(chunks, _left_in_order(chunks, budget - int(granted.sum())))
 
 
+def share_drafts(drafts: IntArray, room: IntArray, budget: int) -> IntArray:
+    """Grant drafts in order until the budget is spent. [R] drafts, and [R] tokens that each request may still run; less
+    than 0 for one that runs none."""
+    wanted = np.clip(room, 0, drafts)
+    granted: IntArray = np.minimum(wanted, _left_in_order(wanted, budget))
+    return granted
+
+
 def _left_in_order(wanted: IntArray, budget: int) -> IntArray:
     """What is left of the budget for each, after those before it took all they want."""
     left: IntArray = np.maximum(budget - (np.cumsum(wanted) - wanted), 0)

@@ -5,25 +5,43 @@ Knows nothing about tensors, text, processes or how a step is executed.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagemill.engine.grammar import Grammar
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.request import Request, RequestStatus
 from pagemill.engine.scheduler.admission import Admission
-from pagemill.engine.scheduler.limits import IntArray, SchedulerLimits, share_budget, token_limits
+from pagemill.engine.scheduler.grammars import begin_output, follow_grammars
+from pagemill.engine.scheduler.limits import IntArray, SchedulerLimits, share_budget, share_drafts, token_limits
 from pagemill.engine.scheduler.queues import make_queue
 from pagemill.engine.scheduler.slots import SlotStates
 from pagemill.engine.scheduler.steady import SteadyBatch
 from pagemill.engine.scheduler.step_builder import StepBuilder
-from pagemill.engine.scheduler.update import FINISHED_STATUS, POOLED, apply_tokens, report, report_pooled
+from pagemill.engine.scheduler.update import (
+    FINISHED_STATUS,
+    POOLED,
+    BoolArray,
+    SlotTokens,
+    apply_tokens,
+    check_counts,
+    report,
+    report_pooled,
+)
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
 from pagemill.messages.stats import SchedulerStats
-from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput, SlotBlocks
+from pagemill.messages.step import Drafts, KnownTokens, ModelRunnerOutput, SchedulerOutput, SlotBlocks
+
+GrammarOf = Callable[[EngineCoreRequest], Grammar | None]
+
+
+def no_grammar(core_request: EngineCoreRequest) -> Grammar | None:
+    """Every output is free."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +57,8 @@ class StepInFlight:
     """Tokens that it computes."""
     steady: SteadyBatch | None = None
     """What it was made by, if it only goes on with that."""
+    most: IntArray | None = None
+    """[L] tokens that each slot may get, where some verify drafts; None: one each."""
 
 
 class Scheduler:
@@ -48,8 +68,12 @@ class Scheduler:
     when a step is scheduled, the tokens arrive with `update`; up to `depth` steps may be in flight in between.
     """
 
-    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, *, depth: int = 1) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, kv: KVCacheManager, *, depth: int = 1, grammar_of: GrammarOf = no_grammar
+    ) -> None:
+        """`grammar_of`: what restricts the output of a request, if anything does."""
         self._limits = limits
+        self._grammar_of = grammar_of
         self._kv = kv
         self._depth = depth
         self._token_limits = token_limits(limits)
@@ -64,6 +88,7 @@ class Scheduler:
         """A first completion and the slots that ran when nobody was found to give way to it. The slots are another
         array as soon as a request starts or ends: until then, nobody needs to look again."""
         self._released: list[int] = []
+        self._known: list[KnownTokens] = []
         self._unreported: list[EngineCoreOutput] = []
         self._next_step_id = 0
         self._num_added = 0
@@ -80,12 +105,22 @@ class Scheduler:
         if request_id in self._requests:
             raise ValueError(f"request_id={request_id!r} is in use")
         try:
-            request = Request(core_request, sequence=self._num_added, max_model_len=self._limits.max_model_len)
+            request = Request(
+                core_request,
+                sequence=self._num_added,
+                max_model_len=self._limits.max_model_len,
+                grammar=self._grammar_of(core_request),
+            )
         except (OverflowError, TypeError, ValueError) as error:
             self._unreported.append(_failure(request_id, error))
             return
         if request.num_tokens >= request.length_limit:
             self._unreported.append(EngineCoreOutput(request_id=request_id, finish=Finish(FinishReason.LENGTH)))
+            return
+        finish = begin_output(request)
+        if finish is not None:
+            forced = EngineCoreOutput(request_id=request_id, new_token_ids=request.forced, finish=finish)
+            self._unreported.append(forced)
             return
         self._num_added += 1
         self._requests[request_id] = request
@@ -145,15 +180,22 @@ class Scheduler:
     def update(self, output: ModelRunnerOutput) -> EngineCoreOutputs:
         """Apply the sampled tokens of the oldest step in flight. Raises RuntimeError when they are another's."""
         flight = self._match(output)
-        if flight.steady is not None and flight.steady is self._steady and flight.steady.append(output.token_ids):
-            return self._outputs(flight, flight.steady.request_ids, output.token_ids.tolist())
-        slots, token_ids = self._live(flight, output)
+        steady = flight.steady
+        plain = output.counts is None and output.drafts is None
+        if steady is not None and steady is self._steady and plain and steady.append(output.token_ids):
+            return self._outputs(flight, steady.request_ids, output.token_ids.tolist())
+        states = self._states
+        live = states.epoch[flight.slots] == flight.epochs
         if output.vectors is not None:
-            return self._update_pooled(flight, slots, output.vectors[np.isin(flight.slots, slots)])
-        finished = apply_tokens(self._states, slots, token_ids)
-        rows = report(self._states, slots, token_ids, finished)
+            return self._update_pooled(flight, flight.slots[live], output.vectors[live])
+        new, finished = apply_tokens(states, self._settled(flight, output, live))
+        drafts = self._note_drafts(flight, output.drafts, live) if output.drafts or states.any_drafts else None
+        if states.grammars:
+            new, known = follow_grammars(states, new, finished, drafts)
+            self._known += known
+        rows = report(states, new, finished)
         if finished:
-            self._finish(slots, finished)
+            self._finish(new.slots, finished)
         return self._outputs(flight, rows.request_ids, rows.token_ids, rows.outputs)
 
     def check_integrity(self) -> None:
@@ -183,7 +225,11 @@ class Scheduler:
         wanted = states.num_expected[slots] - computed
         for limit in self._token_limits:
             wanted = limit(wanted, computed, states.length_limit[slots])
+        if states.grammars:
+            wanted[states.grammar_waits(slots)] = 0
         granted = share_budget(wanted, step.budget_left)
+        if states.any_drafts:
+            granted = granted + self._drafts_to_verify(slots, granted, step.budget_left)
         if not granted.all():
             runs = granted > 0
             slots, computed, granted = slots[runs], computed[runs], granted[runs]
@@ -193,15 +239,23 @@ class Scheduler:
         preempted = False
         if short.any():
             num_preemptions = self._num_preemptions
-            grown = self._grow(slots[short].tolist(), computed[short].tolist(), target[short].tolist())
+            surely = states.surely_computed(slots[short], computed[short])
+            grown = self._grow(slots[short].tolist(), surely.tolist(), target[short].tolist())
             preempted = self._num_preemptions > num_preemptions
         if preempted:
             kept = states.in_use[slots]
             slots, computed, granted, target = slots[kept], computed[kept], granted[kept], target[kept]
         states.num_computed[slots] = target
-        self._commit_full_blocks(slots, computed, target)
+        self._commit_full_blocks(slots, states.surely_computed(slots, computed), target)
         step.run(slots, granted, grown)
         return preempted
+
+    def _drafts_to_verify(self, slots: IntArray, granted: IntArray, budget: int) -> IntArray:
+        """Tokens in addition to [R] granted: drafts of those who reach their last expected token."""
+        states = self._states
+        end = states.num_computed[slots] + granted
+        room = np.where(end == states.num_expected[slots], states.length_limit[slots] - 1 - end, 0)
+        return share_drafts(states.num_drafts[slots], room, budget - int(granted.sum()))
 
     def _grow(self, slots: list[int], computed: list[int], targets: list[int]) -> list[SlotBlocks]:
         """Blocks for slots that need them; when there are none left, the last in order give way, one by one."""
@@ -280,15 +334,29 @@ class Scheduler:
             return None
         states = self._states
         expected = states.num_expected[slots]
-        samples = states.num_computed[slots] == expected
-        states.num_expected[slots] = expected + samples
+        computed = states.num_computed[slots]
+        samples = computed >= expected
+        # One token each, and one for every draft; these are what is computed beyond the tokens that are expected.
+        most = np.where(samples, computed - expected + 1, 0) if states.any_drafts else None
+        if most is not None and (most <= 1).all():
+            most = None
+        states.num_expected[slots] = expected + (samples if most is None else most)
         sampled = slots[samples]
         only_decodes = len(sampled) == len(slots) == int(num_tokens.sum())
         self._steady = SteadyBatch.of(states, slots) if only_decodes and len(slots) == len(states.running) else None
-        self._in_flight.append(StepInFlight(self._next_step_id, sampled, states.epoch[sampled], int(num_tokens.sum())))
+        self._in_flight.append(
+            StepInFlight(
+                self._next_step_id,
+                sampled,
+                states.epoch[sampled],
+                int(num_tokens.sum()),
+                most=None if most is None else most[samples],
+            )
+        )
         self._next_step_id += 1
         released, self._released = self._released, []
-        return step.finish(slots, num_tokens, released)
+        known, self._known = self._known, []
+        return step.finish(slots, num_tokens, released, known)
 
     def _repeat(self, steady: SteadyBatch) -> SchedulerOutput:
         """The step before once more, where nothing else is due."""
@@ -309,13 +377,34 @@ class Scheduler:
                 f"step {flight.step_id} samples slots {flight.slots.tolist()}; the workers returned step "
                 f"{output.step_id}, slots {output.slots.tolist()}"
             )
+        if output.counts is not None:
+            check_counts(output.counts, 1, 1 if flight.most is None else flight.most, len(output.token_ids))
+        if output.drafts is not None:
+            check_counts(output.drafts.counts, 0, self._limits.max_model_len, len(output.drafts.token_ids))
         return flight
 
-    def _live(self, flight: StepInFlight, output: ModelRunnerOutput) -> tuple[IntArray, IntArray]:
-        """A step's slots and their tokens, without those whose request is gone."""
-        slots, token_ids = flight.slots, output.token_ids.astype(np.int64)
-        live = self._states.epoch[slots] == flight.epochs
-        return (slots, token_ids) if live.all() else (slots[live], token_ids[live])
+    def _settled(self, flight: StepInFlight, output: ModelRunnerOutput, live: BoolArray) -> SlotTokens:
+        """The tokens of a step's slots, without those whose request is gone; no more are expected of the step."""
+        counts = output.counts
+        if counts is None and flight.most is not None:
+            counts = np.ones(len(flight.slots), np.int32)
+        wide = None if counts is None else counts.astype(np.int64)
+        new = SlotTokens(flight.slots, output.token_ids.astype(np.int64), wide).rows(live)
+        if flight.most is not None and new.counts is not None:
+            self._states.settle(new.slots, flight.most[live], new.counts)
+        return new
+
+    def _note_drafts(self, flight: StepInFlight, drafts: Drafts | None, live: BoolArray) -> SlotTokens | None:
+        """What the slots of a step may verify next."""
+        states = self._states
+        self._steady = None
+        found = None
+        if drafts is not None:
+            given = SlotTokens(flight.slots, drafts.token_ids.astype(np.int64), drafts.counts.astype(np.int64))
+            found = given.rows(live)
+        states.num_drafts[flight.slots[live]] = 0 if found is None or found.counts is None else found.counts
+        states.any_drafts = bool(states.num_drafts.any()) or any(other.most is not None for other in self._in_flight)
+        return found
 
     def _outputs(
         self,
@@ -362,9 +451,16 @@ class Scheduler:
     def _release(self, slots: Sequence[int]) -> None:
         """Free the blocks and the slots of running requests; the workers hear of it with the next step."""
         self._steady = None
+        if self._known:
+            self._known = [known for known in self._known if known.slot not in slots]
+        states = self._states
         for slot in slots:
-            self._kv.free(self._states.flush(slot), int(self._states.num_computed[slot]))
-        self._states.release(list(slots))
+            request = states.flush(slot)
+            computed = min(int(states.num_computed[slot]), request.num_tokens)
+            if computed >= states.next_commit[slot]:  # tokens that came after the last step was scheduled
+                self._kv.commit(request, computed)
+            self._kv.free(request, computed)
+        states.release(list(slots))
         self._released += slots
 
 

@@ -3,13 +3,19 @@
 Knows nothing about blocks beyond how many tokens they hold, and nothing about budgets.
 """
 
-import numpy as np
+from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+from pagemill.engine.grammar import Grammar
 from pagemill.engine.request import Request, RequestStatus
 from pagemill.engine.scheduler.limits import IntArray
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NO_TOKEN, Int32Array
+
+BoolArray = npt.NDArray[np.bool_]
 
 NUM_STOP_IDS = 8
 """Width of the array of stop ids; requests with as many or more keep all in a set. What is left of a row is filled with
@@ -20,7 +26,7 @@ class SlotStates:
     """Arrays are [S] and int64 unless said otherwise; S slots, of which `running` lists those in use.
 
     A slot's `epoch` grows whenever its request leaves it, so that what is still in flight for that request can be
-    told from what belongs to the next one.
+    told from what belongs to the next one; and when what is in flight for the slot is void for another reason.
     """
 
     def __init__(self, num_slots: int, max_recent: int) -> None:
@@ -32,9 +38,15 @@ class SlotStates:
         self.num_known = np.zeros(num_slots, np.int64)
         """Tokens of prompt and output."""
         self.num_expected = np.zeros(num_slots, np.int64)
-        """num_known plus the tokens that steps in flight will sample."""
+        """num_known plus the tokens that steps in flight will sample; at most, where they verify drafts."""
         self.num_computed = np.zeros(num_slots, np.int64)
-        """Tokens computed by the end of the last scheduled step."""
+        """Tokens computed by the end of the last scheduled step; at most, where drafts are still being verified."""
+        self.num_drafts = np.zeros(num_slots, np.int64)
+        """Drafts that the slot's next step may verify."""
+        self.any_drafts = False
+        """Whether a slot may have drafts, so that nobody looks where there are none."""
+        self.grammars: dict[int, Grammar] = {}
+        """Slot -> what restricts its output."""
         self.capacity = np.zeros(num_slots, np.int64)
         """Tokens that the allocated blocks hold."""
         self.next_commit = np.zeros(num_slots, np.int64)
@@ -76,7 +88,9 @@ class SlotStates:
         self.running = np.append(self.running, slot)
         self.num_known[slot] = self.num_expected[slot] = known
         self.num_computed[slot] = num_computed
-        self.capacity[slot] = self.next_commit[slot] = 0
+        self.capacity[slot] = self.next_commit[slot] = self.num_drafts[slot] = 0
+        if request.grammar is not None:
+            self.grammars[slot] = request.grammar
         self.length_limit[slot] = request.length_limit
         self.unannounced[slot] = not request.announced
         self.yields[slot] = request.rank > 0 and not isinstance(request.params, PoolingParams)
@@ -94,6 +108,7 @@ class SlotStates:
             self.requests[slot] = None
             self.request_ids[slot] = None
             self.many_stop_ids.pop(slot, None)
+            self.grammars.pop(slot, None)
             self.in_use[slot] = False
             self.epoch[slot] += 1
         self._free += reversed(slots)
@@ -107,10 +122,59 @@ class SlotStates:
         return request
 
     def append(self, slots: IntArray | slice, token_ids: IntArray | Int32Array) -> None:
-        """One sampled token for each of [L] slots."""
+        """One token for each of [L] slots."""
         self._recent[self._next_recent[slots]] = token_ids
         self._next_recent[slots] += 1
         self.num_known[slots] += 1
+
+    def append_several(self, slots: IntArray, counts: IntArray, token_ids: IntArray) -> None:
+        """[L] slots, and as many tokens for each as [L] `counts` says, slot after slot."""
+        for slot in slots[self._next_recent[slots] + counts > (slots + 1) * self._max_recent].tolist():
+            self.flush(slot)
+        ends = np.cumsum(counts)
+        if (counts > self._max_recent).any():
+            for slot, count, end in zip(slots.tolist(), counts.tolist(), ends.tolist(), strict=True):
+                self.extend(slot, token_ids[end - count : end].tolist())
+            return
+        places = np.repeat(self._next_recent[slots] - (ends - counts), counts) + np.arange(len(token_ids))
+        self._recent[places] = token_ids
+        self._next_recent[slots] += counts
+        self.num_known[slots] += counts
+
+    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Any number of tokens for one slot."""
+        self.flush(slot).token_ids.extend(token_ids)
+        self.num_known[slot] += len(token_ids)
+
+    def force(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Tokens of one slot that nobody sampled. Nothing counts that steps in flight sample for the slot, nor what
+        they compute of tokens not known until now."""
+        self.epoch[slot] += 1
+        self.num_computed[slot] = min(self.num_computed[slot], self.num_known[slot])
+        self.num_drafts[slot] = 0
+        self.extend(slot, token_ids)
+        self.num_expected[slot] = self.num_known[slot]
+
+    def surely_computed(self, slots: IntArray, num_computed: IntArray) -> IntArray:
+        """[R] tokens that stay computed whatever becomes of drafts in flight, of [R] that may be."""
+        if not self.any_drafts:
+            return num_computed
+        # A step in flight that samples computes all tokens known now; without one, nothing is uncertain.
+        certain: IntArray = np.minimum(num_computed, self.num_known[slots])
+        return certain
+
+    def grammar_waits(self, slots: IntArray) -> BoolArray:
+        """[R] whether a slot's grammar must see a token that is in flight before more of them are worth computing:
+        what it forces would make them void."""
+        ahead = self.num_expected[slots] - self.num_known[slots] > 1
+        return ahead & np.isin(slots, list(self.grammars))
+
+    def settle(self, slots: IntArray, most: IntArray, counts: IntArray) -> None:
+        """A step that might have sampled `most` tokens for [L] slots has sampled `counts`: so many fewer are expected,
+        and computed."""
+        missing = most - counts
+        self.num_expected[slots] -= missing
+        self.num_computed[slots] -= missing
 
     def flush(self, slot: int) -> Request:
         """Move a slot's newest tokens to its request; the request."""

@@ -5,6 +5,8 @@ Why: between two steps of a model everything that Python touches has left the ca
 work of scheduling is the memory that it reads. Knows nothing about queues and budgets.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from pagemill.engine.scheduler.limits import IntArray
@@ -41,8 +43,9 @@ class SteadyBatch:
             if num_steps < 1:
                 return None
             num_steps = min(num_steps, int((ends - computed).min()))
-        looked_up = states.many_stop_ids and not states.many_stop_ids.keys().isdisjoint(slots.tolist())
-        return None if num_steps < 1 or looked_up else cls(states, slots, num_steps)
+        if num_steps < 1 or _any_in(states.many_stop_ids, slots) or _any_in(states.grammars, slots):
+            return None
+        return cls(states, slots, num_steps)
 
     @property
     def goes_on(self) -> bool:
@@ -62,6 +65,10 @@ class SteadyBatch:
             return False
         self._states.append(self._index, token_ids)
         return True
+
+
+def _any_in(by_slot: Mapping[int, object], slots: IntArray) -> bool:
+    return bool(by_slot) and not by_slot.keys().isdisjoint(slots.tolist())
 
 
 def _as_index(slots: IntArray) -> IntArray | slice:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pagemill.engine.scheduler.limits import IntArray
-from pagemill.messages.step import BlockCopy, NewRequest, SchedulerOutput, SlotBlocks
+from pagemill.messages.step import BlockCopy, KnownTokens, NewRequest, SchedulerOutput, SlotBlocks
 
 
 class StepBuilder:
@@ -45,7 +45,9 @@ class StepBuilder:
         slots = np.append(self._slots, [new.slot for new in self._new])
         return slots, np.append(self._num_tokens, self._new_tokens)
 
-    def finish(self, slots: IntArray, num_tokens: IntArray, released: list[int]) -> SchedulerOutput:
+    def finish(
+        self, slots: IntArray, num_tokens: IntArray, released: list[int], known: list[KnownTokens]
+    ) -> SchedulerOutput:
         """The message for the workers, from the result of `arrays`."""
         return SchedulerOutput(
             self._step_id,
@@ -55,4 +57,5 @@ class StepBuilder:
             self._grown,
             released,
             self._copies,
+            known,
         )

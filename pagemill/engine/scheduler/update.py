@@ -13,7 +13,7 @@ from pagemill.engine.scheduler.limits import IntArray
 from pagemill.engine.scheduler.slots import SlotStates
 from pagemill.messages.engine_io import EngineCoreOutput, Finish, FinishReason
 from pagemill.messages.pooling_params import PoolingParams
-from pagemill.messages.step import NO_TOKEN
+from pagemill.messages.step import NO_TOKEN, Int32Array
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -30,9 +30,37 @@ NOT_FINITE = "the model returned NaN or infinite values for this request"
 FAILED = Finish(FinishReason.ERROR, message=NOT_FINITE)
 
 
-def ends_at_once(states: SlotStates, slots: IntArray, token_ids: IntArray) -> tuple[BoolArray, BoolArray]:
-    """[L] whether each slot's sampled token is a stop id that counts, and [L] whether there is none. Called before the
-    tokens are appended."""
+class SlotTokens(NamedTuple):
+    """New tokens of [L] slots."""
+
+    slots: IntArray
+    token_ids: IntArray
+    """[N] slot after slot."""
+    counts: IntArray | None = None
+    """[L] tokens of each slot; None: one each."""
+
+    def rows(self, mask: BoolArray) -> "SlotTokens":
+        """Those of some of the slots: [L] which."""
+        if mask.all():
+            return self
+        if self.counts is None:
+            return SlotTokens(self.slots[mask], self.token_ids[mask])
+        return SlotTokens(self.slots[mask], self.token_ids[np.repeat(mask, self.counts)], self.counts[mask])
+
+    def lists(self) -> list[list[int]]:
+        """[L] the tokens of each slot."""
+        flat = self.token_ids.tolist()
+        if self.counts is None:
+            return [[token] for token in flat]
+        ends = np.cumsum(self.counts).tolist()
+        return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def ends_at_once(
+    states: SlotStates, slots: IntArray, token_ids: IntArray, num_known: IntArray
+) -> tuple[BoolArray, BoolArray]:
+    """[N] whether a token of a slot, before which it has `num_known`, is a stop id that counts; [N] whether there is
+    no token."""
     hits: BoolArray = (states.stop_ids[slots] == token_ids[:, None]).any(axis=1)
     if states.many_stop_ids:
         for row in np.flatnonzero(np.isin(slots, list(states.many_stop_ids))).tolist():
@@ -40,7 +68,7 @@ def ends_at_once(states: SlotStates, slots: IntArray, token_ids: IntArray) -> tu
     if not hits.any():
         return hits, hits
     failed = token_ids == NO_TOKEN
-    return hits & ~failed & (states.num_known[slots] >= states.stop_from[slots]), failed
+    return hits & ~failed & (num_known >= states.stop_from[slots]), failed
 
 
 def ends_by_length(states: SlotStates, slots: IntArray) -> BoolArray:
@@ -48,23 +76,57 @@ def ends_by_length(states: SlotStates, slots: IntArray) -> BoolArray:
     return states.num_known[slots] >= states.length_limit[slots]
 
 
-def apply_tokens(states: SlotStates, slots: IntArray, token_ids: IntArray) -> dict[int, Finish]:
-    """Append one sampled token to each of [L] slots that has one. Returns position in [L] -> why the request ends."""
-    stopped, failed = ends_at_once(states, slots, token_ids)
+def apply_tokens(states: SlotStates, new: SlotTokens) -> tuple[SlotTokens, dict[int, Finish]]:
+    """Append the tokens of [L] slots, up to the first that ends its request: by being a stop id or none, or as the last
+    that the request may have. Returns what was appended, and position in [L] -> why the request ends."""
+    if new.counts is not None:
+        return _apply_several(states, new.slots, new.token_ids, new.counts)
+    slots, token_ids, _ = new
+    stopped, failed = ends_at_once(states, slots, token_ids, states.num_known[slots])
     if failed.any():
         states.append(slots[~failed], token_ids[~failed])
     else:
         states.append(slots, token_ids)
     ended = stopped | failed | ends_by_length(states, slots)
     if not ended.any():
-        return {}
+        return new, {}
+    if failed.any():
+        new = SlotTokens(slots, token_ids[~failed], 1 - failed)
+    return new, {row: _why(row, token_ids, stopped, failed) for row in np.flatnonzero(ended).tolist()}
 
-    def why(row: int) -> Finish:
-        if failed[row]:
-            return FAILED
-        return Finish(FinishReason.STOP, int(token_ids[row])) if stopped[row] else Finish(FinishReason.LENGTH)
 
-    return {row: why(row) for row in np.flatnonzero(ended).tolist()}
+def _apply_several(
+    states: SlotStates, slots: IntArray, token_ids: IntArray, counts: IntArray
+) -> tuple[SlotTokens, dict[int, Finish]]:
+    """`apply_tokens` for any number of tokens of each slot, but at least one."""
+    starts = np.cumsum(counts) - counts
+    places = np.arange(len(token_ids)) - np.repeat(starts, counts)
+    of_token = np.repeat(slots, counts)
+    num_known = states.num_known[of_token] + places
+    stopped, failed = ends_at_once(states, of_token, token_ids, num_known)
+    ends = stopped | failed | (num_known + 1 >= states.length_limit[of_token])
+    first_end = np.minimum.reduceat(np.where(ends, places, len(token_ids)), starts)
+    last = starts + np.minimum(first_end, counts - 1)
+    kept = last - starts + 1 - failed[last]
+    appended = SlotTokens(slots, token_ids[places < np.repeat(kept, counts)], kept)
+    states.append_several(slots, kept, appended.token_ids)
+    ended = np.flatnonzero(first_end < counts).tolist()
+    return appended, {row: _why(int(last[row]), token_ids, stopped, failed) for row in ended}
+
+
+def _why(index: int, token_ids: IntArray, stopped: BoolArray, failed: BoolArray) -> Finish:
+    if failed[index]:
+        return FAILED
+    return Finish(FinishReason.STOP, int(token_ids[index])) if stopped[index] else Finish(FinishReason.LENGTH)
+
+
+def check_counts(counts: Int32Array, least: int, most: IntArray | int, num_tokens: int) -> None:
+    """Raise RuntimeError unless [L] counts of tokens are `least` to `most` each, and `num_tokens` together."""
+    if (counts < least).any() or (counts > most).any() or int(counts.sum()) != num_tokens:
+        raise RuntimeError(
+            f"the workers returned {num_tokens} tokens, {counts.tolist()} by slot; {least} to "
+            f"{most if isinstance(most, int) else most.tolist()} each are allowed"
+        )
 
 
 def report_pooled(states: SlotStates, slots: IntArray, vectors: npt.NDArray[np.float32]) -> list[EngineCoreOutput]:
@@ -95,20 +157,24 @@ class StepReport(NamedTuple):
     outputs: list[EngineCoreOutput]
 
 
-def report(states: SlotStates, slots: IntArray, token_ids: IntArray, finished: dict[int, Finish]) -> StepReport:
+def report(states: SlotStates, new: SlotTokens, finished: dict[int, Finish]) -> StepReport:
     """What the front end is told about [L] slots and their new tokens. Called before finished slots are released."""
+    slots, token_ids, counts = new
     first = states.unannounced[slots]
-    if not finished and not first.any():
+    if not finished and counts is None and not first.any():
         return StepReport(states.request_ids[slots].tolist(), token_ids.tolist(), [])
-    plain = ~first
+    plain = ~first if counts is None else ~first & (counts == 1)
     plain[list(finished)] = False
     outputs = []
+    starts = None if counts is None else np.cumsum(counts) - counts
     for row in np.flatnonzero(~plain).tolist():
         request = states.occupant(int(slots[row]))
+        start, count = (row, 1) if starts is None or counts is None else (int(starts[row]), int(counts[row]))
+        tokens = token_ids[start : start + count].tolist()
         outputs.append(
             EngineCoreOutput(
                 request_id=request.request_id,
-                new_token_ids=[] if finished.get(row) is FAILED else [int(token_ids[row])],
+                new_token_ids=tokens,
                 finish=finished.get(row),
                 num_cached_tokens=request.num_cached_tokens if first[row] else None,
                 queued_at=request.queued_at if first[row] else None,
@@ -116,4 +182,5 @@ def report(states: SlotStates, slots: IntArray, token_ids: IntArray, finished: d
             )
         )
     states.unannounced[slots] = False
-    return StepReport(states.request_ids[slots[plain]].tolist(), token_ids[plain].tolist(), outputs)
+    rows = new.rows(plain)
+    return StepReport(states.request_ids[rows.slots].tolist(), rows.token_ids.tolist(), outputs)

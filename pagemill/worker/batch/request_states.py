@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagemill.messages.sampling_params import SamplingParams
-from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.messages.step import Int32Array, KnownTokens, NewRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class RequestStates:
         self.num_computed = np.zeros(num_slots, np.int32)
         """[S] tokens whose keys and values are in the cache."""
         self.num_sampled = np.zeros(num_slots, np.int32)
-        """[S] tokens sampled, or to be, since the slot's request came."""
-        self.occupants = np.zeros(num_slots, np.int32)
-        """[S] requests that each slot has had, to tell when a slot's request has changed."""
+        """[S] tokens sampled, or to be, since the host last knew all tokens of the slot."""
+        self.generation = np.zeros(num_slots, np.int32)
+        """[S] grows when what is being sampled for a slot is void: its request is another, or its tokens are."""
         self.temperature = np.zeros(num_slots, np.float32)
         self.top_k = np.zeros(num_slots, np.int32)
         """[S] 0: no limit."""
@@ -68,9 +68,18 @@ class RequestStates:
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
         self.num_computed[slot] = new.num_computed_tokens
         self.num_sampled[slot] = 0
-        self.occupants[slot] += 1
+        self.generation[slot] += 1
         if isinstance(new.params, SamplingParams):
             self._set_sampling(slot, new.params)
+
+    def replace(self, known: KnownTokens) -> None:
+        """Tokens of a slot that were not sampled, in place of those that were, or will be, from there on."""
+        slot, position, count = known.slot, known.position, len(known.token_ids)
+        self.token_ids[slot, position : position + count] = known.token_ids
+        self.num_tokens[slot] = position + count
+        self.num_computed[slot] = min(self.num_computed[slot], position)
+        self.num_sampled[slot] = 0
+        self.generation[slot] += 1
 
     def _set_sampling(self, slot: int, params: SamplingParams) -> None:
         self.greedy[slot] = params.greedy

@@ -88,6 +88,9 @@ class DeviceForward(Forward):
     def remove(self, slot: int) -> None:
         self._sampler.remove(slot)
 
+    def restart(self, slot: int) -> None:
+        self._rows.forget()
+
     @torch.inference_mode()
     def run(self, batch: InputBatch) -> None:
         ending = self._ending(batch)

@@ -26,7 +26,7 @@ class SampledTokens:
 
 class Forward(ABC):
     """`run` and `sample` alternate; `decode` stands for both. What a step changes of a slot is told before: `remove`,
-    then `add`."""
+    then `add`, then `restart`."""
 
     @abstractmethod
     def add(self, new: NewRequest) -> None:
@@ -35,6 +35,9 @@ class Forward(ABC):
     @abstractmethod
     def remove(self, slot: int) -> None:
         """A slot is released. May be told twice."""
+
+    def restart(self, slot: int) -> None:  # noqa: B027 - where nothing runs ahead, nothing was kept of it
+        """The host knows all tokens of a slot; some of them are not those that were sampled last."""
 
     runs_ahead: bool = False
     """Whether `run` and `sample` return before the work is done. Otherwise tokens are needed by the next `run`."""

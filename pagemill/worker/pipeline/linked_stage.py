@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pagemill.errors import DistributedError
 from pagemill.log import get_logger
-from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.messages.step import Int32Array
 from pagemill.model.distributed.group import Group, Transfer
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
@@ -36,8 +36,8 @@ class Expected:
     slots: Int32Array
     positions: Int32Array
     """[L] where in each slot's request the token goes."""
-    occupants: Int32Array
-    """[L] the slots' counts of occupants, to tell when a slot's request has changed."""
+    generation: Int32Array
+    """[L] that of the slots when the tokens were expected (`RequestStates.generation`)."""
 
 
 class LinkedStage(Stage):
@@ -57,15 +57,11 @@ class LinkedStage(Stage):
         self._hidden_sent: Transfer | None = None
         self._tokens_sent: Transfer | None = None
         self._expected: deque[Expected] = deque()
-        num_slots = len(states.num_tokens)
-        self._num_expected = np.zeros(num_slots, np.int32)
-        """[S] tokens on their way to each slot's present request."""
-        self._occupants = np.zeros(num_slots, np.int32)
-        """[S] requests that each slot has had."""
+        self._num_expected = np.zeros(len(states.num_tokens), np.int32)
+        """[S] tokens on their way to each slot that are not void."""
 
-    def add(self, new: NewRequest) -> None:
-        self._occupants[new.slot] += 1
-        self._num_expected[new.slot] = 0
+    def restart(self, slot: int) -> None:
+        self._num_expected[slot] = 0
 
     def settle(self, slots: Int32Array) -> None:
         while self._num_expected[slots].any():
@@ -97,7 +93,7 @@ class LinkedStage(Stage):
             return
         token_ids = torch.empty(len(slots), dtype=torch.int32)
         transfer = self._group.irecv(token_ids, self._group.size - 1)
-        self._expected.append(Expected(transfer, token_ids, slots, positions, self._occupants[slots]))
+        self._expected.append(Expected(transfer, token_ids, slots, positions, self._states.generation[slots]))
         self._num_expected[slots] += 1
         if len(self._expected) > MAX_EXPECTED:
             self._take_oldest()
@@ -116,7 +112,7 @@ class LinkedStage(Stage):
     def _take_oldest(self) -> None:
         oldest = self._expected.popleft()
         oldest.transfer.wait()
-        here = self._occupants[oldest.slots] == oldest.occupants
+        here = self._states.generation[oldest.slots] == oldest.generation
         slots = oldest.slots[here]
         self._states.fill(slots, oldest.positions[here], oldest.token_ids.numpy()[here])
         self._num_expected[slots] -= 1

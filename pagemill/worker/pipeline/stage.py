@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.messages.step import Int32Array
 from pagemill.worker.batch.input_batch import InputBatch
 
 
@@ -16,8 +16,8 @@ class Stage(ABC):
     """Whether this stage has the logits; the others are told, or need not know, what was sampled."""
 
     @abstractmethod
-    def add(self, new: NewRequest) -> None:
-        """A slot's request is new: what is still on its way for the slot belongs to the one before."""
+    def restart(self, slot: int) -> None:
+        """The host knows all tokens of a slot: what is still on its way for it is void."""
 
     @abstractmethod
     def settle(self, slots: Int32Array) -> None:
@@ -49,7 +49,7 @@ class SoloStage(Stage):
 
     samples = True
 
-    def add(self, new: NewRequest) -> None:
+    def restart(self, slot: int) -> None:
         return
 
     def settle(self, slots: Int32Array) -> None:

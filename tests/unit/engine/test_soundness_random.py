@@ -24,6 +24,7 @@ from pagemill.engine.scheduler.admission import Admission
 from pagemill.engine.scheduler.limits import room_to_limit
 from pagemill.engine.scheduler.queues import WaitingQueue
 from pagemill.engine.scheduler.scheduler import Scheduler
+from pagemill.engine.scheduler.slots import SlotStates
 from tests.fakes.random_traffic import random_run
 from tests.marks import slow
 
@@ -41,6 +42,10 @@ HAPPENS = (
     "pool full",
     "reset",
     "reset refused",
+    "drafts accepted",
+    "drafts rejected",
+    "forced",
+    "forced with a token in flight",
     "finished by stop",
     "finished by length",
     "abort of a request that is waiting",
@@ -243,6 +248,30 @@ def new_prompts_may_take_the_whole_budget(real):
 @patched(scheduler_module, "token_limits")
 def the_last_token_is_computed_too(real):
     return lambda limits: real(limits)[1:]
+
+
+@patched(SlotStates, "settle")
+def drafts_that_were_rejected_count_as_computed(real):
+    return lambda states, slots, most, counts: None
+
+
+@patched(SlotStates, "surely_computed")
+def the_window_is_dropped_as_if_all_drafts_were_accepted(real):
+    return lambda states, slots, num_computed: num_computed
+
+
+@patched(SlotStates, "force")
+def tokens_in_flight_count_where_others_were_forced(real):
+    def force(states, slot, token_ids):
+        real(states, slot, token_ids)
+        states.epoch[slot] -= 1
+
+    return force
+
+
+@patched(scheduler_module, "follow_grammars")
+def workers_do_not_hear_of_forced_tokens(real):
+    return lambda *args: (real(*args)[0], [])
 
 
 LONG = (

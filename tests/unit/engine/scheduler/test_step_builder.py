@@ -15,7 +15,7 @@ def test_running_slots_come_first_and_the_budget_shrinks():
     step.admit(new, 3, [BlockCopy(4, 5)])
     assert step.budget_left == 12
     slots, num_tokens = step.arrays()
-    message = step.finish(slots, num_tokens, [0])
+    message = step.finish(slots, num_tokens, [0], [])
     assert (message.slots.tolist(), message.num_tokens.tolist()) == ([3, 1, 0], [1, 4, 3])
     assert (message.slots.dtype, message.num_tokens.dtype) == (np.int32, np.int32)
     assert (message.step_id, message.new, message.released, message.total_tokens) == (7, [new], [0], 8)

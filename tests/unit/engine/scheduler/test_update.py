@@ -5,7 +5,7 @@ import pytest
 
 from pagemill.engine.request import Request
 from pagemill.engine.scheduler.slots import SlotStates
-from pagemill.engine.scheduler.update import apply_tokens, report
+from pagemill.engine.scheduler.update import SlotTokens, apply_tokens, report
 from pagemill.messages.engine_io import FinishReason
 from pagemill.messages.step import NO_TOKEN
 from tests.fakes.engine_setup import core_request
@@ -21,7 +21,7 @@ def running(*requests, max_model_len=100):
 def sample(states, *token_ids):
     """One token for each running slot: {slot: (reason, stop token)} of those that end."""
     slots = states.running
-    ended = apply_tokens(states, slots, np.array(token_ids))
+    _, ended = apply_tokens(states, SlotTokens(slots, np.array(token_ids)))
     return {int(slots[row]): (finish.reason, finish.stop_token_id) for row, finish in ended.items()}
 
 
@@ -73,18 +73,16 @@ def test_a_steady_request_is_a_row_and_others_are_objects():
     states = running(*(core_request(name, 3, max_tokens=9, stop_token_ids=[7]) for name in "abc"))
     for slot in range(3):
         states.occupant(slot).num_cached_tokens = slot
-    first = report(states, states.running, np.array([1, 2, 3]), {})
+    first = report(states, SlotTokens(states.running, np.array([1, 2, 3])), {})
     assert (first.request_ids, first.token_ids) == ([], [])
     assert [(output.request_id, output.new_token_ids, output.num_cached_tokens) for output in first.outputs] == [
         ("a", [1], 0),
         ("b", [2], 1),
         ("c", [3], 2),
     ]
-    second = report(states, states.running, np.array([4, 5, 6]), {})
+    second = report(states, SlotTokens(states.running, np.array([4, 5, 6])), {})
     assert second == (["a", "b", "c"], [4, 5, 6], [])
-    third = report(
-        states, states.running, np.array([8, 7, 9]), apply_tokens(states, states.running, np.array([8, 7, 9]))
-    )
+    third = report(states, *apply_tokens(states, SlotTokens(states.running, np.array([8, 7, 9]))))
     assert (third.request_ids, third.token_ids) == (["a", "c"], [8, 9])
     assert [(output.request_id, output.new_token_ids, output.finish.stop_token_id) for output in third.outputs] == [
         ("b", [7], 7)
@@ -98,9 +96,9 @@ def test_a_slot_without_a_token_ends_with_an_error(num_stop_ids, min_tokens):
     requests = [core_request(name, 3, **limits) for name in "abc"]
     states = running(*requests)
     slots = states.running
-    finished = apply_tokens(states, slots, np.array([5, NO_TOKEN, 6]))
+    new, finished = apply_tokens(states, SlotTokens(slots, np.array([5, NO_TOKEN, 6])))
     assert [(row, finish.reason) for row, finish in finished.items()] == [(1, FinishReason.ERROR)]
     assert "NaN" in finished[1].message
-    outputs = report(states, slots, np.array([5, NO_TOKEN, 6]), finished).outputs
+    outputs = report(states, new, finished).outputs
     assert [output.new_token_ids for output in outputs] == [[5], [], [6]]
     assert [states.flush(slot).token_ids[-1] for slot in slots.tolist()] == [5, requests[1].prompt_token_ids[-1], 6]

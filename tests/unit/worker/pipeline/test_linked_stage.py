@@ -50,7 +50,7 @@ def first():
 def admit(stage, states, slot, *token_ids):
     new = NewRequest(f"r{slot}", slot, list(token_ids), len(token_ids), 0, ([1],), SamplingParams(temperature=0))
     states.add(new)
-    stage.add(new)
+    stage.restart(new.slot)
 
 
 def run(stage, states, *slots):

@@ -1,0 +1,18 @@
+"""`Grammar`: what the output of one request must look like, as far as the scheduler cares. Knows no request."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Grammar(Protocol):
+    """Follows the output of one request. Tokens that it forces are known before the model has seen the one before
+    them: nobody samples them, and several are computed in one step."""
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """The output goes on with these tokens; forced ones are among them. Called for each token once, in order."""
+
+    def forced_tokens(self) -> Sequence[int]:
+        """The tokens that must come next, as far as there is no choice; none where there is one."""
+
+    def count_allowed(self, draft_ids: Sequence[int]) -> int:
+        """How many of these drafts, from the first one on, may come next. The others are not worth verifying."""

@@ -1,0 +1,43 @@
+"""`ScriptedGrammar`: a grammar that forces tokens by a rule, and no automaton."""
+
+
+def after_threes(output):
+    """The tokens that must follow this output: a token below 100 that three divides is followed by a third of it and
+    one more tokens, which count up from it and 100."""
+    for back, token in enumerate(reversed(output)):
+        if token < 100:
+            return [100 + token + place for place in range(token // 3 + 1)][back:] if token % 3 == 0 else []
+    return []
+
+
+def after_start(output):
+    """As `after_threes`, and an output begins with two tokens that nobody chooses."""
+    return [7, 103][len(output) :] if len(output) < 2 else after_threes(output)
+
+
+class ScriptedGrammar:
+    """`rule`: the output so far -> the tokens that must follow; `output`: what a resumed request has already."""
+
+    def __init__(self, rule, output=()):
+        self._rule = rule
+        self.output = list(output)
+        self.seen_drafts = []
+
+    def accept(self, token_ids):
+        self.output += token_ids
+
+    def forced_tokens(self):
+        return self._rule(self.output)
+
+    def count_allowed(self, draft_ids):
+        """Up to the first after which something is forced: there is no mask that would make the model follow."""
+        self.seen_drafts.append(list(draft_ids))
+        for count in range(1, len(draft_ids) + 1):
+            if self._rule(self.output + list(draft_ids[:count])):
+                return count - 1
+        return len(draft_ids)
+
+
+def grammar_of(rule):
+    """What a scheduler is given, so that the rule holds for every request."""
+    return lambda core_request: ScriptedGrammar(rule, core_request.emitted_token_ids)
