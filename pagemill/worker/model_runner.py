@@ -120,7 +120,7 @@ class ModelRunner:
                 self._newest.result()
         states.replace(known)
         self._stage.restart(slot)
-        self._forward.restart(slot)
+        self._forward.replace(known)
 
 
 class _Places:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pagemill.config.arguments import EngineArgs
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
+from pagemill.engine.scheduler.scheduler import GrammarOf, no_grammar
 from pagemill.launch import build_config
 from pagemill.messages.kv_spec import KVCacheConfig
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
@@ -104,11 +105,11 @@ class RecordingExecutor(UniprocExecutor):
         return pending
 
 
-def record(path: Path, requests, *, depth: int = 1, **settings) -> Recording:
+def record(path: Path, requests, *, depth: int = 1, grammar_of: GrammarOf = no_grammar, **settings) -> Recording:
     """Run requests through an engine; what its worker was told, and what it answered."""
     settings = {"dtype": "float32", "max_model_len": 96, "num_gpu_blocks_override": 32, "cpu_threads": 1} | settings
     executor = RecordingExecutor(Recording(str(path), settings))
-    core = EngineCore(executor.worker._config, executor, depth=depth)
+    core = EngineCore(executor.worker._config, executor, depth=depth, grammar_of=grammar_of)
     for request in requests:
         core.add(request)
     while core.has_work():

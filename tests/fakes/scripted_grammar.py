@@ -15,6 +15,22 @@ def after_start(output):
     return [7, 103][len(output) :] if len(output) < 2 else after_threes(output)
 
 
+def at_positions(table):
+    """The rule that forces tokens at places of the output: the first place -> tokens."""
+
+    def rule(output):
+        for place, tokens in table.items():
+            if place <= len(output) < place + len(tokens):
+                return tokens[len(output) - place :]
+        return []
+
+    return rule
+
+
+SOME_PLACES = {0: [35, 49], 5: [111, 12, 213], 10: [20], 12: [30], 17: [41, 42, 43, 44, 45, 46, 47]}
+"""Of `at_positions`: at the beginning, one by one, and more than a block."""
+
+
 class ScriptedGrammar:
     """`rule`: the output so far -> the tokens that must follow; `output`: what a resumed request has already."""
 

@@ -229,7 +229,8 @@ class Scheduler:
             wanted[states.grammar_waits(slots)] = 0
         granted = share_budget(wanted, step.budget_left)
         if states.any_drafts:
-            granted = granted + self._drafts_to_verify(slots, granted, step.budget_left)
+            room = states.draft_room(slots, granted)
+            granted = granted + share_drafts(states.num_drafts[slots], room, step.budget_left - int(granted.sum()))
         if not granted.all():
             runs = granted > 0
             slots, computed, granted = slots[runs], computed[runs], granted[runs]
@@ -249,13 +250,6 @@ class Scheduler:
         self._commit_full_blocks(slots, states.surely_computed(slots, computed), target)
         step.run(slots, granted, grown)
         return preempted
-
-    def _drafts_to_verify(self, slots: IntArray, granted: IntArray, budget: int) -> IntArray:
-        """Tokens in addition to [R] granted: drafts of those who reach their last expected token."""
-        states = self._states
-        end = states.num_computed[slots] + granted
-        room = np.where(end == states.num_expected[slots], states.length_limit[slots] - 1 - end, 0)
-        return share_drafts(states.num_drafts[slots], room, budget - int(granted.sum()))
 
     def _grow(self, slots: list[int], computed: list[int], targets: list[int]) -> list[SlotBlocks]:
         """Blocks for slots that need them; when there are none left, the last in order give way, one by one."""

@@ -30,7 +30,9 @@ class SlotStates:
     """
 
     def __init__(self, num_slots: int, max_recent: int) -> None:
-        """`max_recent`: most generated tokens of a slot that are kept here before `flush` moves them."""
+        """`max_recent`: most single tokens that a slot gets here before `flush` moves them."""
+        # Single tokens follow what `append_several` leaves, which is no more than the first half.
+        self._width = 2 * max_recent
         self.requests: list[Request | None] = [None] * num_slots
         self.request_ids = np.full(num_slots, None, dtype=object)
         self.running: IntArray = np.zeros(0, np.int64)
@@ -63,9 +65,9 @@ class SlotStates:
         """Whether the request gives way to the first completion of another call: it is not the first of its own, and
         runs for more than its prompt."""
         self.epoch = np.zeros(num_slots, np.int64)
-        self._recent = np.zeros(num_slots * max_recent, np.int32)
-        """The slots' newest tokens: those of slot s begin at s * max_recent."""
-        self._next_recent = np.arange(num_slots) * max_recent
+        self._recent = np.zeros(num_slots * self._width, np.int32)
+        """The slots' newest tokens: those of slot s begin at s * self._width."""
+        self._next_recent = np.arange(num_slots) * self._width
         """Where a slot's next token goes."""
         self._max_recent = max_recent
         self.in_use = np.zeros(num_slots, bool)
@@ -94,7 +96,7 @@ class SlotStates:
         self.length_limit[slot] = request.length_limit
         self.unannounced[slot] = not request.announced
         self.yields[slot] = request.rank > 0 and not isinstance(request.params, PoolingParams)
-        self._next_recent[slot] = slot * self._max_recent
+        self._next_recent[slot] = slot * self._width
         self._set_stops(slot, request)
         return slot
 
@@ -129,7 +131,7 @@ class SlotStates:
 
     def append_several(self, slots: IntArray, counts: IntArray, token_ids: IntArray) -> None:
         """[L] slots, and as many tokens for each as [L] `counts` says, slot after slot."""
-        for slot in slots[self._next_recent[slots] + counts > (slots + 1) * self._max_recent].tolist():
+        for slot in slots[self._next_recent[slots] + counts > slots * self._width + self._max_recent].tolist():
             self.flush(slot)
         ends = np.cumsum(counts)
         if (counts > self._max_recent).any():
@@ -155,6 +157,11 @@ class SlotStates:
         self.extend(slot, token_ids)
         self.num_expected[slot] = self.num_known[slot]
 
+    def draft_room(self, slots: IntArray, granted: IntArray) -> IntArray:
+        """[R] tokens that a slot may run in addition to those granted, if these reach its last expected token."""
+        end = self.num_computed[slots] + granted
+        return np.where(end == self.num_expected[slots], self.length_limit[slots] - 1 - end, 0)
+
     def surely_computed(self, slots: IntArray, num_computed: IntArray) -> IntArray:
         """[R] tokens that stay computed whatever becomes of drafts in flight, of [R] that may be."""
         if not self.any_drafts:
@@ -179,7 +186,7 @@ class SlotStates:
     def flush(self, slot: int) -> Request:
         """Move a slot's newest tokens to its request; the request."""
         request = self.occupant(slot)
-        begin, end = slot * self._max_recent, int(self._next_recent[slot])
+        begin, end = slot * self._width, int(self._next_recent[slot])
         if end > begin:
             request.token_ids.frombytes(self._recent[begin:end].tobytes())
             self._next_recent[slot] = begin

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pagemill.config.graph_mode import GraphMode
 from pagemill.messages.pending import Pending
-from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.messages.step import Int32Array, KnownTokens, NewRequest
 from pagemill.model.forward_context import BatchDescriptor, ForwardContext, current_forward, forward_context
 from pagemill.model.kernels import batching
 from pagemill.model.models.causal_lm import CausalLM
@@ -88,7 +88,8 @@ class DeviceForward(Forward):
     def remove(self, slot: int) -> None:
         self._sampler.remove(slot)
 
-    def restart(self, slot: int) -> None:
+    def replace(self, known: KnownTokens) -> None:
+        self._sampler.replace(known)
         self._rows.forget()
 
     @torch.inference_mode()

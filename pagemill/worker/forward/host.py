@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.pending import Ready
-from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.messages.step import Int32Array, KnownTokens, NewRequest
 from pagemill.model.forward_context import ForwardContext, forward_context
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.worker.batch.buffers import on_device
@@ -54,6 +54,9 @@ class HostForward(Forward):
 
     def remove(self, slot: int) -> None:
         self._sampler.remove(slot)
+
+    def replace(self, known: KnownTokens) -> None:
+        self._sampler.replace(known)
 
     def decode(self, slots: Int32Array, num_tokens: Int32Array) -> Int32Array | None:
         reason = self._native.accepts(slots, num_tokens)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagemill.messages.pending import Pending
-from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.messages.step import Int32Array, KnownTokens, NewRequest
 from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch
 
@@ -26,7 +26,7 @@ class SampledTokens:
 
 class Forward(ABC):
     """`run` and `sample` alternate; `decode` stands for both. What a step changes of a slot is told before: `remove`,
-    then `add`, then `restart`."""
+    then `add`, then `replace`."""
 
     @abstractmethod
     def add(self, new: NewRequest) -> None:
@@ -36,8 +36,8 @@ class Forward(ABC):
     def remove(self, slot: int) -> None:
         """A slot is released. May be told twice."""
 
-    def restart(self, slot: int) -> None:  # noqa: B027 - where nothing runs ahead, nothing was kept of it
-        """The host knows all tokens of a slot; some of them are not those that were sampled last."""
+    def replace(self, known: KnownTokens) -> None:  # noqa: B027 - vectors follow from prompts
+        """Tokens of a slot that were not sampled; the slot's state has them already."""
 
     runs_ahead: bool = False
     """Whether `run` and `sample` return before the work is done. Otherwise tokens are needed by the next `run`."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagemill.messages.step import NewRequest
+from pagemill.messages.step import KnownTokens, NewRequest
 from pagemill.worker.batch.input_batch import SampledRows
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.sampling.uploads import LatestUpload
@@ -45,6 +45,10 @@ class TokenHistory(ABC):
     @abstractmethod
     def forget(self, slot: int) -> None:
         """End it; slots without one are ignored."""
+
+    @abstractmethod
+    def replace(self, known: KnownTokens) -> None:
+        """Tokens of a watched slot in place of those from their position on."""
 
     @abstractmethod
     def append(self, rows: SampledRows, tokens: Tensor) -> None:
@@ -96,6 +100,9 @@ class HostHistory(TokenHistory):
     def forget(self, slot: int) -> None:
         return
 
+    def replace(self, known: KnownTokens) -> None:
+        return
+
     def append(self, rows: SampledRows, tokens: Tensor) -> None:
         return
 
@@ -131,6 +138,15 @@ class DeviceHistory(TokenHistory):
         if self._place[slot] >= 0:
             self._free.append(int(self._place[slot]))
             self._place[slot] = -1
+
+    @torch.inference_mode()
+    def replace(self, known: KnownTokens) -> None:
+        end = known.position + len(known.token_ids)
+        self._make_long(end + 1)
+        place = self._place[known.slot]
+        ids = torch.from_numpy(np.ascontiguousarray(known.token_ids, np.int32))
+        self._ids[place, known.position : end].copy_(ids, non_blocking=True)
+        self._num_tokens[place] = end
 
     def tokens(self, rows: SampledRows) -> Tensor:
         return self._ids[:, : int(rows.positions.max())].index_select(0, self._places(rows)).long()

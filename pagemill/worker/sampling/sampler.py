@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pagemill.catalog.logits import LOGITS
-from pagemill.messages.step import NewRequest
+from pagemill.messages.step import KnownTokens, NewRequest
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.reference import token_or_none
 from pagemill.worker.batch.input_batch import SampledRows
@@ -106,6 +106,11 @@ class Sampler:
                 processing.slots[slot] = False
                 processing.processor.remove(slot)
         self._drop(slot)
+
+    def replace(self, known: KnownTokens) -> None:
+        """Tokens of a slot are others than those that were sampled."""
+        if self._watched[known.slot]:
+            self._history.replace(known)
 
     @property
     def active(self) -> bool:

@@ -23,6 +23,7 @@ from pagemill.worker.worker import Worker
 from tests.fakes.compressed_checkpoint import Layout, compress
 from tests.fakes.engine_setup import core_request
 from tests.fakes.ranks import record, replay, run_ranks
+from tests.fakes.scripted_grammar import SOME_PLACES, at_positions, grammar_of
 from tests.fakes.tiny_checkpoint import SPECIFIC, make_checkpoint
 from tests.fakes.tiny_gguf import convert
 from tests.marks import slow
@@ -34,16 +35,20 @@ BFLOAT16 = {"llama-bfloat16": "LlamaForCausalLM", "gemma-bfloat16": "Gemma3ForCa
 """The type in which native code runs whole models."""
 COMPRESSED = {"llama-w4-ordered": "LlamaForCausalLM", "qwen3-w4": "Qwen3ForCausalLM", "moe-w4": "Qwen3MoeForCausalLM"}
 """Weights of 4 bits, of which a rank's columns are not whole groups; of the first, each input names its group."""
+FORCED = {"llama-forced": "LlamaForCausalLM"}
+"""Some tokens are the engine's, and what is in flight for them is void."""
 CHANGES = {"Qwen3ForCausalLM": {"vocab_size": 321}, "Qwen2ForCausalLM": {"num_hidden_layers": 3}}
 """A vocabulary and a number of layers that do not divide."""
 
 
-def requests():
+def requests(more_tokens=0):
     """More requests than slots, so that slots are reused while tokens are on their way; greedy and drawn."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 300, size).tolist() for size in (37, 5, 20, 1, 9)]
     return [
-        core_request(f"r{i}", prompt, max_tokens=6 + i, temperature=0.0 if i % 2 else 0.8, top_p=0.95, seed=i)
+        core_request(
+            f"r{i}", prompt, max_tokens=6 + i + more_tokens, temperature=0.0 if i % 2 else 0.8, top_p=0.95, seed=i
+        )
         for i, prompt in enumerate(prompts)
     ]
 
@@ -56,14 +61,20 @@ class Recordings(dict):
         self.folder = folder
 
     def __missing__(self, name):
-        architecture = FIRST if name == "gguf" else (BFLOAT16 | COMPRESSED).get(name, name)
+        architecture = FIRST if name == "gguf" else (BFLOAT16 | COMPRESSED | FORCED).get(name, name)
         path = make_checkpoint(self.folder / name, architecture, **CHANGES.get(name, {}))
         if name in COMPRESSED:
             path, _ = compress(path, self.folder / f"{name}-compressed", Layout(ordered=architecture == FIRST))
         settings = {"depth": 2, "max_num_seqs": 2, "max_num_batched_tokens": 16}
         if name in BFLOAT16:
             settings["dtype"] = "bfloat16"
-        found = record(convert(path, self.folder / "m.gguf") if name == "gguf" else path, requests(), **settings)
+        if name in FORCED:
+            settings["grammar_of"] = grammar_of(at_positions(SOME_PLACES))
+        found = record(
+            convert(path, self.folder / "m.gguf") if name == "gguf" else path,
+            requests(12 if name in FORCED else 0),
+            **settings,
+        )
         assert sum(len(out.slots) for out in found.outputs) > 30
         self[name] = found
         return found
@@ -95,10 +106,10 @@ def replays(rank, recordings, cases, folder):
     return results
 
 
-TWO = [(name, tp, 3 - tp) for name in (*ARCHITECTURES, *COMPRESSED, "gguf") for tp in (1, 2)]
+TWO = [(name, tp, 3 - tp) for name in (*ARCHITECTURES, *COMPRESSED, *FORCED, "gguf") for tp in (1, 2)]
 TWO_BFLOAT16 = [(name, tp, 3 - tp) for name in BFLOAT16 for tp in (1, 2)]
 FIRST_TWO = [case for case in TWO if case[0] == FIRST]
-FOUR = [("LlamaForCausalLM", 4, 1), ("Gemma3ForCausalLM", 2, 2), ("LlamaForCausalLM", 1, 4)]
+FOUR = [("LlamaForCausalLM", 4, 1), ("Gemma3ForCausalLM", 2, 2), ("LlamaForCausalLM", 1, 4), ("llama-forced", 1, 4)]
 
 
 def slow_but_the_first(cases):

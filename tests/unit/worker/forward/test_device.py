@@ -15,6 +15,7 @@ from pagemill.config.graph_mode import GraphMode
 from pagemill.config.sections import CompilationSettings, GraphSettings
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
+from pagemill.engine.scheduler.scheduler import no_grammar
 from pagemill.launch import build_config
 from pagemill.model.forward_context import BatchDescriptor
 from pagemill.model.kernels import ops
@@ -24,6 +25,7 @@ from tests.fakes import flashinfer_module
 from tests.fakes.capturable_attention import CascadingBackend
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.queued_platform import FixedMemory, QueuedPlatform
+from tests.fakes.scripted_grammar import SOME_PLACES, at_positions, grammar_of
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.marks import slow
 
@@ -87,10 +89,10 @@ def requests(count=9, **params):
         yield core_request(str(index), prompt, **({"max_tokens": 12 + index, "seed": index} | sampling | params))
 
 
-def engine(checkpoint, platform, mode=None, ahead=True, **settings):
+def engine(checkpoint, platform, mode=None, ahead=True, grammar_of=no_grammar, **settings):
     config = settings_of(checkpoint, mode, **settings)
     worker = Worker(config, platform=platform)
-    return Client(EngineCore(config, UniprocExecutor(worker, overlap=ahead))), worker
+    return Client(EngineCore(config, UniprocExecutor(worker, overlap=ahead), grammar_of=grammar_of)), worker
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +135,24 @@ def test_one_request_whose_logits_are_changed_changes_no_other(checkpoint, expec
     assert len(seen) == 40
     assert not set(client.tokens.pop("special")) & set(asking["stop_token_ids"])
     assert client.tokens == expected
+
+
+@pytest.mark.parametrize("mode", ["NONE", slow("PIECEWISE"), "FULL_AND_PIECEWISE"])
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("params", [{}, {"repetition_penalty": 1.3, "frequency_penalty": 0.4}], ids=str)
+def test_tokens_that_the_engine_knows(checkpoint, mode, ahead, params, monkeypatch):
+    rule = grammar_of(at_positions(SOME_PLACES))
+    platform = QueuedPlatform()
+    client, _ = engine(checkpoint, platform, mode, ahead, grammar_of=rule)
+    client.add(*requests(**params))
+    client.run()
+    assert (platform.maker.num_replays > 20) == (mode != "NONE")
+    monkeypatch.setenv("PAGEMILL_NATIVE_KERNELS", "0")
+    waiting, _ = engine(checkpoint, None, ahead=False, grammar_of=rule)
+    waiting.add(*requests(**params))
+    waiting.run()
+    assert client.tokens == waiting.tokens
+    assert all(tokens[5:8] == SOME_PLACES[5] for tokens in client.tokens.values())
 
 
 @pytest.mark.slow

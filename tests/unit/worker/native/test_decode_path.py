@@ -8,12 +8,14 @@ import torch
 from pagemill.config.arguments import EngineArgs
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
+from pagemill.engine.scheduler.scheduler import no_grammar
 from pagemill.launch import build_config
 from pagemill.model.kernels.native import library
 from pagemill.worker import build_runner
 from pagemill.worker.native.decode_path import NoNativeDecode
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
+from tests.fakes.scripted_grammar import SOME_PLACES, at_positions, grammar_of
 from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
 from tests.marks import slow
 
@@ -33,12 +35,12 @@ def requests(**params):
         yield core_request(str(index), prompt, **({"max_tokens": 12 + 4 * index, "seed": index} | sampling | params))
 
 
-def tokens_of(checkpoint, wanted, **settings):
+def tokens_of(checkpoint, wanted, *, depth=1, grammar_of=no_grammar, **settings):
     """Tokens of requests that run together, and how many steps were one call."""
     defaults = {"max_model_len": 128, "max_num_seqs": 5, "num_gpu_blocks_override": 100}
     config = build_config(EngineArgs(str(checkpoint), device="cpu", dtype="bfloat16", **(defaults | settings)))
     worker = Worker(config)
-    client = Client(EngineCore(config, UniprocExecutor(worker)))
+    client = Client(EngineCore(config, UniprocExecutor(worker), depth=depth, grammar_of=grammar_of))
     forward, num_fused = worker.runner._forward, 0
     decode = forward.decode
 
@@ -129,6 +131,17 @@ def test_other_reasons(tmp_path, caplog, monkeypatch):
     said = [record.getMessage() for record in caplog.records if "one native call" in record.getMessage()]
     assert len(said) == 1
     assert "requests" in said[0]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_tokens_that_the_engine_knows(tmp_path, monkeypatch, depth):
+    checkpoint = make_checkpoint(tmp_path, "LlamaForCausalLM")
+    given = {"depth": depth, "grammar_of": grammar_of(at_positions(SOME_PLACES))}
+    found, num_fused = tokens_of(checkpoint, requests(), **given)
+    assert num_fused > 10
+    assert all(tokens[5:8] == SOME_PLACES[5] for tokens in found.values())
+    in_parts(monkeypatch)
+    assert tokens_of(checkpoint, requests(), **given) == (found, 0)
 
 
 def test_capped_logits_run_in_parts(tmp_path):
