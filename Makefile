@@ -13,6 +13,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 DEFAULT_MODEL := smollm2
 BROWSERS := chromium chromium-browser google-chrome chrome
+# One process of tests per core, but no more than 4 (each loads torch), and one thread in each: they fill the cores, and
+# tests that wait for servers cost no time. Tests that want more threads have more than there are cores: those that wait
+# must not spin.
+PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
 
 .PHONY: help run test test-gpu nightly faults check lint unit conformance bench-smoke docs format clean
 
@@ -29,7 +33,7 @@ test: $(VENV)/.stamp-dev ## every test but the GPU's and the long conformance ru
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
 	@for name in $(BROWSERS); do if command -v $$name >/dev/null; then exit 0; fi; done; \
 	  echo "NOTE: no Chromium on this machine: the browser tests of the playground are skipped (Debian: apt-get install chromium)"
-	$(BIN)/pytest -m "not gpu and not conformance" $(ARGS)
+	$(PARALLEL) -m "not gpu and not conformance" $(ARGS)
 
 test-gpu: ## tests that need a GPU, with $(PYTHON) as it is: nothing is installed (docs/gpu.md)
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PYTHON) -m pytest tests/gpu -m gpu -W default $(ARGS)
@@ -51,11 +55,8 @@ lint: $(VENV)/.stamp-dev ## format, lint, types, import contracts, size budgets,
 	$(BIN)/python tools/check_budgets.py
 	$(BIN)/python tools/gen_docs.py --check
 
-# One process of tests per core, but no more than 4 (each loads torch), and one thread in each: they fill the cores.
-# Tests that want more threads have more than there are cores: those that wait must not spin.
 unit: $(VENV)/.stamp-dev
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest tests/unit -n logical --maxprocesses 4 --dist loadfile \
-	  -m "not (slow or model or browser or gpu or conformance)" $(ARGS)
+	$(PARALLEL) tests/unit -m "not (slow or model or browser or gpu or conformance)" $(ARGS)
 
 conformance: $(VENV)/.stamp-dev ## the long comparison with transformers (many minutes)
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
