@@ -26,13 +26,21 @@ KV_CACHE_DTYPES = (
 class AttentionConfig:
     """Which attention backends run, by name (docs/reference/attention-backends.md)."""
 
-    backend: str | None = setting(None, "for every layer and step (default: the platform's first that fits)")
-    prefill_backend: str | None = setting(None, "for steps in which some request has several tokens")
-    decode_backend: str | None = setting(None, "for steps in which every request has one token")
+    backend: str | None = setting(
+        None, "backend of every layer, in every step (default: the platform's first that fits)"
+    )
+    prefill_backend: str | None = setting(
+        None, "backend of steps in which some request has several tokens (default: as backend)"
+    )
+    decode_backend: str | None = setting(
+        None, "backend of steps in which every request has one token (default: as backend)"
+    )
     layer_backends: dict[str, object] = setting(
         {}, "JSON object: pattern of layer names, such as *.0.self_attn.attn -> backend; the first that matches counts"
     )
-    flash_attn_version: int | None = setting(None, "2 or 3, for FLASH_ATTN (default: the newest that is installed)")
+    flash_attn_version: int | None = setting(
+        None, "version of FLASH_ATTN, 2 or 3 (default: the newest that is installed)"
+    )
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class PoolerSettings:
 
     pooling_type: PoolingType | None = setting(
         None,
-        "of which hidden states: LAST, CLS (the first) or MEAN (default: the model's, or LAST)",
+        "which hidden states become the vector: LAST, CLS (the first) or MEAN (default: the model's, or LAST)",
         choices=tuple(PoolingType),
     )
     normalize: bool | None = setting(None, "scale vectors to length 1 (default: the model's, or true)")
@@ -74,7 +82,9 @@ class ModelSettings:
     )
     revision: str | None = setting(None, "branch, tag or commit on the hub")
     tokenizer_revision: str | None = setting(
-        None, "the same for the tokenizer (default: the model's revision; of another repository, its main branch)"
+        None,
+        "branch, tag or commit of the tokenizer (default: the model's revision; of another repository, its "
+        "main branch)",
     )
     max_model_len: int | None = setting(None, "most tokens of prompt and output (default: the model's)", low=1)
     load_format: str = setting("auto", "where weights come from; dummy makes random ones", choices=LOAD_FORMATS)
@@ -128,7 +138,7 @@ class KVEventsConfig:
     """Events about the prefix cache, for subscribers outside; they carry the tokens of prompts."""
 
     enable_kv_cache_events: bool = setting(False, "publish what is cached and what no longer is")
-    publisher: str = setting("zmq", "how; null publishes nothing", choices=("zmq", "null"))
+    publisher: str = setting("zmq", "what events are published with; null publishes nothing", choices=("zmq", "null"))
     endpoint: str = setting(
         "tcp://127.0.0.1:5557",
         "where subscribers connect: tcp://ADDRESS:PORT, tcp://*:PORT for every network, or ipc://PATH; with a host "
@@ -144,7 +154,9 @@ class KVEventsConfig:
         "file with the secret key of the endpoints, 40 characters as zmq.curve_keypair() makes them: all is encrypted, "
         "and only subscribers of curve_client_keys_file come in (default: whoever can connect)",
     )
-    curve_client_keys_file: str | None = setting(None, "file with the public keys of subscribers, one a line")
+    curve_client_keys_file: str | None = setting(
+        None, "file with the public keys of the subscribers that may connect, one a line"
+    )
 
     @property
     def active(self) -> bool:
@@ -168,7 +180,9 @@ class CacheSettings:
         HashAlgorithm.SHA256, "hash of a block's tokens", choices=tuple(HashAlgorithm)
     )
     kv_cache_metrics: bool = setting(
-        False, "measure how long KV blocks stay, lie unused and are used again (needs statistics)"
+        False,
+        "export histograms of the lifetime of KV blocks, of their idle time and of the gaps between uses "
+        "(needs statistics)",
     )
     kv_cache_metrics_sample: float = setting(0.01, "share of KV blocks that is measured, above 0 and up to 1", low=0)
     disable_hybrid_kv_cache_manager: bool = setting(
@@ -225,7 +239,8 @@ class SchedulerSettings:
     )
     max_num_queued_reqs: int = setting(
         10_000,
-        "completions that may wait, beside max_num_seqs that run in each engine, before new ones get 503; 0: no limit",
+        "completions that may wait, in addition to max_num_seqs that run in each engine, before new ones get "
+        "503; 0: no limit",
         low=0,
     )
     max_num_queued_tokens: int = setting(
@@ -303,7 +318,10 @@ class CompilationSettings:
         None, "numbers of tokens for which there are graphs; smaller batches are padded (default: 1, 2, 4, 8, 16, ...)"
     )
     max_cudagraph_capture_size: int | None = setting(
-        None, "the largest of them (default: twice max_num_seqs, at most 512, but at least max_num_seqs)", low=1
+        None,
+        "largest number of tokens for which there is a graph (default: twice max_num_seqs, at most 512, but at least "
+        "max_num_seqs)",
+        low=1,
     )
     cudagraph_num_of_warmups: int = setting(1, "steps of a shape before it is captured", low=1)
     cudagraph_lazy_capture: bool = setting(
@@ -345,10 +363,10 @@ class GraphSettings:
     )
     enforce_eager: bool = setting(False, "no compilation and no CUDA graphs, whatever the level")
     cudagraph_capture_sizes: tuple[int, ...] | None = setting(
-        None, "the same as in compilation_config: numbers of tokens for which there are graphs"
+        None, "numbers of tokens for which there are graphs; the same as in compilation_config"
     )
     max_cudagraph_capture_size: int | None = setting(
-        None, "the same as in compilation_config: the largest of them", low=1
+        None, "largest number of tokens for which there is a graph; the same as in compilation_config", low=1
     )
     cudagraph_metrics: bool = setting(False, "log now and then how many steps ran in which mode, and the padding")
     compilation_config: CompilationSettings = setting(
@@ -398,7 +416,8 @@ class ServerConfig:
     allowed_hosts: str | None = setting(
         None,
         "names under which clients may reach the server (the Host header), separated by commas or as a JSON list, "
-        "beside addresses, localhost and names without a dot; *: all (default: all, but only those on a loopback "
+        "in addition to addresses, localhost and names without a dot; *: all (default: all, but only those "
+        "on a loopback "
         "address without --api-key)",
     )
     h11_max_incomplete_event_size: int = setting(
@@ -438,19 +457,27 @@ class FleetConfig:
     )
     data_parallel_size_local: int | None = setting(
         None,
-        "of those engines, how many run on this machine (default: all; headless: those from the start rank on)",
+        "how many of the data_parallel_size engines run on this machine (default: all; headless: those from "
+        "the start rank "
+        "on)",
         low=0,
         short="-dpl",
     )
     data_parallel_start_rank: int | None = setting(
-        None, "first of this machine's engines; the head has those from 0 on", low=0, short="-dpr"
+        None, "rank of the first engine of this machine; the head has those from 0 on", low=0, short="-dpr"
     )
     data_parallel_address: str | None = setting(
         None, "address of the head, where the machines with the other engines connect", short="-dpa"
     )
-    data_parallel_rpc_port: int = setting(29550, "port of the head for that", low=1, short="-dpp")
+    data_parallel_rpc_port: int = setting(
+        29550, "port on the head where the machines with the other engines connect", low=1, short="-dpp"
+    )
     data_parallel_node_timeout: float = setting(
-        10.0, "seconds without a word after which head and node take each other for gone", low=1
+        10.0,
+        "seconds without a message after which the head of a server and a machine with other engines take "
+        "each other for "
+        "gone",
+        low=1,
     )
     headless: bool = setting(False, "run engines only, for the API servers of a head on another machine")
     api_server_count: int | None = setting(
@@ -479,16 +506,14 @@ class FleetConfig:
 
 @dataclass(frozen=True)
 class ObservabilityConfig:
-    """What is said about the work."""
+    """Logs and statistics."""
 
-    disable_log_stats: bool = setting(
-        False, "keep no statistics: no vllm:* metrics, and no line of figures in the log while there is work"
-    )
+    disable_log_stats: bool = setting(False, "keep no statistics: no vllm:* metrics, and no periodic line in the log")
 
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """What computes."""
+    """The device that computes."""
 
     device: str = setting(
         "auto", "cpu, cuda, the name of a platform that a plug-in adds, or auto: a GPU where there is one"

@@ -58,6 +58,9 @@ def test_every_field_has_help():
 def test_short_names_of_flags():
     assert make_section(ParallelSettings, parse("-tp", "2", "-pp", "3")) == ParallelSettings(2, 3)
     assert make_section(ParallelSettings, parse("--tensor-parallel-size", "4")) == ParallelSettings(4, 1)
+    assert make_section(ParallelSettings, parse("-ep")).enable_expert_parallel
+    assert make_section(ModelSettings, parse("-q", "int8")).quantization == "int8"
+    assert make_section(CacheSettings, parse("--device-memory-utilization", "0.5")).gpu_memory_utilization == 0.5
 
 
 def test_a_setting_with_fields_of_its_own_is_a_json_object():
@@ -101,9 +104,6 @@ def test_a_setting_that_is_no_json_object_is_a_usage_error(capsys):
 def test_what_is_no_finite_number_is_refused_by_name(section, name, value):
     with pytest.raises(ConfigError, match=f"{name}={value!r} is not a finite number"):
         make_section(section, {name: value})
-    assert make_section(ParallelSettings, parse("-ep")).enable_expert_parallel
-    assert make_section(ModelSettings, parse("-q", "int8")).quantization == "int8"
-    assert make_section(CacheSettings, parse("--device-memory-utilization", "0.5")).gpu_memory_utilization == 0.5
 
 
 def test_a_command_keeps_its_own_short_names():
