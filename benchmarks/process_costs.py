@@ -127,7 +127,7 @@ def hop() -> dict[str, Any]:
     from pagemill.config.fleet_plan import plan_fleet
     from pagemill.config.sections import FleetConfig, ServerConfig
     from pagemill.fleet.api_server import ApiServerSpec, make_fleet
-    from pagemill.fleet.engines import EngineFleet
+    from pagemill.fleet.engines import EngineFleet, FleetSpec
     from pagemill.fleet.supervisor import LivenessTimeouts
     from pagemill.serve.async_llm import AsyncLLM
     from pagemill.tokenizers.load import tokenizer_of
@@ -137,11 +137,11 @@ def hop() -> dict[str, Any]:
 
     async def measure() -> list[tuple[float, float]]:
         local = launch.start_inproc(config, inline=False).llm
-        with EngineFleet(config, launch.WORKER, plan_fleet(fleet), LivenessTimeouts(60, 60)) as engines:
+        with EngineFleet(FleetSpec(config, launch.WORKER, plan_fleet(fleet), LivenessTimeouts(60, 60))) as engines:
             engines.start()
             ups = engines.wait_ready()
-            birth = ApiServerSpec(config, ServerConfig(), 0, 1, fleet.data_parallel_balancer, engines.secret)
-            client = make_fleet(birth, ups)
+            spec = ApiServerSpec(config, ServerConfig(), 0, 1, fleet.data_parallel_balancer, engines.secret)
+            client = make_fleet(spec, ups)
             remote = AsyncLLM(
                 client, tokenizer_of(config.model, config.facts), config.facts, config.scheduler, cache=config.cache
             )

@@ -16,8 +16,6 @@ from queue import Empty, SimpleQueue
 
 import setproctitle
 
-from pagemill.config.engine_config import EngineConfig
-from pagemill.config.fleet_plan import FleetPlan
 from pagemill.errors import (
     ConfigError,
     EngineDeadError,
@@ -28,9 +26,8 @@ from pagemill.errors import (
     PeerGoneError,
     TransportError,
 )
-from pagemill.fleet.engines import EngineFleet, shared_settings
+from pagemill.fleet.engines import EngineFleet, FleetSpec, shared_settings
 from pagemill.fleet.head import name_ranks
-from pagemill.fleet.supervisor import LivenessTimeouts
 from pagemill.log import get_logger
 from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp, FleetEvent
 from pagemill.messages.nodes import (
@@ -249,56 +246,52 @@ class HeadConnection:
             return None
 
 
-def run_headless(
-    config: EngineConfig,
-    worker: str,
-    plan: FleetPlan,
-    timeouts: LivenessTimeouts,
-    *,
-    secret: str,
-    node_timeout_s: float = 10.0,
-    head_return_s: float = HEAD_RETURN_S,
-) -> int:
+def run_headless(spec: FleetSpec, *, head_return_s: float = HEAD_RETURN_S) -> int:
     """Run this machine's engines for the head until it ends, or SIGINT or SIGTERM; the exit status.
 
-    Raises ConfigError when the head refuses this node, EngineDeadError when it is gone, and what keeps the engines
-    from starting.
+    Raises ConfigError when the head refuses this node, EngineDeadError when it is gone for `head_return_s` seconds, and
+    what keeps the engines from starting.
     """
-    if plan.head is None:
-        raise ConfigError("a headless node needs the address of a head")
+    plan = spec.plan
+    if plan.head is None or spec.secret is None:
+        raise ConfigError("a headless node needs the address of a head, and the secret that they share")
     setproctitle.setproctitle(f"pagemill: node (engines {name_ranks(plan.local)})")
-    hello = NodeHello(
-        secrets.token_hex(8),
-        f"{socket.gethostname()}:{os.getpid()}",
-        plan.size,
-        plan.local.start,
-        len(plan.local),
-        shared_settings(config),
-    )
     address = tcp_address(ip_of(plan.head[0]), plan.head[1])
-    link = HeadConnection(address, secret, hello, node_timeout_s, head_return_s)
+    head = HeadConnection(address, spec.secret, _introduction(spec), spec.node_timeout_s, head_return_s)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: link.stop())
+        signal.signal(number, lambda *_: head.stop())
     logger.info("engines %s, for the head at %s", name_ranks(plan.local), address)
     try:
-        link.connect(FIRST_CONNECT_S)
-        if link.stopping:
+        head.connect(FIRST_CONNECT_S)
+        if head.stopping:
             return 0
-        with EngineFleet(config, worker, plan, timeouts, secret=secret) as engines:
-            engines.subscribe(link.publish)
+        with EngineFleet(spec) as engines:
+            engines.subscribe(head.publish)
             engines.start()
-            threading.Thread(target=_watch_start, args=(engines.wait_ready, link), daemon=True).start()
-            link.run()
+            threading.Thread(target=_watch_start, args=(engines.wait_ready, head), daemon=True).start()
+            head.run()
     finally:
-        link.close()
+        head.close()
     return 0
 
 
-def _watch_start(wait_ready: Callable[[], object], link: HeadConnection) -> None:
+def _introduction(spec: FleetSpec) -> NodeHello:
+    plan = spec.plan
+    return NodeHello(
+        node_id=secrets.token_hex(8),
+        name=f"{socket.gethostname()}:{os.getpid()}",
+        size=plan.size,
+        first_rank=plan.local.start,
+        num_ranks=len(plan.local),
+        settings=shared_settings(spec.config),
+    )
+
+
+def _watch_start(wait_ready: Callable[[], object], head: HeadConnection) -> None:
     """End the node when an engine cannot start."""
     try:
         wait_ready()
     except PagemillError as error:
-        link.fail(error)
+        head.fail(error)
     else:
         logger.info("the engines of this node are ready")

@@ -11,17 +11,17 @@ import socket
 import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import setproctitle
 
 from pagemill import envs
 from pagemill.config.arguments import EngineArgs
-from pagemill.config.engine_config import EngineConfig
 from pagemill.config.fleet_plan import FleetPlan, plan_fleet
 from pagemill.config.sections import FleetConfig, ServerConfig
 from pagemill.config.server_access import access_of, is_loopback
 from pagemill.errors import ConfigError, EngineDeadError
-from pagemill.fleet.engines import EngineFleet
+from pagemill.fleet.engines import EngineFleet, FleetSpec
 from pagemill.fleet.event_feed import EventFeed
 from pagemill.fleet.node import run_headless
 from pagemill.fleet.supervisor import LivenessTimeouts
@@ -34,6 +34,9 @@ from pagemill.tokenizers.load import tokenizer_of
 from pagemill.utils.descriptors import raise_limit
 from pagemill.utils.signals import no_sudden_end
 from pagemill.utils.timing import PhaseTimer
+
+if TYPE_CHECKING:
+    from pagemill.fleet.api_server_pool import ApiServerPool
 
 logger = get_logger(__name__)
 
@@ -51,64 +54,59 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     secret = _shared_secret(plan)
     if not plan.headless:
         server = _with_keys(server)
-        ParserSettings.of(server)  # what is wrong with it is said before an engine is started
+        ParserSettings.of(server)  # raises for settings of parsers that cannot work, before an engine is started
     raise_limit()
-    config = build_config(args, plan)
-    envs.log_stats_interval_s()  # for front ends that are not there yet
-    timeouts = LivenessTimeouts(
-        fleet.engine_stall_timeout, fleet.engine_hang_timeout, start_s=fleet.engine_start_timeout
+    spec = FleetSpec(
+        build_config(args, plan),
+        WORKER,
+        plan,
+        LivenessTimeouts(fleet.engine_stall_timeout, fleet.engine_hang_timeout, start_s=fleet.engine_start_timeout),
+        secret,
+        node_timeout_s=fleet.data_parallel_node_timeout,
     )
-    timeout_s = fleet.data_parallel_node_timeout
+    envs.log_stats_interval_s()  # raises now, and not in API servers that start later
     if plan.headless:
-        return run_headless(config, WORKER, plan, timeouts, secret=secret, node_timeout_s=timeout_s)
+        return run_headless(spec)
     with (
         _ended_by_signals(),
         contextlib.closing(bind(server.host, server.port)) as sock,
-        EngineFleet(
-            config,
-            WORKER,
-            plan,
-            timeouts,
-            secret=secret,
-            node_timeout_s=timeout_s,
-            on_lost=_end_this_process,
-        ) as engines,
+        EngineFleet(spec, on_lost=_end_this_process) as engines,
     ):
         engines.start()
         serve_here = _serve_in_this_process if fleet.num_api_servers == 1 else _serve_in_others
-        serve_here(config, server, fleet, engines, sock)
+        serve_here(spec, server, fleet, engines, sock)
         _ignore_signals()
     return 1 if engines.lost else 0
 
 
 def _with_keys(server: ServerConfig) -> ServerConfig:
-    """With the key of the environment, where none is given. Raises ConfigError for settings that let nobody in, or
-    everybody by mistake."""
+    """The settings with the API key of the environment, where none is given. Raises ConfigError for settings that let
+    nobody in, or everybody by mistake."""
     access = access_of(server)
     if not access.api_keys and not is_loopback(server.host):
         logger.warning("anybody who reaches %s can use this server: it has no --api-key", server.host)
     return dataclasses.replace(server, api_key=access.api_keys or None)
 
 
-class _ToldToEnd(BaseException):
-    """SIGTERM came."""
+class _Terminated(BaseException):
+    """SIGTERM, as an exception."""
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGINT end the body where it is, and what it opened is closed: for the time of start-up, before
-    servers have handlers of their own. While things are closed, further ones are ignored."""
+    """Until the server installs handlers of its own, turn SIGTERM and SIGINT into exceptions, so that everything opened
+    so far is closed. Further signals are ignored meanwhile."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def end(number: int, _: object) -> None:
         _ignore_signals()
-        raise KeyboardInterrupt if number == signal.SIGINT else _ToldToEnd
+        raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 
     previous = {number: signal.signal(number, end) for number in _ENDING}
     try:
-        with contextlib.suppress(_ToldToEnd):
+        with contextlib.suppress(_Terminated):
             yield
     finally:
         for number, handler in previous.items():
@@ -116,105 +114,141 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _ignore_signals() -> None:
-    """From now on everything is closed, within seconds: whoever cut that short would leave folders and processes."""
+    """Ignore SIGTERM and SIGINT while everything is closed, which takes seconds: an end in the middle of that would
+    leave folders and processes behind."""
     if threading.current_thread() is threading.main_thread():
         for number in _ENDING:
             signal.signal(number, signal.SIG_IGN)
 
 
 def _end_this_process() -> None:
-    """From any thread: as if somebody else had told it to."""
+    """End the server as SIGTERM would. From any thread."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _serve_in_this_process(
-    config: EngineConfig, server: ServerConfig, fleet: FleetConfig, engines: EngineFleet, sock: socket.socket
+    spec: FleetSpec, server: ServerConfig, fleet: FleetConfig, engines: EngineFleet, sock: socket.socket
 ) -> None:
-    """One front end: it is this process, which supervises the engines too."""
+    """Serve with one API server: this process, which supervises the engines too."""
     # deferred: fastapi is imported while the engines start
     from pagemill.fleet.api_server import ApiServerSpec, make_fleet, serve_fleet
 
     setproctitle.setproctitle("pagemill: api server 0")
+    config = spec.config
     timer = PhaseTimer()
     with timer.phase("tokenizer"):
         tokenizer = tokenizer_of(config.model, config.facts)
     with timer.phase("engine"):
         ups = engines.wait_ready()
-    birth = ApiServerSpec(config, server, 0, len(ups), fleet.data_parallel_balancer, engines.secret)
-    client = make_fleet(birth, ups)
+    api_server = ApiServerSpec(config, server, 0, len(ups), fleet.data_parallel_balancer, engines.secret)
+    client = make_fleet(api_server, ups)
     engines.subscribe(client.notify)
     log_ready(config, ups[0].ready, timer)
-    serve_fleet(birth, client, tokenizer, sock)
+    serve_fleet(api_server, client, tokenizer, sock)
     engines.unsubscribe(client.notify)
 
 
 def _serve_in_others(
-    config: EngineConfig, server: ServerConfig, fleet: FleetConfig, engines: EngineFleet, sock: socket.socket
+    spec: FleetSpec, server: ServerConfig, fleet: FleetConfig, engines: EngineFleet, sock: socket.socket
 ) -> None:
-    """Several front ends, in processes of their own on one socket; this process supervises them and the engines."""
+    """Serve with several API servers, in processes of their own on one socket; this process supervises them and the
+    engines."""
     # deferred: fastapi is imported while the engines start
     from pagemill.fleet.api_server import ApiServerSpec
     from pagemill.fleet.api_server_pool import ApiServerPool
 
-    setproctitle.setproctitle("pagemill: dp coordinator" if fleet.data_parallel_size > 1 else "pagemill: supervisor")
+    setproctitle.setproctitle("pagemill: dp coordinator" if spec.needs_coordinator else "pagemill: supervisor")
+    with _event_feed(engines, fleet) as (feed, metrics):
+
+        def api_server_spec(index: int) -> ApiServerSpec:
+            return ApiServerSpec(
+                spec.config,
+                server,
+                index,
+                num_engines=fleet.data_parallel_size,
+                balancer=fleet.data_parallel_balancer,
+                secret=engines.secret,
+                feed=feed.address,
+                socket_fd=sock.fileno(),
+            )
+
+        pool = ApiServerPool(
+            fleet.num_api_servers,
+            api_server_spec,
+            sock,
+            lambda: list(engines.addresses().values()),
+            metrics,
+            start_s=fleet.engine_start_timeout,
+            on_lost=_end_this_process,
+        )
+        try:
+            _start_api_servers(spec, engines, pool)
+            _run_until_signal(pool, server, sock)
+        finally:
+            pool.stop(0.0)
+            sock.close()  # from now on connections are refused
+
+
+@contextlib.contextmanager
+def _event_feed(engines: EngineFleet, fleet: FleetConfig) -> Iterator[tuple[EventFeed, MetricsPool]]:
+    """What API servers in other processes follow, and the sum of what they count; both fed with the engines' events."""
     feed = EventFeed(engines.folder.ipc("feed"), engines.secret)
-    pool = MetricsPool(fleet.data_parallel_size, feed.publish)
-    for listener in (feed.publish, pool.note):
+    metrics = MetricsPool(fleet.data_parallel_size, feed.publish)
+    listeners = [feed.publish, metrics.note]
+    for listener in listeners:
         engines.subscribe(listener)
-    common = (fleet.data_parallel_size, fleet.data_parallel_balancer, engines.secret, feed.address, sock.fileno())
-    servers = ApiServerPool(
-        fleet.num_api_servers,
-        lambda index: ApiServerSpec(config, server, index, *common),
-        sock,
-        lambda: list(engines.addresses().values()),
-        pool,
-        start_s=fleet.engine_start_timeout,
-        on_lost=_end_this_process,
-    )
-    timer = PhaseTimer()
-    servers.start()
     try:
-        with timer.phase("engines"):
-            ups = engines.wait_ready()
-        with timer.phase("front ends"):
-            servers.wait_listening()
-        log_ready(config, ups[0].ready, timer)
-        told = _StopSignals()
-        say_ready(url_of(sock))
-        told.wait()
-        servers.stop(server.shutdown_timeout + CLOSING_S, hurry=told.again)
-        if servers.lost:
-            raise EngineDeadError("no api server is left, and none could be started again")
+        yield feed, metrics
     finally:
-        servers.stop(0.0)
-        sock.close()  # from now on nobody answers
-        for listener in (feed.publish, pool.note):
+        for listener in listeners:
             engines.unsubscribe(listener)
         feed.close()
 
 
+def _start_api_servers(spec: FleetSpec, engines: EngineFleet, pool: "ApiServerPool") -> None:
+    """Start the API servers, and wait until engines and API servers are ready."""
+    timer = PhaseTimer()
+    pool.start()
+    with timer.phase("engines"):
+        ups = engines.wait_ready()
+    with timer.phase("API servers"):
+        pool.wait_listening()
+    log_ready(spec.config, ups[0].ready, timer)
+
+
+def _run_until_signal(pool: "ApiServerPool", server: ServerConfig, sock: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM, then let the API servers drain. Raises EngineDeadError when all are given up."""
+    signals = _StopSignals()
+    say_ready(url_of(sock))
+    signals.wait()
+    pool.stop(server.shutdown_timeout + CLOSING_S, hurry=signals.again)
+    if pool.lost:
+        raise EngineDeadError("no api server is left, and none could be started again")
+
+
 class _StopSignals:
-    """The first SIGINT or SIGTERM asks to drain, the second to end at once."""
+    """Counts SIGINT and SIGTERM: the first asks to drain, the second to end at once."""
 
     def __init__(self) -> None:
         # Not an Event: a handler that interrupts its `wait` at the wrong moment would wait for the lock forever.
         self._signals: SimpleQueue[int] = SimpleQueue()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _ENDING:
             signal.signal(number, lambda number, _: self._signals.put(number))
 
     def wait(self) -> None:
-        """For the first one."""
+        """Wait for the first signal."""
         self._signals.get()
 
     def again(self) -> bool:
-        """Whether another one came since."""
+        """Whether another signal came after the first."""
         return not self._signals.empty()
 
 
-def _shared_secret(plan: FleetPlan) -> str:
-    """What the machines of a server share; one machine draws its own. Raises ConfigError when it was not set."""
+def _shared_secret(plan: FleetPlan) -> str | None:
+    """The secret that the machines of a server share; None for one machine, which draws its own. Raises ConfigError
+    when it is not set."""
     if plan.head is None:
-        return ""
+        return None
     secret = envs.ipc_secret()
     if secret is None:
         raise ConfigError(

@@ -4,9 +4,8 @@ import json
 import signal
 
 from pagemill.config.fleet_plan import FleetPlan
-from pagemill.fleet.engines import EngineFleet
+from pagemill.fleet.engines import EngineFleet, FleetSpec
 from pagemill.fleet.node import run_headless
-from pagemill.fleet.supervisor import LivenessTimeouts
 from tests.fakes.scripted_fleet import WORKER, fleet_config
 
 SECRET = "a secret of the test's"
@@ -18,22 +17,15 @@ def run_node(payload, report):
     """Entry of a node's process: engines from a rank on, of so many in all."""
     folder, port, first, count, size, lockstep = json.loads(payload)
     plan = FleetPlan(size, range(first, first + count), True, ("127.0.0.1", port), lockstep=lockstep)
-    run_headless(
-        fleet_config(folder),
-        WORKER,
-        plan,
-        LivenessTimeouts(),
-        secret=SECRET,
-        node_timeout_s=TIMEOUT_S,
-        head_return_s=HEAD_RETURN_S,
-    )
+    spec = FleetSpec(fleet_config(folder), WORKER, plan, secret=SECRET, node_timeout_s=TIMEOUT_S)
+    run_headless(spec, head_return_s=HEAD_RETURN_S)
 
 
 def run_head(payload, report):
     """Entry of a head's process."""
     folder, port = json.loads(payload)
     plan = FleetPlan(2, range(1), head=("127.0.0.1", port))
-    with EngineFleet(fleet_config(folder), WORKER, plan, LivenessTimeouts(), secret=SECRET) as engines:
+    with EngineFleet(FleetSpec(fleet_config(folder), WORKER, plan, secret=SECRET)) as engines:
         engines.start()
         engines.wait_ready()
         report(b"ready")

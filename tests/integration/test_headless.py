@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from pagemill.config.fleet_plan import FleetPlan
-from pagemill.fleet.engines import EngineFleet
-from pagemill.fleet.supervisor import LivenessTimeouts
+from pagemill.fleet.engines import EngineFleet, FleetSpec
 from pagemill.transport.addresses import free_port
 from pagemill.utils.processes import Child
 from tests.fakes.node_processes import SECRET, TIMEOUT_S
@@ -30,14 +29,8 @@ class Machines:
         self.folder, self.port, self.lockstep = str(folder), free_port(), lockstep
         self.nodes = []
         plan = FleetPlan(2, range(1), head=("127.0.0.1", self.port), lockstep=lockstep)
-        self.head = EngineFleet(
-            fleet_config(folder),
-            WORKER,
-            plan,
-            LivenessTimeouts(),
-            secret=SECRET,
-            node_timeout_s=TIMEOUT_S,
-        )
+        spec = FleetSpec(fleet_config(folder), WORKER, plan, secret=SECRET, node_timeout_s=TIMEOUT_S)
+        self.head = EngineFleet(spec)
 
     def __enter__(self):
         self.head.start()

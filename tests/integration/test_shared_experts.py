@@ -8,8 +8,7 @@ import pytest
 from pagemill import LLM, SamplingParams
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.fleet_plan import FleetPlan
-from pagemill.fleet.engines import EngineFleet
-from pagemill.fleet.supervisor import LivenessTimeouts
+from pagemill.fleet.engines import EngineFleet, FleetSpec
 from pagemill.launch import WORKER, build_config
 from tests.fakes.scripted_fleet import FrontEnd
 from tests.fakes.tiny_checkpoint import make_checkpoint
@@ -33,7 +32,7 @@ def engines(alone, tmp_path, monkeypatch):
     monkeypatch.setenv("PAGEMILL_RPC_BASE_PATH", str(tmp_path))
     config = build_config(EngineArgs(str(alone[0]), enable_expert_parallel=True, **SETTINGS))
     plan = FleetPlan(2, range(2), shares_experts=True, lockstep=True)
-    with EngineFleet(config, WORKER, plan, LivenessTimeouts()) as engines:
+    with EngineFleet(FleetSpec(config, WORKER, plan)) as engines:
         engines.start()
         engines.wait_ready()
         yield engines

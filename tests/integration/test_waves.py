@@ -11,8 +11,7 @@ import pytest
 
 from pagemill.config.fleet_plan import FleetPlan
 from pagemill.engine.waves import ROUND_STEPS
-from pagemill.fleet.engines import EngineFleet
-from pagemill.fleet.supervisor import LivenessTimeouts
+from pagemill.fleet.engines import EngineFleet, FleetSpec
 from pagemill.messages.fleet import EngineUp
 from tests.fakes.proxy import Proxy
 from tests.fakes.scripted_fleet import PATIENCE_S, WORKER, FrontEnd, fleet_config
@@ -27,7 +26,7 @@ class Lab:
     def __init__(self, folder, lockstep=True):
         self.folder = folder
         plan = FleetPlan(2, range(2), lockstep=lockstep)
-        self.engines = EngineFleet(fleet_config(folder), WORKER, plan, LivenessTimeouts())
+        self.engines = EngineFleet(FleetSpec(fleet_config(folder), WORKER, plan))
 
     def __enter__(self):
         self.engines.start()

@@ -17,7 +17,7 @@ from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, Eng
 from pagemill.messages.fleet import EngineUp, FleetEvent
 from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.client.balancer import Balancer, PrefixAffinity
-from pagemill.serve.client.in_flight import Ledger
+from pagemill.serve.client.in_flight import InFlightRequests
 from pagemill.serve.client.links import Connect, EngineLinks
 from pagemill.serve.client.sending import RequestSender
 
@@ -48,11 +48,11 @@ class FleetClient:
         self.ready: EngineReady = first[0].ready
         self.num_engines = len(first) if num_engines is None else num_engines
         self._balancer = balancer or PrefixAffinity()
-        self._ledger = Ledger()
+        self._in_flight = InFlightRequests()
         self._links = EngineLinks(connect, first, self.num_engines, self)
-        self._sender = RequestSender(self._links, self._ledger, self._balancer, self._publish)
+        self._sender = RequestSender(self._links, self._in_flight, self._balancer, self._publish)
         self._ready_outputs: deque[EngineCoreOutputs] = deque()
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
 
     async def add(self, request: EngineCoreRequest) -> None:
         """Send a request to an engine, or keep it until one is there."""
@@ -69,8 +69,8 @@ class FleetClient:
         self._links.apply_pending()
         while not self._ready_outputs:
             self._links.check_alive()
-            self._news.clear()
-            await self._news.wait()
+            self._wakeup.clear()
+            await self._wakeup.wait()
         return self._ready_outputs.popleft()
 
     async def call(self, name: str, *args: Any) -> Any:
@@ -107,29 +107,29 @@ class FleetClient:
         """Something about the engines changed. From any thread, also before the event loop runs."""
         self._links.notify(event)
 
-    # --- what the links tell --------------------------------------------------------------------------------------
+    # --- called by the links --------------------------------------------------------------------------------------
 
     def received(self, engine: int, outputs: EngineCoreOutputs) -> None:
         """Remember what came, and pass it on."""
-        self._ledger.note(outputs)
+        self._in_flight.note(outputs)
         self._publish(msgspec.structs.replace(outputs, engine_index=engine) if engine else outputs)
-        if self._ledger.trial_is_over():
+        if self._in_flight.probation_is_over():
             self._sender.send_waiting_soon()
 
     def reachable(self, engine: int) -> None:
         """An engine can be asked: send it requests that wait for one."""
-        self._ledger.reconnect(engine)
+        self._in_flight.reconnect(engine)
         self._sender.send_waiting_soon()
 
     def disconnected(self, engine: int, reason: str) -> None:
         """Take from an engine what it had, and find others for it, or wait until it is connected again."""
-        self._forget(engine, self._ledger.disconnect(engine, reason))
+        self._forget(engine, self._in_flight.disconnect(engine, reason))
 
     def died(self, engine: int, reason: str, follows: bool) -> None:
         """Take from an engine what it had, and find others for it."""
-        num_lost = self._ledger.num_on(engine)
+        num_lost = self._in_flight.num_on(engine)
         logger.warning("engine %d is gone (%s); %d requests go on elsewhere", engine, reason, num_lost)
-        self._forget(engine, self._ledger.bury(engine, reason, follows))
+        self._forget(engine, self._in_flight.engine_died(engine, reason, follows))
 
     def may_take_more(self) -> None:
         """An engine has reported its load: send requests that no engine took before."""
@@ -137,7 +137,7 @@ class FleetClient:
 
     def ended(self) -> None:
         """Let whoever waits for outputs look again."""
-        self._news.set()
+        self._wakeup.set()
 
     def _forget(self, engine: int, failed: list[EngineCoreOutput]) -> None:
         self._balancer.forget(engine)
@@ -147,4 +147,4 @@ class FleetClient:
 
     def _publish(self, outputs: EngineCoreOutputs) -> None:
         self._ready_outputs.append(outputs)
-        self._news.set()
+        self._wakeup.set()

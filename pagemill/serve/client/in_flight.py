@@ -1,4 +1,4 @@
-"""What a front end remembers of the requests that engines work on, so that another engine can go on with them.
+"""`InFlightRequests`: what an API server keeps of the requests that engines work on, so that another can continue them.
 
 Knows nothing about how engines are reached or chosen.
 """
@@ -10,13 +10,14 @@ import msgspec
 
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
 
-CRASHES_OF_A_SUSPECT = 2
+CRASHES_BEFORE_QUARANTINE = 2
+"""Engines that may die with a request before it is sent again only while no other quarantined one runs."""
 MAX_CRASHES = 4
-"""So often a request may be in doubt when its engine dies, however many others are."""
-CLEARING_TOKENS = 8
-"""Tokens after which a request is taken for innocent, and of several suspects the next one is tried."""
+"""Engines that may die while a request is a possible cause, before it is rejected however many others are."""
+PROBATION_TOKENS = 8
+"""Tokens after which a request is no longer a possible cause, and the next one of the quarantine is sent."""
 MAX_LOST_LINKS = 16
-"""So often in a row the connection may be lost before a request makes any progress: something about it breaks them."""
+"""Connections in a row that may be lost before a request makes any progress: it may be what breaks them."""
 
 
 class InFlight:
@@ -24,7 +25,7 @@ class InFlight:
 
     __slots__ = (
         *("cleared", "emitted", "engine", "lost_by", "num_crashes", "num_lost_links"),
-        *("num_placed", "num_resumed", "request", "suspicion"),
+        *("num_placed", "num_resumed", "request", "recent_crashes"),
     )
 
     def __init__(self, request: EngineCoreRequest) -> None:
@@ -40,16 +41,16 @@ class InFlight:
         self.num_lost_links = 0
         """How often in a row the connection was lost, and no token had come over it."""
         self.num_crashes = 0
-        """Engines that died while they had it and it was in doubt."""
-        self.suspicion = 0
-        """Those of them that died since it was last found innocent."""
+        """Engines that died while they had it and it was a possible cause."""
+        self.recent_crashes = 0
+        """Those of them that died since it last passed its probation."""
         self.cleared = False
-        """Whether it was found innocent after that, by the tokens that an engine made of it."""
+        """Whether an engine has produced `PROBATION_TOKENS` of it since the last crash: it is not the cause then."""
         self.num_resumed = 0
         """Length of `emitted` when the present engine got it."""
 
     def resumed(self) -> EngineCoreRequest:
-        """The request for an engine that shall go on where the last one ended."""
+        """The request as it is sent to an engine that continues where the last one ended."""
         self.num_resumed = len(self.emitted)
         if not self.emitted:
             return self.request
@@ -57,21 +58,22 @@ class InFlight:
         return msgspec.structs.replace(self.request, emitted_token_ids=emitted)
 
 
-class Ledger:
+class InFlightRequests:
     """All requests in flight, in order of arrival.
 
-    When an engine dies, those of its requests are in doubt of which no engine has made a few tokens yet; all of them,
-    where there are none. A request that was in doubt twice is a suspect. A suspect that alone is in doubt is finished
-    with an error, and so are suspects that came of the same prompt with it (n > 1). Of several suspects, one at a time
-    is sent again, until it has produced a few tokens or the engine died once more.
+    When an engine dies, those of its requests may be the cause that have not produced `PROBATION_TOKENS` yet; all of
+    them, where there are none. A request that was a possible cause of two crashes goes into quarantine. One that was
+    the only possible cause is rejected: finished with an error, together with the others of its prompt (n > 1) that are
+    in quarantine. Of several, one at a time is on probation: it is sent again, until it has produced a few tokens or
+    the engine died once more.
     """
 
     def __init__(self) -> None:
         self._entries: dict[str, InFlight] = {}
         self._num_on: Counter[int] = Counter()
-        self._held: deque[str] = deque()
-        """Suspects that wait for their turn."""
-        self._on_trial: str | None = None
+        self._quarantined: deque[str] = deque()
+        """Requests in quarantine that wait for their probation."""
+        self._on_probation: str | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -89,7 +91,7 @@ class Ledger:
         return self._entries.get(request_id)
 
     def remove(self, request_ids: Iterable[str]) -> list[InFlight]:
-        """Forget requests; those that were in flight."""
+        """Forget requests. Returns those that were in flight."""
         removed = []
         for request_id in request_ids:
             entry = self._entries.pop(request_id, None)
@@ -97,12 +99,12 @@ class Ledger:
                 removed.append(entry)
                 if entry.engine is not None:
                     self._num_on[entry.engine] -= 1
-            if request_id == self._on_trial:
-                self._on_trial = None
+            if request_id == self._on_probation:
+                self._on_probation = None
         return removed
 
     def note(self, outputs: EngineCoreOutputs) -> None:
-        """Remember the tokens that came, and forget what is finished."""
+        """Keep the tokens of a step's outputs, and forget the requests that are finished."""
         entries = self._entries
         for request_id, token_id in zip(outputs.request_ids, outputs.token_ids, strict=True):
             entry = entries.get(request_id)
@@ -118,14 +120,14 @@ class Ledger:
         self.remove(finished)
 
     def place(self, entry: InFlight, engine: int) -> EngineCoreRequest:
-        """Give a request to an engine; what to send to it."""
+        """Assign a request to an engine. Returns what to send to it."""
         entry.engine = engine
         entry.num_placed += 1
         self._num_on[engine] += 1
         return entry.resumed()
 
-    def take_back(self, entry: InFlight) -> None:
-        """An engine did not get it after all."""
+    def unplace(self, entry: InFlight) -> None:
+        """Undo `place`: the request did not reach the engine."""
         if entry.engine is not None:
             self._num_on[entry.engine] -= 1
             entry.engine = None
@@ -140,96 +142,98 @@ class Ledger:
         return self._num_on[engine]
 
     def disconnect(self, engine: int, reason: str) -> list[EngineCoreOutput]:
-        """The connection to an engine is lost. Its requests wait for another, or for the next connection, but for those
-        that lose every one: their outputs."""
-        victims = self._take_from(engine)
-        for entry in victims:
+        """The connection to an engine is lost. Its requests wait for another, or for the next connection. Returns the
+        last outputs of those that have lost too many in a row."""
+        affected = self._unassign_all(engine)
+        for entry in affected:
             entry.lost_by = engine
             has_moved = len(entry.emitted) > entry.num_resumed
             entry.num_lost_links = 1 if has_moved else entry.num_lost_links + 1
-        guilty = [entry for entry in victims if entry.num_lost_links >= MAX_LOST_LINKS]
-        return self._fail(guilty, f"the connection to the engine was lost {MAX_LOST_LINKS} times in a row ({reason})")
+        rejected = [entry for entry in affected if entry.num_lost_links >= MAX_LOST_LINKS]
+        return self._fail(rejected, f"the connection to the engine was lost {MAX_LOST_LINKS} times in a row ({reason})")
 
     def reconnect(self, engine: int) -> None:
-        """An engine is connected, for the first time or again: what it had, it has no more."""
+        """An engine is connected, for the first time or again: it has none of its former requests."""
         for entry in self._entries.values():
             if entry.lost_by == engine:
                 entry.lost_by = None
 
-    def bury(self, engine: int, reason: str, follows: bool = False) -> list[EngineCoreOutput]:
-        """An engine died. Its requests wait for another, except those that are taken for the cause: their outputs.
-        Where it only `follows` another that died, none of them is."""
-        victims = self._take_from(engine)
-        # An engine that hangs is silent before it is killed: what it had then is in doubt as well.
-        victims += [entry for entry in self._entries.values() if entry.lost_by == engine and entry.engine is None]
+    def engine_died(self, engine: int, reason: str, follows: bool = False) -> list[EngineCoreOutput]:
+        """An engine died. Its requests wait for another. Returns the last outputs of those that are rejected as the
+        cause; where its end only `follows` another's, there are none."""
+        affected = self._unassign_all(engine)
+        # An engine that hangs is silent before it is killed: what it had then may be the cause as well.
+        affected += [entry for entry in self._entries.values() if entry.lost_by == engine and entry.engine is None]
         self.reconnect(engine)
         if follows:
             return []
-        doubtful = [entry for entry in victims if not entry.cleared] or victims
-        for entry in doubtful:
+        possible = [entry for entry in affected if not entry.cleared] or affected
+        for entry in possible:
             entry.num_crashes += 1
-            entry.suspicion += 1
+            entry.recent_crashes += 1
             entry.cleared = False
-        suspects = [entry for entry in doubtful if entry.suspicion >= CRASHES_OF_A_SUSPECT]
-        if suspects and len(doubtful) > 1:
-            suspects = doubtful  # any of them may be the cause, also one that was not there before
-        guilty = [entry for entry in doubtful if entry.num_crashes >= MAX_CRASHES]
-        if len(suspects) == 1:
-            held = [self._entries[name] for name in self._held if name in self._entries]
-            guilty = suspects + [entry for entry in held if _are_siblings(entry.request, suspects[0].request)]
-        self._hold(suspects)
-        message = f"the engine died {CRASHES_OF_A_SUSPECT} times or more with this request in flight ({reason})"
-        return self._fail(guilty, message)
+        quarantined = [entry for entry in possible if entry.recent_crashes >= CRASHES_BEFORE_QUARANTINE]
+        if quarantined and len(possible) > 1:
+            quarantined = possible  # any of them may be the cause, also one that was not there before
+        rejected = [entry for entry in possible if entry.num_crashes >= MAX_CRASHES]
+        if len(quarantined) == 1:
+            waiting = [self._entries[name] for name in self._quarantined if name in self._entries]
+            rejected = quarantined + [
+                entry for entry in waiting if _are_siblings(entry.request, quarantined[0].request)
+            ]
+        self._quarantine(quarantined)
+        message = f"the engine died {CRASHES_BEFORE_QUARANTINE} times or more with this request in flight ({reason})"
+        return self._fail(rejected, message)
 
-    def _take_from(self, engine: int) -> list[InFlight]:
-        """What an engine had."""
-        victims = [entry for entry in self._entries.values() if entry.engine == engine]
+    def _unassign_all(self, engine: int) -> list[InFlight]:
+        """Unassign the requests of an engine. Returns them."""
+        affected = [entry for entry in self._entries.values() if entry.engine == engine]
         self._num_on[engine] = 0
-        for entry in victims:
+        for entry in affected:
             entry.cleared = entry.cleared or _is_cleared(entry)
             entry.engine = None
-        return victims
+        return affected
 
-    def _hold(self, suspects: list[InFlight]) -> None:
-        """Let suspects wait for their turns, after those that wait already."""
-        names = [entry.request.request_id for entry in suspects]
-        if self._on_trial in names:
-            self._on_trial = None
-        self._held = deque(name for name in dict.fromkeys([*self._held, *names]) if name in self._entries)
+    def _quarantine(self, quarantined: list[InFlight]) -> None:
+        """Put requests into quarantine, behind those that wait already."""
+        names = [entry.request.request_id for entry in quarantined]
+        if self._on_probation in names:
+            self._on_probation = None
+        self._quarantined = deque(name for name in dict.fromkeys([*self._quarantined, *names]) if name in self._entries)
 
-    def _fail(self, guilty: list[InFlight], message: str) -> list[EngineCoreOutput]:
-        """Forget requests; their last outputs."""
-        names = [entry.request.request_id for entry in guilty]
+    def _fail(self, rejected: list[InFlight], message: str) -> list[EngineCoreOutput]:
+        """Forget requests. Returns their last outputs."""
+        names = [entry.request.request_id for entry in rejected]
         self.remove(names)
         finish = Finish(FinishReason.ERROR, message=message)
         return [EngineCoreOutput(request_id=name, finish=finish) for name in names]
 
     def to_send(self) -> list[InFlight]:
         """Requests that no engine has and that may go to one now, oldest first; `place` them."""
-        self._end_trial()
-        while self._held and self._on_trial is None:
-            candidate = self._held.popleft()
+        self._end_probation()
+        while self._quarantined and self._on_probation is None:
+            candidate = self._quarantined.popleft()
             if candidate in self._entries:
-                self._on_trial = candidate
-        held = set(self._held)
-        return [entry for request_id, entry in self._entries.items() if entry.engine is None and request_id not in held]
+                self._on_probation = candidate
+        held_back = set(self._quarantined)
+        return [entry for name, entry in self._entries.items() if entry.engine is None and name not in held_back]
 
-    def trial_is_over(self) -> bool:
-        """Whether suspects wait, and the one on trial has shown enough; then `to_send` has news."""
-        if not self._held or self._on_trial is None:
-            return bool(self._held)
-        return _is_cleared(self._entries[self._on_trial])
+    def probation_is_over(self) -> bool:
+        """Whether requests wait in quarantine and none is on probation any more: `to_send` then returns the next."""
+        if not self._quarantined or self._on_probation is None:
+            return bool(self._quarantined)
+        return _is_cleared(self._entries[self._on_probation])
 
-    def _end_trial(self) -> None:
-        entry = self._entries.get(self._on_trial) if self._on_trial is not None else None
+    def _end_probation(self) -> None:
+        entry = self._entries.get(self._on_probation) if self._on_probation is not None else None
         if entry is not None and _is_cleared(entry):
-            entry.suspicion = 0
+            entry.recent_crashes = 0
             entry.cleared = True
-            self._on_trial = None
+            self._on_probation = None
 
 
 def _is_cleared(entry: InFlight) -> bool:
-    return entry.engine is not None and len(entry.emitted) - entry.num_resumed >= CLEARING_TOKENS
+    return entry.engine is not None and len(entry.emitted) - entry.num_resumed >= PROBATION_TOKENS
 
 
 def _are_siblings(one: EngineCoreRequest, other: EngineCoreRequest) -> bool:

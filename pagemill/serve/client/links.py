@@ -25,19 +25,19 @@ RESTARTING = "it is being restarted"
 
 
 class LinksListener(Protocol):
-    """Who uses the links. Everything is called on the event loop, and must not wait."""
+    """The owner of the links. Every method is called on the event loop, and must not wait."""
 
     def received(self, engine: int, outputs: EngineCoreOutputs) -> None:
-        """Outputs of an engine."""
+        """An engine has sent outputs."""
 
     def reachable(self, engine: int) -> None:
-        """An engine can be asked, for the first time or again; it has none of the former requests."""
+        """An engine is connected, for the first time or again; it has none of its former requests."""
 
     def disconnected(self, engine: int, reason: str) -> None:
-        """The connection to an engine is lost, which may live: what it had must be sent again."""
+        """The connection to an engine is lost, which may be alive: its requests must be sent again."""
 
     def died(self, engine: int, reason: str, follows: bool) -> None:
-        """An engine is gone, with what it had. `follows`: its end was another's doing."""
+        """An engine is gone, with its requests. `follows`: it had to end because another did."""
 
     def may_take_more(self) -> None:
         """An engine has reported; one that took nothing for a while may do so now."""
@@ -73,7 +73,7 @@ class Link:
 
 
 class EngineLinks:
-    """Everything happens on one event loop, but for `notify`."""
+    """The connections to all engines. Every method is for one event loop, except `notify`."""
 
     def __init__(self, connect: Connect, ups: Iterable[EngineUp], num_engines: int, listener: LinksListener) -> None:
         self.num_engines = num_engines
@@ -84,14 +84,14 @@ class EngineLinks:
         self._pending: deque[FleetEvent] = deque(ups)
         """Events of other threads, and of before the event loop ran."""
         self._gone: dict[int, str] = {}
-        """Engines that will not come back, and why."""
+        """Engines that are gone for good, and why."""
         self._restarting: dict[int, str] = {}
-        """What is known of engines that will come back."""
+        """Engines that are down for now, and what is known about their return."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def notify(self, event: FleetEvent) -> None:
-        """Something about the engines changed. From any thread, also before the event loop runs."""
+        """Apply an event of the fleet, soon. From any thread, also before the event loop runs."""
         if self._loop is None and isinstance(event, EngineLoadReport):
             return  # several a second, for as long as nobody asks anything: they would pile up
         self._pending.append(event)
@@ -107,7 +107,7 @@ class EngineLinks:
             self._apply(self._pending.popleft())
 
     def open(self) -> list[Link]:
-        """Those over which an engine can be asked. A first connection that is not there yet counts as one."""
+        """The links over which requests can be sent. One whose first connection is still being made is among them."""
         return [link for link in self._links.values() if not link.lost]
 
     def get(self, index: int) -> Link | None:
@@ -116,7 +116,7 @@ class EngineLinks:
         return None if link is None or link.lost else link
 
     def stats(self) -> Mapping[int, SchedulerStats]:
-        """Of every engine, also of those that are down: they do nothing."""
+        """The statistics of every engine; those of one that is down are zeros."""
         nothing = SchedulerStats()
         return {
             index: self._links[index].stats if index in self._links else nothing for index in range(self.num_engines)
@@ -145,13 +145,13 @@ class EngineLinks:
             self._spawn(link.client.close())
 
     async def close(self) -> None:
-        """Give up all connections. A second call does nothing."""
+        """Close all connections. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
         self._listener.ended()
         for link in self._links.values():
-            await _hang_up(link)
+            await _close(link)
         self._links.clear()
         for task in list(self._tasks):
             task.cancel()
@@ -168,7 +168,7 @@ class EngineLinks:
             case EngineUp():
                 self._start(event)
             case EngineDown():
-                self._restarting[event.index] = _outlook(event)
+                self._restarting[event.index] = _describe_outage(event)
                 if event.final:
                     self._gone[event.index] = event.reason
                     self._listener.ended()
@@ -198,10 +198,10 @@ class EngineLinks:
     def _drop(self, link: Link, reason: str, follows: bool = False) -> None:
         del self._links[link.index]
         self._listener.died(link.index, reason, follows)
-        self._spawn(_hang_up(link))
+        self._spawn(_close(link))
 
     async def _keep(self, link: Link) -> None:
-        """Connected, for as long as nobody says that the engine is gone."""
+        """Read from an engine, and connect again whenever the connection is lost, until the task is cancelled."""
         backoff = Backoff()
         while True:
             try:
@@ -221,7 +221,7 @@ class EngineLinks:
             link.client = self._connect(link.up)
 
     async def _read(self, link: Link, backoff: Backoff) -> None:
-        """Until the connection is lost."""
+        """Pass on what an engine sends until the connection is lost."""
         while not link.lost:
             outputs = await link.client.outputs()
             if link.lost or self._links.get(link.index) is not link:
@@ -245,15 +245,15 @@ class EngineLinks:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _hang_up(link: Link) -> None:
+async def _close(link: Link) -> None:
     if link.keeper is not None:
         link.keeper.cancel()
         await asyncio.gather(link.keeper, return_exceptions=True)
     await link.client.close()
 
 
-def _outlook(event: EngineDown) -> str:
-    """What becomes of an engine that is down, for those who ask whether all is well."""
+def _describe_outage(event: EngineDown) -> str:
+    """What is known about an engine that is down, for health checks."""
     if event.awaits_node:
         return "its node cannot be reached"
     failed = event.num_failed_starts

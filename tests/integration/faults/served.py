@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 
 from pagemill.catalog.endpoints import ENDPOINTS
 from pagemill.cli.main import main
-from pagemill.fleet import api_server, api_server_pool, engines, serve, supervisor
+from pagemill.fleet import api_server, api_server_pool, engines, serve
 from pagemill.serve.client.zmq import ZmqClient
 from pagemill.serve.http.state import services
 from pagemill.transport.addresses import tcp_address
@@ -40,7 +40,7 @@ async def figures(request: Request) -> dict[str, int]:
         "pid": os.getpid(),
         "in_flight": engine.num_in_flight,
         "running": sum(stats.num_running for stats in engine._client.stats().values()),
-        "remembered": len(engine._client._ledger),
+        "remembered": len(engine._client._in_flight),
         "fds": len(list(Path("/proc/self/fd").iterdir())),
         "threads": threading.active_count(),
         "tasks": len(asyncio.all_tasks()),
@@ -54,7 +54,7 @@ def install_hooks() -> None:
     api_server_pool.ENTRY = f"{HERE}:run_front_end"
     silent_s = os.environ.get("LAB_SILENT_S")
     if silent_s is not None:
-        supervisor.LivenessTimeouts = functools.partial(supervisor.LivenessTimeouts, silent_s=float(silent_s))
+        serve.LivenessTimeouts = functools.partial(serve.LivenessTimeouts, silent_s=float(silent_s))
         api_server_pool.ApiServerPool = functools.partial(api_server_pool.ApiServerPool, silent_s=3 * float(silent_s))
 
     if "LAB_PAUSE_S" in os.environ:

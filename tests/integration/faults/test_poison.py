@@ -36,7 +36,7 @@ async def test_the_others_complete(server):
         (poisoned,) = await ask_all(server, [POISONED | {"stream": False}])
         assert (poisoned.status, poisoned.error["code"]) == (500, "generation_failed")
         assert same(await traffic.answers(), calm)
-    # Two that make suspects of all that were there; one more that convicts.
+    # Two that put all that were there into quarantine; one more after which it is rejected.
     assert num_crashes(server) - before <= 3
     server.wait_healthy()
     server.wait_empty()

@@ -22,7 +22,7 @@ def names(**counts):
         (["-tp", 4], names(api_server=1, engine_core=1, worker=4)),
         (
             ["-tp", 2, "-dp", 4],
-            sorted([*names(api_server=4, engine_core=4, worker=8), "pagemill: dp coordinator"]),
+            sorted([*names(api_server=4, engine_core=4, worker=8), "pagemill: supervisor"]),
         ),
     ],
     ids=["tp4", "tp2 dp4"],
