@@ -21,6 +21,7 @@ from pagemill.fleet import api_server, api_server_pool, engines, serve
 from pagemill.serve.client.zmq import ZmqClient
 from pagemill.serve.http.state import services
 from pagemill.transport.addresses import tcp_address
+from pagemill.utils import children
 
 HERE = "tests.integration.faults.served"
 router = APIRouter()
@@ -58,9 +59,8 @@ def install_hooks() -> None:
         api_server_pool.ApiServerPool = functools.partial(api_server_pool.ApiServerPool, silent_s=3 * float(silent_s))
 
     if "LAB_PAUSE_S" in os.environ:
-        for module in (supervisor, api_server_pool):
-            module.LONGEST_PAUSE_S = float(os.environ["LAB_PAUSE_S"])
-            module.FIRST_PAUSE_S = module.LONGEST_PAUSE_S / 4
+        children.LONGEST_PAUSE_S = float(os.environ["LAB_PAUSE_S"])
+        children.FIRST_PAUSE_S = children.LONGEST_PAUSE_S / 4
     if "LAB_LINKS" in os.environ:
         api_server.ZmqClient = connect_through_proxy
     if "LAB_TCP" in os.environ:
