@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagemill.serve.parsers.hermes import HermesParser
@@ -102,6 +102,7 @@ CALLS = st.tuples(
 PLACES = st.lists(st.integers(0, 400), max_size=12)
 
 
+@settings(deadline=None)
 @given(st.lists(CALLS, max_size=3), PLACES)
 def test_calls_are_what_was_written_however_it_is_cut(calls: list[Any], places: list[int]) -> None:
     texts = [json.dumps(arguments, ensure_ascii=ascii) for _, arguments, ascii in calls]
@@ -117,6 +118,7 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=16), PLACES)
 def test_any_text_ends_well_however_it_is_cut(fragments: list[str], places: list[int]) -> None:
     text = "".join(fragments)

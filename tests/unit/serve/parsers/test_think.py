@@ -1,7 +1,7 @@
 """Reasoning between marks: where it begins and ends, however the text is cut."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagemill.serve.parsers.interface import MessageForm
@@ -55,6 +55,7 @@ PIECES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(PIECES, st.lists(st.integers(0, 80), max_size=8), st.sampled_from([OPENED, CLOSED, NEITHER]))
 def test_how_the_text_is_cut_changes_nothing(pieces: list[str], places: list[int], form: MessageForm) -> None:
     text = "".join(pieces)
