@@ -28,6 +28,7 @@ def cluster():
     """Two nodes of one CPU each: two workers find room on none of them."""
     from ray.cluster_utils import Cluster  # deferred: an optional package
 
+    before = set(psutil.Process().children(recursive=True))  # as the fork server that other tests left
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         cluster = Cluster(initialize_head=True, head_node_args=NODE)
@@ -37,7 +38,7 @@ def cluster():
             yield cluster
         finally:
             cluster.shutdown()
-    gone_within(10, lambda: psutil.Process().children(recursive=True))
+    gone_within(10, lambda: [child for child in psutil.Process().children(recursive=True) if child not in before])
 
 
 def gone_within(limit_s, find):

@@ -35,13 +35,13 @@ def core(payload, report):
                 report(msgspec.msgpack.encode(Started(f"address-{incarnation}", READY)))
             case "idle":
                 report(msgspec.msgpack.encode(Pulse(num_steps, True, SchedulerStats())))
-            case "busy":
-                num_steps += 1
-                report(msgspec.msgpack.encode(Pulse(num_steps, False, BUSY)))
-            case "stuck":
+            case "busy" | "stuck":
+                num_steps += word == "busy"
                 report(msgspec.msgpack.encode(Pulse(num_steps, False, BUSY)))
             case "mumble":
                 report(b"\xc1 no report")
+            case "nothing":
+                pass
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "exit":

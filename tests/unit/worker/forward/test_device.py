@@ -20,6 +20,7 @@ from pagemill.launch import build_config
 from pagemill.model.forward_context import BatchDescriptor
 from pagemill.model.kernels import ops
 from pagemill.worker.forward.device import DeviceForward
+from pagemill.worker.sampling.processors.min_tokens import MinTokensProcessor
 from pagemill.worker.worker import Worker
 from tests.fakes import flashinfer_module
 from tests.fakes.capturable_attention import CascadingBackend
@@ -121,7 +122,8 @@ def test_one_request_whose_logits_are_changed_changes_no_other(checkpoint, expec
     """A row is the same whether or not a processor changes another one, and no processor sees it."""
     asking = {"min_tokens": 40, "max_tokens": 40, "stop_token_ids": tuple(range(2, 200)), "temperature": 0.7}
     client, worker = engine(checkpoint, QueuedPlatform(), mode)
-    processor = worker.runner._forward._sampler._processings[0].processor
+    processors = [processing.processor for processing in worker.runner._forward._sampler._processings]
+    processor = next(processor for processor in processors if isinstance(processor, MinTokensProcessor))
     apply, seen = processor.apply, []
 
     def noted(logits, rows):
