@@ -36,7 +36,7 @@ test: $(VENV)/.stamp-dev ## every test but the GPU's and the long conformance ru
 	$(PARALLEL) -m "not gpu and not conformance" $(ARGS)
 
 test-gpu: ## tests that need a GPU, with $(PYTHON) as it is: nothing is installed (docs/gpu.md)
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PYTHON) -m pytest tests/gpu -m gpu -W default $(ARGS)
+	PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest tests/gpu -m gpu -W default $(ARGS)
 
 nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, others every day (SOUNDNESS_SEED= repeats a day)
 	SOUNDNESS_STEPS=$(or $(SOUNDNESS_STEPS),100000) SOUNDNESS_SEED=$(or $(SOUNDNESS_SEED),$(shell date +%Y%m%d)) \

@@ -79,6 +79,8 @@ MOE = Setup("qwen3-30b-a3b", "qwen3-30b-a3b")
 EAGER = Setup("qwen3-8b-eager", "qwen3-8b", {"enforce_eager": True})
 START_LLAMA = Setup("start-llama-3.2-1b", "llama-3.2-1b", num_starts=2)
 START_QWEN = Setup("start-qwen3-8b", "qwen3-8b", num_starts=2)
+TWICE_16 = Setup("twice-16-qwen3-8b", "qwen3-8b")
+TWICE_CHATS = Setup("twice-chats-qwen3-8b", "qwen3-8b")
 STRESS = Setup("stress-qwen3-8b", "qwen3-8b", {"gpu_memory_utilization": 0.95})
 TP2 = Setup("qwen3-8b-tp2", "qwen3-8b", {"tensor_parallel_size": 2}, num_gpus=2)
 TP4 = Setup("qwen3-8b-tp4", "qwen3-8b", {"tensor_parallel_size": 4}, num_gpus=4)
@@ -123,6 +125,14 @@ def _start(cold: float, warm: float, recorded: tuple[float, float]) -> tuple[Goa
     )
 
 
+def _seeded(least: float) -> tuple[Goal, ...]:
+    return (
+        Goal("least_share", "", least=least),
+        *(Goal(f"share_{name}", "") for name in ("temperature", "top_p", "top_k_top_p", "min_p", "mix")),
+    )
+
+
+TWICE = (Goal("second_of_first", "", least=0.97), Goal("first_s", "s"), Goal("second_s", "s"))
 BUSY = (Goal("busy_share", "", least=0.97), Goal("step_ms", "ms"))
 MEMORY = (Goal("peak_share_of_budget", "", least=0.95, most=1.0), Goal("used_gib", "GiB"))
 
@@ -132,6 +142,7 @@ ROWS: tuple[Row, ...] = (
     Row("1b-first-token", LLAMA, "first_token", _first_token(3.0, 5.0, 12.1)),
     Row("1b-256", LLAMA, "many_256", _many(1.25, 45_122)),
     Row("1b-256-sampled", LLAMA, "sampled_256", _sampled(42_423)),
+    Row("1b-256-seeded", LLAMA, "seeded_256", _seeded(0.95)),
     Row("1b-few", LLAMA, "few", _few(5_686, 17_611, 26_925)),
     Row("1b-prefill", LLAMA, "prefill", (Goal("prompt_tokens_per_s", TOKENS, ratio=1.0, recorded=268_623),)),
     Row("1b-1024", LLAMA, "many_1024", _many(1.0, 30_326)),
@@ -141,6 +152,7 @@ ROWS: tuple[Row, ...] = (
     Row("8b-first-token", QWEN, "first_token", _first_token(7.0, 9.6, 49.9)),
     Row("8b-256", QWEN, "many_256", _many(1.05, 9_806)),
     Row("8b-256-sampled", QWEN, "sampled_256", _sampled(9_583)),
+    Row("8b-256-seeded", QWEN, "seeded_256", _seeded(0.98)),
     Row("8b-few", QWEN, "few", _few(1_399, 4_295, 6_516)),
     Row("8b-prefill", QWEN, "prefill", (Goal("prompt_tokens_per_s", TOKENS, ratio=1.0, recorded=44_000),)),
     Row("8b-1024", QWEN, "many_1024", _many(1.0, 7_160)),
@@ -155,7 +167,9 @@ ROWS: tuple[Row, ...] = (
     Row("30b-first-token", MOE, "first_token", _first_token(21.5, 21.5, 42.6)),
     Row("8b-eager-batch1", EAGER, "single", _decode(recorded=85)),
     Row("1b-start", START_LLAMA, "start", _start(20.0, 8.0, (106.8, 25.8))),
-    Row("8b-start", START_QWEN, "start", _start(20.0, 8.0, (56.5, 24.3))),
+    Row("8b-start", START_QWEN, "start", _start(10.0, 6.0, (56.5, 24.3))),
+    Row("8b-twice-16", TWICE_16, "twice_16", TWICE),
+    Row("8b-twice-chats", TWICE_CHATS, "twice_chats", TWICE),
     Row("8b-stress", STRESS, "stress", (Goal("num_finished", "", least=600),)),
     Row("8b-tp2-batch1", TP2, "single", _decode()),
     Row("8b-tp2-256", TP2, "many_256", _many()),
