@@ -15,6 +15,7 @@ from pagemill.model.kernels.triton import launch
 
 _COLUMNS = 128
 _TOKENS = 256
+_FEW_ROWS, _ROWS = 32, 1024
 
 
 @triton.jit
@@ -47,7 +48,8 @@ def _decode_row(
         tl.store(rows + row.to(tl.int64) * row_stride + here, found, here <= last)
 
 
-@triton.jit
+# Counts differ from step to step: no step must wait for a variant of its own.
+@triton.jit(do_not_specialize=["count"])
 def _place(
     slots, known, given, given_positions, last_tokens, token_ids, positions, table, slot_mapping, num_tokens,
     pad_slot, num_columns, PAGE: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -70,25 +72,27 @@ def _place(
     tl.store(slot_mapping + token, place, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _end(
     slots, sampled, last_tokens, results, turn, num_rows, max_rows, num_turns, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    row = tl.arange(0, BLOCK)
-    inside = row < num_rows
+    """One program, for all read the turn before one moves it."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    slot = tl.load(slots + row, inside, 0)
-    token = tl.load(sampled + row, inside, 0)
     now = tl.load(turn)
-    tl.store(last_tokens + slot, tl.maximum(token, 0).to(tl.int64), inside)
-    tl.store(results + now * max_rows + row, token.to(tl.int32), inside)
+    for start in range(0, num_rows, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        inside = row < num_rows
+        slot = tl.load(slots + row, inside, 0)
+        token = tl.load(sampled + row, inside, 0)
+        tl.store(last_tokens + slot, tl.maximum(token, 0).to(tl.int64), inside)
+        tl.store(results + now * max_rows + row, token.to(tl.int32), inside)
     tl.debug_barrier()  # every thread has read the turn
     tl.store(turn, (now + 1) % num_turns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _write(table, places, values, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
@@ -138,7 +142,7 @@ def end_step(slots: Tensor, sampled: Tensor, last_tokens: Tensor, results: Tenso
     """See batching_reference."""
     launch.on(_end, (1,))(
         slots, sampled, last_tokens, results, turn, len(slots), results.shape[1], len(results),
-        BLOCK=launch.power_of_two(len(slots)), PDL=launch.dependent(), **launch.options(),
+        BLOCK=_FEW_ROWS if len(slots) <= _FEW_ROWS else _ROWS, PDL=launch.dependent(), **launch.options(),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pagemill.model.kernels.triton.fp8_choices import FewRowsChoice
 from pagemill.model.kernels.triton.gated import activate
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _few_rows(
     parts, x, weight, M, N, x_stride,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
@@ -47,7 +47,7 @@ def _few_rows(
     tl.store(targets, sums, (tokens < M)[None, :] & (rows < N)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _finish(
     out, parts, factors, bias, M, N, SPLIT: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,

@@ -31,7 +31,7 @@ def _product(rows, tile, acc, SWAP: tl.constexpr):
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tiles"])
 def _gate_up(
     out, x, weight, scales, slots, tiles, max_tiles, num_columns, stride_x,
     INNER: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -80,7 +80,7 @@ def _gate_up(
         tl.store(targets, result, mask=(members < num_rows)[:, None] & (outputs < INNER)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tiles"])
 def _down(
     out, inner, weight, scales, slots, tiles, max_tiles, num_columns,
     INNER: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,

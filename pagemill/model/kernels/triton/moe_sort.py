@@ -37,7 +37,7 @@ class SortedSlots:
         return self.tiles.shape[1]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots", "max_tiles"])
 def _sort(
     sorted_slots, tiles, chosen, num_slots, first, max_tiles,
     N: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,

@@ -17,7 +17,8 @@ _TILE = 2048
 """Elements that a program of short rows takes at once."""
 
 
-@triton.jit
+# Numbers of rows differ from step to step: no step must wait for a variant of its own.
+@triton.jit(do_not_specialize_on_alignment=["num_rows"])
 def _rms_norm(
     out, factors, x, weight, residual,
     num_rows, num_heads, x_stride, head_stride, residual_stride, part_stride, eps,

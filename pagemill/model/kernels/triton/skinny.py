@@ -135,7 +135,8 @@ def _multiply(
     return sums.T, up_sums.T
 
 
-@triton.jit
+# Numbers of rows differ from step to step: no step must wait for a variant of its own.
+@triton.jit(do_not_specialize=["M"])
 def _skinny(
     out, parts, counters, rows_map, weight_map, x, x_stride, bias, residual, norm_weight, squares, eps, M, N, stacked,
     part_stride, num_squares,
@@ -190,7 +191,7 @@ def _skinny(
             _finish(out, result, up, bias, tokens, outputs, M, N, HAS_BIAS, GATED, GELU)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _combine(
     out, parts, bias, M, N, stacked, part_stride,
     SPLIT: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
