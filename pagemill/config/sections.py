@@ -323,9 +323,11 @@ class CompilationSettings:
         "max_num_seqs)",
         low=1,
     )
-    cudagraph_num_of_warmups: int = setting(1, "steps of a shape before it is captured", low=1)
+    cudagraph_num_of_warmups: int = setting(
+        0, "steps of a shape that run before it is captured (0: one, of the first of each kind)", low=0
+    )
     cudagraph_lazy_capture: bool = setting(
-        True, "capture a size when it is needed, or while idle; otherwise all before the first request"
+        True, "capture the usual sizes before the first request and others while idle; otherwise all before"
     )
     splitting_ops: tuple[str, ...] | None = setting(
         None, f"operations at which the model is cut; an empty list: nowhere (default: {ATTENTION_OP})"

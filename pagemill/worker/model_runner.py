@@ -86,6 +86,10 @@ class ModelRunner:
         self._forward.rehearse()
         yield
 
+    def run_largest(self) -> None:
+        """Take the memory of what steps may need beside the largest batches. No request has a slot."""
+        self._forward.run_largest()
+
     def capture_at_start(self) -> None:
         """Capture what must be there before the first request. No request has a slot."""
         self._forward.capture_at_start()

@@ -1,7 +1,6 @@
 """`Worker`: brings up the device, loads the model, measures memory, and implements `messages.worker_api.WorkerApi`."""
 
 import gc
-import sys
 from dataclasses import replace
 
 from torch import Tensor
@@ -176,11 +175,11 @@ class Worker:
             self._watch.memory.restart_peak()
         self._platform.release_threads()
 
-    def _build_runner(self, plan: KVCacheConfig, *, captures: bool = True) -> ModelRunner:
-        """`captures`: or else, whatever runs, nothing is captured and the model is not compiled."""
+    def _build_runner(self, plan: KVCacheConfig, *, compiles: bool = True) -> ModelRunner:
+        """`compiles`: or else the model is not compiled, even where the settings say so."""
         stages, graphs = None if self._groups is None else self._groups.pp, self._config.graphs
-        if not captures:
-            given = replace(graphs.compilation_config, mode=NO_COMPILER, cudagraph_num_of_warmups=sys.maxsize)
+        if not compiles:
+            given = replace(graphs.compilation_config, mode=NO_COMPILER)
             graphs = replace(graphs, compilation_config=given)
         model = self._config.model
         return build_runner(
@@ -206,7 +205,7 @@ class Worker:
         if asked is None:
             watch.check_room(share)
         plan, tensors = bind_profile_cache(self.kv_cache_specs(), layers, self._platform.torch_device())
-        runner = self._build_runner(plan, captures=False)
+        runner = self._build_runner(plan, compiles=False)
         worst: list[SchedulerOutput] = []
         if asked is None:  # or memory may be short, and nothing depends on them
             worst = list(worst_steps([group.spec.block_size for group in plan.groups], self._sizes()))
@@ -216,6 +215,8 @@ class Worker:
             for step in worst:
                 runner.execute_model(step)
                 runner.sample_tokens().result()
+            if worst:
+                runner.run_largest()
         budget = watch.budget(share, num_graphs=runner.num_graphs, kv_cache=sum(map(len, tensors)))
         del runner, rehearsal, tensors
         gc.collect()  # a runner and its graphs hold each other

@@ -159,27 +159,29 @@ def test_an_error_in_a_capture_leaves_the_device_usable(maker):
     assert torch.equal(call(good, x, GraphMode.FULL)[0], x * 3)
 
 
-def test_lazy_capture_on_the_device(maker):
-    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, (1, 2, 4, 8, 16), BatchLimits(16))
+def test_capture_at_the_start_on_the_device(maker):
+    sizes = (*range(1, 9), *range(10, 33, 2))
+    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, sizes, BatchLimits(32))
     graphs = GraphRunner(dispatcher, maker)
     model = WholeStep()
     step = graphs.wrap_step(graphs.wrap_model(model))
-    buffer = torch.zeros(16, SIZE, device="cuda", dtype=torch.bfloat16)
+    buffer = torch.zeros(32, SIZE, device="cuda", dtype=torch.bfloat16)
 
     def run_shape(mode, key):
         call(step, buffer[: key.num_tokens], mode, key)
 
     graphs.capture_at_start(run_shape)
-    assert graphs.stats.num_captured == 3
+    captured = graphs.stats.num_captured
+    assert captured < graphs.num_keys
     for _ in range(3):
-        for count, uniform in ((3, True), (16, True), (5, False), (1, True)):
+        for count, uniform in ((3, True), (13, True), (5, False), (1, True), (31, False)):
             buffer.normal_()
             mode, key = graphs.choose(count, count if uniform else 2, uniform)
             rows = buffer[: key.num_tokens]
             assert equal(call(step, rows, mode, key), call(model, rows, GraphMode.NONE))
     while graphs.capture_one(run_shape):
         pass
-    assert graphs.stats.num_captured == 10
+    assert graphs.stats.num_captured == graphs.num_keys
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,9 +1,9 @@
 """`DeviceForward`: steps are queued on a device ahead of the tokens they need. One stage, all of the model.
 
-A decode batch is one piece of work: tokens from the slots, network, sampling, and what the next step needs. The host
-sends nothing when the requests are those of the step before and no block was added. Another batch is sent as a whole;
-small ones are one piece of work too, up to the logits. Tokens come back through a copy of their own, while the next
-step runs.
+A decode batch is two pieces of work: tokens from the slots and the network; then sampling, and what the next step
+needs. The host sends nothing when the requests are those of the step before and no block was added. Another batch is
+sent as a whole; small ones are one piece of work up to the logits. Tokens come back through a copy of their own, while
+the next step runs.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ from pagemill.worker.forward.device_batch import DeviceBatch
 from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.forward.mixed_batch import Extent, MixedShape, MixedTensors
 from pagemill.worker.forward.shared_prefix import SharedPrefix
-from pagemill.worker.forward.step_graphs import Ending, StepGraphs
+from pagemill.worker.forward.step_graphs import CAPTURED_ENDINGS, Ending, StepGraphs
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.sampling.device_sampler import sample_greedy, sample_random
 from pagemill.worker.sampling.sampler import Sampler
@@ -39,6 +39,8 @@ REHEARSED_REQUESTS = 64
 """Of a cascade: its kernels are the same for any number."""
 FEW_TOKENS = 64
 """Of a step: beyond, linear layers are the library's."""
+WHOLE_ROWS = 16
+"""Of a greedy decode step that is one graph; larger ones are two, of which the first serves all endings."""
 
 
 class DeviceForward(Forward):
@@ -78,7 +80,9 @@ class DeviceForward(Forward):
         """Metadata of the step, where the network finds it."""
         self._network = graphs.graphs.wrap_model(model)
         self._mixed = graphs.wrap(self._mixed_step)
-        self._decode = {ending: graphs.wrap(partial(self._decode_step, ending=ending)) for ending in Ending}
+        self._decode = graphs.wrap(self._decode_step)
+        self._greedy = graphs.wrap(self._greedy_step)
+        self._endings = {ending: graphs.wrap(partial(self._end_decode, ending)) for ending in CAPTURED_ENDINGS}
 
     def add(self, new: NewRequest) -> None:
         self._sampler.add(new)
@@ -109,7 +113,7 @@ class DeviceForward(Forward):
     # --- decode batches -------------------------------------------------------------------------------------------
 
     def _run_decode(self, batch: InputBatch, ending: Ending) -> None:
-        mode, key = self._graphs.choose(ending, len(batch.slots))
+        mode, key = self._graphs.choose(len(batch.slots))
         num_rows = key.num_tokens
         sent = self._send(self._rows.changes(batch, num_rows))
         if sent:
@@ -119,19 +123,28 @@ class DeviceForward(Forward):
             if len(known):
                 self._slots.last_tokens.index_copy_(0, known_slots.long(), known.long())
             self.uploads.sent_is_used()
-        logits = self._queue_decode(ending, mode, key, batch.positions)
+        logits = self._queue_decode(mode, key, batch.positions, () if ending is Ending.LOGITS else (ending,))
         if ending is Ending.LOGITS:
             count = len(batch.slots)
             self._end(logits[:count], batch, self._batch.slots[:count], self._batch.positions[:count] + 1)
         self._downloads.queued()
 
-    def _queue_decode(self, ending: Ending, mode: GraphMode, key: BatchDescriptor, positions: Int64Array) -> Tensor:
-        """`positions`: of the rows that are no padding, as the host knows them."""
+    def _queue_decode(
+        self, mode: GraphMode, key: BatchDescriptor, positions: Int64Array, endings: Sequence[Ending]
+    ) -> Tensor:
+        """`positions`: of the rows that are no padding, as the host knows them. Returns the logits, or what few rows
+        have sampled that only end greedily."""
         self._planned.clear()
         if mode is GraphMode.FULL and not self._plan_replay(key, positions):
             mode = GraphMode.NONE
         with forward_context(ForwardContext(self._planned, mode, key)):
-            return self._decode[ending](key.num_tokens)
+            if key.num_tokens <= WHOLE_ROWS and tuple(endings) == (Ending.GREEDY,):
+                sampled: Tensor = self._greedy(key.num_tokens)
+                return sampled
+            logits: Tensor = self._decode(key.num_tokens)
+            for ending in endings:
+                self._endings[ending](logits)
+        return logits
 
     def _plan_replay(self, key: BatchDescriptor, positions: Int64Array) -> bool:
         """Have those plan that plan on the host; False where there is no memory for their part of the graph."""
@@ -142,9 +155,9 @@ class DeviceForward(Forward):
             return False
         return True
 
-    def _decode_step(self, num_rows: int, *, ending: Ending) -> Tensor:
-        """What a captured graph holds, for as many rows. Its only inputs are buffers of `DeviceBatch` and of the slots;
-        returns the logits, or the sampled tokens."""
+    def _decode_step(self, num_rows: int) -> Tensor:
+        """What a captured graph holds, for as many rows: the logits. Its only inputs are buffers of `DeviceBatch` and
+        of the slots."""
         here, states = self._batch, self._slots
         slots, positions = here.slots[:num_rows], here.positions[:num_rows]
         batching.begin_decode(
@@ -159,40 +172,48 @@ class DeviceForward(Forward):
         replayed = current_forward().graph_mode is GraphMode.FULL
         self._planned.update(self._groups.plan_with(partial(here.decode_common, replayed, num_rows)))
         hidden = self._network(here.token_ids[:num_rows], positions)
-        logits = self._model.compute_logits(hidden)
-        if ending is Ending.LOGITS:
-            return logits
-        sampled = self._sample(logits, ending, slots, positions + 1)
-        batching.end_step(slots, sampled, states.last_tokens, states.results, states.turn)
+        return self._model.compute_logits(hidden)
+
+    def _end_decode(self, ending: Ending, logits: Tensor) -> Tensor:
+        """What another captured graph holds, behind that one. Returns the sampled tokens."""
+        here, num_rows = self._batch, len(logits)
+        slots = here.slots[:num_rows]
+        sampled = _sample(logits, ending, self._slots.sampling, slots, here.positions[:num_rows] + 1)
+        _keep(self._slots, slots, sampled)
         return sampled
+
+    def _greedy_step(self, num_rows: int) -> Tensor:
+        """Both as one graph: where a step is short, the way from one to the next is more than a percent of it."""
+        return self._end_decode(Ending.GREEDY, self._decode_step(num_rows))
 
     # --- shapes without a request ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        for key in self._graphs.graphs.keys_at_start():
+        for key in _rehearsed(self._batch.max_requests, self._graphs.graphs.keys_at_start()):
             self._run_shape(GraphMode.NONE, key)
-        self._rehearse_sizes()
-        if self._shared is not None:
-            self._rehearse_cascade(self._shared)
+        self._run_cascade(REHEARSED_REQUESTS)
 
-    def _rehearse_sizes(self) -> None:
-        """Steps of a few sizes: which kernels run changes at powers of two, and for prompts up to `FEW_TOKENS`."""
-        most = self._batch.max_requests
-        for count in (1 << power for power in range(most.bit_length())):
-            self._run_shape(GraphMode.NONE, BatchDescriptor(count, count, True))
-            if 1 < count <= FEW_TOKENS:
-                self._run_shape(GraphMode.NONE, BatchDescriptor(count, 1))
+    @torch.inference_mode()
+    def run_largest(self) -> None:
+        most = len(self._states.num_tokens)
+        self._run_cascade(most)
+        if self._graphs.num_graphs:
+            self._groups.before_replay(partial(self._batch.decode_on_host, most, np.zeros(0, np.int64)))
 
-    def _rehearse_cascade(self, prefix: SharedPrefix) -> None:
-        """A decode step of padding that is told of a prefix as long as there may be."""
-        here, count = self._batch, min(self._batch.max_requests, REHEARSED_REQUESTS)
+    def _run_cascade(self, most: int) -> None:
+        """A decode step of padding, of so many requests if there may be, that is told of a prefix as long as there may
+        be; nothing where no step is a cascade."""
+        prefix = self._shared
+        if prefix is None:
+            return
+        here, count = self._batch, min(self._batch.max_requests, most)
         longest = [here.max_seq_len - 1] * len(here.tables)
         shared, shape = prefix.used(longest, count), MixedShape(count, count)
         if shared:
             packed = shape.pack(shape.padding(self._slots.pad_slot, 1), np.ones(count, bool), self._slots.pad_slot)
-            key = BatchDescriptor(count, count)
-            self._queue_mixed(packed, shape, Extent(count, 1, 1, None, shared), GraphMode.NONE, key)
+            extent, key = Extent(count, 1, 1, None, shared), BatchDescriptor(count, count)
+            self._queue_mixed(self._tell(packed, shape), extent, GraphMode.NONE, key)
 
     @torch.inference_mode()
     def capture_at_start(self) -> None:
@@ -203,21 +224,30 @@ class DeviceForward(Forward):
         return self._graphs.graphs.capture_one(self._run_shape)
 
     def _run_shape(self, mode: GraphMode, key: BatchDescriptor) -> None:
-        """A step of padding alone."""
+        """A step of padding alone, with every ending there is a graph for."""
         here, count, pad_slot = self._batch, key.num_tokens, self._slots.pad_slot
         self._rows.forget()
         if key.uniform:
             here.slots[:count].fill_(pad_slot)
             here.next_positions[:count].zero_()
-            self._queue_decode(Ending.GREEDY, self._graphs.admit(Ending.GREEDY, mode, key), key, np.zeros(0, np.int64))
-            self._downloads.queued()
+            if mode is GraphMode.FULL:  # or buffers that planners keep for this size would be the graph's own
+                self._groups.plan_with(partial(here.decode_common, False, count))
+                if not self._plan_replay(key, np.zeros(0, np.int64)):
+                    return
+                if count <= WHOLE_ROWS:
+                    self._queue_decode(mode, key, np.zeros(0, np.int64), (Ending.GREEDY,))
+            self._queue_decode(mode, key, np.zeros(0, np.int64), CAPTURED_ENDINGS)
+            # Nobody reads what was sampled, if it was.
+            self._slots.turn.fill_(self._downloads.next_turn)
             return
         whole = key.num_requests is not None
         shape = MixedShape(count, key.num_requests or 1)
         batch = shape.padding(pad_slot, here.max_seq_len)
         packed = shape.pack(batch, np.ones(shape.num_requests, bool), pad_slot)
-        mode = self._graphs.admit(Ending.LOGITS, mode, key) if whole else mode
-        self._queue_mixed(packed, shape, shape.extent if whole else Extent.of(batch), mode, key)
+        extent, told = shape.extent if whole else Extent.of(batch), self._tell(packed, shape)
+        if mode is GraphMode.FULL:
+            self._groups.plan_with(partial(here.mixed_common, told, extent))
+        self._queue_mixed(told, extent, mode, key)
 
     # --- other batches --------------------------------------------------------------------------------------------
 
@@ -228,7 +258,8 @@ class DeviceForward(Forward):
         shape = MixedShape(key.num_tokens, key.num_requests or len(batch.slots))
         packed = shape.pack(batch, known_tokens(self._states, batch.slots), self._slots.pad_slot)
         extent = shape.extent if whole else Extent.of(batch, shared)
-        told, logits = self._queue_mixed(packed, shape, extent, mode, key)
+        told = self._tell(packed, shape)
+        logits = self._queue_mixed(told, extent, mode, key)
         count = len(batch.sampled_slots)
         if not count:
             return
@@ -237,19 +268,22 @@ class DeviceForward(Forward):
         if ending is Ending.LOGITS:
             self._end(logits[:count], batch, slots, positions)
         else:
-            self._keep(slots, self._sample(logits[:count], ending, slots, positions))
+            _keep(self._slots, slots, _sample(logits[:count], ending, self._slots.sampling, slots, positions))
         self._downloads.queued()
 
-    def _queue_mixed(
-        self, packed: Int32Array, shape: MixedShape, extent: Extent, mode: GraphMode, key: BatchDescriptor
-    ) -> tuple[MixedTensors, Tensor]:
-        """The batch on the device, and [R, V] logits."""
+    def _tell(self, packed: Int32Array, shape: MixedShape) -> MixedTensors:
+        """The batch on the device."""
         (sent,) = self._send([packed])
         told = shape.tensors(self._batch.mixed[: len(sent)].copy_(sent))
         self.uploads.sent_is_used()
+        return told
+
+    def _queue_mixed(self, told: MixedTensors, extent: Extent, mode: GraphMode, key: BatchDescriptor) -> Tensor:
+        """[R, V] logits."""
         self._planned.clear()
         with forward_context(ForwardContext(self._planned, mode, key)):
-            return told, self._mixed(told, extent)
+            logits: Tensor = self._mixed(told, extent)
+        return logits
 
     def _mixed_step(self, told: MixedTensors, extent: Extent) -> Tensor:
         """What a captured graph holds; its inputs are those of `MixedShape.tensors`. Returns the logits of a row for
@@ -294,23 +328,31 @@ class DeviceForward(Forward):
             self.uploads.sent_is_used()
         return rest
 
-    def _sample(self, logits: Tensor, ending: Ending, slots: Tensor, positions: Tensor) -> Tensor:
-        if ending is Ending.GREEDY:
-            return sample_greedy(logits)
-        return sample_random(logits, self._slots.sampling, slots, positions)
-
     def _end(self, logits: Tensor, batch: InputBatch, slots: Tensor, positions: Tensor) -> None:
         """Sample from logits that processors change first."""
         rows = batch.sampled
         self._sampler.process(logits, rows)
         ending = Ending.GREEDY if self._states.greedy[rows.slots].all() else Ending.RANDOM
-        sampled = self._sample(logits, ending, slots, positions)
+        sampled = _sample(logits, ending, self._slots.sampling, slots, positions)
         self._sampler.processed(rows, sampled)
-        self._keep(slots, sampled)
+        _keep(self._slots, slots, sampled)
 
-    def _keep(self, slots: Tensor, sampled: Tensor) -> None:
-        states = self._slots
-        batching.end_step(slots, sampled, states.last_tokens, states.results, states.turn)
+
+def _rehearsed(most: int, captured: Sequence[BatchDescriptor]) -> list[BatchDescriptor]:
+    """Steps of up to `most` requests, of few sizes: which kernels run changes at powers of two, and for prompts up to
+    `FEW_TOKENS`."""
+    counts = [1 << power for power in range(most.bit_length())]
+    decode = [BatchDescriptor(count, count, True) for count in counts]
+    prompts = [BatchDescriptor(count, 1) for count in counts if 1 < count <= FEW_TOKENS]
+    return list(dict.fromkeys([*(key for key in captured if key.num_tokens.bit_count() == 1), *decode, *prompts]))
+
+
+def _sample(logits: Tensor, ending: Ending, settings: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+    return sample_greedy(logits) if ending is Ending.GREEDY else sample_random(logits, settings, slots, positions)
+
+
+def _keep(states: DeviceStates, slots: Tensor, sampled: Tensor) -> None:
+    batching.end_step(slots, sampled, states.last_tokens, states.results, states.turn)
 
 
 class Downloads:
@@ -323,9 +365,14 @@ class Downloads:
         self._turn = -1
         self._under_way: deque[DownloadedTokens] = deque()
 
+    @property
+    def next_turn(self) -> int:
+        """The row that the next step is to write."""
+        return (self._turn + 1) % RESULT_TURNS
+
     def queued(self) -> None:
         """A step was queued that writes the next row."""
-        self._turn = (self._turn + 1) % RESULT_TURNS
+        self._turn = self.next_turn
 
     def start(self, count: int) -> "DownloadedTokens":
         """The first `count` tokens of the row that was queued last."""

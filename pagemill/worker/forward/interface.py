@@ -47,7 +47,11 @@ class Forward(ABC):
     """What is sent to a device ahead of its work."""
 
     def rehearse(self) -> None:  # noqa: B027
-        """Run what `capture_at_start` captures, and capture nothing."""
+        """Run what steps and graphs are made of, at sizes of all kinds, and capture nothing."""
+
+    def run_largest(self) -> None:  # noqa: B027
+        """Take the memory of what steps may need beside the largest batches, for it to be measured. No request has a
+        slot."""
 
     def capture_at_start(self) -> None:  # noqa: B027 - without graphs there is nothing to do
         """Capture what must be there before the first request. No request has a slot."""

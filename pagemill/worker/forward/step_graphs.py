@@ -1,9 +1,8 @@
-"""`StepGraphs`: graphs of whole steps, which differ by what the step ends with. Knows shapes, not what is computed."""
+"""`StepGraphs`: graphs of whole steps, and of how decode steps end. Knows shapes, not what is computed."""
 
 from collections.abc import Callable
 from enum import Enum
-
-from torch import Tensor
+from typing import Any
 
 from pagemill.config.graph_mode import GraphMode
 from pagemill.model.forward_context import BatchDescriptor
@@ -21,28 +20,28 @@ class Ending(Enum):
     """Logits, which something else changes before they are sampled."""
 
 
+CAPTURED_ENDINGS = (Ending.GREEDY, Ending.RANDOM)
+"""Each is a small graph of its own behind that of the network, which they share: a batch may change its ending."""
+
+
 class StepGraphs:
-    """A shape is warm when it ran once with the same ending: kernels must not be compiled in a capture."""
+    """Graphs as steps ask for them."""
 
     def __init__(self, graphs: Graphs) -> None:
         self.graphs = graphs
-        self._warm: set[tuple[Ending, BatchDescriptor]] = set()
 
     @property
     def num_graphs(self) -> int:
-        """Graphs that there may be in the end: few decode batches need logits, and what is no decode batch ends with
-        them."""
-        return 2 * self.graphs.num_keys - len(self.graphs.mixed_keys)
+        """Graphs that there may be in the end, those that only end a step counted as what they take: a fourth more."""
+        return self.graphs.num_keys * 5 // 4
 
-    def wrap(self, step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """A step of one ending."""
-        wrapped: Callable[..., Tensor] = self.graphs.wrap_step(step)
-        return wrapped
+    def wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A whole step, or the end of one."""
+        return self.graphs.wrap_step(step)
 
-    def choose(self, ending: Ending, num_rows: int) -> tuple[GraphMode, BatchDescriptor]:
+    def choose(self, num_rows: int) -> tuple[GraphMode, BatchDescriptor]:
         """What a decode batch of so many rows runs in, and its padded shape."""
-        mode, key = self.graphs.choose(num_rows, num_rows, True)
-        return self.admit(ending, mode, key), key
+        return self.graphs.choose(num_rows, num_rows, True)
 
     def choose_mixed(
         self, num_tokens: int, num_requests: int, cascade: bool = False
@@ -51,13 +50,4 @@ class StepGraphs:
         # The graph for one request has no part for requests of one token (see `DeviceBatch.mixed_common`).
         count = max(num_requests, 2) if num_tokens == 1 else num_requests
         mode, key = self.graphs.choose(num_tokens, count, False, cascade=cascade)
-        if cascade or key not in self.graphs.mixed_keys:
-            return mode, key, False
-        return self.admit(Ending.LOGITS, mode, key), key, True
-
-    def admit(self, ending: Ending, mode: GraphMode, key: BatchDescriptor) -> GraphMode:
-        """The mode, or NONE for the first step of its kind."""
-        if (ending, key) in self._warm:
-            return mode
-        self._warm.add((ending, key))
-        return GraphMode.NONE if mode is GraphMode.FULL else mode
+        return mode, key, not cascade and key in self.graphs.mixed_keys

@@ -1,6 +1,6 @@
 """`Dispatcher`: which captured graph a batch runs in. Alone knows the keys; knows nothing about capture or tensors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pagemill.config.graph_mode import GraphMode
@@ -11,6 +11,10 @@ SMALL_STEP = 512
 MIXED_REQUESTS = (1, 16, 128)
 """Requests of whole graphs of mixed batches. More sampled rows than needed cost time in the output head, more graphs
 cost memory: with these the head reads its weight once, whatever the padding."""
+CHEAP_TOKENS = 128
+"""Up to which reading the weights takes longer than computing with them: padding costs little."""
+
+GraphKey = tuple[GraphMode, BatchDescriptor]
 
 
 @dataclass(frozen=True)
@@ -42,51 +46,61 @@ class Dispatcher:
         self._query_len = limits.uniform_query_len
         sizes = sorted(set(capture_sizes))
         with_lora = (False, True) if limits.lora else (False,)
-        self._decode = {lora: _by_num_tokens(self._decode_keys(sizes, lora)) for lora in with_lora}
-        self._mixed = [
-            {lora: _by_num_tokens(self._mixed_keys(sizes, count, lora)) for lora in with_lora}
-            for count in self._mixed_requests()
+        self._kinds = [
+            _Kind(GraphMode.FULL, True, {lora: self._decode_keys(sizes, lora) for lora in with_lora}),
+            *(
+                _Kind(GraphMode.FULL, False, {lora: self._mixed_keys(sizes, count, lora) for lora in with_lora})
+                for count in self._mixed_requests()
+            ),
+            _Kind(GraphMode.PIECEWISE, False, {lora: self._piece_keys(sizes, lora) for lora in with_lora}),
         ]
-        self._pieces = {lora: _by_num_tokens(self._piece_keys(sizes, lora)) for lora in with_lora}
+        self._captured: set[GraphKey] = set()
+        self._all = [kind.table(None) for kind in self._kinds]
+        self._there = [kind.table(self._captured) for kind in self._kinds]
 
     def dispatch(
         self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False
-    ) -> tuple[GraphMode, BatchDescriptor]:
-        """The runtime mode of a batch, and its shape padded to that of the graph; as it is when there is none.
+    ) -> GraphKey:
+        """The runtime mode of a batch, and its shape padded to that of the graph, as if all were captured; as it is
+        when there is none.
 
         A `uniform` batch has equally many tokens per request; it is a decode batch when that is the decode length.
         With `cascade` attention a batch is never FULL.
         """
-        if not cascade:
-            # Decode steps and others are different work, so that neither may run in a graph of the other.
-            decodes = uniform and num_tokens == num_requests * self._query_len
-            for tables in [self._decode] if decodes else self._mixed:
-                key = _find(tables, has_lora, num_tokens)
-                if key is not None and key.num_requests is not None and key.num_requests >= num_requests:
-                    return GraphMode.FULL, key
-        key = _find(self._pieces, has_lora, num_tokens)
-        if key is not None:
-            return GraphMode.PIECEWISE, key
-        return GraphMode.NONE, BatchDescriptor(num_tokens, num_requests, uniform, has_lora)
+        decodes = uniform and num_tokens == num_requests * self._query_len
+        found = _first(self._all, num_tokens, num_requests, decodes, has_lora, cascade)
+        return found or (GraphMode.NONE, BatchDescriptor(num_tokens, num_requests, uniform, has_lora))
 
-    def graph_keys(self) -> list[tuple[GraphMode, BatchDescriptor]]:
+    def is_captured(self, item: GraphKey) -> bool:
+        """Whether the graph is there."""
+        return item in self._captured
+
+    def stand_in(
+        self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False
+    ) -> GraphKey | None:
+        """The captured graph that a batch runs in whose own is not there yet: a larger one, or one in pieces. None
+        where there is none, or where padding costs more than launching the step's kernels one by one."""
+        decodes = uniform and num_tokens == num_requests * self._query_len
+        found = _first(self._there, num_tokens, num_requests, decodes, has_lora, cascade)
+        return found if found is not None and _pads_cheaply(num_tokens, found[1].num_tokens) else None
+
+    def captured(self, mode: GraphMode, key: BatchDescriptor) -> None:
+        """The graph is there from now on."""
+        if (mode, key) not in self._captured:
+            self._captured.add((mode, key))
+            self._there = [kind.table(self._captured) for kind in self._kinds]
+
+    def graph_keys(self) -> list[GraphKey]:
         """Every graph there can be, the largest first, decode graphs before others of their size."""
-        found: dict[tuple[GraphMode, BatchDescriptor], None] = {}
-        for mode, tables in (
-            (GraphMode.FULL, self._decode),
-            *((GraphMode.FULL, tables) for tables in reversed(self._mixed)),
-            (GraphMode.PIECEWISE, self._pieces),
-        ):
-            for table in tables.values():
-                found.update(dict.fromkeys((mode, key) for key in table if key is not None))
+        decode, *mixed, pieces = self._kinds
+        found = dict.fromkeys(item for kind in (decode, *reversed(mixed), pieces) for item in kind.items())
         return sorted(found, key=lambda item: -item[1].num_tokens)
 
     def drop(self, mode: GraphMode, key: BatchDescriptor) -> None:
         """Forget a graph that could not be captured: batches that would have it run in what comes next."""
-        kinds = (self._decode, *self._mixed) if mode is GraphMode.FULL else (self._pieces,)
-        for tables in kinds:
-            for table in tables.values():
-                table[:] = [None if entry == key else entry for entry in table]
+        self._captured.discard((mode, key))
+        for tables in (*self._all, *self._there):
+            tables.drop(mode, key)
 
     def _decode_keys(self, sizes: Sequence[int], lora: bool) -> list[BatchDescriptor]:
         if self.mode.decode is not GraphMode.FULL:
@@ -111,7 +125,7 @@ class Dispatcher:
         where there are others: round sizes are enough. One token has no size of its own, for it is no decode step
         only where it is a part of a prompt."""
         largest = max(sizes, default=0) if self.mode.mixed is GraphMode.FULL else self._small_step
-        fitting = [size for size in sizes if 1 < size <= largest and (_is_round(size) or size == largest)]
+        fitting = [size for size in sizes if 1 < size <= largest and (is_round(size) or size == largest)]
         return [BatchDescriptor(size, min(size, num_requests), False, lora) for size in fitting]
 
     def _piece_keys(self, sizes: Sequence[int], lora: bool) -> list[BatchDescriptor]:
@@ -120,24 +134,79 @@ class Dispatcher:
         return [BatchDescriptor(size, None, False, lora) for size in sizes]
 
 
-def _is_round(size: int) -> bool:
-    """Whether three binary digits say all of it: 1 to 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, ..."""
-    last = max(0, size.bit_length() - 3)
+def is_round(size: int, digits: int = 3) -> bool:
+    """Whether so many binary digits say all of it; with three: 1 to 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, ..."""
+    last = max(0, size.bit_length() - digits)
     return size >> last << last == size
 
 
-Table = list[BatchDescriptor | None]
-"""Number of tokens -> the key that it is padded to."""
+def _pads_cheaply(num_tokens: int, padded: int) -> bool:
+    return padded <= (2 * num_tokens if padded <= CHEAP_TOKENS else num_tokens * 5 // 4)
 
 
-def _by_num_tokens(keys: Sequence[BatchDescriptor]) -> Table:
-    """A step must not search: every number of tokens has its entry."""
-    table: Table = [None]
+_Keys = dict[bool, list[BatchDescriptor]]
+"""Whether there are adapters -> keys, ascending."""
+_Table = list[BatchDescriptor | None]
+"""Number of tokens -> the key that it is padded to: a step must not search."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Graphs among which one is chosen by the number of tokens alone."""
+
+    mode: GraphMode
+    decodes: bool
+    keys: _Keys
+
+    def items(self) -> Iterator[GraphKey]:
+        """All of them."""
+        return ((self.mode, key) for keys in self.keys.values() for key in keys)
+
+    def table(self, chosen: Container[GraphKey] | None) -> "_Tables":
+        """To look them up; only those that are `chosen`, where that is not None."""
+        wanted = {
+            lora: [key for key in keys if chosen is None or (self.mode, key) in chosen]
+            for lora, keys in self.keys.items()
+        }
+        return _Tables(self, {lora: _by_num_tokens(keys) for lora, keys in wanted.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    kind: _Kind
+    tables: dict[bool, _Table]
+
+    def find(self, num_tokens: int, num_requests: int, decodes: bool, has_lora: bool, cascade: bool) -> GraphKey | None:
+        """The graph of a batch, if it is one of this kind. Decode steps and others are different work, so that neither
+        may run in a whole graph of the other."""
+        mode = self.kind.mode
+        if mode is GraphMode.FULL and (cascade or decodes != self.kind.decodes):
+            return None
+        table = self.tables.get(has_lora)
+        key = table[num_tokens] if table is not None and num_tokens < len(table) else None
+        if key is None or (key.num_requests is not None and key.num_requests < num_requests):
+            return None
+        return mode, key
+
+    def drop(self, mode: GraphMode, key: BatchDescriptor) -> None:
+        """Forget a graph."""
+        if mode is self.kind.mode:
+            for table in self.tables.values():
+                table[:] = [None if entry == key else entry for entry in table]
+
+
+def _first(
+    kinds: Iterable[_Tables], num_tokens: int, num_requests: int, decodes: bool, has_lora: bool, cascade: bool
+) -> GraphKey | None:
+    for tables in kinds:
+        found = tables.find(num_tokens, num_requests, decodes, has_lora, cascade)
+        if found is not None:
+            return found
+    return None
+
+
+def _by_num_tokens(keys: Sequence[BatchDescriptor]) -> _Table:
+    table: _Table = [None]
     for key in keys:
         table += [key] * (key.num_tokens + 1 - len(table))
     return table
-
-
-def _find(tables: dict[bool, Table], has_lora: bool, num_tokens: int) -> BatchDescriptor | None:
-    table = tables.get(has_lora)
-    return table[num_tokens] if table is not None and num_tokens < len(table) else None

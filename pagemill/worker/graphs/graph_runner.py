@@ -1,4 +1,4 @@
-"""`GraphRunner`: the graphs of one model runner - choice, wrappers, capture at start, on first need and while idle.
+"""`GraphRunner`: the graphs of one model runner - choice, wrappers, capture at start and while idle.
 
 Knows shapes; the batches themselves are the runner's.
 """
@@ -50,11 +50,12 @@ class Graphs(ABC):
     def choose(
         self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False
     ) -> tuple[GraphMode, BatchDescriptor]:
-        """What the step runs in, and the shape to pad the batch to; a step that warms a shape up is padded too."""
+        """What the step runs in, and the shape to pad the batch to, also while its graph is not there yet."""
 
     @abstractmethod
     def wrap_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """A whole step, as one graph in FULL mode. `wrap_model` may be called inside."""
+        """A whole step, as one graph in FULL mode; what captures it computes nothing. `wrap_model` may be called
+        inside."""
 
     @abstractmethod
     def wrap_model(self, model: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,28 +112,32 @@ class NoGraphs(Graphs):
 
 
 class GraphRunner(Graphs):
-    """Graphs that a maker makes. A shape is captured when the dispatcher first asks for it after its warm-ups, so a
-    server need not capture them all before it is ready."""
+    """Graphs that a maker makes. Some are captured before the first request, the others while there is nothing to do;
+    a step whose graph is not there runs in a larger one, or without."""
 
     def __init__(
         self,
         dispatcher: Dispatcher,
         make_graph: GraphMaker,
         *,
-        num_warm_ups: int = 1,
+        num_warm_ups: int = 0,
         lazy: bool = True,
         check_addresses: bool = False,
         compile_model: CompileModel | None = None,
         reports: bool = False,
     ) -> None:
-        """`compile_model`: cuts the model into pieces; without, it is cut while a piecewise graph is captured.
+        """`num_warm_ups`: steps of a shape that run before it is captured. `compile_model`: cuts the model into pieces;
+        without, it is cut while a piecewise graph is captured.
         `reports`: log the figures now and then."""
         self.dispatcher = dispatcher
         self.stats = GraphStats()
         keys = dispatcher.graph_keys()
         self.num_keys = len(keys)
         self.mixed_keys = frozenset(key for mode, key in keys if mode is GraphMode.FULL and not key.uniform)
-        self.schedule = CaptureSchedule(keys, num_warm_ups=num_warm_ups, lazy=lazy)
+        self.schedule = CaptureSchedule(keys, lazy=lazy)
+        self.num_warm_ups = num_warm_ups
+        self._warm: set[tuple[GraphMode, bool, bool]] = set()
+        """Kinds of graphs of which one is captured."""
         self._maker = make_graph
         self._check = check_addresses
         self._compile_model = compile_model
@@ -144,10 +149,14 @@ class GraphRunner(Graphs):
     def choose(
         self, num_tokens: int, num_requests: int, uniform: bool, has_lora: bool = False, cascade: bool = False
     ) -> tuple[GraphMode, BatchDescriptor]:
-        wanted, key = self.dispatcher.dispatch(num_tokens, num_requests, uniform, has_lora, cascade)
-        mode = self.schedule.admit(wanted, key)
+        wanted = self.dispatcher.dispatch(num_tokens, num_requests, uniform, has_lora, cascade)
+        mode, key = wanted
+        if mode is not GraphMode.NONE and not self.dispatcher.is_captured(wanted):
+            self.schedule.miss(wanted)
+            other = self.dispatcher.stand_in(num_tokens, num_requests, uniform, has_lora, cascade)
+            mode, key = other or (GraphMode.NONE, key)
+            self.stats.num_missed += 1
         self.stats.record(mode, num_tokens, key.num_tokens)
-        self.stats.num_warm_ups += mode is not wanted
         if time.monotonic() > self._next_report:
             self._next_report = time.monotonic() + REPORT_SECONDS
             logger.info("%s", self.stats.line())
@@ -159,8 +168,8 @@ class GraphRunner(Graphs):
             GraphMode.FULL,
             self._maker,
             check_addresses=self._check,
-            on_no_memory=self.drop,
             on_capture=self._count,
+            replay_first=False,
         )
 
     def wrap_model(self, model: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,7 +199,7 @@ class GraphRunner(Graphs):
             self._capture(mode, key, run)
         if keys:
             seconds, later = time.monotonic() - began, len(self.schedule)
-            rest = f"; {later} more when they are needed" if later else ""
+            rest = f"; {later} more while there is nothing to do" if later else ""
             logger.info("captured %d graphs in %.1f s (%s)%s", len(keys), seconds, self.dispatcher.mode.value, rest)
 
     def capture_one(self, run: RunShape) -> bool:
@@ -201,12 +210,32 @@ class GraphRunner(Graphs):
         return True
 
     def _capture(self, mode: GraphMode, key: BatchDescriptor, run: RunShape) -> None:
+        kind = mode, key.uniform, key.num_requests == 1 and not key.uniform
+        warm_ups = self.num_warm_ups or int(mode is GraphMode.PIECEWISE or kind not in self._warm)
+        self._warm.add(kind)
         try:
-            while self.schedule.admit(mode, key) is not mode:
+            for _ in range(warm_ups):
                 run(GraphMode.NONE, key)
-            run(mode, key)
+            self._record(mode, key, run, warm=bool(warm_ups))
         except torch.OutOfMemoryError:
             self.drop(mode, key)
+        if (mode, key) in self.schedule:
+            self.schedule.done((mode, key))
+            self.dispatcher.captured(mode, key)
+
+    def _record(self, mode: GraphMode, key: BatchDescriptor, run: RunShape, *, warm: bool) -> None:
+        """Without a warm-up, which costs as much as the capture itself, one that fails is tried again after one: a
+        library may do at its first call of a size what a capture must not."""
+        try:
+            run(mode, key)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            if warm:
+                raise
+            logger.debug("the %s graph of %s needs a warm-up", mode.value, key, exc_info=True)
+            run(GraphMode.NONE, key)
+            run(mode, key)
 
     def drop(self, mode: GraphMode, key: BatchDescriptor) -> None:
         logger.warning(
@@ -216,7 +245,7 @@ class GraphRunner(Graphs):
             key.num_tokens,
         )
         self.dispatcher.drop(mode, key)
-        self.schedule.drop(mode, key)
+        self.schedule.done((mode, key))
 
     def _count(self, mode: GraphMode, key: BatchDescriptor, seconds: float) -> None:
         self.stats.num_captured += 1

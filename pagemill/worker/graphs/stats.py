@@ -16,8 +16,8 @@ class GraphStats:
     """Mode -> tokens of these steps, without padding."""
     padded_tokens: Counter[GraphMode] = field(default_factory=Counter)
     """Mode -> tokens of these steps, with padding."""
-    num_warm_ups: int = 0
-    """Steps without a graph that were to have one later."""
+    num_missed: int = 0
+    """Steps whose own graph was not captured yet."""
     num_captured: int = 0
     capture_seconds: float = 0.0
 
@@ -39,4 +39,4 @@ class GraphStats:
             if self.steps[mode]
         ]
         captured = f"{self.num_captured} captured in {self.capture_seconds:.1f} s"
-        return f"CUDA graphs: {', '.join(parts) or 'no steps'}; {captured}; {self.num_warm_ups} warm-up steps"
+        return f"CUDA graphs: {', '.join(parts) or 'no steps'}; {captured}; {self.num_missed} steps did without theirs"

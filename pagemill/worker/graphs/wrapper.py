@@ -27,8 +27,8 @@ class GraphWrapper:
     """Mimics `fn`. In a step of another mode than its own it calls `fn`; so a FULL wrapper may hold a function in
     which PIECEWISE wrappers are called: at most one of them is ever active.
 
-    `fn` takes tensors whose addresses stay (and numbers that the key implies) and returns tensors. A step that
-    captures replays at once, so that its result is as good as any other's.
+    `fn` takes tensors whose addresses stay (and numbers that the key implies) and returns tensors. A call that captures
+    replays at once, unless told otherwise, so that its result is as good as any other's.
     """
 
     def __init__(
@@ -40,9 +40,11 @@ class GraphWrapper:
         check_addresses: bool = False,
         on_no_memory: OnNoMemory | None = None,
         on_capture: OnCapture | None = None,
+        replay_first: bool = True,
     ) -> None:
         """`check_addresses`: compare the arguments' addresses at each replay, for debugging. Without `on_no_memory`, a
-        capture for which there is no memory raises. Raises PagemillError for a mode that no step runs in."""
+        capture for which there is no memory raises. `replay_first`: whether the call that captures also computes.
+        Raises PagemillError for a mode that no step runs in."""
         if mode not in (GraphMode.FULL, GraphMode.PIECEWISE):
             raise PagemillError(f"graphs are FULL or PIECEWISE, not {mode.value}")
         self.fn = fn
@@ -50,6 +52,7 @@ class GraphWrapper:
         self._maker = make_graph
         self._check = check_addresses
         self._on_no_memory, self._on_capture = on_no_memory, on_capture
+        self._replay_first = replay_first
         self._captured: dict[BatchDescriptor, _Captured] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -88,7 +91,8 @@ class GraphWrapper:
         graph.end()
         borrowed = pytree.tree_map_only(Tensor, self._maker.borrow, result)
         self._captured[key] = _Captured(graph, borrowed, addresses(args))
-        graph.replay()
+        if self._replay_first:
+            graph.replay()
         if self._on_capture is not None:
             self._on_capture(self.mode, key, time.monotonic() - began)
         # Owned, not borrowed: what is captured next must not use this memory before this result has been read.

@@ -202,7 +202,7 @@ def test_an_unknown_graph_mode_names_what_is_known():
         ({"mode": "three"}, "mode='three' is not of type int"),
         ({"cudagraph_capture_sizes": [1, "2"]}, "cudagraph_capture_sizes: '2' is not of type int"),
         ({"cudagraph_capture_sizes": 4}, "cudagraph_capture_sizes=4 is not of type tuple"),
-        ({"cudagraph_num_of_warmups": 0}, "cudagraph_num_of_warmups=0 is too small: at least 1"),
+        ({"cudagraph_num_of_warmups": -1}, "cudagraph_num_of_warmups=-1 is too small: at least 0"),
         ({"pass_config": {"fuse": True}}, "pass_config: unknown field 'fuse'"),
         ({"backend": "tvm"}, "backend='tvm' is not one of inductor, eager"),
     ),

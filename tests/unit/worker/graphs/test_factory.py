@@ -68,7 +68,7 @@ def test_settings_reach_the_dispatcher_and_the_schedule():
     assert isinstance(graphs, GraphRunner)
     assert graphs.dispatcher.mode is GraphMode.FULL_AND_PIECEWISE
     assert len(graphs.schedule.at_start()) == len(graphs.dispatcher.graph_keys()) and graphs.max_num_tokens == 4
-    assert graphs.schedule.warm_ups_left(*graphs.schedule.at_start()[0]) == 3
+    assert graphs.num_warm_ups == 3
 
 
 @pytest.mark.parametrize("mode, maker", (("NONE", FakeGraphMaker()), ("FULL", None)))
