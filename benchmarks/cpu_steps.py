@@ -91,12 +91,12 @@ class Step:
             if residual is None:
                 normed, residual = builder.norm(hidden, norm, "normed"), hidden
             else:
-                normed, residual = builder.add_norm(hidden, residual, norm, "normed")
+                normed, residual = builder.add_norm(hidden, residual, norm, "normed", "after MLP")
             qkv = builder.linear(normed, weight(format_name, "qkv"), "qkv")
             attended = builder.attention(qkv, parts, "attended")
             hidden = builder.linear(attended, weight(format_name, "o"), "hidden")
-            normed, residual = builder.add_norm(hidden, residual, norm, "normed")
+            normed, residual = builder.add_norm(hidden, residual, norm, "normed", "after attention")
             inner = builder.linear(normed, weight(format_name, "gate_up + silu_mul"), "inner")
             hidden = builder.linear(inner, weight(format_name, "down"), "hidden")
-        result, _ = builder.add_norm(hidden, residual, norm, "result")
+        result, _ = builder.add_norm(hidden, residual, norm, "result", "after MLP")
         return builder.finish(source, result, head)

@@ -43,15 +43,15 @@ class AttentionParts:
 
 @dataclass
 class PlanBuilder:
-    """Collects operations. Buffers are named by what they hold and reused from layer to layer: a buffer is written
-    again only when everything that reads it lies before an operation that all threads wait for."""
+    """Collects operations. Buffers are named, and used again: a buffer is written again only when everything that
+    reads it lies before an operation that all threads wait for, which is any but a norm. Of a few rows, each thread
+    keeps what the last norm gave for itself: it is read before the next norm, and its buffer is for norms only."""
 
     _ops: list[Op] = field(default_factory=list)
     _buffers: dict[str, int] = field(default_factory=dict)
     _widths: list[int] = field(default_factory=list)
     _kept: list[Tensor] = field(default_factory=list)
     _groups: list[str] = field(default_factory=list)
-    _num_sums: int = 0
 
     def buffer(self, name: str, width: int) -> int:
         """The buffer of a name, `width` elements a token."""
@@ -65,11 +65,10 @@ class PlanBuilder:
         """norm(source) -> out."""
         return self._norm(source, norm, out, NO_BUFFER, NO_BUFFER)
 
-    def add_norm(self, source: int, residual: int, norm: NormWeight, out: str) -> tuple[int, int]:
-        """(norm(source + residual) -> out, the sum)."""
-        self._num_sums += 1
-        total = self.buffer(f"sum{self._num_sums % 2}", len(norm.weight))
-        return self._norm(source, norm, out, residual, total), total
+    def add_norm(self, source: int, residual: int, norm: NormWeight, out: str, total: str) -> tuple[int, int]:
+        """(norm(source + residual) -> out, source + residual -> total)."""
+        sums = self.buffer(total, len(norm.weight))
+        return self._norm(source, norm, out, residual, sums), sums
 
     def linear(self, source: int, packed: PackedLinear, out: str) -> int:
         """A linear layer, its gate included."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from pagemill.log import get_logger
 from pagemill.model.kernels import native, reference
 from pagemill.model.kernels.kv_target import KVTarget
-from pagemill.model.kernels.product import Product
 
 logger = get_logger(__name__)
 
@@ -52,11 +51,8 @@ def compile_together(device: str, rehearsal: Iterable[None], *, whole: bool) -> 
     return context
 
 
-def rms_norm(x: Tensor | Product, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """RMSNorm over the last dimension of [T, N] or [T, H, N]; with `residual`, of the sum, which it becomes."""
-    if isinstance(x, Product):
-        normed: Tensor = _for(x.x).product_norm(x, residual, (weight, eps))
-        return normed
     result: Tensor = _for(x).rms_norm(x, weight, eps, residual)
     return result
 
@@ -127,19 +123,8 @@ def linear(
     return result
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor | Product:
-    """`linear`, for a norm to take: as a product where a kernel then computes both."""
-    result: Tensor | Product = _device_only(x).product(x, weight)
-    return result
-
-
-def computed(x: Tensor | Product) -> Tensor:
-    """A tensor as it is, a product multiplied."""
-    return linear(x.x, x.weight) if isinstance(x, Product) else x
-
-
 def norm_linear(
-    x: Tensor | Product,
+    x: Tensor,
     residual: Tensor | None,
     norm: tuple[Tensor, float],
     weight: Tensor,
@@ -147,9 +132,27 @@ def norm_linear(
     gate: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(linear(norm(x + residual)), x + residual); `norm` is weight and eps. The sum may take the residual's place."""
-    result: tuple[Tensor, Tensor] = _device_only(x.x if isinstance(x, Product) else x).norm_linear(
-        x, residual, norm, weight, bias, gate
-    )
+    result: tuple[Tensor, Tensor] = _device_only(x).norm_linear(x, residual, norm, weight, bias, gate)
+    return result
+
+
+def linear_norm(x: Tensor, before: Tensor, norm: tuple[Tensor, float], residual: Tensor | None = None) -> Tensor:
+    """norm(x times `before` + residual), `before` [N, K]; the sum takes the residual's place."""
+    result: Tensor = _device_only(x).linear_norm(x, before, norm, residual)
+    return result
+
+
+def linear_norm_linear(
+    x: Tensor,
+    before: Tensor,
+    residual: Tensor | None,
+    norm: tuple[Tensor, float],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`norm_linear` of x times `before`, [N, K]."""
+    result: tuple[Tensor, Tensor] = _device_only(x).linear_norm_linear(x, before, residual, norm, weight, bias, gate)
     return result
 
 

@@ -65,11 +65,6 @@ def linear(
     return result if out_dtype is None else result.to(out_dtype)
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """`linear`, for a norm to take."""
-    return linear(x, weight)
-
-
 def norm_linear(
     x: Tensor,
     residual: Tensor | None,
@@ -81,6 +76,24 @@ def norm_linear(
     """(linear(norm(x + residual)), x + residual); `norm` is weight and eps. The sum may take the residual's place."""
     normed = rms_norm(x, *norm, residual)
     return linear(normed, weight, bias, gate), x if residual is None else residual
+
+
+def linear_norm(x: Tensor, before: Tensor, norm: tuple[Tensor, float], residual: Tensor | None = None) -> Tensor:
+    """norm(x times `before` + residual); the sum takes the residual's place."""
+    return rms_norm(linear(x, before), *norm, residual)
+
+
+def linear_norm_linear(
+    x: Tensor,
+    before: Tensor,
+    residual: Tensor | None,
+    norm: tuple[Tensor, float],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`norm_linear` of x times `before`."""
+    return norm_linear(linear(x, before), residual, norm, weight, bias, gate)
 
 
 def gather_pair(first: Tensor, second: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ class Embedding(nn.Module):
     def __init__(self, num_embeddings: int, size: int, *, ctx: LayerContext, scale: float | None = None) -> None:
         super().__init__()
         self.name = ctx.name
+        self.size = size
         self.scale = None if scale is None else torch.tensor(scale, dtype=ctx.dtype)
         self.weight: Tensor | LinearWeight | None = None
         self._group = ctx.groups.tp

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from pagemill.model.distributed.group import Group
 from pagemill.model.distributed.split import even_split, split_heads
 from pagemill.model.kernels.linear import PackedLinear
-from pagemill.model.kernels.product import Product
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.weight_reader import WeightReader
 from pagemill.model.loading.block_tensor import BlockTensor, stacked, with_rows
@@ -23,7 +23,6 @@ from pagemill.model.quantization.interface import LinearWeight
 class Linear(nn.Module):
     """[T, in] -> [T, sum(out)]. `shards` are the output sizes of the checkpoint tensors that it is stacked from.
 
-    `gate` names a gated activation over the two shards, which the weight may include (`gates`).
     `rows` are those of each shard that this rank holds, `columns` those of all; None: all of them. What a checkpoint
     stores of them arrives in any order through `load`; when the last one has, the weight takes its computing form and
     the loaded tensors are freed.
@@ -38,15 +37,19 @@ class Linear(nn.Module):
         ctx: LayerContext,
         rows: Sequence[range] | None = None,
         columns: range | None = None,
-        gate: str | None = None,
     ) -> None:
         super().__init__()
-        self._gate = gate
+        self.gate: str | None = None
+        """The gated activation (silu, gelu_tanh) that comes after, which the weight may include: set before it is
+        loaded."""
+        self.sums_over: Group | None = None
+        """The ranks whose results are to be summed, where the layer's inputs are split over several."""
         self.name = ctx.name
         self.in_size = in_size
         self.shards = shards
         self.has_bias = bias
         self.rows = tuple(rows or (range(size) for size in shards))
+        self.num_columns = in_size if columns is None else len(columns)
         self._ctx = ctx
         self._reader = self._make_reader(
             [
@@ -92,18 +95,25 @@ class Linear(nn.Module):
 
     def take(self, weight: Tensor | BlockTensor) -> None:
         """Take the whole of this rank's weight, stacked, in the model's type or as blocks."""
-        self.weight = self._reader.held.prepare(weight, None if self.has_bias else self._gate)
+        self.weight = self._reader.held.prepare(weight, None if self.has_bias else self.gate)
 
-    def gates(self, x: Tensor) -> bool:
-        """Whether the result for x went through the gated activation already."""
-        return self.weight is not None and self.weight.gates(x)
+    @property
+    def own_bias(self) -> Tensor | None:
+        """What this rank adds: nothing before a sum over ranks."""
+        return None if self.sums_over is not None else self.bias
 
     def native(self) -> PackedLinear | None:
         """The form in which native code takes the layer; None when there is none."""
-        return None if self.weight is None else self.weight.native(self.bias)
+        return None if self.weight is None else self.weight.native(self.own_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.weight.apply(x, self.bias)  # type: ignore[union-attr]
+        share = self.weight.apply(x, self.own_bias)  # type: ignore[union-attr]
+        return share if self.sums_over is None else self.sum_up(share)
+
+    def sum_up(self, share: Tensor) -> Tensor:
+        """The sum of what the ranks of `sums_over` have computed, and the bias."""
+        total = share if self.sums_over is None else self.sums_over.all_reduce(share)
+        return total if self.bias is None else total.add_(self.bias)
 
 
 class ColumnLinear(Linear):
@@ -117,13 +127,11 @@ class ColumnLinear(Linear):
         bias: bool,
         ctx: LayerContext,
         what: str,
-        gate: str | None = None,
     ) -> None:
-        """`what`: the setting of the model that is split, for errors. `gate`: the activation that follows, when the
-        first of two equal shards is its gate. Raises ConfigError when it cannot be split."""
+        """`what`: the setting of the model that is split, for errors. Raises ConfigError when it cannot be split."""
         tp = ctx.groups.tp
         rows = [even_split(size, tp.rank, tp.size, what) for size in shards]
-        super().__init__(in_size, shards, bias=bias, ctx=ctx, rows=rows, gate=gate)
+        super().__init__(in_size, shards, bias=bias, ctx=ctx, rows=rows)
 
 
 class QKVLinear(Linear):
@@ -148,23 +156,7 @@ class RowLinear(Linear):
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, ctx: LayerContext, what: str) -> None:
         """`what`: the setting of the model that is split, for errors. Raises ConfigError when it cannot be."""
-        self._group = ctx.groups.tp
-        columns = even_split(in_size, self._group.rank, self._group.size, what)
+        tp = ctx.groups.tp
+        columns = even_split(in_size, tp.rank, tp.size, what)
         super().__init__(in_size, (out_size,), bias=bias, ctx=ctx, columns=columns)
-
-    def native(self) -> PackedLinear | None:
-        return super().native() if self._group.size == 1 else None  # native code does not sum over ranks
-
-    def forward(self, x: Tensor, gate: str | None = None, *, to_norm: bool = False) -> Tensor | Product:  # type: ignore[override]
-        """With a gate (silu, gelu_tanh) of act(first half of x) * second half, x being twice as wide. `to_norm`: a
-        norm takes the result, and may compute part of it."""
-        weight: LinearWeight = self.weight  # type: ignore[assignment]
-        alone = self._group.size == 1
-        bias = self.bias if alone else None
-        if to_norm and alone and gate is None:
-            return weight.product(x, bias)
-        result = weight.apply(x, bias) if gate is None else weight.gated_apply(x, gate, bias)
-        if alone:
-            return result
-        summed = self._group.all_reduce(result)
-        return summed if self.bias is None else summed.add_(self.bias)
+        self.sums_over = tp if tp.size > 1 else None

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,55 +15,25 @@ from pagemill.model.attention.layer import Attention
 from pagemill.model.attention.state_layer import StateLayer
 from pagemill.model.distributed.split import stage_layers
 from pagemill.model.forward_context import current_forward
-from pagemill.model.kernels.layer_plan import LayerPlan, NativeNetwork, PlanBuilder
-from pagemill.model.kernels.linear import PackedLinear
-from pagemill.model.kernels.native import library
-from pagemill.model.kernels.ops import computed
-from pagemill.model.kernels.product import Product
+from pagemill.model.kernels.layer_plan import LayerPlan, NativeNetwork
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.embedding import Embedding, OutputHead
-from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.layers.rotary import Rotary, make_rotary, rope_settings
 from pagemill.model.loading.stored import LoadableLayer
 from pagemill.model.loading.weight_map import WeightMap
+from pagemill.model.network.native_plan import NotPlannable, make_plan
+from pagemill.model.network.operations import Network
+from pagemill.model.network.program import Program
+from pagemill.model.network.rewrite import include_gates
 
 logger = get_logger(__name__)
-
-Rope = Mapping[str, tuple[Tensor, Tensor]]
-"""Rotary setting -> (cos, sin) of this step's positions, each [T, D]."""
 
 DECODER_WEIGHTS = WeightMap(
     stack={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
     strip_prefix="model.",
     ignore=("rotary_emb.inv_freq",),
 )
-
-
-class NotPlannable(Exception):
-    """Some part of a model has no native form; the message says which."""
-
-
-@runtime_checkable
-class PlannableLayer(Protocol):
-    """A decoder layer that can say what it does as operations of a native plan."""
-
-    def plan(
-        self, builder: PlanBuilder, hidden: int, residual: int | None, tables: Mapping[str, Rotary]
-    ) -> tuple[int, int]:
-        """Add the operations of `forward`; the buffers of hidden states and residual. Raises NotPlannable."""
-
-
-def packed_of(layer: Linear) -> PackedLinear:
-    """The native form of a linear layer. Raises NotPlannable."""
-    packed = layer.native()
-    if packed is None:
-        raise NotPlannable(f"{layer.name} has no native form")
-    return packed
-
-
-def _rows_of(hidden: Tensor, rows: Tensor | None) -> Tensor:
-    return hidden if rows is None else hidden.index_select(0, rows)
 
 
 class CausalLM(nn.Module):
@@ -91,7 +61,6 @@ class CausalLM(nn.Module):
         self.dtype = ctx.dtype
         stage, num_stages = ctx.groups.pp.rank, ctx.groups.pp.size
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
-        self._solo = ctx.groups.dp.size == 1
         if self.is_first:
             scale = self.embedding_scale(size)
             self.embed_tokens = Embedding(vocab_size, size, ctx=ctx.child("embed_tokens"), scale=scale)
@@ -111,7 +80,9 @@ class CausalLM(nn.Module):
             for kind, settings in self.rope_kinds(config).items()
         }
 
+        self.network = self._write_network()
         self._num_kv_scales = 0
+        self._program: Program | None = None
         self._plan: LayerPlan | None = None
         self._plan_was_tried = False
         self._no_plan = ""
@@ -132,8 +103,19 @@ class CausalLM(nn.Module):
         return {"default": rope_settings(config)}
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
-        """A decoder layer: forward(hidden, residual, rope, rows=None) -> (hidden, residual), of `rows` only."""
+        """A decoder layer: one that has `operations`, as those of decoder.py, or any module, (x, positions) -> x."""
         raise TypeError(f"{type(self).__name__} does not say how its layers are made")
+
+    def _write_network(self) -> Network:
+        net = Network(self.rotaries)
+        x = net.embed(net.inputs, self.embed_tokens) if self.is_first else net.inputs
+        for kind in self.rotaries:
+            net.cos_sin(kind)  # looked up before the layers, where nothing waits for it
+        for layer in self.layers.values():
+            x = net.layer(layer, x)
+        net.result = net.norm(x, self.norm) if self.is_last else x
+        include_gates(net)
+        return net
 
     def cache_layers(self) -> dict[str, CacheLayer]:
         """Every layer that keeps something of a request, by name, in layer order."""
@@ -177,7 +159,8 @@ class CausalLM(nn.Module):
             del self.lm_head
 
     def finish_loading(self) -> None:
-        """Called once, after the last weight: the head takes the embedding's weight when they are tied."""
+        """Called once, after the last weight: the head takes the embedding's weight when they are tied, and the network
+        becomes a program."""
         if self._num_kv_scales:
             logger.info(
                 "the checkpoint has %d scales of keys and values: they are used with --kv-cache-dtype fp8 only",
@@ -185,59 +168,36 @@ class CausalLM(nn.Module):
             )
         if self.tied and self.is_first and self.has_head and self.embed_tokens.weight is not None:
             self.lm_head.share(self.embed_tokens)
+        self._program = Program(self.network, selects=self.is_last)
 
     def forward(self, inputs: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         """[T] int64 token ids, on a later stage [T, E] from the stage before it; [T] int64 -> [T, E], for the next
         stage or, from the last one, for `compute_logits`. Of the last stage `rows`, [L], ascending, may be asked
         for, [L, E]: the last layer computes nothing for the others once it has attended to them."""
-        hidden, residual = self.embed_tokens(inputs) if self.is_first else inputs, None
         # Asked for on a GPU, the CPU kernels would be compiled at the first start.
         plan = self._native_plan() if inputs.is_cpu and not torch.compiler.is_compiling() else None
-        if plan is not None:
-            metadata = current_forward().attention
-            addresses = [metadata[name].address for name in plan.groups]
-            return _rows_of(plan.run(hidden, positions, addresses, rows), rows)
-        rope = {kind: rotary.at(positions) for kind, rotary in self.rotaries.items()}
-        # Replicas that share experts have counted each other's tokens once for all layers.
-        early = rows if self._solo else None
-        *_, last = self.layers.values()
-        for layer in self.layers.values():
-            hidden, residual = layer(hidden, residual, rope, early if layer is last else None)
-        if self.is_last:
-            return _rows_of(self.last_norm(hidden, residual), rows if early is None else None)
-        hidden = computed(hidden)
-        return hidden if residual is None else hidden + residual
+        if plan is None:
+            if self._program is None:
+                raise ModelError("the model has no weights yet")
+            return self._program.run(inputs, positions, rows)
+        metadata = current_forward().attention
+        addresses = [metadata[name].address for name in plan.groups]
+        hidden = plan.run(self.embed_tokens(inputs), positions, addresses, rows)
+        return hidden if rows is None else hidden.index_select(0, rows)
 
     def _native_plan(self) -> LayerPlan | None:
         """All layers as one native call, where every part has a native form. Made at the first step, when the cache
         is there."""
         if not self._plan_was_tried:
             self._plan_was_tried = True
+            # Logits that are changed before a token is chosen are not for native code to choose from.
+            head = self.lm_head.native() if self.has_head and self.logit_cap() is None else None
             try:
-                self._plan = self._make_plan()
+                self._plan = make_plan(self.network, head, self.dtype)
             except NotPlannable as reason:
                 self._no_plan = str(reason)
-                logger.debug("layers run one by one: %s", reason)
+                logger.debug("operations run one by one: %s", reason)
         return self._plan
-
-    def _make_plan(self) -> LayerPlan:
-        if self.dtype != torch.bfloat16 or not (self.is_first and self.is_last) or library() is None:
-            raise NotPlannable("only whole models in bfloat16, with native kernels, run as a plan")
-        builder = PlanBuilder()
-        hidden = source = builder.buffer("embedded", self.hidden_size)
-        residual: int | None = None
-        for layer in self.layers.values():
-            if not isinstance(layer, PlannableLayer):
-                raise NotPlannable(f"{type(layer).__name__} has no plan")
-            hidden, residual = layer.plan(builder, hidden, residual, self.rotaries)
-        if residual is None:
-            raise NotPlannable("there are no layers")
-        result, _ = builder.add_norm(hidden, residual, self.norm.native(), "result")
-        return builder.finish(source, result, self._native_head())
-
-    def _native_head(self) -> PackedLinear | None:
-        """The output head, where logits are what it computes."""
-        return self.lm_head.native() if self.has_head and self.logit_cap() is None else None
 
     def native_network(self) -> NativeNetwork:
         """Embedding, layers and head as native code takes them. Asked for when the cache is there. Raises NotPlannable
@@ -252,10 +212,6 @@ class CausalLM(nn.Module):
             raise NotPlannable("the embedding has no native form")
         scale = self.embed_tokens.scale
         return NativeNetwork(plan, embedding, 1.0 if scale is None else float(scale))
-
-    def last_norm(self, hidden: Tensor | Product, residual: Tensor | None) -> Tensor:
-        """The final norm, of hidden plus what the last layer left for it to add."""
-        return self.norm(hidden) if residual is None else self.norm.add_forward(hidden, residual)[0]
 
     def logit_cap(self) -> float | None:
         """c where logits are c * tanh(logits / c); None for no cap."""

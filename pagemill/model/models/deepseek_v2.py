@@ -11,17 +11,16 @@ from torch import Tensor, nn
 from pagemill.errors import ModelError
 from pagemill.model.attention.interface import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
-from pagemill.model.kernels.ops import computed, rotate_
-from pagemill.model.kernels.product import Product
+from pagemill.model.kernels.ops import rotate_
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import Linear, RowLinear
 from pagemill.model.layers.mla import AbsorbedLinear, LatentLinear, QueryLinear
-from pagemill.model.layers.moe.sparse_moe import SparseMoE
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.layers.rotary import rope_settings, yarn_magnitude
-from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM, Rope
-from pagemill.model.models.decoder import GatedMLP
+from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
+from pagemill.model.models.decoder import GatedMLP, MixtureOfExperts, PreNormLayer
+from pagemill.model.network.operations import Network, Value
 
 LATENT_EPS = 1e-6
 """Of the norms of latent vectors, whatever the configuration says of the others."""
@@ -60,28 +59,27 @@ class LatentAttention(nn.Module):
         name = ctx.child("attn").name
         self.attn = Attention(spec, name=name, backend=ctx.attention(spec, name))
 
-    def forward(self, hidden: Tensor, rope: Rope, rows: Tensor | None = None) -> Tensor:
-        """[T, E] -> [T, E], or [L, E] of `rows`."""
-        num_tokens, (turned, plain) = len(hidden), self.sizes
-        cos, sin = rope["default"]
-        query = self._query[0](self._compressed(hidden)).view(num_tokens, -1, turned + plain)
-        kept = self.kv_a_proj_with_mqa(hidden)
+    def operations(self, net: Network, x: Value) -> Value:
+        """[T, E] -> [T, E]."""
+        compressed = x
+        if self.q_a_proj is not None and self.q_a_layernorm is not None:
+            compressed = net.norm(net.linear(x, self.q_a_proj), self.q_a_layernorm)
+        query = net.linear(compressed, self._query[0])
+        kept = net.linear(x, self.kv_a_proj_with_mqa)
+        attended = net.call(self._attend, query, kept, *net.cos_sin("default"))
+        return net.linear(net.call(self.kv_b_proj.expand, attended, by_rows=True), self.o_proj)
+
+    def _attend(self, query: Tensor, kept: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[T, H * (rotary + plain)] and [T, rotary + latent], which may change -> [T, H, latent]."""
+        turned, plain = self.sizes
+        query = query.view(len(query), -1, turned + plain)
         kept[:, turned:] = self.kv_a_layernorm(kept[:, turned:])
         kept = kept.unsqueeze(1)
         rotate_(query, cos, sin)
         rotate_(kept, cos, sin)
         latent_query = self.kv_b_proj.absorb(query[..., turned:])
-        attended = self.attn(torch.cat([query[..., :turned], latent_query], dim=-1), kept, kept)
-        if rows is not None:
-            attended = attended.index_select(0, rows)
-        projected: Tensor = self.o_proj(self.kv_b_proj.expand(attended))
-        return projected
-
-    def _compressed(self, hidden: Tensor) -> Tensor:
-        if self.q_a_proj is None or self.q_a_layernorm is None:
-            return hidden
-        normed: Tensor = self.q_a_layernorm(self.q_a_proj(hidden))
-        return normed
+        attended: Tensor = self.attn(torch.cat([query[..., :turned], latent_query], dim=-1), kept, kept)
+        return attended
 
 
 def _magnitude(config: Mapping[str, Any]) -> float:
@@ -89,32 +87,6 @@ def _magnitude(config: Mapping[str, Any]) -> float:
     settings = rope_settings(config)
     whole = settings.get("mscale_all_dim")
     return yarn_magnitude(settings["factor"], whole) if settings["rope_type"] != "default" and whole else 1.0
-
-
-class DeepseekLayer(nn.Module):
-    """norm, attention, norm, MLP; the residual sums are folded into the norms that follow them."""
-
-    def __init__(self, config: Mapping[str, Any], mlp: GatedMLP | SparseMoE, *, ctx: LayerContext) -> None:
-        super().__init__()
-        size, eps = config["hidden_size"], config["rms_norm_eps"]
-        self.input_layernorm = RMSNorm(size, eps, ctx=ctx.child("input_layernorm"))
-        self.self_attn = LatentAttention(config, ctx=ctx.child("self_attn"))
-        self.post_attention_layernorm = RMSNorm(size, eps, ctx=ctx.child("post_attention_layernorm"))
-        self.mlp = mlp
-
-    def forward(
-        self, hidden: Tensor | Product, residual: Tensor | None, rope: Rope, rows: Tensor | None = None
-    ) -> tuple[Tensor | Product, Tensor]:
-        """[T, E] twice; `residual` None before the first layer. The last layer may be asked for some rows only."""
-        if residual is None:
-            residual = computed(hidden)
-            normed = self.input_layernorm(residual)
-        else:
-            normed, residual = self.input_layernorm.add_forward(hidden, residual)
-        attended = self.self_attn(normed, rope, rows)
-        if rows is not None:
-            residual = residual.index_select(0, rows)
-        return self.mlp.after_norm(self.post_attention_layernorm, attended, residual)
 
 
 class DeepseekV2ForCausalLM(CausalLM):
@@ -143,7 +115,8 @@ class DeepseekV2ForCausalLM(CausalLM):
         mixes = self.num_experts > 0 and index >= first and index % step == 0
         inner = ctx.child("mlp")
         mlp = self._experts(inner) if mixes else GatedMLP(self.config, ctx=inner)
-        return DeepseekLayer(self.config, mlp, ctx=ctx)
+        attention = LatentAttention(self.config, ctx=ctx.child("self_attn"))
+        return PreNormLayer(self.config, attention, mlp, ctx=ctx)
 
     def routing(self) -> Routing:
         """How experts are chosen. Raises ModelError for a way that is not known."""
@@ -158,14 +131,14 @@ class DeepseekV2ForCausalLM(CausalLM):
         groups, top = self.config.get("n_group") or 1, self.config.get("topk_group") or 1
         return dataclasses.replace(routing, num_groups=groups, top_groups=top, **changes)
 
-    def _experts(self, ctx: LayerContext) -> SparseMoE:
+    def _experts(self, ctx: LayerContext) -> MixtureOfExperts:
         config = self.config
         inner, num_shared = config["moe_intermediate_size"], config.get("n_shared_experts") or 0
         shared = None
         if num_shared:
             sizes = {**config, "intermediate_size": inner * num_shared}
             shared = GatedMLP(sizes, ctx=ctx.child("shared_experts"))
-        return SparseMoE(
+        return MixtureOfExperts(
             (config["hidden_size"], inner, self.num_experts),
             self.routing(),
             config.get("hidden_act", "silu"),

@@ -5,20 +5,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from pagemill.model.kernels.layer_plan import PlanBuilder
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.layers.rotary import rope_settings
-from pagemill.model.models.causal_lm import CausalLM, Rope
-from pagemill.model.models.decoder import AttentionTraits, DecoderAttention, GatedMLP, Tables
+from pagemill.model.models.causal_lm import CausalLM
+from pagemill.model.models.decoder import AttentionTraits, DecoderAttention, GatedMLP
+from pagemill.model.network.operations import Network, Value
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 class Gemma3Layer(nn.Module):
-    """A norm before and after attention, and before and after the MLP; sums are kept apart from the norms."""
+    """A norm before and after attention, and before and after the MLP; sums are of what the latter give."""
 
     def __init__(self, config: Mapping[str, Any], traits: AttentionTraits, *, ctx: LayerContext) -> None:
         super().__init__()
@@ -33,27 +33,12 @@ class Gemma3Layer(nn.Module):
         self.mlp = GatedMLP(config, ctx=ctx.child("mlp"))
         self.post_feedforward_layernorm = norm("post_feedforward_layernorm")
 
-    def forward(
-        self, hidden: Tensor, residual: Tensor | None, rope: Rope, rows: Tensor | None = None
-    ) -> tuple[Tensor, None]:
-        """[T, E] -> [T, E], of the last layer maybe some rows only; nothing is left for the next layer to add."""
-        attended, hidden = self.self_attn.after_norm(self.input_layernorm, hidden, None, rope, rows)
-        hidden = hidden + self.post_attention_layernorm(attended)
-        inner, _ = self.mlp.after_norm(self.pre_feedforward_layernorm, hidden, None)
-        return hidden + self.post_feedforward_layernorm(inner), None
-
-    def plan(self, builder: PlanBuilder, hidden: int, residual: int | None, tables: Tables) -> tuple[int, int]:
-        """The same as operations; each sum is left to the norm that follows it. Raises NotPlannable."""
-        first = self.input_layernorm.native()
-        if residual is None:
-            normed, residual = builder.norm(hidden, first, "normed"), hidden
-        else:
-            normed, residual = builder.add_norm(hidden, residual, first, "normed")
-        attended = self.self_attn.plan(builder, normed, tables)
-        attended = builder.norm(attended, self.post_attention_layernorm.native(), "after")
-        normed, residual = builder.add_norm(attended, residual, self.pre_feedforward_layernorm.native(), "normed")
-        inner = self.mlp.plan(builder, normed)
-        return builder.norm(inner, self.post_feedforward_layernorm.native(), "after"), residual
+    def operations(self, net: Network, x: Value) -> Value:
+        """[T, E] -> [T, E]."""
+        attended = self.self_attn.operations(net, net.norm(x, self.input_layernorm))
+        x = x + net.norm(attended, self.post_attention_layernorm)
+        inner = self.mlp.operations(net, net.norm(x, self.pre_feedforward_layernorm))
+        return x + net.norm(inner, self.post_feedforward_layernorm)
 
 
 class Gemma3ForCausalLM(CausalLM):

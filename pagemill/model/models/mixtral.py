@@ -4,9 +4,8 @@ from torch import nn
 
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.layers.moe.sparse_moe import SparseMoE
 from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
-from pagemill.model.models.decoder import AttentionTraits, DecoderLayer
+from pagemill.model.models.decoder import AttentionTraits, DecoderLayer, MixtureOfExperts
 
 
 class MixtralForCausalLM(CausalLM):
@@ -19,5 +18,5 @@ class MixtralForCausalLM(CausalLM):
         traits = AttentionTraits.of(config, window=config.get("sliding_window"))
         routing = Routing(config["num_experts_per_tok"], renormalize=True)
         sizes = (config["hidden_size"], config["intermediate_size"], self.num_experts)
-        experts = SparseMoE(sizes, routing, config.get("hidden_act", "silu"), ctx=ctx.child("mlp"))
+        experts = MixtureOfExperts(sizes, routing, config.get("hidden_act", "silu"), ctx=ctx.child("mlp"))
         return DecoderLayer(config, traits, ctx=ctx, mlp=experts)

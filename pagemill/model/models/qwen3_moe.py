@@ -4,9 +4,8 @@ from torch import nn
 
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.layers.moe.sparse_moe import SparseMoE
 from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
-from pagemill.model.models.decoder import AttentionTraits, DecoderLayer
+from pagemill.model.models.decoder import AttentionTraits, DecoderLayer, MixtureOfExperts
 from pagemill.model.models.qwen2 import layer_window
 
 
@@ -29,8 +28,8 @@ class Qwen3MoeForCausalLM(CausalLM):
         dense = self.config.get("mlp_only_layers") or ()
         return self.num_experts > 0 and index not in dense and (index + 1) % step == 0
 
-    def _experts(self, ctx: LayerContext) -> SparseMoE:
+    def _experts(self, ctx: LayerContext) -> MixtureOfExperts:
         config = self.config
         routing = Routing(config["num_experts_per_tok"], renormalize=bool(config.get("norm_topk_prob")))
         sizes = (config["hidden_size"], config["moe_intermediate_size"], self.num_experts)
-        return SparseMoE(sizes, routing, config.get("hidden_act", "silu"), ctx=ctx)
+        return MixtureOfExperts(sizes, routing, config.get("hidden_act", "silu"), ctx=ctx)

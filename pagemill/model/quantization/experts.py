@@ -50,7 +50,9 @@ class SeparateExperts(ExpertWeights):
     def _expert(self, expert: int, x: Tensor) -> Tensor:
         gate_up, down = self.gate_up[expert], self.down[expert]
         inner = gate_up.apply(x, None)
-        return down.apply(inner, None) if gate_up.gates(x) else down.gated_apply(inner, self._gate, None)
+        if inner.shape[1] == self._sizes.inner_size:
+            return down.apply(inner, None)
+        return down.gated_apply(inner, self._gate, None)
 
 
 class StackedExperts(ExpertWeights):

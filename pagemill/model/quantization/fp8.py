@@ -8,7 +8,6 @@ from torch import Tensor
 
 from pagemill.errors import ConfigError
 from pagemill.model.kernels import fp8, moe
-from pagemill.model.kernels.product import Product
 from pagemill.model.loading.block_tensor import BlockTensor, floats
 from pagemill.model.quantization.experts import SeparateExperts
 from pagemill.model.quantization.interface import (
@@ -33,18 +32,16 @@ class Fp8Weight(LinearWeight):
         self.weight, self.factors = fp8.quantize(weight)
         self.gate = gate
 
-    def gates(self, x: Tensor) -> bool:
-        # Of rows that are quantized, the next layer's are too: its gated_apply writes them in 8 bits.
-        return self.gate is not None and not fp8.quantizes(x, self.weight)
-
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return fp8.linear(x, self.weight, self.factors, bias, self.gate if self.gates(x) else None)
+        # Of rows that are quantized, the next layer's are too: its gated_apply writes them in 8 bits.
+        gate = None if self.gate is None or fp8.quantizes(x, self.weight) else self.gate
+        return fp8.linear(x, self.weight, self.factors, bias, gate)
 
     def norm_apply(
-        self, x: Tensor | Product, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
-    ) -> tuple[Tensor, Tensor] | None:
-        if isinstance(x, Product) or not fp8.quantizes(x, self.weight):
-            return None
+        self, x: Tensor, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if not fp8.quantizes(x, self.weight):
+            return super().norm_apply(x, residual, norm, bias)
         result = fp8.norm_linear(x, residual, norm, self.weight, self.factors, bias)
         return result, x if residual is None else residual
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import PackedLinear
-from pagemill.model.kernels.product import Product
 from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
 
@@ -20,33 +19,30 @@ from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
 class LinearWeight(ABC):
     """The weight of one linear layer, in whatever form its method computes fastest."""
 
-    def gates(self, x: Tensor) -> bool:
-        """Whether `apply` of an input like x includes the gated activation that the layer was made for: [T, in] ->
-        [T, out / 2]. Where not, `gated_apply` of the layer that follows may."""
-        return False
+    gate: str | None = None
+    """The gated activation (silu, gelu_tanh) that `apply` may include: [T, in] -> [T, out / 2]. Where it is left out,
+    [T, out], it is for `gated_apply` of the layer that follows."""
+    plain: Tensor | None = None
+    """[out, in], where kernels of the norm before or after may multiply with it."""
 
     @abstractmethod
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """[T, in] -> [T, out]."""
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor | Product:
-        """`apply`, for a norm to take, which may do part of the work."""
-        return self.apply(x, bias)
-
     def gated_apply(self, x: Tensor, gate: str, bias: Tensor | None) -> Tensor:
         """`apply` of act(first half of x) * second half: [T, 2 * in] -> [T, out]."""
         return self.apply(ops.gated(x, gate), bias)
 
+    def norm_apply(
+        self, x: Tensor, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(apply(norm(x + residual)), x + residual); `norm`: weight and eps. The sum may take the residual's place."""
+        normed = ops.rms_norm(x, *norm, residual)
+        return self.apply(normed, bias), x if residual is None else residual
+
     def logits(self, x: Tensor) -> Tensor:
         """`apply` for an output head: float32."""
         return self.apply(x, None).to(torch.float32)
-
-    def norm_apply(
-        self, x: Tensor | Product, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
-    ) -> tuple[Tensor, Tensor] | None:
-        """(apply(norm(x + residual)), x + residual), where the norm (weight and eps) may be part of the kernel; None
-        where it is for the caller to apply."""
-        return None
 
     gives_rows: bool = False
     """Whether `rows` works, so that an embedding can share the weight."""

@@ -17,6 +17,7 @@ from pagemill.model.quantization.interface import LinearWeight
 
 GATES = {None: NO_GATE, "silu": SILU, "gelu_tanh": GELU_TANH}
 """Names of gated activations, as `QuantMethod.prepare` has them."""
+GATE_NAMES = {number: name for name, number in GATES.items()}
 
 
 class PanelWeight(LinearWeight):
@@ -27,11 +28,9 @@ class PanelWeight(LinearWeight):
         self.gives_rows = packed.struct.gate == NO_GATE
         self._packed = packed
         self._biased: PackedLinear | None = None
+        self.gate = GATE_NAMES[packed.struct.gate]
         # Compilers read no structures of C.
         self._form = PanelForm(packed.struct.format, packed.struct.rows, packed.struct.cols, packed.struct.gate)
-
-    def gates(self, x: Tensor) -> bool:
-        return self._form.gate != NO_GATE
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if torch.compiler.is_compiling():

@@ -6,7 +6,6 @@ from torch.nn import functional
 
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import pack_bf16, packs_natively
-from pagemill.model.kernels.product import Product
 from pagemill.model.kernels.weight_memory import WeightMemory
 from pagemill.model.loading.block_tensor import BlockTensor, floats
 from pagemill.model.quantization.experts import SeparateExperts, StackedExperts
@@ -38,17 +37,11 @@ class DeviceWeight(LinearWeight):
     gives_rows = True
 
     def __init__(self, weight: Tensor, gate: str | None = None) -> None:
-        self.weight = weight.contiguous()
+        self.plain = self.weight = weight.contiguous()
         self.gate = gate
-
-    def gates(self, x: Tensor) -> bool:
-        return self.gate is not None
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return ops.linear(x, self.weight, bias, self.gate)
-
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor | Product:
-        return self.apply(x, bias) if bias is not None else ops.product(x, self.weight)
 
     def logits(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, out_dtype=torch.float32)
@@ -57,8 +50,8 @@ class DeviceWeight(LinearWeight):
         return functional.embedding(indices, self.weight)
 
     def norm_apply(
-        self, x: Tensor | Product, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
-    ) -> tuple[Tensor, Tensor] | None:
+        self, x: Tensor, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         return ops.norm_linear(x, residual, norm, self.weight, bias, self.gate)
 
 

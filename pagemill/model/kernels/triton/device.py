@@ -3,7 +3,7 @@
 from pagemill.model.kernels.triton.argmax import argmax
 from pagemill.model.kernels.triton.batching import gather_pair
 from pagemill.model.kernels.triton.gated import gated
-from pagemill.model.kernels.triton.linear import linear, norm_linear, product, product_norm
+from pagemill.model.kernels.triton.linear import linear, linear_norm, linear_norm_linear, norm_linear
 from pagemill.model.kernels.triton.norm import rms_norm
 from pagemill.model.kernels.triton.rotary import attention_inputs, rotate_
 from pagemill.model.kernels.triton.sampling import sample as sample_rows
@@ -16,9 +16,9 @@ __all__ = [
     "gated",
     "gather_pair",
     "linear",
+    "linear_norm",
+    "linear_norm_linear",
     "norm_linear",
-    "product",
-    "product_norm",
     "rms_norm",
     "rotate_",
     "sample_rows",

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagemill.model.kernels.product import Product
 from pagemill.model.kernels.triton import choices, launch
 from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.gemv import gemv
@@ -39,22 +38,16 @@ def linear(
     return _wide(x, weight, bias, out_dtype)
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor | Product:
-    """`linear`, or what is to be multiplied, where the norm that takes it has a faster way."""
-    few = _few(x, weight, None)
-    return linear(x, weight) if few is None or few.split_k == 1 else Product(x, weight)
-
-
-def product_norm(x: Product, residual: Tensor | None, norm: tuple[Tensor, float]) -> Tensor:
-    """norm(linear + residual), which takes the residual's place."""
-    few = _few(x.x, x.weight, None)
-    if few is None or sums_at_once(len(x.x), few, len(x.weight), x.x.device):
-        return rms_norm(linear(x.x, x.weight), *norm, residual)
-    return rms_norm_of_parts(skinny_parts(x.x, x.weight, few), *norm, x.x.dtype, residual)
+def linear_norm(x: Tensor, before: Tensor, norm: tuple[Tensor, float], residual: Tensor | None = None) -> Tensor:
+    """As reference.linear_norm: norm(x times `before` + residual), which takes the residual's place."""
+    few = _few(x, before, None)
+    if few is None or few.split_k == 1 or sums_at_once(len(x), few, len(before), x.device):
+        return rms_norm(linear(x, before), *norm, residual)
+    return rms_norm_of_parts(skinny_parts(x, before, few), *norm, x.dtype, residual)
 
 
 def norm_linear(
-    x: Tensor | Product,
+    x: Tensor,
     residual: Tensor | None,
     norm: tuple[Tensor, float],
     weight: Tensor,
@@ -62,10 +55,6 @@ def norm_linear(
     gate: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As reference.norm_linear: (linear(norm(x + residual)), x + residual)."""
-    if isinstance(x, Product):
-        if residual is not None:
-            return _between(x, residual, norm, weight, bias, gate), residual
-        x = linear(x.x, x.weight)
     norm_weight, eps = norm
     shape = _shape(weight, gate)
     if len(x) == 1 and shape in choices.FUSED_NORM_MEASURED and _takes(x, weight):
@@ -76,18 +65,27 @@ def norm_linear(
     return linear(normed, weight, bias, gate), x if residual is None else residual
 
 
-def _between(
-    x: Product, residual: Tensor, norm: tuple[Tensor, float], weight: Tensor, bias: Tensor | None, gate: str | None
-) -> Tensor:
-    """`norm_linear` of a product: the linear layer before the norm adds, the one after it scales, where both may."""
-    before, after = _few(x.x, x.weight, None), _few(residual, weight, gate)
-    if before is not None and after is not None and residual.dtype == torch.bfloat16 and residual.is_contiguous():
-        rows = len(residual)
-        joined = rows <= LAST_SUMS_ROWS and sums_at_once(rows, before, len(x.weight), weight.device)
-        if joined and sums_at_once(rows, after, len(weight), weight.device):
-            unscaled = skinny_add(x.x, x.weight, before, residual, norm)
-            return skinny(unscaled, weight, after, bias=bias, gate=gate)
-    return linear(product_norm(x, residual, norm), weight, bias, gate)
+def linear_norm_linear(
+    x: Tensor,
+    before: Tensor,
+    residual: Tensor | None,
+    norm: tuple[Tensor, float],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As reference.linear_norm_linear: the linear layer before the norm adds, the one after it scales, where both
+    may."""
+    first = _few(x, before, None)
+    if first is None or first.split_k == 1 or residual is None:
+        return norm_linear(linear(x, before), residual, norm, weight, bias, gate)
+    second, rows = _few(residual, weight, gate), len(residual)
+    if second is not None and residual.dtype == torch.bfloat16 and residual.is_contiguous():
+        joined = rows <= LAST_SUMS_ROWS and sums_at_once(rows, first, len(before), weight.device)
+        if joined and sums_at_once(rows, second, len(weight), weight.device):
+            unscaled = skinny_add(x, before, first, residual, norm)
+            return skinny(unscaled, weight, second, bias=bias, gate=gate), residual
+    return linear(linear_norm(x, before, norm, residual), weight, bias, gate), residual
 
 
 def _few(x: Tensor, weight: Tensor, gate: str | None) -> choices.SkinnyChoice | None:

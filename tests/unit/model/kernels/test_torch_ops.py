@@ -13,7 +13,6 @@ from pagemill.model.kernels import native, reference, torch_ops
 from pagemill.model.kernels.linear import GELU_TANH, NO_GATE, SILU, PackedLinear, pack_bf16, with_bias
 from pagemill.model.kernels.linear_int import FORMATS, pack_blocks
 from pagemill.model.kernels.op_reference import REFERENCES
-from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.quantization.panels import PanelWeight
 from tests.marks import slow
 
@@ -181,12 +180,9 @@ class Block(nn.Module):
         self.bias, self.weight = noise(96), noise(96)
         self.head = PanelWeight(packed(name, 300, 96))
 
-    add_forward = RMSNorm.add_forward
-    eps = 1e-5
-
     def forward(self, ids: Tensor, residual: Tensor) -> Tensor:
-        hidden, residual = self.add_forward(self.head.rows(ids) / 64, residual)
-        hidden = self.down.apply(self.up.apply(hidden, None) / 64, self.bias)
+        inner, residual = self.up.norm_apply(self.head.rows(ids) / 64, residual, (self.weight, 1e-5), None)
+        hidden = self.down.apply(inner / 64, self.bias)
         return self.head.logits(hidden + residual)
 
 

@@ -57,14 +57,14 @@ def make_plan(caches: list[Tensor], integers: bool) -> LayerPlan:
         if residual is None:
             normed, residual = builder.norm(hidden, norm, "normed"), hidden
         else:
-            normed, residual = builder.add_norm(hidden, residual, norm, "normed")
+            normed, residual = builder.add_norm(hidden, residual, norm, "normed", "after MLP")
         qkv = builder.linear(normed, weight((HEADS + 2 * KV_HEADS) * SIZE, HIDDEN, integers), "qkv")
         attended = builder.attention(qkv, parts, "attended")
         hidden = builder.linear(attended, weight(HIDDEN, HEADS * SIZE, integers), "hidden")
-        normed, residual = builder.add_norm(hidden, residual, norm, "normed")
+        normed, residual = builder.add_norm(hidden, residual, norm, "normed", "after attention")
         inner = builder.linear(normed, weight(2 * INNER, HIDDEN, integers, SILU), "inner")
         hidden = builder.linear(inner, weight(HIDDEN, INNER, integers), "hidden")
-    result, _ = builder.add_norm(hidden, residual, norm, "result")
+    result, _ = builder.add_norm(hidden, residual, norm, "result", "after MLP")
     return builder.finish(source, result)
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from pagemill.model.kernels.native import library
-from pagemill.model.models.causal_lm import CausalLM, NotPlannable
+from pagemill.model.models import causal_lm
+from pagemill.model.network.native_plan import NotPlannable
 from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
 from tests.marks import slow
@@ -16,10 +17,10 @@ TOKENS = [random.Random(0).randrange(3, 259) for _ in range(90)]
 
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: CausalLM) -> None:
+    def refuse(*args: object) -> None:
         raise NotPlannable("for comparison")
 
-    monkeypatch.setattr(CausalLM, "_make_plan", refuse)
+    monkeypatch.setattr(causal_lm, "make_plan", refuse)
 
 
 @pytest.fixture(autouse=True)

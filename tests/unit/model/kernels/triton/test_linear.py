@@ -5,7 +5,6 @@ import torch
 from torch.nn import functional
 
 from pagemill.model.kernels import ops, reference
-from pagemill.model.kernels.product import Product
 from pagemill.model.quantization.unquantized import DeviceWeight
 from tests.fakes.triton_interpreter import DEVICE
 from tests.marks import slow
@@ -178,7 +177,7 @@ def test_norm_linear(num_rows: int, fused: bool, has_residual: bool, monkeypatch
 @pytest.mark.parametrize("after", [None, SkinnyChoice(32, 4, 2, early=True), SkinnyChoice(16, 4, 2, 2)], ids=str)
 @pytest.mark.parametrize("gate", [None, "silu"])
 @pytest.mark.parametrize("has_residual", [slow(False), True])
-def test_norm_linear_of_a_product(
+def test_linear_norm_linear(
     num_rows: int, before: SkinnyChoice, after: SkinnyChoice | None, gate: str | None, has_residual: bool,
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
@@ -192,9 +191,7 @@ def test_norm_linear_of_a_product(
     measured = {(rows, (136, 88, False)): before} | ({(rows, shape): after} if after else {})
     monkeypatch.setattr(choices, "SKINNY_MEASURED", measured)
     copy = None if residual is None else residual.clone()
-    product = device.product(inner, first)
-    assert isinstance(product, Product) == (before.split_k > 1)
-    result, summed = device.norm_linear(product, residual, (norm, 1e-5), second, None, gate)
+    result, summed = device.linear_norm_linear(inner, first, residual, (norm, 1e-5), second, None, gate)
     computed = reference.linear(inner.float(), first.float()).to(dtype)
     expected, expected_sum = reference.norm_linear(computed, copy, (norm, 1e-5), second, None, gate)
     assert residual is None or summed is residual
@@ -208,17 +205,14 @@ def test_a_norm_that_sums_the_parts_gives_the_same_bits(monkeypatch: pytest.Monk
         monkeypatch.setattr(ops, name, lambda x: device)
     monkeypatch.setattr(choices, "SKINNY_MEASURED", {(32, (48, 64, False)): SkinnyChoice(16, 4, 2, 2)})
     dtype = torch.bfloat16
-    x, norm, bias = random(20, 64, dtype=dtype), random(48, dtype=dtype, seed=1), random(48, dtype=dtype, seed=2)
+    x, norm = random(20, 64, dtype=dtype), random(48, dtype=dtype, seed=1)
     weight = DeviceWeight(random(48, 64, dtype=dtype, seed=3) / 8)
     residual = random(20, 48, dtype=dtype, seed=4)
     copy = residual.clone()
-    product = weight.product(x, None)
-    assert isinstance(product, Product)
-    assert not isinstance(weight.product(x, bias), Product)
     result = weight.apply(x, None)
-    assert torch.equal(ops.computed(product), result)
-    assert torch.equal(ops.rms_norm(product, norm, 1e-5), ops.rms_norm(result, norm, 1e-5))
-    assert torch.equal(ops.rms_norm(product, norm, 1e-5, residual), ops.rms_norm(result, norm, 1e-5, copy))
+    assert torch.equal(ops.linear_norm(x, weight.plain, (norm, 1e-5)), ops.rms_norm(result, norm, 1e-5))
+    normed = ops.linear_norm(x, weight.plain, (norm, 1e-5), residual)
+    assert torch.equal(normed, ops.rms_norm(result, norm, 1e-5, copy))
     assert torch.equal(residual, copy)
 
 

@@ -168,7 +168,7 @@ def test_an_error_of_the_compiler_names_the_piece(checkpoints, monkeypatch, tmp_
 def test_what_cannot_be_traced_is_one_clear_error(checkpoints, monkeypatch, tmp_path):
     model = PaddedModel(checkpoints["LlamaForCausalLM"], compiled(config(tmp_path)))
     ignore_padding(model.model, monkeypatch)
-    monkeypatch.setattr(model.model, "last_norm", lambda hidden, residual: torch._dynamo.graph_break() or hidden)
+    monkeypatch.setattr(model.model._program, "run", lambda hidden, *_: torch._dynamo.graph_break() or hidden)
     with pytest.raises(ConfigError, match="mode=3 cannot compile this model here"):
         model.logits(TOKENS, [40], GraphMode.NONE, 40)
 

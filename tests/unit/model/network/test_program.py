@@ -1,0 +1,75 @@
+"""New arrangements of the usual parts: as operations, and in plain modules of torch, on every path."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagemill.catalog.models import MODELS
+from pagemill.model.kernels.native import library
+from tests.fakes.compressed_checkpoint import edit_config
+from tests.fakes.paged import PagedModel
+from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.fakes.toy_models import STYLES
+
+TOKENS = [(7 * index) % 250 + 3 for index in range(45)]
+
+
+@pytest.fixture(autouse=True)
+def toys() -> Iterator[None]:
+    names = [f"{plain}{style}ForCausalLM" for plain in ("", "Plain") for style in STYLES]
+    for name in names:
+        MODELS.add(name, f"tests.fakes.toy_models:{name}")
+    yield
+    for name in names:
+        MODELS.remove(name)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path, "LlamaForCausalLM")
+
+
+def model(checkpoint: Path, architecture: str, dtype: str = "float32") -> PagedModel:
+    edit_config(checkpoint, architectures=[f"{architecture}ForCausalLM"])
+    return PagedModel.load(checkpoint, dtype)
+
+
+@pytest.mark.usefixtures("plain_kernels")
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_operations_are_what_plain_modules_compute(checkpoint: Path, style: str, chunk: int | None) -> None:
+    wanted = model(checkpoint, f"Plain{style}").logits(TOKENS)
+    found = model(checkpoint, style).logits(TOKENS, chunk)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*STYLES, *(f"Plain{style}" for style in STYLES)])
+def test_rows_that_are_asked_for(checkpoint: Path, name: str) -> None:
+    everything = model(checkpoint, name).logits(TOKENS)
+    asked = torch.tensor([2, 44])
+    torch.testing.assert_close(model(checkpoint, name).logits(TOKENS, asked=asked), everything[asked])
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_what_has_a_native_form_runs_as_a_plan(checkpoint: Path, style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new arrangement needs nothing for it; one that native code cannot run, and plain modules, run all the same."""
+    found = library()
+    if found is None or found.isa() == b"portable":
+        pytest.skip("this machine has no native plan")
+    toy = model(checkpoint, style, "bfloat16")
+    logits = toy.logits(TOKENS, 4)  # so few rows that each thread computes the norms for itself
+    assert (toy.model._plan is not None) == (style != "Parallel")
+    plain = model(checkpoint, f"Plain{style}", "bfloat16")
+    wanted = plain.logits(TOKENS)
+    assert plain.model._plan is None
+    assert (logits - wanted).abs().max() < 0.05 * wanted.abs().max()
+    assert torch.equal(toy.logits(TOKENS), logits)
+
+
+def test_a_model_without_weights_says_so(checkpoint: Path) -> None:
+    toy = model(checkpoint, "Usual")
+    toy.model._program = None
+    with pytest.raises(Exception, match="the model has no weights yet"):
+        toy.logits(TOKENS)
