@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pagemill.log import get_logger
 from pagemill.messages.step import Int32Array
-from pagemill.model.models.causal_lm import CausalLM, NotPlannable
+from pagemill.model.models.causal_lm import CausalLM
+from pagemill.model.network.native_plan import NotPlannable
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.native.decode_step import MAX_ROWS, Acceptance, DecodeStep
