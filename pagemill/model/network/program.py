@@ -59,8 +59,6 @@ class Program:
             graph = select_rows(graph)
         for fuse in (fuse_gates, fuse_attention, fuse_sums, fuse_norms):
             graph = fuse(graph)
-        self.operations = tuple(graph.operations)
-        """What runs, fused."""
         places = {network.inputs: 0, network.positions: 1, network.rows: 2}
         for op in graph.operations:
             for value in op.outputs:

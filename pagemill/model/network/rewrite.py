@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pagemill.model.attention.layer import Attention
+from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.layers.rotary import Rotary
 from pagemill.model.network.operations import (
@@ -113,11 +114,16 @@ def include_gates(network: Network) -> None:
     """Tell linear layers between which there is a gate that the first may include it, where its weight can. Before
     weights are loaded."""
     graph = Graph(network.operations, network.result)
+    gates: dict[Linear, set[str | None]] = {}
     for op in network.operations:
-        gate = graph.made_for_one(Gate, op.inputs[0]) if isinstance(op, Multiply) else None
-        before = None if gate is None else graph.made_for_one(Multiply, gate.inputs[0])
-        if gate is not None and before is not None:
-            before.layer.gate = gate.activation
+        if isinstance(op, Multiply):
+            gate = graph.only_reader(op.outputs[0])
+            between = isinstance(gate, Gate) and isinstance(graph.only_reader(gate.outputs[0]), Multiply)
+            activation = gate.activation if isinstance(gate, Gate) and between else None
+            gates.setdefault(op.layer, set()).add(activation)
+    for layer, found in gates.items():
+        if len(found) == 1:  # of a layer that is used in different ways, nothing is included
+            layer.gate = found.pop()
 
 
 def fuse_gates(graph: Graph) -> Graph:

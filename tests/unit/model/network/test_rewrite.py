@@ -1,6 +1,5 @@
 """What is fused, and what must not be."""
 
-from types import SimpleNamespace
 from typing import Any
 
 from pagemill.model.network.operations import (
@@ -29,8 +28,15 @@ from pagemill.model.network.rewrite import (
 )
 
 
-def layer(**fields: Any) -> Any:
-    return SimpleNamespace(**{"sums_over": None, "gate": None} | fields)
+class Part:
+    """A layer, as far as rewrites look."""
+
+    sums_over = None
+    gate: str | None = None
+
+
+def layer() -> Any:
+    return Part()
 
 
 def kinds(graph: Graph) -> list[type]:
@@ -75,6 +81,14 @@ def test_gates_are_included_by_the_layer_before_them_if_nothing_else_reads_it():
     assert (alone.gate, shared.gate) == ("silu", None)
 
 
+def test_a_layer_that_is_used_in_two_ways_includes_no_gate():
+    net, twice = Network({}), layer()
+    gated = net.linear(net.gated(net.linear(net.inputs, twice), "silu"), layer())
+    net.result = gated + net.linear(net.inputs, twice)
+    include_gates(net)
+    assert twice.gate is None
+
+
 def test_a_gate_that_no_linear_layer_reads_is_applied_by_itself():
     net, before = Network({}), layer()
     net.result = net.gated(net.linear(net.inputs, before), "silu")
@@ -83,13 +97,19 @@ def test_a_gate_that_no_linear_layer_reads_is_applied_by_itself():
     assert kinds(fused(net, net.result)) == [Multiply, Gate]
 
 
-def test_a_sum_that_is_read_again_is_not_written_over():
+def test_what_is_read_again_is_not_written_over():
+    """A sum takes the place of the other one of its parts, or of none."""
     net = Network({})
-    x = net.norm(net.inputs, layer())
-    first = net.norm(x + net.linear(net.inputs, layer()), layer())
-    second = net.norm(x + net.linear(first, layer()), layer())
-    graph = fused(net, first + second)
-    assert [kind for kind in kinds(graph) if kind in (Add, AddNorm, NormChain)].count(Add) == 2, "of x, and the result"
+    x, other = net.norm(net.inputs, layer()), net.linear(net.inputs, layer())
+    first = net.norm(x + other, layer())
+    graph = fused(net, net.norm(x + first, layer()))
+    sums = [op for op in graph.operations if isinstance(op, AddNorm | NormChain) and len(op.inputs) == 2]
+    assert [op.inputs[1] for op in sums] == [other, x]
+    net = Network({})
+    x, other = net.norm(net.inputs, layer()), net.linear(net.inputs, layer())
+    first = net.norm(x + other, layer())
+    graph = fused(net, net.call(max, first, x, other))
+    assert Add in kinds(graph) and AddNorm not in kinds(graph)
 
 
 def test_what_a_call_gives_is_not_written_over():
