@@ -501,14 +501,17 @@ def layer_step(model: Model, rows: int, count: int) -> Callable[[], object]:
     start = torch.randn(rows, model.hidden, dtype=DTYPE, device="cuda")
 
     def step() -> torch.Tensor:
-        hidden, residual = start, None
-        for layer in weights:
-            qkv, residual = device.norm_linear(hidden, residual, (norm, 1e-6), layer["qkv"])
+        scale = norm, 1e-6
+        qkv, residual = device.norm_linear(start, None, scale, weights[0]["qkv"])
+        for layer, following in zip(weights, [*weights[1:], None], strict=True):
             query, _, _ = device.attention_inputs(qkv, model.heads, model.head, rope, norms, target)
-            hidden = device.product(query.view(rows, -1), layer["o"])
-            inner, residual = device.norm_linear(hidden, residual, (norm, 1e-6), layer["gate_up"], None, "silu")
-            hidden = device.product(inner, layer["down"])
-        return hidden if isinstance(hidden, torch.Tensor) else device.product_norm(hidden, residual, (norm, 1e-6))
+            attended = query.view(rows, -1)
+            inner, residual = device.linear_norm_linear(
+                attended, layer["o"], residual, scale, layer["gate_up"], None, "silu"
+            )
+            if following is not None:
+                qkv, residual = device.linear_norm_linear(inner, layer["down"], residual, scale, following["qkv"])
+        return device.linear_norm(inner, layer["down"], scale, residual)
 
     return step
 
