@@ -9,7 +9,7 @@ from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.messages.outputs import RequestOutput
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
-from pagemill.serve.client.in_flight import InFlight, Ledger
+from pagemill.serve.client.in_flight import InFlight, InFlightRequests
 from tests.fakes.engine import make_engine
 from tests.fakes.engine_setup import core_request, engine_config
 from tests.fakes.scripted_grammar import at_positions, grammar_of
@@ -71,18 +71,18 @@ async def test_a_stop_string_ends_the_text_within_the_tokens_of_a_step(rule: Any
 @RULES
 @pytest.mark.parametrize("depth", [1, 2])
 def test_another_engine_goes_on_where_the_first_was(rule: Any, depth: int) -> None:
-    """What the ledger of a front end remembers of several tokens at once is what the next engine needs."""
+    """What a front end remembers of several tokens at once is what the next engine needs."""
     request = core_request("a", PROMPT, max_tokens=50, seed=7)
     for num_steps in (1, 2, 5, 9):
-        ledger = Ledger()
-        entry: InFlight = ledger.add(request)
+        requests = InFlightRequests()
+        entry: InFlight = requests.add(request)
         first, worker = make_core(rule, depth)
         first.add(request)
         for outputs in itertools.chain.from_iterable(first.step() for _ in range(num_steps)):
-            ledger.note(outputs)
+            requests.note(outputs)
         second, _ = make_core(rule, depth)
         second.add(entry.resumed())
         while second.has_work():
             for outputs in second.step():
-                ledger.note(outputs)
+                requests.note(outputs)
         assert entry.emitted == expected(rule, worker, max_tokens=50, seed=7)

@@ -27,9 +27,9 @@ CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 class Setup:
     """One request "r" of a user, known to the engine as "e"."""
 
-    def __init__(self, tokenizer: Any = None, tap: Any = None, **params: Any) -> None:
+    def __init__(self, tokenizer: Any = None, sink: Any = None, **params: Any) -> None:
         self.processor = OutputProcessor(lambda token: token == EOS)
-        self.queue = OutputQueue(tap)
+        self.queue = OutputQueue(sink)
         request = EngineCoreRequest(
             request_id="e", prompt_token_ids=[1], params=SamplingParams(seed=1, **params), arrival_time=0.0
         )
@@ -65,7 +65,7 @@ async def test_deltas_merge_while_nobody_takes_them() -> None:
 
 
 class Texts:
-    """A tap that keeps what it takes."""
+    """A sink that keeps what is pushed."""
 
     def __init__(self) -> None:
         self.opened = True
@@ -75,25 +75,25 @@ class Texts:
     def is_open(self) -> bool:
         return self.opened
 
-    def take(self, output: RequestOutput) -> None:
+    def push(self, output: RequestOutput) -> None:
         if self.error is not None:
             raise self.error
         self.texts += [item.text for item in output.outputs]
 
 
-async def test_a_tap_takes_what_ends_nothing_while_the_consumer_waits() -> None:
-    tap = Texts()
-    setup = Setup(tap=tap, output_kind=DELTA)
+async def test_a_sink_gets_what_ends_nothing_while_the_consumer_waits() -> None:
+    sink = Texts()
+    setup = Setup(sink=sink, output_kind=DELTA)
     setup.tokens("a")
-    assert not tap.texts  # nobody waits: the consumer may still be busy with what came before
+    assert not sink.texts  # nobody waits: the consumer may still be busy with what came before
     assert [item.text for item in (await setup.get()).outputs] == ["a"]
     waiting = asyncio.create_task(setup.get())
     await asyncio.sleep(0.001)
     setup.tokens("bc")
-    assert tap.texts == ["b", "c"]
-    tap.opened = False
+    assert sink.texts == ["b", "c"]
+    sink.opened = False
     setup.tokens("de")
-    tap.opened = True
+    sink.opened = True
     setup.tokens("f")  # behind "de", which the consumer was woken for and has not taken
     assert [item.text for item in (await waiting).outputs] == ["def"]
     waiting = asyncio.create_task(setup.get())
@@ -103,26 +103,26 @@ async def test_a_tap_takes_what_ends_nothing_while_the_consumer_waits() -> None:
     last = await waiting
     assert last.outputs == [CompletionOutput(0, "h", [104], "length")]
     assert last.finished
-    assert tap.texts == ["b", "c", "g"]
+    assert sink.texts == ["b", "c", "g"]
 
 
-async def test_a_tap_takes_nothing_of_a_request_of_which_a_part_has_ended() -> None:
-    tap = Texts()
-    setup = Setup(tap=tap, output_kind=DELTA, n=2)
+async def test_a_sink_gets_nothing_of_a_request_of_which_a_part_has_ended() -> None:
+    sink = Texts()
+    setup = Setup(sink=sink, output_kind=DELTA, n=2)
     waiting = asyncio.create_task(setup.get())
     await asyncio.sleep(0.001)
     setup.tokens("a", "e.0")
     setup.output([98], Finish(FinishReason.LENGTH), "e.1")
     assert [(item.index, item.text) for item in (await waiting).outputs] == [(1, "b")]
-    assert tap.texts == ["a"]
+    assert sink.texts == ["a"]
 
 
-async def test_what_a_tap_raises_is_raised_in_the_consumer() -> None:
-    tap = Texts()
-    setup = Setup(tap=tap, output_kind=DELTA)
+async def test_what_a_sink_raises_is_raised_in_the_consumer() -> None:
+    sink = Texts()
+    setup = Setup(sink=sink, output_kind=DELTA)
     waiting = asyncio.create_task(setup.get())
     await asyncio.sleep(0.001)
-    tap.error = ValueError("not this one")
+    sink.error = ValueError("not this one")
     assert setup.tokens("a") == []
     with pytest.raises(ValueError, match="not this one"):
         await waiting
