@@ -22,6 +22,7 @@ async def write_frame(writer: asyncio.StreamWriter, content: bytes) -> None:
     for start in range(0, len(view), PIECE_BYTES):
         writer.write(view[start : start + PIECE_BYTES])
         await writer.drain()
+        await asyncio.sleep(0)  # drain() does not wait while the other end reads as fast as this one writes
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:

@@ -57,6 +57,18 @@ async def test_bodies_come_back_as_the_requests_that_they_ask_for(pool: Preparer
     assert isinstance(chat, PreparedPrompt) and bytes(chat.request.prompt_token_ids) == b"[user]hi[assistant]"
 
 
+class NeverWritten(bytes):
+    """A body whose repr, which takes a quarter of a second for a large one, nobody asks for."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("somebody wrote out a body")
+
+
+async def test_bodies_are_not_written_out(pool: PreparerPool) -> None:
+    """As deque.remove does in Python 3.11 with what it does not find."""
+    assert await pool.prepare(COMPLETIONS, NeverWritten(b'{"prompt": [1, 2, 3]}'))
+
+
 async def test_what_is_wrong_with_a_body_is_said_as_it_would_be_here(pool: PreparerPool) -> None:
     with pytest.raises(RequestError, match="token id 300 in the prompt") as refused:
         await pool.prepare(COMPLETIONS, completion([[1], [300]]))

@@ -32,7 +32,7 @@ JOB_S, JOB_S_PER_MIB = 60.0, 15.0
 @dataclass(eq=False)
 class _Job:
     kind: str
-    raw: bytes
+    raw: bytes = field(repr=False)
     result: asyncio.Future[list[Part]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -124,7 +124,7 @@ class PreparerPool:
         try:
             return await job.result
         finally:
-            with contextlib.suppress(ValueError):  # who waited for it is gone before its turn
+            if job in self._waiting:  # who waited for it is gone before its turn
                 self._waiting.remove(job)
             del job  # what it failed of refers to this frame
             self._num_jobs -= 1
