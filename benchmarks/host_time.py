@@ -46,6 +46,7 @@ class NullModel(nn.Module):
 
     is_first = is_last = True
     hidden_size = HIDDEN_SIZE
+    vocab_size = VOCAB_SIZE
 
     def __init__(self, dtype: str, max_num_seqs: int) -> None:
         super().__init__()
