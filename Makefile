@@ -33,7 +33,7 @@ test: $(VENV)/.stamp-dev ## every test but the GPU's and the long conformance ru
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
 	@for name in $(BROWSERS); do if command -v $$name >/dev/null; then exit 0; fi; done; \
 	  echo "NOTE: no Chromium on this machine: the browser tests of the playground are skipped (Debian: apt-get install chromium)"
-	$(PARALLEL) -m "not gpu and not conformance" $(ARGS)
+	$(PARALLEL) -m "not gpu and not conformance and not faults" $(ARGS)
 
 test-gpu: ## tests that need a GPU, with $(PYTHON) as it is: nothing is installed (docs/gpu.md)
 	PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest tests/gpu -m gpu -W default $(ARGS)
@@ -47,12 +47,13 @@ faults: $(VENV)/.stamp-dev ## the fault lab with its large counts: processes kil
 
 check: lint unit ## the inner loop, about a minute on two cores: lint, types, contracts, budgets, fast unit tests
 
-lint: $(VENV)/.stamp-dev ## format, lint, types, import contracts, size budgets, generated docs
+lint: $(VENV)/.stamp-dev ## format, lint, types, import contracts, size budgets, places of tests, generated docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_budgets.py
+	$(BIN)/python tools/check_tests.py
 	$(BIN)/python tools/gen_docs.py --check
 
 unit: $(VENV)/.stamp-dev

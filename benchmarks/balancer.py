@@ -22,6 +22,7 @@ from pagemill.config.facts import ModelFacts
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
+from pagemill.messages.extensions import SamplingPayloads
 from pagemill.messages.fleet import EngineUp
 from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheSpec
 from pagemill.messages.pending import Ready
@@ -66,7 +67,7 @@ class NullWorker:
         """Follow the slots."""
         self._outputs.append(self._slots.run(step))
 
-    def sample_tokens(self) -> Ready[ModelRunnerOutput]:
+    def sample_tokens(self, payloads: SamplingPayloads | None = None) -> Ready[ModelRunnerOutput]:
         """The tokens of the oldest step."""
         return Ready(self._outputs.pop(0))
 
@@ -92,7 +93,7 @@ class CountedClient(InprocClient):
         return outputs
 
 
-class CountedBalancer:
+class CountedBalancer(Balancer):
     """A balancer, and how often it chose each engine."""
 
     def __init__(self, balancer: Balancer) -> None:
@@ -203,7 +204,7 @@ class Talk:
 
 async def measure(policy: str, work: Work) -> Row:
     """One policy, over engines with empty caches."""
-    clients = [CountedClient(make_core(work), inline=True) for _ in range(work.engines)]
+    clients = [CountedClient(make_core(work)) for _ in range(work.engines)]
     ups = [EngineUp(index, 0, "", client.ready) for index, client in enumerate(clients)]
     balancer = CountedBalancer(BALANCERS[policy]())
     fleet = FleetClient(lambda up: clients[up.index], ups, balancer)

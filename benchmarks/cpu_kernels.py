@@ -17,7 +17,8 @@ import torch
 from pagemill.messages.kv_spec import FullAttentionSpec
 from pagemill.model.attention.backends.cpu import CpuBackend
 from pagemill.model.attention.backends.torch_cpu import TorchCpuBackend
-from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, CommonAttentionMetadata
+from pagemill.model.attention.capability import AttentionLayerSpec
+from pagemill.model.attention.interface import AttentionBackend, CommonAttentionMetadata
 from pagemill.model.kernels import native, reference
 from pagemill.model.kernels.linear import PackedLinear, linear, pack_bf16
 from pagemill.model.kernels.linear_int import FORMATS, pack_blocks

@@ -1,11 +1,13 @@
 """How long one request keeps the API server from everything else, while the worst bodies arrive.
 
-    python benchmarks/event_loop.py [--cases NAME ...] [-- further arguments of pagemill serve]
+    python benchmarks/event_loop.py [--cases NAME ...] [--streams N] [-- further arguments of pagemill serve]
 
 A timer of 5 ms runs on the event loop of the API server. Per case, a body arrives; beside it stand: the longest time
 between two ticks beyond the 5 ms (`late`; on a busy machine also the time in which the process did not run at all), the
 most processor time that the loop's thread took between two ticks (`busy`, which no other process adds to), ticks that
-were more than 20 ms late, the slowest GET /health, and the answer. Without bodies: what the machine itself adds.
+were more than 20 ms late, the slowest GET /health, the answer, with --streams N the median and the longest time between
+two tokens of N streams that run beside, and the most memory that a process of the server held in MiB. Without bodies:
+what the machine itself adds. Bodies that ask for expensive forms are measured by --cases forms.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import mmap
 import os
 import re
 import socket
+import statistics
 import struct
 import subprocess
 import sys
@@ -25,6 +28,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
+
+from tests.fakes.expensive_forms import FORMS
 
 TICK_S, LATE_S = 0.005, 0.020
 FIGURES = struct.Struct("4d")
@@ -99,6 +106,10 @@ CASES: dict[str, Callable[[], Body]] = {
     "16 KB of one letter": lambda: text("a" * 16_000),
     "16 KB of spaces": lambda: text(" " * 16_000),
     "1,000 prompts of 13 characters": lambda: text([words(13)] * 1000),
+    "8,000 ids, echoed with 20 log-probabilities, streamed": lambda: text(
+        [28] * 8000, echo=True, logprobs=20, stream=True
+    ),
+    "100 tokens with 20 log-probabilities, n=64": lambda: text("a", n=64, logprobs=20, max_tokens=100),
     "5,000 ids, echoed": lambda: text([[28] * 5000], echo=True),
     "4,096 characters of stop strings": lambda: text("the", stop=stops(4096), max_tokens=200, ignore_eos=True),
 }
@@ -165,6 +176,52 @@ class Health(threading.Thread):
         return self.worst_s
 
 
+class Streams:
+    """Clients that read token after token, and note when each came."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self._port = port
+        self.gaps_s: list[float] = []
+        for number in range(count):
+            threading.Thread(target=self._read, args=[number], daemon=True).start()
+
+    def _read(self, number: int) -> None:
+        _, body = text(f"stream {number}", max_tokens=4000, ignore_eos=True, stream=True, seed=number)
+        head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port)) as connection:
+                connection.sendall(head.encode() + body)
+                connection.recv(1 << 16)
+                last = time.monotonic()
+                while connection.recv(1 << 16):
+                    now = time.monotonic()
+                    self.gaps_s.append(now - last)
+                    last = now
+
+
+class Memory(threading.Thread):
+    """Looks at the processes of a server again and again."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._process = psutil.Process(pid)
+        self._on = True
+        self.most_bytes = 0
+
+    def run(self) -> None:
+        while self._on:
+            for process in [self._process, *self._process.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self.most_bytes = max(self.most_bytes, process.memory_info().rss)
+            time.sleep(0.1)
+
+    def stop(self) -> int:
+        """The most that any of them held."""
+        self._on = False
+        self.join()
+        return self.most_bytes
+
+
 def exchange(port: int, request: bytes, timeout_s: float = 60) -> bytes:
     """Send; the answer up to the end of the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
@@ -187,9 +244,14 @@ def post(port: int, path: str, body: bytes, timeout_s: float) -> str:
         return type(error).__name__
 
 
-def measure(port: int, figures: mmap.mmap, case: str, body: Body | None, timeout_s: float) -> dict[str, Any]:
+def measure(
+    port: int, pid: int, figures: mmap.mmap, streams: Streams, case: str, body: Body | None, timeout_s: float
+) -> dict[str, Any]:
     """One line of the table."""
     figures[: FIGURES.size] = bytes(FIGURES.size)
+    streams.gaps_s = []
+    memory = Memory(pid)
+    memory.start()
     health = Health(port)
     health.start()
     begin = time.monotonic()
@@ -200,6 +262,7 @@ def measure(port: int, figures: mmap.mmap, case: str, body: Body | None, timeout
         status = post(port, *body, timeout_s)
     seconds = time.monotonic() - begin
     time.sleep(0.5)
+    gaps = streams.gaps_s or [0.0]
     late, busy, num_late, _ = FIGURES.unpack(figures[: FIGURES.size])
     return {
         "case": case,
@@ -210,10 +273,13 @@ def measure(port: int, figures: mmap.mmap, case: str, body: Body | None, timeout
         "busy_ms": round(1000 * busy, 1),
         "num_late": int(num_late),
         "health_ms": round(1000 * health.stop(), 1),
+        "median_gap_ms": round(1000 * statistics.median(gaps), 1),
+        "longest_gap_ms": round(1000 * max(gaps), 1),
+        "most_mib": memory.stop() >> 20,
     }
 
 
-def run(cases: list[str], arguments: list[str], timeout_s: float) -> list[dict[str, Any]]:
+def run(cases: list[str], arguments: list[str], timeout_s: float, num_streams: int) -> list[dict[str, Any]]:
     """Start a server, measure, end it."""
     with tempfile.NamedTemporaryFile() as file, tempfile.TemporaryFile() as log:
         file.write(bytes(mmap.PAGESIZE))
@@ -225,10 +291,16 @@ def run(cases: list[str], arguments: list[str], timeout_s: float) -> list[dict[s
             port = wait_ready(process, log)
             post(port, *text("warm up"), timeout_s)
             post(port, *text(words(40_000)), timeout_s)  # starts a helper
-            rows = [measure(port, figures, "(no body)", None, timeout_s)]
-            print(format_row(rows[0]), flush=True)
-            for case in cases:
-                rows.append(measure(port, figures, case, CASES[case](), timeout_s))
+            streams = Streams(port, num_streams)
+            time.sleep(1)
+            rows = []
+            for case in ["(no body)", *cases]:
+                body = CASES.get(case)
+                if case in FORMS:
+                    made: Body | None = TEXT, FORMS[case]()
+                else:
+                    made = None if body is None else body()
+                rows.append(measure(port, process.pid, figures, streams, case, made, timeout_s))
                 print(format_row(rows[-1]), flush=True)
             return rows
         finally:
@@ -252,14 +324,16 @@ def format_row(row: dict[str, Any]) -> str:
     """A line of a table in Markdown."""
     return (
         f"| {row['case']} | {row['status']} | {row['seconds']} | {row['late_ms']} | {row['busy_ms']} "
-        f"| {row['num_late']} | {row['health_ms']} |"
+        f"| {row['num_late']} | {row['health_ms']} | {row['median_gap_ms']} | {row['longest_gap_ms']} "
+        f"| {row['most_mib']} |"
     )
 
 
 def main() -> int:
     """Print the table, and write it as JSON where --out says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES), metavar="NAME")
+    parser.add_argument("--cases", nargs="*", default=list(CASES), metavar="NAME", help="all of CASES by default")
+    parser.add_argument("--streams", type=int, default=0, help="streams that run beside")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds after which a client leaves")
     parser.add_argument("--serve", metavar="FILE", help=argparse.SUPPRESS)
@@ -269,8 +343,12 @@ def main() -> int:
         return serve(args.serve, args.arguments)
     model = ["smollm2", "--load-format", "dummy", "--hf-overrides", json.dumps(TINY)]
     arguments = [*model, "--cpu-threads", "1", "--port", "0", *args.arguments]
-    print("| body | status | s | late (ms) | busy (ms) | late ticks | /health (ms) |\n| --- " + "| --- " * 6 + "|")
-    rows = run(args.cases, arguments, args.timeout)
+    columns = (
+        "| body | status | s | late (ms) | busy (ms) | late ticks | /health (ms) | gap (ms) | longest (ms) | MiB |"
+    )
+    print(columns + "\n" + "| --- " * 10 + "|")
+    cases = list(FORMS) if args.cases == ["forms"] else args.cases
+    rows = run(cases, arguments, args.timeout, args.streams)
     if args.out:
         args.out.write_text(json.dumps(rows, indent=1))
     return 0

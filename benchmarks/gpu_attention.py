@@ -22,8 +22,9 @@ from torch.nn import functional
 from pagemill.model.attention.backends.flash_attn import _with_provider
 from pagemill.model.attention.backends.flashinfer import FlashInferBackend
 from pagemill.model.attention.backends.triton_attn import TritonBackend, TritonBuilder
+from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.flash_providers import providers
-from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, CommonAttentionMetadata
+from pagemill.model.attention.interface import AttentionBackend, CommonAttentionMetadata
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.attention_tiles import CANDIDATES, Tiles
 
@@ -158,7 +159,7 @@ def contenders() -> dict[str, tuple[type[AttentionBackend], bool]]:
     for provider in providers(compute):
         if BLOCK % provider.block_multiple == 0:
             found[f"FLASH_ATTN {provider.version} ({provider.name})"] = (_with_provider(provider, compute), False)
-    if not FlashInferBackend.missing(AttentionLayerSpec(8, 8, 128, 1.0), "cuda", "bfloat16"):
+    if not FlashInferBackend.unsupported(AttentionLayerSpec(8, 8, 128, 1.0), "cuda", "bfloat16"):
         found["FLASHINFER"] = (FlashInferBackend, False)
     return found
 

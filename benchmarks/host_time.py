@@ -24,7 +24,8 @@ from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.launch import build_config
 from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.sampling_params import SamplingParams
-from pagemill.model.attention.interface import AttentionLayerSpec, CacheLayer
+from pagemill.model.attention.capability import AttentionLayerSpec
+from pagemill.model.attention.interface import CacheLayer
 from pagemill.model.attention.layer import Attention
 from pagemill.model.attention.selector import choose
 from pagemill.platforms.cpu import CpuPlatform

@@ -136,7 +136,7 @@ def hop() -> dict[str, Any]:
     fleet = FleetConfig()
 
     async def measure() -> list[tuple[float, float]]:
-        local = launch.start_inproc(config, inline=False).llm
+        local = launch.start_inproc(config).llm
         with EngineFleet(FleetSpec(config, launch.WORKER, plan_fleet(fleet), LivenessTimeouts(60, 60))) as engines:
             engines.start()
             ups = engines.wait_ready()

@@ -1,11 +1,11 @@
 """Two checkouts of pagemill by turns on one machine: what a change cost, as ratios of pairs with their confidence.
 
-    python benchmarks/two_checkouts.py --before ../before [--after .] [--pairs 15] [--only decode http_64]
+    python benchmarks/two_checkouts.py --before ../before [--after .] [--pairs 15] [--only single_decode_bf16 http_64]
 
-Each checkout needs a `.venv` of its own (`make test` or `make check` make it). For every row the two take turns, in an
-order that is reversed from pair to pair; a ratio above 1 is better after. Printed are the medians of both, and the
-median of the ratios with the interval that holds it with 95% confidence (by order statistics, without assumptions about
-the distribution).
+Each checkout needs a `.venv` of its own (`make test` or `make check` make it); `benchmarks/setup_peers.sh models llama`
+makes the weights in three precisions. For every row the two take turns, in an order that is reversed from pair to pair;
+a ratio above 1 is better after. Printed are the medians of both, and the median of the ratios with the interval that
+holds it with 95% confidence (by order statistics, without assumptions about the distribution).
 """
 
 import argparse
@@ -15,14 +15,15 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from peers import http_load
-from peers.contestants import Contestant, Fresh, Server, WornIn, output_of
+from peers.contestants import OURS, Contestant, Fresh, Server, WornIn, output_of
 from peers.processes import Command, Engine, free_port, log_of
 from workload import FULL, TINY, Sizes
 
-MODEL = "smollm2"
+DEFAULT_MODEL = "smollm2"
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class Checkout:
         """Its Python, and its package."""
         return Command([str(self.path / ".venv/bin/python"), *argv], {"PYTHONPATH": str(self.path)})
 
-    def engine(self) -> Contestant:
-        """`LLM`, in a process that stays."""
+    def engine(self, precision: str) -> Contestant:
+        """`LLM` with the default model's weights in one precision, in a process that stays."""
         script = str(self.path / "benchmarks/engines/pagemill_engine.py")
-        return WornIn(Engine(f"{self.name} engine", self.python(script, MODEL)))
+        return WornIn(Engine(f"{self.name} engine {precision}", self.python(script, str(OURS[precision]))))
 
     def server(self) -> Contestant:
         """`pagemill serve`."""
@@ -55,7 +56,17 @@ class Checkout:
 
     def _server(self) -> Server:
         port = free_port()
-        argv = ["-m", "pagemill", "serve", "--model", MODEL, "--port", str(port), "--served-model-name", "model"]
+        argv = [
+            "-m",
+            "pagemill",
+            "serve",
+            "--model",
+            DEFAULT_MODEL,
+            "--port",
+            str(port),
+            "--served-model-name",
+            "model",
+        ]
         return Server(f"{self.name} server", self.python(*argv), http_load.Address(port, "model"))
 
 
@@ -88,11 +99,16 @@ class Row:
     less_is_better: bool = False
 
 
+def rows_of_an_engine(precision: str, works: tuple[str, ...]) -> dict[str, Row]:
+    """Rows of `LLM` with weights of one precision; they share its two processes."""
+    contestant = partial(Checkout.engine, precision=precision)
+    return {f"{work}_{precision}": Row(contestant, work, work) for work in works}
+
+
 ROWS: Mapping[str, Row] = {
-    "decode": Row(Checkout.engine, "single_decode", "single_decode"),
-    "prefill": Row(Checkout.engine, "prefill", "prefill"),
-    "throughput": Row(Checkout.engine, "throughput", "throughput"),
-    "shared_prefix": Row(Checkout.engine, "shared_prefix", "shared_prefix"),
+    **rows_of_an_engine("bf16", ("single_decode", "prefill", "throughput")),
+    **rows_of_an_engine("8-bit", ("single_decode", "prefill", "throughput")),
+    **rows_of_an_engine("4-bit", ("single_decode", "shared_prefix")),
     "http_64": Row(Checkout.server, "throughput", "tokens_per_s"),
     "http_8": Row(Checkout.server, "served", "tokens_per_s"),
     "http_8_ttft": Row(Checkout.server, "served", "ttft_p50_ms", less_is_better=True),
@@ -122,8 +138,8 @@ def measure(
 ) -> dict[str, list[tuple[float, float]]]:
     """Row -> a figure before and after for each pair. Rows of one contestant and work share its runs."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in rows}
-    makers = {row.contestant for row in rows.values()}
-    for maker in sorted(makers, key=lambda made: made.__name__):
+    makers = {row.contestant: None for row in rows.values()}
+    for maker in makers:
         mine = {name: row for name, row in rows.items() if row.contestant is maker}
         contestants = [maker(checkout) for checkout in checkouts]
         try:

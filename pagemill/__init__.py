@@ -6,21 +6,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pagemill.config.arguments import EngineArgs
     from pagemill.llm import LLM
+    from pagemill.messages.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from pagemill.messages.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
     from pagemill.messages.pooling_params import PoolingParams
-    from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
+    from pagemill.messages.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from pagemill.serve.async_llm import AsyncLLM
+    from pagemill.worker.sampling.processors.interface import LogitsProcessor
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "AsyncLLM": "pagemill.serve.async_llm",
+    "BeamSearchOutput": "pagemill.messages.beam_search",
+    "BeamSearchParams": "pagemill.messages.beam_search",
+    "BeamSearchSequence": "pagemill.messages.beam_search",
     "CompletionOutput": "pagemill.messages.outputs",
     "EngineArgs": "pagemill.config.arguments",
     "LLM": "pagemill.llm",
+    "LogitsProcessor": "pagemill.worker.sampling.processors.interface",
     "PoolingOutput": "pagemill.messages.outputs",
     "PoolingParams": "pagemill.messages.pooling_params",
     "PoolingRequestOutput": "pagemill.messages.outputs",
+    "RepetitionDetectionParams": "pagemill.messages.sampling_params",
     "RequestOutput": "pagemill.messages.outputs",
     "RequestOutputKind": "pagemill.messages.sampling_params",
     "SamplingParams": "pagemill.messages.sampling_params",
@@ -29,11 +36,16 @@ _PUBLIC = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineArgs",
+    "LogitsProcessor",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",

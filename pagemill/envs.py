@@ -12,6 +12,15 @@ from pathlib import Path
 from pagemill.errors import ConfigError
 
 MIN_SECRET_CHARS = 16
+_REPORTED = ("PAGEMILL_", "VLLM_", "CUDA_", "NVIDIA_", "HF_", "OMP_", "MKL_", "NCCL_", "TORCH", "RAY_", "XDG_CACHE")
+_PLAIN = frozenset(
+    {
+        *("LOGGING_LEVEL", "LOG_STATS_INTERVAL", "NATIVE_KERNELS", "DEPENDENT_LAUNCH", "CPU_OMP_THREADS_BIND"),
+        *("PLUGINS", "USE_V1", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+        *("OMP_WAIT_POLICY", "MKL_NUM_THREADS", "HF_HUB_OFFLINE", "NCCL_DEBUG", "NCCL_P2P_DISABLE"),
+    }
+)
+"""Variables, with or without the prefix PAGEMILL_ or VLLM_, whose value is a number or a word."""
 
 
 def _read(name: str) -> str | None:
@@ -114,6 +123,11 @@ def ray_address() -> str | None:
     return os.environ.get("RAY_ADDRESS") or None
 
 
+def server_dev_mode() -> bool:
+    """PAGEMILL_SERVER_DEV_MODE=1: the HTTP server has the operator's routes, such as /reset_prefix_cache, too."""
+    return _read("SERVER_DEV_MODE") == "1"
+
+
 def shown_cuda_devices() -> list[str] | None:
     """CUDA_VISIBLE_DEVICES: the GPUs that may be used; None: all."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -128,6 +142,13 @@ def show_cuda_devices(names: Sequence[str]) -> None:
 def keep_compiled_code(folder: Path) -> None:
     """TORCHINDUCTOR_CACHE_DIR: where torch.compile keeps compiled code; set to compilation_config.cache_dir."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+
+
+def report() -> list[tuple[str, str]]:
+    """PAGEMILL_*, VLLM_*, CUDA_*, HF_*, OMP_* and a few more: `pagemill collect-env` names those that are set, with the
+    value only where it can be neither a secret nor a path."""
+    found = sorted(name for name in os.environ if name.startswith(_REPORTED))
+    return [(name, os.environ[name] if {name, name.partition("_")[2]} & _PLAIN else "set") for name in found]
 
 
 def unread() -> list[str]:

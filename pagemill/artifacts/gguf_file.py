@@ -57,7 +57,9 @@ class GgufStrings:
 
     def decode(self) -> list[str]:
         """All strings; bytes that are not UTF-8 become U+FFFD."""
-        raw, position, strings = self.raw, 0, []
+        raw = self.raw
+        position = 0
+        strings = []
         for _ in range(self.count):
             start = position + 8
             position = start + _LENGTH(raw, position)[0]
@@ -86,7 +88,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A parsed header."""
+    """The parsed header of a .gguf file."""
 
     path: Path
     metadata: dict[str, Any]
@@ -158,7 +160,8 @@ class _Reader:
         if num_dims > _MAX_DIMS:
             raise _DamagedError(f"tensor {name} has {num_dims} dimensions")
         shape = tuple(reversed([self._unpack("<Q") for _ in range(num_dims)]))
-        type_id, offset = self._unpack("<I"), self._unpack("<Q")
+        type_id = self._unpack("<I")
+        offset = self._unpack("<Q")
         return GgufTensor(name, shape, type_id, offset, _num_bytes(name, shape, type_id))
 
     def _unpack(self, code: str) -> Any:
@@ -167,7 +170,8 @@ class _Reader:
         return value
 
     def _take(self, num_bytes: int) -> bytes:
-        start, end = self._position, self._position + num_bytes
+        start = self._position
+        end = self._position + num_bytes
         if end > self._size:
             raise _DamagedError(f"byte {end} is needed, the file has {self._size}")
         self._position = end
@@ -186,7 +190,8 @@ class _Reader:
         return self._unpack(_SCALARS[kind])
 
     def _array(self) -> Any:
-        kind, count = self._unpack("<I"), self._unpack("<Q")
+        kind = self._unpack("<I")
+        count = self._unpack("<Q")
         if kind == _STRING:
             return self._strings(count)
         if kind not in _SCALARS:
@@ -195,7 +200,8 @@ class _Reader:
         return np.frombuffer(self._take(count * dtype.itemsize), dtype)
 
     def _strings(self, count: int) -> GgufStrings:
-        mapped, start = self._mapped, self._position
+        mapped = self._mapped
+        start = self._position
         position = start
         for _ in range(count):
             position += 8 + _LENGTH(mapped, position)[0]

@@ -32,7 +32,8 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     Raises ModelError for a missing or impossible key and for what has no equal here: other architectures,
     mixtures of experts, partial rotary embeddings, unknown RoPE scaling.
     """
-    family, keys = family_of(file), GgufKeys(file)
+    family = family_of(file)
+    keys = GgufKeys(file)
     arch = keys.text("general.architecture")
     config = dict(check_fields(file.path, _shape(file, keys, arch)))
     config |= _rope(file, keys, arch, config, family.rope_theta)

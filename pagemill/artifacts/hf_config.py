@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pagemill.artifacts.config_fields import shown
-from pagemill.artifacts.json_file import read_json_object, read_optional_json_object
+from pagemill.artifacts.generation_config import GenerationConfig, read_generation_config, token_ids
+from pagemill.artifacts.json_file import read_json_object
 from pagemill.artifacts.weight_index import INDEX, SINGLE, names_of_weight_files
 from pagemill.errors import ModelError
 
@@ -14,26 +14,6 @@ _DTYPES: Final = ("float32", "bfloat16", "float16")
 _DEFAULT_THETA: Final = 10_000.0
 _QUANTIZATION: Final = ("quantization_config", "compression_config")
 """What the settings are called, by newer files and by older ones of compressed-tensors."""
-_SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_UNUSED: Final[dict[str, tuple[Any, ...]]] = {
-    "bad_words_ids": ([],),
-    "begin_suppress_tokens": ([],),
-    "diversity_penalty": (0,),
-    "encoder_repetition_penalty": (1,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "length_penalty": (1,),
-    "max_new_tokens": (),
-    "no_repeat_ngram_size": (0,),
-    "num_beams": (1,),
-    "penalty_alpha": (0,),
-    "stop_strings": ([],),
-    "suppress_tokens": ([],),
-    "typical_p": (1,),
-}
-"""What a generation_config.json may recommend that has no effect here -> values, besides null, that ask for nothing."""
 
 
 @dataclass(frozen=True)
@@ -45,29 +25,23 @@ class HfFolder:
     """config.json as it is."""
     dtype: str
     eos_token_ids: tuple[int, ...]
-    generation_defaults: dict[str, float | int]
-    unused_generation_defaults: dict[str, Any]
+    generation: GenerationConfig
+    """What generation_config.json recommends."""
 
 
 def read_folder(folder: Path) -> HfFolder:
     """Read config.json and generation_config.json. Raises ModelError when one is missing, damaged or incomplete."""
     config = read_json_object(folder / "config.json")
-    generation = read_optional_json_object(folder / "generation_config.json")
+    generation = read_generation_config(folder)
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelError(f"{folder / 'config.json'} names no architecture")
-    eos = _token_ids(folder, generation.get("eos_token_id"))
     return HfFolder(
         architecture=architectures[0],
         config=config,
         dtype=_dtype(config),
-        eos_token_ids=eos or _token_ids(folder, config.get("eos_token_id")),
-        generation_defaults=_sampling(folder, generation),
-        unused_generation_defaults={
-            name: generation[name]
-            for name, neutral in _UNUSED.items()
-            if generation.get(name) is not None and generation[name] not in neutral
-        },
+        eos_token_ids=generation.eos_token_ids or token_ids(str(folder), config.get("eos_token_id")),
+        generation=generation,
     )
 
 
@@ -101,7 +75,8 @@ def quantization_config(config: dict[str, Any]) -> dict[str, Any]:
 def with_classic_rope(config: dict[str, Any]) -> dict[str, Any]:
     """A copy in which rope_theta, rope_scaling and rope_local_base_freq are there even if the file has only the newer
     `rope_parameters`, flat or one per layer type."""
-    flat, parameters = dict(config), config.get("rope_parameters")
+    flat = dict(config)
+    parameters = config.get("rope_parameters")
     if not isinstance(parameters, dict):
         return flat
     full = parameters.get("full_attention", parameters)
@@ -119,19 +94,3 @@ def with_classic_rope(config: dict[str, Any]) -> dict[str, Any]:
 def _dtype(config: dict[str, Any]) -> str:
     name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     return name if name in _DTYPES else "bfloat16"
-
-
-def _token_ids(folder: Path, value: Any) -> tuple[int, ...]:
-    """Hugging Face writes one id, a list, or null."""
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-        raise ModelError(f"{folder}: eos_token_id={shown(value)} is not a token id or a list of them")
-    return tuple(ids)
-
-
-def _sampling(folder: Path, generation: dict[str, Any]) -> dict[str, float | int]:
-    found = {name: generation[name] for name in _SAMPLING if generation.get(name) is not None}
-    for name, value in found.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ModelError(f"{folder / 'generation_config.json'}: {name}={shown(value)} is not a number")
-    return found

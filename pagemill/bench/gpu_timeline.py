@@ -82,12 +82,14 @@ def summarize_gpu(
     the prompts and the end out. None when there is nothing there."""
     if not spans:
         return None
-    first, last = spans[0].start_us, max(span.end_us for span in spans)
+    first = spans[0].start_us
+    last = max(span.end_us for span in spans)
     low, high = (first + share * (last - first) for share in window)
     inside = [span for span in spans if low <= span.start_us and span.end_us <= high]
     if not inside:
         return None
-    low, high = inside[0].start_us, max(span.end_us for span in inside)
+    low = inside[0].start_us
+    high = max(span.end_us for span in inside)
     busy_us, gaps_us = _busy_and_gaps(inside)
     duration_us = max(high - low, 1e-9)
     long_gaps = [gap for gap in gaps_us if gap >= COUNTED_GAP_US]
@@ -119,7 +121,9 @@ def gpu_table(timeline: GpuTimeline) -> str:
 
 def _busy_and_gaps(spans: Sequence[Span]) -> tuple[float, list[float]]:
     """Time covered by at least one of the spans, which are sorted by start, and the holes between."""
-    busy_us, gaps_us, covered_to = 0.0, [], spans[0].start_us
+    busy_us = 0.0
+    gaps_us = []
+    covered_to = spans[0].start_us
     for span in spans:
         if span.start_us > covered_to:
             gaps_us.append(span.start_us - covered_to)

@@ -111,4 +111,5 @@ def _note(chunk: dict[str, object], now_s: float, sent: Sent) -> None:
         sent.piece_times_s.append(now_s)
     usage = chunk.get("usage")
     if isinstance(usage, dict):
-        sent.num_prompt_tokens, sent.num_output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        sent.num_prompt_tokens = usage["prompt_tokens"]
+        sent.num_output_tokens = usage["completion_tokens"]

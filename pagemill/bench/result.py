@@ -1,8 +1,8 @@
-"""Results of a benchmark as a table and as JSON. Knows dataclasses of figures, not what they mean."""
+"""Results of a benchmark as a table and as JSON. Knows names of figures, not what they mean."""
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ def table(result: Any) -> str:
     return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
 
 
-def write_json(path: Path, result: Any, **context: Any) -> None:
-    """The figures, preceded by what they were measured on. Raises ConfigError when the file cannot be written."""
+def write_json(path: Path, figures: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """The figures, preceded by what was asked for. Raises ConfigError when the file cannot be written."""
     try:
-        path.write_text(json.dumps(context | dataclasses.asdict(result), indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({"arguments": arguments, **figures}, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 

@@ -13,7 +13,7 @@ from pagemill.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """One request."""
+    """One request of a workload."""
 
     prompt_token_ids: list[int]
     num_output_tokens: int
@@ -61,7 +61,8 @@ def _parse(path: Path, lines: list[str]) -> Iterator[WorkItem]:
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
-            token_ids, num_outputs = entry["prompt_token_ids"], entry["num_output_tokens"]
+            token_ids = entry["prompt_token_ids"]
+            num_outputs = entry["num_output_tokens"]
         except (ValueError, KeyError, TypeError):
             raise ConfigError(
                 f"{path}, request {number}: not an object with prompt_token_ids and num_output_tokens"
@@ -76,7 +77,8 @@ def _is_count(value: Any, low: int = 0) -> bool:
 
 
 def _lengths(rng: np.random.Generator, length: int, ratio: float, count: int) -> list[int]:
-    low, high = max(1, round(length * (1 - ratio))), round(length * (1 + ratio))
+    low = max(1, round(length * (1 - ratio)))
+    high = round(length * (1 + ratio))
     lengths: list[int] = rng.integers(low, high + 1, count).tolist()
     return lengths
 

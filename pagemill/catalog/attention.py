@@ -5,7 +5,6 @@ from typing import Any
 from pagemill.catalog.registry import Registry
 
 _BACKENDS = "pagemill.model.attention.backends"
-_LISTED = "pagemill.model.attention.listed"
 
 ATTENTION: Registry[Any] = Registry(
     "attention backend",
@@ -21,24 +20,6 @@ ATTENTION: Registry[Any] = Registry(
         "TORCH_MLA": f"{_BACKENDS}.torch_mla:TorchMlaBackend",
     },
 )
-for _name in (
-    "FLASH_ATTN_DIFFKV",
-    "TREE_ATTN",
-    "ROCM_AITER_FA",
-    "ROCM_AITER_UNIFIED_ATTN",
-    "ROCM_ATTN",
-    "CUTLASS_MLA",
-    "FLASHINFER_MLA",
-    "FLASHINFER_MLA_SPARSE",
-    "FLASHMLA",
-    "FLASHMLA_SPARSE",
-    "FLASH_ATTN_MLA",
-    "ROCM_AITER_MLA",
-    "ROCM_AITER_MLA_SPARSE",
-    "ROCM_AITER_TRITON_MLA",
-):
-    ATTENTION.add(_name, f"{_LISTED}:{_name}")
-
 BLACKWELL_ORDER = ("FLASHINFER", "FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_PAGED")
 HOPPER_ORDER = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_PAGED")
 """Of compute capability 8 and 9, and of everything older."""
@@ -55,10 +36,11 @@ HOPPER_MLA_ORDER = ("FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "TRITON_MLA"
 
 
 def cuda_order(compute: tuple[int, int], mla: bool = False) -> tuple[str, ...]:
-    """Names of backends for a GPU of this compute capability, best first; those that the catalogue has."""
-    orders = (BLACKWELL_ORDER, BLACKWELL_MLA_ORDER) if compute[0] >= 10 else (HOPPER_ORDER, HOPPER_MLA_ORDER)
-    order: tuple[str, ...] = orders[mla]
-    return tuple(name for name in order if name in ATTENTION)
+    """Names of backends for a GPU of this compute capability, best first; also of some that pagemill does not have
+    (model/attention/known_elsewhere.py), so that an error says why none fits."""
+    if compute[0] >= 10:
+        return BLACKWELL_MLA_ORDER if mla else BLACKWELL_ORDER
+    return HOPPER_MLA_ORDER if mla else HOPPER_ORDER
 
 
 def register_backend(name: str, path: str) -> None:

@@ -4,15 +4,27 @@ from typing import Any
 
 from pagemill.catalog.registry import Registry
 
+OPERATOR = "operator"
+"""Mounted on demand only."""
+
 ENDPOINTS: Registry[Any] = Registry(
     "endpoint",
     {
         "chat": "pagemill.serve.http.routes.chat:router",
         "completions": "pagemill.serve.http.routes.completions:router",
         "embeddings": "pagemill.serve.http.routes.embeddings:router",
+        "anthropic": "pagemill.serve.http.routes.anthropic:router",
+        "ollama": "pagemill.serve.http.routes.ollama:router",
+        "ollama_models": "pagemill.serve.http.routes.ollama_models:router",
+        "tokenize": "pagemill.serve.http.routes.tokenize:router",
+        "render": "pagemill.serve.http.routes.render:router",
+        "scores": "pagemill.serve.http.routes.scores:router",
         "models": "pagemill.serve.http.routes.models:router",
         "health": "pagemill.serve.http.routes.health:router",
         "metrics": "pagemill.serve.http.routes.metrics:router",
+        "llama_cpp": "pagemill.serve.http.routes.llama_cpp:router",
+        OPERATOR: "pagemill.serve.http.routes.operator:router",
+        "absent": "pagemill.serve.http.routes.absent:router",
         "playground": "pagemill.serve.http.routes.playground:router",
     },
 )

@@ -4,7 +4,9 @@ from typing import Any
 
 from pagemill.catalog.registry import Registry
 
-UNI, MP, RAY = "uni", "mp", "ray"
+UNI = "uni"
+MP = "mp"
+RAY = "ray"
 """Names that other modules compare; plug-ins add more to the table."""
 
 EXECUTORS: Registry[Any] = Registry(

@@ -4,7 +4,8 @@ from typing import Any
 
 from pagemill.catalog.registry import Registry
 
-CUDA, CPU = "cuda", "cpu"
+CUDA = "cuda"
+CPU = "cpu"
 """Names of our own; plug-ins add more to the table."""
 
 PLATFORMS: Registry[Any] = Registry(

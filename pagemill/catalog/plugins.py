@@ -53,6 +53,12 @@ class Catalogue:
     """quant_method in a config.json -> the same, of that checkpoint (docs/how-to/add-a-quantization-method.md)."""
     logits: Registry[Any] = field(default_factory=lambda: _table("logits", "LOGITS"))
     """Logits processor -> `LogitsProcessor` class; later lines apply later."""
+    step_extensions: Registry[Any] = field(default_factory=lambda: _table("step_extensions", "STEP_EXTENSIONS"))
+    """Step extension -> `StepExtension`, its halves in the engine and on the workers; later lines apply later."""
+    grammars: Registry[Any] = field(default_factory=lambda: _table("grammars", "GRAMMARS"))
+    """Grammar backend -> `GrammarBackend` class."""
+    proposers: Registry[Any] = field(default_factory=lambda: _table("proposers", "PROPOSERS"))
+    """Proposer of drafts -> `Proposer` class."""
     endpoints: Registry[Any] = field(default_factory=lambda: _table("endpoints", "ENDPOINTS"))
     """HTTP endpoint -> FastAPI router; later lines are mounted later."""
     reasoning_parsers: Registry[Any] = field(default_factory=lambda: _table("parsers", "REASONING_PARSERS"))

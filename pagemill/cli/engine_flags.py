@@ -1,11 +1,10 @@
 """From parsed flags to `EngineArgs` and `ServerConfig`. The settings themselves are listed in config.sections."""
 
 import argparse
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from pagemill.config.arguments import ENGINE_SECTIONS, EngineArgs, add_flags
+from pagemill.config.arguments import ENGINE_SECTIONS, EngineArgs, add_flags, setting_names
 from pagemill.config.no_effect import CompatConfig
 
 
@@ -16,9 +15,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, skip: Iterable[str] = ()) 
 
 def given_settings(args: argparse.Namespace, skip: Iterable[str] = ()) -> dict[str, Any]:
     """Engine settings that were given on the command line: field -> value."""
-    names = {
-        field.name for cls in (*ENGINE_SECTIONS.values(), CompatConfig) for field in dataclasses.fields(cls)
-    } - set(skip)
+    names = setting_names() - set(skip)
     return {name: value for name, value in vars(args).items() if name in names and value is not None}
 
 

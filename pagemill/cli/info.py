@@ -6,7 +6,7 @@ Reads no setting, so it cannot print a secret.
 import argparse
 import importlib.metadata
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pagemill import __version__
@@ -23,11 +23,15 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; 0."""
-    rows = list(report())
-    width = max(len(name) for name, _ in rows) + 2
+    print_rows(list(report()))
+    return 0
+
+
+def print_rows(rows: Sequence[tuple[str, str]]) -> None:
+    """(name, value) lines, values below each other."""
+    width = max((len(name) for name, _ in rows), default=0) + 2
     for name, value in rows:
         print(f"{name:<{width}}{value}")
-    return 0
 
 
 def report() -> Iterator[tuple[str, str]]:

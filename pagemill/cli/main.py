@@ -3,17 +3,17 @@
 Knows the subcommands by name only; a module is imported when its command is called.
 """
 
-import argparse
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pagemill import __version__, envs
 from pagemill.cli.errors import UsageError
-from pagemill.config.refused_settings import refusal_of
+from pagemill.cli.help_parts import PREFIX, asked_part, help_on
+from pagemill.config.flag_words import FlexibleArgumentParser, refused_among
 from pagemill.errors import ConfigError, PagemillError
 from pagemill.utils.gc_pause import gc_paused
 
@@ -22,9 +22,14 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "complete": "continue a text",
     "bench": "measure throughput, latency, a running server or the scheduler",
+    "run-batch": "answer every request of a file in OpenAI's batch format",
+    "models": "list, fetch and remove the models of this machine",
+    "connect": "print what a coding agent needs to use a running server",
     "info": "print versions, the machine and the known models",
+    "collect-env": "print what info does and the environment, without secrets",
+    "completion": "print a script with which bash or zsh completes commands",
 }
-"""Subcommand -> help; its module is pagemill.cli.<subcommand>, with `add_parser(subparsers)` and `run(args) -> int`."""
+"""Subcommand -> help; its module (`module_of`) has `add_parser(subparsers)` and `run(args) -> int`."""
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -32,15 +37,19 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(FlexibleArgumentParser):
     """A parser that answers wrong usage with one line instead of every flag there is."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As of argparse; `--help=PART` prints a part of the help and ends the program."""
+        part = asked_part(args or ()) if self._subparsers is None or (args or [""])[0].startswith(PREFIX) else None
+        if part is not None:
+            self._print_message(help_on(self, part), sys.stdout)
+            self.exit()
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
-        for word in message.split() if message.startswith("unrecognized arguments:") else ():
-            refusal = refusal_of(word)
-            if refusal is not None:
-                raise UsageError(refusal)
-        raise UsageError(f"{message}; see '{self.prog} --help'")
+        raise UsageError(refused_among(message) or f"{message}; see '{self.prog} --help'")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,6 +84,11 @@ def _run(argv: list[str]) -> int:
     return code
 
 
+def module_of(command: str) -> str:
+    """The module of a subcommand."""
+    return f"pagemill.cli.{command.replace('-', '_')}"
+
+
 def _build_parser(chosen: str) -> tuple[Parser, ModuleType | None]:
     """The parser with all commands by name and help, but only the chosen one's flags; and its module."""
     parser = Parser(prog="pagemill", description="An LLM inference and serving engine.", allow_abbrev=False)
@@ -83,7 +97,7 @@ def _build_parser(chosen: str) -> tuple[Parser, ModuleType | None]:
     module = None
     for name, summary in COMMANDS.items():
         if name == chosen:
-            module = importlib.import_module(f"pagemill.cli.{name}")
+            module = importlib.import_module(module_of(name))
             module.add_parser(subparsers)
         else:
             subparsers.add_parser(name, help=summary)

@@ -64,7 +64,7 @@ class Repl:
             if line in ("/exit", "/quit"):
                 return 0
             try:
-                self._obey(line)
+                self._execute(line)
             except PagemillError as error:
                 self._view.error(str(error))
 
@@ -73,7 +73,7 @@ class Repl:
         head: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return head + self.turns
 
-    def _obey(self, line: str) -> None:
+    def _execute(self, line: str) -> None:
         if not line:
             return
         if not line.startswith("/") or line.startswith("//"):
@@ -87,7 +87,9 @@ class Repl:
     def _ask(self, question: str) -> None:
         """Stream one answer. It stays in the conversation, also when it was stopped; after an error nothing does."""
         self.turns.append({"role": "user", "content": question})
-        timer, pieces, stopped = AnswerTimer(), [], False
+        timer = AnswerTimer()
+        pieces = []
+        stopped = False
         try:
             with self._view.answer() as write, contextlib.closing(self._stream()) as deltas:
                 for delta in deltas:

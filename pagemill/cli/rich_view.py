@@ -79,7 +79,10 @@ class MarkdownStream:
 def split_finished(text: str) -> tuple[str, str]:
     """(blocks that no further text can change, the rest): cut after the last blank line that is followed by a line
     without indent and lies outside a fenced code block."""
-    fence, cut, position, after_blank = "", 0, 0, False
+    fence = ""
+    cut = 0
+    position = 0
+    after_blank = False
     for line in text.splitlines(keepends=True):
         mark = line.lstrip()[:3]
         if not fence and after_blank and line[0] not in " \t\n":

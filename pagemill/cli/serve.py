@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pagemill.artifacts.aliases import ALIASES
+from pagemill.cli.config_file import ConfigFile, with_file
 from pagemill.cli.engine_flags import add_engine_flags, engine_args
 from pagemill.cli.errors import UsageError
 from pagemill.config.arguments import add_flags, make_section
@@ -19,12 +20,17 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument(
+        "--config", action=ConfigFile, metavar="FILE", help="YAML file of flags, such as max-model-len: 4k; those of "
+        "the command line go before",
+    )  # fmt: skip
     add_flags(parser, [ServerConfig, FleetConfig])
     add_engine_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; the server's exit code."""
+    args = with_file(args)
     if args.model_argument is not None:
         if args.model not in (None, args.model_argument):
             raise UsageError(f"two models: MODEL is {args.model_argument!r}, --model is {args.model!r}; give one")

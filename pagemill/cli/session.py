@@ -102,4 +102,4 @@ def _open_inproc(args: argparse.Namespace) -> Session:
 
         # Lines of figures would come between those of the conversation.
         settings = {"disable_log_stats": True} | given_settings(args, skip=SAMPLING_NOT_ENGINE)
-        return InprocSession(build_inproc(EngineArgs(**settings), inline=True).llm, args.model)
+        return InprocSession(build_inproc(EngineArgs(**settings)).llm, args.model)

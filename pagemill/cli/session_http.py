@@ -28,13 +28,13 @@ class HttpSession:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """`url` with or without /v1. `model` None takes the server's. `transport` replaces the network in tests."""
-        self.url = _base_url(url)
+        self.url = base_url(url)
         self.model = model or self.url
         self._model = model
         self._client = httpx.Client(
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            trust_env=not _is_this_machine(self.url),
+            trust_env=not is_this_machine(self.url),
             transport=transport,
         )
 
@@ -55,7 +55,7 @@ class HttpSession:
             with self._client.stream("POST", self.url + path, json=body) as response:
                 if response.status_code != 200:
                     response.read()
-                    raise ServerError(_refusal(response))
+                    raise ServerError(refusal(response))
                 yield from _deltas(response)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             raise ServerError(
@@ -102,7 +102,8 @@ def _usage(counts: Mapping[str, Any] | None) -> Usage | None:
     return Usage(counts.get("prompt_tokens", 0), counts.get("completion_tokens", 0), cached)
 
 
-def _refusal(response: httpx.Response) -> str:
+def refusal(response: httpx.Response) -> str:
+    """What to tell the user of an answer that is none."""
     if response.status_code == 401:
         return "the server wants a key: give --api-key, or set PAGEMILL_API_KEY"
     try:
@@ -118,7 +119,8 @@ def _message(body: Any) -> str:
     return str(error["message"] if isinstance(error, dict) and "message" in error else error or body)[:MAX_SHOWN_CHARS]
 
 
-def _base_url(url: str) -> str:
+def base_url(url: str) -> str:
+    """The address of a server without /v1. Raises ServerError for what is no URL."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -128,7 +130,7 @@ def _base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _is_this_machine(url: str) -> bool:
+def is_this_machine(url: str) -> bool:
     """Whether a proxy from the environment would be nonsense."""
     host = httpx.URL(url).host
     try:

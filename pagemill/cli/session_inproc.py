@@ -5,38 +5,20 @@ Knows the asynchronous front end; knows nothing about how the engine was built.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 
 from pagemill.cli.sampling_flags import Params
 from pagemill.cli.session import Delta, Message, Usage
 from pagemill.messages.outputs import RequestOutput
-from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
-from pagemill.tokenizers.interface import Tokenizer
-
-
-class AsyncModel(Protocol):
-    """What this needs of AsyncLLM."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's."""
-
-    @property
-    def default_params(self) -> SamplingParams:
-        """The sampling that the model recommends."""
-
-    def generate(self, prompt: Any, sampling_params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of one request; closing the generator aborts it."""
-
-    async def shutdown(self) -> None:
-        """Stop the engine."""
+from pagemill.messages.prompts import Prompt
+from pagemill.messages.sampling_params import RequestOutputKind
+from pagemill.serve.async_llm import AsyncLLM
 
 
 class InprocSession:
     """Runs the engine's event loop while an answer is awaited, and only then; Ctrl-C cancels the wait."""
 
-    def __init__(self, llm: AsyncModel, model: str) -> None:
+    def __init__(self, llm: AsyncLLM, model: str) -> None:
         self.model = model
         self._llm = llm
         self._runner = asyncio.Runner()
@@ -53,7 +35,7 @@ class InprocSession:
         with self._runner:
             self._runner.run(self._llm.shutdown())
 
-    def _stream(self, prompt: Mapping[str, Any], params: Params) -> Generator[Delta, None, None]:
+    def _stream(self, prompt: Prompt, params: Params) -> Generator[Delta, None, None]:
         given = {"max_tokens": None, **params}
         sampling = self._llm.default_params.replace(**given, output_kind=RequestOutputKind.DELTA)
         outputs = _deltas(self._llm.generate(prompt, sampling))

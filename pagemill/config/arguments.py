@@ -6,12 +6,13 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 from pagemill.config.fields import check_values
-from pagemill.config.nested_flags import add_nested_flags, json_object
+from pagemill.config.flag_words import whole_number
+from pagemill.config.nested_flags import LayOver, add_nested_flags, json_object
 from pagemill.config.no_effect import CompatConfig
-from pagemill.config.refused_settings import REFUSED_SETTINGS
+from pagemill.config.refused_settings import check_settings
 from pagemill.config.sections import EngineSettings
 from pagemill.errors import ConfigError
 
@@ -30,17 +31,32 @@ class EngineArgs:
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         if model is not None:
             settings["model"] = model
-        known = {field.name for cls in (*ENGINE_SECTIONS.values(), CompatConfig) for field in dataclasses.fields(cls)}
+        known = setting_names()
+        settings = check_settings(settings)
         unknown = sorted(set(settings) - known)
-        for name in unknown:
-            if name in REFUSED_SETTINGS:
-                raise ConfigError(f"{name} is not supported: {REFUSED_SETTINGS[name]}")
         if unknown:
             raise TypeError(f"unknown argument {unknown[0]!r}; known: {', '.join(sorted(known))}")
         make_section(CompatConfig, settings)
         self.given = frozenset(name for name, value in settings.items() if value is not None)
         """Names of the settings that the user gave."""
         self.settings = EngineSettings(**{name: make_section(cls, settings) for name, cls in ENGINE_SECTIONS.items()})
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add one flag for each setting to a parser of one's own, and return it. Unset flags stay None."""
+        add_flags(parser, (*ENGINE_SECTIONS.values(), CompatConfig))
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """The settings that a parser found; what it found besides is somebody else's. Raises ConfigError for a value of
+        the wrong type or range."""
+        return cls(**{name: value for name, value in vars(args).items() if name in setting_names()})
+
+
+def setting_names() -> set[str]:
+    """The keywords that `EngineArgs` takes: the names of all settings."""
+    return {field.name for cls in (*ENGINE_SECTIONS.values(), CompatConfig) for field in dataclasses.fields(cls)}
 
 
 def make_section(cls: type, values: Mapping[str, Any]) -> Any:
@@ -137,11 +153,13 @@ def _flag_options(field: "dataclasses.Field[Any]", kind: type, hint: Any) -> dic
     if kind is bool:
         return options | {"action": argparse.BooleanOptionalAction}
     if kind is dict:
-        return options | {"type": json_object, "metavar": "JSON"}
+        return options | {"type": json_object, "metavar": "JSON", "action": LayOver}
     if kind is tuple:
         return options | {"type": item_kind(hint), "nargs": "+", "action": "extend"}
     if field.metadata["choices"]:
         options["choices"] = field.metadata["choices"]
+    if kind is int:
+        return options | {"type": whole_number}
     return options | {"type": str if issubclass(kind, str) else kind}
 
 

@@ -11,7 +11,8 @@ from pagemill.config.graph_mode import GraphMode
 from pagemill.config.sections import ATTENTION_OP, CompilationConfig, CompilationSettings, GraphSettings
 from pagemill.errors import ConfigError
 
-NO_COMPILER, PIECEWISE_COMPILER = 0, 3
+NO_COMPILER = 0
+PIECEWISE_COMPILER = 3
 MODES = {NO_COMPILER: "no compilation", PIECEWISE_COMPILER: "piecewise torch.compile"}
 
 LEVELS: dict[int, tuple[int, GraphMode]] = {
@@ -134,9 +135,11 @@ def _sizes(given: CompilationSettings, mode: GraphMode, limits: GraphLimits) -> 
             f"cudagraph_capture_sizes={list(sizes)} is not allowed: one or more numbers of tokens, each at least 1; "
             "for no graphs use cudagraph_mode NONE"
         )
-    bound, name = limits.token_budget, "max_num_batched_tokens"
+    bound = limits.token_budget
+    name = "max_num_batched_tokens"
     if largest is not None and largest < bound:
-        bound, name = largest, "max_cudagraph_capture_size"
+        bound = largest
+        name = "max_cudagraph_capture_size"
     if max(sizes) > bound:
         raise ConfigError(f"cudagraph_capture_sizes: {max(sizes)} is more than {name}={bound}")
     sizes = tuple(sorted(set(sizes)))

@@ -71,7 +71,8 @@ def _parse(name: str, given: str, rank: int) -> Endpoint:
     match = TCP.fullmatch(given)
     if match is None:
         raise ConfigError(f"kv_events_config: {name}={given!r} is not an endpoint; {ALLOWED}")
-    host, port = match["host"], int(match["port"]) + rank
+    host = match["host"]
+    port = int(match["port"]) + rank
     if not (int(match["port"]) and port <= 65535):
         extra = f" plus data-parallel rank {rank}" if rank else ""
         raise ConfigError(f"kv_events_config: the port of {name}={given!r}{extra} is not one of 1 to 65535")

@@ -32,9 +32,10 @@ class ModelFacts:
     """Rows of the output head: the width of the logits."""
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, Any] = field(default_factory=dict)
-    """From generation_config.json: temperature, top_p, top_k, min_p, where given."""
+    """What files or settings recommend, where given: temperature, top_p, top_k, min_p, repetition_penalty,
+    max_new_tokens."""
     unused_generation_defaults: dict[str, Any] = field(default_factory=dict)
-    """What the files recommend besides, and nothing here heeds: repetition_penalty and the like."""
+    """What the files recommend besides, and nothing here heeds: typical_p and the like."""
     has_head: bool = True
     """Whether there is an output head: without one, no text can be generated."""
     pooling_type: PoolingType | None = None

@@ -23,7 +23,8 @@ def check_values(section: Any) -> None:
     """Check each field of a section, and of settings inside it, against its own choices and lower bound; numbers are
     finite, as no bound stops what is not a number. Raises ConfigError."""
     for field in dataclasses.fields(section):
-        value, meta = getattr(section, field.name), field.metadata
+        value = getattr(section, field.name)
+        meta = field.metadata
         if meta["choices"] and value is not None and value not in meta["choices"]:
             raise ConfigError(f"{field.name}={value!r} is not one of {', '.join(meta['choices'])}")
         if isinstance(value, float) and not math.isfinite(value):

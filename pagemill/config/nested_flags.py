@@ -17,18 +17,26 @@ def json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON, such as {_example(text)}: {error}") from error
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
     return value
 
 
+def _example(text: str) -> str:
+    """What `image=2,video=1` would be as a JSON object; any object for another text."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(name.strip().isidentifier() and equals for name, equals, _ in pairs):
+        return '{"name": 1}'
+    return json.dumps({name.strip(): int(value) if value.strip().isdecimal() else value for name, _, value in pairs})
+
+
 def add_nested_flags(group: Any, names: Sequence[str], dest: str, section: type, help_text: str) -> None:
     """`names` take a JSON object, `NAME.FIELD` one field of it. All given are laid over each other, in their order."""
-    group.add_argument(*names, dest=dest, action=_Lay, type=json_object, metavar="JSON", help=help_text)
+    group.add_argument(*names, dest=dest, action=LayOver, type=json_object, metavar="JSON", help=help_text)
     for path, kind in _fields(section):
         dotted = [f"{name}.{'.'.join(path)}" for name in names]
-        group.add_argument(*dotted, dest=dest, action=_Lay, type=_reader(kind), path=path, help=argparse.SUPPRESS)
+        group.add_argument(*dotted, dest=dest, action=LayOver, type=_reader(kind), path=path, help=argparse.SUPPRESS)
 
 
 def _fields(section: type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
@@ -64,7 +72,7 @@ def _list(text: str) -> Any:
     return [int(part) for part in parts] if all(part.strip().isdecimal() for part in parts) else text
 
 
-class _Lay(argparse.Action):
+class LayOver(argparse.Action):
     """Lays an object, or one field, over what was given before."""
 
     def __init__(self, *args: Any, path: tuple[str, ...] = (), **options: Any) -> None:

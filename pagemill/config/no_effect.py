@@ -18,7 +18,6 @@ from pagemill.config.sections import CacheConfig, ModelConfig
 class CompatConfig:
     """Settings of vLLM that change nothing here, whatever they are; accepted so that scripts need no editing."""
 
-    trust_remote_code: bool = setting(False, "architectures are native, and code of a repository is never run")
     code_revision: str | None = setting(None, "code of a repository is never run")
     tokenizer_mode: str = setting("auto", "there is one kind of tokenizer", choices=("auto", "hf"))
     config_format: str = setting("auto", "the format of a model's files is found out", choices=("auto", "hf"))
@@ -43,6 +42,7 @@ class CompatConfig:
     allowed_media_domains: tuple[str, ...] | None = setting(None, "models here take text only; nothing is fetched")
     enable_prompt_tokens_details: bool = setting(False, "usage.prompt_tokens_details is always there")
     enable_request_id_headers: bool = setting(False, "every answer has the header X-Request-Id")
+    enable_server_load_tracking: bool = setting(False, "/load always answers")
     disable_log_requests: bool = setting(False, "requests are not logged")
     disable_uvicorn_access_log: bool = setting(False, "requests are not logged")
     disable_access_log_for_endpoints: str | None = setting(None, "requests are not logged")

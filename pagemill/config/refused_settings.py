@@ -1,12 +1,40 @@
 """Settings of vLLM that have no counterpart here: what to do instead, by the name of the keyword.
 
-A flag or keyword of these is an error that says so, instead of one that is merely unknown. Add a setting to sections.py
-and take it out here when its effect exists.
+A flag or keyword of these is an error that says so, instead of one that is merely unknown; a keyword that has the value
+that it has in vLLM by default asks for nothing. Add a setting to sections.py and take it out here when its effect
+exists.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pagemill.catalog.vllm_flags import DEFAULTS, SHORT_FLAGS
+from pagemill.errors import ConfigError
+
+_ELSEWHERE: Final[tuple[tuple[str, str], ...]] = (
+    ("send return_tokens_as_token_ids with each request", "return_tokens_as_token_ids"),
+    ("use --cpu-threads-bind", "numa_bind numa_bind_nodes numa_bind_cpus"),
+    ("set CUDA_VISIBLE_DEVICES", "device_ids"),
+    ("links and engines have time-outs of their own: --engine-hang-timeout, --data-parallel-node-timeout",
+     "distributed_timeout_seconds cpu_distributed_timeout_seconds enable_fault_tolerance fault_tolerance_config"),
+    ("use `pagemill bench --profile`", "profiler_config enable_layerwise_nvtx_tracing ray_workers_use_nsight"),
+    ("use --hf-overrides", "hf_config_path"),
+    ("set HF_TOKEN in the environment", "hf_token"),
+    ("send chat_template_kwargs with each request", "default_chat_template_kwargs"),
+    ("set PAGEMILL_LOGGING_LEVEL", "logging_config log_level log_config_file log_error_stack"),
+    ("clients ask for it with stream_options.include_usage", "enable_force_include_usage"),
+    ("use --distributed-executor-backend ray", "worker_use_ray engine_use_ray"),
+    ("use --runner", "task"),
+    ("use --hf-overrides", "rope_scaling rope_theta"),
+    ("use --cudagraph-capture-sizes and --max-cudagraph-capture-size", "cuda_graph_sizes max_seq_len_to_capture"),
+    ("--reasoning-parser alone is enough", "enable_reasoning"),
+    ("use --structured-outputs-config.backend", "guided_decoding_backend"),
+)  # fmt: skip
+"""What is here under another name, or in another place."""
 
 _GROUPS: Final[tuple[tuple[str, str], ...]] = (
+    ("code of a repository is never run, and architectures are native (see `pagemill info`); leave it out",
+     "trust_remote_code"),
     ("adapters are not loaded yet; serve a checkpoint into which the adapter is merged",
      "enable_lora max_loras max_lora_rank lora_dtype enable_tower_connector_lora max_cpu_loras fully_sharded_loras "
      "lora_target_modules default_mm_loras specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras "
@@ -19,8 +47,6 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
     ("tools are called by clients only; leave it out", "tool_server"),
     ("how much is thought cannot be limited yet; leave it out", "reasoning_config anthropic_disabled_thinking_effort"),
     ("there is no parser for that model yet; leave it out", "cohere_is_reasoning_model cohere_format"),
-    ("there is no structured output yet; leave it out", "structured_outputs_config"),
-    ("there are no logprobs yet; leave it out", "max_logprobs logprobs_mode return_tokens_as_token_ids"),
     ("nothing is handed over between servers yet; leave it out",
      "kv_transfer_config ec_transfer_config ec_manager_config engram_config weight_transfer_config aux_output_config"),
     ("nothing is kept outside of the device's memory; use --kv-cache-memory-bytes, --quantization, or more workers",
@@ -61,19 +87,10 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
      "enable_ep_weight_filter all2all_backend enable_dbo ubatch_size dbo_decode_token_threshold "
      "dbo_prefill_token_threshold enable_elastic_ep elastic_ep_max_dp_size enable_eplb eplb_config "
      "expert_placement_strategy dp_sync_interval disable_nccl_for_dp_synchronization enable_shm_tensor_arena"),
-    ("use --cpu-threads-bind", "numa_bind numa_bind_nodes numa_bind_cpus"),
-    ("set CUDA_VISIBLE_DEVICES", "device_ids"),
-    ("links and engines have time-outs of their own: --engine-hang-timeout, --data-parallel-node-timeout",
-     "distributed_timeout_seconds cpu_distributed_timeout_seconds enable_fault_tolerance fault_tolerance_config"),
     ("install a plug-in (docs/plug-ins.md)",
-     "worker_cls worker_extension_cls logits_processors io_processor_plugin middleware model_class_overrides"),
-    ("use `pagemill bench --profile`", "profiler_config enable_layerwise_nvtx_tracing ray_workers_use_nsight"),
-    ("use --hf-overrides", "hf_config_path"),
-    ("set HF_TOKEN in the environment", "hf_token"),
+     "worker_cls worker_extension_cls io_processor_plugin middleware model_class_overrides"),
     ("convert the checkpoint to safetensors", "model_loader_extra_config"),
-    ("send the values with each request, or edit the model's generation_config.json", "override_generation_config"),
     ("pooling models are used as they are, or any model with --runner pooling", "convert"),
-    ("send chat_template_kwargs with each request", "default_chat_template_kwargs"),
     ("start with --chat-template", "trust_request_chat_template"),
     ("texts are given in the form that the template takes; leave it out", "chat_template_content_format"),
     ("answers are those of an assistant; leave it out", "response_role"),
@@ -81,35 +98,55 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
      "ssl_keyfile ssl_certfile ssl_ca_certs enable_ssl_refresh ssl_cert_reqs ssl_ciphers uds root_path"),
     ("all methods and headers are allowed for --allowed-origins, without credentials",
      "allow_credentials allowed_methods allowed_headers"),
-    ("set PAGEMILL_LOGGING_LEVEL", "logging_config log_level log_config_file log_error_stack"),
     ("requests and answers are not logged; have a proxy do it",
      "enable_log_requests enable_log_outputs enable_log_deltas max_log_len"),
     ("see docs/metrics.md for what is counted; leave it out",
      "show_hidden_metrics_for_version otlp_traces_endpoint collect_detailed_traces custom_histogram_buckets "
      "enable_mfu_metrics enable_logging_iteration_details aggregate_engine_logging jit_monitor_mode "
-     "jit_monitor_verbose enable_per_request_metrics enable_server_load_tracking"),
-    ("clients ask for it with stream_options.include_usage", "enable_force_include_usage"),
+     "jit_monitor_verbose enable_per_request_metrics"),
     ("there is no such event in streams; leave it out", "sse_keep_alive_interval"),
     ("there is no such endpoint; leave it out",
      "enable_tokenizer_info_endpoint enable_offline_docs tokens_only enable_scale_out enable_flash_late_interaction "
      "grpc grpc_port"),
-    ("write the flags on the command line", "config"),
     ("it is not implemented; leave it out",
      "enable_return_routed_experts return_sampling_mask enable_trace_replay watermark_config diffusion_config "
      "additional_config fingerprint_mode fingerprint_value fail_on_environ_validation renderer_num_workers"),
+    ("it was a setting of earlier releases of vLLM, and does nothing there either; leave it out",
+     "swap_space use_v2_block_manager num_scheduler_steps multi_step_stream_outputs num_lookahead_slots "
+     "preemption_mode disable_async_output_proc disable_frontend_multiprocessing "
+     "max_num_partial_prefills max_long_partial_prefills scheduler_delay_factor"),
 )  # fmt: skip
 
-REFUSED_SETTINGS: Final[dict[str, str]] = {name: instead for instead, names in _GROUPS for name in names.split()}
-"""Name of the keyword -> what to do instead."""
+ELSEWHERE: Final[dict[str, str]] = {name: instead for instead, names in _ELSEWHERE for name in names.split()}
+"""Name of the keyword -> where it is."""
+
+REFUSED_SETTINGS: Final[dict[str, str]] = ELSEWHERE | {
+    name: instead for instead, names in _GROUPS for name in names.split()
+}
+"""Name of the keyword -> what to do instead; those of `ELSEWHERE` too."""
+
+
+def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left of keywords without those that ask for nothing. Raises ConfigError for one that is refused."""
+    for name in sorted(REFUSED_SETTINGS.keys() & given):
+        if not asks_for_nothing(name, given[name]):
+            raise ConfigError(f"{name} is not supported: {REFUSED_SETTINGS[name]}")
+    return {name: value for name, value in given.items() if name not in REFUSED_SETTINGS}
+
+
+def asks_for_nothing(name: str, value: Any) -> bool:
+    """Whether a setting has the value that it has in vLLM where nobody gives it."""
+    default = DEFAULTS.get(name)
+    return value is None or (type(value) is type(default) and value == default)
 
 
 def refusal_of(flag: str) -> str | None:
-    """What to say of a flag as it was typed (`--enable-lora`, `--ssl-keyfile=x`, `--no-...`); None for one that nobody
-    knows."""
-    name = flag.partition("=")[0].partition(".")[0].removeprefix("--").replace("-", "_")
+    """What to say of a flag as it was typed (`--enable-lora`, `--ssl-keyfile=x`, `--no-...`, `-sc`); None for one that
+    nobody knows."""
+    typed = flag.partition("=")[0]
+    long = f"--{SHORT_FLAGS[short]}" if (short := typed.partition(".")[0]) in SHORT_FLAGS else typed
+    if not long.startswith("--"):
+        return None
+    name = long.partition(".")[0].removeprefix("--").replace("-", "_")
     instead = REFUSED_SETTINGS.get(name) or REFUSED_SETTINGS.get(name.removeprefix("no_"))
-    return (
-        None
-        if instead is None or not flag.startswith("--")
-        else f"{flag.partition('=')[0]} is not supported: {instead}"
-    )
+    return None if instead is None else f"{typed} is not supported: {instead}"

@@ -8,9 +8,10 @@ lists the sections (docs/adr/0004-settings-and-config.md).
 
 from dataclasses import dataclass, field, replace
 
-from pagemill.config.choices import HashAlgorithm, Runner, SchedulingPolicy
+from pagemill.config.choices import HashAlgorithm, LogprobsMode, Runner, SchedulingPolicy
 from pagemill.config.fields import setting
 from pagemill.config.graph_mode import GraphMode
+from pagemill.config.structured_outputs import StructuredOutputsConfig
 from pagemill.config.thread_lists import join_lists, parse_lists
 from pagemill.messages.pooling_params import PoolingType
 
@@ -57,7 +58,7 @@ class PoolerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerConfig(PoolerSettings):
-    """`PoolerSettings`, resolved."""
+    """How vectors are made, as it runs: `PoolerSettings` with every field decided."""
 
     pooling_type: PoolingType = field()
     normalize: bool = field()
@@ -92,8 +93,15 @@ class ModelSettings:
     hf_overrides: dict[str, object] = setting({}, "JSON object laid over the model's config.json")
     generation_config: str = setting(
         "auto",
-        "'auto': default sampling from the model's generation_config.json; 'vllm': neutral defaults",
-        choices=("auto", "vllm"),
+        "where default sampling comes from: 'auto' is the model's generation_config.json, 'vllm' none (neutral "
+        "defaults), anything else a folder with such a file",
+    )
+    override_generation_config: dict[str, object] = setting(
+        {},
+        "JSON object laid over it: temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens, eos_token_id",
+    )
+    logits_processors: tuple[str, ...] = setting(
+        (), "logits processors of one's own, as module:Class; they apply after the built-in ones (docs/sampling.md)"
     )
     chat_template: str | None = setting(None, "file with a Jinja chat template (default: the model's)")
     parse_control_tokens: str = setting(
@@ -116,6 +124,18 @@ class ModelSettings:
         choices=tuple(Runner),
     )
     pooler_config: PoolerSettings = setting(PoolerSettings(), "JSON object: how prompts become vectors")
+    structured_outputs_config: StructuredOutputsConfig = setting(
+        StructuredOutputsConfig(), "JSON object: what follows the forms of outputs, and what holds for all of them"
+    )
+    max_logprobs: int = setting(
+        20, "most candidates per token whose log-probabilities a request may ask for; -1: the whole vocabulary", low=-1
+    )
+    logprobs_mode: LogprobsMode = setting(
+        LogprobsMode.RAW_LOGPROBS,
+        "what logprobs are: log-probabilities or logits, as the model gives them (raw) or after logits processors, "
+        "temperature and filters (processed)",
+        choices=tuple(LogprobsMode),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +146,7 @@ class ModelConfig(ModelSettings):
     max_model_len: int = field()
     runner: Runner = field()
     pooler_config: PoolerConfig = field()
+    structured_outputs_config: StructuredOutputsConfig = field()
 
     @property
     def pools(self) -> bool:
@@ -211,7 +232,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig(CacheSettings):
-    """`CacheSettings`, resolved."""
+    """The KV cache as it runs: `CacheSettings` with every field decided."""
 
     block_size: int = field()
 
@@ -233,6 +254,9 @@ class SchedulerSettings:
     scheduling_policy: SchedulingPolicy = setting(
         SchedulingPolicy.FCFS, "order of waiting requests", choices=tuple(SchedulingPolicy)
     )
+    enable_jump_forward: bool = setting(
+        True, "append what a grammar leaves no choice about at once, instead of asking the model for each token of it"
+    )
     async_scheduling: bool | None = setting(
         None,
         "schedule the next step while one runs (default: where the workers run in processes of their own, or on a GPU)",
@@ -250,7 +274,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig(SchedulerSettings):
-    """`SchedulerSettings`, resolved."""
+    """The scheduler as it runs: `SchedulerSettings` with every field decided."""
 
     max_num_batched_tokens: int = field()
     max_prefill_tokens: int = field()
@@ -283,7 +307,7 @@ class ParallelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig(ParallelSettings):
-    """`ParallelSettings`, resolved."""
+    """How a model is spread over workers, as it runs: `ParallelSettings` with every field decided."""
 
     distributed_executor_backend: str = field()
 
@@ -339,7 +363,7 @@ class CompilationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CompilationConfig(CompilationSettings):
-    """`CompilationSettings`, resolved."""
+    """Compilation and graphs as they run: `CompilationSettings` with every field decided."""
 
     mode: int = field()
     cudagraph_mode: GraphMode = field()
@@ -389,17 +413,27 @@ class ServerConfig:
 
     host: str = setting("127.0.0.1", "address to listen on; the default is reachable from this machine only")
     port: int = setting(8000, "port to listen on; 0 takes a free one", low=0)
-    served_model_name: str | None = setting(None, "name in the API (default: the --model value)")
+    served_model_name: tuple[str, ...] | None = setting(
+        None,
+        "name in the API, or several, the first of which is that of answers and metrics (default: the --model value)",
+    )
+    model_alias: tuple[str, ...] | None = setting(
+        None,
+        "further names that requests may use, as PATTERN=NAME: * in PATTERN stands for any characters, NAME is a "
+        "served name or default",
+    )
     api_key: tuple[str, ...] | None = setting(
         None, "key that clients must send as a bearer token, or several, any of which will do"
     )
     reasoning_parser: str | None = setting(
-        None, "format of the model's reasoning, which answers then have apart from the content: deepseek_r1, qwen3"
+        None, "format of the reasoning, which is told from the content; auto: by the template (docs/tool-calls.md)"
     )
     enable_auto_tool_choice: bool = setting(
         False, "let the model call the tools of a request; needs a tool call parser"
     )
-    tool_call_parser: str | None = setting(None, "format in which the model calls tools: hermes")
+    tool_call_parser: str | None = setting(
+        None, "format in which the model calls tools; auto: by the chat template (docs/tool-calls.md)"
+    )
     exclude_tools_when_tool_choice_none: bool = setting(
         False, "with tool_choice none, the chat template does not get the tools of the request"
     )
@@ -419,8 +453,7 @@ class ServerConfig:
         None,
         "names under which clients may reach the server (the Host header), separated by commas or as a JSON list, "
         "in addition to addresses, localhost and names without a dot; *: all (default: all, but only those "
-        "on a loopback "
-        "address without --api-key)",
+        "on a loopback address without --api-key)",
     )
     h11_max_incomplete_event_size: int = setting(
         65_536, "most bytes of the head of a request, its first line and headers; more get 431", low=1024
@@ -460,8 +493,7 @@ class FleetConfig:
     data_parallel_size_local: int | None = setting(
         None,
         "how many of the data_parallel_size engines run on this machine (default: all; headless: those from "
-        "the start rank "
-        "on)",
+        "the start rank on)",
         low=0,
         short="-dpl",
     )
@@ -477,8 +509,7 @@ class FleetConfig:
     data_parallel_node_timeout: float = setting(
         10.0,
         "seconds without a message after which the head of a server and a machine with other engines take "
-        "each other for "
-        "gone",
+        "each other for gone",
         low=1,
     )
     headless: bool = setting(False, "run engines only, for the API servers of a head on another machine")
@@ -508,7 +539,7 @@ class FleetConfig:
 
 @dataclass(frozen=True)
 class ObservabilityConfig:
-    """Logs and statistics."""
+    """What is counted about the work, and logged of it."""
 
     disable_log_stats: bool = setting(False, "keep no statistics: no vllm:* metrics, and no periodic line in the log")
 
@@ -524,7 +555,7 @@ class DeviceConfig:
 
 @dataclass(frozen=True)
 class CpuSettings:
-    """The CPU device."""
+    """How many threads compute on CPUs, and on which CPUs they run."""
 
     cpu_threads: int | None = setting(
         None, "threads that compute, per worker (default: physical cores, shared out)", low=1

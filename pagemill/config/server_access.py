@@ -23,7 +23,7 @@ class Access:
     origins: tuple[str, ...]
     """Of pages that browsers let use the API, in lower case; `*`: all."""
     hosts: tuple[str, ...] | None
-    """Names that the server may be called by, beside those that only this machine and its network know; None: any."""
+    """Names the server may be called by, other than those that only this machine and its network know; None: any."""
 
 
 def access_of(config: ServerConfig) -> Access:

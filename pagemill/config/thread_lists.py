@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pagemill.errors import ConfigError
 from pagemill.utils.cpu_list import format_cpu_list, parse_cpu_list
 
-AUTO, NOBIND = "auto", "nobind"
+AUTO = "auto"
+NOBIND = "nobind"
 
 
 def parse_lists(bind: str) -> tuple[tuple[int, ...], ...]:

@@ -5,11 +5,17 @@ Knows nothing about sockets, text, or how many devices there are.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from pagemill import envs
+from pagemill.catalog.logits import processor_paths
+from pagemill.config.choices import LogprobsMode
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.sections import KVEventsConfig
+from pagemill.config.structured_outputs import StructuredOutputsConfig
 from pagemill.engine.executor.interface import Executor
 from pagemill.engine.kv_cache.events import EventSink, NoSink
 from pagemill.engine.kv_cache.manager import KVCacheManager
@@ -17,19 +23,23 @@ from pagemill.engine.kv_cache.planning import WorkerMemory, merge_specs, plan_kv
 from pagemill.engine.kv_cache.residency import ResidencySampler
 from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.engine.scheduler.scheduler import GrammarOf, Scheduler, no_grammar
+from pagemill.engine.structured_output.compiling import GrammarQueue
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
-from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.messages.kv_spec import KVCacheConfig, MambaSpec
 from pagemill.messages.pending import Pending
 from pagemill.messages.stats import SchedulerStats
 from pagemill.messages.step import ModelRunnerOutput
+from pagemill.messages.structured_outputs import FormRules
+from pagemill.messages.worker_api import CALLED_BY_NAME
+from pagemill.tokenizers.load import tokenizer_of
 
 logger = get_logger(__name__)
 
 
 class EngineCore:
-    """Implements `CoreApi` (serve/client/interface.py). Not thread-safe.
+    """Implements `CoreApi` (messages/core_api.py). Not thread-safe.
 
     As many steps are in flight at once as the executor has use for, or `depth` of them. With one, each step's tokens
     are awaited before the next is scheduled; with more, steps are scheduled ahead of tokens that are still being
@@ -50,6 +60,12 @@ class EngineCore:
         """`grammar_of`: what restricts the output of a request, if anything does."""
         self._executor = executor
         self._sink: EventSink = NoSink()
+        self._grammars = GrammarQueue(
+            lambda: tokenizer_of(config.model, config.facts),
+            config.facts.vocab_size,
+            config.facts.eos_token_ids,
+            config.model.structured_outputs_config.backend,
+        )
         try:
             self._bring_up(config, depth or executor.max_concurrent_steps, grammar_of)
             self._sink = _event_sink(config.cache.kv_events_config, data_parallel_rank)
@@ -58,22 +74,33 @@ class EngineCore:
             raise
 
     def add(self, request: EngineCoreRequest) -> None:
-        """Queue a request. One that cannot run is reported by the next step. Raises EngineDeadError."""
+        """Queue a request. One that cannot run is reported by the next step. Raises EngineDeadError, and ValueError for
+        an id that is in use, also by a request whose grammar is being made."""
         self._check_alive()
-        self._scheduler.add(request)
+        if request.request_id in self._grammars or request.request_id in self._scheduler.request_ids:
+            raise ValueError(f"request_id={request.request_id!r} is in use")
+        if request.grammar is None:
+            self._scheduler.add(request)
+        else:
+            self._grammars.add(request)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests, in whatever state; unknown ids are ignored. No output follows for them."""
+        self._grammars.abort(request_ids)
         self._scheduler.abort(request_ids)
         self._publish_events()
 
     def stats(self) -> SchedulerStats:
-        """State now."""
-        return self._scheduler.stats()
+        """What runs and waits now, and how full the cache is."""
+        stats = self._scheduler.stats()
+        waiting = len(self._grammars)
+        return msgspec.structs.replace(stats, num_waiting=stats.num_waiting + waiting) if waiting else stats
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self._scheduler.has_work()
+        if self._paused:
+            return len(self._in_flight) > 0
+        return self._scheduler.has_work() or len(self._grammars) > 0
 
     def step(self) -> list[EngineCoreOutputs]:
         """Keep up to `depth` steps in flight; what the oldest one produced. Raises EngineDeadError, from then on
@@ -105,7 +132,8 @@ class EngineCore:
 
     def call(self, name: str, *args: Any) -> Any:
         """A rare call by name: reset_prefix_cache, which returns whether the cache was emptied (it is not while a
-        request runs). Raises ValueError for another name."""
+        request runs); pause, after which requests stay as they are, also new ones, until resume; is_paused;
+        collective_rpc, which calls a method of all workers. Raises ValueError for another name."""
         if name not in self._calls:
             raise ValueError(f"unknown call {name!r}; known: {', '.join(self._calls)}")
         result = self._calls[name](*args)
@@ -122,6 +150,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Stop the workers, and the publisher of events. May be called twice."""
+        self._grammars.shutdown()
         try:
             self._executor.shutdown()
         finally:
@@ -132,6 +161,8 @@ class EngineCore:
         self._depth = depth
         self._in_flight: deque[Pending[ModelRunnerOutput]] = deque()
         self._death: str | None = None
+        self._paused = False
+        """Whether no further step is begun; those in flight are completed."""
         self.num_executed = 0
         """Steps given to the workers so far, with and without requests."""
         limits = scheduler_limits(config)
@@ -148,22 +179,48 @@ class EngineCore:
             record_events=cache.kv_events_config.active,
             residency=ResidencySampler(cache.kv_cache_metrics_sample) if cache.kv_cache_metrics else None,
         )
-        self._scheduler = Scheduler(limits, self._kv, depth=depth, grammar_of=grammar_of)
-        self._calls: dict[str, Callable[..., Any]] = {"reset_prefix_cache": self._kv.reset}
+        self._scheduler = Scheduler(
+            limits_of_cache(limits, plan, depth),
+            self._kv,
+            depth=depth,
+            grammar_of=lambda request: self._grammars.grammar_of(request) if request.grammar else grammar_of(request),
+        )
+        self._calls: dict[str, Callable[..., Any]] = {
+            "reset_prefix_cache": self._kv.reset,
+            "pause": lambda: self._pause(True),
+            "resume": lambda: self._pause(False),
+            "is_paused": lambda: self._paused,
+            "collective_rpc": self._call_workers,
+        }
         self.ready = EngineReady(
             max_model_len=limits.max_model_len,
             vocab_size=config.facts.vocab_size,
             num_blocks=plan.num_blocks,
             block_size=plan.groups[0].spec.block_size,
+            logits_processors=processor_paths(config.model.logits_processors),
+            gives_raw_logprobs=config.model.logprobs_mode == LogprobsMode.RAW_LOGPROBS,
+            forms=_form_rules(config.model.structured_outputs_config),
+            max_logprobs=config.model.max_logprobs,
         )
 
+    def _pause(self, paused: bool) -> bool:
+        self._paused = paused
+        return True
+
     def _step(self) -> list[EngineCoreOutputs]:
-        step = self._scheduler.schedule() if len(self._in_flight) < self._depth else None
+        if len(self._grammars) and not self._paused:
+            for request in self._grammars.take_ready(idle=not self._scheduler.has_work()):
+                self._scheduler.add(request)
+        has_room = len(self._in_flight) < self._depth and not self._paused
+        step = self._scheduler.schedule() if has_room else None
+        outputs = []
         if step is not None:
             self._executor.execute_model(step)
-            self._in_flight.append(self._executor.sample_tokens())
+            sampling = self._scheduler.sampling
+            while sampling.awaits_tokens():  # masks of grammars: the step is computed meanwhile
+                outputs.append(self._scheduler.update(self._in_flight.popleft().result()))
+            self._in_flight.append(self._executor.sample_tokens(sampling.take()))
             self.num_executed += 1
-        outputs = []
         if self._in_flight and (step is None or len(self._in_flight) == self._depth):
             outputs.append(self._scheduler.update(self._in_flight.popleft().result()))
         unreported = self._scheduler.take_unreported()
@@ -182,13 +239,20 @@ class EngineCore:
         self._death = f"{type(cause).__name__}: {cause}"
         return EngineDeadError(f"the engine stopped: {self._death}")
 
+    def _call_workers(self, method: str, *args: Any) -> str:
+        """Results of a method of all workers by rank, as JSON. Raises ValueError for one that is not in
+        `CALLED_BY_NAME`, and what the method raises."""
+        if method not in CALLED_BY_NAME:
+            raise ValueError(f"method={method!r} is not one of {', '.join(CALLED_BY_NAME)}")
+        return msgspec.json.encode(self._executor.call_all(method, *args)).decode()
+
     def _check_alive(self) -> None:
         if self._death is not None:
             raise EngineDeadError(f"the engine stopped: {self._death}")
 
 
 def scheduler_limits(config: EngineConfig) -> SchedulerLimits:
-    """The scheduler's settings."""
+    """What a scheduler may put into one step, and in which order, taken from an engine's configuration."""
     return SchedulerLimits(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_num_seqs=config.scheduler.max_num_seqs,
@@ -197,7 +261,20 @@ def scheduler_limits(config: EngineConfig) -> SchedulerLimits:
         enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         policy=config.scheduler.scheduling_policy,
+        jump_forward=config.scheduler.enable_jump_forward,
+        scores_forced=config.model.logprobs_mode in (LogprobsMode.RAW_LOGPROBS, LogprobsMode.RAW_LOGITS),
     )
+
+
+def limits_of_cache(limits: SchedulerLimits, plan: KVCacheConfig, depth: int) -> SchedulerLimits:
+    """The limits with up to `depth` steps in flight. What comes before forced tokens may then be computed already, and
+    is computed once more for their log-probabilities, which no layer does that keeps a state."""
+    keeps_states = any(isinstance(group.spec, MambaSpec) for group in plan.groups)
+    return replace(limits, scores_forced=False) if depth > 1 and keeps_states else limits
+
+
+def _form_rules(config: StructuredOutputsConfig) -> FormRules:
+    return FormRules(config.backend, config.disable_any_whitespace, config.disable_additional_properties)
 
 
 def _event_sink(config: KVEventsConfig, data_parallel_rank: int) -> EventSink:

@@ -6,13 +6,14 @@ Does not know how messages travel: it has a queue to read from and a function to
 from collections import Counter
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from pagemill.engine.waves import NoWaves, Waves
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
+from pagemill.messages.core_api import CoreApi
 from pagemill.messages.core_calls import (
     AbortRequests,
     AddRequests,
@@ -23,39 +24,11 @@ from pagemill.messages.core_calls import (
     FrontEndGone,
     StepOutputs,
 )
-from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
+from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from pagemill.messages.stats import SchedulerStats
 from pagemill.messages.waves import JoinWaves, RoundDecision, StartWave
 
 logger = get_logger(__name__)
-
-
-class SteppedCore(Protocol):
-    """What the loop needs of `EngineCore`."""
-
-    num_executed: int
-    """Steps given to the workers so far."""
-
-    def add(self, request: EngineCoreRequest) -> None:
-        """Queue a request."""
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests."""
-
-    def step(self) -> list[EngineCoreOutputs]:
-        """Take one step; what has become known of earlier steps or this one."""
-
-    def stats(self) -> SchedulerStats:
-        """What runs and waits now, and how full the cache is."""
-
-    def has_work(self) -> bool:
-        """Whether a step would do anything."""
-
-    def execute_dummy_step(self) -> None:
-        """A step of no request."""
-
-    def call(self, name: str, *args: Any) -> Any:
-        """A rare call by name."""
 
 
 Inbound = tuple[int, EngineCall]
@@ -72,7 +45,7 @@ class CoreLoop:
     """
 
     def __init__(
-        self, core: SteppedCore, send: Send, waves: Waves | None = None, prepare: Callable[[], bool] | None = None
+        self, core: CoreApi, send: Send, waves: Waves | None = None, prepare: Callable[[], bool] | None = None
     ) -> None:
         """`waves` decides when to step (default: whenever there is work). `prepare` does a piece of what later requests
         would wait for, and is called while there is nothing else to do until it returns False."""
@@ -170,8 +143,7 @@ class CoreLoop:
             self._num_owned[sender] += 1
         except Exception as error:
             logger.exception("the engine core refused request %s", request.request_id)
-            finish = Finish(FinishReason.ERROR, message=str(error))
-            output = EngineCoreOutput(request_id=request.request_id, finish=finish)
+            output = EngineCoreOutput.failed(request.request_id, str(error))
             self._send(sender, StepOutputs(EngineCoreOutputs(outputs=[output])))
 
     def _abort(self, request_ids: Sequence[str]) -> None:

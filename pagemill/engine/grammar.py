@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from pagemill.messages.engine_io import Finish
+
 
 class Grammar(Protocol):
     """Follows the output of one request. Tokens that it forces are known before the model has seen the one before
@@ -13,6 +15,12 @@ class Grammar(Protocol):
 
     def forced_tokens(self) -> Sequence[int]:
         """The tokens that must come next, as far as there is no choice; none where there is one."""
+
+    def is_complete_with(self, token_ids: Sequence[int]) -> bool:
+        """Whether nothing may follow these forced tokens. The output does not go on."""
+
+    def end(self) -> Finish | None:
+        """Why the output ends here: it is complete, or cannot be followed any further. None: it goes on."""
 
     def count_allowed(self, draft_ids: Sequence[int]) -> int:
         """How many of these drafts, from the first one on, may come next. The others are not worth verifying."""

@@ -8,7 +8,7 @@ import itertools
 import signal
 import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import msgspec
 
@@ -29,7 +29,7 @@ from pagemill.messages.core_calls import (
     Names,
     StepOutputs,
 )
-from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason
+from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs
 from pagemill.messages.process_reports import Failed, ProcessReport, Pulse, Started
 from pagemill.messages.waves import WaveOrder, WaveReport
 from pagemill.messages.worker_rank import Replicas
@@ -40,6 +40,7 @@ from pagemill.utils.children import start_heartbeat
 from pagemill.utils.cpu_affinity import current_cpus, pin_to
 from pagemill.utils.gc_pause import gc_paused
 from pagemill.utils.processes import Report
+from pagemill.utils.queues import waiting_items
 
 logger = get_logger(__name__)
 
@@ -188,18 +189,14 @@ class CoreServer:
             return
         match names:
             case NamedRequests(requests):
-                finish = Finish(FinishReason.ERROR, message="the engine could not read the request")
-                failed = [EngineCoreOutput(request_id=request.request_id, finish=finish) for request in requests]
+                message = "the engine could not read the request"
+                failed = [EngineCoreOutput.failed(request.request_id, message) for request in requests]
                 self.send(number, StepOutputs(EngineCoreOutputs(outputs=failed)))
             case NamedCall(call_id):
                 self.send(number, CallResult(call_id, error="ValueError: the engine could not read the call"))
 
     def _flush_outbox(self) -> None:
-        while True:
-            try:
-                recipient, report = self._outbox.get_nowait()
-            except Empty:
-                return
+        for recipient, report in waiting_items(self._outbox):
             peer = self._peers.get(recipient)
             if peer is not None:
                 with contextlib.suppress(PeerGoneError):  # `_on_lost` is called for it

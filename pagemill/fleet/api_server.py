@@ -3,19 +3,22 @@
 Does not know how the engines were started: events tell it where they are, and which are up.
 """
 
+import dataclasses
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from pagemill import envs
 from pagemill.config.engine_config import EngineConfig
+from pagemill.config.model_names import ModelNames
 from pagemill.config.sections import ServerConfig
 from pagemill.errors import PagemillError
 from pagemill.fleet.event_feed import follow
 from pagemill.log import get_logger, name_process
-from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent, FrontEndNews
+from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent, FrontEndMessage
 from pagemill.messages.metrics import MetricsTotals
 from pagemill.messages.process_reports import FrontEndPulse, Listening
 from pagemill.observability.shared_metrics import SharedMetrics
@@ -27,7 +30,7 @@ from pagemill.serve.http.app import build_app
 from pagemill.serve.http.limits import limits_of
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperSpec
-from pagemill.serve.http.server import say_ready, serve
+from pagemill.serve.http.server import announce_ready, serve
 from pagemill.serve.load_gate import LoadRow
 from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.serve.processing.seeds import RequestSeeds
@@ -80,14 +83,27 @@ def serve_fleet(
     fleet: FleetClient,
     tokenizer: Tokenizer,
     sock: socket.socket,
-    announce: Callable[[str], None] = say_ready,
+    announce: Callable[[str], None] = announce_ready,
 ) -> None:
     """Serve over HTTP on a bound socket until SIGINT or SIGTERM, then drain: as the only API server of its engines."""
     server = spec.server
     with gc_paused():
         llm = _make_llm(spec, fleet, tokenizer)
-        app = build_app(llm, server, helpers=_make_helpers(spec, fleet), secret=spec.secret)
+        app = build_app(llm, server, helpers=_make_helpers(spec, fleet), secret=spec.secret, info=_info(spec))
     serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server))
+
+
+def _given_name(spec: ApiServerSpec) -> str | None:
+    """The name of the model in metrics; None: nobody has given it one."""
+    server = spec.server
+    return ModelNames.of(server, spec.config.facts.name).served[0] if server.served_model_name else None
+
+
+def _info(spec: ApiServerSpec) -> dict[str, Any]:
+    """The settings, but for keys."""
+    server = dataclasses.asdict(spec.server)
+    del server["api_key"]
+    return {**dataclasses.asdict(spec.config), "server": server}
 
 
 def _make_llm(spec: ApiServerSpec, fleet: FleetClient, tokenizer: Tokenizer) -> AsyncLLM:
@@ -99,7 +115,7 @@ def _make_llm(spec: ApiServerSpec, fleet: FleetClient, tokenizer: Tokenizer) -> 
         config.facts,
         config.scheduler,
         cache=config.cache,
-        served_model_name=spec.server.served_model_name,
+        served_model_name=_given_name(spec),
         log_interval_s=envs.log_stats_interval_s(),
         log_stats=not config.observability.disable_log_stats,
         seeds=RequestSeeds(config.model.seed, spec.index),
@@ -120,7 +136,7 @@ def _make_helpers(spec: ApiServerSpec, fleet: FleetClient) -> PreparerPool:
             scheduler=config.scheduler,
             ready=fleet.ready,
             num_engines=fleet.num_engines,
-            served_model_name=spec.server.served_model_name or config.facts.name,
+            model_names=ModelNames.of(spec.server, config.facts.name),
             parsers=ParserSettings.of(spec.server),
         )
     )
@@ -133,9 +149,9 @@ class FirstUps:
         self._num_engines = num_engines
         self._events: list[FleetEvent] = []
         self._changed = threading.Condition()
-        self._listener: Callable[[FrontEndNews], None] | None = None
+        self._listener: Callable[[FrontEndMessage], None] | None = None
 
-    def __call__(self, event: FrontEndNews) -> None:
+    def __call__(self, event: FrontEndMessage) -> None:
         """Keep an event, or pass it on once there is a listener."""
         with self._changed:
             if self._listener is not None:
@@ -154,7 +170,7 @@ class FirstUps:
                 self._changed.wait()
             return self._ups()
 
-    def hand_over(self, listener: Callable[[FrontEndNews], None]) -> None:
+    def hand_over(self, listener: Callable[[FrontEndMessage], None]) -> None:
         """Call the listener with the events kept so far, and with all later ones."""
         with self._changed:
             for event in self._events:
@@ -180,7 +196,9 @@ def run(payload: bytes, report: Report) -> None:
     fleet = make_fleet(spec, ups.wait())
     llm = _make_llm(spec, fleet, tokenizer)
     metrics = SharedMetrics(llm.metrics, spec.index, lambda counts: report(msgspec.msgpack.encode(counts)))
-    ups.hand_over(lambda news: metrics.take(news) if isinstance(news, MetricsTotals) else fleet.notify(news))
+    ups.hand_over(
+        lambda message: metrics.take(message) if isinstance(message, MetricsTotals) else fleet.notify(message)
+    )
 
     def announce(url: str) -> None:
         report(msgspec.msgpack.encode(Listening()))
@@ -188,7 +206,9 @@ def run(payload: bytes, report: Report) -> None:
     server = spec.server
     sock = socket.socket(fileno=spec.socket_fd)
     with gc_paused():
-        app = build_app(llm, server, metrics=metrics, helpers=_make_helpers(spec, fleet), secret=spec.secret)
+        app = build_app(
+            llm, server, metrics=metrics, helpers=_make_helpers(spec, fleet), secret=spec.secret, info=_info(spec)
+        )
     serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server))
 
 

@@ -184,7 +184,7 @@ class ApiServerPool:
         try:
             return self._watch(index, WatchedChild(child, _REPORTS))
         finally:
-            child.stop(ask_s=0.0)
+            child.stop(grace_s=0.0)
             self._metrics.lost(index)
             self._load.set(index, Load(0, 0))
 

@@ -60,7 +60,8 @@ class WaveState:
         """The order for all engines that follows from a report. One of a wave or round of the past changes nothing."""
         match report:
             case WaveStarted(wave) if wave == self._wave + 1:
-                self._wave, self._round = wave, 0
+                self._wave = wave
+                self._round = 0
                 self._reports.clear()
                 return StartWave(wave)
             case RoundDone(wave, number, has_work) if (wave, number) == (self._wave, self._round):

@@ -205,7 +205,7 @@ class NodeRegistry:
     def _forward(self, node: _Node, event: FleetEvent) -> None:
         """Publish an event as if the engine were here. One that a node gave up may come back with another node."""
         if event.index not in node.ranks:
-            logger.warning("dropped news of engine %d, which is not the node %s's", event.index, node.hello.name)
+            logger.warning("dropped an event of engine %d, which is not the node %s's", event.index, node.hello.name)
             return
         if isinstance(event, EngineLoadReport):
             self._publish(event)

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import setproctitle
 
@@ -26,10 +26,11 @@ from pagemill.errors import (
     PeerGoneError,
     TransportError,
 )
+from pagemill.fleet.engine_states import EngineStates
 from pagemill.fleet.engines import EngineFleet, FleetSpec, shared_settings
 from pagemill.fleet.head import name_ranks
 from pagemill.log import get_logger
-from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp, FleetEvent
+from pagemill.messages.fleet import EngineDown, FleetEvent
 from pagemill.messages.nodes import (
     HeadGoodbye,
     HeadMessage,
@@ -47,6 +48,7 @@ from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.liveness import Introductions
 from pagemill.transport.sockets import ClientSocket
 from pagemill.utils.awake_clock import AwakeClock
+from pagemill.utils.queues import waiting_items
 
 logger = get_logger(__name__)
 
@@ -88,8 +90,7 @@ class HeadConnection:
         self._outgoing: Codec[NodeMessage] = Codec(NodeMessage)
         self._incoming: Codec[HeadMessage] = Codec(HeadMessage)
         self._events: SimpleQueue[FleetEvent] = SimpleQueue()
-        self._state: dict[int, EngineUp | EngineDown] = {}
-        self._stalled: dict[int, EngineStalled] = {}
+        self._states = EngineStates()
         self._socket: ClientSocket | None = None
         self._clock = AwakeClock(MAX_GAP_S)
         self._last_heard = 0.0
@@ -109,7 +110,7 @@ class HeadConnection:
         self._stopping = True
 
     def stop(self) -> None:
-        """End `run`."""
+        """Let `run` return soon."""
         self._stopping = True
 
     def connect(self, within_s: float) -> None:
@@ -136,7 +137,7 @@ class HeadConnection:
                 self._was_welcome = True
                 self._waits_until = None
                 self._last_heard = self._clock.now()
-                for event in (*self._state.values(), *self._stalled.values()):
+                for event in self._states.events():
                     self._send(event)
                 return
             self.close()
@@ -202,22 +203,15 @@ class HeadConnection:
         time.sleep(WAIT_PAUSE_S)
 
     def _send_events(self) -> None:
-        while True:
-            try:
-                event = self._events.get_nowait()
-            except Empty:
-                return
-            if isinstance(event, (EngineUp, EngineDown)):
-                self._state[event.index] = event
-                self._stalled.pop(event.index, None)
+        for event in waiting_items(self._events):
+            self._states.note(event)
+            if isinstance(event, EngineDown):
                 self._fail_without_engines()
-            elif isinstance(event, EngineStalled):
-                self._stalled[event.index] = event
             self._send(event)
 
     def _fail_without_engines(self) -> None:
         """End `run` once all engines of this node are gone for good."""
-        finals = [event for event in self._state.values() if isinstance(event, EngineDown) and event.final]
+        finals = [event for event in self._states.events() if isinstance(event, EngineDown) and event.final]
         if len(finals) == self._hello.num_ranks:
             self.fail(EngineDeadError(f"no engine of this node is left: {finals[0].reason}"))
 

@@ -5,7 +5,6 @@ Does not know how a configuration is completed (launch.py), nor how a child proc
 
 import contextlib
 import dataclasses
-import os
 import signal
 import socket
 import threading
@@ -18,6 +17,7 @@ import setproctitle
 from pagemill import envs
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.fleet_plan import FleetPlan, plan_fleet
+from pagemill.config.model_names import ModelNames
 from pagemill.config.sections import FleetConfig, ServerConfig
 from pagemill.config.server_access import access_of, is_loopback
 from pagemill.errors import ConfigError, EngineDeadError
@@ -28,11 +28,12 @@ from pagemill.fleet.supervisor import LivenessTimeouts
 from pagemill.launch import WORKER, build_config, log_ready
 from pagemill.log import get_logger
 from pagemill.observability.metrics_pool import MetricsPool
-from pagemill.serve.http.server import bind, say_ready, url_of
+from pagemill.serve.http.server import announce_ready, bind, url_of
 from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.tokenizers.load import tokenizer_of
+from pagemill.utils.containers import container
 from pagemill.utils.descriptors import raise_limit
-from pagemill.utils.signals import no_sudden_end
+from pagemill.utils.signals import end_this_process, no_sudden_end
 from pagemill.utils.timing import PhaseTimer
 
 if TYPE_CHECKING:
@@ -56,8 +57,11 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
         server = _with_keys(server)
         ParserSettings.of(server)  # raises for settings of parsers that cannot work, before an engine is started
     raise_limit()
+    config = build_config(args, plan)
+    if not plan.headless:
+        ModelNames.of(server, config.facts.name)  # raises too
     spec = FleetSpec(
-        build_config(args, plan),
+        config,
         WORKER,
         plan,
         LivenessTimeouts(fleet.engine_stall_timeout, fleet.engine_hang_timeout, start_s=fleet.engine_start_timeout),
@@ -70,7 +74,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     with (
         _ended_by_signals(),
         contextlib.closing(bind(server.host, server.port)) as sock,
-        EngineFleet(spec, on_lost=_end_this_process) as engines,
+        EngineFleet(spec, on_lost=end_this_process) as engines,
     ):
         engines.start()
         serve_here = _serve_in_this_process if fleet.num_api_servers == 1 else _serve_in_others
@@ -83,9 +87,28 @@ def _with_keys(server: ServerConfig) -> ServerConfig:
     """The settings with the API key of the environment, where none is given. Raises ConfigError for settings that let
     nobody in, or everybody by mistake."""
     access = access_of(server)
+    if envs.server_dev_mode() and not access.api_keys and not is_loopback(server.host):
+        raise ConfigError(
+            f"PAGEMILL_SERVER_DEV_MODE=1 with --host {server.host} needs --api-key: anybody who reaches the server "
+            "could end requests and read its settings"
+        )
     if not access.api_keys and not is_loopback(server.host):
         logger.warning("anybody who reaches %s can use this server: it has no --api-key", server.host)
+    if is_loopback(server.host):
+        _warn_of_container(server.host)
     return dataclasses.replace(server, api_key=access.api_keys or None)
+
+
+def _warn_of_container(host: str) -> None:
+    """Inside a container, a loopback address is nearly always a mistake, and one that looks like a dead server."""
+    runtime = container()
+    if runtime is not None:
+        logger.warning(
+            "NOBODY OUTSIDE THIS CONTAINER (%s) CAN CONNECT: it listens on %s; to be reached from outside, start with "
+            "--host 0.0.0.0 and an --api-key",
+            runtime,
+            host,
+        )
 
 
 class _Terminated(BaseException):
@@ -119,11 +142,6 @@ def _ignore_signals() -> None:
     if threading.current_thread() is threading.main_thread():
         for number in _ENDING:
             signal.signal(number, signal.SIG_IGN)
-
-
-def _end_this_process() -> None:
-    """End the server as SIGTERM would. From any thread."""
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _serve_in_this_process(
@@ -179,7 +197,7 @@ def _serve_in_others(
             lambda: list(engines.addresses().values()),
             metrics,
             start_s=fleet.engine_start_timeout,
-            on_lost=_end_this_process,
+            on_lost=end_this_process,
         )
         try:
             _start_api_servers(spec, engines, pool)
@@ -219,7 +237,7 @@ def _start_api_servers(spec: FleetSpec, engines: EngineFleet, pool: "ApiServerPo
 def _run_until_signal(pool: "ApiServerPool", server: ServerConfig, sock: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM, then let the API servers drain. Raises EngineDeadError when all are given up."""
     signals = _StopSignals()
-    say_ready(url_of(sock))
+    announce_ready(url_of(sock))
     signals.wait()
     pool.stop(server.shutdown_timeout + CLOSING_S, hurry=signals.again)
     if pool.lost:

@@ -187,7 +187,7 @@ class EngineSupervisor:
             try:
                 self._watch(incarnation)
             finally:
-                child.stop(ask_s=0.0)
+                child.stop(grace_s=0.0)
         except Exception as error:  # whatever it is, the engine must not be left without a supervisor
             logger.exception("engine core %d could not be started or watched", self.index)
             reason = f"{type(error).__name__}: {error}"

@@ -9,9 +9,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagemill.messages.logprobs import TokenLogprobs
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.stats import SchedulerStats
+from pagemill.messages.structured_outputs import FormRules, GrammarSpec
 
 
 class FinishReason(Enum):
@@ -21,6 +23,7 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    REPETITION = "repetition"
 
 
 class MultimodalItem(msgspec.Struct, frozen=True, array_like=True):
@@ -66,6 +69,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
     mm_items: tuple[MultimodalItem, ...] = ()
     """In order of their offsets; they do not overlap."""
     lora: LoRARequest | None = None
+    grammar: GrammarSpec | None = None
+    """What the output must look like; checked, so that a grammar can be made of it."""
     rank: int = 0
     """Completions that the user asked for in the same call, before this one. The first of a call comes before the
     later ones of other calls, whoever came earlier."""
@@ -96,6 +101,15 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
     """When it first ran."""
     pooled: npt.NDArray[np.float32] | None = None
     """[D] what a pooling request asked for; with its only output, which ends it."""
+    logprobs: TokenLogprobs | None = None
+    """Of new_token_ids, where the request asks for them."""
+    prompt_logprobs: TokenLogprobs | None = None
+    """Of all prompt tokens but the first, where the request asks for them; with its first output."""
+
+    @classmethod
+    def failed(cls, request_id: str, message: str) -> "EngineCoreOutput":
+        """The last output of a request that ends with an error."""
+        return cls(request_id=request_id, finish=Finish(FinishReason.ERROR, message=message))
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, kw_only=True):
@@ -125,3 +139,11 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     block_size: int
     """Tokens per block."""
+    logits_processors: tuple[str, ...] = ()
+    """`module:Class` of those that are not pagemill's own: they check requests that have arguments for them."""
+    max_logprobs: int = 20
+    """Most candidates whose log-probabilities a request may ask for; -1: all tokens."""
+    gives_raw_logprobs: bool = True
+    """Whether the log-probabilities of tokens are the model's own (`logprobs_mode`), as a beam search needs them."""
+    forms: FormRules = FormRules()
+    """Of structured outputs."""

@@ -51,5 +51,5 @@ class EngineLoadReport(msgspec.Struct, frozen=True, tag="load"):
 
 
 FleetEvent = EngineUp | EngineDown | EngineStalled | EngineLoadReport
-FrontEndNews = FleetEvent | MetricsTotals
+FrontEndMessage = FleetEvent | MetricsTotals
 """All that front ends in processes of their own are told."""

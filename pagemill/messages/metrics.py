@@ -9,7 +9,10 @@ import msgspec
 
 from pagemill.messages.stats import SchedulerStats
 
-MAX_NAMES, MAX_NAME_CHARS, MAX_BUCKETS, MAX_ENGINES = 64, 64, 256, 65_536
+MAX_NAMES = 64
+MAX_NAME_CHARS = 64
+MAX_BUCKETS = 256
+MAX_ENGINES = 65_536
 
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
 Count = Annotated[int, msgspec.Meta(ge=0)]

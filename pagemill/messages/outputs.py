@@ -1,9 +1,22 @@
 """What users get back: `RequestOutput` with one `CompletionOutput` per completion; `PoolingRequestOutput`: a vector."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token at one position."""
+
+    logprob: float
+    """Its log-probability, or whatever `logprobs_mode` says."""
+    rank: int | None = None
+    """1: it was the most likely; None: not known."""
+    decoded_token: str | None = None
+    """Its text alone; U+FFFD for parts of a character."""
 
 
 @dataclass(slots=True)
@@ -14,11 +27,16 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
-    """None while running; then stop, length, abort or error."""
+    """None while running; then stop, length, repetition, abort or error."""
     stop_reason: int | str | None = None
-    """The stop token id or stop string that ended it; None for end-of-sequence and for other reasons."""
+    """The stop token id or stop string that ended it; `repetition_detected` for a repetition; None for end-of-sequence
+    and for other reasons."""
     error: str | None = None
     """What went wrong, when finish_reason is error and it is known."""
+    logprobs: Sequence[dict[int, Logprob]] | None = None
+    """Per token of token_ids: by token id, its own and then those of its candidates. None unless asked for."""
+    cumulative_logprob: float | None = None
+    """The sum of the tokens' own log-probabilities, of all tokens so far; None unless asked for."""
 
     def finished(self) -> bool:
         """Whether this completion has ended."""
@@ -37,6 +55,9 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     """Prompt tokens that were found in the prefix cache."""
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
+    """Per token of the prompt, as in `CompletionOutput`; None for the first, before which there is nothing. None unless
+    asked for, and until the prompt is computed."""
 
 
 @dataclass(slots=True)

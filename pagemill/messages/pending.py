@@ -23,9 +23,9 @@ class Ready(Generic[T_co]):
         self._value = value
 
     def ready(self) -> bool:
-        """True."""
+        """True: the value is there."""
         return True
 
     def result(self) -> T_co:
-        """The value."""
+        """The value, which was there from the beginning."""
         return self._value

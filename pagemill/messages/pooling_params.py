@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from pagemill.errors import RequestError
+from pagemill.messages.bounds import MAX_INT32, check_integer, check_switch, refusal
 
 
 class PoolingType(StrEnum):
@@ -40,14 +40,11 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     def __post_init__(self) -> None:
         if self.pooling_type is not None and self.pooling_type not in POOLING_TYPES:
-            raise RequestError(
-                f"pooling_type={self.pooling_type!r} is not allowed: {', '.join(POOLING_TYPES)}", "pooling_type"
-            )
-        dimensions = self.dimensions
-        if dimensions is not None and (type(dimensions) is not int or not 0 < dimensions < 2**31):
-            raise RequestError(f"dimensions={dimensions!r} is not allowed: an integer from 1", "dimensions")
-        if self.normalize is not None and type(self.normalize) is not bool:
-            raise RequestError(f"normalize={self.normalize!r} is not allowed: true or false", "normalize")
+            raise refusal("pooling_type", self.pooling_type, ", ".join(POOLING_TYPES))
+        if self.dimensions is not None:
+            check_integer("dimensions", self.dimensions, 1, MAX_INT32)
+        if self.normalize is not None:
+            check_switch("normalize", self.normalize)
 
     @property
     def reads_all_tokens(self) -> bool:

@@ -8,6 +8,17 @@ from typing import Any, Final
 import msgspec
 
 from pagemill.errors import RequestError
+from pagemill.messages.bounds import (
+    MAX_INT32,
+    as_tuple,
+    check_count,
+    check_integer,
+    check_number,
+    check_switch,
+    check_texts,
+    check_token_ids,
+)
+from pagemill.messages.structured_outputs import StructuredOutputsParams
 
 MAX_SEED: Final = 2**64 - 1
 MAX_N: Final = 64
@@ -24,8 +35,37 @@ MAX_BIASED_TOKENS: Final = 16_384
 MAX_BAD_WORDS: Final = 256
 MAX_BAD_WORD_CHARS: Final = 256
 MAX_BAD_WORD_TOKENS: Final = 64
+MAX_EXTRA_ARGS: Final = 64
+MAX_EXTRA_VALUES: Final = 16_384
+"""Of all extra arguments of a request together: numbers, and characters of texts."""
+MAX_PATTERN_SIZE: Final = 1024
+MAX_PATTERN_COUNT: Final = 10_000
+MAX_LOGPROB_TOKEN_IDS: Final = 1024
 GREEDY_TEMPERATURE: Final = 1e-5
+_NUMBERS: Final = (
+    ("temperature", 0.0, 1e4),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("repetition_penalty", 0.01, 100.0),
+)
+_INTEGERS: Final = (("top_k", 0, MAX_INT32), ("n", 1, MAX_N), ("min_tokens", 0, MAX_INT32))
+_INTEGERS_OR_NONE: Final = (
+    ("seed", -(2**63), MAX_SEED),
+    ("max_tokens", 0, MAX_INT32),
+    ("logprobs", -1, MAX_INT32),
+    ("prompt_logprobs", -1, MAX_INT32),
+)
 _SWITCHES: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
+_LISTS: Final = (
+    ("stop", "texts"),
+    ("stop_token_ids", "token ids"),
+    ("bad_words", "texts"),
+    ("allowed_token_ids", "token ids"),
+    ("bad_words_token_ids", "lists of token ids"),
+    ("logprob_token_ids", "token ids"),
+)
+"""Parameters that are lists, and kept as tuples, and what they are lists of."""
 
 
 class RequestOutputKind(IntEnum):
@@ -34,6 +74,37 @@ class RequestOutputKind(IntEnum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
+
+
+class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """When an output has repeated itself often enough to be ended. Raises RequestError for values out of bounds."""
+
+    max_pattern_size: int = 0
+    """Most tokens of a pattern that is looked for, 0 to 1,024; 0: nothing is looked for."""
+    min_pattern_size: int = 0
+    """Fewest tokens of one, up to `max_pattern_size`; 0 is 1."""
+    min_count: int = 0
+    """Times that the pattern must be said in a row, 2 to 10,000."""
+
+    def __post_init__(self) -> None:
+        name = "repetition_detection"
+        check_integer(f"{name}.max_pattern_size", self.max_pattern_size, 0, MAX_PATTERN_SIZE, name)
+        check_integer(f"{name}.min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size, name)
+        check_integer(f"{name}.min_count", self.min_count, 2 if self.max_pattern_size else 0, MAX_PATTERN_COUNT, name)
+
+    @classmethod
+    def of(cls, value: Any) -> "RepetitionDetectionParams | None":
+        """From a map of the fields; None where nothing is looked for. Raises RequestError for another value."""
+        name = "repetition_detection"
+        names = cls.__struct_fields__
+        if isinstance(value, Mapping):
+            unknown = sorted(str(key) for key in value if key not in names)
+            if unknown:
+                raise RequestError(f"{name} has {unknown[0][:60]!r}; what it may have: {', '.join(names)}", name)
+            value = cls(**value)
+        if value is not None and not isinstance(value, cls):
+            raise RequestError(f"{name} is a {type(value).__name__}; it must be an object of {', '.join(names)}", name)
+        return value if value is not None and value.max_pattern_size else None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="sampling"):
@@ -78,93 +149,114 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     """Go on after the model's end-of-sequence token."""
     max_tokens: int | None = 16
-    """Most tokens to generate; None: as many as the context has room for."""
+    """Most tokens to generate; None: as many as the context has room for; 0: the prompt is computed, and no more."""
     min_tokens: int = 0
     """Before this many tokens, end-of-sequence and stop tokens are not sampled and stop strings do not match."""
+    repetition_detection: RepetitionDetectionParams | None = None
+    """End an output that repeats itself, with the reason `repetition`: an object of `max_pattern_size`,
+    `min_pattern_size` and `min_count`. None: it goes on."""
+    extra_args: Mapping[str, Any] | None = None
+    """For logits processors of one's own: names -> numbers, texts, booleans or lists of them."""
+    logprobs: int | None = None
+    """Log-probabilities of generated tokens, each with this many of the most likely ones; 0: of the token alone, -1: of
+    all. None: there are none. At most the engine's `max_logprobs`."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens, but for the first."""
+    logprob_token_ids: Sequence[int] | None = None
+    """Tokens whose log-probabilities come with each generated one, in place of the most likely; kept as a tuple."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     detokenize: bool = True
     """False: outputs carry token ids only."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the output must have; a mapping of its fields is one too."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """What streamed outputs carry."""
 
     def __post_init__(self) -> None:
         force = msgspec.structs.force_setattr
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        force(self, "stop", stop)
-        force(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if isinstance(self.stop, str):
+            force(self, "stop", (self.stop,))
+        for name, what in _LISTS:
+            if (values := getattr(self, name)) is not None:
+                force(self, name, as_tuple(name, values, what))
+        force(self, "stop", self.stop or ())
+        force(self, "stop_token_ids", self.stop_token_ids or ())
+        force(self, "bad_words", self.bad_words or None)
+        force(self, "logprob_token_ids", self.logprob_token_ids or None)
         force(self, "top_k", 0 if self.top_k == -1 else self.top_k)
-        force(self, "bad_words", tuple(self.bad_words) if self.bad_words else None)
-        for check in (_check_numbers, _check_lengths, _check_stops, _check_switches, _check_penalties, _check_tokens):
+        force(self, "repetition_detection", RepetitionDetectionParams.of(self.repetition_detection))
+        for check in (_check_values, _check_stops, _check_tokens, _check_logprob_token_ids):
             check(self)
+        if self.extra_args is not None:
+            _check_extra_args(self.extra_args)
+        if self.structured_outputs is not None:
+            force(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
+            _check_form(self)
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken, without noise."""
         return self.temperature < GREEDY_TEMPERATURE
 
+    @property
+    def num_candidates(self) -> int | None:
+        """Tokens whose log-probabilities come with each generated one; None: there are none, not even its own. Of
+        complete parameters: `logprobs` is not -1 there."""
+        return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
+
     def replace(self, **changes: Any) -> "SamplingParams":
         """A copy with some fields changed, checked again."""
         return msgspec.structs.replace(self, **changes)
 
 
-def _integer(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RequestError(f"{name}={value!r} is not allowed: an integer from {low} to {high}", name)
+def _check_form(params: SamplingParams) -> None:
+    """What contradicts a grammar, which alone decides which tokens may come and when the output may end."""
+    if params.ignore_eos:
+        raise RequestError(
+            "ignore_eos is not allowed with structured_outputs: the form says where it ends", "ignore_eos"
+        )
+    if params.allowed_token_ids is not None:
+        raise RequestError("allowed_token_ids is not allowed with structured_outputs", "allowed_token_ids")
 
 
-def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
-    bracket = "(" if open_low else "["
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or not low <= value <= high or (open_low and value == low):
-        raise RequestError(f"{name}={value!r} is not allowed: a finite number in {bracket}{low:g}, {high:g}]", name)
-
-
-def _check_switches(params: SamplingParams) -> None:
+def _check_values(params: SamplingParams) -> None:
+    """Of parameters that are one number, or true or false."""
+    for name, least, greatest in _NUMBERS:
+        check_number(name, getattr(params, name), least, greatest)
+    check_number("top_p", params.top_p, 0.0, 1.0, open_low=True)
+    for name, low, high in _INTEGERS:
+        check_integer(name, getattr(params, name), low, high)
+    for name, low, high in _INTEGERS_OR_NONE:
+        if (value := getattr(params, name)) is not None:
+            check_integer(name, value, low, high)
     for name in _SWITCHES:
-        if not isinstance(getattr(params, name), bool):
-            raise RequestError(f"{name}={getattr(params, name)!r} is not allowed: true or false", name)
-
-
-def _check_numbers(params: SamplingParams) -> None:
-    _number("temperature", params.temperature, 0.0, 1e4)
-    _number("top_p", params.top_p, 0.0, 1.0, open_low=True)
-    _number("min_p", params.min_p, 0.0, 1.0)
-    _integer("top_k", params.top_k, 0, 2**31 - 1)
-    _integer("n", params.n, 1, MAX_N)
+        check_switch(name, getattr(params, name))
     if params.greedy and params.n > 1:
         raise RequestError(f"n={params.n} is not allowed with temperature=0: greedy completions are all equal", "n")
-    if params.seed is not None:
-        _integer("seed", params.seed, -(2**63), MAX_SEED)
-
-
-def _check_penalties(params: SamplingParams) -> None:
-    _number("presence_penalty", params.presence_penalty, -2.0, 2.0)
-    _number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
-    _number("repetition_penalty", params.repetition_penalty, 0.01, 100.0)
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise RequestError(
+            f"min_tokens={params.min_tokens} is larger than max_tokens={params.max_tokens}", "min_tokens"
+        )
 
 
 def _check_tokens(params: SamplingParams) -> None:
     """Of parameters that name tokens or words; that the model has them is checked on admission."""
     _check_bias(params.logit_bias)
     if params.allowed_token_ids is not None:
-        msgspec.structs.force_setattr(params, "allowed_token_ids", tuple(params.allowed_token_ids))
-        _count("allowed_token_ids", params.allowed_token_ids, 1, MAX_BIASED_TOKENS)
-        for token in params.allowed_token_ids:
-            _integer("allowed_token_ids", token, 0, 2**31 - 1)
-    _count("bad_words", params.bad_words or (), 0, MAX_BAD_WORDS)
-    for text in params.bad_words or ():
-        if not isinstance(text, str) or not 0 < len(text) <= MAX_BAD_WORD_CHARS:
-            raise RequestError(f"bad_words must hold strings of 1 to {MAX_BAD_WORD_CHARS} characters", "bad_words")
+        check_count("allowed_token_ids", params.allowed_token_ids, 1, MAX_BIASED_TOKENS)
+        check_token_ids("allowed_token_ids", params.allowed_token_ids)
+    check_count("bad_words", params.bad_words or (), 0, MAX_BAD_WORDS)
+    check_texts("bad_words", params.bad_words or (), MAX_BAD_WORD_CHARS)
     if params.bad_words_token_ids is not None:
-        words = tuple(tuple(word) for word in params.bad_words_token_ids)
-        msgspec.structs.force_setattr(params, "bad_words_token_ids", words)
+        name = "bad_words_token_ids"
+        words = tuple(as_tuple(name, word, "token ids") for word in params.bad_words_token_ids)
+        msgspec.structs.force_setattr(params, name, words)
         # Complete parameters hold those of bad_words too, two for each.
-        _count("bad_words_token_ids", words, 0, 3 * MAX_BAD_WORDS)
+        check_count(name, words, 0, 3 * MAX_BAD_WORDS)
         for word in words:
-            _count("bad_words_token_ids", word, 1, MAX_BAD_WORD_TOKENS)
-            for token in word:
-                _integer("bad_words_token_ids", token, 0, 2**31 - 1)
+            check_count(name, word, 1, MAX_BAD_WORD_TOKENS)
+            check_token_ids(name, word)
 
 
 def _check_bias(bias: Mapping[int, float] | None) -> None:
@@ -173,34 +265,61 @@ def _check_bias(bias: Mapping[int, float] | None) -> None:
     if not isinstance(bias, Mapping):
         kind = type(bias).__name__
         raise RequestError(f"logit_bias is a {kind}; it must be a map of token ids to numbers", "logit_bias")
-    _count("logit_bias", bias, 0, MAX_BIASED_TOKENS)
-    for token, value in bias.items():
-        _integer("logit_bias", token, 0, 2**31 - 1)
-        _number("logit_bias", value, -100.0, 100.0)
+    check_count("logit_bias", bias, 0, MAX_BIASED_TOKENS)
+    check_token_ids("logit_bias", bias)
+    for value in bias.values():
+        check_number("logit_bias", value, -100.0, 100.0)
 
 
-def _count(name: str, values: Sequence[object] | Mapping[int, float], low: int, high: int) -> None:
-    if not low <= len(values) <= high:
-        raise RequestError(f"{name} has {len(values)} entries; {low} to {high} are allowed", name)
-
-
-def _check_lengths(params: SamplingParams) -> None:
-    if params.max_tokens is not None:
-        _integer("max_tokens", params.max_tokens, 1, 2**31 - 1)
-    _integer("min_tokens", params.min_tokens, 0, 2**31 - 1)
-    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+def _check_extra_args(extra: Any) -> None:
+    name = "vllm_xargs"  # what the API calls them
+    if not isinstance(extra, Mapping):
         raise RequestError(
-            f"min_tokens={params.min_tokens} is larger than max_tokens={params.max_tokens}", "min_tokens"
+            f"extra_args ({name}) is a {type(extra).__name__}; it must be a map of names to values", name
+        )
+    if len(extra) > MAX_EXTRA_ARGS:
+        raise RequestError(f"extra_args ({name}) has {len(extra)} names; at most {MAX_EXTRA_ARGS} are allowed", name)
+    size = 0
+    for key, value in extra.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if not isinstance(key, str) or not all(_is_plain(item) for item in values):
+            raise RequestError(
+                f"extra_args ({name}) must map texts to finite numbers (integers of 64 bits), texts, booleans, or "
+                "lists of them",
+                name,
+            )
+        size += len(key) + sum(len(item) if isinstance(item, str) else 1 for item in values)
+        if size > MAX_EXTRA_VALUES:
+            raise RequestError(f"extra_args ({name}) holds more than {MAX_EXTRA_VALUES} numbers and characters", name)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is what a message to the engine can hold."""
+    if isinstance(value, int):
+        return -(2**63) <= value <= MAX_SEED
+    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _check_logprob_token_ids(params: SamplingParams) -> None:
+    named = params.logprob_token_ids
+    if named is None:
+        return
+    check_count("logprob_token_ids", named, 0, MAX_LOGPROB_TOKEN_IDS)
+    check_token_ids("logprob_token_ids", named)
+    if params.logprobs:
+        raise RequestError(
+            f"logprob_token_ids is not allowed with logprobs={params.logprobs}: the named tokens take the place of the "
+            "most likely ones",
+            "logprob_token_ids",
         )
 
 
 def _check_stops(params: SamplingParams) -> None:
-    stops, stop_ids = params.stop or (), params.stop_token_ids or ()
+    stops = params.stop or ()
+    stop_ids = params.stop_token_ids or ()
     if len(stops) > MAX_STOP_STRINGS:
         raise RequestError(f"stop has {len(stops)} strings; at most {MAX_STOP_STRINGS} are allowed", "stop")
-    for text in stops:
-        if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARS:
-            raise RequestError(f"stop must hold strings of 1 to {MAX_STOP_CHARS} characters", "stop")
+    check_texts("stop", stops, MAX_STOP_CHARS)
     total = sum(map(len, stops))
     if total > MAX_ALL_STOP_CHARS:
         raise RequestError(
@@ -213,5 +332,4 @@ def _check_stops(params: SamplingParams) -> None:
         raise RequestError(
             f"stop_token_ids has {len(stop_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed", "stop_token_ids"
         )
-    for token in stop_ids:
-        _integer("stop_token_ids", token, 0, 2**31 - 1)
+    check_token_ids("stop_token_ids", stop_ids)

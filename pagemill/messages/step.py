@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from pagemill.messages.extensions import StepAnswers, StepPayloads
+from pagemill.messages.logprobs import TokenLogprobs
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import SamplingParams
 
@@ -34,6 +36,11 @@ class NewRequest:
     block_ids: tuple[list[int], ...]
     """One list per KV group, for all tokens of this step included."""
     params: SamplingParams | PoolingParams
+    scores_prompt: bool = False
+    """Whether `KnownLogprobs` are to be made of the prompt, of which nothing is computed yet."""
+    scores_from: int | None = None
+    """Position of the first token of the output of which, and of all known ones after it, `KnownLogprobs` are to be
+    made; the token before it is not computed yet. None: of none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +56,26 @@ class KnownTokens:
     """Tokens of a running slot that the engine knows without the model: forced by a grammar, or replayed.
 
     They take the place of what was sampled for `position` and for all positions after it. What steps in flight sample
-    for the slot is void, on the workers as in the engine; so are the slot's drafts, and whatever was computed from
-    `position` on: the slot's count of computed tokens becomes `position` where it is more.
+    for the slot is void, on the workers as in the engine; so are the slot's drafts. Of a slot that asks for
+    log-probabilities, `KnownLogprobs` are made of these tokens.
     """
 
     slot: int
     position: int
     """Of the first of them, in the slot's prompt and output."""
+    num_computed: int
+    """Tokens of the slot that count as computed, where more are: at most `position`, and one less where `KnownLogprobs`
+    are made, which need what the token before becomes."""
     token_ids: Int32Array
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
-    """The whole block `destination` becomes what `source` is: its page in every one of the shared tensors."""
-
-    source: int
-    destination: int
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """Everything the workers need for one step. Valid in full in every mode.
 
-    Order of application: `copies`, then `released`, then `new`, then `grown`, then `known`, then the batch itself. The
-    workers advance a slot's count of computed tokens by `num_tokens` after the step; the scheduler does the same. Both
-    take back from that the drafts that were not accepted, and those that were thought of and did not exist.
+    Order of application: `released`, then `extensions`, then `new`, then `grown`, then `known`, then the batch itself.
+    The workers advance a slot's count of computed tokens by `num_tokens` after the step; the scheduler does the same.
+    Both take back from that the drafts that were not accepted, and those that were thought of and did not exist.
     """
 
     step_id: int
@@ -86,11 +88,10 @@ class SchedulerOutput:
     grown: list[SlotBlocks] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     """Slots whose request finished, was aborted or was preempted since the last step."""
-    copies: list[BlockCopy] = field(default_factory=list)
-    """All at once, before this step writes anything: every source is read as the steps before left it, even where it
-    is the destination of another copy. No block is a destination twice."""
     known: list[KnownTokens] = field(default_factory=list)
     """Of slots that run, in this step or a later one; each slot once."""
+    extensions: StepPayloads | None = None
+    """What step extensions say to the workers; None where none has anything to say."""
 
     @property
     def total_tokens(self) -> int:
@@ -111,6 +112,29 @@ class Drafts:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledLogprobs:
+    """Log-probabilities of sampled tokens, of the slots that ask for them."""
+
+    indices: Int32Array
+    """[K] which of the step's tokens (`ModelRunnerOutput.token_ids`) they are of, ascending; all tokens of a slot, or
+    none."""
+    logprobs: TokenLogprobs
+    """[K] with as many candidates as the slot that asks for most has; what a slot did not ask for says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLogprobs:
+    """Log-probabilities of tokens that nobody sampled, which one step has computed: of a part of a prompt, or of tokens
+    that a grammar forced."""
+
+    request_id: str
+    start: int
+    """Position of the first of them, in prompt and output. There is none for the prompt's first token."""
+    logprobs: TokenLogprobs
+    """Of the tokens at `start` and after it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
     """What one step sampled. Slots whose prompt is not yet complete (a prefill chunk) sample nothing."""
 
@@ -126,3 +150,9 @@ class ModelRunnerOutput:
     """[L] tokens of each slot: one, and one for each draft that was accepted. None: one each, L = N."""
     drafts: Drafts | None = None
     """None where no slot has any."""
+    answers: StepAnswers | None = None
+    """What step extensions answer to the engine; None where none does."""
+    logprobs: SampledLogprobs | None = None
+    """None where no slot asks for them."""
+    known_logprobs: tuple[KnownLogprobs, ...] = ()
+    """Of slots that computed what comes before such tokens and ask for them, whether or not they sampled."""

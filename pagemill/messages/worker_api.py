@@ -2,14 +2,18 @@
 
 from typing import Protocol
 
+from pagemill.messages.extensions import SamplingPayloads
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 
+CALLED_BY_NAME = ("describe", "start_profile", "stop_profile")
+"""Methods that users may call on all workers at any time, by name; their results are plain."""
+
 
 class WorkerApi(Protocol):
     """Start-up calls come once each, in the order of this listing; then steps in pairs of `execute_model` and
-    `sample_tokens`."""
+    `sample_tokens`, and between them now and then one of `CALLED_BY_NAME`."""
 
     runs_ahead: bool
     """Whether `execute_model` and `sample_tokens` return before the work is done, so that the next step can be given
@@ -37,12 +41,24 @@ class WorkerApi(Protocol):
     def execute_model(self, step: SchedulerOutput) -> None:
         """Run the forward pass of a step and keep its result for `sample_tokens`."""
 
-    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
-        """Sample from the last executed step. The tokens of several steps are asked for in the order of the steps."""
+    def sample_tokens(self, payloads: SamplingPayloads | None = None) -> Pending[ModelRunnerOutput]:
+        """Sample from the last executed step; `payloads`: what step extensions say to that. The tokens of several steps
+        are asked for in the order of the steps."""
 
     def execute_dummy_step(self) -> None:
         """Run and sample a step of no request, between steps: other replicas' expert layers wait for this one's part.
         No request has a slot when it is called."""
 
+    def describe(self) -> dict[str, str | int]:
+        """Its rank, its device and the memory that is free there, in bytes."""
+
+    def start_profile(self, prefix: str) -> None:
+        """Record what is computed from now on. Raises ConfigError when that is done already, or the folder of `prefix`
+        is not there."""
+
+    def stop_profile(self) -> str:
+        """Write what was recorded; the file's name, which begins with `prefix`. Raises ConfigError when nothing is
+        recorded."""
+
     def shutdown(self) -> None:
-        """Give everything back."""
+        """Free the device's memory and leave the group of ranks."""

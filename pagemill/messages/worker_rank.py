@@ -63,7 +63,7 @@ class WorkerRank(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stage(self) -> int:
-        """Pipeline stage."""
+        """Number of the rank's pipeline stage."""
         return self.rank // self.tensor_parallel_size
 
     @property

@@ -13,8 +13,8 @@ from pagemill.catalog.weights import WEIGHTS
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import CacheSettings, ModelConfig
 from pagemill.errors import ModelError, PagemillError
-from pagemill.model.attention.capability import Surroundings
-from pagemill.model.attention.selector import Chooser, Wishes
+from pagemill.model.attention.capability import AttentionContext
+from pagemill.model.attention.selector import BackendPreferences, BackendSelector
 from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_groups
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.moe.exchange import Exchange
@@ -87,19 +87,19 @@ def build_model(
     return model
 
 
-def attention_chooser(config: ModelConfig, cache: CacheSettings, platform: Platform) -> Chooser:
+def attention_chooser(config: ModelConfig, cache: CacheSettings, platform: Platform) -> BackendSelector:
     """Chooses the backends that the settings and the platform ask for."""
     wanted = config.attention_config
-    wishes = Wishes(
+    preferences = BackendPreferences(
         config.attention_backend or wanted.backend,
         wanted.prefill_backend,
         wanted.decode_backend,
         {pattern: str(name) for pattern, name in wanted.layer_backends.items()},
     )
-    where = Surroundings(
+    where = AttentionContext(
         compute=platform.facts().capability,
         kv_cache_dtype=cache.kv_cache_dtype,
         block_size=cache.block_size,
         flash_attn_version=wanted.flash_attn_version,
     )
-    return Chooser(platform.torch_device(), config.dtype, platform.attention_order(), wishes, where)
+    return BackendSelector(platform.torch_device(), config.dtype, platform.attention_order(), preferences, where)

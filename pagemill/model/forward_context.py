@@ -1,4 +1,4 @@
-"""The one guarded global: what the running forward pass needs beside its inputs. Nesting is an error.
+"""The one guarded global: what the running forward pass needs in addition to its inputs. Nesting is an error.
 
 Knows which graph a step is to run in, not how graphs are made.
 

@@ -22,12 +22,12 @@ class Histogram:
         """Sum of all observations."""
 
     def observe(self, value: float) -> None:
-        """Count one."""
+        """Count one observation."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
     def observe_all(self, values: Iterable[float]) -> None:
-        """Count several."""
+        """Count several observations."""
         for value in values:
             self.observe(value)
 
@@ -44,11 +44,13 @@ class Histogram:
         """Become what a message says. Raises ValueError when it has another number of buckets."""
         if len(counts.counts) != len(self._counts):
             raise ValueError(f"{len(counts.counts)} buckets of a histogram that has {len(self._counts)}")
-        self._counts, self.total = list(counts.counts), counts.total
+        self._counts = list(counts.counts)
+        self.total = counts.total
 
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bound as text, and how many observations do not exceed it, as Prometheus has it."""
-        found, running = [], 0
+        found = []
+        running = 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             running += count
             found.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(running)))

@@ -66,7 +66,7 @@ class MetricsPool:
                     pass
 
     def totals(self) -> MetricsTotals:
-        """Now."""
+        """The sums as of now."""
         with self._lock:
             return self._totals()
 
@@ -74,7 +74,8 @@ class MetricsPool:
         # Always in the same order, and the dead with their successor: sums of floats must not shrink by a rounding.
         parts = []
         for index in sorted(self._latest.keys() | self._lost.keys()):
-            lost, latest = self._lost.get(index), self._latest.get(index)
+            lost = self._lost.get(index)
+            latest = self._latest.get(index)
             parts += [_sum_of_two(lost, latest)] if lost and latest else [part for part in (lost, latest) if part]
         return MetricsTotals(
             engines=_sum_engines(part.engines for part in parts),
@@ -87,12 +88,10 @@ class MetricsPool:
 def _are_alike(one: FrontEndCounts, other: FrontEndCounts) -> bool:
     """Whether histograms of one name have as many buckets."""
     sizes: dict[str, int] = {}
-    histograms = (item for counts in (one, other) for engine in counts.engines.values() for item in _items(engine))
+    histograms = (
+        item for counts in (one, other) for engine in counts.engines.values() for item in engine.histograms.items()
+    )
     return all(sizes.setdefault(name, len(histogram.counts)) == len(histogram.counts) for name, histogram in histograms)
-
-
-def _items(engine: EngineCounts) -> Iterable[tuple[str, HistogramCounts]]:
-    return engine.histograms.items()
 
 
 def _sum_of_two(one: FrontEndCounts, other: FrontEndCounts) -> FrontEndCounts:
@@ -121,15 +120,9 @@ def _sum_counts(one: EngineCounts, other: EngineCounts) -> EngineCounts:
     histograms = dict(one.histograms)
     for name, histogram in other.histograms.items():
         known = histograms.get(name)
-        histograms[name] = histogram if known is None else _sum_histograms(known, histogram)
-    return EngineCounts(_sum_named(one.counters, other.counters), _sum_named(one.ended, other.ended), histograms)
-
-
-def _sum_histograms(one: HistogramCounts, other: HistogramCounts) -> HistogramCounts:
-    return HistogramCounts(list(map(operator.add, one.counts, other.counts)), one.total + other.total)
-
-
-def _sum_named(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {
-        name: one.get(name, 0) + other.get(name, 0) for name in (*one, *(name for name in other if name not in one))
-    }
+        if known is not None:
+            sums = list(map(operator.add, known.counts, histogram.counts))
+            histogram = HistogramCounts(sums, known.total + histogram.total)
+        histograms[name] = histogram
+    counters = _sum_by_name((one.counters, other.counters))
+    return EngineCounts(counters, _sum_by_name((one.ended, other.ended)), histograms)

@@ -67,5 +67,6 @@ def _histograms(family: Any) -> list[Metric]:
                 count = int(sample.value)
             case "_sum":
                 found.append(Histogram(family.name, dict(sample.labels), count, float(sample.value), buckets))
-                buckets, count = {}, 0
+                buckets = {}
+                count = 0
     return found

@@ -12,7 +12,8 @@ from pagemill.messages.stats import SchedulerStats
 from pagemill.observability.engine_metrics import HISTOGRAMS, RESIDENCY_HISTOGRAMS, EngineMetrics
 from pagemill.observability.hit_rate import RecentHits
 
-QUEUE_FULL, QUEUED_TOKENS = "queue_full", "queued_tokens"
+QUEUE_FULL = "queue_full"
+QUEUED_TOKENS = "queued_tokens"
 REJECTION_REASONS = (QUEUE_FULL, QUEUED_TOKENS)
 
 Engines = Callable[[], Mapping[int, SchedulerStats]]

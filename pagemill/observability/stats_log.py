@@ -28,11 +28,15 @@ class StatsLog(StatLogger):
         """What happened since the last call, and what there is to do; None when both are nothing."""
         now = self._clock()
         elapsed_s, self._at = max(now - self._at, 1e-9), now
-        prompt, generation = self._metrics.total("num_prompt_tokens"), self._metrics.total("num_generation_tokens")
-        num_prompt, num_generation = prompt - self._num_prompt_tokens, generation - self._num_generation_tokens
-        self._num_prompt_tokens, self._num_generation_tokens = prompt, generation
+        prompt = self._metrics.total("num_prompt_tokens")
+        generation = self._metrics.total("num_generation_tokens")
+        num_prompt = prompt - self._num_prompt_tokens
+        num_generation = generation - self._num_generation_tokens
+        self._num_prompt_tokens = prompt
+        self._num_generation_tokens = generation
         engines = self._metrics.engines().values()
-        running, waiting = sum(e.num_running for e in engines), sum(e.num_waiting for e in engines)
+        running = sum(e.num_running for e in engines)
+        waiting = sum(e.num_waiting for e in engines)
         if not (running or waiting or num_prompt or num_generation):
             return None
         usage = sum(engine.kv_cache_usage for engine in engines) / len(engines)

@@ -13,7 +13,7 @@ from pagemill.utils.cpu_list import format_cpu_list
 logger = get_logger(__name__)
 
 PREFILL_TOKENS = 320
-"""More rows for a thread gain 2% in speed, but all prompts of a step wait for the last of them (docs/scheduler.md)."""
+"""More rows for a thread gain little speed, but all prompts of a step wait for the last of them (docs/scheduler.md)."""
 
 
 class CpuPlatform(Platform):

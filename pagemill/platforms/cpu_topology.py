@@ -45,7 +45,8 @@ def _quota(root: Path) -> float | None:
     differently."""
     least: float | None = None
     for folder in _group_folders(root):
-        unified, period_us = _text(folder / "cpu.max").split(), _text(folder / "cpu.cfs_period_us")
+        unified = _text(folder / "cpu.max").split()
+        period_us = _text(folder / "cpu.cfs_period_us")
         if len(unified) != 2:
             unified = [_text(folder / "cpu.cfs_quota_us"), period_us]
         if all(part.isdigit() and int(part) > 0 for part in unified):  # max, and -1, are no limit

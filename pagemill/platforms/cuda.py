@@ -99,8 +99,10 @@ class _Device:
     """What the driver says about one GPU."""
 
     def __init__(self, title: str, memory: "_Memory", capability: tuple[int, int]) -> None:
-        self.title, self.capability = title, capability
-        self.free_bytes, self.used_bytes = memory.free, memory.total - memory.free
+        self.title = title
+        self.capability = capability
+        self.free_bytes = memory.free
+        self.used_bytes = memory.total - memory.free
 
 
 class _Memory(ctypes.Structure):
@@ -127,7 +129,9 @@ class _Management:
         """The one that this process calls number `index`."""
         shown = envs.shown_cuda_devices() or []
         number = int(shown[index]) if index < len(shown) and shown[index].isdigit() else index
-        handle, memory, title = ctypes.c_void_p(), _Memory(), ctypes.create_string_buffer(_NAME_BYTES)
+        handle = ctypes.c_void_p()
+        memory = _Memory()
+        title = ctypes.create_string_buffer(_NAME_BYTES)
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(number), ctypes.byref(handle))
         self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))

@@ -16,7 +16,7 @@ class CudaGraphMaker:
         self.stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def graph(self) -> "CudaGraph":
-        """An empty graph."""
+        """An empty graph, in the pool that all share."""
         return CudaGraph(self)
 
     def borrow(self, tensor: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class CudaGraphMaker:
 
 
 class CudaGraph:
-    """One recording."""
+    """One CUDA graph."""
 
     def __init__(self, maker: CudaGraphMaker) -> None:
         self._maker = maker

@@ -12,7 +12,7 @@ from pagemill.platforms.interface import Mark, Transfers
 
 
 class EventMark:
-    """A CUDA event."""
+    """A place in the queue of a device: a CUDA event."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -87,7 +87,7 @@ class CudaMemory:
         return int(torch.cuda.max_memory_reserved())
 
     def restart_peak(self) -> None:
-        """From here on."""
+        """Measure the peak from here on."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -10,11 +10,11 @@ class Reached:
     """A mark that was reached before it was made."""
 
     def reached(self) -> bool:
-        """Always."""
+        """True: nothing is queued."""
         return True
 
     def wait(self) -> None:
-        """Not at all."""
+        """Return at once: nothing is queued."""
 
 
 class DirectTransfers(Transfers):

@@ -128,26 +128,27 @@ class DeviceMemory(Protocol):
 
 
 class Graph(Protocol):
-    """Queued work, kept: the same work on the same addresses, any number of times."""
+    """Device work that is recorded once and replayed any number of times, on the same addresses."""
 
     def begin(self) -> None:
-        """Keep what is queued from here on; nothing of it runs."""
+        """Record from here on; nothing that is launched runs."""
 
     def end(self) -> None:
-        """Until here."""
+        """The recording is complete."""
 
     def abort(self) -> None:
-        """Give up, because an error was raised."""
+        """Give up a recording in which an error was raised."""
 
     def replay(self) -> None:
-        """Queue it."""
+        """Run what was recorded."""
 
 
 class GraphMaker(Protocol):
-    """Makes graphs that share memory: they are replayed in any order, never two at once."""
+    """Makes graphs that share one memory pool: they are replayed in any order, never two at once."""
 
     def graph(self) -> Graph:
         """An empty graph."""
 
     def borrow(self, tensor: "Tensor") -> "Tensor":
-        """The same memory without owning it, so that graphs captured later may use it too."""
+        """The same memory without owning it, so that graphs captured later may use it too: a graph's result is good
+        until the next graph is replayed."""

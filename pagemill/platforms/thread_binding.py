@@ -16,7 +16,8 @@ logger = get_logger(__name__)
 
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 """Number of the system call, which the C library has no function for."""
-_DEFAULT, _INTERLEAVE = 0, 3
+_DEFAULT = 0
+_INTERLEAVE = 3
 _NODE_BITS = 1024
 TASKS = Path("/proc/self/task")
 

@@ -5,23 +5,32 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
+
+import msgspec
 
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import CacheConfig, PoolerConfig, SchedulerConfig
 from pagemill.errors import EngineDeadError, UnavailableError
-from pagemill.messages.outputs import PoolingRequestOutput, RequestOutput
+from pagemill.messages.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from pagemill.messages.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.observability.serving_metrics import ServingMetrics
+from pagemill.serve.beam_search import first_params, search
 from pagemill.serve.chat_renderer import ChatOptions
+from pagemill.serve.client.control import EngineControl
 from pagemill.serve.client.interface import EngineClient
+from pagemill.serve.engine_calls import EngineCalls
 from pagemill.serve.load_gate import LoadGate, LoadLimits, LoadTable
+from pagemill.serve.other_arguments import refuse_others
 from pagemill.serve.output_pump import OutputPump
 from pagemill.serve.preparation import Pacer, Preparation
+from pagemill.serve.processing.forms import FormChecks
 from pagemill.serve.processing.input_processor import PreparedRequest, RequestOptions
+from pagemill.serve.processing.logprobs import TokenTexts
 from pagemill.serve.processing.output_processor import OutputProcessor
 from pagemill.serve.processing.parallel_sampling import fan_out
 from pagemill.serve.processing.request_metrics import NoMetrics, RequestMetrics
@@ -36,7 +45,7 @@ DEFAULT_OPTIONS = RequestOptions()
 Output = TypeVar("Output", RequestOutput, PoolingRequestOutput)
 
 
-class AsyncLLM:
+class AsyncLLM(EngineCalls):
     """The front end of one engine. Used from one event loop.
 
     `scheduler` is the section the engine runs with (its policy and queue limits); `facts` have the model's recommended
@@ -66,6 +75,9 @@ class AsyncLLM:
         self.max_model_len = client.ready.max_model_len
         self.block_size = client.ready.block_size
         """Tokens of a block of the prefix cache."""
+        self.num_slots = scheduler.max_num_seqs * client.num_engines
+        """Requests that may run at once, in all engines."""
+        self.control = EngineControl(client)
         self._client = client
         self.preparation = Preparation(tokenizer, facts, client.ready, scheduler, pooler, client.num_engines)
         self.default_params = self.preparation.default_params
@@ -83,7 +95,14 @@ class AsyncLLM:
         self._outputs = OutputProcessor(self._inputs.is_end_of_sequence, observer)
         self._pump = OutputPump(client, self._outputs, self.metrics, log_interval_s if log_stats else None)
         limits = LoadLimits.of(scheduler, client.num_engines)
+        self._grammars = FormChecks(
+            tokenizer,
+            client.ready.vocab_size,
+            (*facts.eos_token_ids, *tokenizer.eos_token_ids),
+            client.ready.forms.backend,
+        )
         self._gate = LoadGate(limits, self._outputs, self.metrics)
+        self._texts = TokenTexts(tokenizer)
         self._step_tokens = scheduler.max_num_batched_tokens
         self._count = itertools.count()
 
@@ -95,11 +114,14 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, until it is finished. Closing the generator, or cancelling its task, aborts it.
+        `others`: arguments of vLLM that have no counterpart, with values that ask for nothing (other_arguments.py).
 
         Raises RequestError, EngineOverloadedError, EngineDeadError, all at the first iteration or later.
         """
+        refuse_others("AsyncLLM.generate", others)
         options = RequestOptions(priority=priority, cache_salt=cache_salt)
         prepared = await self.prepare(prompt, sampling_params or self.default_params, options)
         ids = [request_id] if request_id else None
@@ -115,12 +137,15 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        **others: Any,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """The one output of a pooling request: a vector. Closing the generator, or cancelling its task, aborts it.
+        `others`: as of `generate`.
 
         Raises RequestError (also when the engine generates text), EngineOverloadedError, EngineDeadError, all at the
         first iteration or later.
         """
+        refuse_others("AsyncLLM.encode", others)
         options = RequestOptions(priority=priority, cache_salt=cache_salt)
         prepared = await self.prepare(prompt, pooling_params or PoolingParams(), options)
         ids = [request_id] if request_id else None
@@ -154,9 +179,49 @@ class AsyncLLM:
 
         def text(name: str, prepared: PreparedRequest, rank: int, queue: OutputQueue[RequestOutput]) -> RequestStream:
             children = fan_out(self._seeds.complete(prepared.request), rank)
-            return RequestStream(name, prepared.prompt, children, self.tokenizer, queue)
+            return RequestStream(name, prepared.prompt, children, self.tokenizer, queue, self._texts)
 
         return self._run(text, requests, request_ids, limited, sink)
+
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, options: RequestOptions = DEFAULT_OPTIONS
+    ) -> BeamSearchOutput:
+        """The sequences that a beam search finds, best first. Cancelling it ends it. Raises RequestError, and
+        PagemillError when the engine cannot complete it."""
+        ends = self._inputs.end_token_ids
+        first = first_params(params, ends)
+        self.preparation.check_beams(params.beam_width, first.logprobs or 0)
+        prepared = await self.prepare(prompt, first, options)
+        output = await search(self, prepared, params, ends)
+        for sequence in output.sequences:
+            sequence.text = self.tokenizer.decode(_shown_tokens(sequence, params))
+        return output
+
+    async def beam_outputs(
+        self, requests: Sequence[PreparedRequest], request_ids: Sequence[str], params: BeamSearchParams
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The same for prompts that were prepared so, one after the other, with a completion for each sequence."""
+        for name, prepared in zip(request_ids, requests, strict=True):
+            ids = prepared.request.prompt_token_ids
+            first = prepared.request.params
+            limited = params
+            if isinstance(first, SamplingParams) and first.max_tokens is not None:
+                limited = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, first.max_tokens))
+            found = await search(self, prepared, limited, self._inputs.end_token_ids)
+            completions = []
+            for index, sequence in enumerate(found.sequences):
+                decoder = self.tokenizer.incremental(ids, True)
+                text = decoder.step(_shown_tokens(sequence, params)[len(ids) :]) + decoder.flush()
+                completions.append(
+                    CompletionOutput(
+                        index,
+                        text,
+                        sequence.tokens[len(ids) :],
+                        sequence.finish_reason,
+                        cumulative_logprob=sequence.cum_logprob,
+                    )
+                )
+            yield RequestOutput(name, prepared.prompt, ids, completions, True, found.num_cached_prompt_tokens)
 
     def pool(
         self, requests: Sequence[PreparedRequest], request_ids: Sequence[str] | None = None, *, limited: bool = False
@@ -179,10 +244,14 @@ class AsyncLLM:
         sink: Sink[Output] | None = None,
     ) -> AsyncGenerator[Output, None]:
         self._pump.check_alive()
+        await self._grammars.check(prepared.request.grammar for prepared in requests)
         external_ids = request_ids or [f"request-{next(self._count)}" for _ in requests]
         queue: OutputQueue[Output] = OutputQueue(sink)
         streams: list[Stream[Output]] = []
-        num_added, num_tokens, begun, pacer = 0, 0, False, Pacer()
+        num_added = 0
+        num_tokens = 0
+        begun = False
+        pacer = Pacer()
         try:
             with self._gate.reserve(_load_of(requests), limited) as reservation:
                 for external_id, prepared in zip(external_ids, requests, strict=True):
@@ -216,10 +285,13 @@ class AsyncLLM:
         pacer = Pacer()
         try:
             for stream in streams:
-                unfinished += self._outputs.discard([stream])
+                if stream.finished:
+                    stream.release()  # nobody takes what is left of it
+                else:
+                    unfinished += self._outputs.discard([stream])
                 await pacer.pause()
         finally:  # all of them, also when this is cancelled
-            unfinished += self._outputs.discard(streams)
+            unfinished += self._outputs.discard(stream for stream in streams if not stream.finished)
             if unfinished:
                 await self._client.abort(unfinished)
 
@@ -238,20 +310,28 @@ class AsyncLLM:
         `RequestOptions(rendered=True)`. Raises RequestError."""
         return self.preparation.chats.render(messages, options)
 
-    async def abort(self, request_id: str) -> None:
-        """End the requests that were given this id; their consumers get what there is, with the reason abort."""
-        aborted = self._outputs.abort(request_id)
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End the requests that were given this id, or one of these; their consumers get what there is, with the reason
+        abort."""
+        names = [request_id] if isinstance(request_id, str) else request_id
+        aborted = [child for name in names for child in self._outputs.abort(name)]
         if aborted:
             await self._client.abort(aborted)
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes. False when blocks are in use and nothing was done."""
+    async def reset_prefix_cache(self, **others: Any) -> bool:
+        """Forget cached prefixes. False when blocks are in use and nothing was done. `others`: as of `generate`."""
+        refuse_others("AsyncLLM.reset_prefix_cache", others)
         return bool(await self._client.call("reset_prefix_cache"))
 
     @property
     def errored(self) -> bool:
         """Whether the engine is gone."""
         return self._pump.error is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine is there."""
+        return not self.errored
 
     @property
     def dead_error(self) -> EngineDeadError:
@@ -262,6 +342,10 @@ class AsyncLLM:
     def num_in_flight(self) -> int:
         """Completions that run or wait."""
         return self._outputs.num_in_flight
+
+    def load(self) -> Load:
+        """What runs and waits in all front ends of the engine, as far as this process can see."""
+        return self._gate.total()
 
     def drain(self) -> None:
         """From now on, `check_load` refuses new requests; those in flight go on."""
@@ -281,8 +365,15 @@ class AsyncLLM:
 
     async def shutdown(self) -> None:
         """End all requests with EngineDeadError and stop the engine. A second call does nothing."""
+        self._grammars.close()
         await self._pump.stop(EngineDeadError("the engine was shut down"))
         await self._client.close()
+
+
+def _shown_tokens(sequence: BeamSearchSequence, params: BeamSearchParams) -> list[int]:
+    """Those that the text shows: a token that ended the sequence only where that is asked for."""
+    drops = sequence.finish_reason == "stop" and not params.include_stop_str_in_output
+    return sequence.tokens[: len(sequence.tokens) - drops]
 
 
 def _plain_settings(section: Any) -> dict[str, Any]:

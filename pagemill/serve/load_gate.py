@@ -69,7 +69,8 @@ class LoadLimits:
     @classmethod
     def of(cls, scheduler: SchedulerConfig, num_engines: int) -> "LoadLimits":
         """As the settings say: every engine runs so many, and as many wait altogether."""
-        slots, queued = scheduler.max_num_seqs * num_engines, scheduler.max_num_queued_reqs
+        slots = scheduler.max_num_seqs * num_engines
+        queued = scheduler.max_num_queued_reqs
         return cls(slots + queued if queued else None, scheduler.max_num_queued_tokens or None)
 
 
@@ -103,6 +104,10 @@ class LoadGate:
         self._table = table
         self._publish()
 
+    def total(self) -> Load:
+        """What is in flight in all front ends."""
+        return self._table.total()
+
     def drain(self) -> None:
         """Refuse new requests from now on."""
         self.draining = True
@@ -112,7 +117,8 @@ class LoadGate:
         will, UnavailableError after `drain`."""
         if self.draining:
             raise UnavailableError("the server is shutting down and takes no new requests")
-        total, limits = self._table.total(), self._limits
+        total = self._table.total()
+        limits = self._limits
         most = limits.num_requests
         if most is not None and more.num_requests > most:
             raise RequestError(

@@ -19,9 +19,12 @@ from pagemill.tokenizers.interface import Tokenizer
 
 T = TypeVar("T")
 
-SLICE_S = 0.005
+SLICE_S = 0.003
 """How long one request may keep the event loop before others have their turn."""
-_GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_GENERATION_FIELDS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")} | {
+    "max_new_tokens": "max_tokens"
+}
+"""Recommended value -> field of `SamplingParams`."""
 
 
 class Preparation:
@@ -42,6 +45,8 @@ class Preparation:
         self.max_call_tokens = _max_call_tokens(ready.num_blocks * ready.block_size, scheduler, num_engines)
         """Tokens that the completions of one call may ask for altogether; None: any number."""
         self.default_params = _default_params(facts.generation_defaults)
+        self.max_new_tokens: int | None = facts.generation_defaults.get("max_new_tokens")
+        """Most tokens that the model recommends to generate; None: as many as fit."""
         self.inputs = InputProcessor(
             tokenizer,
             ready,
@@ -49,7 +54,23 @@ class Preparation:
             has_priorities=scheduler.scheduling_policy == SchedulingPolicy.PRIORITY,
             pooling=None if pooler is None else _pooling(pooler, facts),
         )
+        self._raw_logprobs = ready.gives_raw_logprobs
+        self._max_logprobs = ready.vocab_size if ready.max_logprobs == -1 else ready.max_logprobs
         self.chats = ChatRenderer(tokenizer, self.inputs)
+
+    def check_beams(self, beam_width: int, num_logprobs: int, field: str = "beam_width") -> None:
+        """Raises RequestError where the engine does not give a beam search what it needs: so many log-probabilities of
+        each beam. `field`: what the request calls the width."""
+        self.inputs.check_generates()
+        if not self._raw_logprobs:
+            raise RequestError("beam search needs an engine that was started with --logprobs-mode raw_logprobs")
+        if num_logprobs > self._max_logprobs:
+            raise RequestError(
+                f"{field}={beam_width} is not allowed for a beam search here: each step takes {num_logprobs} "
+                f"log-probabilities of every beam, at most {self._max_logprobs} are given; start with "
+                f"--max-logprobs {num_logprobs}",
+                field,
+            )
 
 
 class Pacer:
@@ -68,7 +89,8 @@ class Pacer:
 
 async def in_slices(items: Iterable[T]) -> list[T]:
     """All items. Others have their turn between two of them, whenever making them took longer than a slice."""
-    pacer, found = Pacer(), []
+    pacer = Pacer()
+    found = []
     for item in items:
         found.append(item)
         await pacer.pause()
@@ -93,11 +115,14 @@ def _pooling(pooler: PoolerConfig, facts: ModelFacts) -> Pooling:
 def _default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:
     """SamplingParams() with what the model recommends. Raises ConfigError for values that are not allowed."""
     given = {
-        name: generation_defaults[name] for name in _GENERATION_FIELDS if generation_defaults.get(name) is not None
+        field: generation_defaults[name]
+        for name, field in _GENERATION_FIELDS.items()
+        if generation_defaults.get(name) is not None
     }
     try:
         return SamplingParams(**given)
     except RequestError as error:
         raise ConfigError(
-            f"the model's generation defaults are not usable: {error}; start with --generation-config vllm"
+            f"the generation defaults are not usable: {error}; start with --generation-config vllm, or replace the "
+            "value with --override-generation-config"
         ) from error

@@ -104,10 +104,12 @@ def _sequence(pattern: str, at: int, depth: int) -> tuple[_Part, int]:
     while at < len(pattern) and pattern[at] not in "|)":
         part, at = _atom(pattern, at, depth)
         while (found := _QUANTIFIER.match(pattern, at)) is not None:
-            part, at = _repeated(part, found), found.end()
+            part = _repeated(part, found)
+            at = found.end()
         parts.append(part)
     last = max((index for index, part in enumerate(parts) if part.can_fail), default=0)
-    before, after = parts[:last], parts[last:]
+    before = parts[:last]
+    after = parts[last:]
     return (
         _Part(
             sum(part.open_inside for part in parts),

@@ -16,7 +16,8 @@ class ContentForm(Enum):
     EITHER = "either"
 
 
-STRING, PARTS = ContentForm.STRING, ContentForm.PARTS
+STRING = ContentForm.STRING
+PARTS = ContentForm.PARTS
 
 
 def convert(messages: Sequence[Mapping[str, Any]], form: ContentForm) -> list[dict[str, Any]]:

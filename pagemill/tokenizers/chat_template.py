@@ -14,8 +14,6 @@ from pagemill.tokenizers.template_budget import MAX_VALUE, Budget, TooMuchError,
 from pagemill.tokenizers.template_sandbox import environment
 
 MAX_SOURCE_CHARS: Final = 96 << 10
-RESERVED_VARIABLES: Final = frozenset({"messages", "add_generation_prompt", "continue_final_message", "chat_template"})
-"""Names that a request's own template variables may not have."""
 
 _END_OF_MESSAGE: Final = "<|pagemill:end-of-final-message|>"
 _PROBE: Final = "pagemill-probe"
@@ -76,7 +74,8 @@ def variables_of(source: str) -> frozenset[str]:
 
 
 def _run(template: jinja2.Template, context: dict[str, Any]) -> str:
-    pieces, num_chars = [], 0
+    pieces = []
+    num_chars = 0
     try:
         limits = budget()
         for piece in template.generate(context):

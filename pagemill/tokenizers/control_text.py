@@ -54,7 +54,8 @@ class ControlText:
         if not text:
             return text
         text = self.as_text(text)
-        begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
+        begin = len(text) - len(text.lstrip())
+        end = len(text.rstrip())
         if begin >= end:
             return text
         if self._may_begin(text[begin:end]):
@@ -84,7 +85,8 @@ class ControlText:
         """Where control tokens begin, also inside others."""
         if self._spelling is None or len(text) < self._shortest or not any(char in text for char in self._firsts):
             return []
-        found, at = [], 0
+        found = []
+        at = 0
         while (match := self._spelling.search(text, at)) is not None:
             found.append(match.start())
             at = match.start() + 1

@@ -53,7 +53,8 @@ def _steps(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _growth(step: Mapping[str, Any]) -> float:
     """Characters that may come of one."""
-    content, pattern = step.get("content"), step.get("pattern")
+    content = step.get("content")
+    pattern = step.get("pattern")
     if isinstance(content, str) and isinstance(pattern, dict):
         found = pattern.get("String")
         # A regular expression may match single characters, and the gaps between them.

@@ -20,7 +20,7 @@ BYTE: Final = 6
 
 @dataclass(frozen=True)
 class GgufVocab:
-    """Tokens by id."""
+    """The vocabulary of a .gguf file: its tokens by id."""
 
     tokens: list[str]
     kinds: "np.ndarray[Any, Any]"
@@ -58,7 +58,8 @@ def read_vocab(file: GgufFile) -> GgufVocab:
 
 def token_id(file: GgufFile, name: str, num_tokens: int) -> int | None:
     """A special token such as "bos"; None when the file names none. Raises ModelError for an id out of range."""
-    keys, key = GgufKeys(file), f"tokenizer.ggml.{name}_token_id"
+    keys = GgufKeys(file)
+    key = f"tokenizer.ggml.{name}_token_id"
     if key not in keys:
         return None
     found = keys.integer(key)

@@ -13,7 +13,7 @@ from pagemill.errors import RequestError
 from pagemill.tokenizers.backtracking import may_stall
 from pagemill.tokenizers.control_text import MARK, ControlText
 from pagemill.tokenizers.incremental import PieceDecoder, WindowDecoder
-from pagemill.tokenizers.interface import IncrementalDecoder
+from pagemill.tokenizers.interface import IncrementalDecoder, VocabularyBytes
 from pagemill.tokenizers.pieces import PieceTable, piece_rule
 from pagemill.tokenizers.template_budget import MAX_VALUE
 
@@ -71,7 +71,8 @@ class HfTokenizer:
         Raises RequestError for text with lone surrogates, which is no valid Unicode, and where the library gives up.
         """
         if not rendered and not self.parses_control_tokens_of_prompts:
-            text, rendered = self._control.as_text(text), True
+            text = self._control.as_text(text)
+            rendered = True
         backend = self._backend
         marked = MARK in text or self._finds_in_normalized
         if rendered and marked and not self.parses_control_tokens_of_chats:
@@ -102,6 +103,18 @@ class HfTokenizer:
         skipped = self._hidden if skip_special_tokens else frozenset[int]()
         return PieceDecoder(self._pieces, skipped, self._rule.strips_first_space, prompt_token_ids)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text, special tokens included; nothing for ids without a token."""
+        if self._pieces is None:
+            return self._decode_whole([token_id], skip_special_tokens=False).encode()
+        return self._pieces[token_id]
+
+    def vocabulary_bytes(self) -> VocabularyBytes | None:
+        """The bytes of all tokens; None when the decoder does not work token by token."""
+        if self._pieces is None:
+            return None
+        return VocabularyBytes([self._pieces[token] for token in range(self.vocab_size)], sorted(self._hidden))
+
     def hides(self, text: str) -> bool:
         """Whether a text is a special token, which decoding leaves out unless told otherwise."""
         return self._backend.token_to_id(text) in self._hidden
@@ -121,7 +134,7 @@ class HfTokenizer:
         `content` may be a string or a list of {"type": "text", "text": ...}; it is given to the template in the form
         that the template handles. Raises RequestError when the model has no template, or the template refuses.
         """
-        # jinja2 takes 30 ms to import; completions do not need it.
+        # jinja2 takes long to import; completions do not need it.
         from pagemill.tokenizers.chat_template import render
 
         if not self.parses_control_tokens_of_chats:
@@ -142,7 +155,7 @@ class HfTokenizer:
     def template_variables(self, chat_template: str | None = None) -> frozenset[str] | None:
         """Names that the model's chat template, or the one given, reads; None when there is none. Raises RequestError
         for a malformed template."""
-        # jinja2 takes 30 ms to import; completions do not need it.
+        # jinja2 takes long to import; completions do not need it.
         from pagemill.tokenizers.chat_template import variables_of
 
         source = chat_template if chat_template is not None else self.chat_template
@@ -173,7 +186,8 @@ class HfTokenizer:
         return marked
 
     def _framed(self, ids: list[int]) -> list[int]:
-        bos, ends = self._special.bos_token_id, self._special.eos_token_ids
+        bos = self._special.bos_token_id
+        ends = self._special.eos_token_ids
         if self._special.adds_bos and bos is not None and ids[:1] != [bos]:
             ids = [bos, *ids]
         if self._special.adds_eos and ends and ids[-1:] != [ends[0]]:

@@ -35,7 +35,8 @@ class PieceDecoder:
 
     def step(self, token_ids: Sequence[int]) -> str:
         """Append tokens; return the text that is now certain (may be empty)."""
-        pieces, skipped = self._pieces, self._skipped
+        pieces = self._pieces
+        skipped = self._skipped
         data = b"".join([pieces[token] for token in token_ids if token not in skipped])
         if self._at_start and data:
             self._at_start = False

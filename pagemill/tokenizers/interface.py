@@ -1,7 +1,16 @@
 """What the front end asks of a tokenizer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+
+class VocabularyBytes(NamedTuple):
+    """What the tokens of a vocabulary stand for."""
+
+    tokens: list[bytes]
+    """By id; nothing for an id without a token."""
+    special: list[int]
+    """Ids of the control tokens, whose bytes are their names, and no text."""
 
 
 class IncrementalDecoder(Protocol):
@@ -37,6 +46,12 @@ class Tokenizer(Protocol):
     def incremental(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder for what follows the prompt; a leading space is kept exactly when decoding prompt + output
         together would show it."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text, special tokens included; nothing for ids without a token."""
+
+    def vocabulary_bytes(self) -> VocabularyBytes | None:
+        """The bytes of all tokens; None when the decoder does not work token by token, or there is none."""
 
     def hides(self, text: str) -> bool:
         """Whether a text is a special token, which decoding leaves out unless told otherwise."""

@@ -40,6 +40,14 @@ class NoTokenizer:
         """A decoder that shows nothing."""
         return NoText()
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """No bytes: there is no vocabulary to look a token up in."""
+        return b""
+
+    def vocabulary_bytes(self) -> None:
+        """None: there is no vocabulary."""
+        return
+
     def hides(self, text: str) -> bool:
         """No: there are no special tokens."""
         return False

@@ -108,7 +108,8 @@ class Budget:
 
     def listed(self, values: Iterable[Any]) -> list[Any]:
         """What an iterator gives, as a list that is no larger than a value may be. Raises TooMuchError."""
-        items, total = [], 0
+        items = []
+        total = 0
         for value in values:
             self.turn()
             total += ITEM + self.size(value)

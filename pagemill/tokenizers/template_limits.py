@@ -75,7 +75,8 @@ def _width(place: int, default: int) -> Limit:
 
 
 def _replace(limits: Budget, text: Any, values: Values, named: Named) -> None:
-    old, new = _argument(values, named, 0, "old", ""), _argument(values, named, 1, "new", "")
+    old = _argument(values, named, 0, "old", "")
+    new = _argument(values, named, 1, "new", "")
     if not isinstance(text, (str, bytes)):
         text = str(text) if limits.size(text) * _REPR < SLOW_CHARS else ""
     count = text.count(old) if isinstance(old, type(text)) and old else len(text) + 1
@@ -97,7 +98,8 @@ def _join_method(limits: Budget, text: Any, values: Values, named: Named) -> Non
 
 
 def _indent(limits: Budget, text: Any, values: Values, named: Named) -> None:
-    width, text = _argument(values, named, 0, "width", 4), str(text)
+    width = _argument(values, named, 0, "width", 4)
+    text = str(text)
     limits.spend(len(text) + (text.count("\n") + 1) * (width if isinstance(width, int) else limits.size(width)))
 
 

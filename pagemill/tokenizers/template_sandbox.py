@@ -63,7 +63,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
         self.globals["lipsum"] = _lipsum
         # Attributes, which no variable of a template can stand in for.
-        self.turn, self.made, self.joined = _turn, _made, _joined
+        self.turn = _turn
+        self.made = _made
+        self.joined = _joined
 
     def concat(self, pieces: Iterable[str]) -> str:
         """Pieces of output, as one text: of macros, blocks and what is set to a block."""
@@ -251,7 +253,8 @@ def _tojson(
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     if indent is None:
         return encoder.encode(value)
-    pieces, total = [], 0
+    pieces = []
+    total = 0
     for piece in encoder.iterencode(value):
         total += len(piece)
         limits.check(total)

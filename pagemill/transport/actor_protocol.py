@@ -1,4 +1,4 @@
-"""What an executor and a worker that is a Ray actor say to each other beside worker_protocol.py: all of it bytes.
+"""What an executor and a worker that is a Ray actor say to each other, apart from worker_protocol.py: all bytes.
 
 Knows neither of the two, nor Ray. Ray carries plain `bytes` as they are, so that nothing of ours is pickled.
 """

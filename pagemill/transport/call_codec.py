@@ -84,7 +84,8 @@ def _unpack_checked(hint: Any, value: Any, method: str) -> Any:
 def _unpack(hint: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _unpack_dataclass(hint, value)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _unpack_union(arguments, value)
     if origin is tuple:

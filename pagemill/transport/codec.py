@@ -8,7 +8,7 @@ import functools
 import math
 import threading
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -66,8 +66,15 @@ class Codec(Generic[T]):
     views of writable frames, copies of others.
     """
 
-    def __init__(self, message_type: Any, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        message_type: Any,
+        limits: Limits = DEFAULT_LIMITS,
+        named: Mapping[type[dict[str, Any]], Callable[[str], Any]] | None = None,
+    ) -> None:
+        """`named`: subclasses of dict, and for each what gives the type of a value by its name; it may raise."""
         self._limits = limits
+        self._named = named or {}
         self._lock = threading.Lock()
         self._frames: list[Frame] = []
         self._used: set[int] = set()
@@ -111,12 +118,21 @@ class Codec(Generic[T]):
         self._frames.append(flat.view(np.uint8).data)
         return _ArrayWire(name, shape, len(self._frames) - 1)
 
-    def _decode_other(self, hint: Any, value: Any) -> Array:
+    def _decode_other(self, hint: Any, value: Any) -> Array | dict[str, Any]:
+        if hint in self._named:
+            return self._decode_named(hint, value)
         if hint is not np.ndarray and typing.get_origin(hint) is not np.ndarray:
             raise ValueError(f"{hint} cannot travel in a message")
         wire = msgspec.convert(value, _ArrayWire)
         data = self._take_frame(wire.data) if isinstance(wire.data, int) else bytearray(wire.data)
         return decode_array(wire.dtype, wire.shape, data, expected=_element_type(hint))
+
+    def _decode_named(self, kind: type[dict[str, Any]], value: Any) -> dict[str, Any]:
+        type_of = self._named[kind]
+        plain = msgspec.convert(value, dict[str, Any])
+        return kind(
+            {name: msgspec.convert(each, type_of(name), dec_hook=self._decode_other) for name, each in plain.items()}
+        )
 
     def _take_frame(self, number: int) -> Frame:
         if not 0 < number < len(self._frames) or number in self._used:
@@ -129,7 +145,8 @@ def check_limits(frame_sizes: Sequence[int], limits: Limits) -> None:
     """Raise TransportError when a message of frames of these sizes (bytes) is empty or larger than allowed."""
     if not 0 < len(frame_sizes) <= limits.max_frames:
         raise TransportError(f"a message of {len(frame_sizes)} frames; 1 to {limits.max_frames} are allowed")
-    largest, total = max(frame_sizes), sum(frame_sizes)
+    largest = max(frame_sizes)
+    total = sum(frame_sizes)
     if largest > limits.max_frame_bytes or total > limits.max_message_bytes:
         raise TransportError(
             f"a message of {total} bytes, the largest frame {largest}; "

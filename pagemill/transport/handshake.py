@@ -28,7 +28,6 @@ class Role(Enum):
     """What a process is, in the words of its title."""
 
     API_SERVER = "api server"
-    ENGINE_CORE = "engine core"
     WORKER = "worker"
     COORDINATOR = "dp coordinator"
     SUPERVISOR = "supervisor"

@@ -6,7 +6,7 @@ Knows nothing about events. Subscribers are no processes of ours: they have keys
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -21,32 +21,20 @@ DOMAIN = b"pagemill-kv-events"
 KEY_CHARS = 40
 
 
-class Gate(Protocol):
-    """Stands before the sockets of a context."""
+class Gate:
+    """Stands before the sockets of a context. This one lets everybody in."""
 
-    closed_to_others: bool
+    closed_to_others = False
     """Whether subscribers need a key."""
 
     def guard(self, socket: "zmq.Socket[bytes]") -> None:
-        """Before a socket binds or connects."""
+        """Called before a socket binds or connects."""
 
     def close(self) -> None:
-        """Before the context ends."""
+        """Called before the context ends."""
 
 
-class OpenGate:
-    """Everybody may come in."""
-
-    closed_to_others = False
-
-    def guard(self, socket: "zmq.Socket[bytes]") -> None:
-        """Nothing is asked."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-
-class KeyGate:
+class KeyGate(Gate):
     """Those may come in who have one of the keys."""
 
     closed_to_others = True
@@ -55,9 +43,9 @@ class KeyGate:
         self._private = private
         self._allowed = allowed
         self._num_refused = 0
-        self._porter = ThreadAuthenticator(context)
-        self._porter.start()
-        self._porter.configure_curve_callback(DOMAIN.decode(), credentials_provider=self)
+        self._authenticator = ThreadAuthenticator(context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(DOMAIN.decode(), credentials_provider=self)
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether the owner of this public key may come in; called by the library."""
@@ -76,15 +64,16 @@ class KeyGate:
 
     def close(self) -> None:
         """Nobody comes in any more."""
-        self._porter.stop()
+        self._authenticator.stop()
 
 
 def gate_maker(config: KVEventsConfig) -> "Callable[[zmq.Context[Any]], Gate]":
     """Makes the gate that the settings want, of a context. Raises ConfigError for files that cannot be read or hold no
     keys."""
-    secret, clients = config.curve_secret_key_file, config.curve_client_keys_file
+    secret = config.curve_secret_key_file
+    clients = config.curve_client_keys_file
     if secret is None and clients is None:
-        return lambda context: OpenGate()
+        return lambda context: Gate()
     if secret is None or clients is None:
         raise ConfigError(
             "kv_events_config: curve_secret_key_file and curve_client_keys_file belong together: "

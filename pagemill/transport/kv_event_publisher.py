@@ -5,7 +5,6 @@ and nothing but requests for replay is read. The frames are a public format (doc
 """
 
 import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from pagemill.transport.addresses import PrivateDirectory
 from pagemill.transport.curve import HANDSHAKE_MS
 from pagemill.transport.kv_event_gate import gate_maker
 from pagemill.transport.subscriber_relay import SubscriberRelay
+from pagemill.utils.wake_pipe import WakePipe
 
 logger = get_logger(__name__)
 
@@ -35,7 +35,8 @@ MAX_FRAME_BYTES = 1024
 MAX_SUBSCRIPTIONS = 1000
 """Different topics that all subscribers together may name. The library keeps 50 bytes for each byte of them, and nobody
 else counts: beyond this, all are hung up, connect again, and ask for what they missed."""
-REOPEN_S, REOPEN_PAUSE_S = 10.0, 0.02
+REOPEN_S = 10.0
+REOPEN_PAUSE_S = 0.02
 """A port is free a moment after its socket was closed; after the former, it is said that it is not."""
 LINGER_MS = 500
 """How long `shutdown` tries to deliver what was published."""
@@ -78,12 +79,10 @@ class KVEventPublisher:
             self._router: zmq.Socket[bytes] | None = None
             if replayed is not None:
                 self._router = self._open("replay_endpoint", replayed, zmq.ROUTER, config.buffer_steps + 1)
-            self._wake_read, self._wake_write = os.pipe()
+            self._wakeup = WakePipe()
         except BaseException:
             self._close(linger_ms=0)
             raise
-        for fd in (self._wake_read, self._wake_write):
-            os.set_blocking(fd, False)
         self._thread = threading.Thread(target=self._run, name="pagemill-kv-events", daemon=True)
         self._thread.start()
         replay = f", replay on {replayed.address}" if replayed else ", no replay"
@@ -101,18 +100,17 @@ class KVEventPublisher:
             self._drop("the queue is full: they are produced faster than they are sent")
             return
         self._queue.append((sequence, KVEventBatch(time.time(), events, self._rank)))
-        self._wake()
+        self._wakeup.wake()
 
     def shutdown(self) -> None:
         """Publish what is queued, and close the ports: they are free when this returns. May be called twice."""
         if self._stopping:
             return
         self._stopping = True
-        self._wake()
+        self._wakeup.wake()
         self._thread.join()
         self._close(LINGER_MS)
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._wakeup.close()
 
     def _close(self, linger_ms: int) -> None:
         self._gate.close()
@@ -163,10 +161,6 @@ class KVEventPublisher:
             ) from error
         return socket
 
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # enough wake-ups are waiting
-            os.write(self._wake_write, b"w")
-
     def _drop(self, why: str) -> None:
         self.num_dropped += 1
         if time.monotonic() - self._warned_at >= WARN_EVERY_S:
@@ -178,13 +172,12 @@ class KVEventPublisher:
     def _run(self) -> None:
         while True:
             poller = zmq.Poller()
-            for end in (self._wake_read, self._pub, self._router):
+            for end in (self._wakeup.fd, self._pub, self._router):
                 if end is not None:
                     poller.register(end, zmq.POLLIN)
             ready: dict[Any, int] = dict(poller.poll())
-            if self._wake_read in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_read, 1 << 16)
+            if self._wakeup.fd in ready:
+                self._wakeup.drain()
             stopping = self._stopping
             # First, so that a replay has all that was published before it was asked for.
             self._send_queued()
@@ -201,8 +194,8 @@ class KVEventPublisher:
         """Read what subscribers have to say, which is what they want to hear."""
         with contextlib.suppress(zmq.Again):
             while self._num_subscriptions <= MAX_SUBSCRIPTIONS:
-                said = self._pub.recv(zmq.NOBLOCK)
-                self._num_subscriptions += {b"\1": 1, b"\0": -1}.get(said[:1], 0)
+                message = self._pub.recv(zmq.NOBLOCK)
+                self._num_subscriptions += {b"\1": 1, b"\0": -1}.get(message[:1], 0)
         if self._num_subscriptions > MAX_SUBSCRIPTIONS:
             logger.warning("subscribers to KV cache events name more than %d topics: all hung up", MAX_SUBSCRIPTIONS)
             self._hang_up_all()

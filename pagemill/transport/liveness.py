@@ -42,7 +42,7 @@ class Silence:
         self._num_pulses = 0
 
     def end(self) -> None:
-        """Something was heard."""
+        """Something came from the other end: it is silent no more."""
         self._num_pulses = 0
 
     def lasts_too_long(self) -> bool:

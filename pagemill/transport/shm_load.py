@@ -38,7 +38,8 @@ def create_load(num_rows: int) -> int:
     no memory left."""
     fd = create_unnamed("pagemill-load", (1 + num_rows) * ROW_WORDS * WORD_BYTES)
     with mmap.mmap(fd, 0) as memory, memoryview(memory) as view, view.cast("Q") as words:
-        words[0], words[1] = MAGIC, num_rows
+        words[0] = MAGIC
+        words[1] = num_rows
     return fd
 
 
@@ -62,7 +63,7 @@ class SharedLoad:
         self._words[start], self._words[start + 1] = load
 
     def total(self) -> Load:
-        """Of all rows."""
+        """The sum of all rows."""
         starts = range(ROW_WORDS, (1 + self._num_rows) * ROW_WORDS, ROW_WORDS)
         return Load(sum(self._words[at] for at in starts), sum(self._words[at + 1] for at in starts))
 

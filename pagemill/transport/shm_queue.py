@@ -293,7 +293,8 @@ def _chunks(parts: Sequence[Frame], slot_bytes: int) -> Iterator[tuple[int, list
             if room == 0:
                 remaining -= slot_bytes
                 yield slot_bytes, chunk, remaining == 0
-                chunk, room = [], slot_bytes
+                chunk = []
+                room = slot_bytes
     if chunk:
         yield slot_bytes - room, chunk, True
 

@@ -15,14 +15,17 @@ MAGIC = 0x70616765_6D696C6C
 LINE_WORDS = 8
 """Counters that different processes write lie on cache lines of their own."""
 WORD_BYTES = 8
-NUM_READERS, NUM_SLOTS, SLOT_BYTES = 1, 2, 3
+NUM_READERS = 1
+NUM_SLOTS = 2
+SLOT_BYTES = 3
 WRITTEN = LINE_WORDS
 WRITER_ASLEEP = 2 * LINE_WORDS
 FIRST_READER = 3 * LINE_WORDS
 READER_WORDS = 2 * LINE_WORDS
 SLOT_HEADER_WORDS = 4
 SEQUENCE, SIZE, FLAGS = range(3)
-FIRST, LAST = 1, 2
+FIRST = 1
+LAST = 2
 """Flags of a slot: the first and the last part of a message."""
 MAX_READERS = 4096
 
@@ -32,7 +35,9 @@ def create_memory(num_readers: int, num_slots: int, slot_bytes: int) -> int:
     slot_bytes = ceil_div(slot_bytes, LINE_WORDS * WORD_BYTES) * LINE_WORDS * WORD_BYTES
     fd = create_unnamed("pagemill-queue", _total_bytes(num_readers, num_slots, slot_bytes))
     with mmap.mmap(fd, 0) as memory, memoryview(memory) as view, view[: FIRST_READER * WORD_BYTES].cast("Q") as words:
-        words[NUM_READERS], words[NUM_SLOTS], words[SLOT_BYTES] = num_readers, num_slots, slot_bytes
+        words[NUM_READERS] = num_readers
+        words[NUM_SLOTS] = num_slots
+        words[SLOT_BYTES] = slot_bytes
         words[0] = MAGIC
     return fd
 
@@ -98,7 +103,9 @@ class Ring:
     def publish(self, number: int, size: int, flags: int) -> None:
         """Make the number-th slot visible to the readers."""
         slot = self._slot(number)
-        self._words[slot + SIZE], self._words[slot + FLAGS], self._words[slot + SEQUENCE] = size, flags, number
+        self._words[slot + SIZE] = size
+        self._words[slot + FLAGS] = flags
+        self._words[slot + SEQUENCE] = number
         self.fence()
         self._words[WRITTEN] = number + 1
         self.fence()

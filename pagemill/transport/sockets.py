@@ -10,8 +10,6 @@ A connection that is lost is never mended, but noticed at both ends within secon
 
 import asyncio
 import contextlib
-import os
-import select
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -44,6 +42,7 @@ from pagemill.transport.handshake import (
     reply_frames,
 )
 from pagemill.transport.liveness import PULSE_S, SILENT_S, Silence, is_pulse, pulse_frames
+from pagemill.utils.wake_pipe import WakePipe
 
 logger = get_logger(__name__)
 
@@ -116,16 +115,14 @@ class ServerSocket:
         self._socket = socket
         try:
             socket.bind(address)
-            self._wake_read, self._wake_write = os.pipe()
+            self._wakeup = WakePipe()
         except (zmq.ZMQError, OSError) as error:
             socket.close(0)
             raise ConfigError(f"{address} cannot be bound: {error}") from error
         self.address: str = socket.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
-        for fd in (self._wake_read, self._wake_write):
-            os.set_blocking(fd, False)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._wake_read, zmq.POLLIN)
+        self._poller.register(self._wakeup.fd, zmq.POLLIN)
 
     @property
     def peers(self) -> list[Peer]:
@@ -136,7 +133,8 @@ class ServerSocket:
         """Be told of every peer that introduces itself, and of every one that is lost and why, in the order in which
         messages come and go, by the thread that calls `receive` and `send`. What is lost there, `forget` does not
         tell."""
-        self._joined, self._lost = joined, lost
+        self._joined = joined
+        self._lost = lost
 
     def receive(self, timeout_s: float) -> tuple[Peer, list[Frame]] | None:
         """The next message of a peer; None when none came in time, or `wake` was called. Introductions and pulses are
@@ -154,8 +152,8 @@ class ServerSocket:
                         return None
             now = time.monotonic()
             ready = dict(self._poller.poll(_milliseconds(min(deadline, self._next_pulse) - now)))
-            if self._wake_read in ready:
-                _drain_pipe(self._wake_read)
+            if self._wakeup.fd in ready:
+                self._wakeup.drain()
                 return None
             if not ready and time.monotonic() >= deadline:
                 return None
@@ -179,15 +177,13 @@ class ServerSocket:
 
     def wake(self) -> None:
         """End the current or next `receive` of the owning thread early. From any thread."""
-        with contextlib.suppress(BlockingIOError):  # enough wake-ups are waiting
-            os.write(self._wake_write, b"w")
+        self._wakeup.wake()
 
     def close(self) -> None:
         """Close the socket; what was sent is still delivered for a moment. May be called twice."""
         if not self._socket.closed:
             self._socket.close()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+            self._wakeup.close()
 
     def _sort(self, routing_id: bytes, frames: list[Frame] | None) -> tuple[Peer, list[Frame]] | None:
         """What a message is: that of a peer, or nothing to pass on."""
@@ -297,7 +293,8 @@ class ClientSocket:
     ) -> None:
         check_private(address)
         self.address = address
-        self._limits, self._taken = limits or DEFAULT_LIMITS, limits or _taken_at(address)
+        self._limits = limits or DEFAULT_LIMITS
+        self._taken = limits or _taken_at(address)
         self._silence = Silence(silent_s)
         self._next_pulse = 0.0
         self._socket = _new_dealer(context or zmq.Context.instance(), address)
@@ -364,7 +361,8 @@ class AsyncClientSocket:
         self.address = address
         self.problem: str | None = None
         """Why the connection is lost; None while it is not."""
-        self._limits, self._taken = limits or DEFAULT_LIMITS, limits or _taken_at(address)
+        self._limits = limits or DEFAULT_LIMITS
+        self._taken = limits or _taken_at(address)
         self._silence = Silence(silent_s)
         self._socket = socket
         self._receiving: asyncio.Future[list[Any]] | None = None
@@ -501,7 +499,8 @@ def _receive_bounded(
     if routed:
         routing_id = frame.bytes
     else:
-        frames, total = [_buffer(frame)], len(frame)
+        frames = [_buffer(frame)]
+        total = len(frame)
     while frame.more:
         frame = socket.recv(copy=False)  # the parts of a message arrive together
         total += len(frame)
@@ -553,9 +552,3 @@ def _milliseconds(seconds: float) -> int:
 
 def _buffer(frame: "zmq.Frame") -> memoryview:
     return memoryview(frame.buffer)
-
-
-def _drain_pipe(fd: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        while len(os.read(fd, select.PIPE_BUF)) == select.PIPE_BUF:
-            pass

@@ -17,9 +17,9 @@ from pagemill.log import get_logger
 logger = get_logger(__name__)
 
 MAX_SUBSCRIBERS: Final = 128
-SAID_BYTES: Final = 16 << 10
+MAX_BURST_BYTES: Final = 16 << 10
 """What one may say at once..."""
-SAID_BYTES_PER_S: Final = 1024
+SUBSCRIBER_BYTES_PER_S: Final = 1024
 """... and after that, on average."""
 BUFFER_BYTES: Final = 256 << 10
 """Of what is under way to one of them; who does not read holds up nobody but himself."""
@@ -60,7 +60,7 @@ class SubscriberRelay:
             self._loop.run_until_complete(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._accepted, sock=self._listener, limit=SAID_BYTES // 4)
+        server = await asyncio.start_server(self._accepted, sock=self._listener, limit=MAX_BURST_BYTES // 4)
         await self._closing.wait()
         server.close()
         peers = set(self._peers)
@@ -84,14 +84,14 @@ class SubscriberRelay:
         try:
             with contextlib.suppress(OSError):
                 from_inner, to_inner = await asyncio.open_unix_connection(self.inner, limit=BUFFER_BYTES // 4)
-                said = self._loop.create_task(self._pass_on_bounded(reader, to_inner, writer))
-                heard = self._loop.create_task(_pass_on(from_inner, writer))
+                incoming = self._loop.create_task(self._pass_on_bounded(reader, to_inner, writer))
+                outgoing = self._loop.create_task(_pass_on(from_inner, writer))
                 try:
-                    await asyncio.wait((said, heard), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((incoming, outgoing), return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    for task in (said, heard):
+                    for task in (incoming, outgoing):
                         task.cancel()
-                    await asyncio.gather(said, heard, return_exceptions=True)
+                    await asyncio.gather(incoming, outgoing, return_exceptions=True)
         finally:
             for end in (writer, to_inner):
                 if end is not None:
@@ -100,15 +100,16 @@ class SubscriberRelay:
     async def _pass_on_bounded(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: asyncio.StreamWriter
     ) -> None:
-        left, at = float(SAID_BYTES), time.monotonic()
-        while said := await reader.read(SAID_BYTES // 4):
+        left = float(MAX_BURST_BYTES)
+        at = time.monotonic()
+        while received := await reader.read(MAX_BURST_BYTES // 4):
             now = time.monotonic()
-            left = min(SAID_BYTES, left + (now - at) * SAID_BYTES_PER_S) - len(said)
+            left = min(MAX_BURST_BYTES, left + (now - at) * SUBSCRIBER_BYTES_PER_S) - len(received)
             at = now
             if left < 0:
-                self._refuse("it said more than a subscriber has to say", peer)
+                self._refuse("it sent more than a subscriber has to send", peer)
                 return
-            writer.write(said)
+            writer.write(received)
             await writer.drain()
 
     def _refuse(self, why: str, writer: asyncio.StreamWriter) -> None:
@@ -120,6 +121,6 @@ class SubscriberRelay:
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.transport.set_write_buffer_limits(high=BUFFER_BYTES)
-    while heard := await reader.read(BUFFER_BYTES // 4):
-        writer.write(heard)
+    while received := await reader.read(BUFFER_BYTES // 4):
+        writer.write(received)
         await writer.drain()

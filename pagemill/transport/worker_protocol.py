@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 import pagemill.errors
+from pagemill.catalog.step_extensions import STEP_EXTENSIONS
 from pagemill.errors import PagemillError
+from pagemill.messages.extensions import SamplingPayloads, StepAnswers, StepPayloads
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_api import WorkerApi
 from pagemill.messages.worker_rank import WorkerRank
@@ -39,6 +41,8 @@ class ExecuteModel(msgspec.Struct, frozen=True, array_like=True, tag="execute"):
 
 class SampleTokens(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     """Sample from the last step. The rank that returns the engine's output answers with Sampled."""
+
+    payloads: SamplingPayloads | None = None
 
 
 class CallMethod(msgspec.Struct, frozen=True, array_like=True, tag="call"):
@@ -93,12 +97,18 @@ CALLS = CallCodec(WorkerApi, excluded=("execute_model", "sample_tokens", "shutdo
 
 def command_codec() -> Codec[Command]:
     """Both sides of the command queue."""
-    return Codec(Command)
+    return Codec(
+        Command,
+        named={
+            StepPayloads: lambda name: STEP_EXTENSIONS.resolve(name).payload,
+            SamplingPayloads: lambda name: STEP_EXTENSIONS.resolve(name).sampling_payload,
+        },
+    )
 
 
 def result_codec() -> Codec[Result]:
     """Both sides of the result queues."""
-    return Codec(Result)
+    return Codec(Result, named={StepAnswers: lambda name: STEP_EXTENSIONS.resolve(name).answer})
 
 
 def error_of(failed: CallFailed) -> PagemillError:

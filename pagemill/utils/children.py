@@ -71,7 +71,7 @@ class WatchedChild(Generic[ReportT]):
 
     def end(self) -> str:
         """Wait for the end of a child whose reports have ended, or end it; how it ended, in words."""
-        return describe_exit(self.child.stop(ask_s=LAST_WORDS_S))
+        return describe_exit(self.child.stop(grace_s=LAST_WORDS_S))
 
     def _decode(self, content: bytes) -> ReportT | None:
         try:

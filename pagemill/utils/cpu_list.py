@@ -12,7 +12,8 @@ def parse_cpu_list(text: str) -> list[int]:
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(f"{part.strip()!r} is not a CPU or a range of CPUs")
-        begin, end = int(first), int(last or first)
+        begin = int(first)
+        end = int(last or first)
         if begin > end or end > MAX_CPU:
             raise ValueError(f"{part.strip()!r} is not a range of CPUs")
         cpus += range(begin, end + 1)

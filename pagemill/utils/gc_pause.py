@@ -1,7 +1,7 @@
 """`gc_paused`: no garbage collection while something starts, nor later of what has started.
 
-Start-up makes a million objects, nearly all of which stay: looking through them takes a tenth of torch's import, and
-later, in the middle of a step, some 100 ms each time that the oldest generation is looked through.
+Start-up makes a million objects, nearly all of which stay: looking through them delays the start, and later stops a
+step each time that the oldest generation is looked through.
 """
 
 import gc

@@ -42,7 +42,7 @@ class PrefixedOutput(io.TextIOBase):
         return self._stream.isatty()
 
     def writable(self) -> bool:
-        """It is."""
+        """True: this is for writing."""
         return True
 
     def _put(self, text: str) -> None:

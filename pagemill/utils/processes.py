@@ -21,7 +21,8 @@ import msgspec
 LENGTH = struct.Struct("!I")
 STACKS_SIGNAL = signal.SIGUSR1
 """A child writes the stacks of its threads to stderr when it gets this."""
-ASK_S, TERMINATE_S = 5.0, 3.0
+STOP_GRACE_S = 5.0
+TERMINATE_S = 3.0
 MAX_REPORT_BYTES = 1 << 24
 
 
@@ -117,9 +118,9 @@ class Child:
         """Send a signal; nothing when it is gone."""
         self._process.send_signal(number)
 
-    def stop(self, ask_s: float = ASK_S, terminate_s: float = TERMINATE_S) -> int:
-        """Wait `ask_s` for it to end by itself (it was asked to by other means), then SIGTERM, then SIGKILL."""
-        for timeout_s, number in ((ask_s, signal.SIGTERM), (terminate_s, signal.SIGKILL)):
+    def stop(self, grace_s: float = STOP_GRACE_S, terminate_s: float = TERMINATE_S) -> int:
+        """Wait `grace_s` for it to end by itself (it was asked to by other means), then SIGTERM, then SIGKILL."""
+        for timeout_s, number in ((grace_s, signal.SIGTERM), (terminate_s, signal.SIGKILL)):
             status = self.wait(timeout_s)
             if status is not None:
                 self._close()

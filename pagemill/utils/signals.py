@@ -24,7 +24,7 @@ def no_sudden_end() -> Iterator[None]:
         return
     replaced = [number for number in LIKE_SIGTERM if signal.getsignal(number) is signal.SIG_DFL]
     for number in replaced:
-        signal.signal(number, _end)
+        signal.signal(number, end_this_process)
     with contextlib.suppress(ValueError, OSError, RuntimeError):  # stderr may be closed, or no file
         faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=False)
     try:
@@ -35,5 +35,6 @@ def no_sudden_end() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _end(*_: object) -> None:
+def end_this_process(*_: object) -> None:
+    """End this process as SIGTERM would. From any thread, or as the handler of another signal."""
     os.kill(os.getpid(), signal.SIGTERM)

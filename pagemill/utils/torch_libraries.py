@@ -1,7 +1,7 @@
 """`load_torch_library`: torch's largest shared library, loaded before torch is imported and without the interpreter's
 lock.
 
-Loading it takes a fifth of what importing torch does, and none of that is Python: addresses are filled in, and some
+Loading it takes a good part of what importing torch does, and none of that is Python: addresses are filled in, and some
 thousand operators register themselves. An import holds the lock all that time; this gives it up, so that other threads
 get on with what is to be done at start.
 """
@@ -30,5 +30,6 @@ def load_torch_library() -> bool:
         return False
     # A foreign function gives up the lock while it runs; ctypes.CDLL does not while it loads.
     dlopen = ctypes.CDLL(None).dlopen
-    dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    dlopen.argtypes = (ctypes.c_char_p, ctypes.c_int)
+    dlopen.restype = ctypes.c_void_p
     return dlopen(os.fsencode(folder / _LIBRARY), os.RTLD_NOW) is not None

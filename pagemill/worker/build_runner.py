@@ -3,23 +3,29 @@
 Knows the parts by what they need, and devices by what they offer.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
+from pagemill.catalog.proposers import PROPOSERS
 from pagemill.config.sections import GraphConfig, SchedulerConfig
-from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.errors import ConfigError
+from pagemill.messages.kv_spec import KVCacheConfig, MambaSpec
 from pagemill.model.distributed.group import Group
 from pagemill.model.models.causal_lm import CausalLM
-from pagemill.platforms.interface import Platform
+from pagemill.platforms.interface import GraphMaker, Platform
 from pagemill.worker.batch.block_tables import BlockTable, BlockTables
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.extensions.host import WorkerExtensions
+from pagemill.worker.extensions.interface import WorkerContext
 from pagemill.worker.forward.host import HostForward
 from pagemill.worker.forward.interface import Forward
 from pagemill.worker.forward.pooling import PoolingForward
 from pagemill.worker.graphs.dispatcher import BatchLimits
 from pagemill.worker.graphs.factory import make_graphs
-from pagemill.worker.graphs.graph import GraphMaker
 from pagemill.worker.graphs.graph_runner import Graphs
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.model_runner import ModelRunner
@@ -27,7 +33,11 @@ from pagemill.worker.native.decode_path import native_decode
 from pagemill.worker.pipeline.linked_stage import LinkedStage
 from pagemill.worker.pipeline.stage import SoloStage, Stage
 from pagemill.worker.pooling.pooler import Pooler
-from pagemill.worker.sampling.sampler import Sampler
+from pagemill.worker.sampling.sampler import Sampler, SamplerOptions
+from pagemill.worker.spec_decode.drafts import SlotDrafts
+from pagemill.worker.spec_decode.interface import ProposerContext, Speculation
+
+DEFAULT_SAMPLING = SamplerOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +55,32 @@ class RunnerSizes:
         return cls(scheduler.max_num_seqs, max_model_len, most)
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """What a runner does beyond what every one does."""
+
+    pools: bool = False
+    """Prompts become vectors, and no token is sampled."""
+    cascades: bool = False
+    """Keys that all requests share are attended to once, where a backend can."""
+    speculation: Speculation | None = None
+    """Drafts are proposed, and verified by the next step; None: each step samples one token of a slot."""
+
+
+DEFAULTS = RunnerOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class BoundCache:
+    """The KV cache that a model's layers are bound to."""
+
+    plan: KVCacheConfig
+    tensors: Sequence[Tensor]
+    """Each [num_blocks * page_bytes] uint8."""
+
+
 def build_runner(
-    plan: KVCacheConfig,
+    cache: BoundCache,
     model: CausalLM,
     platform: Platform,
     sizes: RunnerSizes,
@@ -54,26 +88,57 @@ def build_runner(
     stages: Group | None = None,
     rank: int = 0,
     *,
-    pools: bool = False,
-    cascades: bool = False,
+    sampling: SamplerOptions = DEFAULT_SAMPLING,
+    options: RunnerOptions = DEFAULTS,
 ) -> ModelRunner:
     """A runner for layers that are bound to their cache; `stages`: the pipeline, where there is one; `rank`: of the
-    worker. `pools`: prompts become vectors, and no token is sampled. `cascades`: keys that all requests share are
-    attended to once, where a backend can. Raises ConfigError for a model that cannot be
-    compiled as `graphs` asks."""
+    worker. `sampling`: what settings say of it. Raises ConfigError for a model that cannot be compiled as `graphs`
+    asks, for a step extension that cannot be imported, and for drafts where nothing can verify them."""
+    plan = cache.plan
     device = platform.torch_device()
     states = RequestStates(sizes.max_num_seqs, sizes.max_model_len)
+    extensions = WorkerExtensions.load(
+        WorkerContext(states, cache.tensors, plan.num_blocks, model.vocab_size, torch.device(device))
+    )
+    make_sampler = partial(
+        Sampler,
+        states,
+        model.vocab_size,
+        processors=sampling.processors,
+        extensions=extensions.by_name,
+        logprobs_mode=sampling.logprobs_mode,
+    )
     if stages is not None and stages.size > 1:
         stage: Stage = LinkedStage(stages, states, hidden_size=model.hidden_size, dtype=model.dtype, device=device)
     else:
         stage = SoloStage()
-    if platform.runs_ahead and isinstance(stage, SoloStage) and not pools:
+    pools = options.pools
+    ahead = platform.runs_ahead and isinstance(stage, SoloStage) and not pools
+    drafts = None
+    if options.speculation is not None:
+        _check_verifiable(plan, stage, ahead or pools)
+        drafts = _drafts(options.speculation, states)
+    if ahead:
         made = _graphs(model, sizes, platform.graph_maker(), graphs, rank)
-        tables, forward = _on_device(plan, model, platform, sizes, states, made, cascades)
+        tables, forward = _on_device(plan, model, platform, sizes, states, made, make_sampler, options.cascades)
     else:
         made = _graphs(model, sizes, None, graphs, rank)
-        tables, forward = _on_host(plan, model, platform, sizes, states, stage, made, pools)
-    return ModelRunner(states, tables, stage, forward)
+        tables, forward = _on_host(plan, model, platform, sizes, states, stage, made, make_sampler, pools)
+    return ModelRunner(states, tables, stage, forward, extensions, drafts)
+
+
+def _check_verifiable(plan: KVCacheConfig, stage: Stage, elsewhere: bool) -> None:
+    """Raise ConfigError where drafts cannot be verified. `elsewhere`: by another forward than the host's."""
+    if elsewhere or not isinstance(stage, SoloStage):
+        raise ConfigError("drafts are verified on the host only, by a model of one stage that samples tokens")
+    states = [group.layers[0] for group in plan.groups if isinstance(group.spec, MambaSpec)]
+    if states:
+        raise ConfigError(f"layer {states[0]!r} keeps a state, from which no draft can be taken back")
+
+
+def _drafts(speculation: Speculation, states: RequestStates) -> SlotDrafts:
+    context = ProposerContext(states, speculation.max_drafts)
+    return SlotDrafts(states, PROPOSERS.resolve(speculation.proposer)(context), speculation.max_drafts)
 
 
 def _on_host(
@@ -84,6 +149,7 @@ def _on_host(
     states: RequestStates,
     stage: Stage,
     graphs: Graphs,
+    make_sampler: Callable[..., Sampler],
     pools: bool,
 ) -> tuple[BlockTables, Forward]:
     device = platform.torch_device()
@@ -96,8 +162,7 @@ def _on_host(
         return tables, PoolingForward(model, groups, pooler, stage, torch.device(device))
     network = graphs.wrap_model(model)
     native = native_decode(model, network, states, groups, torch.device(device))
-    sampler = Sampler(states, model.vocab_size)
-    return tables, HostForward(model, network, groups, states, sampler, stage, torch.device(device), native)
+    return tables, HostForward(model, network, groups, states, make_sampler(), stage, torch.device(device), native)
 
 
 def _on_device(
@@ -107,6 +172,7 @@ def _on_device(
     sizes: RunnerSizes,
     states: RequestStates,
     graphs: Graphs,
+    make_sampler: Callable[..., Sampler],
     cascades: bool,
 ) -> tuple[BlockTables, Forward]:
     # Deferred: hosts never need them, and shall start fast.
@@ -125,12 +191,14 @@ def _on_device(
     groups = AttentionGroups(plan, model.cache_layers(), BlockTables(tables), platform.torch_device())
     most_rows = max(sizes.max_num_seqs, graphs.max_num_tokens)
     batch = DeviceBatch(max(sizes.max_step_tokens, most_rows), most_rows, tables, device)
+    history = DeviceHistory(sizes.max_num_seqs, model.vocab_size, device)
+    sampler = make_sampler(device=device, history=history)
     forward = DeviceForward(
         model,
         states,
         batch,
         groups,
-        Sampler(states, model.vocab_size, device, DeviceHistory(sizes.max_num_seqs, model.vocab_size, device)),
+        sampler,
         platform.transfers(),
         StepGraphs(graphs),
         device,

@@ -69,7 +69,8 @@ class _Loop:
         self._rank = spec.rank
         self._commands = QueueReader(spec.commands)
         self._results = QueueWriter(spec.results)
-        self._decoder, self._encoder = command_codec(), result_codec()
+        self._decoder = command_codec()
+        self._encoder = result_codec()
         with gc_paused():
             self._worker = build_worker(spec.worker, spec.config, spec.rank)
         self._under_way: deque[Pending[ModelRunnerOutput]] = deque()
@@ -80,7 +81,7 @@ class _Loop:
         with contextlib.closing(self._commands), contextlib.closing(self._results):
             while not isinstance(command := self._next(), Stop):
                 if isinstance(command, SampleTokens):
-                    self._under_way.append(self._worker.sample_tokens())
+                    self._under_way.append(self._worker.sample_tokens(command.payloads))
                     self._answer_steps()
                     continue
                 if isinstance(command, CallMethod):
@@ -126,8 +127,8 @@ def execute(worker: WorkerApi, rank: WorkerRank, command: Command) -> Result | N
     match command:
         case ExecuteModel(step):
             worker.execute_model(step)
-        case SampleTokens():
-            output = worker.sample_tokens().result()
+        case SampleTokens(payloads):
+            output = worker.sample_tokens(payloads).result()
             return Sampled(output) if rank.returns_output else None
         case CallMethod(method, args):
             return _call(worker, method, args)

@@ -23,7 +23,7 @@ class MemoryBudget:
     """Of `total`, that may be used."""
     weights: int
     steps: int
-    """Most that steps hold at once, beside the weights: buffers that stay, and what comes and goes."""
+    """Most that steps hold at once, in addition to the weights: buffers that stay, and what comes and goes."""
     outside: int
     """What the driver and libraries hold, which torch does not count."""
     graphs: int
@@ -92,7 +92,8 @@ class MemoryWatch:
         """After the worst steps were run, on a cache of `kv_cache` bytes, which are not counted. Graphs share memory,
         and none needs more than the largest step."""
         memory = self.memory
-        total, steps = memory.total(), max(0, memory.peak() - kv_cache - self.weights)
+        total = memory.total()
+        steps = max(0, memory.peak() - kv_cache - self.weights)
         outside = max(0, total - memory.free() - memory.reserved() - memory.others())
         return MemoryBudget(
             total=total,

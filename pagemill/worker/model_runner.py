@@ -1,62 +1,88 @@
 """`ModelRunner`: one step, from the scheduler's arrays to sampled tokens. No feature logic; the parts do the work."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pagemill.messages.extensions import SamplingPayloads
 from pagemill.messages.pending import Pending, Ready
 from pagemill.messages.step import Int32Array, KnownTokens, ModelRunnerOutput, SchedulerOutput
 from pagemill.worker.batch.block_tables import BlockTables
 from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch, build_batch
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.extensions.host import StepAnswersPending, WorkerExtensions
 from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.pipeline.stage import Stage
+from pagemill.worker.spec_decode.drafts import SlotDrafts
 
 
 class ModelRunner:
     """Owns the slots' state and runs steps in pairs of `execute_model` and `sample_tokens`."""
 
-    def __init__(self, states: RequestStates, tables: BlockTables, stage: Stage, forward: Forward) -> None:
+    def __init__(
+        self,
+        states: RequestStates,
+        tables: BlockTables,
+        stage: Stage,
+        forward: Forward,
+        extensions: WorkerExtensions | None = None,
+        drafts: SlotDrafts | None = None,
+    ) -> None:
+        """`drafts`: those of the slots, where steps verify some; only for a forward that does not run ahead."""
         self._states = states
         self._tables = tables
         self._stage = stage
         self._forward = forward
-        self._executed: InputBatch | Ready[ModelRunnerOutput] | None = None
+        self._extensions = WorkerExtensions() if extensions is None else extensions
+        self._drafts = drafts
+        self._executed: InputBatch | _Decoded | None = None
         self._newest: StepTokens | None = None
         """The last output, where it may not be there yet."""
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Apply the changes of slots, build the batch, run the network; keep the rows to be sampled, or the tokens of a
-        step that is one piece of work."""
+        step that is one piece of work, as far as they are sampled."""
         if self._executed is not None:
             raise RuntimeError("execute_model was called before the last step was sampled")
         self._apply(step)
-        token_ids = self._forward.decode(step.slots, step.num_tokens)
-        if token_ids is not None:
-            self._executed = Ready(ModelRunnerOutput(step.step_id, step.slots, token_ids))
+        drafts = self._drafts
+        num_tokens = step.num_tokens if drafts is None else drafts.num_tokens(step)
+        decoded = self._forward.decode(step.slots, num_tokens)
+        if decoded is not None:
+            self._executed = _Decoded(step.step_id, step.slots, decoded)
             return
         self._stage.settle(step.slots)
-        batch = build_batch(step, self._states)
+        batch = build_batch(step, self._states, None if drafts is None else num_tokens)
         self._forward.run(batch)
-        self._states.advance(step.slots, step.num_tokens)
+        self._states.advance(step.slots, num_tokens)
         self._executed = batch
 
-    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
-        """Sample the rows that the last step kept. The slots count the tokens from now on, and have them when they are
-        taken. A stage that does not sample returns an output without tokens."""
+    def sample_tokens(self, payloads: SamplingPayloads | None = None) -> Pending[ModelRunnerOutput]:
+        """Sample the rows that the last step kept; `payloads`: what step extensions say to that. The slots count the
+        tokens from now on, and have them when they are taken. A stage that does not sample returns an output without
+        tokens."""
         if self._executed is None:
             raise RuntimeError("sample_tokens was called without a step to sample")
+        if payloads is not None:
+            self._extensions.begin_sampling(payloads)
         batch, self._executed = self._executed, None
-        if isinstance(batch, Ready):
-            return batch
+        if isinstance(batch, _Decoded):
+            logprobs = self._forward.complete(batch.slots, batch.token_ids)
+            done = ModelRunnerOutput(batch.step_id, batch.slots, batch.token_ids, logprobs=logprobs)
+            return self._completed(Ready(done))
+        if self._drafts is not None:
+            return self._completed(Ready(self._verified(batch, self._drafts)))
         slots = batch.sampled_slots
         if not self._stage.samples:
             if len(slots):
                 self._stage.expect(batch)
             slots = slots[:0]
-        tokens = self._forward.sample(batch) if len(slots) else Ready(SampledTokens(slots))
-        output = StepTokens(batch.step_id, tokens, _Places(self._states, slots), self._stage, self._newest)
+        samples = len(slots) or self._forward.has_known_logprobs
+        tokens = self._forward.sample(batch) if samples else Ready(SampledTokens(slots))
+        answers = self._extensions.answers(slots)
+        output = StepTokens(batch.step_id, tokens, _Places(self._states, slots), self._stage, self._newest, answers)
         if self._forward.runs_ahead:
             self._newest = output
         else:
@@ -73,7 +99,7 @@ class ModelRunner:
         """What is sent to the device ahead of its work; None where nothing is."""
         return self._forward.uploads
 
-    def rehearse(self, steps: Iterable[SchedulerOutput]) -> Iterator[None]:
+    def precompile(self, steps: Iterable[SchedulerOutput]) -> Iterator[None]:
         """Run the steps one by one, and what `capture_at_start` would capture, while kernels are compiled instead of
         launched. What steps sample is good for nothing from then on. Only where steps run ahead: others look at the
         tokens."""
@@ -83,7 +109,7 @@ class ModelRunner:
             self.execute_model(step)
             self.sample_tokens().result()
             yield
-        self._forward.rehearse()
+        self._forward.precompile()
         yield
 
     def run_largest(self) -> None:
@@ -105,19 +131,47 @@ class ModelRunner:
     def _apply(self, step: SchedulerOutput) -> None:
         for slot in step.released:
             self._forward.remove(slot)
+        if step.extensions is not None:
+            self._extensions.begin(step.extensions)
         for new in step.new:
             self._states.add(new)
             self._tables.reset(new.slot, new.block_ids)
             self._stage.restart(new.slot)
             self._forward.add(new)
+            if self._drafts is not None:
+                self._drafts.forget(new.slot)
         for grown in step.grown:
             self._tables.append(grown.slot, grown.block_ids)
         for known in step.known:
             self._replace(known)
 
+    def _verified(self, batch: InputBatch, drafts: SlotDrafts) -> ModelRunnerOutput:
+        """What a batch samples in which slots may verify drafts."""
+        samples = len(batch.sampled_slots) or self._forward.has_known_logprobs
+        sampled = self._forward.sample(batch).result() if samples else SampledTokens(batch.sampled_slots)
+        verified = drafts.verify(batch, sampled.token_ids)
+        return ModelRunnerOutput(
+            batch.step_id,
+            verified.slots,
+            verified.token_ids,
+            counts=verified.counts,
+            logprobs=None if sampled.logprobs is None else verified.kept_logprobs(sampled.logprobs),
+            known_logprobs=sampled.known_logprobs,
+        )
+
+    def _completed(self, done: Ready[ModelRunnerOutput]) -> Ready[ModelRunnerOutput]:
+        """The output of a step whose tokens the slots have, with new drafts and with what extensions answer."""
+        output = done.result()
+        drafts = None if self._drafts is None else self._drafts.propose(output.slots)
+        answers = self._extensions.answers(output.slots)
+        if drafts is None and answers is None:
+            return done
+        return Ready(replace(output, drafts=drafts, answers=None if answers is None else answers.result()))
+
     def _replace(self, known: KnownTokens) -> None:
-        states, slot = self._states, known.slot
-        if states.num_computed[slot] < known.position:
+        states = self._states
+        slot = known.slot
+        if min(states.num_computed[slot], known.num_computed) < known.position:
             # What was sampled before is still to be computed: the host must have it, on every rank.
             self._stage.settle(np.array([slot], np.int32))
             if self._newest is not None:
@@ -125,6 +179,18 @@ class ModelRunner:
         states.replace(known)
         self._stage.restart(slot)
         self._forward.replace(known)
+        if self._drafts is not None:
+            self._drafts.forget(slot)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A step that was one piece of work."""
+
+    step_id: int
+    slots: Int32Array
+    token_ids: Int32Array
+    """[R]; of slots that are `processed` they are yet to be sampled."""
 
 
 class _Places:
@@ -155,17 +221,21 @@ class StepTokens:
         places: _Places,
         stage: Stage,
         before: "StepTokens | None" = None,
+        answers: StepAnswersPending | None = None,
     ) -> None:
         self._before = before
         self._step_id = step_id
         self._tokens = tokens
         self._places = places
         self._stage = stage
+        self._answers = answers
         self._output: ModelRunnerOutput | None = None
 
     def ready(self) -> bool:
         """Whether `result` would not wait."""
-        return self._output is not None or self._tokens.ready()
+        if self._output is not None:
+            return True
+        return self._tokens.ready() and (self._answers is None or self._answers.ready())
 
     def result(self) -> ModelRunnerOutput:
         """The tokens, which the slots have now too."""
@@ -178,5 +248,14 @@ class StepTokens:
             if len(token_ids):
                 self._places.fill(token_ids)
                 self._stage.sampled(token_ids)
-            self._output = ModelRunnerOutput(self._step_id, self._places.slots, token_ids, sampled.vectors)
+            answers = None if self._answers is None else self._answers.result()
+            self._output = ModelRunnerOutput(
+                self._step_id,
+                self._places.slots,
+                token_ids,
+                sampled.vectors,
+                answers=answers,
+                logprobs=sampled.logprobs,
+                known_logprobs=sampled.known_logprobs,
+            )
         return self._output

@@ -37,7 +37,8 @@ class WorkerActor:
         self._worker: WorkerApi | None = None
         self._crashed = threading.Event()
         self._crash = b""
-        self._commands, self._results = command_codec(), result_codec()
+        self._commands = command_codec()
+        self._results = result_codec()
 
     def __repr__(self) -> str:
         return self._title  # what Ray puts before the lines that this process prints
@@ -67,7 +68,8 @@ class WorkerActor:
             wanted = msgspec.msgpack.decode(spec, type=ActorSpec)
             if wanted.devices:
                 envs.show_cuda_devices(wanted.devices)
-            self._worker, self._rank = build_worker(wanted.worker, wanted.config, wanted.rank), wanted.rank
+            self._worker = build_worker(wanted.worker, wanted.config, wanted.rank)
+            self._rank = wanted.rank
         except Exception as error:
             self._end(error)
 
@@ -97,5 +99,6 @@ class WorkerActor:
         return self._crash if self._crashed.wait(PULSE_S) else _ALIVE
 
     def _end(self, error: Exception) -> None:
-        self._worker, self._crash = None, crash_of(error)
+        self._worker = None
+        self._crash = crash_of(error)
         self._crashed.set()

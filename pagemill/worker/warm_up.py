@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -13,7 +12,9 @@ from pagemill.utils.math import ceil_div
 _NUM_TOKENS = 4
 
 
-def worst_steps(block_sizes: Sequence[int], sizes: "StepSizes") -> Iterator[SchedulerOutput]:
+def worst_steps(
+    block_sizes: Sequence[int], *, max_num_seqs: int, max_model_len: int, max_step_tokens: int
+) -> Iterator[SchedulerOutput]:
     """Steps as large as there can be, on the null block: one request with as many tokens as a step may have, as many
     requests as there may be with equally many, and all of these with one token each. All are sampled, by every
     parameter there is. Slots are free again for whoever takes them next."""
@@ -35,27 +36,11 @@ def worst_steps(block_sizes: Sequence[int], sizes: "StepSizes") -> Iterator[Sche
         ]
         return SchedulerOutput(-1, slots, np.full(num_requests, num_tokens, np.int32), new, released=slots.tolist())
 
-    longest = min(sizes.max_step_tokens, sizes.max_model_len)
+    longest = min(max_step_tokens, max_model_len)
     yield step(1, longest)
-    several = min(sizes.max_num_seqs, sizes.max_step_tokens)
-    yield step(several, min(longest, sizes.max_step_tokens // several))
+    several = min(max_num_seqs, max_step_tokens)
+    yield step(several, min(longest, max_step_tokens // several))
     yield step(several, 1)
-
-
-class StepSizes(Protocol):
-    """How large steps can be."""
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Requests."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of a request."""
-
-    @property
-    def max_step_tokens(self) -> int:
-        """Tokens of a step."""
 
 
 def warm_up_step(num_groups: int, max_model_len: int) -> SchedulerOutput:

@@ -1,14 +1,14 @@
 """`Worker`: brings up the device, loads the model, measures memory, and implements `messages.worker_api.WorkerApi`."""
 
 import gc
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-from torch import Tensor
-
+from pagemill.catalog.logits import load_processors
 from pagemill.config.compilation import NO_COMPILER
 from pagemill.config.engine_config import EngineConfig
 from pagemill.errors import ConfigError, PagemillError
 from pagemill.log import get_logger
+from pagemill.messages.extensions import SamplingPayloads
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec, cache_dtype
 from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
@@ -22,11 +22,14 @@ from pagemill.platforms.choose import choose_platform
 from pagemill.platforms.interface import Platform
 from pagemill.utils.gc_pause import gc_paused
 from pagemill.utils.timing import PhaseTimer
-from pagemill.worker.build_runner import RunnerSizes, build_runner
+from pagemill.worker.build_runner import BoundCache, RunnerOptions, RunnerSizes, build_runner
 from pagemill.worker.kv_tensors.allocate import bind_kv_cache, bind_profile_cache
-from pagemill.worker.kv_tensors.copy_blocks import copy_blocks
 from pagemill.worker.memory import MemoryWatch
 from pagemill.worker.model_runner import ModelRunner
+from pagemill.worker.profiler import WorkerProfiler
+from pagemill.worker.sampling.processors.interface import LogitsProcessor
+from pagemill.worker.sampling.sampler import SamplerOptions
+from pagemill.worker.spec_decode.interface import Speculation
 from pagemill.worker.warm_up import dummy_step, warm_up_step, worst_steps
 
 logger = get_logger(__name__)
@@ -41,9 +44,15 @@ class Worker:
     The ranks of a replica are called alike and at the same time: from `load_model` on, each waits for the others.
     """
 
-    def __init__(self, config: EngineConfig, rank: WorkerRank = SOLO_RANK, platform: Platform | None = None) -> None:
-        """`platform`: the configuration's, unless one is given. Raises ConfigError when there are not as many workers
-        as the configuration asks for."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        rank: WorkerRank = SOLO_RANK,
+        platform: Platform | None = None,
+        speculation: Speculation | None = None,
+    ) -> None:
+        """`platform`: the configuration's, unless one is given. `speculation`: who proposes drafts, if anybody does.
+        Raises ConfigError when there are not as many workers as the configuration asks for."""
         wanted = (config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
         if (rank.tensor_parallel_size, rank.pipeline_parallel_size) != wanted:
             raise ConfigError(
@@ -52,15 +61,16 @@ class Worker:
             )
         self._config = config
         self._rank = rank
+        self._speculation = speculation
         self._groups: ParallelGroups | None = None
         self._platform: Platform = platform or choose_platform(config.device.device)
         self.runs_ahead = self._platform.runs_ahead
+        self._processors: list[type[LogitsProcessor]] = []
         self._loaded: CausalLM | None = None
         self._runner: ModelRunner | None = None
         self._num_groups = 0
-        self._num_blocks = 0
-        self._kv_tensors: list[Tensor] = []
         self._watch: MemoryWatch | None = None
+        self._profiler = WorkerProfiler(rank.rank)
 
     @property
     def model(self) -> CausalLM:
@@ -78,10 +88,12 @@ class Worker:
 
     def load_model(self) -> None:
         """Meet the other ranks, build this rank's part of the model and load its weights."""
+        self._processors = _processors(self._config.model.logits_processors)
         threads = self._config.cpu.cpu_threads
         if threads is not None:
             self._platform.set_threads(threads, self._config.cpu.cpus_of(self._rank.rank))
-        timer, rank = PhaseTimer(), self._rank
+        timer = PhaseTimer()
+        rank = self._rank
         with timer.phase("device"):
             self._platform.start(rank.local_rank)
             memory = self._platform.memory()
@@ -107,7 +119,8 @@ class Worker:
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Layer name -> what it keeps, in layer order."""
         cache = self._config.cache
-        block_size, dtype = cache.block_size, cache_dtype(cache.kv_cache_dtype, self._config.model.dtype)
+        block_size = cache.block_size
+        dtype = cache_dtype(cache.kv_cache_dtype, self._config.model.dtype)
         return {name: layer.kv_spec(block_size, dtype) for name, layer in self.model.cache_layers().items()}
 
     def available_kv_bytes(self) -> int:
@@ -129,10 +142,9 @@ class Worker:
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocate the cache, bind it to the layers, and build the runner."""
         layers = self.model.cache_layers()
-        self._kv_tensors = bind_kv_cache(config, layers, self._platform.torch_device())
-        self._num_blocks = config.num_blocks
+        tensors = bind_kv_cache(config, layers, self._platform.torch_device())
         self._num_groups = len(config.groups)
-        self._runner = self._build_runner(config)
+        self._runner = self._build_runner(BoundCache(config, tensors))
 
     def warm_up(self) -> None:
         """Run one small step on the null block, so that the first request does not pay for lazy initialisation, and
@@ -147,18 +159,30 @@ class Worker:
         return self.runner.capture_one()
 
     def execute_model(self, step: SchedulerOutput) -> None:
-        """Copy what the step wants copied, then run its forward pass."""
-        copy_blocks(self._kv_tensors, self._num_blocks, step.copies)
+        """Run a step's forward pass."""
         self.runner.execute_model(step)
 
-    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
+    def sample_tokens(self, payloads: SamplingPayloads | None = None) -> Pending[ModelRunnerOutput]:
         """Sample from the last executed step, without waiting for the tokens."""
-        return self.runner.sample_tokens()
+        return self.runner.sample_tokens(payloads)
 
     def execute_dummy_step(self) -> None:
         """Run and sample a step of no request, on the null block."""
         self.execute_model(dummy_step(self._num_groups, self._sizes().max_model_len))
         self.sample_tokens().result()
+
+    def describe(self) -> dict[str, str | int]:
+        """Its rank, its device and the memory that is free there, in bytes."""
+        facts = self._platform.facts()
+        return {"rank": self._rank.rank, "device": facts.title or facts.kind, "free_bytes": facts.free_bytes}
+
+    def start_profile(self, prefix: str) -> None:
+        """Record what is computed from now on. Raises ConfigError."""
+        self._profiler.start(prefix)
+
+    def stop_profile(self) -> str:
+        """Write what was recorded; the file's name. Raises ConfigError."""
+        return self._profiler.stop()
 
     def shutdown(self) -> None:
         """Give the model and the cache back."""
@@ -166,7 +190,6 @@ class Worker:
             self._runner.close()
         self._runner = None
         self._loaded = None
-        self._kv_tensors = []
         if self._groups is not None:
             self._groups.close()
             self._groups = None
@@ -175,23 +198,24 @@ class Worker:
             self._watch.memory.restart_peak()
         self._platform.release_threads()
 
-    def _build_runner(self, plan: KVCacheConfig, *, compiles: bool = True) -> ModelRunner:
+    def _build_runner(self, cache: BoundCache, *, compiles: bool = True) -> ModelRunner:
         """`compiles`: or else the model is not compiled, even where the settings say so."""
-        stages, graphs = None if self._groups is None else self._groups.pp, self._config.graphs
+        stages = None if self._groups is None else self._groups.pp
+        graphs = self._config.graphs
         if not compiles:
             given = replace(graphs.compilation_config, mode=NO_COMPILER)
             graphs = replace(graphs, compilation_config=given)
         model = self._config.model
         return build_runner(
-            plan,
+            cache,
             self.model,
             self._platform,
             self._sizes(),
             graphs,
             stages,
             self._rank.rank,
-            pools=model.pools,
-            cascades=not model.disable_cascade_attn,
+            sampling=SamplerOptions(self._processors, model.logprobs_mode),
+            options=RunnerOptions(model.pools, not model.disable_cascade_attn, self._speculation),
         )
 
     def _sizes(self) -> RunnerSizes:
@@ -199,29 +223,40 @@ class Worker:
 
     def _try_out(self, watch: MemoryWatch, asked: int | None) -> int:
         """Bytes for the KV cache: as `asked`, or what the worst steps leave, run on a cache of almost nothing. Before,
-        these and the other steps that come before the first request are rehearsed: their kernels, compiled one by one
+        these and the other steps that come before the first request are precompiled: their kernels, compiled one by one
         as each is first launched, would take longer than all the rest of the start."""
-        share, layers = self._config.cache.gpu_memory_utilization, self.model.cache_layers()
+        share = self._config.cache.gpu_memory_utilization
+        layers = self.model.cache_layers()
         if asked is None:
             watch.check_room(share)
         plan, tensors = bind_profile_cache(self.kv_cache_specs(), layers, self._platform.torch_device())
-        runner = self._build_runner(plan, compiles=False)
+        runner = self._build_runner(BoundCache(plan, tensors), compiles=False)
         worst: list[SchedulerOutput] = []
         if asked is None:  # or memory may be short, and nothing depends on them
-            worst = list(worst_steps([group.spec.block_size for group in plan.groups], self._sizes()))
-        rehearsal = runner.rehearse([warm_up_step(len(plan.groups), self._sizes().max_model_len), *worst])
+            block_sizes = [group.spec.block_size for group in plan.groups]
+            worst = list(worst_steps(block_sizes, **asdict(self._sizes())))
+        precompilation = runner.precompile([warm_up_step(len(plan.groups), self._sizes().max_model_len), *worst])
         several = self._rank.world_size * self._rank.num_replicas > 1  # ranks that must not differ in what they run
-        with ops.compile_together(self._platform.torch_device(), rehearsal, whole=several):
+        with ops.compile_together(self._platform.torch_device(), precompilation, whole=several):
             for step in worst:
                 runner.execute_model(step)
                 runner.sample_tokens().result()
             if worst:
                 runner.run_largest()
         budget = watch.budget(share, num_graphs=runner.num_graphs, kv_cache=sum(map(len, tensors)))
-        del runner, rehearsal, tensors
+        del runner, precompilation, tensors
         gc.collect()  # a runner and its graphs hold each other
         watch.memory.restart_peak()
         if asked is not None:
             return asked
         logger.info("%s", budget.table())
         return budget.kv_cache
+
+
+def _processors(added: tuple[str, ...]) -> list[type[LogitsProcessor]]:
+    """Raises ConfigError for something that is no processor."""
+    found = load_processors(added)
+    for processor in found:
+        if not (isinstance(processor, type) and issubclass(processor, LogitsProcessor)):
+            raise ConfigError(f"logits processor {processor!r} does not derive from pagemill.LogitsProcessor")
+    return found

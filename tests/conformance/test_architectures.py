@@ -43,6 +43,8 @@ VARIANTS = {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64,
         "mscale": 0.7, "mscale_all_dim": 1.0}}),
     "deepseek-greedy": ("DeepseekV2ForCausalLM", {"topk_method": "greedy", "q_lora_rank": 24}),
+    "neox-sequential": ("GPTNeoXForCausalLM", {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
+    "opt-without-biases": ("OPTForCausalLM", {"enable_bias": False, "activation_function": "gelu"}),
     "odd-head-size": ("Qwen3ForCausalLM", {"head_dim": 24}),
 }  # fmt: skip
 CASES = {name: (name, {}) for name in SPECIFIC} | VARIANTS

@@ -34,8 +34,8 @@ from tests.conformance.kernel_shapes import (
 from tests.conformance.prompts import PROMPTS
 from tests.fakes.paged import PagedModel
 from tests.unit.model.kernels.conftest import Paged, make_paged
-from tests.unit.model.kernels.test_sample import check as check_draws
-from tests.unit.model.kernels.test_sample import settings_of
+from tests.unit.model.kernels.cpu.test_sample import check as check_draws
+from tests.unit.model.kernels.cpu.test_sample import settings_of
 
 pytestmark = pytest.mark.conformance
 
@@ -45,6 +45,17 @@ SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (2
 """Where blocks of a type have their 16-bit scales."""
 CONVERSION = {"Q4_K": 2.0**-10, "Q6_K": 0.5 / 127 + 2.0**-11}
 """Of a row's largest weight, what a weight may lose when its type is rearranged for the kernels."""
+LINEAR_LAYERS = pytest.mark.parametrize(
+    ("shapes", "type_name", "layer"),
+    [
+        pytest.param(shapes, type_name, layer, id=f"{shapes.name}-{type_name}-{layer}")
+        for shapes in MODELS
+        for type_name in ("BF16", *SCALES)
+        for layer, (_, num_inputs) in shapes.linears.items()
+        if type_name not in CONVERSION or num_inputs % 256 == 0
+    ],
+)
+"""Types of CONVERSION have blocks of 256, of which a row has whole ones."""
 
 
 def weight_of(type_name: str, sizes: tuple[int, int]) -> tuple[PackedLinear, Tensor]:
@@ -75,14 +86,10 @@ def linear_case(type_name: str, sizes: tuple[int, int]) -> tuple[PackedLinear, T
     return packed, x, wide @ weight.T, allowed
 
 
-@EACH_MODEL
-@pytest.mark.parametrize("type_name", ["BF16", *SCALES])
-@pytest.mark.parametrize("layer", ["qkv", "o", "gate_up", "down", "head"])
+@LINEAR_LAYERS
 def test_kernels_linear(isa: str, shapes: Shapes, type_name: str, layer: str) -> None:
     """What the inputs lose as 8-bit integers included; a row alone has the bits that it has in company."""
     sizes = shapes.linears[layer]
-    if type_name in CONVERSION and sizes[1] % 256:
-        pytest.skip(f"rows of {sizes[1]} have no whole blocks of 256")
     packed, x, wanted, allowed = linear_case(type_name, sizes)
     found = linear(x, packed, torch.float32)
     error = (found.double() - wanted).abs()

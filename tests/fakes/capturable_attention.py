@@ -1,12 +1,13 @@
 """Attention on a CPU that can be part of any graph: each token is computed as if it decoded. Reads no length on the
 host."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from pagemill.model.attention.backends.torch_paged import DecodeMetadata, TorchPagedBackend, TorchPagedBuilder
 from pagemill.model.attention.graph_support import AttentionCGSupport
+from pagemill.model.attention.interface import CommonAttentionMetadata
 
 
 class EveryTokenBuilder(TorchPagedBuilder):
@@ -14,7 +15,7 @@ class EveryTokenBuilder(TorchPagedBuilder):
 
     graph_support = AttentionCGSupport.ALWAYS
 
-    def build(self, common):
+    def build(self, common: CommonAttentionMetadata) -> Any:
         tokens, ends = torch.arange(len(common.slot_mapping)), common.query_start[1:]
         requests = torch.searchsorted(ends, tokens, right=True)
         padding = requests >= common.num_requests
@@ -36,10 +37,10 @@ class CascadingBuilder(EveryTokenBuilder):
     prefixes: ClassVar[list[int]] = []
     checks: ClassVar[bool] = True
 
-    def cascades(self, prefix_len, num_requests):
+    def cascades(self, prefix_len: int, num_requests: int) -> bool:
         return prefix_len >= 32 and num_requests >= 2
 
-    def build(self, common):
+    def build(self, common: CommonAttentionMetadata) -> Any:
         prefix = common.common_prefix_len
         self.prefixes.append(prefix)
         blocks = common.block_table[:, : prefix // common.block_size]

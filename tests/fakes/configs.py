@@ -1,6 +1,9 @@
 """Sections of the configuration as `resolve` makes them, with what a test says in place of what it would fill in."""
 
+from typing import Any, TypeVar
+
 from pagemill.catalog.executors import UNI
+from pagemill.catalog.grammars import GUIDANCE
 from pagemill.config.choices import Runner
 from pagemill.config.decisions import completed
 from pagemill.config.graph_mode import GraphMode
@@ -22,6 +25,7 @@ from pagemill.config.sections import (
     SchedulerConfig,
     SchedulerSettings,
 )
+from pagemill.config.structured_outputs import StructuredOutputsConfig
 from pagemill.messages.pooling_params import PoolingType
 
 POOLER = PoolerConfig(pooling_type=PoolingType.LAST, normalize=True)
@@ -29,6 +33,7 @@ POOLER = PoolerConfig(pooling_type=PoolingType.LAST, normalize=True)
 
 def model_config(model: str = "smollm2", **settings: object) -> ModelConfig:
     defaults = {"dtype": "float32", "max_model_len": 2048, "runner": Runner.GENERATE, "pooler_config": POOLER}
+    defaults["structured_outputs_config"] = StructuredOutputsConfig(GUIDANCE)
     return _completed(ModelConfig, ModelSettings, defaults | {"model": model} | settings)
 
 
@@ -64,6 +69,9 @@ def graph_config(**compilation: object) -> GraphConfig:
     return completed(GraphConfig, GraphSettings(), compilation_config=compilation_config(**compilation))
 
 
-def _completed(kind, settings, values):
+C = TypeVar("C")
+
+
+def _completed(kind: type[C], settings: type[Any], values: dict[str, object]) -> C:
     filled = {name: value for name, value in values.items() if name in kind.__annotations__}
     return completed(kind, settings(**{name: values[name] for name in values.keys() - filled.keys()}), **filled)

@@ -38,18 +38,18 @@ FACTS = ModelFacts(
 
 def make_engine(
     core: FakeCore | None = None,
-    inline: bool = True,
     log_interval_s: float | None = None,
     pooler: PoolerConfig | None = None,
     log_stats: bool = True,
+    facts: ModelFacts | None = None,
     **scheduler: Any,
 ) -> AsyncLLM:
-    """An engine on a fake core; further keywords are fields of SchedulerConfig."""
-    client = InprocClient(core or FakeCore(), inline)
+    """An engine on a fake core; further keywords are fields of SchedulerConfig. `facts`: None stands for `FACTS`."""
+    client = InprocClient(core or FakeCore())
     return AsyncLLM(
         client,
         ByteTokenizer(),
-        FACTS,
+        facts or FACTS,
         scheduler_config(**({"max_num_batched_tokens": client.ready.max_model_len} | scheduler)),
         cache=cache_config(),
         log_interval_s=log_interval_s,
@@ -76,7 +76,7 @@ def running_server(
     core: FakeCore, scheduler: dict[str, Any] | None = None, helpers: PreparerPool | None = None, **server: Any
 ) -> Iterator[str]:
     """A real HTTP server in a thread; yields its URL."""
-    engine = make_engine(core, inline=False, **(scheduler or {}))
+    engine = make_engine(core, **(scheduler or {}))
     app = build_app(engine, ServerConfig(**server), endpoints(), helpers=helpers)
     limits = limits_of(ServerConfig(**server))
     http = HttpServer(app, bind("127.0.0.1", 0), limits=limits)

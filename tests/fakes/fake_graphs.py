@@ -1,7 +1,7 @@
 """Graphs on the CPU, as close to CUDA's as it gets: what is recorded has no effect until it is replayed, a replay
 reads and writes the addresses of the recording, and results hold garbage before it."""
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,22 +28,22 @@ class FakeGraphMaker:
         return sum(graph.num_replays for graph in self.graphs)
 
 
-class FakeGraph(TorchDispatchMode):
+class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operations, undoes what they did, and does it again."""
 
     open: "FakeGraph | None" = None
 
     def __init__(self, fails: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_replays = 0
         self._fails = fails
-        self._ops: list[tuple[Callable[..., object], tuple[object, ...], dict[str, object], object]] = []
+        self._ops: list[tuple[Any, tuple[object, ...], dict[str, object], object]] = []
         self._undo: list[tuple[Tensor, Tensor]] = []
 
     def begin(self) -> None:
         assert FakeGraph.open is None, "recordings do not nest"
         FakeGraph.open = self
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
         self._leave()
@@ -68,10 +68,16 @@ class FakeGraph(TorchDispatchMode):
                     old.copy_(new)
 
     def _leave(self) -> None:
-        self.__exit__(None, None, None)
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         FakeGraph.open = None
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if self._fails:
             raise torch.OutOfMemoryError("no room")

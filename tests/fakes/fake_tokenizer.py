@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagemill.errors import RequestError
+from pagemill.tokenizers.interface import VocabularyBytes
 
 BOS, EOS, IM_END = 256, 257, 258
 VOCAB_SIZE = 300
@@ -49,6 +50,13 @@ class ByteTokenizer:
 
     def incremental(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> ByteDecoder:
         return ByteDecoder(skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else self.decode([token_id], False).encode()
+
+    def vocabulary_bytes(self) -> VocabularyBytes:
+        tokens = [self.token_bytes(token) for token in range(self.vocab_size)]
+        return VocabularyBytes(tokens, [256, 257, 258])
 
     def hides(self, text: str) -> bool:
         return text in ("<s>", "</s>", "<|im_end|>")

@@ -9,45 +9,67 @@ import sys
 import types
 from importlib.machinery import ModuleSpec
 
+import pytest
 import torch
+from torch import Tensor
 
 from pagemill.model.attention.backends import flashinfer as backend_module
 from pagemill.model.attention.backends.flashinfer import FlashInferBackend, FlashInferImpl
 
 
 class Wrapper:
-    def __init__(self, workspace, layout):
+    def __init__(self, workspace: Tensor, layout: str) -> None:
         assert layout == "NHD" and workspace.dtype == torch.uint8
         self.num_plans = 0
 
-    def _keep(self, spec):
+    def _keep(self, spec: tuple[int, int, int, int, int, float | None, float]) -> None:
         self.heads, self.kv_heads, self.head_size, self.page, self.window, self.cap, self.scale = spec
         self.num_plans += 1
 
 
 class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     def __init__(
-        self, workspace, layout, use_cuda_graph=False, use_tensor_cores=False, paged_kv_indptr_buffer=None,
-        paged_kv_indices_buffer=None, paged_kv_last_page_len_buffer=None,
-    ):  # fmt: skip
+        self,
+        workspace: Tensor,
+        layout: str,
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Tensor | None = None,
+        paged_kv_indices_buffer: Tensor | None = None,
+        paged_kv_last_page_len_buffer: Tensor | None = None,
+    ) -> None:
         super().__init__(workspace, layout)
         self.captured = use_cuda_graph
         self.begins, self.pages = paged_kv_indptr_buffer, paged_kv_indices_buffer
-        self.size = len(paged_kv_last_page_len_buffer) if use_cuda_graph else None
+        last = paged_kv_last_page_len_buffer if use_cuda_graph else None
+        self.size = None if last is None else len(last)
         self.plan_memory = torch.zeros(8 << 20, dtype=torch.uint8)
 
-    def reset_workspace_buffer(self, workspace, plan_memory):
+    def reset_workspace_buffer(self, workspace: Tensor, plan_memory: Tensor) -> None:
         self.plan_memory = plan_memory
 
     def plan(
-        self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, *, window_left,
-        logits_soft_cap, sm_scale, q_data_type, kv_data_type,
-    ):  # fmt: skip
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
+        window_left: int,
+        logits_soft_cap: float | None,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None:
         assert indptr.dtype == indices.dtype == last_page_len.dtype == torch.int32
         assert len(indices) == indptr[-1] and bool((last_page_len >= 1).all())
         assert self.size in (None, len(last_page_len)), "the batch size should be fixed in cudagraph mode"
         self._keep((num_qo_heads, num_kv_heads, head_dim, page_size, window_left, logits_soft_cap, sm_scale))
         if self.captured:
+            assert self.begins is not None and self.pages is not None
             self.begins.copy_(indptr)
             self.pages[: len(indices)].copy_(indices)
         else:
@@ -55,7 +77,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         lens = (indptr.diff() - 1) * page_size + last_page_len
         self.plan_memory.view(torch.int32)[: len(lens)].copy_(lens)
 
-    def run(self, query, cache, out):
+    def run(self, query: Tensor, cache: Tensor, out: Tensor) -> None:
+        assert self.begins is not None and self.pages is not None
         lens = self.plan_memory.view(torch.int32)[: len(query)].long()[:, None]
         width = torch.arange(len(self.pages))
         places = (self.begins[:-1, None] + width).clamp(max=len(self.pages) - 1).long()
@@ -70,16 +93,30 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
 
 class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
     def plan(
-        self, qo_indptr, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, *, causal,
-        window_left, logits_soft_cap, sm_scale, q_data_type, kv_data_type,
-    ):  # fmt: skip
+        self,
+        qo_indptr: Tensor,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
+        causal: bool,
+        window_left: int,
+        logits_soft_cap: float | None,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None:
         assert causal and len(indices) == indptr[-1]
         self._keep((num_qo_heads, num_kv_heads, head_dim, page_size, window_left, logits_soft_cap, sm_scale))
         self.queries = qo_indptr.tolist()
         self.blocks = torch.tensor_split(indices.clone(), indptr[1:-1].tolist())
         self.lens = ((indptr.diff() - 1) * page_size + last_page_len).tolist()
 
-    def run(self, query, cache, out):
+    def run(self, query: Tensor, cache: Tensor, out: Tensor) -> None:
         for blocks, length, begin, end in zip(self.blocks, self.lens, self.queries[:-1], self.queries[1:], strict=True):
             keys, values = (half[blocks.long()].flatten(0, 1)[:length] for half in cache.unbind(1))
             row, column = torch.arange(length - (end - begin), length)[:, None], torch.arange(length)
@@ -96,7 +133,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             )
 
 
-def _attend(query, keys, values, hidden, told):
+def _attend(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, told: Wrapper) -> Tensor:
     """query [R, H, D], keys and values [R, K, Hkv, D], hidden [R, 1, K] -> [R, H, D]."""
     keys, values = (part.repeat_interleave(told.heads // told.kv_heads, 2).float() for part in (keys, values))
     scores = torch.einsum("rhd,rkhd->rhk", query.float(), keys) * told.scale
@@ -106,7 +143,14 @@ def _attend(query, keys, values, hidden, told):
     return torch.einsum("rhk,rkhd->rhd", weights, values.nan_to_num(0.0)).to(query.dtype)
 
 
-def write_kv(key, value, kv_cache, slots, key_scale=None, value_scale=None):
+def write_kv(
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    slots: Tensor,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> None:
     """As the kernel; padding goes to the null block, as zeros."""
     padding, size = (slots < 0)[:, None, None], kv_cache.shape[2]
     places = slots.clamp(min=0)
@@ -115,7 +159,7 @@ def write_kv(key, value, kv_cache, slots, key_scale=None, value_scale=None):
 
 
 class CpuImpl(FlashInferImpl):
-    def write_target(self, kv_cache, metadata):
+    def write_target(self, kv_cache: Tensor, metadata: object) -> None:  # type: ignore[override]
         """On a CPU the kernel before attention asks for values, which no graph can."""
         return
 
@@ -133,7 +177,7 @@ class CpuFlashInfer(FlashInferBackend):
     impl = CpuImpl
 
 
-def install(monkeypatch):
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make it the library until the test ends."""
     module = types.ModuleType("flashinfer")
     module.__spec__ = ModuleSpec("flashinfer", None)

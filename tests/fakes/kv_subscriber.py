@@ -1,24 +1,27 @@
 """Subscribers to KV cache events: a strict one for tests, and the one that the documentation shows."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from pagemill.engine.kv_cache.block_pool import BlockPool
 from pagemill.engine.kv_cache.events import wire_hash
 from pagemill.engine.kv_cache.prefix_hash import GROUP_BYTES
-from pagemill.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from pagemill.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "kv-cache.md"
 
 
-def documented_subscriber():
+def documented_subscriber() -> Any:
     """The class `Subscriber` of docs/kv-cache.md."""
-    names = {}
+    names: dict[str, Any] = {}
     (code,) = re.findall(r"^```python\n(import msgspec\n.*?)^```$", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
     exec(code, names)
     return names["Subscriber"]
 
 
-def findable(pool):
+def findable(pool: BlockPool) -> set[tuple[int, int]]:
     """What the pool finds, as (group, hash) in the numbers of the events."""
     keys = set(pool.cached_blocks().values())
     assert all(pool.find(key) is not None for key in keys)
@@ -28,11 +31,11 @@ def findable(pool):
 class StrictSubscriber:
     """Applies events; what is stored twice, removed twice or incomplete fails."""
 
-    def __init__(self):
-        self.cached = {}
+    def __init__(self) -> None:
+        self.cached: dict[tuple[int | None, int], tuple[int | None, list[int]]] = {}
         """(group, hash) -> (hash of the block before, token ids)."""
 
-    def apply(self, events):
+    def apply(self, events: Iterable[KVEvent]) -> None:
         for event in events:
             match event:
                 case BlockStored():
@@ -43,7 +46,7 @@ class StrictSubscriber:
                 case AllBlocksCleared():
                     self.cached.clear()
 
-    def _store(self, event):
+    def _store(self, event: BlockStored) -> None:
         size, parent = event.block_size, event.parent_block_hash
         assert len(event.token_ids) == len(event.block_hashes) * size > 0
         assert event.extra_keys is None or len(event.extra_keys) == len(event.block_hashes)

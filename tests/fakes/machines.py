@@ -1,9 +1,11 @@
 """Machines as /sys and /proc show them, written to a folder."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pagemill.platforms.cpu_topology import CpuTopology, read_topology
+from pagemill.config.facts import CpuTopology
+from pagemill.platforms.cpu_topology import read_topology
 
 
 @dataclass
@@ -37,7 +39,7 @@ class Machine:
 
 
 def machine(
-    root: Path, num_nodes: int, cores_per_node: int, *, smt: bool = True, offline: set[int] = frozenset()
+    root: Path, num_nodes: int, cores_per_node: int, *, smt: bool = True, offline: Set[int] = frozenset()
 ) -> Machine:
     """CPUs as Linux numbers them: first one of every core, over all nodes, then the siblings in the same order."""
     total = num_nodes * cores_per_node

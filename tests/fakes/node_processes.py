@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Callable
 
 from pagemill.config.fleet_plan import FleetPlan
 from pagemill.fleet.engines import EngineFleet, FleetSpec
@@ -13,7 +14,7 @@ TIMEOUT_S = 2.0
 HEAD_RETURN_S = 20.0
 
 
-def run_node(payload, report):
+def run_node(payload: bytes, report: Callable[[bytes], object]) -> None:
     """Entry of a node's process: engines from a rank on, of so many in all."""
     folder, port, first, count, size, lockstep = json.loads(payload)
     plan = FleetPlan(size, range(first, first + count), True, ("127.0.0.1", port), lockstep=lockstep)
@@ -21,7 +22,7 @@ def run_node(payload, report):
     run_headless(spec, head_return_s=HEAD_RETURN_S)
 
 
-def run_head(payload, report):
+def run_head(payload: bytes, report: Callable[[bytes], object]) -> None:
     """Entry of a head's process."""
     folder, port = json.loads(payload)
     plan = FleetPlan(2, range(1), head=("127.0.0.1", port))

@@ -33,7 +33,9 @@ class PaddedModel:
         """[T, V] logits after every token, in steps of so many tokens, each padded."""
         states, paged = RequestStates(1, paged_len := self.paged.max_len), self.paged
         assert len(token_ids) == sum(counts) <= paged_len
-        states.add(NewRequest("r", 0, token_ids, len(token_ids), 0, paged.block_ids, SamplingParams()))
+        states.add(
+            NewRequest("r", 0, np.array(token_ids, np.int32), len(token_ids), 0, paged.block_ids, SamplingParams())
+        )
         paged.tables.reset(0, paged.block_ids)
         rows = []
         for count in counts:

@@ -63,7 +63,7 @@ class PagedModel:
     def logits(self, token_ids: list[int], chunk: int | None = None, asked: torch.Tensor | None = None) -> torch.Tensor:
         """[T, V] logits after every token, computed `chunk` tokens at a time; of each chunk the rows `asked` for."""
         states = RequestStates(1, self.max_len)
-        request = NewRequest("r", 0, token_ids, len(token_ids), 0, self.block_ids, SamplingParams())
+        request = NewRequest("r", 0, np.array(token_ids, np.int32), len(token_ids), 0, self.block_ids, SamplingParams())
         states.add(request)
         self.tables.reset(0, self.block_ids)
         rows = []

@@ -3,15 +3,19 @@
 import copy
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
-from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, CommonAttentionMetadata
+from pagemill.model.attention.capability import AttentionLayerSpec
+from pagemill.model.attention.interface import AttentionBackend, CommonAttentionMetadata
 
 
-def by_definition(query: Tensor, keys: Tensor, values: Tensor, spec: AttentionLayerSpec, sinks=None) -> Tensor:
+def by_definition(
+    query: Tensor, keys: Tensor, values: Tensor, spec: AttentionLayerSpec, sinks: Tensor | None = None
+) -> Tensor:
     """[Q, H, D], [S, Hkv, D] twice -> [Q, H, D], all float64; the queries are the last Q of S positions."""
     group, seq_len = spec.num_heads // spec.num_kv_heads, len(keys)
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
@@ -68,7 +72,7 @@ class PagedCase:
         order = (torch.randperm(sum(blocks), generator=generator) + 1).int()
         self.num_blocks = sum(blocks) + 1
         table = torch.zeros(len(blocks), max(blocks) + 2, dtype=torch.int32)
-        for row, (count, ids) in enumerate(zip(blocks, order.split(blocks), strict=True)):
+        for row, (count, ids) in enumerate(zip(blocks, torch.split(order, blocks), strict=True)):
             table[row, :count] = ids
         self.full = [random(2, seq_len, spec.num_kv_heads, spec.head_size) for _, seq_len in self.requests]
         for full, row in zip(self.full, table, strict=True):
@@ -81,7 +85,7 @@ class PagedCase:
         self.table = table.to(self.device)
         tokens = sum(q for q, _ in self.requests)
         fused = random(tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_size)
-        self.query, self.key, self.value = fused.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], 1)
+        self.query, self.key, self.value = torch.split(fused, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], 1)
         for part, index in ((self.key, 0), (self.value, 1)):
             part.copy_(torch.cat([full[index, s - q :] for full, (q, s) in zip(self.full, self.requests, strict=True)]))
         if spec.has_sinks:
@@ -98,7 +102,7 @@ class PagedCase:
             sum(lengths), max(lengths), int(seq_lens.max()), self.block_size, start, seq_lens, self.prefix,
         )  # fmt: skip
 
-    def padded(self, num_tokens: int, num_requests: int, **told: int) -> "PagedCase":
+    def padded(self, num_tokens: int, num_requests: int, **told: Any) -> "PagedCase":
         """This step as a captured graph of such a shape sees it, with NaN for tokens that only fill it up."""
         common = self.common()
         count, rows = common.num_tokens, num_requests - common.num_requests
@@ -166,8 +170,8 @@ class PagedCase:
 
     def expected(self) -> Tensor:
         """The same by definition, in float64."""
-        queries = self.query.double().split([q for q, _ in self.requests])
+        queries = torch.split(self.query.double(), [q for q, _ in self.requests])
         return torch.cat([
-            by_definition(query, *self.kept(full), self.spec, self.sinks)
-            for query, full in zip(queries, self.full, strict=True)
+            by_definition(query, kept[0], kept[1], self.spec, self.sinks)
+            for query, kept in zip(queries, map(self.kept, self.full), strict=True)
         ])  # fmt: skip

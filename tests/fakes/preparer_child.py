@@ -38,4 +38,4 @@ def run(payload: bytes, report: Report) -> None:
     birth = msgspec.msgpack.decode(payload, type=HelperSpec)
     preparation = Preparation(HostileTokenizer(), birth.facts, birth.ready, birth.scheduler)
     with socket.socket(fileno=birth.socket_fd) as sock:
-        serve(sock, Preparer(preparation, ServedModel(birth.served_model_name, 0)))
+        serve(sock, Preparer(preparation, ServedModel.of(birth.model_names, 0)))

@@ -8,19 +8,22 @@ import contextlib
 import socket
 import struct
 import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeVar
 
 CHUNK = 1 << 16
+T = TypeVar("T")
 
 
 class _Pair:
     """One connection: a client's end and the server's."""
 
-    def __init__(self, client, server):
+    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client, self.server = client, server
         self.held = False
         """Nothing travels any more, and no end is told."""
 
-    def abort(self, *writers):
+    def abort(self, *writers: asyncio.StreamWriter) -> None:
         for writer in writers or (self.client, self.server):
             sock = writer.get_extra_info("socket")
             with contextlib.suppress(OSError):
@@ -32,9 +35,9 @@ class Proxy:
     """Listens at `address` ("tcp://127.0.0.1:0" or "ipc:///path"; the attribute tells the port that was taken) and
     connects to what `target` returns then. All methods may be called from any thread."""
 
-    def __init__(self, address, target):
+    def __init__(self, address: str, target: Callable[[], str]) -> None:
         self._target = target
-        self._pairs = []
+        self._pairs: list[_Pair] = []
         self._delay_s = 0.0
         self._chunk = CHUNK
         self.num_connections = 0
@@ -44,55 +47,55 @@ class Proxy:
         self._flowing = asyncio.Event()
         self.address = self._call(self._listen(address))
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def reset(self):
+    def reset(self) -> None:
         """Reset all connections."""
         self._call(self._each(_Pair.abort))
 
-    def half_open(self, side):
+    def half_open(self, side: str) -> None:
         """One end of all connections is gone ("client" or "server"); the other learns nothing of it. New connections
         are not disturbed."""
 
-        def cut(pair):
+        def cut(pair: _Pair) -> None:
             pair.held = True
             pair.abort(getattr(pair, side))
 
         self._call(self._each(cut))
 
-    def silence(self):
+    def silence(self) -> None:
         """Nothing travels, in any connection, until `go_on`; what is sent meanwhile travels then."""
         self._call(self._set_flowing(False))
 
-    def go_on(self):
+    def go_on(self) -> None:
         """End `silence`."""
         self._call(self._set_flowing(True))
 
-    def slow_down(self, delay_s, chunk=CHUNK):
+    def slow_down(self, delay_s: float, chunk: int = CHUNK) -> None:
         """Each piece of at most `chunk` bytes takes so long."""
         self._delay_s, self._chunk = delay_s, chunk
 
-    def _call(self, work):
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
-    async def _each(self, action):
+    async def _each(self, action: Callable[[_Pair], object]) -> None:
         for pair in self._pairs:
             action(pair)
 
-    async def _set_flowing(self, flowing):
+    async def _set_flowing(self, flowing: bool) -> None:
         if flowing:
             self._flowing.set()
         else:
             self._flowing.clear()
 
-    async def _listen(self, address):
+    async def _listen(self, address: str) -> str:
         self._flowing.set()
         if address.startswith("ipc://"):
             self._server = await asyncio.start_unix_server(self._accept, address.removeprefix("ipc://"))
@@ -101,14 +104,14 @@ class Proxy:
         self._server = await asyncio.start_server(self._accept, host, int(port))
         return f"tcp://{host}:{self._server.sockets[0].getsockname()[1]}"
 
-    async def _close(self):
+    async def _close(self) -> None:
         self._server.close()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _accept(self, reader, writer):
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
         pair = None
         try:
@@ -130,7 +133,7 @@ class Proxy:
                 self._pairs.remove(pair)
                 pair.server.transport.abort()
 
-    async def _pipe(self, reader, writer, pair):
+    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: _Pair) -> None:
         while data := await reader.read(self._chunk):
             await self._flowing.wait()
             if self._delay_s:

@@ -5,12 +5,14 @@ from collections import Counter
 
 import msgspec
 
+from pagemill.config.choices import SchedulingPolicy
 from pagemill.engine.scheduler.limits import SchedulerLimits
-from pagemill.messages.engine_io import LoRARequest, MultimodalItem
-from pagemill.messages.kv_spec import MambaSpec
+from pagemill.messages.engine_io import EngineCoreRequest, LoRARequest, MultimodalItem
+from pagemill.messages.kv_spec import KVCacheSpec, MambaSpec
 from tests.fakes.engine_setup import chunked, core_request, full, mamba, sliding
+from tests.fakes.narrow import sampling_of
 from tests.fakes.scheduler_driver import VOCAB_SIZE, SchedulerDriver, Setup
-from tests.fakes.scripted_grammar import after_start, after_threes
+from tests.fakes.scripted_grammar import Rule, after_start, after_threes
 
 MAX_MODEL_LEN = 40
 SPECS = (
@@ -40,20 +42,20 @@ STEPS_PER_EPISODE = 60
 
 
 def setup_from(
-    specs,
-    spare_blocks,
-    depth,
-    algorithm,
-    partial_reuse,
-    budget,
-    slots,
-    chunked,
-    threshold,
-    policy,
-    prefill,
-    max_drafts=0,
-    rule=None,
-):
+    specs: tuple[KVCacheSpec, ...],
+    spare_blocks: int,
+    depth: int,
+    algorithm: str | None,
+    partial_reuse: bool,
+    budget: int,
+    slots: int,
+    chunked: bool,
+    threshold: int,
+    policy: str,
+    prefill: int,
+    max_drafts: int = 0,
+    rule: Rule | None = None,
+) -> Setup:
     """A setup; without chunks, the budget is as large as it must be. States are not reused in part, nor taken back as
     drafts are, for which a step has room in any case."""
     states = any(isinstance(spec, MambaSpec) for spec in specs)
@@ -66,12 +68,12 @@ def setup_from(
         max_prefill_tokens=prefill,
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=threshold,
-        policy=policy,
+        policy=SchedulingPolicy(policy),
     )
     return Setup(specs, limits, spare_blocks, depth, algorithm, partial_reuse and not states, max_drafts, rule)
 
 
-def random_setup(rng, number):
+def random_setup(rng: random.Random, number: int) -> Setup:
     """The kinds of groups, the algorithms and the depths take turns, so that a short run has seen them all."""
     return setup_from(
         specs=SPECS[number % len(SPECS)],
@@ -90,7 +92,7 @@ def random_setup(rng, number):
     )
 
 
-def random_request(rng, name):
+def random_request(rng: random.Random, name: str) -> EngineCoreRequest:
     """A request that may share a prefix with others, or a whole prompt, with the same salt, adapter and images or
     with other ones."""
     prompt = rng.choice(PREFIXES)[: rng.choice([0, 4, 6, 8, 9, 12, 15, 16, 23, 24, 26])]
@@ -114,7 +116,7 @@ def random_request(rng, name):
     )
 
 
-def next_turn(rng, driver, name):
+def next_turn(rng: random.Random, driver: SchedulerDriver, name: str) -> EngineCoreRequest | None:
     """What follows on a request that has ended: all that was said, or all but the end of it, and a few tokens. None
     where nothing fits, and every other time."""
     ended = [life for life in driver.lives.values() if life.finish is not None]
@@ -132,13 +134,13 @@ def next_turn(rng, driver, name):
     )
 
 
-def random_items(rng, length):
+def random_items(rng: random.Random, length: int) -> list[MultimodalItem]:
     """None, mostly; or one of two images at one of two places in a prompt of that length."""
     offset, name = rng.choice([2, 8]), rng.choice(["cat", "dog"])
     return [MultimodalItem(offset, 6, name)] if rng.random() < 0.2 and offset + 6 <= length else []
 
 
-def random_episode(rng, driver, num_steps):
+def random_episode(rng: random.Random, driver: SchedulerDriver, num_steps: int) -> None:
     """Traffic for that many steps, and until all has ended."""
     count, pressure = 0, rng.choice([0.1, 0.3, 0.6])
     while driver.num_steps < num_steps:
@@ -162,31 +164,32 @@ def random_episode(rng, driver, num_steps):
     driver.drain()
 
 
-def abort_one(rng, driver):
+def abort_one(rng: random.Random, driver: SchedulerDriver) -> None:
     """Abort a request: rare states as often as common ones."""
-    by_state = {}
+    by_state: dict[str, list[str]] = {}
     for name in driver.lives:
         by_state.setdefault(driver.state(name), []).append(name)
     state = "preempted" if "preempted" in by_state else rng.choice(sorted(by_state))
     driver.abort(rng.choice(by_state[state]))
 
 
-def deliver_one(driver):
+def deliver_one(driver: SchedulerDriver) -> None:
     """Let the oldest step's tokens arrive before the pipeline is full."""
     if driver.in_flight:
         driver.deliver()
 
 
-def random_run(seed, num_steps):
+def random_run(seed: int, num_steps: int) -> Counter[str]:
     """Episodes until `num_steps` steps are done: what was seen. A failure names the episode that can be run alone."""
-    seen, number = Counter(), 0
+    seen: Counter[str] = Counter()
+    number = 0
     while seen["steps"] < num_steps:
         seen += run_episode(seed, number, min(STEPS_PER_EPISODE, num_steps))
         number += 1
     return seen
 
 
-def run_episode(seed, number, num_steps=STEPS_PER_EPISODE):
+def run_episode(seed: int, number: int, num_steps: int = STEPS_PER_EPISODE) -> Counter[str]:
     """One setup and its traffic: what was seen."""
     rng = random.Random(f"{seed}/{number}")
     setup = random_setup(rng, number)
@@ -201,8 +204,7 @@ def run_episode(seed, number, num_steps=STEPS_PER_EPISODE):
     return driver.seen + Counter({"steps": driver.num_steps, **drafts})
 
 
-def _sibling(request, name, index):
+def _sibling(request: EngineCoreRequest, name: str, index: int) -> EngineCoreRequest:
     """Another completion of the same prompt."""
-    return msgspec.structs.replace(
-        request, request_id=name, params=request.params.replace(seed=request.params.seed + index)
-    )
+    params = sampling_of(request)
+    return msgspec.structs.replace(request, request_id=name, params=params.replace(seed=(params.seed or 0) + index))

@@ -5,6 +5,7 @@ import faulthandler
 import multiprocessing
 import pickle
 import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.engine.scheduler.scheduler import GrammarOf, no_grammar
 from pagemill.launch import build_config
-from pagemill.messages.kv_spec import KVCacheConfig
+from pagemill.messages.engine_io import EngineCoreRequest
+from pagemill.messages.extensions import SamplingPayloads
+from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheSpec, SlidingWindowSpec
+from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_rank import WorkerRank
+from pagemill.model.attention.layer import Attention
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.quantization.experts import SeparateExperts
 from pagemill.model.quantization.panels import PanelWeight
@@ -28,7 +33,7 @@ from tests.fakes.configs import parallel_config
 TIMEOUT_S = 60
 
 
-def run_ranks(world_size, folder: Path, function, *args) -> list[Any]:
+def run_ranks(world_size: int, folder: Path, function: Callable[..., object], *args: Any) -> list[Any]:
     """`function(rank, save, *args)` in `world_size` fresh processes; what each handed to `save`, in order of rank.
 
     They are forked from a server that has imported torch and computed nothing: a start costs little.
@@ -54,7 +59,7 @@ def run_ranks(world_size, folder: Path, function, *args) -> list[Any]:
     return results
 
 
-def _run(rank, file, function, arguments):
+def _run(rank: int, file: Path, function: Callable[..., object], arguments: bytes) -> None:
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(TIMEOUT_S / 2)
     try:
@@ -71,6 +76,7 @@ class Recording:
     settings: dict[str, Any]
     plan: KVCacheConfig | None = None
     steps: list[SchedulerOutput] = dataclasses.field(default_factory=list)
+    payloads: list[SamplingPayloads | None] = dataclasses.field(default_factory=list)
     outputs: list[ModelRunnerOutput] = dataclasses.field(default_factory=list)
     logits: list[Tensor] = dataclasses.field(default_factory=list)
     weight_bytes: int = 0
@@ -86,26 +92,34 @@ class RecordingExecutor(UniprocExecutor):
         recording.logits = logits_of(self.worker.model)
         recording.weight_bytes = weight_bytes(self.worker.model)
 
-    def initialize_kv_cache(self, config):
+    def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         self.recording.plan = config
         super().initialize_kv_cache(config)
 
-    def call_all(self, method, *args):
+    def call_all(self, method: str, *args: Any) -> list[Any]:
         done = super().call_all(method, *args)
         self.recording.logits.clear()
         return done
 
-    def execute_model(self, step):
+    def execute_model(self, step: SchedulerOutput) -> None:
         self.recording.steps.append(step)
         super().execute_model(step)
 
-    def sample_tokens(self):
-        pending = super().sample_tokens()
+    def sample_tokens(self, payloads: SamplingPayloads | None = None) -> Pending[ModelRunnerOutput]:
+        self.recording.payloads.append(payloads)
+        pending = super().sample_tokens(payloads)
         self.recording.outputs.append(pending.result())
         return pending
 
 
-def record(path: Path, requests, *, depth: int = 1, grammar_of: GrammarOf = no_grammar, **settings) -> Recording:
+def record(
+    path: Path,
+    requests: Iterable[EngineCoreRequest],
+    *,
+    depth: int = 1,
+    grammar_of: GrammarOf = no_grammar,
+    **settings: Any,
+) -> Recording:
     """Run requests through an engine; what its worker was told, and what it answered."""
     settings = {"dtype": "float32", "max_model_len": 96, "num_gpu_blocks_override": 32, "cpu_threads": 1} | settings
     executor = RecordingExecutor(Recording(str(path), settings))
@@ -144,15 +158,16 @@ def replay(
     worker.load_model()
     layers = worker.model.cache_layers()
     specs, num_bytes = worker.kv_cache_specs(), weight_bytes(worker.model)
-    num_kv_heads = {layer.spec.num_kv_heads for layer in layers.values()}.pop()
+    num_kv_heads = {layer.spec.num_kv_heads for layer in layers.values() if isinstance(layer, Attention)}.pop()
+    assert recording.plan is not None
     worker.initialize_kv_cache(split_plan(recording.plan, num_kv_heads))
     logits = logits_of(worker.model)
     worker.warm_up()
     logits.clear()
     outputs = []
-    for step in recording.steps:
+    for step, payloads in zip(recording.steps, recording.payloads, strict=True):
         worker.execute_model(step)
-        outputs.append(worker.sample_tokens().result())
+        outputs.append(worker.sample_tokens(payloads).result())
     num_logits = len(logits)
     for _ in range(num_dummy_steps):
         worker.execute_dummy_step()
@@ -165,10 +180,12 @@ def replay(
 
 def split_plan(plan: KVCacheConfig, num_kv_heads: int) -> KVCacheConfig:
     """The plan of a rank that keeps so many of the heads."""
-    groups = tuple(
-        dataclasses.replace(group, spec=dataclasses.replace(group.spec, num_kv_heads=num_kv_heads))
-        for group in plan.groups
-    )
+
+    def split(spec: KVCacheSpec) -> KVCacheSpec:
+        assert isinstance(spec, FullAttentionSpec | SlidingWindowSpec)
+        return dataclasses.replace(spec, num_kv_heads=num_kv_heads)
+
+    groups = tuple(dataclasses.replace(group, spec=split(group.spec)) for group in plan.groups)
     return dataclasses.replace(plan, groups=groups)
 
 
@@ -182,7 +199,7 @@ def logits_of(model: CausalLM) -> list[Tensor]:
         collected.append(logits.clone())
         return logits
 
-    model.compute_logits = kept
+    model.compute_logits = kept  # type: ignore[method-assign]
     return collected
 
 

@@ -4,8 +4,15 @@ import asyncio
 import dataclasses
 import os
 import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any, Self
 
+from pagemill.config.engine_config import EngineConfig
+from pagemill.fleet.engines import EngineFleet
+from pagemill.messages.engine_io import EngineCoreRequest, Finish
+from pagemill.messages.step import SchedulerOutput
+from pagemill.serve.client.balancer import Balancer, EngineLoad
 from pagemill.serve.client.fleet import FleetClient
 from pagemill.serve.client.zmq import ZmqClient
 from pagemill.transport.handshake import Hello, Role
@@ -19,7 +26,7 @@ STEP_S = 0.002
 PATIENCE_S = 60
 
 
-def fleet_config(folder, **settings):
+def fleet_config(folder: Path, **settings: Any) -> EngineConfig:
     """A configuration whose workers leave notes in a folder."""
     config = engine_config(max_model_len=MAX_LEN, num_blocks=1024, **settings)
     return dataclasses.replace(config, model=model_config(max_model_len=MAX_LEN, download_dir=str(folder)))
@@ -28,75 +35,74 @@ def fleet_config(folder, **settings):
 class NotedWorker(ScriptedWorker):
     """Takes a moment for each step, and notes it in a file named after the process: r for requests, d for none."""
 
-    def __init__(self, config):
+    def __init__(self, config: EngineConfig) -> None:
         super().__init__()
-        self.notes = Path(config.model.download_dir) / str(os.getpid())
+        self.notes = Path(str(config.model.download_dir)) / str(os.getpid())
         self.notes.touch()
 
-    def execute_model(self, step):
+    def execute_model(self, step: SchedulerOutput) -> None:
         self._note("r")
         super().execute_model(step)
 
-    def execute_dummy_step(self):
+    def execute_dummy_step(self) -> None:
         self._note("d")
         super().execute_dummy_step()
 
-    def _note(self, kind):
+    def _note(self, kind: str) -> None:
         time.sleep(STEP_S)
         with self.notes.open("a") as file:
             file.write(kind)
 
 
-class ByName:
+class ByName(Balancer):
     """A balancer that sends the request "1-x" to engine 1, if that is there."""
 
-    def choose(self, request, loads):
+    def choose(self, request: EngineCoreRequest, loads: Mapping[int, EngineLoad]) -> int:
         wanted = int(request.request_id.partition("-")[0])
         return wanted if wanted in loads else min(loads)
-
-    def forget(self, engine):
-        pass
 
 
 class FrontEnd:
     """Asks the engines of a deployment, and knows what they must answer."""
 
-    def __init__(self, deployment):
+    def __init__(self, deployment: EngineFleet) -> None:
         self.deployment = deployment
         hello = Hello(secret=deployment.secret, role=Role.API_SERVER, index=0)
         self.client = FleetClient(lambda up: ZmqClient(up, hello), deployment.wait_ready(), ByName())
-        self.requests, self.tokens, self.finish = {}, {}, {}
+        self.requests: dict[str, EngineCoreRequest] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.finish: dict[str, Finish] = {}
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> Self:
         self.deployment.subscribe(self.client.notify)
         self.reader = asyncio.create_task(self._read())
         return self
 
-    async def __aexit__(self, *error):
+    async def __aexit__(self, *error: object) -> None:
         self.deployment.unsubscribe(self.client.notify)
         self.reader.cancel()
         await asyncio.gather(self.reader, return_exceptions=True)
         await self.client.close()
 
-    async def ask(self, name, prompt=5, **params):
+    async def ask(self, name: str, prompt: int | Iterable[int] = 5, **params: Any) -> None:
         request = self.requests[name] = core_request(name, prompt, **params)
         self.tokens[name] = []
         await self.client.add(request)
 
-    async def answered(self, *names):
+    async def answered(self, *names: str) -> None:
         """Until these are finished, with the tokens of an engine that has nothing else to do."""
         await self.until(lambda: all(name in self.finish for name in names), names)
         for name in names:
             assert self.tokens[name] == alone(self.requests[name], [full()], 13, MAX_LEN)
 
-    async def until(self, condition, what="it"):
+    async def until(self, condition: Callable[[], object], what: object = "it") -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert not self.reader.done(), self.reader.exception()
             assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_S} s"
             await asyncio.sleep(0.005)
 
-    async def _read(self):
+    async def _read(self) -> None:
         while True:
             outputs = await self.client.outputs()
             for name, token in zip(outputs.request_ids, outputs.token_ids, strict=True):

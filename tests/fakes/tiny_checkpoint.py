@@ -68,6 +68,8 @@ SPECIFIC: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         **LATENT,
     },
+    "GPTNeoXForCausalLM": {"num_key_value_heads": 4, "rotary_pct": 0.5, "hidden_act": "gelu"},
+    "OPTForCausalLM": {"num_key_value_heads": 4, "ffn_dim": 96},
     "MixtralForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24},
     "Gemma3ForCausalLM": {
         "sliding_window": 24,
@@ -77,6 +79,7 @@ SPECIFIC: dict[str, dict[str, Any]] = {
     },
 }
 
+LAYER_NORMS = ("GPTNeoXForCausalLM", "OPTForCausalLM")
 PLANNABLE = [name for name in SPECIFIC if "num_experts_per_tok" not in SPECIFIC[name]]
 """Those that the native kernels run as one plan."""
 

@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from pagemill.serve.http.auth import PUBLIC
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.preparer import COMPLETIONS
-from pagemill.serve.http.responses import ResponseHead, now
+from pagemill.serve.http.responses import ResponseHead, Usage, now
 from pagemill.serve.http.routes.completions import CompletionDeltas
 from pagemill.serve.http.state import services
 
@@ -24,5 +24,6 @@ async def complete(request: Request) -> Response:
     here = services(request)
     form, prepared, echoes = await here.intake.prepare(COMPLETIONS, request)
     head = ResponseHead("toy-1", here.model.name, now())
-    deltas = CompletionDeltas(head, form.with_usage, form.num_per_prompt, echoes)
+    usage = Usage(prepared, here.engine.block_size)
+    deltas = CompletionDeltas(head, usage, form.with_usage, form.num_per_prompt, echoes)
     return await answer(request, form, Generation(here.engine, prepared, deltas))

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from pagemill.model.attention.layer import Attention
 from pagemill.model.kernels import ops
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.models.decoder import DecoderLayer
+from pagemill.model.layers.norm import RMSNorm
+from pagemill.model.models.decoder import DecoderAttention, GatedMLP
 from pagemill.model.models.llama import LlamaForCausalLM
 from pagemill.model.network.operations import Network, Value
 
@@ -20,11 +21,21 @@ STYLES = ("Usual", "Twice", "Parallel")
 class ToyLayer(nn.Module):
     """A decoder layer's parts, arranged in one of the styles."""
 
-    def __init__(self, layer: DecoderLayer, style: str) -> None:
+    input_layernorm: RMSNorm
+    post_attention_layernorm: RMSNorm
+    self_attn: DecoderAttention
+    mlp: GatedMLP
+
+    def __init__(self, layer: nn.Module, style: str) -> None:
         super().__init__()
         self.style = style
         for name, part in layer.named_children():
             self.add_module(name, part)
+
+    def norm(self, name: str) -> RMSNorm:
+        """One of the two norms."""
+        norm: RMSNorm = getattr(self, name)
+        return norm
 
     def arrange(self, x: T, norm: Callable[[T, str], T], attend: Callable[[T], T], mlp: Callable[[T], T]) -> T:
         """[T, E] -> [T, E]."""
@@ -44,7 +55,7 @@ class OperationsLayer(ToyLayer):
         """[T, E] -> [T, E]."""
         return self.arrange(
             x,
-            lambda x, name: net.norm(x, self.get_submodule(name)),
+            lambda x, name: net.norm(x, self.norm(name)),
             lambda x: self.self_attn.operations(net, x),
             lambda x: self.mlp.operations(net, x),
         )
@@ -53,7 +64,7 @@ class OperationsLayer(ToyLayer):
 class PlainLayer(ToyLayer):
     """In modules and functions of torch, one by one."""
 
-    def __init__(self, layer: DecoderLayer, style: str, model: LlamaForCausalLM) -> None:
+    def __init__(self, layer: nn.Module, style: str, model: LlamaForCausalLM) -> None:
         super().__init__(layer, style)
         self._model = (model,)  # not as a module
 
@@ -61,7 +72,7 @@ class PlainLayer(ToyLayer):
         """[T, E], [T] -> [T, E]."""
         rotary = self._model[0].rotaries["default"]
         return self.arrange(
-            x, lambda x, name: self.get_submodule(name)(x), lambda x: self._attend(x, *rotary.at(positions)), self._mlp
+            x, lambda x, name: self.norm(name)(x), lambda x: self._attend(x, *rotary.at(positions)), self._mlp
         )
 
     def _attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -72,10 +83,12 @@ class PlainLayer(ToyLayer):
         query, key, value = (rows.reshape(len(x), -1, size) for rows in (query, key, value))
         ops.rotate_(query, cos, sin)
         ops.rotate_(key, cos, sin)
-        return part.o_proj(attn(query, key, value).reshape(len(x), -1))
+        result: Tensor = part.o_proj(attn(query, key, value).reshape(len(x), -1))
+        return result
 
     def _mlp(self, x: Tensor) -> Tensor:
-        return self.mlp.down_proj(ops.gated(self.mlp.gate_up_proj(x), self.mlp.activation))
+        result: Tensor = self.mlp.down_proj(ops.gated(self.mlp.gate_up_proj(x), self.mlp.activation))
+        return result
 
 
 class ToyForCausalLM(LlamaForCausalLM):

@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def _accept_numpy_arrays_as_bounds() -> None:
 
     patch = interpreter._patch_lang_tensor
 
-    def patch_and_fix(tensor, scope):
+    def patch_and_fix(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
@@ -34,7 +35,7 @@ def _multiply_bfloat16() -> None:
     builder = interpreter.InterpreterBuilder
     multiply = builder.create_dot
 
-    def widen_and_multiply(self, a, b, *args):
+    def widen_and_multiply(self: Any, a: Any, b: Any, *args: Any) -> Any:
         wide = [self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b)]
         return multiply(self, *wide, *args)
 
@@ -50,9 +51,9 @@ def _patch_the_language_once() -> None:
     seen = set()
 
     class Kept:
-        def restore(self) -> None: ...
+        def restore(self: Any) -> None: ...
 
-    def patch_once(fn):
+    def patch_once(fn: Any) -> Kept:
         if fn not in seen:
             seen.add(fn)
             patch(fn)
@@ -68,10 +69,10 @@ def _share_shapes() -> None:
     core = tl.core
 
     @functools.cache
-    def constants(shape: tuple[int, ...]):
+    def constants(shape: tuple[int, ...]) -> Any:
         return core.tuple([core.constexpr(size) for size in shape]), core.constexpr(math.prod(shape))
 
-    def init(self, handle, type):
+    def init(self: Any, handle: Any, type: Any) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.shape, self.numel = constants(tuple(type.shape) if type.is_block() else ())
 

@@ -9,10 +9,9 @@ from pagemill.model.attention.backends.flash_attn import _with_provider
 from pagemill.model.attention.backends.flashinfer import FlashInferBackend
 from pagemill.model.attention.backends.flex import FlexBackend
 from pagemill.model.attention.backends.triton_attn import TritonBackend
-from pagemill.model.attention.capability import Surroundings
+from pagemill.model.attention.capability import AttentionContext, AttentionLayerSpec
 from pagemill.model.attention.flash_providers import providers
 from pagemill.model.attention.graph_support import AttentionCGSupport
-from pagemill.model.attention.interface import AttentionLayerSpec
 from pagemill.model.kernels.triton import launch
 from tests.fakes.paged_attention import PagedCase
 
@@ -37,17 +36,25 @@ def backends():
         for provider in providers(COMPUTE):
             if 16 % provider.block_multiple == 0:
                 found.append((f"FLASH_ATTN-{provider.version}-{provider.name}", _with_provider(provider, COMPUTE)))
-        if not FlashInferBackend.missing(AttentionLayerSpec(8, 8, 128, 1.0), "cuda", "bfloat16"):
+        if not FlashInferBackend.unsupported(AttentionLayerSpec(8, 8, 128, 1.0), "cuda", "bfloat16"):
             found.append(("FLASHINFER", FlashInferBackend))
     return found
 
 
 BACKENDS = backends()
 each_backend = pytest.mark.parametrize("backend", [one for _, one in BACKENDS], ids=[name for name, _ in BACKENDS])
+each_in_any_graph = pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(one, id=name)
+        for name, one in BACKENDS
+        if one.metadata_builder.graph_support is AttentionCGSupport.ALWAYS
+    ],
+)
 
 
 def skip_unless_able(backend, spec, dtype="bfloat16"):
-    reasons = backend.missing(spec, "cuda", dtype, Surroundings(COMPUTE, block_size=16))
+    reasons = backend.unsupported(spec, "cuda", dtype, AttentionContext(COMPUTE, block_size=16))
     if reasons:
         pytest.skip(", ".join(reasons))
 
@@ -130,15 +137,13 @@ def test_a_graph_follows_lengths_that_change(dependent):
         assert relative_error(result, large.expected()) < 1e-2
 
 
-@each_backend
+@each_in_any_graph
 @pytest.mark.parametrize("shape", [(512, 16), (512, 128)])
 @pytest.mark.parametrize("dependent", [False, True])
 def test_a_graph_of_mixed_steps_follows_them(backend, shape, dependent):
     """Captured for a shape while every request decodes; then it is replayed for prompts among decodes, padded."""
     if dependent and (COMPUTE is None or COMPUTE < (9, 0)):
         pytest.skip("dependent launch needs compute capability 9.0")
-    if backend.metadata_builder.graph_support is not AttentionCGSupport.ALWAYS:
-        pytest.skip("cannot be part of such a graph")
     spec = AttentionLayerSpec(32, 8, 128, 128**-0.5)
     case = PagedCase(spec, BATCHES["mixed"], dtype=torch.bfloat16, device="cuda")
     step = case.padded(*shape)

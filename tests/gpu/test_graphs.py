@@ -101,7 +101,7 @@ def test_replayed_pieces_equal_the_model(maker):
             calls = model.num_calls
             assert equal(call(wrapper, buffer[:rows], GraphMode.PIECEWISE), want), (turn, rows)
             assert model.num_calls == calls + len(model.weights)
-    assert wrapper.num_pieces(BatchDescriptor(64, None)) == len(model.weights) + 1
+    assert len(wrapper._recordings[BatchDescriptor(64, None)].pieces) == len(model.weights) + 1
 
 
 def test_whole_steps_and_pieces_share_a_pool(maker):

@@ -51,7 +51,7 @@ def test_uploads_do_not_wait_and_arrive_before_what_reads_them(gpu):
         torch.cuda._sleep(BUSY // 20)
         (sent,) = ring.send([np.full(1000, step, np.int32)])
         totals.append(sent.sum())
-        ring.sent_is_used()
+        ring.uploads_consumed()
     assert [int(total) for total in totals] == [1000 * step for step in range(20)]
 
 

@@ -70,14 +70,14 @@ async def test_random_aborts_leave_nothing_behind(checkpoints):
         num_gpu_blocks_override=400,
         disable_log_stats=True,
     )
-    llm = build_inproc(args, inline=False).llm
+    llm = build_inproc(args).llm
     try:
         traffic = Traffic(llm, SOAK_S)
         await asyncio.gather(*(traffic.client() for _ in range(NUM_CLIENTS)))
         assert traffic.num_finished > 20 and traffic.num_aborted > 5
         await asyncio.sleep(0.5)  # the last aborts
         assert await llm.reset_prefix_cache(), "blocks are still in use"
-        llm._client._runner._core.check_integrity()
+        llm._client._core.check_integrity()
         stats = llm._client.stats()[0]
         assert (stats.num_running, stats.num_waiting) == (0, 0)
     finally:

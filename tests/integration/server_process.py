@@ -62,3 +62,6 @@ def running_server(*arguments: str) -> Iterator[ServerProcess]:
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait()
+        server._reader.join(5)
+        if server.process.stdout:
+            server.process.stdout.close()

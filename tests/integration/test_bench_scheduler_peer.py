@@ -1,11 +1,17 @@
 """The comparison with the reference engine's scheduler, where its environment is installed."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from pagemill.bench.scheduler.measure import measure
-from pagemill.bench.scheduler.peer_process import DEFAULT_PEER_PYTHON, PeerProcess
 from pagemill.bench.scheduler.report import figures
 from pagemill.bench.scheduler.work import SchedulerWork
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from scheduler_peer import DEFAULT_PEER_PYTHON, PeerProcess
 
 SMALL = SchedulerWork(num_steps=8, num_repetitions=2, decodes=(4, 8), num_cached_blocks=1024, admitted_tokens=1024)
 

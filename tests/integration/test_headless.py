@@ -39,7 +39,7 @@ class Machines:
     def __exit__(self, *error):
         self.head.stop()
         for node in self.nodes:
-            node.stop(ask_s=10)
+            node.stop(grace_s=10)
 
     def add_node(self, first=1, count=1, size=2):
         payload = json.dumps([self.folder, self.port, first, count, size, self.lockstep]).encode()

@@ -55,7 +55,7 @@ def test_a_large_body_is_parsed_like_a_small_one(client):
 def test_what_cannot_work_is_said_before_anything_is_loaded(checkpoint):
     for flags, message in (
         (["--enable-auto-tool-choice"], "needs --tool-call-parser"),
-        (["--reasoning-parser", "gpt6"], "unknown reasoning parser 'gpt6'; known: deepseek_r1, qwen3"),
+        (["--reasoning-parser", "gpt6"], "unknown reasoning parser 'gpt6'; known: cohere_command3, deepseek_r1"),
     ):
         command = [sys.executable, "-m", "pagemill", "serve", checkpoint, "--port", "0", *flags]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

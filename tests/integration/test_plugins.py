@@ -1,5 +1,5 @@
-"""An installed package that adds a model, an attention backend, a platform, a logits processor, a stat logger and an
-endpoint."""
+"""An installed package that adds a model, an attention backend, a platform, a logits processor, a stat logger, a
+step extension and an endpoint."""
 
 import json
 import subprocess
@@ -88,9 +88,10 @@ def test_all_lines_work_in_a_server_with_two_workers(checkpoint, with_example, m
         wait_for(lambda: "24 tokens were generated" in "".join(server.lines))
     assert answer["choices"][0]["text"] == text
     assert len(tokens) == 24
-    assert all(token % 2 == 0 for token in tokens)  # the logits processor
+    assert all(token % 4 == 0 for token in tokens)  # the logits processor: even; the step extension: no others
     log = "".join(server.lines)
     assert log.count(BACKEND_USED) == 2  # in each worker
+    assert log.count("1 of 1 rows were changed") == 24  # one of the workers answers to the engine, at every step
     assert log.count("plug-in example (pagemill_example:register) loaded") == 4  # in each process of the server
     assert log.count("plug-in broken (pagemill_example.absent:register) skipped: ModuleNotFoundError") == 4
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from pagemill.artifacts.describe import describe
+from pagemill.config.model_names import ModelNames
 from pagemill.errors import EngineOverloadedError, ModelNotFoundError, RequestError, UnavailableError
 from pagemill.messages.engine_io import EngineReady
 from pagemill.serve.http import preparer_pool
@@ -31,7 +32,7 @@ BIRTH = HelperSpec(
     scheduler=scheduler_config(),
     ready=EngineReady(max_model_len=4096, vocab_size=VOCAB_SIZE, num_blocks=1024, block_size=16),
     num_engines=1,
-    served_model_name="fake",
+    model_names=ModelNames(("fake",)),
 )
 
 

@@ -80,7 +80,7 @@ BAD_BODIES = {
     "temperature": {"temperature": "hot"},
     "top_p": {"top_p": 7},
     "n": {"n": 10**6},
-    "max_tokens": {"max_tokens": 0},
+    "max_tokens": {"max_tokens": -1},
     "messages": {"messages": []},
 }
 

@@ -8,6 +8,7 @@ from tests.fakes.engine import running_server
 from tests.fakes.fake_core import FakeCore
 
 TEXT, CHAT, VECTORS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+CLAUDE, OLLAMA, TOKENIZE = "/v1/messages", "/api/chat", "/tokenize"
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -16,6 +17,8 @@ def image(url):
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
 
 
+SOURCE = {"type": "url", "url": "http://169.254.169.254/latest/meta-data"}
+CLAUDES_IMAGE = [{"role": "user", "content": [{"type": "image", "source": SOURCE}]}]
 REFUSED = [
     ("CVE-2024-8768", TEXT, {"prompt": ""}),
     ("CVE-2024-8768", TEXT, {"prompt": []}),
@@ -37,7 +40,7 @@ REFUSED = [
     ("CVE-2026-105756", TEXT, {"prompt": "a", "cache_salt": "a" * 129}),
     ("GHSA-4xqp-c3mv-qff7", TEXT, {"prompt": "a", "min_tokens": 2**31 - 1, "max_tokens": 5}),
     ("GHSA-4xqp-c3mv-qff7", TEXT, {"prompt": "a", "min_tokens": 2**31 - 1}),
-    ("CVE-2026-93436", TEXT, {"prompt": "a", "max_tokens": 0}),
+    ("CVE-2026-93436", TEXT, {"prompt": "a", "max_tokens": -1}),
     ("CVE-2025-61620", CHAT, {"messages": HI, "chat_template": "{% for i in range(10**9) %}{% endfor %}"}),
     ("CVE-2025-61620", CHAT, {"messages": HI, "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}),
     ("CVE-2025-62426", CHAT, {"messages": HI, "chat_template_kwargs": {"tokenize": True}}),
@@ -48,6 +51,24 @@ REFUSED = [
     ("GHSA-83mh-6mwq-3hg9", CHAT, {"messages": HI * 10**5}),
     ("CVE-2025-6242", CHAT, {"messages": image("http://169.254.169.254/latest/meta-data")}),
     ("CVE-2026-73560", CHAT, {"messages": image("file:///etc/passwd")}),
+    # The same on the routes beside them, which elsewhere were forgotten.
+    ("CVE-2024-8768", CLAUDE, {"max_tokens": 5, "messages": []}),
+    ("CVE-2024-8768", TOKENIZE, {"prompt": ""}),
+    ("CVE-2025-48942", OLLAMA, {"model": "fake", "messages": HI, "format": {"type": "no such type"}}),
+    ("CVE-2026-54235", CLAUDE, b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "top_p": NaN}'),
+    ("CVE-2026-54235", OLLAMA, b'{"model": "fake", "messages": [], "options": {"temperature": Infinity}}'),
+    ("CVE-2026-93592", "/detokenize", {"tokens": [-1]}),
+    ("CVE-2026-71486", "/detokenize", {"tokens": [2**62]}),
+    ("CVE-2026-115918", CLAUDE, {"max_tokens": 5, "messages": HI, "chat_template": "{{ 1 }}"}),
+    ("CVE-2026-115918", TOKENIZE, {"messages": HI, "chat_template": "{{ 1 }}"}),
+    ("CVE-2026-115918", TOKENIZE, {"messages": HI, "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}),
+    ("CVE-2026-115918", f"{CHAT}/render", {"messages": HI, "chat_template": "{{ 1 }}"}),
+    ("CVE-2026-115918", "/api/generate", {"model": "fake", "prompt": "a", "template": "{{ 1 }}"}),
+    ("CVE-2026-73559", f"{TEXT}/render", {"prompt": ["a"] * 10**5}),
+    ("GHSA-83mh-6mwq-3hg9", CLAUDE, {"max_tokens": 5, "messages": HI * 10**5}),
+    ("GHSA-83mh-6mwq-3hg9", OLLAMA, {"model": "fake", "messages": HI * 10**5}),
+    ("CVE-2025-6242", CLAUDE, {"max_tokens": 5, "messages": CLAUDES_IMAGE}),
+    ("GHSA-823j-m4cj-hmjf", TOKENIZE, {"messages": image("http://169.254.169.254/latest/meta-data")}),
 ]  # fmt: skip
 
 
@@ -70,9 +91,19 @@ def test_refused(url, core, advisory, path, body):
     steps = core.num_steps
     answer = httpx.post(url + path, headers={"content-type": "application/json"}, timeout=60, **content)
     assert answer.status_code == 400, answer.text
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    error = answer.json()["error"]
+    assert path.startswith(("/v1/messages", "/api/")) or set(error) == {"message", "type", "param", "code"}
     assert len(answer.text) < 2000
     assert core.num_steps == steps, "it reached the engine"
+
+
+def test_a_request_for_no_tokens_leaves_nothing_behind(url, core):
+    """CVE-2026-93436: elsewhere max_tokens=0 was refused too late. Here it computes the prompt, and that is all."""
+    answer = httpx.post(url + TEXT, json={"prompt": "a", "max_tokens": 0}, timeout=60)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 0
+    assert answer.json()["choices"][0]["text"] == ""
+    assert not core.has_work()
 
 
 def test_large_uploads_are_refused_before_they_are_read(url):

@@ -134,7 +134,8 @@ def test_several_keys_on_the_command_line(monkeypatch, capsys):
     assert "--model smollm2" in capsys.readouterr().err
 
 
-def test_a_server_for_everybody_says_so(caplog):
+def test_a_server_for_everybody_says_so(caplog, monkeypatch):
+    monkeypatch.setattr(serve, "container", lambda: None)
     serve._with_keys(ServerConfig(host="0.0.0.0", api_key=("k",)))
     serve._with_keys(ServerConfig())
     assert not caplog.records

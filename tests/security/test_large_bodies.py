@@ -7,6 +7,7 @@ import time
 import httpx
 import pytest
 
+from pagemill.config.model_names import ModelNames
 from pagemill.serve.http.intake import LARGE_BODY_BYTES
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperSpec
@@ -32,7 +33,7 @@ def url():
         scheduler=scheduler_config(),
         ready=core.ready,
         num_engines=1,
-        served_model_name="fake",
+        model_names=ModelNames(("fake",)),
     )
     with running_server(core, helpers=PreparerPool(birth, ENTRY, max_helpers=1)) as url:
         yield url
@@ -96,7 +97,7 @@ def test_bodies_of_clients_that_left_are_not_prepared(url):
 def test_all_bodies_are_large_where_the_tokenizer_may_take_very_long(monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "may_stall", True)
     core = FakeCore()
-    birth = HelperSpec(model_config(), FACTS, scheduler_config(), core.ready, 1, "fake")
+    birth = HelperSpec(model_config(), FACTS, scheduler_config(), core.ready, 1, ModelNames(("fake",)))
     with running_server(core, helpers=PreparerPool(birth, ENTRY, max_helpers=1)) as url:
         answers = []
         for prompt in ("kill!", "good"):

@@ -1,4 +1,5 @@
-"""Documentation is checked: generated pages are current, links lead somewhere, Python blocks compile and run.
+"""Documentation is checked: generated pages are current, links lead somewhere, files that are named exist, and Python
+blocks compile and run.
 
 A block tagged `python` must compile; one tagged `python run` is executed with the default model.
 """
@@ -15,6 +16,9 @@ from tools import gen_docs
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(?P<tag>[^\n]*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+FILE_NAME = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|cpp|h|sh))`")
+PLACEHOLDER = re.compile(r"(^|[/_])(NAME|SECTION|ASPECT|foo|toy|[ab])\b|test_b")
+"""In the names of files that a reader is to write."""
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
 
 
@@ -57,6 +61,20 @@ def test_links_lead_somewhere(page: Path):
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(match["target"])
     assert broken == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=page_name)
+def test_files_that_are_named_exist(page: Path):
+    """By their end: `worker/worker.py` is a file of the package."""
+    folders = ("pagemill", "tests", "tools", "benchmarks")
+    files = [str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    named = FILE_NAME.findall(FENCE.sub("", page.read_text()))
+    missing = [
+        name
+        for name in named
+        if not PLACEHOLDER.search(name) and not any(f"/{file}".endswith(f"/{name}") for file in files)
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT], ids=page_name)

@@ -80,7 +80,7 @@ NOT_FOR_A_START = {
 def test_an_engine_of_a_gguf_file_imports_no_more_than_it_needs(checkpoint, tmp_path):
     path = convert(Path(checkpoint), tmp_path / "tiny.gguf", "Q4_1")
     code = "import sys\nfrom pagemill import EngineArgs\nfrom pagemill.launch import build_inproc\n"
-    code += "build_inproc(EngineArgs(sys.argv[1], device='cpu', skip_tokenizer_init=True), inline=True)\n"
+    code += "build_inproc(EngineArgs(sys.argv[1], device='cpu', skip_tokenizer_init=True))\n"
     code += "print(*sys.modules)"
     command = [sys.executable, "-c", code, str(path)]
     imported = set(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.split())
@@ -98,10 +98,11 @@ def test_a_start_says_what_was_decided_and_what_cannot_matter(checkpoint, caplog
     file = Path(checkpoint) / "generation_config.json"
     file.write_text('{"typical_p": 0.25}')
     with caplog.at_level(logging.INFO, "pagemill"):
-        launch.build_config(EngineArgs(checkpoint, device="cpu", gpu_memory_utilization=0.5, trust_remote_code=True))
+        launch.build_config(EngineArgs(checkpoint, device="cpu", gpu_memory_utilization=0.5, skip_mm_profiling=True))
     file.unlink()
     table, warning = (record.getMessage() for record in caplog.records)
     rows = [line.split()[0] for line in table.splitlines()[1:]]
-    told = ["trust_remote_code", "gpu_memory_utilization", "VLLM_USE_V1"]
+    told = ["skip_mm_profiling", "gpu_memory_utilization", "VLLM_USE_V1"]
     assert rows == ["setting", "dtype", "max_model_len", "max_num_batched_tokens", *told]
+    assert "there is one engine" in table
     assert "typical_p=0.25" in warning

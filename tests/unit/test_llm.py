@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pagemill.config.arguments import EngineArgs
 from pagemill.errors import ConfigError, EngineDeadError, RequestError
 from pagemill.messages.sampling_params import SamplingParams
 from tests.fakes.engine import FACTS, make_engine
@@ -31,8 +32,9 @@ def make_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLLM]:
     monkeypatch.delitem(sys.modules, "pagemill.llm", raising=False)
 
     def make(core: FakeCore | None = None, *, log_stats: bool = True, **settings: Any) -> Any:
-        def build_inproc(args: Any, inline: bool) -> Any:
-            engine = make_engine(core, inline, log_stats=log_stats)
+        def build_inproc(args: Any) -> Any:
+            policy = args.settings.scheduler.scheduling_policy
+            engine = make_engine(core, log_stats=log_stats, scheduling_policy=policy)
             return types.SimpleNamespace(llm=engine, config=args, tokenizer=engine.tokenizer, facts=FACTS)
 
         launch.build_inproc = build_inproc  # type: ignore[attr-defined]
@@ -218,3 +220,71 @@ def test_an_engine_that_dies_raises(make_llm: MakeLLM) -> None:
 def test_its_loop_is_not_the_programs(make_llm: MakeLLM) -> None:
     make_llm().generate("abc", GREEDY)
     assert asyncio.run(asyncio.sleep(0, "fine")) == "fine"
+
+
+def test_enqueue_and_wait(make_llm: MakeLLM) -> None:
+    core = FakeCore()
+    llm = make_llm(core)
+    ids = llm.enqueue(["hello", "world"], GREEDY, use_tqdm=False)
+    ids += llm.enqueue([*b"again"], SamplingParams(max_tokens=2))
+    assert core.seen == []
+    assert texts(llm.generate("other", GREEDY, use_tqdm=False)) == ["othe"]
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.request_id for output in outputs] == ids == ["0", "1", "2"]
+    assert texts(outputs) == ["hell", "worl", "ag"]
+    assert llm.wait_for_completion() == []
+    with pytest.raises(ValueError, match=r"output_type=.* is not allowed"):
+        llm.wait_for_completion(int)
+
+
+def test_a_bad_prompt_is_not_enqueued(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    with pytest.raises(RequestError):
+        llm.enqueue(["good", ""], GREEDY)
+    assert llm.wait_for_completion() == []
+
+
+def test_enqueued_chats(make_llm: MakeLLM) -> None:
+    llm = make_llm(FakeCore(say("hey", EOS)))
+    conversation = [{"role": "user", "content": "hi"}]
+    assert llm.enqueue_chat([conversation] * 2, GREEDY, add_generation_prompt=False, use_tqdm=False) == ["0", "1"]
+    assert [output.prompt for output in llm.wait_for_completion(use_tqdm=False)] == ["[user]hi"] * 2
+
+
+def test_priorities_are_those_of_the_prompts(make_llm: MakeLLM) -> None:
+    core = FakeCore()
+    llm = make_llm(core, scheduling_policy="priority")
+    llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[2, -1])
+    assert [request.priority for request in core.seen] == [2, -1]
+    with pytest.raises(ValueError, match="priority has 1 entries for 2 prompts"):
+        llm.generate(["a", "b"], GREEDY, priority=[1])
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def test_tools_reach_the_template(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make_llm(FakeCore(say("hey", EOS)))
+    seen: list[Any] = []
+    render = llm.get_tokenizer().render_chat
+
+    def spy(messages: Any, **variables: Any) -> Any:
+        seen.append(variables.pop("tools", None))
+        return render(messages, **variables)
+
+    monkeypatch.setattr(llm.get_tokenizer(), "render_chat", spy)
+    conversation = [{"role": "user", "content": "hi"}]
+    llm.chat(conversation, GREEDY, use_tqdm=False, tools=[TOOL])
+    llm.chat(conversation, GREEDY, use_tqdm=False, tools=None)
+    assert (seen[0][0]["function"]["name"], seen[1]) == ("look", None)
+    with pytest.raises(RequestError, match=r"tools\.0="):
+        llm.chat(conversation, GREEDY, tools=[{"type": "retrieval"}])
+
+
+def test_from_engine_args(make_llm: MakeLLM) -> None:
+    first = make_llm()
+    llm = type(first).from_engine_args(EngineArgs("fake", max_num_seqs=3))
+    assert llm.config.settings.scheduler.max_num_seqs == 3
+    assert not llm.config.settings.observability.disable_log_stats
+    assert texts(llm.generate("hello", GREEDY, use_tqdm=False)) == ["hell"]
+    llm.shutdown()

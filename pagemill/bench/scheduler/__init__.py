@@ -1,1 +1,1 @@
-"""The scheduler measured without a model, alone or beside the reference engine's. Knows nothing about flags."""
+"""The scheduler measured without a model, alone or together with the reference engine's. Knows nothing about flags."""

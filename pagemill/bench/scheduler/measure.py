@@ -21,11 +21,11 @@ Values = dict[str, list[float]]
 
 
 class Side:
-    """One scheduler, what it was told, and its figures so far."""
+    """One scheduler, its settings, and its figures so far."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.told: dict[str, Any] = call("told")
+        self.settings: dict[str, Any] = call("settings")
         self.values: Values = {}
 
     def note(self, name: str, value: float) -> None:
@@ -48,7 +48,8 @@ def measure(work: SchedulerWork, peer_call: Call | None = None) -> Measured:
     work.check()
     begin = (work.settings(), SAMPLED_TOKEN, list(STOP_TOKEN_IDS))
     scheduler = OwnScheduler(*begin)
-    own, peer = Side(lambda method, *args: getattr(scheduler, method)(*args)), None
+    own = Side(lambda method, *args: getattr(scheduler, method)(*args))
+    peer = None
     if peer_call is not None:
         peer_call("__init__", *begin)
         peer = Side(peer_call)
@@ -92,7 +93,7 @@ def _admissions(work: SchedulerWork, sides: list[Side]) -> None:
             for side in sides:
                 got = side.call("admit", prompt)
                 if got["cached_tokens"] != expected:
-                    raise RuntimeError(f"{side.told['engine']} found {got['cached_tokens']} tokens, not {expected}")
+                    raise RuntimeError(f"{side.settings['engine']} found {got['cached_tokens']} tokens, not {expected}")
                 if repetition:
                     suffix = "_new" if kind == "new" else ""
                     side.note(f"{name}{suffix}_ms", got["seconds"] * 1e3)

@@ -1,4 +1,4 @@
-"""pagemill's scheduler under the benchmark: the same verbs as `PeerScheduler` in peer.py.
+"""pagemill's scheduler under the benchmark: the same verbs as `PeerScheduler` in benchmarks/engines/vllm_scheduler.py.
 
 Knows nothing about repetitions or figures.
 """
@@ -36,7 +36,8 @@ class NullWorkers:
     def run(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """The tokens of a step."""
         for new in step.new:
-            self._known[new.slot], self._computed[new.slot] = len(new.token_ids), new.num_computed_tokens
+            self._known[new.slot] = len(new.token_ids)
+            self._computed[new.slot] = new.num_computed_tokens
         self._computed[step.slots] += step.num_tokens
         slots = step.slots[self._computed[step.slots] == self._known[step.slots]]
         self._known[slots] += 1
@@ -61,8 +62,8 @@ class OwnScheduler:
         self._stop_token_ids = tuple(stop_token_ids)
         self._num_requests = 0
 
-    def told(self) -> dict[str, Any]:
-        """What the scheduler was told; all else is the engine's default."""
+    def settings(self) -> dict[str, Any]:
+        """Of the scheduler; all else is the engine's default."""
         return {
             "engine": f"pagemill {__version__}",
             "async_scheduling": False,

@@ -1,26 +1,24 @@
-"""Figures of `measure` as a table and as JSON. Knows names of figures, not how they came about."""
+"""Figures of `measure` as a table and as values by name. Knows names of figures, not how they came about."""
 
-import json
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pagemill.bench.scheduler.measure import Measured, Side, Values
-from pagemill.errors import ConfigError
 
 
 def figures(measured: Measured) -> dict[str, Any]:
     """Flat: the median of each of our figures, `ratio_*` = theirs / ours of each that both have (the median over
     repetitions of the ratios within one); then their medians, the spread (least, most) of all, and the settings."""
-    own, peer = measured.own, measured.peer
+    own = measured.own
+    peer = measured.peer
     ratios = {} if peer is None else ratio_values(own.values, peer.values)
     result: dict[str, Any] = {name: median(values) for name, values in (own.values | ratios).items()}
     result["num_cached_blocks"] = measured.num_cached_blocks
     result["spread"] = _spread(own.values | ratios)
-    result["settings"] = own.told
+    result["settings"] = own.settings
     if peer is not None:
         medians = {name: median(values) for name, values in peer.values.items()}
-        result["peer"] = medians | {"spread": _spread(peer.values), "settings": peer.told}
+        result["peer"] = medians | {"spread": _spread(peer.values), "settings": peer.settings}
     return result
 
 
@@ -39,26 +37,19 @@ def ratio_name(name: str) -> str:
 
 
 def table(measured: Measured) -> str:
-    """One line per figure: median and, in brackets, least and most; then what either side was told."""
-    own, peer = measured.own, measured.peer
+    """One line per figure: median and, in brackets, least and most; then the settings of either side."""
+    own = measured.own
+    peer = measured.peer
     sides = [own] if peer is None else [own, peer]
     ratios = {} if peer is None else ratio_values(own.values, peer.values)
-    rows = [["", *(side.told["engine"] for side in sides), *(["ratio"] if ratios else [])]]
+    rows = [["", *(side.settings["engine"] for side in sides), *(["ratio"] if ratios else [])]]
     for name in own.values:
         row = [name, *(_cell(side, name) for side in sides)]
         rows.append([*row, _range(ratios[ratio_name(name)])] if ratio_name(name) in ratios else row)
     rows.append(["num_cached_blocks", str(measured.num_cached_blocks)])
     widths = [max(len(row[column]) for row in rows if column < len(row)) + 2 for column in range(len(rows[0]))]
     lines = ["".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
-    return "\n".join([*lines, *(_told(side) for side in sides)])
-
-
-def write_json(path: Path, result: dict[str, Any], arguments: dict[str, Any]) -> None:
-    """The figures, preceded by what was asked for. Raises ConfigError when the file cannot be written."""
-    try:
-        path.write_text(json.dumps({"arguments": arguments} | result, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    return "\n".join([*lines, *(_settings_of(side) for side in sides)])
 
 
 def _spread(values: Values) -> dict[str, list[float]]:
@@ -78,6 +69,6 @@ def _three(values: list[float]) -> tuple[float, float, float]:
     return median(values), min(values), max(values)
 
 
-def _told(side: Side) -> str:
-    facts = ", ".join(f"{name}={value}" for name, value in side.told.items() if name != "engine")
-    return f"{side.told['engine']}: {facts}"
+def _settings_of(side: Side) -> str:
+    facts = ", ".join(f"{name}={value}" for name, value in side.settings.items() if name != "engine")
+    return f"{side.settings['engine']}: {facts}"

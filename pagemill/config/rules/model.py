@@ -4,6 +4,7 @@ from pagemill.config.choices import Runner
 from pagemill.config.decisions import Decisions, completed
 from pagemill.config.facts import DeviceFacts, ModelFacts
 from pagemill.config.sections import AttentionConfig, ModelConfig, ModelSettings, PoolerConfig, PoolerSettings
+from pagemill.config.structured_outputs import resolve_structured_outputs
 from pagemill.errors import ConfigError
 from pagemill.messages.pooling_params import PoolingType
 
@@ -18,6 +19,7 @@ def resolve_model(asked: ModelSettings, facts: ModelFacts, device: DeviceFacts, 
         runner=runner,
         pooler_config=_pooler(asked.pooler_config, runner, facts, decisions),
         dtype=_dtype(asked, facts, device, decisions),
+        structured_outputs_config=resolve_structured_outputs(asked.structured_outputs_config),
         max_model_len=_max_model_len(asked.max_model_len, runner, facts, decisions),
     )
 

@@ -26,7 +26,7 @@ class ThreadRequest:
     num_workers: int
     """Of all engines, on this machine."""
     front_end: bool
-    """Whether others of ours work beside the workers: API servers, or an engine core whose workers are apart."""
+    """Whether other processes of ours need CPUs as well: API servers, or an engine core whose workers are apart."""
     own_process: bool = True
     """Whether workers are alone in their processes. One that is not shares it with its caller's threads."""
 
@@ -78,7 +78,8 @@ def _share_out(topology: CpuTopology, request: ThreadRequest, spare: bool) -> tu
     nodes: dict[int, list[int]] = {}
     for core in topology.cores:
         nodes.setdefault(core.node, []).append(core.cpu)
-    homes, count = list(nodes.values()), request.num_workers
+    homes = list(nodes.values())
+    count = request.num_workers
     if spare and all(_even(len(home), number, len(homes), count) for number, home in enumerate(homes)):
         # Nothing is left over by itself. The first core is the one that most interrupts go to.
         max(homes, key=len).pop(0)
@@ -116,26 +117,27 @@ def _as_few_as_hold(homes: Sequence[Sequence[int]], threads: int | None) -> tupl
 
 def _check(topology: CpuTopology, request: ThreadRequest, lists: Sequence[Sequence[int]]) -> None:
     """Raises ConfigError for lists that this machine, or the number of workers, does not fit."""
-    said = f"cpu_threads_bind={request.bind!r}"
+    setting = f"cpu_threads_bind={request.bind!r}"
     wanted = {cpu for cpus in lists for cpu in cpus}
-    missing, refused = wanted - topology.online, wanted - topology.nodes.keys()
+    missing = wanted - topology.online
+    refused = wanted - topology.nodes.keys()
     if missing:
         raise ConfigError(
-            f"{said}: CPUs {format_cpu_list(missing)} do not exist or are offline; allowed: "
+            f"{setting}: CPUs {format_cpu_list(missing)} do not exist or are offline; allowed: "
             f"{format_cpu_list(topology.nodes)}"
         )
     if refused:
         raise ConfigError(
-            f"{said}: this process may not use CPUs {format_cpu_list(refused)}, by its affinity mask; allowed: "
+            f"{setting}: this process may not use CPUs {format_cpu_list(refused)}, by its affinity mask; allowed: "
             f"{format_cpu_list(topology.nodes)}"
         )
     if len(lists) != request.num_workers:
         raise ConfigError(
-            f"{said} has {len(lists)} lists for {request.num_workers} workers on this machine (engines x "
+            f"{setting} has {len(lists)} lists for {request.num_workers} workers on this machine (engines x "
             "tensor_parallel_size x pipeline_parallel_size); one list per worker is needed, separated by |"
         )
     if request.threads is not None and request.threads > min(map(len, lists)):
         raise ConfigError(
-            f"cpu_threads={request.threads} is more than the {min(map(len, lists))} CPUs of a list of {said}; leave "
+            f"cpu_threads={request.threads} is more than the {min(map(len, lists))} CPUs of a list of {setting}; leave "
             "out --cpu-threads, or name more CPUs"
         )

@@ -9,12 +9,12 @@ from typing import Any, Self
 
 import msgspec
 
-from pagemill.engine.executor.interface import ExecutorSpec
+from pagemill.engine.executor.interface import Executor, ExecutorSpec
 from pagemill.engine.executor.pending_step import PendingStep
 from pagemill.engine.executor.worker_processes import WorkerProcesses
 from pagemill.errors import EngineDeadError, PagemillError, PeerGoneError, TransportError
 from pagemill.log import get_logger
-from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.extensions import SamplingPayloads
 from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_rank import Replicas
@@ -40,14 +40,15 @@ logger = get_logger(__name__)
 STEP_TIMEOUT_S = 300.0
 CALL_TIMEOUT_S = 1800.0
 """Loading a large model from a slow disk takes long; a worker that is gone or silent is noticed much earlier."""
-LOOK_S = 1.0
+POLL_S = 1.0
 """While waiting for a result, the workers' health is looked at this often."""
 FAILED_CALL_S = 5.0
 """How long the other workers may take to answer a call that failed on one of them."""
-ASK_S, TERMINATE_S = 2.0, 1.0
+STOP_GRACE_S = 2.0
+TERMINATE_S = 1.0
 
 
-class MultiprocExecutor:
+class MultiprocExecutor(Executor):
     """`worker` is "module:callable", called in each process with the configuration (an EngineConfig) and a WorkerRank.
     The models are loaded on construction, which raises ConfigError or ModelError when they cannot be, and
     EngineDeadError when a worker dies.
@@ -75,7 +76,8 @@ class MultiprocExecutor:
     ) -> None:
         self.max_concurrent_steps = max(pipeline_parallel_size, 2 if overlap else 1)
         self._step_timeout_s = step_timeout_s
-        self._encoder, self._decoder = command_codec(), result_codec()
+        self._encoder = command_codec()
+        self._decoder = result_codec()
         self._steps: deque[PendingStep] = deque()
         self._answers: list[Result | None] = []
         self._workers = WorkerProcesses(
@@ -110,25 +112,13 @@ class MultiprocExecutor:
         """Process ids of the workers, by rank."""
         return self._workers.pids
 
-    def kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
-        """One dict per worker: layer name -> what it keeps."""
-        return self.call_all("kv_cache_specs")
-
-    def available_kv_bytes(self) -> list[int]:
-        """Bytes for the KV cache, per worker."""
-        return self.call_all("available_kv_bytes")
-
-    def initialize_kv_cache(self, config: KVCacheConfig) -> None:
-        """Allocate the planned cache on every worker."""
-        self.call_all("initialize_kv_cache", config)
-
     def execute_model(self, step: SchedulerOutput) -> None:
         """Start a step on every worker."""
         self._send(ExecuteModel(step), self._step_timeout_s)
 
-    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
-        """Sample from the oldest executed step not yet sampled."""
-        self._send(SampleTokens(), self._step_timeout_s)
+    def sample_tokens(self, payloads: SamplingPayloads | None = None) -> Pending[ModelRunnerOutput]:
+        """Sample from the executed step, which is not sampled yet."""
+        self._send(SampleTokens(payloads), self._step_timeout_s)
         step = PendingStep(self._fetch)
         self._steps.append(step)
         return step
@@ -155,7 +145,7 @@ class MultiprocExecutor:
 
     def shutdown(self) -> None:
         """Stop the workers: asked, then SIGTERM, then SIGKILL; a few seconds at most. May be called twice."""
-        self._workers.stop(self._encoder.encode(Stop()), ASK_S, TERMINATE_S)
+        self._workers.stop(self._encoder.encode(Stop()), STOP_GRACE_S, TERMINATE_S)
         self._fail_steps(EngineDeadError("the workers were stopped"))
 
     def _send(self, command: Command, timeout_s: float) -> None:
@@ -185,10 +175,10 @@ class MultiprocExecutor:
         readers = self._workers.results
         waited_s = 0.0  # looks are added up: time during which this process was stopped is nobody's fault
         while not ready():
-            look_s = min(timeout_s - waited_s, LOOK_S)
-            if not wait_any(readers, look_s):
+            poll_s = min(timeout_s - waited_s, POLL_S)
+            if not wait_any(readers, poll_s):
                 self._workers.check_open()
-                waited_s += look_s
+                waited_s += poll_s
                 if waited_s >= timeout_s:
                     return False
             for rank, reader in enumerate(readers):

@@ -10,11 +10,11 @@ from typing import Any, Self
 
 import msgspec
 
-from pagemill.engine.executor.interface import ExecutorSpec
+from pagemill.engine.executor.interface import Executor, ExecutorSpec
 from pagemill.engine.executor.pending_step import PendingStep
 from pagemill.engine.executor.ray_workers import RayWorkers
 from pagemill.errors import ConfigError, EngineDeadError, PagemillError, TransportError
-from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.extensions import SamplingPayloads
 from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.transport.actor_protocol import join_frames, split_frames
@@ -41,11 +41,11 @@ CALL_TIMEOUT_S = 1800.0
 """Loading a large model from a slow disk takes long; a worker that is gone or silent is noticed much earlier."""
 FAILED_CALL_S = 5.0
 """How long the other workers may take to answer a call that failed on one of them."""
-ASK_S = 2.0
+STOP_GRACE_S = 2.0
 ONE_CPU = {"CPU": 1.0}
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """`worker` is "module:callable", called in each actor with the configuration (an EngineConfig) and a WorkerRank.
     The models are loaded on construction, which raises ConfigError or ModelError when they cannot be or when the
     cluster has no room within `room_timeout_s` seconds, and EngineDeadError when a worker dies.
@@ -73,7 +73,8 @@ class RayExecutor:
     ) -> None:
         self.max_concurrent_steps = max(pipeline_parallel_size, 2 if overlap else 1)
         self._step_timeout_s = step_timeout_s
-        self._encoder, self._decoder = command_codec(), result_codec()
+        self._encoder = command_codec()
+        self._decoder = result_codec()
         self._steps: deque[tuple[PendingStep, Any]] = deque()
         world_size = tensor_parallel_size * pipeline_parallel_size
         self._ranks = range(world_size)
@@ -116,27 +117,15 @@ class RayExecutor:
         """Process ids of the workers, by rank, each on its node."""
         return self._workers.pids
 
-    def kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
-        """One dict per worker: layer name -> what it keeps."""
-        return self.call_all("kv_cache_specs")
-
-    def available_kv_bytes(self) -> list[int]:
-        """Bytes for the KV cache, per worker."""
-        return self.call_all("available_kv_bytes")
-
-    def initialize_kv_cache(self, config: KVCacheConfig) -> None:
-        """Allocate the planned cache on every worker."""
-        self.call_all("initialize_kv_cache", config)
-
     def execute_model(self, step: SchedulerOutput) -> None:
         """Start a step on every worker."""
         parcel = self._parcel(ExecuteModel(step))
         for rank in self._ranks:
             self._workers.tell(rank, parcel)
 
-    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
-        """Sample from the oldest executed step not yet sampled."""
-        parcel = self._parcel(SampleTokens())
+    def sample_tokens(self, payloads: SamplingPayloads | None = None) -> Pending[ModelRunnerOutput]:
+        """Sample from the executed step, which is not sampled yet."""
+        parcel = self._parcel(SampleTokens(payloads))
         step = PendingStep(self._fetch)
         self._steps.append((step, self._workers.ask(self._output_rank, parcel)))
         for rank in self._ranks:
@@ -150,13 +139,15 @@ class RayExecutor:
         parcel = self._parcel(CallMethod(method, CALLS.pack_args(method, args)))
         awaited = {self._workers.ask(rank, parcel): rank for rank in self._ranks}
         answers: dict[int, Result] = {}
-        failed, deadline = None, time.monotonic() + CALL_TIMEOUT_S
+        failed = None
+        deadline = time.monotonic() + CALL_TIMEOUT_S
         while awaited:
             for rank, content in self._workers.answers(awaited, deadline - time.monotonic()):
                 answer = answers[rank] = self._decode(rank, content)
                 if failed is None and isinstance(answer, CallFailed):
                     # The others may wait for the one that failed. While they do, they can do nothing else.
-                    failed, deadline = answer, time.monotonic() + FAILED_CALL_S
+                    failed = answer
+                    deadline = time.monotonic() + FAILED_CALL_S
             if awaited and time.monotonic() >= deadline:
                 late = f"did not finish within {CALL_TIMEOUT_S:g} s"
                 what = f"failed on one worker and did not finish on another: {failed.message}" if failed else late
@@ -173,7 +164,7 @@ class RayExecutor:
 
     def shutdown(self) -> None:
         """Stop the workers: asked, then killed; a few seconds at most. May be called twice."""
-        self._workers.stop(join_frames(self._encoder.encode(Stop())), ASK_S)
+        self._workers.stop(join_frames(self._encoder.encode(Stop())), STOP_GRACE_S)
         self._fail_steps(EngineDeadError("the workers were stopped"))
 
     def _parcel(self, command: Command) -> Any:

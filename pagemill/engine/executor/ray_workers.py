@@ -38,10 +38,10 @@ WATCH_S = 5.0
 MAX_GAP_S = 8.0
 """Between two looks at the clock, which the watcher takes at least every `WATCH_S`. A longer gap tells that this
 process itself did not run."""
-DEATH_NEWS_GRACE_S = 2.0
-"""How long an answer that is missing may precede the news why."""
+DEATH_REPORT_GRACE_S = 2.0
+"""How long an answer may be missing before the reason is known."""
 SECONDARY_DEATH_GRACE_S = 0.3
-"""A worker that lost another one may say so before the news of that one's death is here, which is the better reason."""
+"""A worker that lost another one may say so before that one's death is reported, which is the better reason."""
 MAX_CAUSE_CHARS = 400
 INLINE_BYTES = 64 * 1024
 """Larger messages go into Ray's object store once, instead of to each actor by itself."""
@@ -143,8 +143,8 @@ class RayWorkers:
         """Declare the workers dead. The first reason given is the one that counts; returns it, as an exception."""
         return self._health.die(reason)
 
-    def stop(self, request: bytes | None, ask_s: float) -> None:
-        """End all actors: `request` is sent first, and what lives after `ask_s` is killed. A second call does
+    def stop(self, request: bytes | None, grace_s: float) -> None:
+        """End all actors: `request` is sent first, and what lives after `grace_s` is killed. A second call does
         nothing."""
         if not self._health.begin_stop():
             return
@@ -154,11 +154,11 @@ class RayWorkers:
                 return
             if request is not None and not self._health.is_dead:
                 asked = [self.ask(rank, request) for rank in range(len(self._actors))]
-                ray.wait(asked, num_returns=len(asked), timeout=ask_s)
+                ray.wait(asked, num_returns=len(asked), timeout=grace_s)
             for actor in self._actors:
                 ray.kill(actor)
             if self._watcher is not None and self._watcher is not threading.current_thread():
-                self._watcher.join(DEATH_NEWS_GRACE_S)
+                self._watcher.join(DEATH_REPORT_GRACE_S)
             if self._room is not None:
                 self._cluster.give_back(self._room)
         except ray.exceptions.RayError as error:
@@ -172,7 +172,8 @@ class RayWorkers:
 
         make = self._ray.remote(concurrency_groups={PULSES: 1})(load_path("actor", ACTOR))
         rest = {name: amount for name, amount in per_worker.items() if name not in ("CPU", "GPU")}
-        num_cpus, namespace = per_worker.get("CPU", 0), f"pagemill-{uuid.uuid4().hex}"
+        num_cpus = per_worker.get("CPU", 0)
+        namespace = f"pagemill-{uuid.uuid4().hex}"
         environment = {
             "OMP_NUM_THREADS": f"{max(1, int(num_cpus))}",
             "PAGEMILL_LOGGING_LEVEL": envs.log_level(),
@@ -199,7 +200,8 @@ class RayWorkers:
 
     def _begin(self, worker: str, config: bytes, sizes: tuple[int, int]) -> None:
         """Tell each actor who it is."""
-        homes, init_address = self._homes, ""
+        homes = self._homes
+        init_address = ""
         nodes = [home.node_id for home in homes]
         if len(homes) > 1:
             (port,) = self._started([self._actors[0].free_port.remote(homes[0].address.encode())])
@@ -243,14 +245,15 @@ class RayWorkers:
         except self._ray.exceptions.RayError as error:
             raise self.die(self._gone(rank, error)) from error
         if not answer:  # it has crashed, and its pulse says why
-            self._health.wait_for_death(DEATH_NEWS_GRACE_S)
+            self._health.wait_for_death(DEATH_REPORT_GRACE_S)
             raise self.die(f"{self._who(rank)} gave no answer")
         return answer
 
     def _watch(self) -> None:
         """Until the first is gone: note the pulses, and why it ends. There is always one on its way from each."""
         awaited = {pulse.remote(): rank for rank, pulse in enumerate(self._pulse)}
-        sufferer, until = "", math.inf
+        secondary = ""
+        until = math.inf
         while awaited and time.monotonic() < until and not (self._health.is_stopping or self._health.is_dead):
             self._clock.now()  # so that it runs also when nothing comes
             wait_s = max(0.0, min(WATCH_S, until - time.monotonic()))
@@ -265,15 +268,15 @@ class RayWorkers:
                     self._last_pulse[rank] = self._clock.now()
                     awaited[self._pulse[rank].remote()] = rank
                 elif report.kind == DistributedError.__name__:
-                    sufferer = sufferer or self._failed(rank, report)
+                    secondary = secondary or self._failed(rank, report)
                     until = min(until, time.monotonic() + SECONDARY_DEATH_GRACE_S)
                 else:
                     kind = start_error(report.kind)
                     reason = self._failed(rank, report) if kind is EngineDeadError else report.message
                     self._health.die(reason, kind)
                     return
-        if sufferer:
-            self.die(sufferer)
+        if secondary:
+            self.die(secondary)
 
     def _silences(self) -> list[tuple[str, float]]:
         now = self._clock.now()
@@ -290,7 +293,7 @@ class RayWorkers:
         return f"{self._who(rank)} failed:\n{crash.traceback}"
 
     def _gone(self, rank: int, error: Exception) -> str:
-        """Ray's news in one line: what it says of the cause, without its advice."""
+        """Ray's report in one line: what it says of the cause, without its advice."""
         _, _, cause = str(error).rpartition("The actor is dead because ")
         cause, _, _ = " ".join(cause.split()).partition(" Some common causes")
         return f"{self._who(rank)} is gone: {cause[:MAX_CAUSE_CHARS]}"

@@ -7,16 +7,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
 from pagemill.catalog.registry import load_path
-from pagemill.engine.executor.interface import ExecutorSpec
+from pagemill.engine.executor.interface import Executor, ExecutorSpec
 from pagemill.errors import EngineDeadError
-from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
+from pagemill.messages.extensions import SamplingPayloads
 from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_api import WorkerApi
 from pagemill.messages.worker_rank import ranks_of
 
 
-class UniprocExecutor:
+class UniprocExecutor(Executor):
     """`worker` is a WorkerApi, or "module:callable" which is called with `args` and returns one. Its model is
     loaded on construction. Raises ConfigError for a name that cannot be resolved.
 
@@ -43,18 +43,6 @@ class UniprocExecutor:
         ranks = () if spec.replicas is None else ranks_of(1, 1, "", spec.replicas)
         return cls(spec.worker, spec.config, *ranks, overlap=spec.overlap)
 
-    def kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
-        """One dict, for the one worker."""
-        return [self._worker.kv_cache_specs()]
-
-    def available_kv_bytes(self) -> list[int]:
-        """One number, for the one worker."""
-        return [self._worker.available_kv_bytes()]
-
-    def initialize_kv_cache(self, config: KVCacheConfig) -> None:
-        """Allocate the planned cache."""
-        self._worker.initialize_kv_cache(config)
-
     def execute_model(self, step: SchedulerOutput) -> None:
         """Run a step's forward pass, or start it."""
         if self._thread is None:
@@ -62,11 +50,11 @@ class UniprocExecutor:
         else:
             self._executed = self._thread.submit(self._worker.execute_model, step)
 
-    def sample_tokens(self) -> Pending[ModelRunnerOutput]:
+    def sample_tokens(self, payloads: SamplingPayloads | None = None) -> Pending[ModelRunnerOutput]:
         """Sample from the last step. The result raises what either call of the worker raised, unless that has."""
         if self._thread is None or self._executed is None:
-            return self._worker.sample_tokens()
-        return _OnThread(self._thread.submit(self._sample_after, self._executed))
+            return self._worker.sample_tokens(payloads)
+        return _OnThread(self._thread.submit(self._sample_after, self._executed, payloads))
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
         """Call a method of the worker by name, after the steps that are in flight."""
@@ -86,9 +74,9 @@ class UniprocExecutor:
                 self._thread.shutdown()
             self._worker.shutdown()
 
-    def _sample_after(self, executed: "Future[None]") -> ModelRunnerOutput:
+    def _sample_after(self, executed: "Future[None]", payloads: SamplingPayloads | None) -> ModelRunnerOutput:
         executed.result()  # done, as the thread runs one after the other; raises what the forward pass raised
-        return self._worker.sample_tokens().result()
+        return self._worker.sample_tokens(payloads).result()
 
 
 class _OnThread:

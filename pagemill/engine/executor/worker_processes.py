@@ -28,8 +28,8 @@ SILENT_S = 30.0
 """Without a pulse for so long, a process counts as stopped. Pulses come every second, also while it computes."""
 RESULT_SLOT_BYTES = 64 * 1024
 POLL_S = 1.0
-DEATH_NEWS_GRACE_S = 2.0
-"""How long the end of a queue may precede the news of its process's death."""
+DEATH_REPORT_GRACE_S = 2.0
+"""How long the end of a queue may precede the report of its process's death."""
 _REPORTS: msgspec.msgpack.Decoder[WorkerReport] = msgspec.msgpack.Decoder(WorkerReport)
 
 
@@ -89,33 +89,33 @@ class WorkerProcesses:
         return self._health.die(reason)
 
     def check_open(self) -> None:
-        """`check`, and notice a queue that has ended before the news of its process's death."""
+        """`check`, and notice a queue that has ended before its process's death is reported."""
         self.check()
         if any(reader.ended() for reader in self.results):
             raise self.death_after(PeerGoneError("its queue has ended"))
 
     def death_after(self, error: PeerGoneError) -> PagemillError:
-        """Why the process at the other end of a queue is gone; waits a moment for the news."""
-        self._health.wait_for_death(DEATH_NEWS_GRACE_S)
+        """Why the process at the other end of a queue is gone; waits a moment for the report."""
+        self._health.wait_for_death(DEATH_REPORT_GRACE_S)
         return self.die(f"a worker is gone: {error}")
 
-    def stop(self, request: Sequence[Frame] | None, ask_s: float, terminate_s: float) -> None:
-        """End all processes: `request` is sent first, SIGTERM follows after `ask_s`, SIGKILL `terminate_s` later.
+    def stop(self, request: Sequence[Frame] | None, grace_s: float, terminate_s: float) -> None:
+        """End all processes: `request` is sent first, SIGTERM follows after `grace_s`, SIGKILL `terminate_s` later.
         A second call does nothing."""
         if not self._health.begin_stop():
             return
         if request is not None and not self._health.is_dead:
             try:
-                self.commands.put(request, ask_s)
+                self.commands.put(request, grace_s)
             except (PeerGoneError, TimeoutError) as error:
                 logger.debug("the workers cannot be asked to stop: %s", error)
         self.commands.close()
-        self._wait_for_all(0.0 if self._health.is_dead else ask_s)
+        self._wait_for_all(0.0 if self._health.is_dead else grace_s)
         self._signal_all(signal.SIGTERM, terminate_s)
-        self._signal_all(signal.SIGKILL, DEATH_NEWS_GRACE_S)
+        self._signal_all(signal.SIGKILL, DEATH_REPORT_GRACE_S)
         for thread in self._watchers:
             if thread is not threading.current_thread():
-                thread.join(DEATH_NEWS_GRACE_S)
+                thread.join(DEATH_REPORT_GRACE_S)
         for watched in self._watched:
             watched.child.kill()
         for reader in self.results:
@@ -159,7 +159,7 @@ class WorkerProcesses:
         for report in watched.reports():
             if isinstance(report, WorkerCrashed):
                 self._die_of(child, report)
-        status = child.wait(DEATH_NEWS_GRACE_S)
+        status = child.wait(DEATH_REPORT_GRACE_S)
         how = "its pipe was closed" if status is None else describe_exit(status)
         self._health.die(f"{child.title} (pid {child.pid}) is gone: {how}")
 

@@ -43,7 +43,8 @@ class BlockHeads(PoolObserver):
         """A step is going to be scheduled: blocks added before can be found now."""
         for block, (past, tokens) in self._added.items():
             self._remove(block)
-            self._pasts[block], self._tokens[block] = past, tokens
+            self._pasts[block] = past
+            self._tokens[block] = tokens
             siblings = self._by_past.setdefault(past, [])
             siblings.insert(bisect_left(siblings, tokens, key=self._tokens.__getitem__), block)
         self._added.clear()
@@ -53,11 +54,13 @@ class BlockHeads(PoolObserver):
         when none has any."""
         siblings = self._by_past.get(past, [])
         at = bisect_left(siblings, tokens, key=self._tokens.__getitem__)
-        best, most = NULL_BLOCK, 0
+        best = NULL_BLOCK
+        most = 0
         for block in siblings[max(0, at - 1) : at + 1]:
             count = _num_equal(self._tokens[block], tokens)
             if count > most:
-                best, most = block, count
+                best = block
+                most = count
         return best, most
 
     def taken(self, blocks: Sequence[int]) -> None:
@@ -92,7 +95,8 @@ class BlockHeads(PoolObserver):
         del siblings[siblings.index(block, at)]
         if not siblings:
             del self._by_past[past]
-        self._pasts[block], self._tokens[block] = None, b""
+        self._pasts[block] = None
+        self._tokens[block] = b""
 
 
 def _num_equal(one: bytes, other: bytes) -> int:

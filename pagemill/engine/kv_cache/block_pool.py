@@ -59,7 +59,9 @@ class BlockPool:
         """Take blocks from the head of the free list; whatever they cached is forgotten."""
         if count > self.num_free:
             raise IntegrityError(f"{count} blocks were asked for, and {self.num_free} are free")
-        following, refs, keys = self._next, self._ref_counts, self._keys
+        following = self._next
+        refs = self._ref_counts
+        keys = self._keys
         taken = []
         block = following[NULL_BLOCK]
         for _ in range(count):
@@ -77,7 +79,9 @@ class BlockPool:
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Hold cached blocks; those that were free leave the free list. The null block is skipped."""
-        following, prev, refs = self._next, self._prev, self._ref_counts
+        following = self._next
+        prev = self._prev
+        refs = self._ref_counts
         for tell in self._on_used:
             tell(blocks)
         for block in blocks:
@@ -177,7 +181,9 @@ class BlockPool:
             raise IntegrityError("keys of blocks and the map of cached blocks differ")
 
     def _append_free(self, blocks: list[int]) -> None:
-        following, prev, duplicates = self._next, self._prev, self._duplicates
+        following = self._next
+        prev = self._prev
+        duplicates = self._duplicates
         if duplicates:
             for block in blocks:
                 if self._keys[block] in duplicates:

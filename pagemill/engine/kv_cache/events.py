@@ -112,13 +112,15 @@ class EventRecorder(CacheEvents):
         request = self._request
         if request is None:
             raise RuntimeError("a block was stored for no request")
-        group, digest = int.from_bytes(key[-GROUP_BYTES:], "big"), key[:-GROUP_BYTES]
+        group = int.from_bytes(key[-GROUP_BYTES:], "big")
+        digest = key[:-GROUP_BYTES]
         layout = self._layouts[group]
         index = self._position(request, layout, digest)
         run = self._run
         if run is None or index != self._next_block:
             run = self._begin_run(request, layout, group, index)
-        self._run, self._next_block = run, index + 1
+        self._run = run
+        self._next_block = index + 1
         start = index * layout.block_size
         run.block_hashes.append(wire_hash(digest))
         run.token_ids.extend(request.token_ids[start : start + layout.block_size])
@@ -127,7 +129,8 @@ class EventRecorder(CacheEvents):
 
     def removed(self, key: bytes, block: int) -> None:
         self._run = None
-        group, number = int.from_bytes(key[-GROUP_BYTES:], "big"), wire_hash(key[:-GROUP_BYTES])
+        group = int.from_bytes(key[-GROUP_BYTES:], "big")
+        number = wire_hash(key[:-GROUP_BYTES])
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved) and last.group_idx == group:
             last.block_hashes.append(number)
@@ -148,7 +151,8 @@ class EventRecorder(CacheEvents):
 
     def _position(self, request: Request, layout: _Layout, digest: bytes) -> int:
         """Which of the request's blocks it is. Blocks before it were found already, or are out of the window."""
-        hashes, stride = request.block_hashes, layout.stride
+        hashes = request.block_hashes
+        stride = layout.stride
         for index in range(self._next_block, len(hashes) // stride):
             if hashes[(index + 1) * stride - 1] == digest:
                 return index

@@ -13,10 +13,10 @@ from pagemill.engine.kv_cache.pool_observer import PoolObserver
 from pagemill.engine.kv_cache.prefix_hash import PrefixHasher
 from pagemill.engine.kv_cache.residency import ResidencySampler
 from pagemill.engine.request import Request
+from pagemill.messages.block_copies import BlockCopy
 from pagemill.messages.kv_events import KVEvent
 from pagemill.messages.kv_spec import KVCacheConfig
 from pagemill.messages.stats import ResidencySamples
-from pagemill.messages.step import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,8 @@ class KVCacheManager:
         self._alike = all(manager.block_size == self.granularity for manager in self.managers)
         self._hasher = None if hash_algorithm is None else PrefixHasher(hash_algorithm, self.granularity, seed)
         self._nothing = CachedPrefix(0, tuple([] for _ in self.managers))
+        self._copies: dict[str, list[BlockCopy]] = {}
+        """Request -> what is to be copied before the step in which it begins."""
         self._partial: PartialReuse | None = None
         if heads is not None and self._hasher is not None:
             self._partial = PartialReuse(config, heads, self.managers, self._hasher)
@@ -82,12 +84,12 @@ class KVCacheManager:
             self._partial.begin_step()
 
     def cached_prefix(self, request: Request) -> CachedPrefix:
-        """The longest cached prefix. The last token is never in it: somebody must compute it, to sample the next. None
-        at all for a request that reads what all tokens become, which is nowhere kept."""
+        """The longest cached prefix, within `Request.max_cached_tokens`. None at all for a request that reads what all
+        tokens become, which is nowhere kept."""
         if self._hasher is None or request.reads_all_tokens:
             return self._nothing
         self._hasher.extend(request)
-        num_tokens, block_ids = self.coordinator.cached_prefix(request.block_hashes, request.num_tokens - 1)
+        num_tokens, block_ids = self.coordinator.cached_prefix(request.block_hashes, request.max_cached_tokens)
         if self._partial is None:
             return CachedPrefix(num_tokens, block_ids)
         num_copied, sources = self._partial.extend(request, num_tokens)
@@ -125,7 +127,18 @@ class KVCacheManager:
         for manager, block_ids in zip(self.managers, prefix.block_ids, strict=True):
             manager.adopt(request.request_id, block_ids, prefix.num_tokens)
             manager.allocate(request.request_id, num_tokens)
-        return tuple(list(manager.table(request.request_id).block_ids) for manager in self.managers)
+        tables = tuple(list(manager.table(request.request_id).block_ids) for manager in self.managers)
+        if prefix.sources:
+            self._copies[request.request_id] = prefix.copies(tables)
+        return tables
+
+    def take_copies(self) -> list[BlockCopy]:
+        """What must be copied before the next step computes anything, for requests that began since the last call."""
+        if not self._copies:
+            return []
+        copies = [copy for wanted in self._copies.values() for copy in wanted]
+        self._copies.clear()
+        return copies
 
     def grow(self, request: Request, num_computed: int, num_tokens: int) -> BlockIds | None:
         """New blocks of a running request, so that `num_tokens` tokens fit; `num_computed` of them are computed."""
@@ -161,8 +174,10 @@ class KVCacheManager:
     def free(self, request: Request, num_computed: int = 0) -> None:
         """Let go of all blocks of a request. The first `num_computed` tokens are in them by the end of the steps in
         flight; what of them is not shared yet, such as those in the last block, can be copied from now on."""
-        if self._partial is not None and num_computed:
-            self.commit(request, min(num_computed, request.num_tokens))
+        if self._partial is not None:
+            self._copies.pop(request.request_id, None)
+            if num_computed:
+                self.commit(request, min(num_computed, request.num_tokens))
         for manager in self.managers:
             manager.free(request.request_id)
 

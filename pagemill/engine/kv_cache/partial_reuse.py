@@ -46,9 +46,9 @@ class PartialReuse:
 
     def extend(self, request: Request, num_tokens: int) -> tuple[int, tuple[int, ...]]:
         """How many tokens after the first `num_tokens`, which fill whole blocks of every group, can be copied, and
-        from which block of each group. Never the request's last token; (0, ()) when none can."""
+        from which block of each group. No more than `Request.max_cached_tokens`; (0, ()) when none can."""
         size = self._hasher.block_size
-        most = min(size - 1, request.num_tokens - 1 - num_tokens)
+        most = min(size - 1, request.max_cached_tokens - num_tokens)
         if most <= 0:
             return 0, ()
         tokens = request.token_ids[num_tokens : num_tokens + most].tobytes()
@@ -65,11 +65,13 @@ class PartialReuse:
     def commit(self, request: Request, num_tokens: int) -> None:
         """The first `num_tokens` tokens are computed by the end of this step. Called before the managers commit, and
         after the request's full blocks are hashed."""
-        size, tokens = self._hasher.block_size, request.token_ids
+        size = self._hasher.block_size
+        tokens = request.token_ids
         for prefix, manager in self._groups:
             table = manager.table(request.request_id)
             for index in range(table.num_committed, ceil_div(num_tokens, manager.block_size)):
-                block, start = table.block_ids[index], index * manager.block_size
+                block = table.block_ids[index]
+                start = index * manager.block_size
                 if block != NULL_BLOCK:
                     past = self._hasher.past(request, start // size)
                     self._heads.add(block, prefix + past, tokens[start : min(start + size, num_tokens)].tobytes())

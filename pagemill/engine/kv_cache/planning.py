@@ -156,7 +156,8 @@ def _check_one_request_fits(config: KVCacheConfig, max_len: int, step_tokens: in
     needed = blocks_for_request(config.groups, max_len, step_tokens)
     if needed <= usable:
         return
-    low, high = 0, max_len
+    low = 0
+    high = max_len
     while high - low > 1:
         middle = (low + high) // 2
         fits = blocks_for_request(config.groups, middle, step_tokens) <= usable

@@ -82,8 +82,11 @@ class PrefixHasher:
 
     def extend(self, request: Request) -> None:
         """Hash those full blocks of `request.token_ids` that have no hash yet."""
-        hashes, tokens, size = request.block_hashes, request.token_ids, self.block_size
-        first, end = len(hashes), len(tokens) // size
+        hashes = request.block_hashes
+        tokens = request.token_ids
+        size = self.block_size
+        first = len(hashes)
+        end = len(tokens) // size
         if first == end:
             return
         hash_block = self._hash_block
@@ -92,7 +95,8 @@ class PrefixHasher:
         plain = not request.mm_items and (first or (request.cache_salt is None and request.lora is None))
         extra: ExtraKeys = []
         # All bytes at once: a prompt of 32k tokens has 2,000 blocks.
-        data, num_bytes = tokens[first * size : end * size].tobytes(), size * tokens.itemsize
+        data = tokens[first * size : end * size].tobytes()
+        num_bytes = size * tokens.itemsize
         if plain and self._is_sha256:  # the usual case, without the two calls per block that the others make
             sha256 = hashlib.sha256
             for start in range(0, len(data), num_bytes):

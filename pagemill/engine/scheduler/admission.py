@@ -95,8 +95,10 @@ class Admission:
             num_computed_tokens=prefix.num_tokens,
             block_ids=block_ids,
             params=request.params,
+            scores_prompt=request.scores_prompt,
+            scores_from=request.forced.unscored_from,
         )
-        step.admit(new, count, prefix.copies(block_ids))
+        step.admit(new, count)
         return True
 
     def _first_tokens(self, request: Request, num_computed: int) -> int:
@@ -113,13 +115,16 @@ class Admission:
         of prompts: half a prompt yields no token."""
         if count > step.budget_left and not self._limits.enable_chunked_prefill:
             return False
-        most, started = self._limits.max_prefill_tokens, step.num_admitted_tokens
+        most = self._limits.max_prefill_tokens
+        started = step.num_admitted_tokens
         return not (most and started and started + count > most)
 
     def _fits(self, request: Request, prefix: CachedPrefix) -> bool:
         """Whether all of the request's tokens fit, beside what the running prompts will still take. While others
         run, some blocks are left for them to grow, so that nobody is admitted just to be preempted."""
-        states, kv, step_tokens = self._states, self._kv, self._limits.max_step_tokens
+        states = self._states
+        kv = self._kv
+        step_tokens = self._limits.max_step_tokens
         running = states.running
         behind = running[states.num_computed[running] < states.num_known[running]]
         reserved = sum(

@@ -9,6 +9,7 @@ import numpy as np
 
 from pagemill.engine.grammar import Grammar
 from pagemill.engine.request import Request
+from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.engine.scheduler.slots import SlotStates
 from pagemill.engine.scheduler.update import SlotTokens
 from pagemill.messages.engine_io import Finish, FinishReason
@@ -16,18 +17,26 @@ from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import KnownTokens
 
 
-def begin_output(request: Request) -> Finish | None:
+def begin_output(request: Request, limits: SchedulerLimits) -> Finish | None:
     """Append what a new request's grammar forces before anything is sampled. Why the request ends with that, if it
-    does. Its first output reports the tokens."""
-    if request.grammar is None:
+    does. Its first output reports the tokens. One that wants its prompt computed, and maybe nothing else, must run."""
+    grammar = request.grammar
+    if grammar is None or request.keeps_no_token or request.scores_prompt:
         return None
-    request.forced, finish = _forced(request, request.grammar, request.num_tokens)
-    request.token_ids.extend(request.forced)
+    position = request.num_tokens
+    forced, finish = _forced(request, grammar, position, limits)
+    finish = finish or grammar.end()
+    if forced and request.scores_output:
+        if finish is not None:  # the grammar cannot be followed: nobody computes what these need
+            return finish
+        request.forced.unscored_from = position
+    request.forced.token_ids = forced
+    request.token_ids.extend(forced)
     return finish
 
 
 def follow_grammars(
-    states: SlotStates, new: SlotTokens, finished: dict[int, Finish], drafts: SlotTokens | None
+    states: SlotStates, new: SlotTokens, finished: dict[int, Finish], drafts: SlotTokens | None, limits: SchedulerLimits
 ) -> tuple[SlotTokens, list[KnownTokens]]:
     """Tell the grammars of [L] slots the new tokens, which are appended already, and append what must follow them.
 
@@ -45,17 +54,20 @@ def follow_grammars(
         request = states.occupant(slot)
         tokens = lists[row]
         grammar.accept(tokens)
-        lists[row] = request.forced + tokens
-        request.forced = []
+        # The step that sampled has computed what comes before these.
+        lists[row] = request.forced.token_ids + tokens
+        request.forced.token_ids = []
+        request.forced.unscored_from = None
+        if row not in finished and (end := grammar.end()) is not None:
+            finished[row] = end
         if row in finished:
             continue
-        position = int(states.num_known[slot])
-        forced, finish = _forced(request, grammar, position)
-        if forced:
-            states.force(slot, forced)
-            lists[row] += forced
+        forced, finish = _force(states, slot, grammar, limits)
+        if forced is not None:
+            if not request.scores_output:
+                lists[row] += forced.token_ids.tolist()
             if finish is None:
-                known.append(KnownTokens(slot, position, np.array(forced, np.int32)))
+                known.append(forced)
             else:
                 finished[row] = finish
         elif states.num_drafts[slot] and draft_ids is not None:
@@ -67,16 +79,51 @@ def follow_grammars(
     return SlotTokens(new.slots, flat, counts), known
 
 
-def _forced(request: Request, grammar: Grammar, num_known: int) -> tuple[list[int], Finish | None]:
+def _force(
+    states: SlotStates, slot: int, grammar: Grammar, limits: SchedulerLimits
+) -> tuple[KnownTokens | None, Finish | None]:
+    """Append what a grammar forces to its slot, whose request knows it where it is to be reported later. Returns these
+    tokens, if there are any, and why the request ends with the last of them, if it does."""
+    request = states.occupant(slot)
+    position = int(states.num_known[slot])
+    forced, finish = _forced(request, grammar, position, limits)
+    if not forced:
+        return None, finish
+    # The token before them may be computed, or about to be, for a sample and no more.
+    num_computed = position - request.scores_output
+    states.force(slot, forced, num_computed)
+    if request.scores_output:
+        request.forced.token_ids = forced
+        request.forced.unscored_from = position
+    return KnownTokens(slot, position, num_computed, np.array(forced, np.int32)), finish or grammar.end()
+
+
+def _forced(
+    request: Request, grammar: Grammar, num_known: int, limits: SchedulerLimits
+) -> tuple[list[int], Finish | None]:
     """All tokens that a grammar forces after the first `num_known` of its request, which it is told; and why the
-    request ends with the last of them, if it does."""
+    request ends with the last of them, if it does. One that wants log-probabilities does not: these come with a token
+    that is sampled, so the last one is, from what the grammar's mask leaves."""
     found: list[int] = []
     finish = None
+    if not _may_force(request, limits):
+        return found, finish
     while finish is None and (forced := grammar.forced_tokens()):
         kept, finish = up_to_end(request, num_known + len(found), forced)
+        if request.scores_output and (finish is not None or grammar.is_complete_with(kept)):
+            grammar.accept(kept[:-1])
+            return found + kept[:-1], None
         grammar.accept(kept)
         found += kept
     return found, finish
+
+
+def _may_force(request: Request, limits: SchedulerLimits) -> bool:
+    """Whether forced tokens are appended: not where a request rules out tokens, and so may say the same with others."""
+    params = request.params
+    if not limits.jump_forward or not isinstance(params, SamplingParams) or params.bad_words_token_ids:
+        return False
+    return limits.scores_forced or not request.scores_output
 
 
 def up_to_end(request: Request, num_known: int, token_ids: Sequence[int]) -> tuple[list[int], Finish | None]:

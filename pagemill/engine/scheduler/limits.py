@@ -31,6 +31,11 @@ class SchedulerLimits:
     """Most prompt tokens of one request in a step; 0: no limit."""
     policy: SchedulingPolicy = SchedulingPolicy.FCFS
     """fcfs or priority."""
+    jump_forward: bool = True
+    """Whether tokens that a grammar forces are appended without being sampled."""
+    scores_forced: bool = True
+    """Whether this holds for requests for log-probabilities, too: the workers can tell those that the model gives, and
+    not those of a distribution that nobody samples from."""
 
     @property
     def max_step_tokens(self) -> int:

@@ -6,12 +6,14 @@ Knows nothing about tensors, text, processes or how a step is executed.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagemill.engine.extensions.host import EngineExtensions
+from pagemill.engine.extensions.interface import EngineContext
 from pagemill.engine.grammar import Grammar
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.request import Request, RequestStatus
@@ -19,6 +21,7 @@ from pagemill.engine.scheduler.admission import Admission
 from pagemill.engine.scheduler.grammars import begin_output, follow_grammars
 from pagemill.engine.scheduler.limits import IntArray, SchedulerLimits, share_budget, share_drafts, token_limits
 from pagemill.engine.scheduler.queues import make_queue
+from pagemill.engine.scheduler.sampling_call import SamplingCall
 from pagemill.engine.scheduler.slots import SlotStates
 from pagemill.engine.scheduler.steady import SteadyBatch
 from pagemill.engine.scheduler.step_builder import StepBuilder
@@ -29,6 +32,8 @@ from pagemill.engine.scheduler.update import (
     SlotTokens,
     apply_tokens,
     check_counts,
+    logprobs_by_slot,
+    note_known_logprobs,
     report,
     report_pooled,
 )
@@ -79,9 +84,14 @@ class Scheduler:
         self._token_limits = token_limits(limits)
         # A slot's tokens are moved to its request whenever a block is full.
         self._states = SlotStates(limits.max_num_seqs, kv.granularity + depth)
+        self._extensions = EngineExtensions.load(EngineContext(kv, self._states.occupant, limits.max_num_seqs))
+        self.sampling = SamplingCall(self._extensions, self._states)
+        """What goes to the workers with the call that samples the step that was scheduled last."""
         self._waiting = make_queue(limits.policy)
         self._admission = Admission(limits, kv, self._states, self._waiting)
         self._requests: dict[str, Request] = {}
+        self.request_ids = self._requests.keys()
+        """Of requests that wait or run, always those of now."""
         self._in_flight: deque[StepInFlight] = deque()
         self._steady: SteadyBatch | None = None
         self._unmoved: tuple[Request, IntArray] | None = None
@@ -117,9 +127,9 @@ class Scheduler:
         if request.num_tokens >= request.length_limit:
             self._unreported.append(EngineCoreOutput(request_id=request_id, finish=Finish(FinishReason.LENGTH)))
             return
-        finish = begin_output(request)
+        finish = begin_output(request, self._limits)
         if finish is not None:
-            forced = EngineCoreOutput(request_id=request_id, new_token_ids=request.forced, finish=finish)
+            forced = EngineCoreOutput(request_id=request_id, new_token_ids=request.forced.token_ids, finish=finish)
             self._unreported.append(forced)
             return
         self._num_added += 1
@@ -150,7 +160,7 @@ class Scheduler:
         return taken
 
     def stats(self) -> SchedulerStats:
-        """State now."""
+        """What runs and waits now, and how full the cache is."""
         return SchedulerStats(
             num_running=len(self._states.running),
             num_waiting=len(self._waiting),
@@ -181,19 +191,23 @@ class Scheduler:
         """Apply the sampled tokens of the oldest step in flight. Raises RuntimeError when they are another's."""
         flight = self._match(output)
         steady = flight.steady
-        plain = output.counts is None and output.drafts is None
+        if output.known_logprobs:
+            note_known_logprobs(self._requests, output.known_logprobs)
+        plain = output.counts is None and output.drafts is None and output.answers is None and output.logprobs is None
         if steady is not None and steady is self._steady and plain and steady.append(output.token_ids):
             return self._outputs(flight, steady.request_ids, output.token_ids.tolist())
         states = self._states
         live = states.epoch[flight.slots] == flight.epochs
+        if output.answers is not None:
+            self._extensions.receive(output.answers, flight.slots, live)
         if output.vectors is not None:
             return self._update_pooled(flight, flight.slots[live], output.vectors[live])
         new, finished = apply_tokens(states, self._settled(flight, output, live))
         drafts = self._note_drafts(flight, output.drafts, live) if output.drafts or states.any_drafts else None
         if states.grammars:
-            new, known = follow_grammars(states, new, finished, drafts)
+            new, known = follow_grammars(states, new, finished, drafts, self._limits)
             self._known += known
-        rows = report(states, new, finished)
+        rows = report(states, new, finished, logprobs_by_slot(flight.slots, output))
         if finished:
             self._finish(new.slots, finished)
         return self._outputs(flight, rows.request_ids, rows.token_ids, rows.outputs)
@@ -253,7 +267,8 @@ class Scheduler:
 
     def _grow(self, slots: list[int], computed: list[int], targets: list[int]) -> list[SlotBlocks]:
         """Blocks for slots that need them; when there are none left, the last in order give way, one by one."""
-        states, kv = self._states, self._kv
+        states = self._states
+        kv = self._kv
         grown = []
         victims: list[Request] | None = None
         for slot, num_computed, target in zip(slots, computed, targets, strict=True):
@@ -289,7 +304,8 @@ class Scheduler:
         first = self._waiting.peek()
         if first.rank or not self._admission.is_stuck(first):
             return False
-        states, unmoved = self._states, self._unmoved
+        states = self._states
+        unmoved = self._unmoved
         if unmoved is not None and unmoved[0] is first and unmoved[1] is states.running:
             return False
         if states.yields[states.running].any():
@@ -302,7 +318,8 @@ class Scheduler:
 
     def _commit_full_blocks(self, slots: IntArray, computed: IntArray, target: IntArray) -> None:
         """Share the blocks that this step fills, as far as all their tokens are known."""
-        states, kv = self._states, self._kv
+        states = self._states
+        kv = self._kv
         ready = np.minimum(target, states.num_known[slots])
         due = ready >= states.next_commit[slots]
         if not due.any():
@@ -337,7 +354,8 @@ class Scheduler:
         states.num_expected[slots] = expected + (samples if most is None else most)
         sampled = slots[samples]
         only_decodes = len(sampled) == len(slots) == int(num_tokens.sum())
-        self._steady = SteadyBatch.of(states, slots) if only_decodes and len(slots) == len(states.running) else None
+        repeats = only_decodes and len(slots) == len(states.running) and not self._extensions.join_every_step(slots)
+        self._steady = SteadyBatch.of(states, slots) if repeats else None
         self._in_flight.append(
             StepInFlight(
                 self._next_step_id,
@@ -350,7 +368,10 @@ class Scheduler:
         self._next_step_id += 1
         released, self._released = self._released, []
         known, self._known = self._known, []
-        return step.finish(slots, num_tokens, released, known)
+        message = step.finish(slots, num_tokens, released, known)
+        payloads = self._extensions.payloads(message, sampled)
+        self.sampling.begin(sampled)
+        return message if payloads is None else replace(message, extensions=payloads)
 
     def _repeat(self, steady: SteadyBatch) -> SchedulerOutput:
         """The step before once more, where nothing else is due."""
@@ -459,5 +480,4 @@ class Scheduler:
 
 
 def _failure(request_id: str, error: Exception) -> EngineCoreOutput:
-    message = f"{type(error).__name__}: {error}"
-    return EngineCoreOutput(request_id=request_id, finish=Finish(FinishReason.ERROR, message=message))
+    return EngineCoreOutput.failed(request_id, f"{type(error).__name__}: {error}")

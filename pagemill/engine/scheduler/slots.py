@@ -107,6 +107,7 @@ class SlotStates:
             self.flush(slot)
             request.slot = None
             request.announced = not self.unannounced[slot]
+            request.scores_prompt = request.scores_prompt and not request.announced
             self.requests[slot] = None
             self.request_ids[slot] = None
             self.many_stop_ids.pop(slot, None)
@@ -148,11 +149,11 @@ class SlotStates:
         self.flush(slot).token_ids.extend(token_ids)
         self.num_known[slot] += len(token_ids)
 
-    def force(self, slot: int, token_ids: Sequence[int]) -> None:
+    def force(self, slot: int, token_ids: Sequence[int], num_computed: int) -> None:
         """Tokens of one slot that nobody sampled. Nothing counts that steps in flight sample for the slot, nor what
-        they compute of tokens not known until now."""
+        they compute beyond its first `num_computed` tokens: not those that were not known until now."""
         self.epoch[slot] += 1
-        self.num_computed[slot] = min(self.num_computed[slot], self.num_known[slot])
+        self.num_computed[slot] = min(self.num_computed[slot], num_computed)
         self.num_drafts[slot] = 0
         self.extend(slot, token_ids)
         self.num_expected[slot] = self.num_known[slot]
@@ -173,8 +174,8 @@ class SlotStates:
     def grammar_waits(self, slots: IntArray) -> BoolArray:
         """[R] whether a slot's grammar must see a token that is in flight before more of them are worth computing:
         what it forces would make them void."""
-        ahead = self.num_expected[slots] - self.num_known[slots] > 1
-        return ahead & np.isin(slots, list(self.grammars))
+        waits: BoolArray = self.num_expected[slots] - self.num_known[slots] > 1
+        return waits & np.isin(slots, list(self.grammars)) if waits.any() else waits
 
     def settle(self, slots: IntArray, most: IntArray, counts: IntArray) -> None:
         """A step that might have sampled `most` tokens for [L] slots has sampled `counts`: so many fewer are expected,
@@ -186,7 +187,8 @@ class SlotStates:
     def flush(self, slot: int) -> Request:
         """Move a slot's newest tokens to its request; the request."""
         request = self.occupant(slot)
-        begin, end = slot * self._width, int(self._next_recent[slot])
+        begin = slot * self._width
+        end = int(self._next_recent[slot])
         if end > begin:
             request.token_ids.frombytes(self._recent[begin:end].tobytes())
             self._next_recent[slot] = begin

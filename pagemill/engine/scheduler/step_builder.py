@@ -1,11 +1,9 @@
 """`StepBuilder`: accumulates one step. Knows nothing about who should be in it."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from pagemill.engine.scheduler.limits import IntArray
-from pagemill.messages.step import BlockCopy, KnownTokens, NewRequest, SchedulerOutput, SlotBlocks
+from pagemill.messages.step import KnownTokens, NewRequest, SchedulerOutput, SlotBlocks
 
 
 class StepBuilder:
@@ -19,18 +17,18 @@ class StepBuilder:
         self._new: list[NewRequest] = []
         self._new_tokens: list[int] = []
         self._grown: list[SlotBlocks] = []
-        self._copies: list[BlockCopy] = []
 
     def run(self, slots: IntArray, num_tokens: IntArray, grown: list[SlotBlocks]) -> None:
         """The requests that were running before this step: [R] slots and tokens for each."""
-        self._slots, self._num_tokens, self._grown = slots, num_tokens, grown
+        self._slots = slots
+        self._num_tokens = num_tokens
+        self._grown = grown
         self.budget_left -= int(num_tokens.sum())
 
-    def admit(self, new: NewRequest, num_tokens: int, copies: Sequence[BlockCopy] = ()) -> None:
-        """A request that starts to run, or starts again, and what must be copied into its blocks."""
+    def admit(self, new: NewRequest, num_tokens: int) -> None:
+        """A request that starts to run, or starts again."""
         self._new.append(new)
         self._new_tokens.append(num_tokens)
-        self._copies += copies
         self.budget_left -= num_tokens
 
     @property
@@ -56,6 +54,5 @@ class StepBuilder:
             self._new,
             self._grown,
             released,
-            self._copies,
             known,
         )

@@ -3,17 +3,20 @@
 Knows nothing about blocks, queues or the next step.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pagemill.engine.request import RequestStatus
+from pagemill.engine.request import Request, RequestStatus
 from pagemill.engine.scheduler.limits import IntArray
 from pagemill.engine.scheduler.slots import SlotStates
 from pagemill.messages.engine_io import EngineCoreOutput, Finish, FinishReason
+from pagemill.messages.logprobs import TokenLogprobs, joined
 from pagemill.messages.pooling_params import PoolingParams
-from pagemill.messages.step import NO_TOKEN, Int32Array
+from pagemill.messages.sampling_params import SamplingParams
+from pagemill.messages.step import NO_TOKEN, Int32Array, KnownLogprobs, ModelRunnerOutput
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -26,7 +29,11 @@ POOLED = Finish(FinishReason.STOP)
 """The end of a pooling request that got its vector."""
 
 
-NOT_FINITE = "the model returned NaN or infinite values for this request"
+NO_LOGPROBS: Mapping[int, TokenLogprobs] = {}
+NOT_FINITE = (
+    "no token could be sampled: the model returned NaN or infinite values for this request, or its own parameters "
+    "exclude every token"
+)
 FAILED = Finish(FinishReason.ERROR, message=NOT_FINITE)
 
 
@@ -157,30 +164,94 @@ class StepReport(NamedTuple):
     outputs: list[EngineCoreOutput]
 
 
-def report(states: SlotStates, new: SlotTokens, finished: dict[int, Finish]) -> StepReport:
-    """What the front end is told about [L] slots and their new tokens. Called before finished slots are released."""
+def note_known_logprobs(requests: Mapping[str, Request], parts: Sequence[KnownLogprobs]) -> None:
+    """Keep them until an output of their request reports them. After a preemption the same tokens are computed again:
+    what is known of them, also from steps that were in flight then, is not noted twice."""
+    for part in parts:
+        request = requests.get(part.request_id)
+        if request is None:
+            continue
+        forced = part.start >= request.num_prompt_tokens
+        missing = request.forced.unscored_from if forced else 1 + sum(map(len, request.prompt_logprobs))
+        end = part.start + len(part.logprobs)
+        if missing is None or not part.start <= missing < end:
+            continue
+        new = slice(missing - part.start, None)
+        if not forced:
+            request.prompt_logprobs.append(part.logprobs.rows(new))
+        elif isinstance(request.params, SamplingParams):
+            request.forced.logprobs.append(part.logprobs.rows(new, request.params.num_candidates))
+            request.forced.unscored_from = end
+
+
+def logprobs_by_slot(slots: IntArray, output: ModelRunnerOutput) -> dict[int, TokenLogprobs]:
+    """Slot -> log-probabilities of the tokens that it sampled, for those that ask for them, of [L] slots of a step."""
+    found = output.logprobs
+    if found is None:
+        return {}
+    counts = np.ones(len(slots), np.int64) if output.counts is None else output.counts
+    owners = np.repeat(slots, counts)[found.indices]
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    ends = [*starts[1:].tolist(), len(owners)]
+    return {
+        slot: found.logprobs.rows(slice(start, end))
+        for slot, start, end in zip(owners[starts].tolist(), starts.tolist(), ends, strict=True)
+    }
+
+
+def report(
+    states: SlotStates,
+    new: SlotTokens,
+    finished: dict[int, Finish],
+    logprobs: Mapping[int, TokenLogprobs] = NO_LOGPROBS,
+) -> StepReport:
+    """What the front end is told about [L] slots and their new tokens; `logprobs`: of these tokens, by slot. Called
+    before finished slots are released."""
     slots, token_ids, counts = new
     first = states.unannounced[slots]
-    if not finished and counts is None and not first.any():
+    if not finished and counts is None and not first.any() and not logprobs:
         return StepReport(states.request_ids[slots].tolist(), token_ids.tolist(), [])
     plain = ~first if counts is None else ~first & (counts == 1)
     plain[list(finished)] = False
+    if logprobs:
+        plain &= ~np.isin(slots, list(logprobs))
     outputs = []
     starts = None if counts is None else np.cumsum(counts) - counts
     for row in np.flatnonzero(~plain).tolist():
         request = states.occupant(int(slots[row]))
         start, count = (row, 1) if starts is None or counts is None else (int(starts[row]), int(counts[row]))
         tokens = token_ids[start : start + count].tolist()
-        outputs.append(
-            EngineCoreOutput(
-                request_id=request.request_id,
-                new_token_ids=tokens,
-                finish=finished.get(row),
-                num_cached_tokens=request.num_cached_tokens if first[row] else None,
-                queued_at=request.queued_at if first[row] else None,
-                scheduled_at=request.scheduled_at if first[row] else None,
-            )
-        )
+        of_tokens = logprobs.get(int(slots[row]))
+        outputs.append(_report_one(request, tokens, finished.get(row), bool(first[row]), of_tokens))
     states.unannounced[slots] = False
     rows = new.rows(plain)
     return StepReport(states.request_ids[rows.slots].tolist(), rows.token_ids.tolist(), outputs)
+
+
+def _report_one(
+    request: Request, tokens: list[int], finish: Finish | None, first: bool, logprobs: TokenLogprobs | None
+) -> EngineCoreOutput:
+    """The output of a request that has more to say than one token; `first`: it has had none before."""
+    params = request.params
+    if request.keeps_no_token:
+        tokens = []
+        finish = FAILED if finish is FAILED else Finish(FinishReason.LENGTH)
+    if logprobs is not None and isinstance(params, SamplingParams):
+        forced = request.forced.logprobs
+        num_sampled = len(tokens) - sum(map(len, forced))
+        logprobs = joined([*forced, logprobs.rows(slice(num_sampled), params.num_candidates)])
+        request.forced.logprobs = []
+    prompt_logprobs = None
+    if first and request.prompt_logprobs:
+        prompt_logprobs = joined(request.prompt_logprobs)
+        request.prompt_logprobs = []  # nobody asks again, and the request may go on for long
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        new_token_ids=tokens,
+        finish=finish,
+        num_cached_tokens=request.num_cached_tokens if first else None,
+        queued_at=request.queued_at if first else None,
+        scheduled_at=request.scheduled_at if first else None,
+        logprobs=logprobs if tokens else None,
+        prompt_logprobs=prompt_logprobs,
+    )

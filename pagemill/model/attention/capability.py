@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-DECODER, ENCODER, ENCODER_ONLY, ENCODER_DECODER = "decoder", "encoder", "encoder_only", "encoder_decoder"
+DECODER = "decoder"
+ENCODER = "encoder"
+ENCODER_ONLY = "encoder_only"
+ENCODER_DECODER = "encoder_decoder"
 ALL_TYPES = frozenset({DECODER, ENCODER, ENCODER_ONLY, ENCODER_DECODER})
 ONE_BYTE_KV = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2"})
 INT8_KV = frozenset({"int8", "int8_per_token_head"})
@@ -24,8 +26,8 @@ class MultipleOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What is asked of a backend beside the layer's own shape."""
+class AttentionContext:
+    """Requirements on a backend other than the layer's own shape."""
 
     compute: Compute | None = None
     """None: not a CUDA GPU."""
@@ -42,24 +44,36 @@ class Surroundings:
     """2 or 3; None: the newest that is here."""
 
 
-ANYWHERE = Surroundings()
+ANY_CONTEXT = AttentionContext()
 
 
-class Shape(Protocol):
-    """What a layer asks for, as far as backends differ in it: an AttentionLayerSpec."""
+@dataclass(frozen=True, slots=True)
+class AttentionLayerSpec:
+    """What one attention layer computes."""
 
-    @property
-    def head_size(self) -> int: ...
-    @property
-    def window(self) -> int | None: ...
-    @property
-    def chunk_size(self) -> int | None: ...
-    @property
-    def soft_cap(self) -> float | None: ...
-    @property
-    def has_sinks(self) -> bool: ...
-    @property
-    def alibi_slopes(self) -> tuple[float, ...] | None: ...
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    """Multiplies query x key."""
+    window: int | None = None
+    """A token sees the last `window` tokens, itself included; None: all."""
+    soft_cap: float | None = None
+    """scores = soft_cap * tanh(scores / soft_cap), before the mask."""
+    chunk_size: int | None = None
+    """A token sees those with the same position // chunk_size, up to itself; None: all."""
+    has_sinks: bool = False
+    """Each head has a learnt logit that takes its share of the softmax and adds nothing."""
+    alibi_slopes: tuple[float, ...] | None = None
+    """Of each head: scores += slope * (position of the key - position of the query)."""
+    latent_size: int | None = None
+    """Of multi-head latent attention: there is no value, the last so many elements of the one key are. None: keys and
+    values are apart."""
+
+    def first_seen(self, position: int) -> int:
+        """The first position that the token at `position` sees."""
+        first = 0 if self.window is None else max(0, position - self.window + 1)
+        return first if self.chunk_size is None else max(first, position // self.chunk_size * self.chunk_size)
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,9 @@ class Capability:
     compute: tuple[Compute, Compute] | None = None
     """Lowest and highest compute capability; None: any."""
 
-    def missing(self, spec: Shape, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
+    def unsupported(
+        self, spec: AttentionLayerSpec, device: str, dtype: str, where: AttentionContext = ANY_CONTEXT
+    ) -> list[str]:
         """Reasons why the backend cannot run this layer; empty when it can."""
         wants = {
             f"device {device} not supported": device not in self.devices,

@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pagemill.model.attention.capability import Compute
-from pagemill.model.attention.interface import AttentionLayerSpec, CommonAttentionMetadata, LayerTensors
+from pagemill.model.attention.capability import AttentionLayerSpec, Compute
+from pagemill.model.attention.interface import CommonAttentionMetadata, LayerTensors
 
-SMALL_BLOCKS, LARGE_BLOCKS = 16, 256
+SMALL_BLOCKS = 16
+LARGE_BLOCKS = 256
 """Tokens of which a block must be a multiple: of version 3, and of version 2 as its authors ship it."""
 
 
@@ -35,6 +36,7 @@ class FlashProvider(ABC):
     """One way to call it. `version`: 2 or 3."""
 
     name: ClassVar[str]
+    """Of the module that has it."""
     version: int
     block_multiple: int
     soft_cap: ClassVar[bool] = True
@@ -43,6 +45,11 @@ class FlashProvider(ABC):
     def plan(self, spec: AttentionLayerSpec, common: CommonAttentionMetadata, dtype: torch.dtype) -> FlashStep:
         """Once per step and type of query; `common` has tensors on the device."""
         return FlashStep(common)
+
+    @cached_property
+    def module(self) -> Any:
+        """Imported when it is first asked for."""
+        return import_module(self.name)
 
     @abstractmethod
     def attend(
@@ -63,7 +70,7 @@ class TorchFlash(FlashProvider):
         self, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionLayerSpec, step: FlashStep, own: LayerTensors
     ) -> Tensor:
         common = step.common
-        attended: Tensor = self._call(
+        attended: Tensor = self.module.varlen_attn(
             query,
             keys,
             values,
@@ -79,10 +86,6 @@ class TorchFlash(FlashProvider):
         )
         return attended
 
-    @cached_property
-    def _call(self) -> Any:
-        return import_module("torch.nn.attention.varlen").varlen_attn
-
 
 class HopperFlash(FlashProvider):
     """The package of FlashAttention 3."""
@@ -95,7 +98,7 @@ class HopperFlash(FlashProvider):
         self, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionLayerSpec, step: FlashStep, own: LayerTensors
     ) -> Tensor:
         common = step.common
-        attended: Tensor = self._call(
+        attended: Tensor = self.module.flash_attn_with_kvcache(
             query,
             keys,
             values,
@@ -110,10 +113,6 @@ class HopperFlash(FlashProvider):
         )
         return attended
 
-    @cached_property
-    def _call(self) -> Any:
-        return import_module("flash_attn_interface").flash_attn_with_kvcache
-
 
 class PackagedFlash(FlashProvider):
     """The build of both versions in the wheel of vLLM, which takes small blocks."""
@@ -127,7 +126,7 @@ class PackagedFlash(FlashProvider):
     def plan(self, spec: AttentionLayerSpec, common: CommonAttentionMetadata, dtype: torch.dtype) -> FlashStep:
         if self.version < 3:
             return FlashStep(common)
-        schedule = self._module.get_scheduler_metadata(
+        schedule = self.module.get_scheduler_metadata(
             batch_size=common.num_requests,
             max_seqlen_q=common.max_query_len,
             max_seqlen_k=common.max_seq_len,
@@ -149,7 +148,7 @@ class PackagedFlash(FlashProvider):
     ) -> Tensor:
         common = step.common
         extra: dict[str, Any] = {"scheduler_metadata": step.schedule} if self.version >= 3 else {}
-        attended: Tensor = self._module.flash_attn_varlen_func(
+        attended: Tensor = self.module.flash_attn_varlen_func(
             query,
             keys,
             values,
@@ -167,10 +166,6 @@ class PackagedFlash(FlashProvider):
         )
         return attended
 
-    @cached_property
-    def _module(self) -> Any:
-        return import_module("vllm.vllm_flash_attn")
-
 
 class ClassicFlash(FlashProvider):
     """The package flash-attn 2."""
@@ -185,7 +180,7 @@ class ClassicFlash(FlashProvider):
         common = step.common
         start = torch.zeros(common.num_requests + 1, dtype=torch.int32, device=query.device)
         torch.cumsum(common.seq_lens, 0, dtype=torch.int32, out=start[1:])
-        attended: Tensor = self._call(
+        attended: Tensor = self.module.flash_attn_varlen_func(
             query,
             keys,
             values,
@@ -200,10 +195,6 @@ class ClassicFlash(FlashProvider):
             block_table=common.block_table,
         )
         return attended
-
-    @cached_property
-    def _call(self) -> Any:
-        return import_module("flash_attn").flash_attn_varlen_func
 
 
 def _window(spec: AttentionLayerSpec, right: int) -> tuple[int, int]:

@@ -4,45 +4,17 @@ an implementation (run once per layer)."""
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec, KVCacheSpec
-from pagemill.model.attention.capability import ANYWHERE, Capability, Surroundings
+from pagemill.model.attention.capability import ANY_CONTEXT, AttentionContext, AttentionLayerSpec, Capability
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.mirrors import Layer
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionLayerSpec:
-    """What one attention layer computes."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    scale: float
-    """Multiplies query x key."""
-    window: int | None = None
-    """A token sees the last `window` tokens, itself included; None: all."""
-    soft_cap: float | None = None
-    """scores = soft_cap * tanh(scores / soft_cap), before the mask."""
-    chunk_size: int | None = None
-    """A token sees those with the same position // chunk_size, up to itself; None: all."""
-    has_sinks: bool = False
-    """Each head has a learnt logit that takes its share of the softmax and adds nothing."""
-    alibi_slopes: tuple[float, ...] | None = None
-    """Of each head: scores += slope * (position of the key - position of the query)."""
-    latent_size: int | None = None
-    """Of multi-head latent attention: there is no value, the last so many elements of the one key are. None: keys and
-    values are apart."""
-
-    def first_seen(self, position: int) -> int:
-        """The first position that the token at `position` sees."""
-        first = 0 if self.window is None else max(0, position - self.window + 1)
-        return first if self.chunk_size is None else max(first, position // self.chunk_size * self.chunk_size)
 
 
 @dataclass(slots=True)
@@ -195,15 +167,21 @@ class AttentionBackend(ABC):
     metadata_builder: ClassVar[type[MetadataBuilder]]
     impl: ClassVar[type[AttentionImpl]]
     block_dim: ClassVar[int] = 1
+    package: ClassVar[str | None] = None
+    """A package that must be installed."""
 
     @classmethod
-    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
+    def unsupported(
+        cls, spec: AttentionLayerSpec, device: str, dtype: str, where: AttentionContext = ANY_CONTEXT
+    ) -> list[str]:
         """Reasons why the backend cannot run this layer here; empty when it can. A backend that needs more than its
-        capability says (a compiled library, a package) adds its reason."""
-        return cls.capability.missing(spec, device, dtype, where)
+        capability says (a compiled library) adds its reason."""
+        reasons = cls.capability.unsupported(spec, device, dtype, where)
+        lacks = cls.package is not None and find_spec(cls.package) is None
+        return [*reasons, f"the package {cls.package} is not installed"] if lacks else reasons
 
     @classmethod
-    def configured(cls, spec: AttentionLayerSpec, where: Surroundings) -> "type[AttentionBackend]":
+    def configured(cls, spec: AttentionLayerSpec, where: AttentionContext) -> "type[AttentionBackend]":
         """What runs where this backend is chosen: itself, or a variant of it. Equal choices give the same class."""
         return cls
 

@@ -15,7 +15,8 @@ from pagemill.messages.kv_spec import (
     SharedKVSpec,
     SlidingWindowSpec,
 )
-from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec, StepPlanner
+from pagemill.model.attention.capability import AttentionLayerSpec
+from pagemill.model.attention.interface import AttentionBackend, StepPlanner
 from pagemill.model.forward_context import current_forward, current_gap
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.mirrors import Layer
@@ -60,7 +61,8 @@ class Attention(nn.Module):
 
     def kv_spec(self, block_size: int, dtype: str) -> KVCacheSpec:
         """What the layer keeps per token."""
-        spec, sizes = self.spec, (block_size, self.spec.num_kv_heads, self.spec.head_size, dtype)
+        spec = self.spec
+        sizes = (block_size, self.spec.num_kv_heads, self.spec.head_size, dtype)
         kept = FullAttentionSpec(*sizes) if spec.latent_size is None else MLASpec(*sizes)
         if spec.window is not None:
             kept = SlidingWindowSpec(*sizes, spec.window)
@@ -71,7 +73,8 @@ class Attention(nn.Module):
     def bind(self, memory: Tensor, num_blocks: int, spec: KVCacheSpec) -> None:
         """Take the layer's memory, or its owner's: [num_blocks * page_bytes] uint8, block after block."""
         kept = cast(FullAttentionSpec, spec)
-        shape, dim = list(self.backend.cache_shape(num_blocks, kept)), self.backend.block_dim
+        shape = list(self.backend.cache_shape(num_blocks, kept))
+        dim = self.backend.block_dim
         blocks_first = [shape[dim], *shape[:dim], *shape[dim + 1 :]]
         self._cache = memory.view(getattr(torch, kept.dtype)).view(blocks_first).movedim(0, dim)
         tensors = self._impl.tensors

@@ -16,7 +16,7 @@ _bound: "Mapping[str, Attends] | None" = None
 
 
 class Attends(Protocol):
-    """An attention layer."""
+    """An attention layer, as the operation finds it by its name."""
 
     def attend(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
         """[T, H, D], twice [T, Hkv, D] -> [T, H, D]."""

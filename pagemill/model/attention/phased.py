@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pagemill.errors import ConfigError
 from pagemill.messages.kv_spec import FullAttentionSpec
+from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
-    AttentionLayerSpec,
     CascadePlanner,
     CommonAttentionMetadata,
     MetadataBuilder,

@@ -6,13 +6,14 @@ from fnmatch import fnmatchcase
 
 from pagemill.catalog.attention import ATTENTION
 from pagemill.errors import ConfigError
-from pagemill.model.attention.capability import ANYWHERE, Surroundings
-from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec
+from pagemill.model.attention.capability import ANY_CONTEXT, AttentionContext, AttentionLayerSpec
+from pagemill.model.attention.interface import AttentionBackend
+from pagemill.model.attention.known_elsewhere import KNOWN_ELSEWHERE, NOT_IMPLEMENTED
 from pagemill.model.attention.phased import phased
 
 
 @dataclass(frozen=True)
-class Wishes:
+class BackendPreferences:
     """Which backends a user asks for, by name."""
 
     backend: str | None = None
@@ -29,22 +30,22 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Chooser:
+class BackendSelector:
     """Chooses for the layers of one model."""
 
     device: str
     dtype: str
     order: Sequence[str]
-    wishes: Wishes = Wishes()
-    where: Surroundings = ANYWHERE
+    preferences: BackendPreferences = BackendPreferences()
+    where: AttentionContext = ANY_CONTEXT
 
     def __call__(self, spec: AttentionLayerSpec, layer: str = "") -> type[AttentionBackend]:
         """The layer's backend. Raises ConfigError with the reasons when there is none."""
-        wanted = self.wishes.of(layer)
-        if not (self.wishes.prefill or self.wishes.decode):
+        wanted = self.preferences.of(layer)
+        if not (self.preferences.prefill or self.preferences.decode):
             return self._one(spec, wanted)
-        prefill = self._one(spec, self.wishes.prefill or wanted)
-        decode = self._one(spec, self.wishes.decode or wanted)
+        prefill = self._one(spec, self.preferences.prefill or wanted)
+        decode = self._one(spec, self.preferences.decode or wanted)
         return prefill if prefill is decode else phased(prefill, decode)
 
     def _one(self, spec: AttentionLayerSpec, wanted: str | None) -> type[AttentionBackend]:
@@ -57,21 +58,35 @@ def choose(
     dtype: str,
     requested: str | None,
     order: Sequence[str],
-    where: Surroundings = ANYWHERE,
+    where: AttentionContext = ANY_CONTEXT,
 ) -> type[AttentionBackend]:
     """The requested backend, or the first of `order` that fits. Raises ConfigError with the reasons."""
     where = replace(where, mla=where.mla or spec.latent_size is not None)
     if requested is not None:
-        backend: type[AttentionBackend] = ATTENTION.resolve(requested)
-        reasons = backend.missing(spec, device, dtype, where)
+        reasons = _reasons_against(requested, spec, device, dtype, where)
         if reasons:
             raise ConfigError(f"Selected backend {requested} is not valid for this configuration. Reason: {reasons}")
-        return backend.configured(spec, where)
+        return _configured(requested, spec, where)
     refused = {}
     for name in order:
-        backend = ATTENTION.resolve(name)
-        refused[name] = backend.missing(spec, device, dtype, where)
+        refused[name] = _reasons_against(name, spec, device, dtype, where)
         if not refused[name]:
-            return backend.configured(spec, where)
+            return _configured(name, spec, where)
     reasons_text = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in refused.items())
     raise ConfigError(f"no attention backend can run {spec} in {dtype} on {device}: {reasons_text}")
+
+
+def _reasons_against(
+    name: str, spec: AttentionLayerSpec, device: str, dtype: str, where: AttentionContext
+) -> list[str]:
+    """Why the backend of this name cannot run a layer; empty when it can. Raises ConfigError for an unknown name."""
+    elsewhere = KNOWN_ELSEWHERE.get(name)
+    if elsewhere is None or name in ATTENTION:
+        backend: type[AttentionBackend] = ATTENTION.resolve(name)
+        return backend.unsupported(spec, device, dtype, where)
+    return elsewhere.unsupported(spec, device, dtype, where) or [NOT_IMPLEMENTED]
+
+
+def _configured(name: str, spec: AttentionLayerSpec, where: AttentionContext) -> type[AttentionBackend]:
+    backend: type[AttentionBackend] = ATTENTION.resolve(name)
+    return backend.configured(spec, where)

@@ -45,7 +45,8 @@ class StatePlanner:
         counts = (common.query_start[1:] - common.query_start[:-1]).long()
         ends = common.seq_lens.long()
         begins = ends - counts
-        first_block, last_block = begins // size, (ends - 1) // size
+        first_block = begins // size
+        last_block = (ends - 1) // size
         num_segments = last_block - first_block + 1
         requests = torch.repeat_interleave(torch.arange(len(counts)), num_segments)
         before = num_segments.cumsum(0) - num_segments
@@ -81,7 +82,8 @@ class StateLayer(nn.Module):
 
     def bind(self, memory: Tensor, num_blocks: int, spec: KVCacheSpec) -> None:
         """Take the layer's memory: [num_blocks * page_bytes] uint8, block after block."""
-        pages, offsets = memory.view(num_blocks, -1), cast(MambaSpec, spec).offsets()
+        pages = memory.view(num_blocks, -1)
+        offsets = cast(MambaSpec, spec).offsets()
         states = []
         for offset, shape, dtype in zip(offsets, self.shapes, self.dtypes, strict=True):
             kind: torch.dtype = getattr(torch, dtype)
@@ -98,6 +100,6 @@ class StateLayer(nn.Module):
         return StatePlanner()
 
     def metadata(self) -> StateMetadata:
-        """The running step."""
+        """The plan of the running step."""
         found: StateMetadata = current_forward().attention[self.name]
         return found

@@ -9,7 +9,7 @@ from pagemill.errors import ConfigError
 from pagemill.model.distributed.group import Group, SoloGroup
 from pagemill.model.distributed.parallel_groups import ParallelGroups, ParallelSizes, members_of, solo_groups
 from pagemill.model.distributed.rendezvous import meet
-from pagemill.model.distributed.torch_group import BACKENDS, Meeting, TorchGroup
+from pagemill.model.distributed.torch_group import BACKENDS, GroupRendezvous, TorchGroup
 
 TIMEOUT_S = 300.0
 """For all ranks to come, and for a peer to answer. Longer than importing torch from a cold disk takes."""
@@ -41,12 +41,14 @@ def init_distributed(
     if backend == "nccl":
         torch.cuda.set_device(local_rank)
     store, address = meet(rank, world_size, init_method, timeout_s)
-    meeting = Meeting(store, address, backend, timedelta(seconds=timeout_s))
+    rendezvous = GroupRendezvous(store, address, backend, timedelta(seconds=timeout_s))
 
     def group(name: str, ranks: Sequence[int]) -> Group:
-        return SoloGroup() if len(ranks) == 1 else TorchGroup(name, ranks, rank, meeting)
+        return SoloGroup() if len(ranks) == 1 else TorchGroup(name, ranks, rank, rendezvous)
 
-    tp, pp, dp = group("tp", members.tp), group("pp", members.pp), group("dp", members.dp)
+    tp = group("tp", members.tp)
+    pp = group("pp", members.pp)
+    dp = group("dp", members.dp)
     # With one replica, or one rank in each, a stage's ranks are connected already.
     known = {members.tp: tp, members.dp: dp}
     return ParallelGroups(tp, pp, dp, known[members.ep] if members.ep in known else group("ep", members.ep))

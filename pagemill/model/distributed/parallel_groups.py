@@ -26,7 +26,7 @@ class ParallelSizes:
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
+        """How many ranks there are in all."""
         return self.tp * self.pp * self.dp
 
 

@@ -42,7 +42,8 @@ def meet(rank: int, world_size: int, address: str, timeout_s: float) -> tuple[St
 def _wait_for_all(store: Store, rank: int, world_size: int, address: str, deadline: float) -> None:
     """Polls, for a store's own wait does not say who is missing."""
     missing = [other for other in range(world_size) if other != rank]
-    started, pause = time.monotonic(), _POLL_S
+    started = time.monotonic()
+    pause = _POLL_S
     while missing := [other for other in missing if not store.check([f"here/{other}"])]:
         if time.monotonic() > deadline:
             raise DistributedError(

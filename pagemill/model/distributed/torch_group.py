@@ -20,8 +20,8 @@ BACKENDS = ("gloo", "nccl")
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Where the ranks of an engine have met."""
+class GroupRendezvous:
+    """How the ranks of an engine reach each other to form groups."""
 
     store: Store
     address: str
@@ -45,12 +45,12 @@ class TorchTransfer(Transfer):
 class TorchGroup(Group):
     """`members` are global ranks, in order; `me` is this process's. Construction connects to all members."""
 
-    def __init__(self, name: str, members: Sequence[int], me: int, meeting: Meeting) -> None:
+    def __init__(self, name: str, members: Sequence[int], me: int, rendezvous: GroupRendezvous) -> None:
         super().__init__(list(members).index(me), len(members))
-        store = PrefixStore(f"{name}/{'-'.join(map(str, members))}", meeting.store)
+        store = PrefixStore(f"{name}/{'-'.join(map(str, members))}", rendezvous.store)
         try:
-            self._cpu = _gloo(PrefixStore("gloo", store), self.rank, self.size, meeting)
-            self._device = _nccl(store, self.rank, self.size, meeting) if meeting.backend == "nccl" else self._cpu
+            self._cpu = _gloo(PrefixStore("gloo", store), self.rank, self.size, rendezvous)
+            self._device = _nccl(store, self.rank, self.size, rendezvous) if rendezvous.backend == "nccl" else self._cpu
         except RuntimeError as error:
             raise DistributedError(f"{name} group of ranks {list(members)}: {error}") from error
 
@@ -85,20 +85,20 @@ class TorchGroup(Group):
         return self._cpu if tensor.is_cpu else self._device
 
 
-def _gloo(store: Store, rank: int, size: int, meeting: Meeting) -> Any:
+def _gloo(store: Store, rank: int, size: int, rendezvous: GroupRendezvous) -> Any:
     from torch.distributed import ProcessGroupGloo  # deferred: torch builds without gloo have no such name
 
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = meeting.timeout
-    options._devices = [ProcessGroupGloo.create_device(hostname=meeting.address)]
+    options._timeout = rendezvous.timeout
+    options._devices = [ProcessGroupGloo.create_device(hostname=rendezvous.address)]
     return ProcessGroupGloo(store, rank, size, options)
 
 
-def _nccl(store: Store, rank: int, size: int, meeting: Meeting) -> Any:
+def _nccl(store: Store, rank: int, size: int, rendezvous: GroupRendezvous) -> Any:
     from torch.distributed import ProcessGroupNCCL  # deferred: torch builds without NCCL have no such name
 
     options = ProcessGroupNCCL.Options()
-    options._timeout = meeting.timeout
+    options._timeout = rendezvous.timeout
     return ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
 
 

@@ -1,8 +1,6 @@
 """What the device does around a step by itself: gather a decode batch from the slots, place tokens, keep what was
 sampled. Triton on GPUs that have it, else plain torch (`batching_reference`, which says what each computes)."""
 
-import functools
-import importlib
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -10,6 +8,7 @@ from torch import Tensor
 
 from pagemill.model.kernels import batching_reference
 from pagemill.model.kernels.batching_reference import SlotTokens, TableRows
+from pagemill.model.kernels.dispatch import triton_kernels
 
 
 def begin_decode(
@@ -47,12 +46,4 @@ def write_places(table: Tensor, places: Tensor, values: Tensor) -> None:
 
 
 def _for(x: Tensor) -> ModuleType:
-    return _device_kernels() if x.is_cuda else batching_reference
-
-
-@functools.cache
-def _device_kernels() -> ModuleType:
-    try:
-        return importlib.import_module("pagemill.model.kernels.triton.batching")
-    except ImportError:
-        return batching_reference
+    return (triton_kernels("batching") if x.is_cuda else None) or batching_reference

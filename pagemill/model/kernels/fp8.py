@@ -6,18 +6,14 @@ multiplied with the inputs as they are. What makes inputs that are quantized, a 
 in 8 bits at once (`norm_linear`, `gated_linear`), with the same bits.
 """
 
-import functools
-import importlib
 from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagemill.log import get_logger
+from pagemill.model.kernels.dispatch import triton_kernels
 from pagemill.model.kernels.reference import gated
-
-logger = get_logger(__name__)
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -28,7 +24,7 @@ SMALLEST_FACTOR = 1e-12
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[M, K] -> 8-bit floats [M, K] and factors [M] float32: row = factor * floats, the largest of a row being 448."""
-    kernels = _device_kernels() if rows.is_cuda else None
+    kernels = triton_kernels("fp8") if rows.is_cuda else None
     if kernels is None or rows.shape[1] > kernels.MAX_COLUMNS:
         return reference_quantize(rows)
     result: tuple[Tensor, Tensor] = kernels.quantize(rows)
@@ -38,7 +34,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 def linear(x: Tensor, weight: Tensor, factors: Tensor, bias: Tensor | None = None, gate: str | None = None) -> Tensor:
     """[T, K] times 8-bit floats [N, K] with factors [N] -> [T, N] in x's type; with a gate (silu, gelu_tanh) of the
     first half, [T, N / 2]."""
-    kernels = _device_kernels() if x.is_cuda else None
+    kernels = triton_kernels("fp8") if x.is_cuda else None
     if kernels is None:
         return reference_linear(x, weight, factors, bias, gate)
     result: Tensor = kernels.linear(x, weight, factors, bias, gate)
@@ -49,7 +45,7 @@ def quantizes(x: Tensor, weight: Tensor) -> bool:
     """Whether rows like x are quantized for a weight [N, K], in a kernel that what comes before them may be part of."""
     if not x.is_cuda or torch.compiler.is_compiling():
         return False
-    kernels = _device_kernels()
+    kernels = triton_kernels("fp8")
     return kernels is not None and bool(kernels.quantizes(len(x), x.dtype, weight))
 
 
@@ -74,20 +70,10 @@ def gated_linear(x: Tensor, gate: str, weight: Tensor, factors: Tensor, bias: Te
 
 
 def _quantizing_kernels() -> ModuleType:
-    kernels = _device_kernels()
+    kernels = triton_kernels("fp8")
     if kernels is None:
         raise RuntimeError("callers ask `quantizes` first, which says no where there is no Triton")
     return kernels
-
-
-@functools.cache
-def _device_kernels() -> ModuleType | None:
-    """The kernels for GPUs, imported at the first call; None where Triton is not installed."""
-    try:
-        return importlib.import_module("pagemill.model.kernels.triton.fp8")
-    except ImportError as error:
-        logger.warning("the GPU kernels for 8-bit floats cannot be loaded, plain torch runs instead: %s", error)
-        return None
 
 
 def reference_quantize(rows: Tensor) -> tuple[Tensor, Tensor]:

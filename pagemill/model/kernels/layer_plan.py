@@ -13,17 +13,27 @@ from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.mirrors import Layer, Op, Run
 from pagemill.model.kernels.native import DTYPES, KV_DTYPES, loaded_library
 
-NORM, LINEAR, PREPARE, ATTEND, CHOOSE = 1, 2, 3, 4, 5
+NORM = 1
+LINEAR = 2
+PREPARE = 3
+ATTEND = 4
+CHOOSE = 5
+ADD = 6
+LOOK_UP = 7
 NO_BUFFER = -1
 MIN_CAPACITY = 64
 
 
 @dataclass(frozen=True)
 class NormWeight:
-    """An RMS norm: its weight and epsilon."""
+    """An RMS norm, or a LayerNorm: its weight, epsilon and bias."""
 
     weight: Tensor
     eps: float
+    bias: Tensor | None = None
+    """Of a LayerNorm, which may have none."""
+    centers: bool = False
+    """Whether it is a LayerNorm."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +44,8 @@ class AttentionParts:
     """Under which its batch is found."""
     layer: Layer
     cache: Tensor
-    cos: Tensor
-    """[positions, D], as sin; of the type of the model, or float32."""
-    sin: Tensor
+    rope: tuple[Tensor, Tensor] | None
+    """cos and sin, each [positions, n], n <= D, of the type of the model or float32; None where nothing is turned."""
     query_norm: NormWeight | None = None
     key_norm: NormWeight | None = None
 
@@ -61,6 +70,10 @@ class PlanBuilder:
             self._widths.append(width)
         return self._buffers[key]
 
+    def width(self, buffer: int) -> int:
+        """Elements of a buffer for each token."""
+        return self._widths[buffer]
+
     def norm(self, source: int, norm: NormWeight, out: str) -> int:
         """norm(source) -> out."""
         return self._norm(source, norm, out, NO_BUFFER, NO_BUFFER)
@@ -78,10 +91,11 @@ class PlanBuilder:
 
     def attention(self, qkv: int, parts: AttentionParts, out: str) -> int:
         """Norms of query and key, rotary embedding, cache and attention, from query, key and value in one buffer."""
-        layer, cache = parts.layer, parts.cache
+        layer = parts.layer
+        cache = parts.cache
         group = len(self._groups)
         self._groups.append(parts.name)
-        self._kept += [cache, parts.cos, parts.sin]
+        self._kept += [cache, *(parts.rope or ())]
         place = {
             "layer": layer,
             "kv_cache": cache.data_ptr(),
@@ -100,21 +114,31 @@ class PlanBuilder:
             second_weight=parts.key_norm.weight.data_ptr() if parts.key_norm else None,
             weight_dtype=DTYPES[norms[0].weight.dtype] if norms else 0,
             eps=norms[0].eps if norms else 0.0,
-            cos=parts.cos.data_ptr(),
-            sin=parts.sin.data_ptr(),
-            table_stride=parts.cos.stride(0),
-            half=parts.cos.shape[1] // 2,
-            table_dtype=DTYPES[parts.cos.dtype],
+            **_tables(parts.rope),
             **place,
         )
         target = self.buffer(out, layer.num_heads * layer.head_size)
         self._add(ATTEND, qkv, target, **place)
         return target
 
+    def add(self, first: int, second: int, out: str) -> int:
+        """first + second -> out. Neither is what a norm gave."""
+        target = self.buffer(out, self._widths[first])
+        self._add(ADD, first, target, residual_in=second)
+        return target
+
+    def look_up(self, table: Tensor, out: str) -> int:
+        """The row of [positions, E] bfloat16 that each token's position has -> out."""
+        target = self.buffer(out, table.shape[1])
+        self._kept.append(table)
+        self._add(LOOK_UP, NO_BUFFER, target, weight=table.data_ptr())
+        return target
+
     def finish(self, source: int, result: int, head: PackedLinear | None = None) -> "LayerPlan":
         """The plan that reads `source` and leaves its result in `result`, which a norm wrote last. With a `head`, it
         can go on to logits and tokens: see cpu/decode_step.h."""
-        num_layer_ops, logits = len(self._ops), None
+        num_layer_ops = len(self._ops)
+        logits = None
         if head is not None:
             logits = self.buffer("logits", head.out_features)
             self._linear(result, head, logits, torch.float32)
@@ -128,7 +152,7 @@ class PlanBuilder:
 
     def _norm(self, source: int, norm: NormWeight, out: str, residual: int, total: int) -> int:
         target = self.buffer(out, len(norm.weight))
-        self._kept.append(norm.weight)
+        self._kept += [norm.weight] if norm.bias is None else [norm.weight, norm.bias]
         self._add(
             NORM,
             source,
@@ -136,7 +160,9 @@ class PlanBuilder:
             residual_in=residual,
             residual_out=total,
             weight=norm.weight.data_ptr(),
+            second_weight=None if norm.bias is None else norm.bias.data_ptr(),
             weight_dtype=DTYPES[norm.weight.dtype],
+            centers=norm.centers,
             eps=norm.eps,
         )
         return target
@@ -148,7 +174,7 @@ class PlanBuilder:
 
 @dataclass(frozen=True, slots=True)
 class PlanPlaces:
-    """Numbers of buffers."""
+    """The buffers of a plan that its caller reads and writes, by number."""
 
     source: int
     result: int
@@ -189,7 +215,8 @@ class LayerPlan:
 
         Raises MemoryError.
         """
-        num_tokens, places = hidden.shape[0], self.places
+        num_tokens = hidden.shape[0]
+        places = self.places
         self.reserve(num_tokens)
         # Nothing writes to the source, so it is read where it is.
         hidden = hidden.contiguous()
@@ -216,10 +243,15 @@ class LayerPlan:
         return self._buffers[places.result][:num_tokens]
 
     def logits(self, rows: Tensor) -> Tensor:
-        """[L] int64 rows of the last decode step -> a copy of their logits, [L, V] float32."""
+        """[L] int64 rows of the last decode step, ascending -> their logits, [L, V] float32, to be changed at will and
+        good until the next step. Rows side by side are not copied."""
         if self.places.logits is None:
             raise RuntimeError("a plan without a head has no logits")
-        return self._buffers[self.places.logits].index_select(0, rows)
+        found = self._buffers[self.places.logits]
+        first = int(rows[0]) if len(rows) else 0
+        if len(rows) and int(rows[-1]) - first == len(rows) - 1:
+            return found[first : first + len(rows)]
+        return found.index_select(0, rows)
 
     def reserve(self, num_tokens: int, *, logits: bool = False) -> None:
         """Have buffers for so many tokens, and for the logits of as many rows."""
@@ -247,6 +279,20 @@ class NativeNetwork:
     embedding: PackedLinear | Tensor
     """Whose rows are embeddings, [V, E]; a tensor is bfloat16."""
     embedding_scale: float = 1.0
+
+
+def _tables(rope: tuple[Tensor, Tensor] | None) -> dict[str, int]:
+    """Rotary tables as an operation has them; nothing where there are none."""
+    if rope is None:
+        return {}
+    cos, sin = rope
+    return {
+        "cos": cos.data_ptr(),
+        "sin": sin.data_ptr(),
+        "table_stride": cos.stride(0),
+        "half": cos.shape[1] // 2,
+        "table_dtype": DTYPES[cos.dtype],
+    }
 
 
 def _capacity(num_tokens: int, least: int = MIN_CAPACITY) -> int:

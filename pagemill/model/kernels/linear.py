@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.mirrors import LinearStruct
-from pagemill.model.kernels.native import DTYPES, library, loaded_library
+from pagemill.model.kernels.native import ACTIVATIONS, DTYPES, library, loaded_library
 from pagemill.model.kernels.weight_memory import WeightMemory
 
 BF16_PANELS = 0
-NO_GATE, SILU, GELU_TANH = 0, 1, 2
+NO_GATE = 0
+SILU = 1
+GELU_TANH = 2
 PANEL = 32
 """Outputs of a panel, as LINEAR_PANEL in kernels.h."""
 
@@ -67,10 +69,12 @@ def with_bias(packed: PackedLinear, bias: Tensor) -> PackedLinear:
     return PackedLinear(struct, (*packed.tensors, values), packed.out_features)
 
 
-def unpack_bf16(packed: PackedLinear) -> Tensor:
-    """[N, K]: the weight that `pack_bf16` was given, without a gate."""
-    rows, cols = packed.struct.rows, packed.struct.cols
-    return packed.tensors[0].transpose(1, 2).reshape(-1, cols)[:rows].contiguous()
+def with_activation(packed: PackedLinear, activation: str) -> PackedLinear:
+    """The same weight, and the activation of its results, by its name in `native.ACTIVATIONS`. Not for one with a
+    gate."""
+    struct = LinearStruct.from_buffer_copy(packed.struct)
+    struct.activation = ACTIVATIONS[activation]
+    return PackedLinear(struct, packed.tensors, packed.out_features)
 
 
 def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -108,7 +112,8 @@ def _in_panels(weight: Tensor) -> Tensor:
 
 def _gated_panels(weight: Tensor) -> Tensor:
     """Half a panel of the first half of the rows, then the same of the second half, and so on."""
-    half, size = weight.shape[0] // 2, PANEL // 2
+    half = weight.shape[0] // 2
+    size = PANEL // 2
     missing = -half % size
     halves = [torch.nn.functional.pad(part, (0, 0, 0, missing)) for part in (weight[:half], weight[half:])]
     return torch.stack([part.view(-1, size, weight.shape[1]) for part in halves], 1).view(-1, weight.shape[1])

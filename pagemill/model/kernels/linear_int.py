@@ -49,12 +49,14 @@ def pack_blocks(
 
     With a gate, N is that of both halves. Four inputs of 32 outputs lie side by side: rows are only transposed.
     """
-    rows, num_blocks = blocks.shape[0], blocks.shape[1] // kind.block_bytes
+    rows = blocks.shape[0]
+    num_blocks = blocks.shape[1] // kind.block_bytes
     cols = num_blocks * BLOCK if cols is None else cols
     ordered = panel_rows(blocks, gate).view(-1, PANEL, num_blocks, kind.block_bytes)
     shape = len(ordered), num_blocks, kind.block_bytes * PANEL
     panels = (memory or WeightMemory()).empty(*shape, dtype=torch.uint8)
-    limits, integers = panels[..., : kind.limit_bytes * PANEL], panels[..., kind.limit_bytes * PANEL :]
+    limits = panels[..., : kind.limit_bytes * PANEL]
+    integers = panels[..., kind.limit_bytes * PANEL :]
     _transpose(ordered[..., : kind.limit_bytes], limits, kind.limit_bytes)
     _transpose(ordered[..., kind.limit_bytes :], integers, 4)
     if kind.flip:
@@ -96,7 +98,8 @@ def _transpose(ordered: Tensor, to: Tensor, piece_bytes: int) -> None:
     num_panels, _, num_blocks, num_bytes = ordered.shape
     aligned = piece_bytes == 4 and ordered.stride(2) % 4 == 0
     unit = torch.int32 if aligned else torch.int16
-    size, pieces = unit.itemsize, num_bytes // piece_bytes
+    size = unit.itemsize
+    pieces = num_bytes // piece_bytes
     source = ordered.view(unit).view(num_panels, PANEL, num_blocks, pieces, piece_bytes // size)
     target = to.view(unit).view(num_panels, num_blocks, pieces, PANEL, piece_bytes // size)
     target.copy_(source.permute(0, 2, 3, 1, 4))

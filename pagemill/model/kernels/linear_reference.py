@@ -58,8 +58,11 @@ def dequantized(weight: Tensor, format_name: str, sizes: tuple[int, int], gate: 
 
 def unpacked_blocks(kind: BlockFormat, panels: Tensor, sizes: tuple[int, int], gate: int = NO_GATE) -> Tensor:
     """What `pack_blocks` was given: [N, B, block_bytes] uint8."""
-    num_panels, num_blocks, limits_end = panels.shape[0], panels.shape[1], kind.limit_bytes * PANEL
-    limits, integers = panels[..., :limits_end], panels[..., limits_end:].contiguous()
+    num_panels = panels.shape[0]
+    num_blocks = panels.shape[1]
+    limits_end = kind.limit_bytes * PANEL
+    limits = panels[..., :limits_end]
+    integers = panels[..., limits_end:].contiguous()
     if kind.flip:
         integers = integers.view(torch.int32).bitwise_xor(kind.flip).view(torch.uint8)
     pieces = limits.reshape(num_panels, num_blocks, 1, PANEL, -1), integers.view(num_panels, num_blocks, -1, PANEL, 4)

@@ -6,7 +6,9 @@ Knows their layout, not what is done with them. Fields have the order, the types
 import ctypes
 from collections.abc import Callable
 
-_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int64
+_FLOAT = ctypes.c_double
 _MAX_FIELDS = 64
 
 
@@ -33,7 +35,7 @@ class LinearStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, _POINTER) for name in ("weight", "bias")),
-        *((name, _INT) for name in ("format", "rows", "cols", "gate")),
+        *((name, _INT) for name in ("format", "rows", "cols", "gate", "activation")),
     )
 
 
@@ -43,7 +45,7 @@ class Op(ctypes.Structure):
     _fields_ = (
         *((name, _INT) for name in ("kind", "input", "out", "residual_in", "residual_out")),
         *((name, _POINTER) for name in ("weight", "second_weight")),
-        ("weight_dtype", _INT),
+        *((name, _INT) for name in ("weight_dtype", "centers")),
         ("eps", _FLOAT),
         ("linear", LinearStruct),
         ("out_dtype", _INT),
@@ -127,6 +129,7 @@ def check_layouts(describe: Callable[..., int]) -> None:
     for name, mirror in MIRRORS.items():
         values = (ctypes.c_int64 * _MAX_FIELDS)()
         count = describe(name.encode(), ctypes.addressof(values), _MAX_FIELDS)
-        found, expected = list(values[:count]), layout_of(mirror)
+        found = list(values[:count])
+        expected = layout_of(mirror)
         if found != expected:
             raise RuntimeError(f"{name} is laid out as {found} in the library, and as {expected} in {mirror.__name__}")

@@ -4,24 +4,18 @@ Arguments are not checked. Letters in shapes: T tokens, K experts of a token, X 
 E hidden size, I inner size.
 """
 
-import functools
-import importlib
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
-from pagemill.log import get_logger
+from pagemill.model.kernels.dispatch import triton_kernels
 from pagemill.model.kernels.reference import gated
 from pagemill.model.kernels.routing import Routing
-
-logger = get_logger(__name__)
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """[T, X] float32 -> (experts [T, K] int32, weights [T, K] float32). `bias` [X] is added to the scores for choosing,
     not for weighing."""
-    kernels = _device_kernels() if logits.is_cuda else None
+    kernels = triton_kernels("moe") if logits.is_cuda else None
     if kernels is None:
         return reference_route(logits, routing, bias)
     result: tuple[Tensor, Tensor] = kernels.route(logits, routing, bias)
@@ -43,21 +37,11 @@ def experts(
     gate_up [N, 2 * I, E] and down [N, E, I] are those of experts first .. first + N; what others would add is left out.
     Weights of 8-bit floats come with their factors per output, [N, 2 * I] and [N, E] float32.
     """
-    kernels = _device_kernels() if x.is_cuda else None
+    kernels = triton_kernels("moe") if x.is_cuda else None
     if kernels is None:
         return reference_experts(x, gate_up, down, chosen, weights, first, gelu, scales)
     result: Tensor = kernels.experts(x, gate_up, down, chosen, weights, first, gelu, scales)
     return result
-
-
-@functools.cache
-def _device_kernels() -> ModuleType | None:
-    """The kernels for GPUs, imported at the first call; None where Triton is not installed."""
-    try:
-        return importlib.import_module("pagemill.model.kernels.triton.moe")
-    except ImportError as error:
-        logger.warning("the GPU kernels of mixtures of experts cannot be loaded, plain torch runs instead: %s", error)
-        return None
 
 
 def reference_route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -21,11 +21,15 @@ from pagemill.model.kernels.mirrors import check_layouts
 
 logger = get_logger(__name__)
 
-_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int64
+_FLOAT = ctypes.c_double
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Types that the kernels compute."""
 KV_DTYPES = DTYPES | {torch.int8: 2}
 """Types of caches."""
+ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5}
+"""As PmActivation in cpu/kernels.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,13 @@ class Library:
     parallel_runtime: Callable[[], int]
     """Address of a function of the OpenMP runtime in use."""
     rms_norm: Callable[..., None]
+    layer_norm: Callable[..., None]
+    activate: Callable[..., None]
     gated_activation: Callable[..., None]
     rope: Callable[..., None]
     argmax: Callable[..., None]
     sample: Callable[..., None]
+    mask: Callable[..., None]
     attention: Callable[..., int]
     linear: Callable[..., None]
     linear_rows: Callable[..., int]
@@ -84,11 +91,13 @@ def loaded_library() -> Library:
 def _load(path: Path) -> Library:
     """Short kernels keep the interpreter's lock: giving it up and waiting for it again costs more than they do, and
     much more when another thread takes it. Attention, argmax and sampling, which may be long, give it up."""
-    holding, releasing = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+    holding = ctypes.PyDLL(str(path))
+    releasing = ctypes.CDLL(str(path))
 
     def function(dll: ctypes.CDLL, name: str, result: type | None, *arguments: type) -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(dll, name)
-        found.argtypes, found.restype = arguments, result  # type: ignore[attr-defined]
+        found.argtypes = arguments  # type: ignore[attr-defined]
+        found.restype = result  # type: ignore[attr-defined]
         return found
 
     check_layouts(function(holding, "pm_layout", _INT, ctypes.c_char_p, _POINTER, _INT))
@@ -98,10 +107,13 @@ def _load(path: Path) -> Library:
         isa=function(holding, "pm_isa", ctypes.c_char_p),
         parallel_runtime=function(holding, "pm_parallel_runtime", _POINTER),
         rms_norm=function(holding, "pm_rms_norm", None, *[_POINTER] * 4, _FLOAT, *[_INT] * 7),
+        layer_norm=function(holding, "pm_layer_norm", None, *[_POINTER] * 5, _FLOAT, *[_INT] * 6),
+        activate=function(holding, "pm_activate", None, *[_POINTER] * 2, *[_INT] * 4),
         gated_activation=function(holding, "pm_gated_activation", None, *[_POINTER] * 2, *[_INT] * 6),
         rope=function(holding, "pm_rope", None, *[_POINTER] * 3, *[_INT] * 9),
         argmax=function(releasing, "pm_argmax", None, *[_POINTER] * 2, *[_INT] * 5),
         sample=function(releasing, "pm_sample", None, *[_POINTER] * 7, *[_INT] * 4),
+        mask=function(releasing, "pm_mask", None, *[_POINTER] * 2, *[_INT] * 5),
         linear_rows=function(holding, "pm_linear_rows", ctypes.c_int, *[_POINTER] * 3, *[_INT] * 2),
         linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
         run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
@@ -129,6 +141,27 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     return out
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None) -> Tensor:
+    """[..., N] -> [..., N], contiguous; weight and bias have x's type. x and `residual` as `rms_norm` takes them."""
+    out = torch.empty_like(x)
+    cols = x.shape[-1]
+    loaded_library().layer_norm(
+        out.data_ptr(), x.data_ptr(), None if residual is None else residual.data_ptr(), weight.data_ptr(),
+        None if bias is None else bias.data_ptr(), eps, out.numel() // cols, cols, 1 if x.dim() == 2 else x.shape[1],
+        x.stride(0), DTYPES[x.dtype], torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def activated(x: Tensor, activation: str) -> Tensor:
+    """act of each element of a contiguous tensor, by its name in `ACTIVATIONS`."""
+    out = torch.empty_like(x)
+    loaded_library().activate(
+        out.data_ptr(), x.data_ptr(), x.numel(), DTYPES[x.dtype], ACTIVATIONS[activation], torch.get_num_threads()
+    )
+    return out
+
+
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotary embedding of [T, H, D] in place, pairs (d, d + n/2); cos and sin [T, n], n <= D: the elements beyond n
     stay. A float32 table beside another type of x means that the result is rounded once."""
@@ -141,7 +174,8 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 def gated(x: Tensor, gelu: bool) -> Tensor:
     """[T, 2 * I] -> [T, I]: act(first half) * second half."""
-    rows, cols = x.shape[0], x.shape[1] // 2
+    rows = x.shape[0]
+    cols = x.shape[1] // 2
     out = torch.empty(rows, cols, dtype=x.dtype)
     loaded_library().gated_activation(
         out.data_ptr(), x.data_ptr(), rows, cols, x.stride(0), DTYPES[x.dtype], gelu, torch.get_num_threads()
@@ -172,6 +206,13 @@ def sample(
     return out
 
 
+def mask_(logits: Tensor, words: Tensor) -> None:
+    """[L, V] float32, rows of any stride, in place, by [L, ceil(V / 32)] int32; see `ops.mask_`."""
+    loaded_library().mask(
+        logits.data_ptr(), words.data_ptr(), *logits.shape, logits.stride(0), words.stride(0), torch.get_num_threads()
+    )
+
+
 def attention(
     query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, batch: int, layer: int
 ) -> Tensor:
@@ -187,7 +228,8 @@ def attention(
         addresses: tuple[int | None, ...] = (None, None)
         strides: tuple[int, ...] = (0, 0)
     else:
-        addresses, strides = (key.data_ptr(), value.data_ptr()), (key.stride(0), value.stride(0))
+        addresses = (key.data_ptr(), value.data_ptr())
+        strides = (key.stride(0), value.stride(0))
     failed = loaded_library().attention(
         out.data_ptr(), query.data_ptr(), *addresses, kv_cache.data_ptr(), query.stride(0), *strides,
         kv_cache.stride(0), kv_cache.stride(1), DTYPES[query.dtype], KV_DTYPES[kv_cache.dtype], batch, layer,

@@ -76,7 +76,8 @@ def check_panels(weight: Tensor, format_name: str, sizes: tuple[int, int], gate:
     check(min(sizes) > 0, f"num_outputs and num_inputs are {sizes}, expected above 0")
     check(gate == NO_GATE or sizes[0] % 2 == 0, f"num_outputs is {sizes[0]}, expected an even number with a gate")
     check(format_name != "BF16" or sizes[1] % 2 == 0, f"num_inputs is {sizes[1]}, expected an even number for BF16")
-    expected, found = panel_bytes(format_name, sizes, gate), weight.numel() * weight.element_size()
+    expected = panel_bytes(format_name, sizes, gate)
+    found = weight.numel() * weight.element_size()
     what = f"expected contiguous panels of {expected} bytes: {sizes[0]} x {sizes[1]} in {format_name}"
     check(found == expected and weight.is_contiguous(), f"weight is {form(weight)}, {what}")
 

@@ -4,8 +4,6 @@ Arguments are not checked. Knows nothing about layers; tensors of other devices 
 does what is traced for a compiler, which fuses by itself.
 """
 
-import functools
-import importlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from pagemill.log import get_logger
 from pagemill.model.kernels import native, reference
+from pagemill.model.kernels.dispatch import triton_kernels
 from pagemill.model.kernels.kv_target import KVTarget
 
 logger = get_logger(__name__)
@@ -31,29 +30,31 @@ def _for(x: Tensor) -> ModuleType:
     return native if use_native else reference
 
 
-@functools.cache
 def device_kernels() -> ModuleType:
-    """The kernels for GPUs, imported at the first call; plain torch where Triton is not installed."""
-    try:
-        return importlib.import_module("pagemill.model.kernels.triton.device")
-    except ImportError as error:
-        logger.warning("the GPU kernels cannot be loaded, plain torch runs instead: %s", error)
-        return reference
+    """The kernels for GPUs; plain torch where Triton is not installed."""
+    return triton_kernels("device") or reference
 
 
-def compile_together(device: str, rehearsal: Iterable[None], *, whole: bool) -> AbstractContextManager[None]:
-    """On a device whose kernels are compiled at run time, the steps of `rehearsal` come first: the kernels that they
-    launch - those here, of attention and of experts - are not launched, so that what they would write is undefined, but
+def compile_together(device: str, precompilation: Iterable[None], *, whole: bool) -> AbstractContextManager[None]:
+    """On a device whose kernels are compiled at run time, the steps of `precompilation` come first: the kernels that
+    they launch - those here, of attention and of experts - are not launched, so what they would write is undefined, but
     compiled all at once, while the body runs. Unless `whole`, there is but one step if all of it is on disk."""
     if not device.startswith("cuda") or device_kernels() is reference:
         return nullcontext()
-    context: AbstractContextManager[None] = device_kernels().compile_together(rehearsal, whole)
+    context: AbstractContextManager[None] = device_kernels().compile_together(precompilation, whole)
     return context
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """RMSNorm over the last dimension of [T, N] or [T, H, N]; with `residual`, of the sum, which it becomes."""
     result: Tensor = _for(x).rms_norm(x, weight, eps, residual)
+    return result
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None) -> Tensor:
+    """LayerNorm over the last dimension of [T, N] or [T, H, N]; with `residual`, of the sum, which it becomes. Plain
+    torch on a GPU."""
+    result: Tensor = _cpu_only(x).layer_norm(x, weight, bias, eps, residual)
     return result
 
 
@@ -68,11 +69,24 @@ def gated(x: Tensor, gate: str) -> Tensor:
     return result
 
 
+def activated(x: Tensor, activation: str) -> Tensor:
+    """[T, I], contiguous -> act of each element; silu, gelu, gelu_tanh, relu, or relu2: the square of relu. Plain torch
+    on a GPU."""
+    result: Tensor = _cpu_only(x).activated(x, activation)
+    return result
+
+
 def argmax(logits: Tensor) -> Tensor:
     """[L, V] -> [L] int64: the first index of the largest logit of each row; -1 where one is NaN, or the largest is
     infinite."""
     result: Tensor = _for(logits).argmax(logits)
     return result
+
+
+def mask_(logits: Tensor, words: Tensor) -> None:
+    """Set [L, V] float32 logits, rows of any stride, to minus infinity in place where a mask says so: [L, ceil(V / 32)]
+    int32 on the same device, of which token t keeps its logit if bit t % 32 of word t // 32 is 1."""
+    _for(logits).mask_(logits, words)
 
 
 def samples_natively(logits: Tensor) -> bool:
@@ -156,6 +170,14 @@ def linear_norm_linear(
     return result
 
 
+def split_heads(qkv: Tensor, num_heads: int, head_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[T, (H + 2 * Hkv) * D] -> query [T, H, D], key and value [T, Hkv, D], views of it."""
+    num_kv_heads = (qkv.shape[1] // head_size - num_heads) // 2
+    heads = qkv.view(len(qkv), -1, head_size)
+    query, key, value = heads.split_with_sizes([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    return query, key, value
+
+
 def attention_inputs(
     qkv: Tensor,
     num_heads: int,
@@ -173,9 +195,7 @@ def attention_inputs(
             qkv, num_heads, head_size, rope, norms, target
         )
         return result
-    num_kv_heads = (qkv.shape[1] // head_size - num_heads) // 2
-    heads = qkv.view(len(qkv), -1, head_size)
-    query, key, value = heads.split_with_sizes([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    query, key, value = split_heads(qkv, num_heads, head_size)
     if norms is not None:
         query, key = rms_norm(query, *norms[0]), rms_norm(key, *norms[1])
     rotate_(query, *rope)
@@ -188,3 +208,7 @@ def attention_inputs(
 
 def _device_only(x: Tensor) -> ModuleType:
     return _for(x) if x.is_cuda else reference
+
+
+def _cpu_only(x: Tensor) -> ModuleType:
+    return reference if x.is_cuda else _for(x)

@@ -24,6 +24,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     return wide.to(x.dtype) * weight
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension. `residual` becomes x + residual
+    first."""
+    if residual is not None:
+        x = residual.add_(x)
+    return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def activated(x: Tensor, activation: str) -> Tensor:
+    """act of each element: silu, gelu, gelu_tanh, relu or relu2."""
+    if activation == "relu2":
+        return functional.relu(x).square_()
+    if activation == "gelu_tanh":
+        return functional.gelu(x, approximate="tanh")
+    result: Tensor = getattr(functional, activation)(x)
+    return result
+
+
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotary embedding of [T, H, D] in place, halves as pairs; cos and sin [T, n], n <= D: elements beyond stay."""
     x = x[..., : cos.shape[-1]]
@@ -48,6 +66,14 @@ def token_or_none(logits: Tensor, tokens: Tensor) -> Tensor:
     """[L, V], [L] -> [L]: the tokens; -1 where a row has a NaN or its largest is infinite, so that it is no
     distribution that a token could be chosen by."""
     return tokens.masked_fill(~logits.amax(-1).isfinite(), -1)
+
+
+def mask_(logits: Tensor, words: Tensor) -> None:
+    """[L, V] in place, by [L, ceil(V / 32)] int32: minus infinity where the bit of a token is 0, which is bit t % 32 of
+    word t // 32."""
+    places = torch.arange(32, dtype=torch.int32, device=words.device)
+    refused = ((words.unsqueeze(-1) >> places) & 1 == 0).flatten(1)
+    logits.masked_fill_(refused[:, : logits.shape[1]], -torch.inf)
 
 
 def linear(
@@ -104,7 +130,8 @@ def gather_pair(first: Tensor, second: Tensor, indices: Tensor) -> tuple[Tensor,
 def write_kv(key: Tensor, value: Tensor, target: KVTarget) -> None:
     """Write [T, Hkv, D] to the slots of the cache; tokens with a negative slot are not written."""
     wanted = target.slot_mapping >= 0
-    slots, block_size = target.slot_mapping[wanted], target.key_cache.shape[1]
+    slots = target.slot_mapping[wanted]
+    block_size = target.key_cache.shape[1]
     halves = (target.key_cache, key, target.key_scale), (target.value_cache, value, target.value_scale)
     for cache, tokens, scale in halves:
         rows = tokens[wanted]
@@ -119,7 +146,8 @@ def quantized_rows(x: Tensor) -> Tensor:
     element / 127. The scale of a row with a NaN or an infinity is NaN."""
     wide = x.float()
     largest = wide.abs().amax(-1, keepdim=True)
-    finite, zero = wide.isfinite().all(-1, keepdim=True), largest < SMALLEST_ROW
+    finite = wide.isfinite().all(-1, keepdim=True)
+    zero = largest < SMALLEST_ROW
     scales = torch.where(finite, largest / 127, torch.nan).masked_fill(finite & zero, 0)
     inverses = torch.full_like(largest, 127) / largest  # 127 / largest is rounded twice
     quants = torch.where(finite & ~zero, wide * inverses, 0).round()
@@ -157,8 +185,10 @@ def unpacked_cache(cache: Tensor) -> Tensor:
     blocks, heads, block_size, head_size = keys.shape
     if cache.dtype == torch.int8:
         head_size -= 4
-        flat, count = cache.flatten(3), block_size * head_size
-        quants, scales = flat[..., :count], flat[..., count:]
+        flat = cache.flatten(3)
+        count = block_size * head_size
+        quants = flat[..., :count]
+        scales = flat[..., count:]
         keys = quants[0].reshape(blocks, heads, head_size // 4, block_size, 4).transpose(2, 3).flatten(3)
         values = quants[1].reshape(blocks, heads, block_size // 4, head_size, 4).mT.flatten(2, 3)
         return torch.cat([torch.stack([keys, values]), scales.reshape(*cache.shape[:4], 4)], -1)

@@ -185,7 +185,8 @@ def paged_attention(
     `step` is query_start [R + 1], seq_lens [R], block_table [R, most blocks], all int32, and slot_mapping [T] int64.
     """
     op_checks.check_attention(query, key, value, kv_cache, step)
-    writes, block_size = key is not None, kv_cache.shape[3]
+    writes = key is not None
+    block_size = kv_cache.shape[3]
     op_checks.check_step(step, len(query), kv_cache.shape[1], block_size, writes)
     if native.library() is None or query.dtype not in native.DTYPES:
         args = query, key, value, kv_cache, step, scale

@@ -1,7 +1,7 @@
 """`WeightMemory`: memory for packed weights, in huge pages where the system has them. Knows no layout.
 
 A step reads every weight once, far more than the translation caches of a CPU cover in pages of 4 KiB: with pages of
-2 MiB, a decode step's layers take a fifth to a third less (docs/cpu.md).
+2 MiB, a decode step's layers take less time (docs/benchmarks.md).
 """
 
 import ctypes
@@ -32,7 +32,8 @@ class WeightMemory:
         """A tensor of any values, aligned to ALIGNMENT_BYTES."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if self._used + num_bytes > len(self._chunk):
-            self._chunk, self._used = _map(max(CHUNK_BYTES, num_bytes)), 0
+            self._chunk = _map(max(CHUNK_BYTES, num_bytes))
+            self._used = 0
         taken = self._chunk[self._used : self._used + num_bytes]
         self._used += -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         return taken.view(dtype).view(shape)

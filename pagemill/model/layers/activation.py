@@ -1,13 +1,26 @@
-"""Gated activations: act(gate) * up on a stacked [T, 2 * I]."""
+"""Activations by their names in config.json: gated ones, act(gate) * up on a stacked [T, 2 * I], and plain ones."""
+
+from collections.abc import Mapping
 
 from pagemill.errors import ModelError
 
-_BY_NAME = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_GATED = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_PLAIN = _GATED | {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu", "relu2": "relu2"}
 
 
 def gate_of(name: str) -> str:
     """What kernels and weights call an activation (`ops.gated`, `QuantMethod.prepare`), by its name in config.json.
     Raises ModelError that lists the known names."""
-    if name not in _BY_NAME:
-        raise ModelError(f"activation {name!r} is not supported; known: {', '.join(sorted(_BY_NAME))}")
-    return _BY_NAME[name]
+    return _known(name, _GATED, "gated activation")
+
+
+def activation_of(name: str) -> str:
+    """What `ops.activated` calls an activation without a gate, by its name in config.json. Raises ModelError that lists
+    the known names."""
+    return _known(name, _PLAIN, "activation")
+
+
+def _known(name: str, names: Mapping[str, str], what: str) -> str:
+    if name not in names:
+        raise ModelError(f"{what} {name!r} is not supported; known: {', '.join(sorted(names))}")
+    return names[name]

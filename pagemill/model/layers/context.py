@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from pagemill.model.attention.interface import AttentionBackend, AttentionLayerSpec
+from pagemill.model.attention.capability import AttentionLayerSpec
+from pagemill.model.attention.interface import AttentionBackend
 from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_groups
 from pagemill.model.layers.moe.exchange import Exchange
 from pagemill.model.loading.weight_map import WeightMap

@@ -1,4 +1,5 @@
-"""Token embedding and output head, each rank with its part of the vocabulary. They may share one weight."""
+"""Token embedding and output head, each rank with its part of the vocabulary; they may share one weight. Embedding of
+positions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -70,6 +71,29 @@ class Embedding(nn.Module):
         if isinstance(self.weight, LinearWeight):
             return self.weight.rows(indices)
         return functional.embedding(indices, self.weight)  # type: ignore[arg-type]
+
+
+class PositionEmbedding(nn.Module):
+    """[T] positions -> [T, E]: a learnt vector for each, all of them on every rank."""
+
+    def __init__(self, num_positions: int, size: int, *, ctx: LayerContext, first: int = 0) -> None:
+        """`first`: the row of the checkpoint's table that is position 0."""
+        super().__init__()
+        self.weight = torch.empty(0)
+        self._dtype = ctx.dtype
+        self._shape = (first + num_positions, size)
+        self._first = first
+
+    def checkpoint_tensors(self) -> tuple[LayerTensor, ...]:
+        """Every tensor of a checkpoint that belongs to the layer."""
+        return (LayerTensor.whole("weight", self._shape),)
+
+    def load(self, kind: str, shard: int, tensor: Tensor) -> None:
+        """Take the checkpoint tensor."""
+        self.weight = tensor[self._first :].to(self._dtype)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return functional.embedding(positions, self.weight)
 
 
 class OutputHead(Linear):

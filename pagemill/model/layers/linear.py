@@ -143,12 +143,27 @@ class QKVLinear(Linear):
     ) -> None:
         tp = ctx.groups.tp
         heads = split_heads(num_heads, num_kv_heads, tp.rank, tp.size)
-        self.num_heads, self.num_kv_heads = len(heads.query), len(heads.kv)
+        self.num_heads = len(heads.query)
+        self.num_kv_heads = len(heads.kv)
         rows = [range(part.start * head_size, part.stop * head_size) for part in (heads.query, heads.kv, heads.kv)]
         shards = (num_heads * head_size, num_kv_heads * head_size, num_kv_heads * head_size)
         super().__init__(in_size, shards, bias=bias, ctx=ctx, rows=rows)
         self.sizes = tuple(len(part) for part in rows)
         """Of query, key and value in this rank's output."""
+
+
+class HeadwiseQKVLinear(ColumnLinear):
+    """`QKVLinear` where a checkpoint has one weight, with query, key and value of each head next to each other. Raises
+    ConfigError when the heads cannot be dealt out."""
+
+    def __init__(self, in_size: int, num_heads: int, head_size: int, *, bias: bool, ctx: LayerContext) -> None:
+        tp = ctx.groups.tp
+        self.num_heads = self.num_kv_heads = len(even_split(num_heads, tp.rank, tp.size, "num_attention_heads"))
+        self._head_size = head_size
+        super().__init__(in_size, (3 * num_heads * head_size,), bias=bias, ctx=ctx, what="size of the attention heads")
+
+    def arrange(self, rows: Tensor) -> Tensor:
+        return rows.view(-1, 3, self._head_size, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
 class RowLinear(Linear):

@@ -21,7 +21,8 @@ def rotary_first(rows: Tensor, vector_size: int, rotary_size: int, interleaved: 
     last, put first; pairs of neighbours become pairs of halves. Scores stay as they are when query and key change
     alike."""
     vectors = rows.reshape(-1, vector_size, *rows.shape[1:])
-    plain, turned = vectors[:, :-rotary_size], vectors[:, -rotary_size:]
+    plain = vectors[:, :-rotary_size]
+    turned = vectors[:, -rotary_size:]
     if interleaved:
         turned = torch.cat([turned[:, 0::2], turned[:, 1::2]], dim=1)
     return torch.cat([turned, plain], dim=1).reshape(rows.shape)
@@ -89,13 +90,18 @@ class AbsorbedLinear(nn.Module):
             return
         rows = floats(weight, self._dtype)
         heads = rows.view(-1, sum(self.sizes), rows.shape[1])
-        key, value = heads[:, : self.sizes[0]], heads[:, self.sizes[0] :]
-        self.key, self.value = key.contiguous(), value.transpose(1, 2).contiguous()
+        key = heads[:, : self.sizes[0]]
+        value = heads[:, self.sizes[0] :]
+        self.key = key.contiguous()
+        self.value = value.transpose(1, 2).contiguous()
 
     def absorb(self, query: Tensor) -> Tensor:
-        """The plain part of queries [T, H, plain] -> queries to latent vectors [T, H, latent]."""
-        return torch.bmm(query.transpose(0, 1), self.key).transpose(0, 1)
+        """Queries [T, H, rotary + plain] -> [T, H, rotary + latent], for latent vectors in the place of keys."""
+        turned = query.shape[2] - self.sizes[0]
+        latent = torch.bmm(query[..., turned:].transpose(0, 1), self.key).transpose(0, 1)
+        return torch.cat([query[..., :turned], latent], dim=-1)
 
     def expand(self, latent: Tensor) -> Tensor:
-        """Weighted sums of latent vectors [T, H, latent] -> those of values [T, H * value]."""
-        return torch.bmm(latent.transpose(0, 1), self.value).transpose(0, 1).reshape(len(latent), -1)
+        """Weighted sums of latent vectors [T, H * latent] -> those of values [T, H * value]."""
+        heads = latent.view(len(latent), len(self.value), -1)
+        return torch.bmm(heads.transpose(0, 1), self.value).transpose(0, 1).reshape(len(latent), -1)

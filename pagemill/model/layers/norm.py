@@ -1,10 +1,12 @@
-"""RMSNorm."""
+"""RMSNorm and LayerNorm."""
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from pagemill.model.kernels.layer_plan import NormWeight
-from pagemill.model.kernels.ops import rms_norm
+from pagemill.model.kernels.ops import layer_norm, rms_norm
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.loading.stored import LayerTensor
 
@@ -15,6 +17,9 @@ class RMSNorm(nn.Module):
     `offset` is added to the stored weight: Gemma's checkpoints store weight - 1, and multiply before rounding to
     the model's type; the others round first.
     """
+
+    centers: ClassVar[bool] = False
+    """Whether the mean is subtracted first."""
 
     def __init__(self, size: int, eps: float, *, ctx: LayerContext, offset: float = 0.0) -> None:
         super().__init__()
@@ -33,10 +38,42 @@ class RMSNorm(nn.Module):
         """Take the checkpoint tensor."""
         self.weight = (tensor.float() + self.offset) if self.offset else tensor.to(self.dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., size] -> [..., size]."""
-        return rms_norm(x, self.weight, self.eps)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[..., size] -> [..., size]; with `residual`, of the sum, which it becomes."""
+        return rms_norm(x, self.weight, self.eps, residual)
 
     def native(self) -> NormWeight:
         """The form in which native code takes it."""
         return NormWeight(self.weight, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(variance + eps) * weight + bias, computed in float32 (Ba, Kiros and Hinton, 2016)."""
+
+    centers: ClassVar[bool] = True
+
+    def __init__(self, size: int, eps: float, *, ctx: LayerContext, bias: bool = True) -> None:
+        super().__init__()
+        self.name = ctx.name
+        self.size = size
+        self.eps = eps
+        self.dtype = ctx.dtype
+        self.weight = torch.empty(0)
+        self.bias = torch.empty(0) if bias else None
+
+    def checkpoint_tensors(self) -> tuple[LayerTensor, ...]:
+        """Every tensor of a checkpoint that belongs to the layer: all of it, on every rank."""
+        kinds = ("weight",) if self.bias is None else ("weight", "bias")
+        return tuple(LayerTensor.whole(kind, (self.size,)) for kind in kinds)
+
+    def load(self, kind: str, shard: int, tensor: Tensor) -> None:
+        """Take a checkpoint tensor."""
+        setattr(self, kind, tensor.to(self.dtype))
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[..., size] -> [..., size]; with `residual`, of the sum, which it becomes."""
+        return layer_norm(x, self.weight, self.bias, self.eps, residual)
+
+    def native(self) -> NormWeight:
+        """The form in which native code takes it."""
+        return NormWeight(self.weight, self.eps, self.bias, centers=True)

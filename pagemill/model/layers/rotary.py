@@ -80,7 +80,9 @@ def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
 
 def _yarn_factor(settings: Mapping[str, Any]) -> float:
     """On cos and sin. With mscale and mscale_all_dim, the part that is not on the whole of the query (DeepSeek)."""
-    factor, part, whole = settings["factor"], settings.get("mscale"), settings.get("mscale_all_dim")
+    factor = settings["factor"]
+    part = settings.get("mscale")
+    whole = settings.get("mscale_all_dim")
     if part and whole:
         return yarn_magnitude(factor, part) / yarn_magnitude(factor, whole)
     return yarn_magnitude(factor)
@@ -88,8 +90,10 @@ def _yarn_factor(settings: Mapping[str, Any]) -> float:
 
 def _llama3(inv_freq: Tensor, settings: Mapping[str, Any]) -> Tensor:
     """Llama 3.1's scaling: long waves are stretched by factor, short ones kept, those between interpolated."""
-    low, high = settings["low_freq_factor"], settings["high_freq_factor"]
-    original, factor = settings["original_max_position_embeddings"], settings["factor"]
+    low = settings["low_freq_factor"]
+    high = settings["high_freq_factor"]
+    original = settings["original_max_position_embeddings"]
+    factor = settings["factor"]
     turns = original * inv_freq / (2 * math.pi)
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
     scaled: Tensor = inv_freq * (smooth + (1 - smooth) / factor)
@@ -99,15 +103,19 @@ def _llama3(inv_freq: Tensor, settings: Mapping[str, Any]) -> Tensor:
 def _yarn(inv_freq: Tensor, settings: Mapping[str, Any], head_size: int) -> Tensor:
     """YaRN (Peng et al., 2023): interpolate dimensions that turn less than beta_slow times over the original
     length, keep those that turn more than beta_fast times, ramp between."""
-    theta, original = settings["rope_theta"], settings["original_max_position_embeddings"]
+    theta = settings["rope_theta"]
+    original = settings["original_max_position_embeddings"]
 
     def dimension(turns: float) -> float:
         return head_size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = dimension(settings.get("beta_fast") or 32), dimension(settings.get("beta_slow") or 1)
+    low = dimension(settings.get("beta_fast") or 32)
+    high = dimension(settings.get("beta_slow") or 1)
     if settings.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_size - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, head_size - 1)
     ramp = ((torch.arange(head_size // 2) - low) / max(high - low, 0.001)).clamp(0, 1)
     scaled: Tensor = inv_freq * (1 - ramp) + inv_freq / settings["factor"] * ramp
     return scaled

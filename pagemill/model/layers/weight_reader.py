@@ -50,7 +50,8 @@ class WeightReader:
 
     def _declared(self, shard: int) -> Declared:
         """What the method stores, and what is read of it. Experts share few methods and parts."""
-        method, part = self._methods[shard], self._parts[shard]
+        method = self._methods[shard]
+        part = self._parts[shard]
         known = self._known.get((id(method), id(part)))
         if known is None:
             as_stored = self.held.takes_blocks

@@ -22,7 +22,7 @@ class BlockTensor:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in)."""
+        """(out, in) of the weight that the blocks stand for."""
         return len(self.blocks), self.blocks.shape[1] // self.kind.block_bytes * BLOCK
 
     @property

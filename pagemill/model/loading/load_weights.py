@@ -148,7 +148,8 @@ def _check_values(name: str, wanted: LayerTensor, tensor: Tensor) -> None:
         raise ModelError(f"tensor {name} is of type {str(tensor.dtype)[6:]}, expected {allowed}")
     allowed_values = stored.values
     if allowed_values is not None and len(tensor):
-        low, high = int(tensor.min()), int(tensor.max())
+        low = int(tensor.min())
+        high = int(tensor.max())
         if low < allowed_values.start or high >= allowed_values.stop:
             raise ModelError(
                 f"tensor {name} has values from {low} to {high}, not within {allowed_values.start} to "

@@ -20,7 +20,7 @@ class WeightMap:
     """Names of a checkpoint, as the model's modules see them."""
 
     stack: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Module -> the checkpoint modules that it is stacked from, in order."""
+    """Module -> the checkpoint modules that it is stacked from, in order; of one, it has another name there."""
     strip_prefix: str = ""
     ignore: tuple[str, ...] = ()
     """Name endings of tensors that the model does not use."""
@@ -45,7 +45,7 @@ class WeightMap:
             return Target(module, kind, int(number) * len(self.experts) + self.experts.index(leaf))
         for stacked, parts in self.stack.items():
             if leaf in parts:
-                return Target(f"{parent}.{stacked}", kind, parts.index(leaf))
+                return Target(_under(parent, stacked), kind, parts.index(leaf))
         return Target(layer, kind, 0)
 
     def source_name(self, target: Target) -> str:
@@ -56,12 +56,16 @@ class WeightMap:
         """The checkpoint's name of the module that a shard of a layer is loaded from."""
         parent, _, leaf = layer.rpartition(".")
         parts = self.stack.get(leaf)
-        module = f"{parent}.{parts[shard]}" if parts else layer
+        module = _under(parent, parts[shard]) if parts else layer
         if leaf == "experts" and self.experts:
             expert, which = divmod(shard, len(self.experts))
             module = f"{layer}.{expert}.{self.experts[which]}"
         prefix = "" if layer.startswith("lm_head") else self.strip_prefix
         return prefix + module.replace(".mlp.", f".{self.mlp}.")
+
+
+def _under(parent: str, leaf: str) -> str:
+    return f"{parent}.{leaf}" if parent else leaf
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -18,12 +18,12 @@ from pagemill.model.forward_context import current_forward
 from pagemill.model.kernels.layer_plan import LayerPlan, NativeNetwork
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.embedding import Embedding, OutputHead
-from pagemill.model.layers.norm import RMSNorm
+from pagemill.model.layers.norm import LayerNorm, RMSNorm
 from pagemill.model.layers.rotary import Rotary, make_rotary, rope_settings
 from pagemill.model.loading.stored import LoadableLayer
 from pagemill.model.loading.weight_map import WeightMap
 from pagemill.model.network.native_plan import NotPlannable, make_plan
-from pagemill.model.network.operations import Network
+from pagemill.model.network.operations import Network, Value
 from pagemill.model.network.program import Program
 from pagemill.model.network.rewrite import include_gates
 
@@ -52,18 +52,20 @@ class CausalLM(nn.Module):
         super().__init__()
         ctx = dataclasses.replace(ctx, names=self.weights)
         config = facts.hf_config
-        size, vocab_size, eps = config["hidden_size"], facts.vocab_size, config["rms_norm_eps"]
+        size = config["hidden_size"]
+        vocab_size = facts.vocab_size
         self.config = config
         self.tied = bool(config.get("tie_word_embeddings", self.ties_by_default))
         self.hidden_size = int(size)
         self.vocab_size = facts.vocab_size
         self.num_experts = facts.num_experts
         self.dtype = ctx.dtype
-        stage, num_stages = ctx.groups.pp.rank, ctx.groups.pp.size
-        self.is_first, self.is_last = stage == 0, stage == num_stages - 1
+        stage = ctx.groups.pp.rank
+        num_stages = ctx.groups.pp.size
+        self.is_first = stage == 0
+        self.is_last = stage == num_stages - 1
         if self.is_first:
-            scale = self.embedding_scale(size)
-            self.embed_tokens = Embedding(vocab_size, size, ctx=ctx.child("embed_tokens"), scale=scale)
+            self.make_embeddings(ctx)
         self.layers = nn.ModuleDict(
             {
                 str(index): self.make_layer(index, ctx.child(f"layers.{index}"))
@@ -71,7 +73,7 @@ class CausalLM(nn.Module):
             }
         )
         if self.is_last:
-            self.norm = RMSNorm(size, eps, ctx=ctx.child("norm"), offset=self.norm_offset)
+            self.norm = self.make_norm(ctx.child("norm"))
             embedding = ctx.child("embed_tokens") if self.tied else None
             self.lm_head = OutputHead(size, vocab_size, ctx=ctx.child("lm_head"), embedding=embedding)
         self.has_head = self.is_last
@@ -81,8 +83,10 @@ class CausalLM(nn.Module):
         }
 
         self.network = self._write_network()
+        self._logits = self._write_logits() if self.has_head else None
         self._num_kv_scales = 0
         self._program: Program | None = None
+        self._head_program: Program | None = None
         self._plan: LayerPlan | None = None
         self._plan_was_tried = False
         self._no_plan = ""
@@ -98,6 +102,20 @@ class CausalLM(nn.Module):
         """Factor on embeddings; None for none."""
         return None
 
+    def make_embeddings(self, ctx: LayerContext) -> None:
+        """Make what `embed` needs; on the first stage."""
+        size = self.hidden_size
+        scale = self.embedding_scale(size)
+        self.embed_tokens = Embedding(self.vocab_size, size, ctx=ctx.child("embed_tokens"), scale=scale)
+
+    def embed(self, net: Network) -> Value:
+        """The operations on token ids and positions that give what the first layer reads, [T, E]."""
+        return net.embed(net.inputs, self.embed_tokens)
+
+    def make_norm(self, ctx: LayerContext) -> RMSNorm | LayerNorm:
+        """The norm after the last layer."""
+        return RMSNorm(self.hidden_size, self.config["rms_norm_eps"], ctx=ctx, offset=self.norm_offset)
+
     def rope_kinds(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Name -> rotary settings, for every setting that some layer uses."""
         return {"default": rope_settings(config)}
@@ -108,7 +126,7 @@ class CausalLM(nn.Module):
 
     def _write_network(self) -> Network:
         net = Network(self.rotaries)
-        x = net.embed(net.inputs, self.embed_tokens) if self.is_first else net.inputs
+        x = self.embed(net) if self.is_first else net.inputs
         for kind in self.rotaries:
             net.cos_sin(kind)  # looked up before the layers, where nothing waits for it
         for layer in self.layers.values():
@@ -116,6 +134,15 @@ class CausalLM(nn.Module):
         net.result = net.norm(x, self.norm) if self.is_last else x
         include_gates(net)
         return net
+
+    def _write_logits(self) -> Network:
+        net = Network()
+        net.result = self.logits(net, net.inputs)
+        return net
+
+    def logits(self, net: Network, x: Value) -> Value:
+        """The operations on the network's result, [L, E], that give logits, [L, V] float32."""
+        return net.head(x, self.lm_head)
 
     def cache_layers(self) -> dict[str, CacheLayer]:
         """Every layer that keeps something of a request, by name, in layer order."""
@@ -133,7 +160,7 @@ class CausalLM(nn.Module):
 
     def elsewhere(self, layer: str) -> bool:
         """Whether a checkpoint layer belongs to another stage, or is a head that is not needed."""
-        if layer in ("embed_tokens", "norm"):
+        if layer in ("embed_tokens", "embed_positions", "norm"):
             return True
         if layer == "lm_head":
             return self.tied or not self.has_head
@@ -156,6 +183,7 @@ class CausalLM(nn.Module):
         """Do without an output head: only hidden states are asked for. Before anything is loaded."""
         if self.has_head:
             self.has_head = False
+            self._logits = None
             del self.lm_head
 
     def finish_loading(self) -> None:
@@ -169,6 +197,7 @@ class CausalLM(nn.Module):
         if self.tied and self.is_first and self.has_head and self.embed_tokens.weight is not None:
             self.lm_head.share(self.embed_tokens)
         self._program = Program(self.network, selects=self.is_last)
+        self._head_program = None if self._logits is None else Program(self._logits)
 
     def forward(self, inputs: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         """[T] int64 token ids, on a later stage [T, E] from the stage before it; [T] int64 -> [T, E], for the next
@@ -190,10 +219,8 @@ class CausalLM(nn.Module):
         is there."""
         if not self._plan_was_tried:
             self._plan_was_tried = True
-            # Logits that are changed before a token is chosen are not for native code to choose from.
-            head = self.lm_head.native() if self.has_head and self.logit_cap() is None else None
             try:
-                self._plan = make_plan(self.network, head, self.dtype)
+                self._plan = make_plan(self.network, self._logits, self.dtype)
             except NotPlannable as reason:
                 self._no_plan = str(reason)
                 logger.debug("operations run one by one: %s", reason)
@@ -213,12 +240,8 @@ class CausalLM(nn.Module):
         scale = self.embed_tokens.scale
         return NativeNetwork(plan, embedding, 1.0 if scale is None else float(scale))
 
-    def logit_cap(self) -> float | None:
-        """c where logits are c * tanh(logits / c); None for no cap."""
-        return None
-
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[L, E] -> [L, V] float32, the same on every tensor-parallel rank. The last stage only."""
-        logits: Tensor = self.lm_head(hidden)
-        cap = self.logit_cap()
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        if self._head_program is None:
+            raise ModelError("the model has no output head here, or no weights yet")
+        return self._head_program.run(hidden)

@@ -5,13 +5,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pagemill.errors import ModelError
-from pagemill.model.attention.interface import AttentionLayerSpec
+from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
-from pagemill.model.kernels.ops import rotate_
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import Linear, RowLinear
@@ -32,11 +30,16 @@ class LatentAttention(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], *, ctx: LayerContext) -> None:
         super().__init__()
-        size, heads, latent = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
-        plain, turned, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
-        interleaved, bias = bool(config.get("rope_interleave", True)), bool(config.get("attention_bias"))
+        size = config["hidden_size"]
+        heads = config["num_attention_heads"]
+        latent = config["kv_lora_rank"]
+        plain = config["qk_nope_head_dim"]
+        turned = config["qk_rope_head_dim"]
+        value = config["v_head_dim"]
+        interleaved = bool(config.get("rope_interleave", True))
+        bias = bool(config.get("attention_bias"))
         rank = config.get("q_lora_rank")
-        self.sizes = (turned, plain)
+        self.kept_sizes = (turned, latent)
         self.q_a_proj = self.q_a_layernorm = None
         if rank is not None:
             self.q_a_proj = Linear(size, (rank,), bias=bias, ctx=ctx.child("q_a_proj"))
@@ -64,22 +67,13 @@ class LatentAttention(nn.Module):
         compressed = x
         if self.q_a_proj is not None and self.q_a_layernorm is not None:
             compressed = net.norm(net.linear(x, self.q_a_proj), self.q_a_layernorm)
-        query = net.linear(compressed, self._query[0])
-        kept = net.linear(x, self.kv_a_proj_with_mqa)
-        attended = net.call(self._attend, query, kept, *net.cos_sin("default"))
-        return net.linear(net.call(self.kv_b_proj.expand, attended, by_rows=True), self.o_proj)
-
-    def _attend(self, query: Tensor, kept: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[T, H * (rotary + plain)] and [T, rotary + latent], which may change -> [T, H, latent]."""
-        turned, plain = self.sizes
-        query = query.view(len(query), -1, turned + plain)
-        kept[:, turned:] = self.kv_a_layernorm(kept[:, turned:])
-        kept = kept.unsqueeze(1)
-        rotate_(query, cos, sin)
-        rotate_(kept, cos, sin)
-        latent_query = self.kv_b_proj.absorb(query[..., turned:])
-        attended: Tensor = self.attn(torch.cat([query[..., :turned], latent_query], dim=-1), kept, kept)
-        return attended
+        query = net.per_head(net.linear(compressed, self._query[0]), self.attn.spec.num_heads)
+        turned, latent = net.split(net.linear(x, self.kv_a_proj_with_mqa), *self.kept_sizes)
+        kept = net.per_head(net.join(turned, net.norm(latent, self.kv_a_layernorm)), 1)
+        query = net.rotary(query, "default")
+        kept = net.rotary(kept, "default")
+        attended = net.attend(net.absorb(query, self.kv_b_proj), kept, kept, self.attn)
+        return net.linear(net.expand(attended, self.kv_b_proj), self.o_proj)
 
 
 def _magnitude(config: Mapping[str, Any]) -> float:
@@ -106,12 +100,14 @@ class DeepseekV2ForCausalLM(CausalLM):
     def elsewhere(self, layer: str) -> bool:
         """Layers that predict further tokens come after the last one, and are not needed."""
         head, _, rest = layer.partition(".")
-        index, last = rest.partition(".")[0], self.config["num_hidden_layers"]
+        index = rest.partition(".")[0]
+        last = self.config["num_hidden_layers"]
         extra = range(last, last + int(self.config.get("num_nextn_predict_layers") or 0))
         return super().elsewhere(layer) or (head == "layers" and index.isdecimal() and int(index) in extra)
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
-        step, first = self.config.get("moe_layer_freq") or 1, self.config.get("first_k_dense_replace") or 0
+        step = self.config.get("moe_layer_freq") or 1
+        first = self.config.get("first_k_dense_replace") or 0
         mixes = self.num_experts > 0 and index >= first and index % step == 0
         inner = ctx.child("mlp")
         mlp = self._experts(inner) if mixes else GatedMLP(self.config, ctx=inner)
@@ -120,7 +116,8 @@ class DeepseekV2ForCausalLM(CausalLM):
 
     def routing(self) -> Routing:
         """How experts are chosen. Raises ModelError for a way that is not known."""
-        config, method = self.config, self.config.get("topk_method") or "greedy"
+        config = self.config
+        method = self.config.get("topk_method") or "greedy"
         if method not in ("greedy", "group_limited_greedy"):
             raise ModelError(f"topk_method={method!r} is not supported; known: greedy, group_limited_greedy")
         routing = Routing(config["num_experts_per_tok"], scale=config.get("routed_scaling_factor", 1.0))
@@ -128,12 +125,14 @@ class DeepseekV2ForCausalLM(CausalLM):
 
     def grouped(self, routing: Routing, **changes: Any) -> Routing:
         """The same within the best groups."""
-        groups, top = self.config.get("n_group") or 1, self.config.get("topk_group") or 1
+        groups = self.config.get("n_group") or 1
+        top = self.config.get("topk_group") or 1
         return dataclasses.replace(routing, num_groups=groups, top_groups=top, **changes)
 
     def _experts(self, ctx: LayerContext) -> MixtureOfExperts:
         config = self.config
-        inner, num_shared = config["moe_intermediate_size"], config.get("n_shared_experts") or 0
+        inner = config["moe_intermediate_size"]
+        num_shared = config.get("n_shared_experts") or 0
         shared = None
         if num_shared:
             sizes = {**config, "intermediate_size": inner * num_shared}

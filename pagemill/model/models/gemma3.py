@@ -14,7 +14,8 @@ from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.models.decoder import AttentionTraits, DecoderAttention, GatedMLP
 from pagemill.model.network.operations import Network, Value
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING = "sliding_attention"
+FULL = "full_attention"
 
 
 class Gemma3Layer(nn.Module):
@@ -74,5 +75,5 @@ class Gemma3ForCausalLM(CausalLM):
         )
         return Gemma3Layer(config, traits, ctx=ctx)
 
-    def logit_cap(self) -> float | None:
-        return self.config.get("final_logit_softcapping")
+    def logits(self, net: Network, x: Value) -> Value:
+        return net.soft_cap(super().logits(net, x), self.config.get("final_logit_softcapping"))

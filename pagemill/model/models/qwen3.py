@@ -12,6 +12,7 @@ class Qwen3ForCausalLM(CausalLM):
     """Llama's layer with norms of query and key."""
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
-        bias, window = bool(self.config.get("attention_bias")), layer_window(self.config, index)
+        bias = bool(self.config.get("attention_bias"))
+        window = layer_window(self.config, index)
         traits = AttentionTraits.of(self.config, qk_norm=True, qkv_bias=bias, out_bias=bias, window=window)
         return DecoderLayer(self.config, traits, ctx=ctx)

@@ -16,7 +16,8 @@ class Qwen3MoeForCausalLM(CausalLM):
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
         config = self.config
-        bias, window = bool(config.get("attention_bias")), layer_window(config, index)
+        bias = bool(config.get("attention_bias"))
+        window = layer_window(config, index)
         traits = AttentionTraits.of(config, qk_norm=True, qkv_bias=bias, out_bias=bias, window=window)
         return DecoderLayer(
             config, traits, ctx=ctx, mlp=self._experts(ctx.child("mlp")) if self._mixes(index) else None

@@ -8,26 +8,51 @@ import functools
 import torch
 
 from pagemill.model.kernels.layer_plan import AttentionParts, LayerPlan, PlanBuilder
-from pagemill.model.kernels.linear import PackedLinear
+from pagemill.model.kernels.linear import PackedLinear, with_activation
 from pagemill.model.kernels.native import library
-from pagemill.model.network.operations import Embed, Multiply, Network, Norm, Operation, RotaryTable, Value
-from pagemill.model.network.rewrite import AddNorm, Graph, HeadsAttend, fuse_attention, fuse_gates, fuse_sums
+from pagemill.model.network.operations import (
+    Add,
+    Embed,
+    EmbedPositions,
+    Head,
+    Multiply,
+    Network,
+    Norm,
+    Operation,
+    RotaryTable,
+    Value,
+)
+from pagemill.model.network.rewrite import (
+    AddNorm,
+    Graph,
+    HeadsAttend,
+    MultiplyActivate,
+    fuse_activations,
+    fuse_attention,
+    fuse_gates,
+    fuse_sums,
+)
 from pagemill.model.quantization.panels import GATES
+
+WHOLE_ONLY = "only whole models run as a plan, from the embedding to the last norm"
 
 
 class NotPlannable(Exception):
     """Some part of a network has no native form; the message says which."""
 
 
-def make_plan(network: Network, head: PackedLinear | None, dtype: torch.dtype) -> LayerPlan:
-    """The plan of a network, of weights that are loaded and caches that are there; with a `head`, to the logits.
+def make_plan(network: Network, logits: Network | None, dtype: torch.dtype) -> LayerPlan:
+    """The plan of a network, of weights that are loaded and caches that are there; to the logits, where they are what
+    an output head gives: others are not for native code to choose tokens from.
 
     Raises NotPlannable."""
     if dtype != torch.bfloat16 or library() is None:
         raise NotPlannable("only models in bfloat16, with native kernels, run as a plan")
     graph = Graph(network.operations, network.result)
-    for fuse in (fuse_gates, fuse_attention, fuse_sums):
+    for fuse in (fuse_gates, fuse_activations, fuse_attention, fuse_sums):
         graph = fuse(graph)
+    last = logits.operations if logits is not None else []
+    head = last[0].layer.native() if len(last) == 1 and isinstance(last[0], Head) else None
     return _Translation(graph).plan(head)
 
 
@@ -51,13 +76,16 @@ class _Translation:
     def plan(self, head: PackedLinear | None) -> LayerPlan:
         """Raises NotPlannable."""
         operations = self.graph.operations
-        if not operations or not isinstance(operations[0], Embed) or not isinstance(operations[-1], Norm | AddNorm):
-            raise NotPlannable("only whole models run as a plan, from the embedding to the last norm")
+        if not operations or not isinstance(operations[0], Embed):
+            raise NotPlannable(WHOLE_ONLY)
         for op in operations:
             self._check_order(op)
             _translate(op, self)
             self._release(op)
-        embedded, result = operations[0].outputs[0], operations[-1].outputs[0]
+        if not isinstance(operations[-1], Norm | AddNorm):
+            raise NotPlannable(WHOLE_ONLY)
+        embedded = operations[0].outputs[0]
+        result = operations[-1].outputs[0]
         return self.builder.finish(self.buffers[embedded], self.buffers[result], head)
 
     def name(self, value: Value, use: str, width: int) -> str:
@@ -72,7 +100,7 @@ class _Translation:
 
     def _check_order(self, op: Operation) -> None:
         """Of a few rows each thread has one norm at a time, and one of them writes the sum. Raises NotPlannable."""
-        reads_norm = [value for value in op.inputs if self.graph.made_by(Norm, value) or self._is_normed(value)]
+        reads_norm = [value for value in op.inputs if self.is_normed(value)]
         if any(value is not self._normed for value in reads_norm):
             raise NotPlannable("a norm is read after the next one")
         if any(value in self._sums for value in op.inputs):
@@ -83,24 +111,20 @@ class _Translation:
         else:
             self._sums = []
 
-    def _is_normed(self, value: Value) -> bool:
-        op = self.graph.made_by(AddNorm, value)
-        return op is not None and value is op.outputs[0]
+    def is_normed(self, value: Value) -> bool:
+        """Whether a norm gave it."""
+        op = self.graph.maker.get(value)
+        return isinstance(op, Norm | AddNorm) and value is op.outputs[0]
 
     def _release(self, op: Operation) -> None:
         """Buffers that nothing reads any more may be written again."""
-        last = [value for value in (*op.inputs, *op.outputs) if value in self._names and self._is_last(value, op)]
-        names = [self._names.pop(value) for value in dict.fromkeys(last)]
+        names = [self._names.pop(value) for value in self.graph.ends_at(op) if value in self._names]
         if isinstance(op, Norm | AddNorm):
             self._waiting += names
             return
         for name in (*self._waiting, *names):
             self._free[name.rpartition(".")[0]].append(name)
         self._waiting = []
-
-    def _is_last(self, value: Value, op: Operation) -> bool:
-        readers = self.graph.readers.get(value, [])
-        return value is not self.graph.result and (not readers or readers[-1] is op)
 
 
 @functools.singledispatch
@@ -116,8 +140,8 @@ def _(op: Embed, to: _Translation) -> None:
 
 @_translate.register
 def _(op: Norm, to: _Translation) -> None:
-    out, norm = op.outputs[0], op.layer.native()
-    to.buffers[out] = to.builder.norm(to.buffers[op.inputs[0]], norm, to.name(out, "norm", op.layer.size))
+    out = op.outputs[0]
+    to.buffers[out] = to.builder.norm(to.buffers[op.inputs[0]], op.layer.native(), to.name(out, "norm", op.layer.size))
 
 
 @_translate.register
@@ -129,8 +153,40 @@ def _(op: AddNorm, to: _Translation) -> None:
 
 
 @_translate.register
+def _(op: Add, to: _Translation) -> None:
+    if any(to.is_normed(value) for value in op.inputs):
+        raise NotPlannable("a norm is added to something")
+    first, second = (to.buffers[value] for value in op.inputs)
+    out = op.outputs[0]
+    to.buffers[out] = to.builder.add(first, second, to.name(out, "sum", to.builder.width(first)))
+
+
+@_translate.register
+def _(op: EmbedPositions, to: _Translation) -> None:
+    out = op.outputs[0]
+    table = op.layer.weight
+    to.buffers[out] = to.builder.look_up(table, to.name(out, "sum", table.shape[1]))
+
+
+@_translate.register
 def _(op: Multiply, to: _Translation) -> None:
-    out, packed = op.outputs[0], op.layer.native()
+    _add_linear(op, to, _packed(op, to))
+
+
+@_translate.register
+def _(op: MultiplyActivate, to: _Translation) -> None:
+    _add_linear(op, to, with_activation(_packed(op, to), op.activation))
+
+
+def _add_linear(op: Multiply, to: _Translation, packed: PackedLinear) -> None:
+    out = op.outputs[0]
+    name = to.name(out, "linear", packed.out_features)
+    to.buffers[out] = to.builder.linear(to.buffers[op.inputs[0]], packed, name)
+
+
+def _packed(op: Multiply, to: _Translation) -> PackedLinear:
+    """The layer's weight as native code takes it. Raises NotPlannable."""
+    packed = op.layer.native()
     if packed is None:
         raise NotPlannable(f"{op.layer.name} has no native form")
     if op.gate is not None:
@@ -138,17 +194,19 @@ def _(op: Multiply, to: _Translation) -> None:
         included = None if before is None else before.layer.native()
         if included is None or included.struct.gate != GATES[op.gate]:
             raise NotPlannable(f"{op.layer.name} comes after an activation that the layer before it does not include")
-    name = to.name(out, "linear", packed.out_features)
-    to.buffers[out] = to.builder.linear(to.buffers[op.inputs[0]], packed, name)
+    return packed
 
 
 @_translate.register
 def _(op: HeadsAttend, to: _Translation) -> None:
-    layer, rotary, native = op.layer, op.rotary, op.layer.native()
+    layer = op.layer
+    rotary = op.rotary
+    native = layer.native()
     if native is None:
         raise NotPlannable(f"{layer.name} does not run natively")
     norms = [norm.native() for norm in op.norms]
-    parts = AttentionParts(layer.name, native, layer.cache, rotary.cos, rotary.sin, *norms)
+    rope = None if rotary is None else (rotary.cos, rotary.sin)
+    parts = AttentionParts(layer.name, native, layer.cache, rope, *norms)
     out = op.outputs[0]
     name = to.name(out, "linear", native.num_heads * native.head_size)
     to.buffers[out] = to.builder.attention(to.buffers[op.inputs[0]], parts, name)

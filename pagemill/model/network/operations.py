@@ -7,15 +7,22 @@ Letters in shapes: T tokens, E hidden size, H heads, D head size, I inner size.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from pagemill.model.attention.layer import Attention
-from pagemill.model.layers.embedding import Embedding
+from pagemill.model.layers.embedding import Embedding, OutputHead, PositionEmbedding
 from pagemill.model.layers.linear import Linear
-from pagemill.model.layers.norm import RMSNorm
+from pagemill.model.layers.mla import AbsorbedLinear
+from pagemill.model.layers.moe.exchange import Exchange
+from pagemill.model.layers.moe.experts import Experts
+from pagemill.model.layers.moe.router import Router
+from pagemill.model.layers.norm import LayerNorm, RMSNorm
 from pagemill.model.layers.rotary import Rotary
+
+NO_ROTARIES: Mapping[str, Rotary] = MappingProxyType({})
 
 
 class Value:
@@ -31,6 +38,11 @@ class Value:
 @dataclass(eq=False)
 class Operation:
     """outputs = operation(inputs)."""
+
+    owns: ClassVar[bool] = True
+    """Whether the results have memory of their own, which may be written over when nothing reads them any more."""
+    views: ClassVar[bool] = False
+    """Whether a result may lie in the memory of an input."""
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
@@ -50,9 +62,16 @@ class Embed(Operation):
 
 @dataclass(eq=False)
 class Norm(Operation):
-    """RMSNorm over the last dimension."""
+    """RMSNorm or LayerNorm over the last dimension."""
 
-    layer: RMSNorm
+    layer: RMSNorm | LayerNorm
+
+
+@dataclass(eq=False)
+class EmbedPositions(Operation):
+    """[T] positions -> [T, E]."""
+
+    layer: PositionEmbedding
 
 
 @dataclass(eq=False)
@@ -66,9 +85,9 @@ class Multiply(Operation):
 
 @dataclass(eq=False)
 class AllReduce(Operation):
-    """The sum of what all ranks have computed of a linear layer, and its bias."""
+    """The sum of what all ranks have computed of a layer, and its bias where it has one."""
 
-    layer: Linear
+    layer: Linear | Experts
 
 
 @dataclass(eq=False)
@@ -80,6 +99,49 @@ class Gate(Operation):
 
 
 @dataclass(eq=False)
+class Activate(Operation):
+    """act of each element."""
+
+    activation: str
+    """As `ops.activated` calls it."""
+
+
+@dataclass(eq=False)
+class Route(Operation):
+    """[T, E] -> chosen experts [T, K] int32 and their weights [T, K] float32."""
+
+    layer: Router
+
+
+@dataclass(eq=False)
+class ApplyExperts(Operation):
+    """[T, E], chosen experts, their weights -> [T, E]: the weighted sum of those of a token's experts that this rank
+    holds, or a slice of each."""
+
+    layer: Experts
+
+
+@dataclass(eq=False)
+class GatherTokens(Operation):
+    """Tensors [T, ...] -> [P, ...]: those of all replicas, one after the other."""
+
+    row_wise = False
+
+    exchange: Exchange
+
+
+@dataclass(eq=False)
+class ReturnTokens(Operation):
+    """[P, E], each rank's share -> [T, E]: the sums over the ranks for this replica's tokens."""
+
+    owns = False
+    views = True
+    row_wise = False
+
+    exchange: Exchange
+
+
+@dataclass(eq=False)
 class Add(Operation):
     """The sum of two values of one shape."""
 
@@ -87,6 +149,8 @@ class Add(Operation):
 @dataclass(eq=False)
 class RotaryTable(Operation):
     """[T] positions -> cos and sin of them, each [T, n]."""
+
+    owns = False
 
     rotary: Rotary
 
@@ -102,37 +166,93 @@ class Rotate(Operation):
 class SplitHeads(Operation):
     """[T, (H + 2 * Hkv) * D] -> query [T, H, D], key and value [T, Hkv, D]."""
 
+    owns = False
+    views = True
+
     num_heads: int
     head_size: int
+
+
+@dataclass(eq=False)
+class PerHead(Operation):
+    """[T, H * D] -> [T, H, D]."""
+
+    owns = False
+    views = True
+
+    num_heads: int
+
+
+@dataclass(eq=False)
+class Split(Operation):
+    """[T, n] -> [T, size] for each of the sizes, which add up to n."""
+
+    owns = False
+    views = True
+
+    sizes: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Join(Operation):
+    """[T, ...] each, side by side -> [T, n]."""
+
+
+@dataclass(eq=False)
+class Absorb(Operation):
+    """Queries [T, H, rotary + plain] -> [T, H, rotary + latent]: what is not turned, brought to the latent space."""
+
+    layer: AbsorbedLinear
+
+
+@dataclass(eq=False)
+class Expand(Operation):
+    """Weighted sums of latent vectors [T, H * latent] -> of values [T, H * D]."""
+
+    layer: AbsorbedLinear
 
 
 @dataclass(eq=False)
 class Attend(Operation):
     """Query [T, H, D], key and value [T, Hkv, D], which go to the cache -> [T, H * D]."""
 
+    owns = False
+    row_wise = False
+
     layer: Attention
 
-    @property
-    def row_wise(self) -> bool:
-        return False
+
+@dataclass(eq=False)
+class Head(Operation):
+    """[L, E] -> [L, V] float32 logits, the same on every rank."""
+
+    layer: OutputHead
+
+
+@dataclass(eq=False)
+class SoftCap(Operation):
+    """limit * tanh(x / limit)."""
+
+    limit: float
 
 
 @dataclass(eq=False)
 class Select(Operation):
     """[T, ...], rows -> [L, ...]: the rows that are asked for, or all."""
 
+    owns = False
+    views = True
+
 
 @dataclass(eq=False)
 class Call(Operation):
     """Any function of tensors, or module of torch, that gives one tensor."""
 
-    function: Callable[..., Tensor]
-    by_rows: bool
-    """Whether a row of the result depends on that row of the inputs only."""
+    owns = False
+    views = True
 
-    @property
-    def row_wise(self) -> bool:
-        return self.by_rows
+    function: Callable[..., Tensor]
+    row_wise: bool = False
 
 
 @runtime_checkable
@@ -146,17 +266,17 @@ class Layer(Protocol):
 class Network:
     """Operations in the order in which they were added, which is one in which they can run."""
 
-    def __init__(self, rotaries: Mapping[str, Rotary]) -> None:
+    def __init__(self, rotaries: Mapping[str, Rotary] = NO_ROTARIES) -> None:
         """`rotaries`: by the name that `rotary` is given."""
         self.operations: list[Operation] = []
         self.inputs = Value(self)
-        """[T] int64 token ids, or [T, E] from the pipeline stage before."""
+        """[T] int64 token ids, or [T, E] from the pipeline stage before; of logits, [L, E]."""
         self.positions = Value(self)
         """[T] int64."""
         self.rows = Value(self)
         """[L] int64, ascending: the rows of the result that are asked for; None: all."""
         self.result = self.inputs
-        """[T, E]."""
+        """[T, E], or [L, V]."""
         self._rotaries = rotaries
         self._tables: dict[str, tuple[Value, Value]] = {}
 
@@ -164,8 +284,12 @@ class Network:
         """[T] token ids -> [T, E]."""
         return self._one(Embed, (tokens,), layer)
 
-    def norm(self, x: Value, layer: RMSNorm) -> Value:
-        """RMSNorm over the last dimension of [T, E] or [T, H, D]."""
+    def embed_positions(self, layer: PositionEmbedding) -> Value:
+        """This step's positions -> [T, E]."""
+        return self._one(EmbedPositions, (self.positions,), layer)
+
+    def norm(self, x: Value, layer: RMSNorm | LayerNorm) -> Value:
+        """RMSNorm or LayerNorm over the last dimension of [T, E] or [T, H, D]."""
         return self._one(Norm, (x,), layer)
 
     def linear(self, x: Value, layer: Linear) -> Value:
@@ -177,6 +301,23 @@ class Network:
         """[T, 2 * I] -> [T, I]: act(first half) * second half; silu or gelu_tanh."""
         return self._one(Gate, (x,), activation)
 
+    def activated(self, x: Value, activation: str) -> Value:
+        """act of each element; silu, gelu, gelu_tanh, relu, or relu2: the square of relu."""
+        return self._one(Activate, (x,), activation)
+
+    def experts(self, x: Value, router: Router, layer: Experts) -> Value:
+        """[T, E] -> [T, E]: the weighted sum of each token's experts, which several ranks may hold."""
+        chosen = Value(self)
+        weights = Value(self)
+        self.operations.append(Route((x,), (chosen, weights), router))
+        routed = x, chosen, weights
+        if layer.exchange is not None:
+            gathered = Value(self), Value(self), Value(self)
+            self.operations.append(GatherTokens(routed, gathered, layer.exchange))
+            return self._one(ReturnTokens, (self._one(ApplyExperts, gathered, layer),), layer.exchange)
+        out = self._one(ApplyExperts, routed, layer)
+        return out if layer.sums_over is None else self._one(AllReduce, (out,), layer)
+
     def add(self, first: Value, second: Value) -> Value:
         """The sum of two values of one shape."""
         return self._one(Add, (first, second))
@@ -187,6 +328,28 @@ class Network:
         self.operations.append(SplitHeads((qkv,), (query, key, value), num_heads, head_size))
         return query, key, value
 
+    def per_head(self, x: Value, num_heads: int) -> Value:
+        """[T, H * D] -> [T, H, D]."""
+        return self._one(PerHead, (x,), num_heads)
+
+    def split(self, x: Value, *sizes: int) -> tuple[Value, ...]:
+        """[T, n] -> [T, size] for each of the sizes, which add up to n."""
+        parts = tuple(Value(self) for _ in sizes)
+        self.operations.append(Split((x,), parts, sizes))
+        return parts
+
+    def join(self, *parts: Value) -> Value:
+        """[T, ...] each, side by side -> [T, n]."""
+        return self._one(Join, parts)
+
+    def absorb(self, query: Value, layer: AbsorbedLinear) -> Value:
+        """Queries [T, H, rotary + plain] -> [T, H, rotary + latent], for latent vectors in the place of keys."""
+        return self._one(Absorb, (query,), layer)
+
+    def expand(self, attended: Value, layer: AbsorbedLinear) -> Value:
+        """Weighted sums of latent vectors [T, H * latent] -> of values [T, H * D]."""
+        return self._one(Expand, (attended,), layer)
+
     def rotary(self, x: Value, kind: str) -> Value:
         """Rotary embedding of [T, H, D], by the tables of this name."""
         return self._one(Rotate, (x, *self.cos_sin(kind)), self._rotaries[kind])
@@ -194,6 +357,14 @@ class Network:
     def attend(self, query: Value, key: Value, value: Value, layer: Attention) -> Value:
         """[T, H, D], twice [T, Hkv, D] -> [T, H * D]; keys and values go to the layer's cache first."""
         return self._one(Attend, (query, key, value), layer)
+
+    def head(self, x: Value, layer: OutputHead) -> Value:
+        """[L, E] -> [L, V] float32 logits, the same on every rank."""
+        return self._one(Head, (x,), layer)
+
+    def soft_cap(self, x: Value, limit: float | None) -> Value:
+        """limit * tanh(x / limit); x itself where there is no limit."""
+        return x if limit is None else self._one(SoftCap, (x,), limit)
 
     def call(self, function: Callable[..., Tensor], *inputs: Value, by_rows: bool = False) -> Value:
         """function(*inputs): anything that has no operation of its own. It may change inputs that nothing else reads.

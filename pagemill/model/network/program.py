@@ -4,9 +4,9 @@ Triton's on a GPU. Which of its fused kernels a step runs, a weight and the kern
 Knows operations and weights; nothing about models.
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -15,27 +15,41 @@ from torch import Tensor
 from pagemill.errors import ModelError
 from pagemill.model.kernels import ops
 from pagemill.model.layers.linear import Linear
-from pagemill.model.layers.norm import RMSNorm
+from pagemill.model.layers.norm import LayerNorm, RMSNorm
 from pagemill.model.network.operations import (
+    Absorb,
+    Activate,
     Add,
     AllReduce,
+    ApplyExperts,
     Attend,
     Call,
     Embed,
+    EmbedPositions,
+    Expand,
     Gate,
+    GatherTokens,
+    Head,
+    Join,
     Multiply,
     Network,
     Norm,
     Operation,
+    PerHead,
+    ReturnTokens,
     RotaryTable,
     Rotate,
+    Route,
     Select,
+    SoftCap,
+    Split,
     SplitHeads,
 )
 from pagemill.model.network.rewrite import (
     AddNorm,
     Graph,
     HeadsAttend,
+    LatentAttend,
     NormChain,
     fuse_attention,
     fuse_gates,
@@ -52,7 +66,7 @@ Function: TypeAlias = Callable[..., Any]
 class Program:
     """Runs a network's operations. Made when weights are loaded; weights and layers must then stay as they are."""
 
-    def __init__(self, network: Network, *, selects: bool) -> None:
+    def __init__(self, network: Network, *, selects: bool = False) -> None:
         """`selects`: whether rows of the result may be asked for."""
         graph = Graph(network.operations, network.result)
         if selects:
@@ -63,25 +77,21 @@ class Program:
         for op in graph.operations:
             for value in op.outputs:
                 places[value] = len(places)
-        last = {value: op for op in graph.operations for value in (*op.outputs, *op.inputs)}
-        last.pop(graph.result, None)
-        dead: dict[Operation, list[int]] = {op: [] for op in graph.operations}
-        for value, reader in last.items():
-            dead[reader].append(places[value])
         self._steps = tuple(
             (
                 _function(op),
                 tuple(places[value] for value in op.inputs),
                 tuple(places[value] for value in op.outputs),
-                tuple(dead[op]),
+                tuple(places[value] for value in graph.ends_at(op)),
             )
             for op in graph.operations
         )
         self._num_values = len(places)
         self._result = places[graph.result]
 
-    def run(self, inputs: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
-        """[T] int64 token ids or [T, E], [T] int64 -> [T, E]; of `rows`, [L] int64, [L, E]."""
+    def run(self, inputs: Tensor, positions: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+        """[T] int64 token ids or [T, E], [T] int64 -> [T, E]; of `rows`, [L] int64, [L, E]. `positions` and `rows` may
+        be left out where nothing reads them."""
         values: list[Any] = [None] * self._num_values
         values[:3] = inputs, positions, rows
         for function, reads, writes, dead in self._steps:
@@ -97,35 +107,28 @@ class Program:
         return found
 
 
-@functools.singledispatch
 def _function(op: Operation) -> Function:
     """What computes an operation."""
-    raise TypeError(f"there is no way to compute {type(op).__name__}")
+    function = _FUNCTIONS.get(type(op))
+    if function is None:
+        raise TypeError(f"there is no way to compute {type(op).__name__}")
+    return function(op)
 
 
-@_function.register
-def _(op: Embed | Call) -> Function:
-    return op.layer if isinstance(op, Embed) else op.function
-
-
-@_function.register
-def _(op: Norm) -> Function:
-    return partial(_norm, norm=_norm_of(op.layer))
-
-
-@_function.register
-def _(op: AddNorm) -> Function:
-    weight, eps = _norm_of(op.layer)
+def _add_norm(op: AddNorm) -> Function:
+    norm = op.layer.forward
 
     def add_norm(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        return ops.rms_norm(x, weight, eps, residual), residual
+        return norm(x, residual), residual
 
     return add_norm
 
 
-@_function.register
-def _(op: Multiply) -> Function:
-    weight, bias, activation, width = weight_of(op.layer), op.layer.own_bias, op.gate, op.layer.num_columns
+def _multiply(op: Multiply) -> Function:
+    weight = weight_of(op.layer)
+    bias = op.layer.own_bias
+    activation = op.gate
+    width = op.layer.num_columns
     if activation is None:
         return lambda x: weight.apply(x, bias)
 
@@ -135,12 +138,12 @@ def _(op: Multiply) -> Function:
     return gate_and_multiply
 
 
-@_function.register
-def _(op: NormChain) -> Function:
+def _norm_chain(op: NormChain) -> Function:
     norm = _norm_of(op.layer)
     if op.before is None:
         return _norm_after(None, norm, op.after)
-    before, layer = _function(op.before), op.before.layer
+    before = _function(op.before)
+    layer = op.before.layer
     plain = None if layer.own_bias is not None else weight_of(layer).plain
     if plain is None:
         return _norm_after(before, norm, op.after)
@@ -149,7 +152,8 @@ def _(op: NormChain) -> Function:
 
 def _norm_after(before: Function | None, norm: tuple[Tensor, float], after: Multiply | None) -> Function:
     """A norm of what `before` gives, which the linear layer after it may compute with its own product."""
-    weight, bias = (None, None) if after is None else (weight_of(after.layer), after.layer.own_bias)
+    weight = None if after is None else weight_of(after.layer)
+    bias = None if after is None else after.layer.own_bias
 
     def run(x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         x = x if before is None else before(x)
@@ -165,7 +169,8 @@ def _multiply_and_norm(
     before: Tensor, activation: str | None, norm: tuple[Tensor, float], after: Multiply | None
 ) -> Function:
     """A norm of the product with a plain matrix: kernels may leave part of either to the other."""
-    weight, bias = (None, None) if after is None else (weight_of(after.layer), after.layer.own_bias)
+    weight = None if after is None else weight_of(after.layer)
+    bias = None if after is None else after.layer.own_bias
 
     def run(x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         if activation is not None and x.shape[1] != before.shape[1]:
@@ -183,43 +188,7 @@ def _with(residual: Tensor | None, result: Tensor) -> Tensor | tuple[Tensor, Ten
     return result if residual is None else (result, residual)
 
 
-@_function.register
-def _(op: AllReduce) -> Function:
-    return op.layer.sum_up
-
-
-@_function.register
-def _(op: Gate) -> Function:
-    return partial(_gate, activation=op.activation)
-
-
-@_function.register
-def _(op: Add) -> Function:
-    return torch.add
-
-
-@_function.register
-def _(op: RotaryTable) -> Function:
-    return op.rotary.at
-
-
-@_function.register
-def _(op: Rotate) -> Function:
-    return _rotated
-
-
-@_function.register
-def _(op: SplitHeads) -> Function:
-    def split(qkv: Tensor) -> tuple[Tensor, ...]:
-        num_kv_heads = (qkv.shape[1] // op.head_size - op.num_heads) // 2
-        heads = qkv.view(len(qkv), -1, op.head_size)
-        return heads.split_with_sizes([op.num_heads, num_kv_heads, num_kv_heads], dim=1)
-
-    return split
-
-
-@_function.register
-def _(op: Attend) -> Function:
+def _attend(op: Attend) -> Function:
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         attended: Tensor = op.layer(query, key, value)
         return attended.reshape(len(query), -1)
@@ -227,10 +196,19 @@ def _(op: Attend) -> Function:
     return attend
 
 
-@_function.register
-def _(op: HeadsAttend) -> Function:
-    layer, num_heads, head_size = op.layer, op.heads.num_heads, op.heads.head_size
+def _heads_attend(op: HeadsAttend) -> Function:
+    layer = op.layer
+    num_heads = op.heads.num_heads
+    head_size = op.heads.head_size
     norms = (_norm_of(op.norms[0]), _norm_of(op.norms[1])) if op.norms else None
+
+    def attend_unturned(qkv: Tensor) -> Tensor:
+        query, key, value = ops.split_heads(qkv, num_heads, head_size)
+        if norms is not None:
+            query = _norm(query, norms[0])
+            key = _norm(key, norms[1])
+        attended: Tensor = layer(query, key, value)
+        return attended.reshape(len(qkv), -1)
 
     def attend(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         target = layer.write_target()
@@ -238,12 +216,25 @@ def _(op: HeadsAttend) -> Function:
         attended: Tensor = layer(query, key, value, written=target is not None)
         return attended.reshape(len(qkv), -1)
 
+    return attend_unturned if op.rotary is None else attend
+
+
+def _latent_attend(op: LatentAttend) -> Function:
+    layer = op.layer
+    norm = _norm_of(op.norm)
+    latent_size = len(op.norm.weight)
+
+    def attend(query: Tensor, kept: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        query = query.view(len(query), layer.spec.num_heads, -1)
+        latent = kept[:, -latent_size:]
+        latent.copy_(_norm(latent, norm))
+        kept = kept.unsqueeze(1)
+        ops.rotate_(query, cos, sin)
+        ops.rotate_(kept, cos, sin)
+        attended: Tensor = layer(op.absorbed.absorb(query), kept, kept)
+        return attended.reshape(len(query), -1)
+
     return attend
-
-
-@_function.register
-def _(op: Select) -> Function:
-    return _select
 
 
 def weight_of(layer: Linear) -> LinearWeight:
@@ -253,16 +244,12 @@ def weight_of(layer: Linear) -> LinearWeight:
     return layer.weight
 
 
-def _norm_of(layer: RMSNorm) -> tuple[Tensor, float]:
+def _norm_of(layer: RMSNorm | LayerNorm) -> tuple[Tensor, float]:
     return layer.weight, layer.eps
 
 
 def _norm(x: Tensor, norm: tuple[Tensor, float]) -> Tensor:
     return ops.rms_norm(x, *norm)
-
-
-def _gate(x: Tensor, activation: str) -> Tensor:
-    return ops.gated(x, activation)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -273,3 +260,49 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _select(x: Tensor, rows: Tensor | None) -> Tensor:
     return x if rows is None else x.index_select(0, rows)
+
+
+def _soft_cap(x: Tensor, limit: float) -> Tensor:
+    return torch.tanh(x / limit) * limit
+
+
+def _per_head(x: Tensor, num_heads: int) -> Tensor:
+    return x.view(len(x), num_heads, -1)
+
+
+def _join(*parts: Tensor) -> Tensor:
+    return torch.cat(parts, dim=-1)
+
+
+_FUNCTIONS: Mapping[type[Operation], Callable[[Any], Function]] = {
+    Embed: attrgetter("layer"),
+    EmbedPositions: attrgetter("layer"),
+    Head: attrgetter("layer"),
+    ApplyExperts: attrgetter("layer"),
+    Route: attrgetter("layer.choose"),
+    GatherTokens: attrgetter("exchange.gather"),
+    ReturnTokens: attrgetter("exchange.add_up"),
+    AllReduce: attrgetter("layer.sum_up"),
+    RotaryTable: attrgetter("rotary.at"),
+    Absorb: attrgetter("layer.absorb"),
+    Expand: attrgetter("layer.expand"),
+    Call: attrgetter("function"),
+    Norm: lambda op: op.layer.forward if op.layer.centers else partial(_norm, norm=_norm_of(op.layer)),
+    SoftCap: lambda op: partial(_soft_cap, limit=op.limit),
+    Gate: lambda op: partial(ops.gated, gate=op.activation),
+    Activate: lambda op: partial(ops.activated, activation=op.activation),
+    SplitHeads: lambda op: partial(ops.split_heads, num_heads=op.num_heads, head_size=op.head_size),
+    PerHead: lambda op: partial(_per_head, num_heads=op.num_heads),
+    Split: lambda op: partial(torch.split, split_size_or_sections=list(op.sizes), dim=-1),
+    Add: lambda op: torch.add,
+    Join: lambda op: _join,
+    Rotate: lambda op: _rotated,
+    Select: lambda op: _select,
+    AddNorm: _add_norm,
+    Multiply: _multiply,
+    NormChain: _norm_chain,
+    Attend: _attend,
+    HeadsAttend: _heads_attend,
+    LatentAttend: _latent_attend,
+}
+"""Kind of operation -> what computes one, given the operation."""

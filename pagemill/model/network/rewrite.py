@@ -7,67 +7,84 @@ Knows operations; no model, no device.
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pagemill.model.attention.layer import Attention
 from pagemill.model.layers.linear import Linear
-from pagemill.model.layers.norm import RMSNorm
+from pagemill.model.layers.mla import AbsorbedLinear
+from pagemill.model.layers.norm import LayerNorm, RMSNorm
 from pagemill.model.layers.rotary import Rotary
 from pagemill.model.network.operations import (
+    Absorb,
+    Activate,
     Add,
-    AllReduce,
     Attend,
-    Call,
-    Embed,
     Gate,
+    Join,
     Multiply,
     Network,
     Norm,
     Operation,
+    PerHead,
     Rotate,
     Select,
+    Split,
     SplitHeads,
     Value,
 )
 
 Found = TypeVar("Found", bound=Operation)
 
-_FRESH = (Add, AllReduce, Embed, Gate, Multiply, Norm)
-"""Operations whose result is a tensor of its own."""
-_LOOKS_INTO = (Call, Select, SplitHeads)
-"""Operations whose result may lie in the memory of their input."""
-
 
 @dataclass(eq=False)
 class AddNorm(Operation):
     """(x, residual) -> (norm(x + residual), x + residual). The sum may take the residual's place."""
 
-    layer: RMSNorm
+    layer: RMSNorm | LayerNorm
+
+
+@dataclass(eq=False)
+class MultiplyActivate(Multiply):
+    """A linear layer, and the activation of its results."""
+
+    activation: str = ""
 
 
 @dataclass(eq=False)
 class HeadsAttend(Operation):
-    """(qkv, cos, sin) -> [T, H * D]: norms of query and key where there are such, rotary embedding, attention."""
+    """(qkv[, cos, sin]) -> [T, H * D]: norms of query and key where there are such, rotary embedding, attention."""
 
     layer: Attention
     heads: SplitHeads
-    rotary: Rotary
-    norms: tuple[RMSNorm, ...]
-    """Of query and key, or none."""
+    rotary: Rotary | None
+    """None where nothing is turned."""
+    norms: tuple[RMSNorm | LayerNorm, ...]
+    """Of query and key, or none. They are RMS norms."""
+
+
+@dataclass(eq=False)
+class LatentAttend(Operation):
+    """(queries [T, H * (rotary + plain)], kept [T, rotary + latent], cos, sin) -> [T, H * latent]: the norm of what is
+    latent, rotary embedding, queries brought to the latent space, attention. Both inputs may be written over."""
+
+    layer: Attention
+    absorbed: AbsorbedLinear
+    norm: RMSNorm | LayerNorm
+    """An RMS norm."""
 
 
 @dataclass(eq=False)
 class NormChain(Operation):
     """A norm with what is before and after it: (x[, residual]) -> (result[, x + residual]), with x multiplied by
-    `before` first, and the norm multiplied by `after` at last, where there are such."""
+    `before` first, and the norm multiplied by `after` at last, where there are such. An RMS norm."""
 
-    layer: RMSNorm
+    layer: RMSNorm | LayerNorm
     before: Multiply | None
     after: Multiply | None
 
 
 class Graph:
-    """Who makes and who reads each value of a list of operations."""
+    """Who makes and who reads each value of a list of operations, and who is the last to."""
 
     def __init__(self, operations: Iterable[Operation], result: Value) -> None:
         self.operations = list(operations)
@@ -75,9 +92,14 @@ class Graph:
         self.maker = {value: op for op in self.operations for value in op.outputs}
         self.place = {op: index for index, op in enumerate(self.operations)}
         self.readers: dict[Value, list[Operation]] = {}
+        """In their order, each once."""
         for op in self.operations:
-            for value in op.inputs:
+            for value in dict.fromkeys(op.inputs):
                 self.readers.setdefault(value, []).append(op)
+        self.last = {value: op for op in self.operations for value in (*op.outputs, *op.inputs)}
+        """The operation after which a value is not needed any more: its last reader, or its maker where nothing reads
+        it. The result is always needed, and not here."""
+        self.last.pop(result, None)
 
     def made_by(self, kind: type[Found], value: Value) -> Found | None:
         """The operation of this kind that makes a value."""
@@ -93,21 +115,35 @@ class Graph:
         """The operation of this kind that makes a value for one reader."""
         return self.made_by(kind, value) if self.only_reader(value) is not None else None
 
+    def chain(self, value: Value, *kinds: type[Operation]) -> list[Any]:
+        """The operations that make a value one after the other, the last one first, each of its kind and for nothing
+        but the one after it, whose first input it gives. Empty where they are others."""
+        found: list[Any] = []
+        for kind in kinds:
+            op = self.made_for_one(kind, value)
+            if op is None:
+                return []
+            found.append(op)
+            value = op.inputs[0]
+        return found
+
     def follows(self, first: Operation, second: Operation) -> bool:
         """Whether an operation comes right after another, but for selected rows."""
         between = self.operations[self.place[first] + 1 : self.place[second]]
         return all(isinstance(op, Select) for op in between)
 
+    def ends_at(self, op: Operation) -> list[Value]:
+        """The values that are not needed any more after an operation."""
+        return [value for value in dict.fromkeys((*op.inputs, *op.outputs)) if self.last.get(value) is op]
+
     def may_overwrite(self, value: Value, reader: Operation) -> bool:
         """Whether nothing reads the memory of a value once `reader` has."""
-        op, readers = self.maker.get(value), self.readers[value]
-        if value is self.result or readers[-1] is not reader:
+        if self.last.get(value) is not reader or any(before.views for before in self.readers[value][:-1]):
             return False
-        if any(isinstance(before, _LOOKS_INTO) for before in readers[:-1]):
-            return False
+        op = self.maker.get(value)
         if isinstance(op, Select):  # all rows may be asked for: then it is its input
-            return self.readers[op.inputs[0]][-1] is op and self.may_overwrite(op.inputs[0], op)
-        return op is None or isinstance(op, _FRESH)
+            return self.may_overwrite(op.inputs[0], op)
+        return op is None or op.owns
 
 
 def include_gates(network: Network) -> None:
@@ -170,30 +206,57 @@ def fuse_attention(graph: Graph) -> Graph:
     fused: dict[Operation, Operation] = {}
     gone: set[Operation] = set()
     for op in graph.operations:
-        found = _attention_inputs(graph, op) if isinstance(op, Attend) else None
+        if not isinstance(op, Attend):
+            continue
+        found = _attention_inputs(graph, op) or _latent_inputs(graph, op)
         if found is not None:
             fused[op], parts = found
             gone |= parts
     return _replaced(graph, fused, gone)
 
 
-def _attention_inputs(graph: Graph, attend: Attend) -> tuple[HeadsAttend, set[Operation]] | None:
+def _attention_inputs(graph: Graph, attend: Attend) -> tuple[Operation, set[Operation]] | None:
     query, key, value = attend.inputs
     heads = graph.made_for_one(SplitHeads, value)
-    turns = [graph.made_for_one(Rotate, part) for part in (query, key)]
-    first, second = turns
-    if heads is None or first is None or second is None or first.inputs[1:] != second.inputs[1:]:
+    turns = [turn for turn in (graph.made_for_one(Rotate, part) for part in (query, key)) if turn]
+    tables = {turn.inputs[1:] for turn in turns} or {()}
+    if heads is None or len(turns) == 1 or len(tables) > 1:
         return None
-    norms = [norm for norm in (graph.made_for_one(Norm, turn.inputs[0]) for turn in (first, second)) if norm]
-    parts = norms or (first, second)
-    plain = (*(part.inputs[0] for part in parts), value)
+    ends = [turn.inputs[0] for turn in turns] or [query, key]
+    norms = [norm for norm in (graph.made_for_one(Norm, end) for end in ends) if norm and not norm.layer.centers]
+    plain = (*([norm.inputs[0] for norm in norms] or ends), value)
     if plain != heads.outputs or graph.only_reader(heads.inputs[0]) is not heads:
         return None
     if any(graph.only_reader(part) is None for part in plain):
         return None
-    inputs = (heads.inputs[0], *first.inputs[1:])
-    found = HeadsAttend(inputs, attend.outputs, attend.layer, heads, first.rotary, tuple(norm.layer for norm in norms))
-    return found, {heads, first, second, *norms}
+    inputs = (heads.inputs[0], *tables.pop())
+    rotary = turns[0].rotary if turns else None
+    found = HeadsAttend(inputs, attend.outputs, attend.layer, heads, rotary, tuple(norm.layer for norm in norms))
+    return found, {heads, *turns, *norms}
+
+
+def _latent_inputs(graph: Graph, attend: Attend) -> tuple[Operation, set[Operation]] | None:
+    query, key, value = attend.inputs
+    queries = graph.chain(query, Absorb, Rotate, PerHead)
+    kept = graph.chain(key, Rotate, PerHead, Join)
+    if key is not value or not queries or not kept or queries[1].inputs[1:] != kept[0].inputs[1:]:
+        return None
+    turned, latent = kept[2].inputs
+    normed = graph.chain(latent, Norm, Split)
+    if (
+        not normed
+        or normed[0].layer.centers
+        or (turned, normed[0].inputs[0]) != normed[1].outputs
+        or graph.only_reader(turned) is None
+    ):
+        return None
+    heads = queries[2]
+    split = normed[1]
+    if not all(graph.may_overwrite(op.inputs[0], op) for op in (heads, split)):
+        return None
+    inputs = (heads.inputs[0], split.inputs[0], *kept[0].inputs[1:])
+    found = LatentAttend(inputs, attend.outputs, attend.layer, queries[0].layer, normed[0].layer)
+    return found, {*queries, *kept, *normed}
 
 
 def fuse_sums(graph: Graph) -> Graph:
@@ -212,12 +275,24 @@ def fuse_sums(graph: Graph) -> Graph:
     return _replaced(graph, fused, gone)
 
 
-def fuse_norms(graph: Graph) -> Graph:
-    """Norms with the linear layers before and after them."""
+def fuse_activations(graph: Graph) -> Graph:
+    """A linear layer with the plain activation after it."""
     fused: dict[Operation, Operation] = {}
     gone: set[Operation] = set()
     for op in graph.operations:
-        if not isinstance(op, Norm | AddNorm):
+        before = graph.made_for_one(Multiply, op.inputs[0]) if isinstance(op, Activate) else None
+        if before is not None and isinstance(op, Activate):
+            fused[op] = MultiplyActivate(before.inputs, op.outputs, before.layer, before.gate, op.activation)
+            gone.add(before)
+    return _replaced(graph, fused, gone)
+
+
+def fuse_norms(graph: Graph) -> Graph:
+    """RMS norms with the linear layers before and after them."""
+    fused: dict[Operation, Operation] = {}
+    gone: set[Operation] = set()
+    for op in graph.operations:
+        if not isinstance(op, Norm | AddNorm) or op.layer.centers:
             continue
         after = graph.only_reader(op.outputs[0])
         last = after if isinstance(after, Multiply) else None

@@ -64,12 +64,13 @@ class PackedIntegers(QuantMethod):
         self._scheme = scheme
         self._computing = computing
         self.takes_blocks = computing.takes_blocks
-        self._was_told = not computing.takes_blocks
+        self._has_warned = not computing.takes_blocks
 
     def tensors(self, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
         scheme, (num_rows, width) = self._scheme, shape
         size = scheme.size_for(width)
-        num_groups, per_word = ceil_div(width, size), 32 // scheme.bits
+        num_groups = ceil_div(width, size)
+        per_word = 32 // scheme.bits
         # Where every input names its group, a rank's inputs may need any of them.
         scale_columns = None if scheme.ordered or scheme.group_size is None else Axis(1, size)
         packed = StoredTensor(
@@ -84,7 +85,8 @@ class PackedIntegers(QuantMethod):
         self, stored: Mapping[str, Tensor | BlockTensor], part: WeightPart, dtype: torch.dtype
     ) -> Tensor | BlockTensor:
         tensors = {kind: tensor for kind, tensor in stored.items() if isinstance(tensor, Tensor)}
-        scheme, columns = self._scheme, part.columns
+        scheme = self._scheme
+        columns = part.columns
         integers = unpack(tensors["weight_packed"], scheme.bits)
         first = columns.start % (32 // scheme.bits)
         size = scheme.size_for(part.shape[1])
@@ -98,8 +100,8 @@ class PackedIntegers(QuantMethod):
         blocks = weight.as_blocks() if self.takes_blocks else None
         if blocks is not None:
             return blocks
-        if not self._was_told:
-            self._was_told = True
+        if not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "weights of %d bits whose blocks of 32 inputs have no scale of their own are dequantized", scheme.bits
             )

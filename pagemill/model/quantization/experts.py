@@ -32,7 +32,8 @@ class SeparateExperts(ExpertWeights):
 
     def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        num_here, top_k = self._sizes.num_experts, chosen.shape[1]
+        num_here = self._sizes.num_experts
+        top_k = chosen.shape[1]
         local = chosen.reshape(-1).long() - first
         local = torch.where((local < 0) | (local >= num_here), num_here, local)
         order = local.argsort(stable=True)
@@ -48,7 +49,8 @@ class SeparateExperts(ExpertWeights):
         return out.to(x.dtype)
 
     def _expert(self, expert: int, x: Tensor) -> Tensor:
-        gate_up, down = self.gate_up[expert], self.down[expert]
+        gate_up = self.gate_up[expert]
+        down = self.down[expert]
         inner = gate_up.apply(x, None)
         if inner.shape[1] == self._sizes.inner_size:
             return down.apply(inner, None)
@@ -56,7 +58,10 @@ class SeparateExperts(ExpertWeights):
 
 
 class StackedExperts(ExpertWeights):
-    """All experts in two tensors, in the model's type."""
+    """All experts in two tensors of one type."""
+
+    factors: tuple[Tensor, Tensor] | None = None
+    """Of 8-bit floats, a factor per output: [N, 2 * I] and [N, E] float32."""
 
     def __init__(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> None:
         shape = (sizes.num_experts, 2 * sizes.inner_size, sizes.size)
@@ -71,4 +76,4 @@ class StackedExperts(ExpertWeights):
         self.down[expert].copy_(floats(weight, self.down.dtype))
 
     def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
-        return moe.experts(x, self.gate_up, self.down, chosen, weights, first, self._gelu)
+        return moe.experts(x, self.gate_up, self.down, chosen, weights, first, self._gelu, self.factors)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from pagemill.errors import ConfigError
-from pagemill.model.kernels import fp8, moe
+from pagemill.model.kernels import fp8
 from pagemill.model.loading.block_tensor import BlockTensor, floats
-from pagemill.model.quantization.experts import SeparateExperts
+from pagemill.model.quantization.experts import SeparateExperts, StackedExperts
 from pagemill.model.quantization.interface import (
     ExpertSizes,
     ExpertWeights,
@@ -51,27 +51,23 @@ class Fp8Weight(LinearWeight):
         return fp8.gated_linear(x, gate, self.weight, self.factors, bias)
 
 
-class Fp8Experts(ExpertWeights):
+class Fp8Experts(StackedExperts):
     """All experts in two tensors of 8-bit floats, with a factor per output."""
 
+    factors: tuple[Tensor, Tensor]
+
     def __init__(self, sizes: ExpertSizes, device: torch.device, gate: str) -> None:
-        count, size, inner = sizes.num_experts, sizes.size, sizes.inner_size
-        self.gate_up = torch.empty(count, 2 * inner, size, dtype=fp8.FP8, device=device)
-        self.down = torch.empty(count, size, inner, dtype=fp8.FP8, device=device)
+        super().__init__(sizes, fp8.FP8, device, gate)
         self.factors = (
-            torch.empty(count, 2 * inner, dtype=torch.float32, device=device),
-            torch.empty(count, size, dtype=torch.float32, device=device),
+            torch.empty(self.gate_up.shape[:2], dtype=torch.float32, device=device),
+            torch.empty(self.down.shape[:2], dtype=torch.float32, device=device),
         )
-        self._gelu = gate == "gelu_tanh"
 
     def put_gate_up(self, expert: int, weight: Tensor | BlockTensor) -> None:
         _put(self.gate_up[expert], self.factors[0][expert], weight)
 
     def put_down(self, expert: int, weight: Tensor | BlockTensor) -> None:
         _put(self.down[expert], self.factors[1][expert], weight)
-
-    def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
-        return moe.experts(x, self.gate_up, self.down, chosen, weights, first, self._gelu, self.factors)
 
 
 def _put(values: Tensor, factors: Tensor, weight: Tensor | BlockTensor) -> None:

@@ -56,7 +56,7 @@ class DeviceWeight(LinearWeight):
 
 
 class PackedWeight(LinearWeight):
-    """oneDNN's blocked layout: up to three times faster than the plain tensor for few rows, never slower."""
+    """oneDNN's blocked layout: faster than the plain tensor for few rows, never slower."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
@@ -67,7 +67,7 @@ class PackedWeight(LinearWeight):
 
 
 class Unquantized(QuantMethod):
-    """No quantization."""
+    """Weights stay in the type of the model."""
 
     def __init__(self, memory: WeightMemory | None = None) -> None:
         self._memory = memory or WeightMemory()

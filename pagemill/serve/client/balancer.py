@@ -3,10 +3,10 @@
 Knows nothing about how engines are reached; it learns from its own choices only.
 """
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from pagemill.messages.engine_io import EngineCoreRequest
 
@@ -35,44 +35,39 @@ class EngineLoad:
         return self.num_running + 4 * self.num_waiting
 
 
-class Balancer(Protocol):
-    """Chooses engines."""
+class Balancer(ABC):
+    """Chooses the engine of each request."""
 
+    @abstractmethod
     def choose(self, request: EngineCoreRequest, loads: Mapping[int, EngineLoad]) -> int:
         """One of the keys of `loads`, which are the engines that can take a request; there is one at least."""
 
-    def forget(self, engine: int) -> None:
+    def forget(self, engine: int) -> None:  # noqa: B027 - for those that remember nothing
         """An engine lost its cache."""
 
 
-class RoundRobin:
+class RoundRobin(Balancer):
     """One after the other."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def choose(self, request: EngineCoreRequest, loads: Mapping[int, EngineLoad]) -> int:
-        """The next one."""
+        """The engine after the one that was chosen last."""
         engines = sorted(loads)
         self._next += 1
         return engines[(self._next - 1) % len(engines)]
 
-    def forget(self, engine: int) -> None:
-        """Nothing is remembered."""
 
-
-class LeastLoaded:
+class LeastLoaded(Balancer):
     """The engine with the shortest queue."""
 
     def choose(self, request: EngineCoreRequest, loads: Mapping[int, EngineLoad]) -> int:
         """The one with the lowest score; the first of equals."""
         return least_loaded(loads)
 
-    def forget(self, engine: int) -> None:
-        """Nothing is remembered."""
 
-
-class PrefixAffinity:
+class PrefixAffinity(Balancer):
     """The engine that was given the longest part of this prompt's beginning before, as long as that does not make it
     much busier than the least busy one; otherwise that one."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
+from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 
 CRASHES_BEFORE_QUARANTINE = 2
 """Engines that may die with a request before it is sent again only while no other quarantined one runs."""
@@ -205,8 +205,7 @@ class InFlightRequests:
         """Forget requests. Returns their last outputs."""
         names = [entry.request.request_id for entry in rejected]
         self.remove(names)
-        finish = Finish(FinishReason.ERROR, message=message)
-        return [EngineCoreOutput(request_id=name, finish=finish) for name in names]
+        return [EngineCoreOutput.failed(name, message) for name in names]
 
     def to_send(self) -> list[InFlight]:
         """Requests that no engine has and that may go to one now, oldest first; `place` them."""

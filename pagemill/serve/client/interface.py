@@ -1,40 +1,10 @@
-"""`EngineClient`: the front end's whole view of an engine core; and `CoreApi`, what an in-process core offers."""
+"""`EngineClient`: the front end's whole view of an engine core."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest, EngineReady
 from pagemill.messages.stats import SchedulerStats
-
-
-class CoreApi(Protocol):
-    """What `engine.core.EngineCore` offers; written down here because `serve` never imports `engine`.
-
-    Not thread-safe: one thread calls everything.
-    """
-
-    ready: EngineReady
-
-    def add(self, request: EngineCoreRequest) -> None:
-        """Queue a request."""
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests, in whatever state; unknown ids are ignored. No output follows for them."""
-
-    def step(self) -> list[EngineCoreOutputs]:
-        """Do one step's work; what it produced."""
-
-    def stats(self) -> SchedulerStats:
-        """State now."""
-
-    def has_work(self) -> bool:
-        """Whether a step would do anything."""
-
-    def call(self, name: str, *args: Any) -> Any:
-        """A rare call by name: reset_prefix_cache."""
-
-    def shutdown(self) -> None:
-        """Stop the workers."""
 
 
 class EngineClient(Protocol):

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
@@ -17,6 +17,7 @@ from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled,
 from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.client.interface import EngineConnection
 from pagemill.utils.backoff import Backoff
+from pagemill.utils.tasks import TaskSet
 
 logger = get_logger(__name__)
 
@@ -87,7 +88,7 @@ class EngineLinks:
         """Engines that are gone for good, and why."""
         self._restarting: dict[int, str] = {}
         """Engines that are down for now, and what is known about their return."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._closed = False
 
     def notify(self, event: FleetEvent) -> None:
@@ -142,7 +143,7 @@ class EngineLinks:
         over it, and the listener sends again what it needs."""
         if self._links.get(link.index) is link and not link.lost and not self._closed:
             self._lose(link, reason)
-            self._spawn(link.client.close())
+            self._tasks.spawn(link.client.close())
 
     async def close(self) -> None:
         """Close all connections. A second call does nothing."""
@@ -153,9 +154,7 @@ class EngineLinks:
         for link in self._links.values():
             await _close(link)
         self._links.clear()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     def _why_unreached(self, index: int) -> str:
         if index in self._links:
@@ -189,7 +188,7 @@ class EngineLinks:
         if old is not None and old.up.incarnation >= up.incarnation:
             return
         link = Link(up, self._connect(up))
-        if old is not None:  # the news of its death was overtaken
+        if old is not None:  # the event of its end has not come yet
             self._drop(old, "it was replaced")
         self._links[up.index] = link
         link.keeper = asyncio.get_running_loop().create_task(self._keep(link), name=f"engine-{up.index}")
@@ -198,7 +197,7 @@ class EngineLinks:
     def _drop(self, link: Link, reason: str, follows: bool = False) -> None:
         del self._links[link.index]
         self._listener.died(link.index, reason, follows)
-        self._spawn(_close(link))
+        self._tasks.spawn(_close(link))
 
     async def _keep(self, link: Link) -> None:
         """Read from an engine, and connect again whenever the connection is lost, until the task is cancelled."""
@@ -238,11 +237,6 @@ class EngineLinks:
         link.lost = True
         logger.warning("engine %d cannot be reached (%s); connecting again", link.index, reason)
         self._listener.disconnected(link.index, reason)
-
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 async def _close(link: Link) -> None:

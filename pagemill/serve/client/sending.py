@@ -5,14 +5,14 @@ Does not know what becomes of the answers, nor how connections are made and kept
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
-from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
+from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from pagemill.serve.client.balancer import Balancer, EngineLoad
 from pagemill.serve.client.in_flight import InFlight, InFlightRequests
 from pagemill.serve.client.links import EngineLinks, Link
+from pagemill.utils.tasks import TaskSet
 
 logger = get_logger(__name__)
 
@@ -31,7 +31,7 @@ class RequestSender:
         self._in_flight = in_flight
         self._balancer = balancer
         self._publish = publish
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     async def add(self, request: EngineCoreRequest) -> None:
         """Send a request to an engine, or keep it until one is there."""
@@ -43,21 +43,19 @@ class RequestSender:
         for entry in self._in_flight.remove(request_ids):
             if entry.engine is not None:
                 by_engine.setdefault(entry.engine, []).append(entry.request.request_id)
-        telling = [self._spawn(self._tell_to_abort(index, ids)) for index, ids in by_engine.items()]
+        telling = [self._tasks.spawn(self._tell_to_abort(index, ids)) for index, ids in by_engine.items()]
         self.send_waiting_soon()
         if telling:
             await asyncio.shield(asyncio.gather(*telling))
 
     async def close(self) -> None:
         """Cancel what is being sent; requests that are not with an engine yet stay where they are."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     def send_waiting_soon(self) -> None:
         """Send what waits for an engine, in a task of its own: the present one may be cancelled on the way."""
         if self._in_flight.num_waiting and self._links.open():
-            self._spawn(self._send_waiting())
+            self._tasks.spawn(self._send_waiting())
 
     async def _send_waiting(self) -> None:
         for entry in self._in_flight.to_send():
@@ -79,8 +77,8 @@ class RequestSender:
         except Exception as error:
             logger.exception("request %s could not be sent", entry.request.request_id)
             self._in_flight.remove([entry.request.request_id])
-            finish = Finish(FinishReason.ERROR, message=f"it could not be sent: {type(error).__name__}")
-            output = EngineCoreOutput(request_id=entry.request.request_id, finish=finish)
+            message = f"it could not be sent: {type(error).__name__}"
+            output = EngineCoreOutput.failed(entry.request.request_id, message)
             self._publish(EngineCoreOutputs(outputs=[output]))
 
     async def _hand_over(self, entry: InFlight, link: Link) -> None:
@@ -111,9 +109,3 @@ class RequestSender:
         running = known.num_running + link.num_sent
         own = self._in_flight.num_on(link.index) - known.num_waiting
         return EngineLoad(max(running, own), known.num_waiting)
-
-    def _spawn(self, work: Any) -> "asyncio.Task[None]":
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

@@ -2,7 +2,7 @@
 Does not know how the engine was started or who serves the application."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,8 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from pagemill.catalog.endpoints import ENDPOINTS
+from pagemill import envs
+from pagemill.catalog.endpoints import ENDPOINTS, OPERATOR
 from pagemill.catalog.registry import Registry
+from pagemill.config.model_names import ModelNames
 from pagemill.config.sections import ServerConfig
 from pagemill.config.server_access import access_of
 from pagemill.observability.shared_metrics import SharedMetrics
@@ -38,10 +40,11 @@ def build_app(
     metrics: SharedMetrics | None = None,
     helpers: PreparerPool | None = None,
     secret: str = "",
+    info: Mapping[str, Any] | None = None,
 ) -> FastAPI:
     """The application around an engine, which is shut down with it. `metrics` are those of several servers; None: this
     one answers for itself. `helpers` prepare large bodies, and end with the application; None: it is done here.
-    `secret` is one that all API servers of the engines share.
+    `secret` is one that all API servers of the engines share. `info`: settings, for the operator.
 
     Requests need a key of `config.api_key` (or PAGEMILL_API_KEY) when one is set, except by routes that say `PUBLIC`
     (auth.py).
@@ -66,14 +69,17 @@ def build_app(
         exception_handlers={HTTPException: answer_http_exception},
     )
     for name in endpoints:
+        if name == OPERATOR and not envs.server_dev_mode():
+            continue
         # The routes themselves, not the router around them: the API-key check asks each which request it takes.
         app.router.routes.extend(with_head(endpoints.resolve(name).routes))
     app.router.redirect_slashes = False  # it names the host that the client says this is
     app.router.default = SlashRedirect(app.router.routes)
-    model = ServedModel(config.served_model_name or engine.facts.name, now())
-    parsers = ParserSettings.of(config)
+    model = ServedModel.of(ModelNames.of(config, engine.facts.name), now())
+    parsers = ParserSettings.of(config).for_model(engine.tokenizer)
     intake = Intake(engine, model, helpers, _salts(config, secret), parsers)
-    app.state.services = Services(engine, model, intake, MessageParsers(parsers), metrics)
+    message_parsers = MessageParsers(parsers, engine.tokenizer)
+    app.state.services = Services(engine, model, intake, message_parsers, metrics, info or {})
     return app
 
 

@@ -7,10 +7,11 @@ import hmac
 from collections.abc import Iterable
 from typing import Any, Final
 
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagemill.serve.http.errors import UnauthorizedError
+from pagemill.serve.http.routing import route_of, says
 
 PUBLIC: Final[dict[str, Any]] = {"security": []}
 """`openapi_extra` of a route that needs no key for GET and HEAD: probes, metrics and the playground's page. It is how
@@ -37,15 +38,28 @@ class AuthMiddleware:
             raise UnauthorizedError("the API key is missing or wrong; send it as 'Authorization: Bearer KEY'")
 
     def _has_key(self, scope: Scope) -> bool:
-        values = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
-        scheme, _, given = (values[0] if len(values) == 1 else b"").partition(b" ")
-        digest, found = _digest(given.strip()), b""
-        for known in self._digests:  # all of them: how long it takes must not say which
-            found = known if hmac.compare_digest(digest, known) else found
-        if scheme.lower() == b"bearer" and found:
+        found = b""
+        for given in _given_keys(scope):
+            digest = _digest(given)
+            for known in self._digests:  # all of them: how long it takes must not say which
+                found = known if hmac.compare_digest(digest, known) else found
+        if found:
             scope["api_key"] = found
             return True
         return False
+
+
+def _given_keys(scope: Scope) -> list[bytes]:
+    """What a request sends as keys: as `Authorization: Bearer KEY`, as `x-api-key: KEY`, or both. A header that comes
+    twice counts for nothing."""
+    headers = scope.get("headers", ())
+    bearers = [value for name, value in headers if name == b"authorization"]
+    keys = [value for name, value in headers if name == b"x-api-key"]
+    given = []
+    if len(bearers) == 1:
+        scheme, _, key = bearers[0].partition(b" ")
+        given += [key.strip()] if scheme.lower() == b"bearer" else []
+    return given + ([keys[0].strip()] if len(keys) == 1 else [])
 
 
 def _digest(key: bytes) -> bytes:
@@ -63,17 +77,8 @@ def _digests(key: str) -> list[bytes]:
 
 def is_public(route: BaseRoute | None) -> bool:
     """Whether a route says that it needs no key."""
-    extra: dict[str, Any] = getattr(route, "openapi_extra", None) or {}
-    return bool(extra.get("security") == PUBLIC["security"])
+    return bool(says(route, "security") == PUBLIC["security"])
 
 
 def _is_public(scope: Scope) -> bool:
-    return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and is_public(_route_of(scope))
-
-
-def _route_of(scope: Scope) -> BaseRoute | None:
-    """The route that the router will choose."""
-    for route in scope["app"].router.routes:
-        if route.matches(scope)[0] is Match.FULL:
-            return route  # type: ignore[no-any-return]
-    return None
+    return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and is_public(route_of(scope))

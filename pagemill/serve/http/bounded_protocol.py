@@ -130,7 +130,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._phase, self._num_headers = Phase.HEAD, 0
+        self._phase = Phase.HEAD
+        self._num_headers = 0
         if self._read_until == math.inf:
             self._read_until = self.loop.time() + self._limits.head_s
 
@@ -144,7 +145,8 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._phase, self._num_dry = Phase.BODY, 0
+        self._phase = Phase.BODY
+        self._num_dry = 0
         self._read_until = self.loop.time() + self._limits.body_s
         super().on_headers_complete()
 
@@ -155,12 +157,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade() and any(name in FRAMING for name, _ in self.headers):
             return  # the parser skips a body that is there: see `_parse_part`
-        self._phase, self._num_dry = Phase.BETWEEN, 0
+        self._phase = Phase.BETWEEN
+        self._num_dry = 0
         self._read_until = math.inf
         if not self.cycle.response_complete:
             self._all.busy(self)
         super().on_message_complete()
-        if not self.pipeline:  # nothing more of this request can come, but news that the client left
+        if not self.pipeline:  # nothing more of this request can come, but the end of the connection
             self.flow.resume_reading()
 
     # What requests call
@@ -206,7 +209,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._running is not None and (self.flow.read_paused or self._client_is_done):
             self._read_until = max(self._read_until, now + self._limits.head_s)
             self._look_for_hang_up()
-            if self._rest or self.pipeline:  # where much is unread, news of the end waits behind it
+            if self._rest or self.pipeline:  # where much is unread, the end of the connection waits behind it
                 self._probe(self._running)
         elif now >= self._read_until:
             self._end_waiting()

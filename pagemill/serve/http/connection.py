@@ -1,4 +1,4 @@
-"""What handlers need of the connection: the parsed body, news that the client is gone, and event streams.
+"""What handlers need of the connection: the parsed body, whether the client is gone, and event streams.
 Does not know what is sent."""
 
 import asyncio
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagemill.serve.http.errors import request_error
+from pagemill.serve.http.errors import BodyTooLargeError, request_error
 from pagemill.serve.http.protocol import Wire, wire_of
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -19,6 +19,8 @@ T = TypeVar("T")
 Output = TypeVar("Output")
 
 CLIENT_CLOSED_REQUEST = 499
+EVENT_STREAM = "text/event-stream"
+SMALL_BODY_BYTES = 16 << 10
 
 
 async def read_body(request: Request) -> bytes:
@@ -26,10 +28,28 @@ async def read_body(request: Request) -> bytes:
     return b"".join([part async for part in request.stream()])
 
 
+async def read_small(request: Request, kind: type[Body]) -> Body:
+    """The body of a request that says little: parsed here, because it takes no time. Raises RequestError, and
+    BodyTooLargeError for one of more than SMALL_BODY_BYTES."""
+    raw = await read_body(request)
+    if len(raw) > SMALL_BODY_BYTES:
+        raise BodyTooLargeError(f"the body of this route is too large: at most {SMALL_BODY_BYTES} bytes are read")
+    return parse_body(raw, kind)
+
+
 def parse_body(raw: bytes, kind: type[Body]) -> Body:
     """A JSON body, parsed and validated in one pass. Raises RequestError, which holds nothing of the body."""
+    return _validated(lambda: kind.model_validate_json(raw))
+
+
+def checked(kind: type[Body], fields: Mapping[str, Any]) -> Body:
+    """The same for fields that are parsed already: those of another body, which stand for one of this kind."""
+    return _validated(lambda: kind.model_validate(fields))
+
+
+def _validated(make: Callable[[], T]) -> T:
     try:
-        return kind.model_validate_json(raw)
+        return make()
     except ValidationError as error:
         problem = request_error(error)
     # Raised here, where no ValidationError is being handled: that would become its context, and may hold it in turn.
@@ -46,7 +66,8 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T 
 
     The body must have been read: what `receive` returns next is the disconnect.
     """
-    worker, watcher = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
+    worker = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
         return worker.result() if worker.done() else None
@@ -102,15 +123,17 @@ def _write_nowhere(body: bytes) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events: those that `events` yields, and those of outputs that are pushed to the sink meanwhile. The
-    response starts with the first event yielded: what goes wrong before becomes an ordinary error response. When the
-    client goes away, the generator is closed."""
-
-    media_type = "text/event-stream"
+    """Events, server-sent or of another type: those that `events` yields, and those of outputs that are pushed to the
+    sink meanwhile. The response starts with the first event yielded: what goes wrong before becomes an ordinary error
+    response. When the client goes away, the generator is closed."""
 
     def __init__(
-        self, events: Callable[[EventSink[Any]], AsyncGenerator[bytes, None]], headers: Mapping[str, str] | None = None
+        self,
+        events: Callable[[EventSink[Any]], AsyncGenerator[bytes, None]],
+        headers: Mapping[str, str] | None = None,
+        media_type: str = EVENT_STREAM,
     ) -> None:
+        self.media_type = media_type
         self.status_code = 200
         self.background = None
         self.body = b""

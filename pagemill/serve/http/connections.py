@@ -13,7 +13,7 @@ logger = get_logger(__name__)
 
 MAX_LINGERING = 32
 """Refused connections that may wait for their clients to read why; further ones are just closed."""
-SAY_EVERY_S = 10.0
+LOG_EVERY_S = 10.0
 
 
 class Connection(Protocol):
@@ -82,7 +82,7 @@ class Connections:
         return True
 
     def remove(self, connection: Connection) -> None:
-        """It is closed."""
+        """Forget a connection that is closed."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
         self._lingering.discard(connection)
@@ -94,7 +94,7 @@ class Connections:
 
 
 class SparseLog:
-    """Warnings about what clients do, of which there may be any number: one every SAY_EVERY_S at most, with the number
+    """Warnings about what clients do, of which there may be any number: one every LOG_EVERY_S at most, with the number
     of those that were left out."""
 
     def __init__(self) -> None:
@@ -108,7 +108,8 @@ class SparseLog:
             self._num_silent += 1
             return
         if self._num_silent:
-            message, arguments = f"{message} (and %d more warnings like it)", (*arguments, self._num_silent)
+            message = f"{message} (and %d more warnings like it)"
+            arguments = (*arguments, self._num_silent)
         logger.warning(message, *arguments)
-        self._next = now + SAY_EVERY_S
+        self._next = now + LOG_EVERY_S
         self._num_silent = 0

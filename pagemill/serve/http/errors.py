@@ -1,9 +1,10 @@
-"""Every error as the OpenAI error object, in one place, for all routes.
+"""Every error in one place, for all routes, as the object that clients of the route's API know.
 Messages written for clients go out; anything unexpected is logged here and goes out without details."""
 
 import re
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from pydantic import ValidationError
@@ -21,10 +22,24 @@ from pagemill.errors import (
     UnavailableError,
 )
 from pagemill.log import get_logger
+from pagemill.serve.http.routing import route_of, says
 
 logger = get_logger(__name__)
 
 MAX_MESSAGE_CHARS = 1000
+OPENAI = "openai"
+ANTHROPIC = "anthropic"
+OLLAMA = "ollama"
+_FORM = "x-error-form"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Status -> what clients of that API call the error."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 _FILE_PATH = re.compile(r"(?<![\w./:])/(?:[\w.@+-]+/)+[\w.@+-]+")
 
@@ -38,6 +53,14 @@ class GenerationFailedError(PagemillError):
 
     def __init__(self, reason: str | None = None) -> None:
         super().__init__("the engine could not complete this request" + (f": {reason}" if reason else ""))
+
+
+class BusyError(PagemillError):
+    """What was asked of the server cannot be done while requests run."""
+
+
+class NotHereError(PagemillError):
+    """A route of another server that does nothing here, with the reason."""
 
 
 class UnauthorizedError(PagemillError):
@@ -66,24 +89,51 @@ class ApiError(msgspec.Struct, frozen=True):
     code: str | None = None
     headers: dict[str, str] = {}
 
-    def body(self) -> bytes:
-        """The JSON object."""
-        message = self.message[:MAX_MESSAGE_CHARS]
-        error = {"message": message, "type": self.kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+    def body(self, form: str = OPENAI, request_id: str | None = None) -> bytes:
+        """The JSON object, as one of the APIs writes it: a name of ERROR_FORMS."""
+        return msgspec.json.encode(ERROR_FORMS[form](self, self.message[:MAX_MESSAGE_CHARS], request_id))
 
-    def response(self) -> Response:
-        """As the answer to a request."""
-        return Response(self.body(), self.status, self.headers, "application/json")
+    def response(self, scope: Scope) -> Response:
+        """As the answer to a request, in the form of the route's API."""
+        form = says(route_of(scope, any_method=True), _FORM) or OPENAI
+        body = self.body(form, scope.get("request_id"))
+        return Response(body, self.status, self.headers, "application/json")
+
+
+def _openai(error: ApiError, message: str, request_id: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+def _anthropic(error: ApiError, message: str, request_id: str | None) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(error.status)
+    kind = kind or ("invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def _ollama(error: ApiError, message: str, request_id: str | None) -> dict[str, Any]:
+    return {"error": message}
+
+
+ERROR_FORMS: Final[dict[str, Callable[[ApiError, str, str | None], dict[str, Any]]]] = {
+    OPENAI: _openai,
+    ANTHROPIC: _anthropic,
+    OLLAMA: _ollama,
+}
+"""API -> the object that tells its clients of an error."""
+
+
+def errors_as(form: str) -> dict[str, Any]:
+    """`openapi_extra` of a route whose clients know errors in this form."""
+    return {_FORM: form}
 
 
 def api_error(error: Exception) -> ApiError:
     """What a client is told about an exception."""
-    told = _fault_of_client(error) or _fault_of_server(error)
-    if told is None:
+    known = _fault_of_client(error) or _fault_of_server(error)
+    if known is None:
         logger.error("an unexpected error ended a request", exc_info=error)
         return ApiError(500, "the server failed on this request", "server_error", None, "internal_error")
-    return told
+    return known
 
 
 def _fault_of_client(error: Exception) -> ApiError | None:
@@ -92,6 +142,10 @@ def _fault_of_client(error: Exception) -> ApiError | None:
             return ApiError(404, str(error), "invalid_request_error", error.field, "model_not_found")
         case RequestError():
             return ApiError(400, _without_internals(str(error)), "invalid_request_error", error.field)
+        case BusyError():
+            return ApiError(409, str(error), "invalid_request_error", None, "busy")
+        case NotHereError():
+            return ApiError(404, str(error), "invalid_request_error", None, "not_supported")
         case UnauthorizedError():
             headers = {"WWW-Authenticate": "Bearer"}
             return ApiError(401, str(error), "authentication_error", None, "invalid_api_key", headers)
@@ -163,12 +217,12 @@ class ErrorMiddleware:
             if started:
                 logger.exception("a response broke off")
                 raise
-            await api_error(error).response()(scope, receive, send)
+            await api_error(error).response(scope)(scope, receive, send)
 
 
 async def answer_http_exception(request: Any, error: Exception) -> Response:
     """For exceptions of the router itself: unknown route, wrong method."""
-    return api_error(error).response()
+    return api_error(error).response(request.scope)
 
 
 def _http_error(error: HTTPException) -> ApiError:

@@ -1,103 +1,176 @@
-"""The part of answering that chat and text completions share: run requests, then send their deltas as events or
-collect them into one body. What a delta looks like is the builder's business."""
+"""The part of answering that all generating endpoints share: run requests, then send their deltas as events or
+collect them into one body. What a delta, an end or a body looks like is the builder's business."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pagemill.messages.beam_search import BeamSearchParams
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
+from pagemill.messages.pooling_params import PoolingParams
+from pagemill.messages.sampling_params import SamplingParams
 from pagemill.serve.async_llm import AsyncLLM
-from pagemill.serve.http.connection import EventSink, EventStream, respond_unless_gone
-from pagemill.serve.http.errors import GenerationFailedError, api_error
+from pagemill.serve.http.connection import EVENT_STREAM, EventSink, EventStream, respond_unless_gone
+from pagemill.serve.http.errors import ApiError, GenerationFailedError, api_error
+from pagemill.serve.http.load_metrics import ASKS, load_headers
 from pagemill.serve.http.preparer import AnswerForm
 from pagemill.serve.http.responses import ResponseHead, Usage
+from pagemill.serve.http.token_details import PART_VALUES, num_values
+from pagemill.serve.preparation import Pacer
 from pagemill.serve.processing.input_processor import PreparedRequest
 from pagemill.serve.processing.request_stream import Sink
 
-DONE = b"data: [DONE]\n\n"
-_encode = msgspec.json.encode
+MAX_CANDIDATES_ON_LOOP = 64
+"""Of one token; what is said of one with more is written on a thread."""
 
 
 class DeltaBuilder(Protocol):
     """How one endpoint writes what is new, as events of a stream or as choices of a body."""
 
     head: ResponseHead
-    chunk_kind: str
-    """Name of an event's object."""
-    body_kind: str
-    """Name of the body's object."""
+    usage: Usage
+    """Counts of the tokens; complete when the answer ends."""
 
-    def events(self, prompt_index: int, completion: CompletionOutput) -> bytes:
-        """The events for a delta; none (b"") when there is nothing to say yet."""
+    def events(self, prompt_index: int, completion: CompletionOutput, output: RequestOutput) -> bytes:
+        """The events for a delta, which is a part of `output`; none (b"") when there is nothing to say yet."""
 
-    def choice(self, prompt_index: int, completion: CompletionOutput) -> dict[str, Any]:
-        """The choice for a whole completion."""
+    def parts(self, prompt_index: int, completion: CompletionOutput, output: RequestOutput) -> Iterator[bytes]:
+        """`events`, piece by piece, where making all of them at once takes long."""
+
+    def choice(self, prompt_index: int, completion: CompletionOutput, output: RequestOutput) -> dict[str, Any]:
+        """The choice for a whole completion, which is a part of `output`."""
+
+    def end(self) -> bytes:
+        """What a stream ends with, after the events of all outputs."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """What a stream ends with that has begun, and cannot go on."""
+
+    def body(self, choices: list[dict[str, Any]]) -> bytes:
+        """The JSON body with the choices of all prompts, in order of their `index`."""
 
 
 class Generation:
     """Requests that are checked and ready to run, and the builder of their answer."""
 
     def __init__(
-        self, engine: AsyncLLM, requests: Sequence[PreparedRequest], builder: DeltaBuilder, with_usage: bool = False
+        self,
+        engine: AsyncLLM,
+        requests: Sequence[PreparedRequest],
+        builder: DeltaBuilder,
+        beam: BeamSearchParams | None = None,
     ) -> None:
+        """`beam`: the answers are what such a search finds."""
         self._engine = engine
         self._requests = requests
         self._builder = builder
-        self._with_usage = with_usage
-        self._usage = Usage(requests, engine.block_size)
+        self._beam = beam
         name = builder.head.id
         ids = [name] if len(requests) == 1 else [f"{name}-{index}" for index in range(len(requests))]
+        params = requests[0].request.params
+        self._has_wide_tokens = _has_wide_tokens(params)
+        self._pushes = not self._has_wide_tokens and not _scores_prompt(params)
+        """Whether outputs may be written where they come up, because each of them is small."""
+        self._scored_prompts: set[int] = set()
+        """Prompts whose log-probabilities were written, if there were any."""
         self._prompt_index = {request_id: index for index, request_id in enumerate(ids)}
 
     async def stream(self, sink: EventSink[RequestOutput]) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; those of outputs that the sink gets are written there. An error after the first one
-        becomes an event; before, it is raised."""
+        """Events; those of outputs that the sink gets are written there. An error after the first one ends the stream
+        as the builder says; before, it is raised."""
         sink.events_of = self._events
         started = False
         try:
-            async with contextlib.aclosing(self._outputs(sink)) as outputs:
-                async for output in outputs:
-                    check_generated(output)
-                    events = self._events(output)
-                    if events:
-                        started = True
-                        yield events
+            async with contextlib.aclosing(self._all_events(sink)) as parts:
+                async for events in parts:
+                    started = True
+                    yield events
         except Exception as error:
             if not started:
                 raise
-            yield b"data: " + api_error(error).body() + b"\n\n" + DONE
+            yield self._builder.failure(api_error(error))
             return
-        head = self._builder.head
-        yield (head.usage_event(self._builder.chunk_kind, self._usage) if self._with_usage else b"") + DONE
+        last = self._builder.end()
+        if last:
+            yield last
+
+    def load_headers(self, asked: str | None) -> dict[str, str]:
+        """The load of the engine as a header, where it is asked for."""
+        return load_headers(asked, self._engine.control.stats()) if asked else {}
 
     async def collect(self) -> bytes:
         """The JSON body, choices in order of prompt and index."""
         choices: list[dict[str, Any]] = []
+        pacer = Pacer()  # thousands of completions may be there at once
         async with contextlib.aclosing(self._outputs()) as outputs:
             async for output in outputs:
                 check_generated(output)
                 index = self._count(output)
-                choices += [self._builder.choice(index, completion) for completion in output.outputs]
+                for completion in output.outputs:
+                    choices.append(await self._choice(index, completion, output))
+                    await pacer.pause()
         choices.sort(key=lambda choice: int(choice["index"]))
-        head = self._builder.head
-        return _encode({**head.fields(self._builder.body_kind), "choices": choices, "usage": self._usage.to_json()})
+        return self._builder.body(choices)
+
+    async def _choice(self, index: int, completion: CompletionOutput, output: RequestOutput) -> dict[str, Any]:
+        """A choice; one that says something of many tokens is made on a thread, while others have the event loop."""
+        if num_values(completion.logprobs) + num_values(output.prompt_logprobs) <= PART_VALUES:
+            return self._builder.choice(index, completion, output)
+        return await asyncio.to_thread(self._builder.choice, index, completion, output)
 
     def _outputs(self, sink: Sink[RequestOutput] | None = None) -> AsyncGenerator[RequestOutput, None]:
+        if self._beam is not None:
+            return self._engine.beam_outputs(self._requests, list(self._prompt_index), self._beam)
         return self._engine.stream(self._requests, list(self._prompt_index), sink, limited=True)
+
+    def _is_large(self, output: RequestOutput) -> bool:
+        """Whether writing it would keep the event loop. Its prompt counts once."""
+        size = sum([num_values(completion.logprobs) for completion in output.outputs])
+        index = self._prompt_index[output.request_id]
+        if index not in self._scored_prompts:
+            self._scored_prompts.add(index)
+            size += num_values(output.prompt_logprobs)
+        return size > PART_VALUES
+
+    async def _all_events(self, sink: Sink[RequestOutput]) -> AsyncGenerator[bytes, None]:
+        """The events of all outputs that are not pushed."""
+        async with contextlib.aclosing(self._outputs(sink if self._pushes else None)) as outputs:
+            async for output in outputs:
+                check_generated(output)
+                async with contextlib.aclosing(self._written(output)) as parts:
+                    async for events in parts:
+                        yield events
+
+    async def _written(self, output: RequestOutput) -> AsyncGenerator[bytes, None]:
+        """The events of an output, which is counted. Others have the event loop between those of a large one; what
+        takes long by itself is made on a thread: many candidates of one token, or tokens that have piled up because
+        the client reads slowly."""
+        if not self._is_large(output):
+            if events := self._events(output):
+                yield events
+            return
+        index = self._count(output)
+        pacer = Pacer()
+        for completion in output.outputs:
+            parts = self._builder.parts(index, completion, output)
+            on_thread = self._has_wide_tokens or num_values(completion.logprobs) > PART_VALUES
+            while events := await asyncio.to_thread(next, parts, b"") if on_thread else next(parts, b""):
+                yield events
+                await pacer.pause()
 
     def _events(self, output: RequestOutput) -> bytes:
         """The events of an output, which is counted."""
         index = self._count(output)
-        return b"".join([self._builder.events(index, completion) for completion in output.outputs])
+        return b"".join([self._builder.events(index, completion, output) for completion in output.outputs])
 
     def _count(self, output: RequestOutput) -> int:
         """The index of its prompt."""
         index = self._prompt_index[output.request_id]
-        self._usage.count(index, output)
+        self._builder.usage.count(index, output)
         return index
 
 
@@ -108,13 +181,30 @@ def check_generated(output: RequestOutput) -> None:
             raise GenerationFailedError(completion.error)
 
 
-async def answer(request: Request, form: AnswerForm, generation: Generation) -> Response:
-    """The response to a checked body: a stream of events, or one JSON body unless the client is gone before."""
-    headers = form.headers()
+def _scores_prompt(params: SamplingParams | PoolingParams) -> bool:
+    return isinstance(params, SamplingParams) and params.prompt_logprobs is not None
+
+
+def _has_wide_tokens(params: SamplingParams | PoolingParams) -> bool:
+    if not isinstance(params, SamplingParams):
+        return False
+    return max(params.num_candidates or 0, params.prompt_logprobs or 0) > MAX_CANDIDATES_ON_LOOP
+
+
+async def answer(
+    request: Request,
+    form: AnswerForm,
+    generation: Generation,
+    media_type: str = EVENT_STREAM,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """The response to a checked body: a stream of events, or one JSON body unless the client is gone before.
+    `media_type`: of the stream. `headers`: in addition to those of the form."""
+    headers = form.headers() | dict(headers or {}) | generation.load_headers(request.headers.get(ASKS))
     if form.stream:
-        return EventStream(generation.stream, headers)
+        return EventStream(generation.stream, headers, media_type)
     return await respond_unless_gone(request, _collected(generation, headers))
 
 
-async def _collected(generation: Generation, headers: dict[str, str]) -> Response:
+async def _collected(generation: Generation, headers: Mapping[str, str]) -> Response:
     return Response(await generation.collect(), headers=headers, media_type="application/json")

@@ -1,23 +1,26 @@
 """`Intake`: what routes ask for the requests of a body. Small bodies are prepared here, between other work of the
 event loop; large ones in a helper process, because neither JSON nor a tokenizer lets go of the interpreter."""
 
+import contextlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
+from pagemill.grammar.translate import TakesTimeError
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.connection import read_body, until_disconnect
-from pagemill.serve.http.preparer import NO_PARSERS, AnswerForm, Part, PreparedPrompt, Preparer
+from pagemill.serve.http.preparer import NO_PARSERS, AnswerForm, Part, PreparedPrompt, Preparer, Tokens
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.http.salts import KeySalts
+from pagemill.serve.http.schemas.forms import check_form_bytes
 from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.serve.preparation import in_slices
 from pagemill.serve.processing.input_processor import PreparedRequest
 
 LARGE_BODY_BYTES = 16 << 10
-"""Bodies above this go to a helper process: parsing and tokenizing this much takes up to 10 ms. All do where the
+"""Bodies above this go to a helper process: parsing and tokenizing more would keep the event loop. All do where the
 tokenizer may take longer, because a helper has a time limit."""
 
 
@@ -44,27 +47,42 @@ class Intake:
         """`salts`: of the clients' keys; None: all share cached prefixes. `parsers`: those of the answers' messages."""
         self._engine = engine
         self._salts = salts
-        self._preparer = Preparer(engine.preparation, model, parsers)
+        self._preparer = Preparer(engine.preparation, model, parsers, hurried=helpers is not None)
         self._helpers = helpers
         self._small_bytes = 0 if engine.preparation.tokenizer.may_stall else LARGE_BODY_BYTES
 
     async def prepare(self, kind: str, request: Request) -> PreparedBody:
-        """The requests of a body of this kind (see preparer.py). Load is checked before any work is done for it.
+        """The requests of a body of this kind (see preparer.py). Raises what `parts` does."""
+        return self._gathered(await self.parts(kind, request), request)
+
+    async def parts(self, kind: str, request: Request) -> list[Part]:
+        """What becomes of a body of this kind. Load is checked before any work is done for it.
 
         Raises RequestError, EngineOverloadedError, UnavailableError, EngineDeadError, GenerationFailedError,
         ClientDisconnect.
         """
         raw = await read_body(request)
         self._engine.check_load()
-        if self._helpers is not None and len(raw) > self._small_bytes:
-            # Its turn may be far away: who leaves meanwhile gives it up.
-            prepared = await until_disconnect(request.receive, self._helpers.prepare(kind, raw))
-            if prepared is None:
-                raise ClientDisconnect
-            parts = prepared
-        else:
-            parts = await in_slices(self._preparer.parts(kind, raw))
-        return self._gathered(parts, request)
+        check_form_bytes(raw)
+        if self._helpers is None:
+            return await in_slices(self._preparer.parts(kind, raw))
+        if len(raw) <= self._small_bytes:
+            with contextlib.suppress(TakesTimeError):
+                return await in_slices(self._preparer.parts(kind, raw))
+        return await self._helped(self._helpers, kind, raw, request)
+
+    async def tokens(self, kind: str, request: Request) -> tuple[AnswerForm, list[Tokens]]:
+        """The tokens of a body that asks for nothing else. Raises what `parts` does."""
+        parts = await self.parts(kind, request)
+        forms = [part for part in parts if isinstance(part, AnswerForm)]
+        return forms[0], [part for part in parts if isinstance(part, Tokens)]
+
+    async def _helped(self, helpers: PreparerPool, kind: str, raw: bytes, request: Request) -> list[Part]:
+        """By another process. Its turn may be far away: who leaves meanwhile gives it up."""
+        parts = await until_disconnect(request.receive, helpers.prepare(kind, raw))
+        if parts is None:
+            raise ClientDisconnect
+        return parts
 
     def _gathered(self, parts: Iterable[Part], request: Request) -> PreparedBody:
         found = PreparedBody(AnswerForm(), [], [])

@@ -43,7 +43,7 @@ def limits_of(config: ServerConfig) -> HttpLimits:
 
 
 def affordable_connections() -> int:
-    """Connections for which there are descriptors, beside those open now and some to spare."""
+    """Connections for which there are descriptors, after those open now and some to spare."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS

@@ -2,28 +2,62 @@
 Does not know in which process it works: on the event loop of the server it is asked part by part, in a helper process
 at once."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 import msgspec
 
 from pagemill.errors import RequestError
+from pagemill.messages.beam_search import BeamSearchParams
 from pagemill.messages.engine_io import EngineCoreRequest
+from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import SamplingParams
+from pagemill.serve.beam_search import first_params
 from pagemill.serve.http.connection import parse_body
 from pagemill.serve.http.responses import ServedModel
-from pagemill.serve.http.schemas.chat import ChatBody
+from pagemill.serve.http.schemas.anthropic import CountTokensBody, MessagesBody
+from pagemill.serve.http.schemas.chat import ChatBody, naming_top_logprobs
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
+from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
+from pagemill.serve.http.schemas.scores import RerankBody, ScoreBody
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
+from pagemill.serve.http.schemas.tokenize import DetokenizeBody, TokenizeBody
+from pagemill.serve.http.schemas.translation import Translation
+from pagemill.serve.http.token_details import TokenDetails
 from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.serve.parsers.interface import MessageForm
 from pagemill.serve.preparation import Preparation
+from pagemill.serve.processing.checks import check_answer_logprobs, num_answer_logprobs
 from pagemill.serve.processing.input_processor import RequestOptions
 from pagemill.tokenizers.control_text import unmarked
 
-CHAT, COMPLETIONS, EMBEDDINGS = "chat", "completions", "embeddings"
+CHAT = "chat"
+COMPLETIONS = "completions"
+EMBEDDINGS = "embeddings"
+TOKENIZE = "tokenize"
+DETOKENIZE = "detokenize"
+SCORE = "score"
+RERANK = "rerank"
+MESSAGES = "messages"
+COUNT_TOKENS = "count_tokens"
+OLLAMA_CHAT = "ollama chat"
+OLLAMA_GENERATE = "ollama generate"
+OLLAMA_EMBED = "ollama embed"
+OLLAMA_EMBEDDINGS = "ollama embeddings"
+TRANSLATIONS: Final[Mapping[str, type[Translation]]] = {
+    MESSAGES: MessagesBody,
+    OLLAMA_CHAT: OllamaChatBody,
+    OLLAMA_GENERATE: OllamaGenerateBody,
+    OLLAMA_EMBED: OllamaEmbedBody,
+    OLLAMA_EMBEDDINGS: OllamaEmbeddingsBody,
+}
+"""Kinds of bodies that stand for one of the first three."""
 NO_PARSERS = ParserSettings()
+MAX_FORM_BYTES = 32 << 20
+"""Characters of the forms of all completions of one body: each goes to the engine with its own."""
 
 
 class AnswerForm(msgspec.Struct, frozen=True, tag="form"):
@@ -34,13 +68,21 @@ class AnswerForm(msgspec.Struct, frozen=True, tag="form"):
     num_per_prompt: int = 1
     """Completions of each prompt."""
     as_base64: bool = False
+    num_queries: int = 0
+    """Prompts that the others are compared with."""
+    most: int | None = None
+    """Of the results, how many are told; None: all."""
     message: MessageForm | None = None
     """For the parsers of the answer's messages; None: the whole text is content."""
+    tokens: TokenDetails | None = None
+    """What the answer says of its tokens; None: nothing."""
+    beam: BeamSearchParams | None = None
+    """The beam search that it is the result of; None: its completions are sampled."""
     ignored_fields: str = ""
     """Names of fields of the body that have no effect: nobody knows them, or the chat template does not read them."""
 
     def headers(self) -> dict[str, str]:
-        """What the answer says of the body, beside its own."""
+        """Headers of the answer, in addition to those that every answer has."""
         return {IGNORED_FIELDS_HEADER: self.ignored_fields} if self.ignored_fields else {}
 
 
@@ -52,17 +94,67 @@ class PreparedPrompt(msgspec.Struct, frozen=True, tag="prompt"):
     """What its texts begin with."""
 
 
-Part = AnswerForm | PreparedPrompt
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """A prompt and its tokens, for a body that asks for nothing else. There may be millions: lists are JSON already, so
+    that writing them keeps nobody's event loop."""
+
+    count: int
+    ids: bytes
+    """A list."""
+    prompt: str = ""
+    texts: bytes = b"null"
+    """Of each token, as a list, where they are asked for."""
+
+    @classmethod
+    def of(cls, token_ids: list[int], prompt: str = "", texts: list[str] | None = None) -> "Tokens":
+        """From lists."""
+        return cls(len(token_ids), msgspec.json.encode(token_ids), prompt, msgspec.json.encode(texts))
+
+
+Part = AnswerForm | PreparedPrompt | Tokens
 """What becomes of a body: first the form of the answer, then its prompts in order."""
+
+
+class _AnswerSize:
+    """What the answer to one body may become, as its prompts are prepared."""
+
+    def __init__(self) -> None:
+        self._num_logprobs = 0
+        self._form_bytes = 0
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """The completions of one more prompt. Raises RequestError when it is too much."""
+        params = request.params
+        if not isinstance(params, SamplingParams):
+            return
+        self._num_logprobs += num_answer_logprobs(params, len(request.prompt_token_ids))
+        check_answer_logprobs(self._num_logprobs, params)
+        if request.grammar is not None:
+            self._form_bytes += params.n * len(request.grammar.source)
+            if self._form_bytes > MAX_FORM_BYTES:
+                raise RequestError(
+                    f"structured_outputs is too large for so many completions: together they are more than "
+                    f"{MAX_FORM_BYTES} characters; lower n, or send several requests",
+                    "structured_outputs",
+                )
 
 
 class Preparer:
     """Parses, renders, tokenizes and checks; one method per kind of body."""
 
-    def __init__(self, preparation: Preparation, model: ServedModel, parsers: ParserSettings = NO_PARSERS) -> None:
+    def __init__(
+        self,
+        preparation: Preparation,
+        model: ServedModel,
+        parsers: ParserSettings = NO_PARSERS,
+        *,
+        hurried: bool = False,
+    ) -> None:
+        """`hurried`: what takes long is left to others (TakesTimeError)."""
+        self._hurried = hurried
         self._preparation = preparation
         self._model = model
-        self._parsers = parsers
+        self._parsers = parsers = parsers.for_model(preparation.tokenizer)
         hides = preparation.tokenizer.hides
         self._hides_markers = any(hides(marker) for marker in parsers.markers)
         """Whether what parsers look for are special tokens, which texts leave out unless they are to be shown."""
@@ -70,18 +162,57 @@ class Preparer:
             CHAT: self._chat,
             COMPLETIONS: self._completions,
             EMBEDDINGS: self._embeddings,
+            TOKENIZE: self._tokenize,
+            DETOKENIZE: self._detokenize,
+            COUNT_TOKENS: self._count_tokens,
+            SCORE: functools.partial(self._scores, ScoreBody),
+            RERANK: functools.partial(self._scores, RerankBody),
+            **{name: functools.partial(self._translated, body) for name, body in TRANSLATIONS.items()},
         }
 
     def parts(self, kind: str, raw: bytes) -> Iterator[Part]:
         """The parts of a body, each made when it is asked for. Raises RequestError, before or between them."""
         return self._kinds[kind](raw)
 
+    def _translated(self, kind: type[Translation], raw: bytes) -> Iterator[Part]:
+        """Of a body of another API."""
+        given = parse_body(raw, kind)
+        with given.naming():
+            self._model.check(given.served_model)
+            if given.is_empty:
+                yield AnswerForm(stream=given.streams, ignored_fields=given.ignored_fields)
+                return
+            match given.translated():
+                case ChatBody() as chat:
+                    yield from self._chat_parts(chat, of_another_api=True)
+                case CompletionBody() as completion:
+                    yield from self._completion_parts(completion, of_another_api=True)
+                case EmbeddingBody() as embedding:
+                    yield from self._embedding_parts(embedding, given.truncates)
+
+    def _count_tokens(self, raw: bytes) -> Iterator[Part]:
+        given = parse_body(raw, CountTokensBody)
+        with given.naming():
+            body = given.translated()
+            self._model.check(body.model)
+            prompt = self._preparation.chats.render(
+                body.messages, body.to_chat_options(self._parsers.hide_unused_tools)
+            )
+            yield AnswerForm(ignored_fields=body.ignored_fields)
+            options = RequestOptions(add_special_tokens=False, rendered=True)
+            yield Tokens.of(self._preparation.inputs.tokenize(prompt, options))
+
     def _chat(self, raw: bytes) -> Iterator[Part]:
-        body = parse_body(raw, ChatBody)
+        return self._chat_parts(parse_body(raw, ChatBody))
+
+    def _chat_parts(self, body: ChatBody, of_another_api: bool = False) -> Iterator[Part]:
+        """`of_another_api`: a max_tokens beyond the room in the context means the room, as clients of those expect, and
+        reasoning may be left out where none is told apart."""
         self._model.check(body.model)
-        params = body.to_sampling_params(self._preparation.default_params)
+        params = body.to_sampling_params(self._preparation.default_params, self._preparation.max_new_tokens)
         self._check_total(1, params.n, params.max_tokens)
-        self._check_parsers(body)
+        beam, params = self._beam(body, params)
+        self._check_parsers(body, of_another_api)
         chat_options = body.to_chat_options(self._parsers.hide_unused_tools)
         body.leave_unread(self._preparation.chats.unread_variables(chat_options))
         prompt = self._preparation.chats.render(body.messages, chat_options)
@@ -90,17 +221,21 @@ class Preparer:
             message = body.message_form(unmarked(prompt))
             if self._hides_markers:
                 params = params.replace(skip_special_tokens=False)
-        yield msgspec.structs.replace(_form_of(body, params), message=message)
+        yield msgspec.structs.replace(_form_of(body, params, beam), message=message)
         options = RequestOptions(
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             add_special_tokens=bool(body.add_special_tokens),
             rendered=True,
+            clamp_max_tokens=of_another_api,
+            hurried=self._hurried,
         )
-        prepared = self._prepared(prompt, params, options)
+        with naming_top_logprobs():
+            prepared = self._prepared(prompt, params, options)
+            _AnswerSize().add(prepared.request)
         yield msgspec.structs.replace(prepared, echo=body.echoed)
 
-    def _check_parsers(self, body: ChatBody) -> None:
+    def _check_parsers(self, body: ChatBody, of_another_api: bool) -> None:
         """Raises RequestError when the answer needs a parser that the server was not started with."""
         if body.calls_tools and self._parsers.tool_calls is None:
             raise RequestError(
@@ -108,7 +243,7 @@ class Preparer:
                 "--tool-call-parser, which this one was not; send tool_choice 'none', or no tools",
                 "tools",
             )
-        if body.include_reasoning is False and self._parsers.reasoning is None:
+        if body.include_reasoning is False and self._parsers.reasoning is None and not of_another_api:
             raise RequestError(
                 "include_reasoning=false needs a server that was started with --reasoning-parser: this one does not "
                 "tell reasoning from content",
@@ -116,22 +251,31 @@ class Preparer:
             )
 
     def _completions(self, raw: bytes) -> Iterator[Part]:
-        body = parse_body(raw, CompletionBody)
+        return self._completion_parts(parse_body(raw, CompletionBody))
+
+    def _completion_parts(self, body: CompletionBody, of_another_api: bool = False) -> Iterator[Part]:
         self._model.check(body.model)
-        params = body.to_sampling_params(self._preparation.default_params)
+        params = body.to_sampling_params(self._preparation.default_params, self._preparation.max_new_tokens)
         self._check_total(len(body.prompt), params.n, body.max_tokens)
-        yield _form_of(body, params)
+        beam, params = self._beam(body, params)
+        yield _form_of(body, params, beam)
         options = RequestOptions(
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             add_special_tokens=body.add_special_tokens is not False,
-            clamp_max_tokens=body.max_tokens is None,
+            clamp_max_tokens=body.max_tokens is None or of_another_api,
+            hurried=self._hurried,
         )
+        size = _AnswerSize()
         for prompt in body.prompt:
-            yield self._prepared(prompt, params, options, bool(body.echo))
+            prepared = self._prepared(prompt, params, options, bool(body.echo))
+            size.add(prepared.request)
+            yield prepared
 
     def _embeddings(self, raw: bytes) -> Iterator[Part]:
-        body = parse_body(raw, EmbeddingBody)
+        return self._embedding_parts(parse_body(raw, EmbeddingBody))
+
+    def _embedding_parts(self, body: EmbeddingBody, truncates: bool = False) -> Iterator[Part]:
         self._model.check(body.model)
         params = body.to_pooling_params()
         yield AnswerForm(as_base64=body.encoding_format == "base64", ignored_fields=body.ignored_fields)
@@ -141,13 +285,57 @@ class Preparer:
             add_special_tokens=body.add_special_tokens is not False,
         )
         for prompt in body.input:
+            if truncates and isinstance(prompt, str):
+                prompt = self._preparation.inputs.tokenize_cut(prompt, options)
             yield PreparedPrompt(self._preparation.inputs.prepare(prompt, params, options).request)
+
+    def _tokenize(self, raw: bytes) -> Iterator[Part]:
+        body = parse_body(raw, TokenizeBody)
+        self._model.check(body.model)
+        yield AnswerForm(ignored_fields=body.ignored_fields)
+        chat = body.to_chat()
+        text = (
+            body.prompt or "" if chat is None else self._preparation.chats.render(chat.messages, chat.to_chat_options())
+        )
+        options = RequestOptions(add_special_tokens=body.adds_special_tokens, rendered=chat is not None)
+        token_ids = self._preparation.inputs.tokenize(text, options)
+        texts = None
+        if body.return_token_strs:
+            texts = [self._preparation.tokenizer.token_bytes(token).decode(errors="replace") for token in token_ids]
+        yield Tokens.of(token_ids, unmarked(text) if chat is not None else text, texts)
+
+    def _detokenize(self, raw: bytes) -> Iterator[Part]:
+        body = parse_body(raw, DetokenizeBody)
+        self._model.check(body.model)
+        yield AnswerForm(ignored_fields=body.ignored_fields)
+        self._preparation.inputs.check_token_ids(body.tokens, "tokens")
+        yield Tokens.of(body.tokens, self._preparation.tokenizer.decode(body.tokens, skip_special_tokens=False))
+
+    def _scores(self, kind: type[ScoreBody] | type[RerankBody], raw: bytes) -> Iterator[Part]:
+        body = parse_body(raw, kind)
+        self._model.check(body.model)
+        yield AnswerForm(num_queries=len(body.queries), most=body.most, ignored_fields=body.ignored_fields)
+        for text in (*body.queries, *body.documents):
+            prepared = self._preparation.inputs.prepare(text, PoolingParams(normalize=True), RequestOptions())
+            yield PreparedPrompt(prepared.request, text)
+
+    def _beam(
+        self, body: ChatBody | CompletionBody, params: SamplingParams
+    ) -> tuple[BeamSearchParams | None, SamplingParams]:
+        """The search that a body asks for, and with what its prompts are prepared. Raises RequestError."""
+        beam = body.beam_params(params)
+        if beam is None:
+            return None, params
+        first = first_params(beam, self._preparation.inputs.end_token_ids)
+        self._preparation.check_beams(beam.beam_width, first.logprobs or 0, "n")
+        return beam, first.replace(max_tokens=params.max_tokens)
 
     def _check_total(self, num_prompts: int, n: int, max_tokens: int | None) -> None:
         """Raises RequestError when the completions of one body may get more tokens than the deployment takes from one
         call. What the client did not ask for in so many words does not count; a single completion has the context as
         its limit."""
-        num_completions, most = num_prompts * n, self._preparation.max_call_tokens
+        num_completions = num_prompts * n
+        most = self._preparation.max_call_tokens
         if max_tokens is None or most is None or num_completions == 1 or num_completions * max_tokens <= most:
             return
         raise RequestError(
@@ -169,5 +357,14 @@ class Preparer:
         return PreparedPrompt(prepared.request, text)
 
 
-def _form_of(body: ChatBody | CompletionBody, params: SamplingParams) -> AnswerForm:
-    return AnswerForm(bool(body.stream), body.wants_usage, params.n, ignored_fields=body.ignored_fields)
+def _form_of(body: ChatBody | CompletionBody, params: SamplingParams, beam: BeamSearchParams | None) -> AnswerForm:
+    if beam is not None:
+        return AnswerForm(num_per_prompt=beam.beam_width, beam=beam, ignored_fields=body.ignored_fields)
+    details = body.token_details(params)
+    return AnswerForm(
+        bool(body.stream),
+        body.wants_usage,
+        params.n,
+        tokens=details if details.any() else None,
+        ignored_fields=body.ignored_fields,
+    )

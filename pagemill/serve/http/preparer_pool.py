@@ -12,7 +12,7 @@ import msgspec
 from pagemill.errors import EngineOverloadedError, TransportError, UnavailableError
 from pagemill.log import get_logger
 from pagemill.serve.http.errors import GenerationFailedError
-from pagemill.serve.http.preparer import AnswerForm, Part, PreparedPrompt
+from pagemill.serve.http.preparer import AnswerForm, Part, PreparedPrompt, Tokens
 from pagemill.serve.http.preparer_process import Answer, Done, HelperSpec, Job, Refused, Unready
 from pagemill.serve.preparation import Pacer
 from pagemill.transport.stream_frames import read_frame, write_frame
@@ -25,7 +25,8 @@ MAX_HELPERS = 2
 MAX_JOBS = 64
 MAX_JOB_BYTES = 128 << 20
 """Of all bodies that are being prepared or wait for it."""
-JOB_S, JOB_S_PER_MIB = 60.0, 15.0
+JOB_S = 60.0
+JOB_S_PER_MIB = 15.0
 """What a helper gets for one body, start-up included; then it is killed. On a quiet machine a MiB takes 0.2 s."""
 
 
@@ -62,11 +63,12 @@ class _Helper:
         TransportError and msgspec.DecodeError when it died or makes no sense."""
         await write_frame(self._writer, msgspec.msgpack.encode(Job(job.kind)))
         await write_frame(self._writer, job.raw)
-        pacer, parts = Pacer(), list[Part]()
+        pacer = Pacer()
+        parts = list[Part]()
         result: list[Part] | Exception = parts
         while True:
             match self._answers.decode(await read_frame(self._reader)):
-                case AnswerForm() | PreparedPrompt() as part:
+                case AnswerForm() | PreparedPrompt() | Tokens() as part:
                     parts.append(part)
                 case Refused() as refused:
                     result = refused.error()

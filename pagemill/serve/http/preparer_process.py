@@ -12,11 +12,12 @@ from pathlib import Path
 import msgspec
 
 from pagemill.config.facts import ModelFacts
+from pagemill.config.model_names import ModelNames
 from pagemill.config.sections import ModelConfig, SchedulerConfig
 from pagemill.errors import ModelNotFoundError, PagemillError, RequestError
 from pagemill.log import get_logger, name_process
 from pagemill.messages.engine_io import EngineReady
-from pagemill.serve.http.preparer import NO_PARSERS, AnswerForm, PreparedPrompt, Preparer
+from pagemill.serve.http.preparer import NO_PARSERS, AnswerForm, PreparedPrompt, Preparer, Tokens
 from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.serve.preparation import Preparation
@@ -39,7 +40,7 @@ class HelperSpec(msgspec.Struct, frozen=True):
     scheduler: SchedulerConfig
     ready: EngineReady
     num_engines: int
-    served_model_name: str
+    model_names: ModelNames
     parsers: ParserSettings = NO_PARSERS
     socket_fd: int = -1
 
@@ -79,7 +80,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """Whether the helper ends now."""
 
 
-Answer = AnswerForm | PreparedPrompt | Refused | Failed | Unready | Done
+Answer = AnswerForm | PreparedPrompt | Tokens | Refused | Failed | Unready | Done
 
 
 def run(payload: bytes, report: Report) -> None:
@@ -91,7 +92,7 @@ def run(payload: bytes, report: Report) -> None:
             preparer = _make_preparer(spec)
         except PagemillError as error:
             logger.error("large requests cannot be prepared: %s", error)
-            _say_unready(sock)
+            _answer_unready(sock)
         else:
             serve(sock, preparer)
 
@@ -101,10 +102,10 @@ def _make_preparer(spec: HelperSpec) -> Preparer:
         pooler = spec.model.pooler_config if spec.model.pools else None
         tokenizer = tokenizer_of(spec.model, spec.facts)
         preparation = Preparation(tokenizer, spec.facts, spec.ready, spec.scheduler, pooler, spec.num_engines)
-    return Preparer(preparation, ServedModel(spec.served_model_name, created=0), spec.parsers)
+    return Preparer(preparation, ServedModel.of(spec.model_names, created=0), spec.parsers)
 
 
-def _say_unready(sock: socket.socket) -> None:
+def _answer_unready(sock: socket.socket) -> None:
     """In answer to the first body, which is read: the other end may be writing it."""
     with contextlib.suppress(EOFError, OSError):
         receive_frame(sock)
@@ -120,7 +121,8 @@ def serve(sock: socket.socket, preparer: Preparer) -> None:
     ends = False
     while not ends:
         try:
-            job, raw = jobs.decode(receive_frame(sock)), receive_frame(sock)
+            job = jobs.decode(receive_frame(sock))
+            raw = receive_frame(sock)
             for answer in _answers(preparer, job, raw):
                 send_frame(sock, encode(answer))
             del raw

@@ -7,11 +7,14 @@ from typing import Any
 
 import msgspec
 
+from pagemill.config.model_names import ModelNames
 from pagemill.errors import ModelNotFoundError
 from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.outputs import RequestOutput
+from pagemill.serve.http.errors import ApiError
 from pagemill.serve.processing.input_processor import PreparedRequest
 
+DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.encode
 
 
@@ -21,11 +24,25 @@ class ServedModel(msgspec.Struct, frozen=True):
     name: str
     created: int
     """Unix time in seconds."""
+    names: ModelNames | None = None
+    """All that requests may call it; None: the one name."""
+
+    @classmethod
+    def of(cls, names: ModelNames, created: int) -> "ServedModel":
+        """The model under several names."""
+        return cls(names.served[0], created, names)
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """Names that clients are told of."""
+        return (self.name,) if self.names is None else self.names.listed
 
     def check(self, requested: str | None) -> None:
         """Raises ModelNotFoundError unless the request means this model (or none in particular)."""
-        if requested is not None and requested != self.name:
-            raise ModelNotFoundError(f"the model {requested[:100]!r} is not served here; {self.name!r} is", "model")
+        if requested is None or requested == self.name or (self.names is not None and self.names.means(requested)):
+            return
+        served = ", ".join(map(repr, self.listed))
+        raise ModelNotFoundError(f"the model {requested[:100]!r} is not served here; {served} is", "model")
 
 
 class Usage:
@@ -35,24 +52,29 @@ class Usage:
         """`block_size`: tokens of a block of the prefix cache."""
         self._requests = requests
         self._block_size = block_size
-        self._num_prompt_tokens = sum(len(item.request.prompt_token_ids) for item in requests)
+        self.num_prompt_tokens = sum(len(item.request.prompt_token_ids) for item in requests)
         self._num_cached = [0] * len(requests)
-        self._num_completion_tokens = 0
+        self.num_completion_tokens = 0
 
     def count(self, prompt_index: int, output: RequestOutput) -> None:
         """Add what is new."""
         request = self._requests[prompt_index].request
         self._num_cached[prompt_index] = told_cached_tokens(request, output.num_cached_tokens, self._block_size)
         for completion in output.outputs:
-            self._num_completion_tokens += len(completion.token_ids)
+            self.num_completion_tokens += len(completion.token_ids)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompts' tokens, those found in the prefix cache, as far as clients are told."""
+        return sum(self._num_cached)
 
     def to_json(self) -> dict[str, Any]:
         """The usage object of the API."""
         return {
-            "prompt_tokens": self._num_prompt_tokens,
-            "completion_tokens": self._num_completion_tokens,
-            "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached)},
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
 
@@ -78,9 +100,16 @@ class ResponseHead(msgspec.Struct, frozen=True):
         prefix = b"data: " + _encode(self.fields(kind))[:-1] + b',"choices":['
         return prefix, b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
 
-    def usage_event(self, kind: str, usage: Usage) -> bytes:
-        """The event after the last choice, on request."""
-        return b"data: " + _encode({**self.fields(kind), "choices": [], "usage": usage.to_json()}) + b"\n\n"
+    def end(self, kind: str, usage: Usage | None) -> bytes:
+        """What follows the last choice of a stream: an event with the token counts, where there are any to be told."""
+        if usage is None:
+            return DONE
+        return b"data: " + _encode({**self.fields(kind), "choices": [], "usage": usage.to_json()}) + b"\n\n" + DONE
+
+
+def broken_off(error: ApiError) -> bytes:
+    """What a stream ends with that cannot go on."""
+    return b"data: " + error.body() + b"\n\n" + DONE
 
 
 def now() -> int:

@@ -1,6 +1,8 @@
-"""What routes have in common: HEAD wherever there is GET, and a redirect from a path with a slash too many."""
+"""What routes have in common: HEAD wherever there is GET, a redirect from a path with a slash too many, and what they
+say of themselves to the middleware."""
 
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
@@ -16,6 +18,25 @@ def with_head(routes: Sequence[BaseRoute]) -> Sequence[BaseRoute]:
         if "GET" in methods:
             methods.add("HEAD")
     return routes
+
+
+def route_of(scope: Scope, *, any_method: bool = False) -> BaseRoute | None:
+    """The route that the router will choose; None: there is none. `any_method`: also one of this path that does not
+    take the request's method."""
+    partial: BaseRoute | None = None
+    for route in scope["app"].router.routes:
+        match = route.matches(scope)[0]
+        if match is Match.FULL:
+            return route  # type: ignore[no-any-return]
+        if match is Match.PARTIAL and partial is None:
+            partial = route
+    return partial if any_method else None
+
+
+def says(route: BaseRoute | None, name: str) -> Any:
+    """What a route says of itself under a name of its `openapi_extra`; None: nothing."""
+    extra: dict[str, Any] = getattr(route, "openapi_extra", None) or {}
+    return extra.get(name)
 
 
 class SlashRedirect:

@@ -57,7 +57,7 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def say_ready(url: str) -> None:
+def announce_ready(url: str) -> None:
     """Log the line that says where the server is."""
     logger.info("ready: %s", url)
 
@@ -104,7 +104,7 @@ class HttpServer(uvicorn.Server):
         log_level: str = "warning",
         engine: Drainable | None = None,
         drain_s: float = 0.0,
-        announce: Callable[[str], None] = say_ready,
+        announce: Callable[[str], None] = announce_ready,
         limits: HttpLimits | None = None,
     ) -> None:
         self._connections = Connections(limits or HttpLimits())
@@ -126,7 +126,7 @@ class HttpServer(uvicorn.Server):
         self._engine = engine
         self._drain_s = drain_s
         self._drain_until: float | None = None
-        self._said_so = False
+        self._has_logged_drain = False
         self._announce = announce
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -149,8 +149,8 @@ class HttpServer(uvicorn.Server):
 
     def _go_on_draining(self, engine: Drainable, until: float) -> None:
         in_flight = engine.num_in_flight
-        if not self._said_so:
-            self._said_so = True
+        if not self._has_logged_drain:
+            self._has_logged_drain = True
             logger.info("shutting down: %d requests may finish within %g s", in_flight, self._drain_s)
         if not in_flight or self.should_exit or time.monotonic() > until:
             if in_flight:
@@ -201,7 +201,7 @@ def serve(
     log_level: str = "warning",
     engine: Drainable | None = None,
     drain_s: float = 0.0,
-    announce: Callable[[str], None] = say_ready,
+    announce: Callable[[str], None] = announce_ready,
     limits: HttpLimits | None = None,
 ) -> None:
     """Serve an application on a bound socket until SIGINT or SIGTERM (see HttpServer); returns when all is shut down.

@@ -6,15 +6,21 @@ site can have. And browsers say whose page it is that sends a request.
 """
 
 import ipaddress
+from typing import Any, Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagemill.config.server_access import ANY, Access
 from pagemill.serve.http.errors import ForbiddenError, UnsupportedTypeError
+from pagemill.serve.http.routing import route_of, says
 
 JSON = "application/json"
 PRIVATE_SUFFIXES = (".localhost", ".internal")
+_ANY_TYPE = "x-any-content-type"
+ANY_CONTENT_TYPE: Final[dict[str, Any]] = {_ANY_TYPE: True}
+"""`openapi_extra` of a route that takes bodies of any type as JSON, but from no browser: its clients send none, or that
+of a form."""
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -33,7 +39,7 @@ class SiteGuardMiddleware:
             if self._hosts is not None:
                 self._check_names(headers, self._hosts)
             if scope["method"] not in _WITHOUT_BODY:
-                _check_type(headers)
+                _check_type(headers, scope)
         await self.app(scope, receive, send)
 
     def _check_names(self, headers: Headers, names: tuple[str, ...]) -> None:
@@ -73,11 +79,15 @@ def _name_of(netloc: str) -> str:
     return netloc.partition(":")[0].rstrip(".")
 
 
-def _check_type(headers: Headers) -> None:
-    """Browsers that send a body of no type say whose page it is; other clients may leave the type out."""
+def _check_type(headers: Headers, scope: Scope) -> None:
+    """Browsers that send a body of no type, or of one that a form can send, say whose page it is; other clients may
+    leave the type out, and say anything where the route does not mind."""
     given = headers.getlist("content-type")
     types = {value.partition(";")[0].strip().lower() for value in given}
-    if types == {JSON} or (not given and "origin" not in headers and "sec-fetch-site" not in headers):
+    if types == {JSON}:
+        return
+    is_browser = "origin" in headers or "sec-fetch-site" in headers
+    if not is_browser and (not given or says(route_of(scope), _ANY_TYPE)):
         return
     shown = ", ".join(given)[:100]
     raise UnsupportedTypeError(f"content-type {shown!r} is not supported: send {JSON}")

@@ -1,6 +1,8 @@
 """What the routes of one app share, and how they get at it. Does not know which routes there are."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 
@@ -21,6 +23,8 @@ class Services:
     parsers: MessageParsers
     shared_metrics: SharedMetrics | None = None
     """Those of several servers together; None where this is the only one."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Settings, for the operator."""
 
 
 def services(request: Request) -> Services:

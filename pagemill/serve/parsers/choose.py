@@ -7,7 +7,12 @@ import msgspec
 from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
 from pagemill.config.sections import ServerConfig
 from pagemill.errors import ConfigError
+from pagemill.serve.parsers.auto import AUTO, REASONING_SIGNS, TOOL_SIGNS, found_by
+from pagemill.serve.parsers.engine import make_parser
+from pagemill.serve.parsers.format import Calls, Channels, Format, Reasoning, markers_of
 from pagemill.serve.parsers.interface import Delta, MessageForm, MessageParser, MessageParserType, merged
+from pagemill.serve.parsers.token_marks import TokenMarkParser, TokenMarks
+from pagemill.tokenizers.interface import Tokenizer
 
 
 class ParserSettings(msgspec.Struct, frozen=True):
@@ -23,14 +28,14 @@ class ParserSettings(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, config: ServerConfig) -> "ParserSettings":
         """Raises ConfigError for a parser that is not in the catalogue, and for flags that need another one."""
-        if config.reasoning_parser is not None:
+        if config.reasoning_parser not in (None, AUTO):
             REASONING_PARSERS.check(config.reasoning_parser)
-        if config.tool_call_parser is not None:
+        if config.tool_call_parser not in (None, AUTO):
             TOOL_PARSERS.check(config.tool_call_parser)
         if config.enable_auto_tool_choice and config.tool_call_parser is None:
             raise ConfigError(
                 "--enable-auto-tool-choice needs --tool-call-parser, the format in which the model writes calls; "
-                f"known: {', '.join(sorted(TOOL_PARSERS))}"
+                f"{AUTO}, or one of: {', '.join(sorted(TOOL_PARSERS))}"
             )
         return cls(
             config.reasoning_parser,
@@ -38,26 +43,49 @@ class ParserSettings(msgspec.Struct, frozen=True):
             config.exclude_tools_when_tool_choice_none,
         )
 
+    def for_model(self, tokenizer: Tokenizer) -> "ParserSettings":
+        """The same, where what is to be chosen by the model's chat template is chosen; none where no format fits."""
+        found = self
+        if self.reasoning == AUTO:
+            found = msgspec.structs.replace(found, reasoning=found_by(REASONING_SIGNS, tokenizer.chat_template))
+        if self.tool_calls == AUTO:
+            found = msgspec.structs.replace(found, tool_calls=found_by(TOOL_SIGNS, tokenizer.chat_template))
+        return found
+
     @property
     def markers(self) -> frozenset[str]:
         """The texts that the parsers look for."""
         kinds = _kinds(self.reasoning, self.tool_calls)
-        return frozenset(marker for kind in kinds for marker in kind.markers)
+        return frozenset(marker for kind in kinds for marker in _markers(kind))
 
 
 class MessageParsers:
     """Makes the parser of a message."""
 
-    def __init__(self, settings: ParserSettings) -> None:
+    def __init__(self, settings: ParserSettings, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer`: that of the model; None: marks are found by their text alone."""
         self._settings = settings
+        kinds = _kinds(settings.reasoning, settings.tool_calls)
+        self._token_marks = _token_marks(kinds, tokenizer) if tokenizer is not None else None
+
+    @property
+    def settings(self) -> ParserSettings:
+        """Which ones they are."""
+        return self._settings
 
     def make(self, form: MessageForm | None) -> MessageParser | None:
         """None when the whole text is content."""
         if form is None:
             return None
         kinds = _kinds(self._settings.reasoning, self._settings.tool_calls if form.tools else None)
-        parsers = [kind(form) for kind in kinds]
-        return ParserChain(parsers, form.include_reasoning) if parsers else None
+        if not kinds:
+            return None
+        parsers = _parsers(kinds, form)
+        if self._token_marks is not None:
+            parsers[0] = TokenMarkParser(parsers[0], self._token_marks)
+        if len(parsers) == 1 and form.include_reasoning:
+            return parsers[0]
+        return ParserChain(parsers, form.include_reasoning)
 
 
 class ParserChain:
@@ -93,11 +121,43 @@ class ParserChain:
         return merged(deltas)
 
 
-def _kinds(reasoning: str | None, tool_calls: str | None) -> list[MessageParserType]:
-    """The classes of two names, each once, in the order in which they look at the text."""
-    kinds: list[MessageParserType] = []
+Kind = Format | MessageParserType
+
+
+def _kinds(reasoning: str | None, tool_calls: str | None) -> list[Kind]:
+    """What two names stand for, each once, in the order in which they look at the text."""
+    kinds: list[Kind] = []
     if reasoning is not None:
         kinds.append(REASONING_PARSERS.resolve(reasoning))
     if tool_calls is not None:
         kinds.append(TOOL_PARSERS.resolve(tool_calls))
-    return list(dict.fromkeys(kinds))
+    return [kind for number, kind in enumerate(kinds) if not any(kind is other for other in kinds[:number])]
+
+
+def _token_marks(kinds: Sequence[Kind], tokenizer: Tokenizer) -> TokenMarks | None:
+    """The marks that are tokens only, where the model has such tokens; None: it has none."""
+    texts = {text for kind in kinds if isinstance(kind, Format) for text in kind.tokens if tokenizer.hides(text)}
+    ids = {text: tokenizer.encode(text, add_special_tokens=False, rendered=True) for text in sorted(texts)}
+    single = {text: found[0] for text, found in ids.items() if len(found) == 1}
+    return TokenMarks(single) if single else None
+
+
+def _markers(kind: Kind) -> Sequence[str]:
+    return markers_of(kind) if isinstance(kind, Format) else kind.markers
+
+
+def _parsers(kinds: Sequence[Kind], form: MessageForm) -> list[MessageParser]:
+    """One parser for formats that are data; one for each class of a plug-in."""
+    if all(isinstance(kind, Format) for kind in kinds):
+        reasoning = next((kind for kind in kinds if isinstance(kind, Reasoning | Channels)), None)
+        calls = next((kind for kind in kinds if isinstance(kind, Calls | Channels)), None)
+        return [make_parser(reasoning, calls, form)]
+    return [_parser(kind, form) for kind in kinds]
+
+
+def _parser(kind: Kind, form: MessageForm) -> MessageParser:
+    if isinstance(kind, Reasoning):
+        return make_parser(kind, None, form)
+    if isinstance(kind, Calls | Channels):
+        return make_parser(None, kind, form)
+    return kind(form)

@@ -1,14 +1,11 @@
-"""`JsonCall`: one tool call as a JSON object with a name and arguments, while its text arrives.
+"""`JsonCallReader`: one tool call as a JSON object with a name and arguments, while its text arrives.
 Does not know what stands around the object."""
 
 from enum import Enum, auto
-from typing import Final
 
-from pagemill.serve.parsers.json_scan import Scan, ValueScan, parsed
-
-NAME: Final = "name"
-ARGUMENTS: Final = frozenset({"arguments", "parameters"})
-NO_ARGUMENTS: Final = "{}"
+from pagemill.serve.parsers.format import JsonCall
+from pagemill.serve.parsers.json_scan import Scan, ValueScan, is_object, parsed
+from pagemill.serve.parsers.tools import NO_ARGUMENTS, Tools
 
 
 class _Expected(Enum):
@@ -20,11 +17,13 @@ class _Expected(Enum):
     COMMA_OR_END = auto()
 
 
-class JsonCall:
-    """`{"name": "f", "arguments": {...}}`, members in any order, others ignored. Arguments may also be given as a text
-    that holds the object, as null, or not at all."""
+class JsonCallReader:
+    """Implements `CallReader`. `{"name": "f", "arguments": {...}}`, members in any order, others ignored. Arguments may
+    also be given as a text that holds the object, as null, or not at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: JsonCall, tools: Tools) -> None:
+        self._form = form
+        self._tools = tools
         self.name = ""
         self.status = Scan.OPEN
         """ENDED: the object was closed. FAILED: this is no call; or, once told, what follows is no part of one."""
@@ -47,15 +46,22 @@ class JsonCall:
         """What was read of a call that is not told."""
         return "".join(self._read)
 
-    def feed(self, text: str) -> tuple[str, str]:
-        """Read on. The arguments' next characters; and the text that is no part of the call."""
+    def feed(self, text: str, at: int, final: bool) -> tuple[str, int]:
+        """See `CallReader`."""
         out: list[str] = []
-        at = 0
+        if self.is_told and self._scan is not None and self._is_streamed():
+            end = self._scan.feed(text, at)
+            if self._scan.status is Scan.OPEN:
+                self._value.append(text[at:end])
+                return text[at:end], end
+            self._take(self._scan, text[at:end], out)
+            at = end
+        begin = at
         while at < len(text) and self.status is Scan.OPEN:
             at = self._read_value(text, at, out) if self._scan else self._read_mark(text, at, out)
         if not self.is_told:
-            self._read.append(text[:at])
-        return "".join(out), text[at:]
+            self._read.append(text[begin:at])
+        return "".join(out), at
 
     def _read_mark(self, text: str, at: int, out: list[str]) -> int:
         """What stands between keys and values."""
@@ -79,7 +85,7 @@ class JsonCall:
         return at if self.status is Scan.FAILED else at + 1
 
     def _begin_value(self, char: str, at: int, out: list[str]) -> int:
-        is_arguments = self._expected is _Expected.VALUE and self._key in ARGUMENTS
+        is_arguments = self._expected is _Expected.VALUE and self._key in self._form.arguments
         if is_arguments and (self.is_told or self._arguments is not None or char not in '{"n'):
             self.status = Scan.FAILED
             return at
@@ -99,7 +105,11 @@ class JsonCall:
         if scan is None:
             return at
         end = scan.feed(text, at)
-        piece = text[at:end]
+        self._take(scan, text[at:end], out)
+        return end
+
+    def _take(self, scan: ValueScan, piece: str, out: list[str]) -> None:
+        """The next characters of a key or value."""
         self._value.append(piece)
         if self._is_streamed():
             out.append(piece)
@@ -108,11 +118,10 @@ class JsonCall:
         elif scan.status is Scan.ENDED:
             self._keep_value("".join(self._value), out)
             self._scan = None
-        return end
 
     def _is_streamed(self) -> bool:
         """Whether what is being read are arguments that are passed on."""
-        return self.is_told and self._expected is _Expected.VALUE and self._key in ARGUMENTS
+        return self.is_told and self._expected is _Expected.VALUE and self._key in self._form.arguments
 
     def _keep_value(self, text: str, out: list[str]) -> None:
         """A key or a value is complete."""
@@ -121,11 +130,13 @@ class JsonCall:
             self._expected = _Expected.COLON
             return
         if self._is_streamed():
-            self.is_valid = _is_object(text)
-        elif self._key in ARGUMENTS:
+            self.is_valid = is_object(text)
+        elif self._key in self._form.arguments:
             self._keep_arguments(text, out)
-        elif self._key == NAME and not self.is_told:
+        elif self._key == self._form.name and not self.is_told:
             self.name = self._text_of(text)
+            if not self._tools.allows(self.name):
+                self.status = Scan.FAILED
             if self._arguments is not None and self.name:
                 self._tell(self._arguments, out)
         self._expected = _Expected.COMMA_OR_END
@@ -140,7 +151,7 @@ class JsonCall:
     def _keep_arguments(self, text: str, out: list[str]) -> None:
         """Arguments that were not passed on while they arrived."""
         inner = text if text.startswith("{") else NO_ARGUMENTS if text == "null" else _string_of(text)
-        if inner is None or not _is_object(inner):
+        if inner is None or not is_object(inner):
             self.status = Scan.FAILED
         elif self.name:
             self._tell(inner, out)
@@ -153,19 +164,12 @@ class JsonCall:
         out.append(arguments)
 
     def _end(self, out: list[str]) -> None:
-        if not self.name:
+        if not self.name or (self._form.needs_arguments and not self.is_told):
             self.status = Scan.FAILED
             return
         if not self.is_told:
             self._tell(NO_ARGUMENTS, out)
         self.status = Scan.ENDED
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(parsed(text), dict)
-    except ValueError:
-        return False
 
 
 def _string_of(text: str) -> str | None:

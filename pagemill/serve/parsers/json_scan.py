@@ -6,7 +6,10 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
+BREAK: Final = "\udc00"
+"""Breaks marks that are text (`token_marks.py`). A lone surrogate: decoded text has none."""
 _IN_STRING: Final = re.compile(r'[^"\\]*')
+_STRING_STOP: Final = re.compile(r'["\\]')
 _IN_CONTAINER: Final = re.compile(r'[^"{}\[\]<]*')
 _IN_SCALAR: Final = re.compile(r"[-+.0-9A-Za-z]*")
 
@@ -36,6 +39,8 @@ class ValueScan:
 
     def feed(self, text: str, at: int) -> int:
         """Read on from a place in a text; the place up to which it belongs to the value."""
+        if self._in_string and not self._escaped and _STRING_STOP.search(text, at) is None:
+            return len(text)
         while self.status is Scan.OPEN and at < len(text):
             if self._escaped:
                 self._escaped = False
@@ -83,7 +88,15 @@ class ValueScan:
 
 def parsed(text: str) -> Any:
     """The value of a JSON text. Raises ValueError, also for one that is nested too deeply."""
-    return from_json(text, allow_inf_nan=False)
+    return from_json(text.replace(BREAK, ""), allow_inf_nan=False)
+
+
+def is_object(text: str) -> bool:
+    """Whether a text is a JSON object."""
+    try:
+        return isinstance(parsed(text), dict)
+    except ValueError:
+        return False
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:

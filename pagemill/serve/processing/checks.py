@@ -5,16 +5,34 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from pagemill.errors import RequestError
+from pagemill.messages.bounds import check_integer
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
+from pagemill.utils.text import shown
 
 _SALT = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_MAX_SHOWN = 60
-_MAX_BITS = 128
 _MAX_PRIORITY = 2**31 - 1
+MAX_PROMPT_LOGPROBS = 1 << 22
+"""Values that come with one prompt, in one message: 20 candidates of 199,000 tokens, or a whole vocabulary of few."""
+
+MAX_ANSWER_LOGPROBS = 1 << 22
+"""Values of log-probabilities in one answer: those of prompts, in each choice that repeats them, and those of tokens
+with more than FEW_CANDIDATES."""
+FEW_CANDIDATES = 20
+"""Candidates of generated tokens that are not counted: what limits the tokens limits their values."""
+
+
+class TakesArguments(Protocol):
+    """What is asked of the class of a logits processor."""
+
+    arguments: Sequence[str]
+    """Names in `extra_args` that it reads."""
+
+    def check(self, params: SamplingParams) -> None:
+        """Raises ValueError for values that make no sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +46,10 @@ class Bounds:
     has_priorities: bool
     embedding_size: int | None = None
     """Numbers of a vector, where prompts become vectors; None where they are continued."""
+    processors: tuple[TakesArguments, ...] = ()
+    """Logits processors that requests may have arguments for."""
+    max_logprobs: int = 20
+    """Most candidates of a token that a request may ask for; `vocab_size` where there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,45 +62,6 @@ class Admission:
     cache_salt: str | None = None
 
 
-def shown(value: Any) -> str:
-    """A value for an error message: its repr, shortened. Costs the same however large the value is."""
-    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        return _bits(value)
-    text = repr(_clipped(value, [_MAX_SHOWN]))
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
-
-
-class _Written(str):
-    """A text that stands for a value as it is."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def _bits(value: int) -> str:
-    return f"a number of {value.bit_length()} bits"
-
-
-def _clipped(value: Any, left: list[int]) -> Any:
-    """A value whose repr begins as that of `value`; `left` counts what may still be looked at: every item is at least
-    one character of the result, so that what comes after would not be shown."""
-    left[0] -= 1
-    match value:
-        case str() | bytes():
-            return value[: _MAX_SHOWN + 1]
-        case int():
-            return _Written(_bits(value)) if value.bit_length() > _MAX_BITS else value
-        case dict():
-            pairs = itertools.takewhile(lambda _: left[0] >= 0, value.items())
-            return {_clipped(key, left): _clipped(item, left) for key, item in pairs}
-        case list() | tuple():
-            items = itertools.takewhile(lambda _: left[0] >= 0, value)
-            return type(value)([_clipped(item, left) for item in items])
-    return value
-
-
 def _prompt_is_not_empty(admission: Admission, bounds: Bounds) -> None:
     if not admission.token_ids:
         raise RequestError("the prompt is empty; it must hold at least one token", "prompt")
@@ -86,7 +69,8 @@ def _prompt_is_not_empty(admission: Admission, bounds: Bounds) -> None:
 
 def _prompt_fits(admission: Admission, bounds: Bounds) -> None:
     pools = isinstance(admission.params, PoolingParams)
-    num_tokens, most = len(admission.token_ids), bounds.max_model_len - (not pools)
+    num_tokens = len(admission.token_ids)
+    most = bounds.max_model_len - (not pools)
     if num_tokens > most:
         raise RequestError(
             f"the prompt has {num_tokens} tokens, at most {most} fit: this model's context is "
@@ -108,7 +92,8 @@ def _token_ids_are_known(admission: Admission, bounds: Bounds) -> None:
 
 
 def _dimensions_are_there(admission: Admission, bounds: Bounds) -> None:
-    params, most = admission.params, bounds.embedding_size or 0
+    params = admission.params
+    most = bounds.embedding_size or 0
     if isinstance(params, PoolingParams) and (params.dimensions or 0) > most:
         raise RequestError(f"dimensions={shown(params.dimensions)} is not allowed: 1 to {most}", "dimensions")
 
@@ -134,12 +119,51 @@ def _named_tokens_are_known(admission: Admission, bounds: Bounds) -> None:
     named: dict[str, Iterable[int]] = {
         "logit_bias": params.logit_bias or (),
         "allowed_token_ids": params.allowed_token_ids or (),
+        "logprob_token_ids": params.logprob_token_ids or (),
         "bad_words_token_ids": itertools.chain.from_iterable(params.bad_words_token_ids or ()),
     }
     for field, tokens in named.items():
         for token in tokens:
             if token >= bounds.vocab_size:
                 raise RequestError(f"{field} holds {shown(token)}; token ids are 0 to {bounds.vocab_size - 1}", field)
+
+
+def _extra_args_are_read(admission: Admission, bounds: Bounds) -> None:
+    params = admission.params
+    if not isinstance(params, SamplingParams) or not params.extra_args:
+        return
+    known = {name for processor in bounds.processors for name in processor.arguments}
+    unknown = [name for name in params.extra_args if name not in known]
+    if unknown:
+        names = f"known: {', '.join(sorted(known))}" if known else "there is no logits processor that reads arguments"
+        raise RequestError(f"extra_args (vllm_xargs) has {shown(unknown[0])}; {names}", "vllm_xargs")
+    for processor in bounds.processors:
+        try:
+            processor.check(params)
+        except ValueError as error:
+            raise RequestError(str(error), "vllm_xargs") from error
+
+
+def _logprobs_are_few(admission: Admission, bounds: Bounds) -> None:
+    params = admission.params
+    most = bounds.max_logprobs
+    if not isinstance(params, SamplingParams):
+        return
+    asked = {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}
+    if params.logprob_token_ids is not None and most < bounds.vocab_size:
+        asked["logprob_token_ids"] = len(params.logprob_token_ids)
+    for field, count in asked.items():
+        if count is not None and (bounds.vocab_size if count == -1 else count) > most:
+            what = f"{field} has {count} ids" if field == "logprob_token_ids" else f"{field}={count} is not allowed"
+            raise RequestError(f"{what}: at most {most} (--max-logprobs), or 0 for the token alone", field)
+    count = params.prompt_logprobs or 0
+    num_values = len(admission.token_ids) * (1 + (bounds.vocab_size if count == -1 else count))
+    if params.prompt_logprobs is not None and num_values > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"prompt_logprobs={count} is too much for a prompt of {len(admission.token_ids)} tokens: {num_values} "
+            f"log-probabilities; at most {MAX_PROMPT_LOGPROBS} come with one prompt",
+            "prompt_logprobs",
+        )
 
 
 def _texts_are_unicode(admission: Admission, bounds: Bounds) -> None:
@@ -153,11 +177,7 @@ def _texts_are_unicode(admission: Admission, bounds: Bounds) -> None:
 
 def _priority_is_in_use(admission: Admission, bounds: Bounds) -> None:
     priority = admission.priority
-    if type(priority) is not int or abs(priority) > _MAX_PRIORITY:
-        raise RequestError(
-            f"priority={shown(priority)} is not allowed: an integer from {-_MAX_PRIORITY} to {_MAX_PRIORITY}",
-            "priority",
-        )
+    check_integer("priority", priority, -_MAX_PRIORITY, _MAX_PRIORITY)
     if priority and not bounds.has_priorities:
         raise RequestError(
             f"priority={priority} has no effect under the fcfs policy; start with --scheduling-policy priority",
@@ -180,6 +200,8 @@ CHECKS: tuple[Callable[[Admission, Bounds], None], ...] = (
     _token_ids_are_known,
     _stop_token_ids_are_known,
     _named_tokens_are_known,
+    _extra_args_are_read,
+    _logprobs_are_few,
     _texts_are_unicode,
     _priority_is_in_use,
     _salt_is_well_formed,
@@ -192,6 +214,46 @@ def check_kind(kind: type[SamplingParams] | type[PoolingParams], bounds: Bounds)
         raise RequestError("this model makes embeddings and generates no text (--runner pooling); ask for embeddings")
     if kind is PoolingParams and bounds.embedding_size is None:
         raise RequestError("this model generates text and makes no embeddings; for those, start with --runner pooling")
+
+
+def check_tokens_are_left(params: SamplingParams) -> None:
+    """Raises RequestError when complete parameters allow some tokens only and exclude each of them from the start."""
+    if params.allowed_token_ids is None:
+        return
+    excluded = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
+    if params.min_tokens:
+        excluded.update(params.stop_token_ids or ())
+    if excluded.issuperset(params.allowed_token_ids):
+        raise RequestError(
+            f"allowed_token_ids={shown(params.allowed_token_ids)} is not allowed: bad_words, or min_tokens with the "
+            "tokens that end the output, exclude all of them",
+            "allowed_token_ids",
+        )
+
+
+def num_answer_logprobs(params: SamplingParams, num_prompt_tokens: int) -> int:
+    """Values that count for MAX_ANSWER_LOGPROBS, of the completions of one prompt. `params` are complete."""
+    per_choice = 0
+    if params.prompt_logprobs is not None:
+        per_choice += num_prompt_tokens * (1 + params.prompt_logprobs)
+    if (params.num_candidates or 0) > FEW_CANDIDATES:
+        per_choice += (params.max_tokens or 0) * (1 + (params.num_candidates or 0))
+    return params.n * per_choice
+
+
+def check_answer_logprobs(num_values: int, params: SamplingParams) -> None:
+    """Raises RequestError when an answer may have more values of log-probabilities than MAX_ANSWER_LOGPROBS."""
+    if num_values <= MAX_ANSWER_LOGPROBS:
+        return
+    field = "logprobs" if (params.num_candidates or 0) > FEW_CANDIDATES else "prompt_logprobs"
+    if params.logprob_token_ids is not None and field == "logprobs":
+        field = "logprob_token_ids"
+    raise RequestError(
+        f"{field} asks for too much: {num_values} log-probabilities; at most {MAX_ANSWER_LOGPROBS} come with one "
+        f"answer (those of its prompts, and of tokens with more than {FEW_CANDIDATES} candidates): ask for fewer "
+        "candidates, max_tokens, completions or prompts",
+        field,
+    )
 
 
 def check_unicode(text: str, field: str) -> None:

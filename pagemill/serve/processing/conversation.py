@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from pagemill.errors import RequestError
-from pagemill.serve.processing.checks import shown
+from pagemill.utils.text import shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES = 4096

@@ -4,24 +4,27 @@ Does not know requests, queues or the engine."""
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from pagemill.messages.engine_io import FinishReason
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.serve.processing.stop_strings import StopMatcher
 from pagemill.tokenizers.interface import Tokenizer
 
 
 class StopMatch(NamedTuple):
-    """A stop string that ended the text."""
+    """What ended the text."""
 
     stop: str
+    """The stop string; for another reason, a word for it."""
     num_tokens: int
     """How many of the tokens just appended belong to the completion; later ones are ignored."""
+    reason: FinishReason = FinishReason.STOP
 
 
 class Detokenizer(Protocol):
     """What an output processor asks for. Pieces taken, concatenated, are the text of the completion."""
 
     def append(self, token_ids: Sequence[int]) -> StopMatch | None:
-        """More tokens; the stop string that they completed, if any."""
+        """More tokens; what ended the text with one of them, if anything did."""
 
     def finish(self) -> StopMatch | None:
         """The sequence has ended: nothing is held back any more."""

@@ -8,17 +8,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
+from pagemill.catalog.registry import load_path
 from pagemill.errors import ModelError, RequestError
+from pagemill.grammar.translate import Translations
 from pagemill.messages.engine_io import EngineCoreRequest, EngineReady
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import MAX_BAD_WORD_TOKENS, MAX_END_TOKEN_IDS, MAX_SEED, SamplingParams
-from pagemill.serve.processing.checks import CHECKS, Admission, Bounds, check_kind, check_unicode, shown
+from pagemill.messages.structured_outputs import GrammarSpec
+from pagemill.serve.processing.checks import (
+    CHECKS,
+    Admission,
+    Bounds,
+    check_kind,
+    check_tokens_are_left,
+    check_unicode,
+)
 from pagemill.tokenizers.control_text import unmarked
 from pagemill.tokenizers.interface import Tokenizer
+from pagemill.utils.text import shown
 
+HURRIED_STEPS = 4000
+"""Of the translation of a form: about 10 ms, several times what schemas of people take."""
 MAX_CHARS_PER_TOKEN = 64
 """No text of more characters per token than this can fit; it is refused before it costs any tokenizing."""
 
@@ -35,6 +49,8 @@ class RequestOptions:
     """Whether a text was made by a chat template."""
     clamp_max_tokens: bool = False
     """True: max_tokens beyond the room in the context means the room. False: it is an error."""
+    hurried: bool = False
+    """Whether a form that takes more than some milliseconds to translate is left to others: TakesTimeError."""
 
 
 class PreparedRequest(NamedTuple):
@@ -69,15 +85,24 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._pooling = pooling
         size = None if pooling is None else pooling.embedding_size
-        self._bounds = Bounds(ready.max_model_len, ready.vocab_size, has_priorities, size)
+        processors = tuple(load_path("logits processor", path) for path in ready.logits_processors)
+        most = ready.vocab_size if ready.max_logprobs == -1 else min(ready.max_logprobs, ready.vocab_size)
+        self._bounds = Bounds(ready.max_model_len, ready.vocab_size, has_priorities, size, processors, most)
         self._eos_token_ids = tuple(sorted(token for token in set(eos_token_ids) if 0 <= token < ready.vocab_size))
         if len(self._eos_token_ids) > MAX_END_TOKEN_IDS:
             raise ModelError(
                 f"the model has {len(self._eos_token_ids)} end-of-sequence tokens; "
                 f"at most {MAX_END_TOKEN_IDS} are allowed"
             )
+        self._forms = ready.forms
+        self._translations = Translations(ready.forms.backend)
         self._prefix = secrets.token_hex(8)
         self._count = itertools.count()
+
+    @property
+    def pools(self) -> bool:
+        """Whether the engine makes vectors and no text."""
+        return self._pooling is not None
 
     def check_generates(self) -> None:
         """Raises RequestError when the engine makes vectors."""
@@ -86,7 +111,8 @@ class InputProcessor:
     def prepare(
         self, prompt: Prompt, params: SamplingParams | PoolingParams, options: RequestOptions
     ) -> PreparedRequest:
-        """The engine request for a prompt; `n` is kept (see `parallel_sampling`). Raises RequestError.
+        """The engine request for a prompt; `n` is kept (see `parallel_sampling`). Raises RequestError, and
+        TakesTimeError where `options` say so.
 
         The parameters of the result are complete, as `EngineCoreRequest` promises, but for a seed
         that was not given. Its id is made here and unknown to clients.
@@ -103,8 +129,31 @@ class InputProcessor:
             arrival_time=time.monotonic(),
             priority=options.priority,
             cache_salt=options.cache_salt,
+            grammar=self._grammar(params, options.hurried),
         )
         return PreparedRequest(text, request)
+
+    def tokenize(self, text: str, options: RequestOptions) -> list[int]:
+        """The tokens of a text, which need not fit the context. Raises RequestError for one that is empty, no Unicode,
+        or cannot fit by its length."""
+        return self._tokenize(text, options)
+
+    def tokenize_cut(self, text: str, options: RequestOptions) -> list[int]:
+        """The first tokens of a text, as many as fit the context. Raises RequestError."""
+        most = self._bounds.max_model_len
+        return self._tokenize(text[: most * MAX_CHARS_PER_TOKEN], options)[:most]
+
+    def check_token_ids(self, token_ids: list[int], field: str) -> None:
+        """Raises RequestError, which names the field, for ids that the model does not have."""
+        known = range(self._bounds.vocab_size)
+        wrong = next((item for item in token_ids if type(item) is not int or item not in known), None)
+        if wrong is not None:
+            raise RequestError(f"{field} holds {shown(wrong)}; token ids are 0 to {self._bounds.vocab_size - 1}", field)
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an output by themselves."""
+        return self._eos_token_ids
 
     def is_end_of_sequence(self, token_id: int | None) -> bool:
         """Whether a token ends the output by itself, without a request naming it."""
@@ -168,7 +217,31 @@ class InputProcessor:
             stop_ids = tuple(dict.fromkeys(stop_ids + self._eos_token_ids))
         seed = None if params.seed is None else params.seed & MAX_SEED
         words = self._bad_words(params) or None
-        return params.replace(max_tokens=max_tokens, stop_token_ids=stop_ids, seed=seed, bad_words_token_ids=words)
+        every = self._bounds.vocab_size
+        complete = params.replace(
+            max_tokens=max_tokens,
+            stop_token_ids=stop_ids,
+            seed=seed,
+            bad_words_token_ids=words,
+            logprobs=every if params.logprobs == -1 else params.logprobs,
+            structured_outputs=None,
+            prompt_logprobs=every if params.prompt_logprobs == -1 else params.prompt_logprobs,
+        )
+        check_tokens_are_left(complete)
+        return complete
+
+    def _grammar(self, params: SamplingParams | PoolingParams, hurried: bool) -> GrammarSpec | None:
+        form = params.structured_outputs if isinstance(params, SamplingParams) else None
+        if form is None:
+            return None
+        form = self._forms.applied(form)
+        end = form.free_until
+        if isinstance(end, str):
+            ids = self._tokenizer.encode(end, add_special_tokens=False)
+            if len(ids) == 1 and self._tokenizer.hides(end):
+                form, end = msgspec.structs.replace(form, free_until=tuple(ids)), tuple(ids)
+        source = self._translations.of(form, HURRIED_STEPS if hurried else None)
+        return GrammarSpec(source, tuple(end) if end and not isinstance(end, str) else ())
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """What must not be generated, as tokens: a word is other tokens after a blank than without."""

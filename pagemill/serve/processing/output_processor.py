@@ -1,4 +1,4 @@
-"""`OutputProcessor`: what the engine produced becomes news on the streams of the requests.
+"""`OutputProcessor`: what the engine produced is added to the streams of the requests.
 Does not know how outputs travel; it only says which requests the engine need not go on with."""
 
 from collections.abc import Callable, Iterable, Iterator
@@ -64,7 +64,8 @@ class OutputProcessor:
         """Distribute what came. Returns the ids of requests that ended here (a stop string, an error in their own
         text) while the engine still runs them. Ids that are not in flight are ignored: their tokens come late."""
         aborts: list[str] = []
-        completions, count = self._completions, self._metrics.tokens
+        completions = self._completions
+        count = self._metrics.tokens
         step_at = outputs.step_at
         for request_id, token_id in zip(outputs.request_ids, outputs.token_ids, strict=True):
             completion = completions.get(request_id)
@@ -94,6 +95,7 @@ class OutputProcessor:
                 if completion is not None:
                     unfinished.append(child.request_id)
                     self._end(completion)
+            stream.release()
         self.on_change()
         return unfinished
 
@@ -120,10 +122,10 @@ class OutputProcessor:
         self.on_change()
 
     def _process_one(self, output: EngineCoreOutput, outputs: EngineCoreOutputs, aborts: list[str]) -> None:
-        completion, finish = self._completions[output.request_id], output.finish
+        completion = self._completions[output.request_id]
+        finish = output.finish
         stream = completion.stream
-        if output.num_cached_tokens is not None and stream.num_cached_tokens is None:
-            stream.num_cached_tokens = output.num_cached_tokens
+        stream.note_prompt(output)
         self._has_begun(stream)
         if output.scheduled_at is not None:
             self._metrics.scheduled(completion, outputs.engine_index, output)
@@ -133,7 +135,8 @@ class OutputProcessor:
         if output.new_token_ids:
             self._metrics.tokens(completion, len(output.new_token_ids), outputs.step_at)
         try:
-            stopped = completion.append(output.new_token_ids, finish.stop_token_id if finish else None)
+            stop_token_id = finish.stop_token_id if finish else None
+            stopped = completion.append(output.new_token_ids, stop_token_id, output.logprobs)
             if finish is not None and not stopped:
                 completion.finish(finish.reason, self._stop_reason(finish, completion))
         except Exception as error:

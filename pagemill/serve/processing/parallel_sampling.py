@@ -10,8 +10,8 @@ from pagemill.messages.sampling_params import MAX_SEED, SamplingParams
 def fan_out(request: EngineCoreRequest, rank: int = 0) -> list[EngineCoreRequest]:
     """The children of a request, one per completion; child i samples with the request's seed + i (mod 2**64).
 
-    They share the prompt's list. Child 0 equals the request asked for one completion. `rank`: completions that the
-    user asked for in the same call, before these.
+    They share the prompt's list, whose log-probabilities are child 0's business. Child 0 equals the request asked for
+    one completion. `rank`: completions that the user asked for in the same call, before these.
     """
     params = request.params
     if not isinstance(params, SamplingParams) or params.n == 1:
@@ -21,7 +21,9 @@ def fan_out(request: EngineCoreRequest, rank: int = 0) -> list[EngineCoreRequest
         msgspec.structs.replace(
             request,
             request_id=f"{request.request_id}.{index}",
-            params=params.replace(n=1, seed=(seed + index) & MAX_SEED),
+            params=params.replace(
+                n=1, seed=(seed + index) & MAX_SEED, prompt_logprobs=None if index else params.prompt_logprobs
+            ),
             rank=rank + index,
         )
         for index in range(params.n)

@@ -10,7 +10,7 @@ from pagemill.serve.processing.request_stream import CompletionState
 
 
 class NoMetrics:
-    """Nothing is observed."""
+    """What is called as completions go on; nothing is observed."""
 
     def scheduled(self, completion: CompletionState, engine: int, output: EngineCoreOutput) -> None:
         """An engine's first output of a completion came."""
@@ -38,13 +38,15 @@ class RequestMetrics(NoMetrics):
             timeline.comparable = False
             timeline.last_token = None
             return
-        timeline.queued, timeline.scheduled = output.queued_at, output.scheduled_at
+        timeline.queued = output.queued_at
+        timeline.scheduled = output.scheduled_at
         request = completion.stream.children[completion.index]
         self._metrics.prefix_hits.add(len(request.prompt_token_ids), output.num_cached_tokens or 0)
 
     def tokens(self, completion: CompletionState, count: int, step_at: float) -> None:
         timeline = completion.timeline
-        metrics, last = timeline.metrics, timeline.last_token
+        metrics = timeline.metrics
+        last = timeline.last_token
         if metrics is None:
             return  # nothing is known of the engine: it never said when the request ran
         timeline.last_token = step_at
@@ -63,7 +65,8 @@ class RequestMetrics(NoMetrics):
             metrics.num_prompt_tokens += len(completion.stream.children[completion.index].prompt_token_ids)
 
     def ended(self, completion: CompletionState) -> None:
-        stream, timeline = completion.stream, completion.timeline
+        stream = completion.stream
+        timeline = completion.timeline
         request = stream.children[completion.index]
         metrics = timeline.metrics or self._metrics.of_engine(0)
         reason = completion.finish_reason or FinishReason.ABORT  # nobody waits for it any more

@@ -10,11 +10,14 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pagemill.messages.engine_io import EngineCoreRequest, FinishReason
+from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreRequest, FinishReason
+from pagemill.messages.logprobs import TokenLogprobs
 from pagemill.messages.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
 from pagemill.observability.engine_metrics import EngineMetrics
 from pagemill.serve.processing.detokenizer import Detokenizer, NoText, make_detokenizer
+from pagemill.serve.processing.logprobs import CompletionLogprobs, GrowingLogprobs, PromptLogprobs, TokenTexts
+from pagemill.serve.processing.repetition import RepetitionWatch
 from pagemill.tokenizers.interface import Tokenizer
 
 Output = TypeVar("Output")
@@ -33,7 +36,7 @@ class Sink(Protocol[Pushed]):
 
 
 class OutputQueue(Generic[Output]):
-    """Streams that have news for one consumer. Nothing piles up: a stream waits in it once, and what arrives until
+    """Streams that have output for one consumer. Nothing piles up: a stream waits in it once, and what arrives until
     the consumer takes its output becomes part of that output."""
 
     def __init__(self, sink: Sink[Output] | None = None) -> None:
@@ -44,7 +47,7 @@ class OutputQueue(Generic[Output]):
         self._error: Exception | None = None
 
     def mark_ready(self, stream: "Stream[Output]") -> None:
-        """The stream has news."""
+        """The stream has output."""
         if self._sink is not None and self._pending is not None and not stream.has_ended and self._sink.is_open():
             try:
                 self._sink.push(stream.take())
@@ -60,14 +63,17 @@ class OutputQueue(Generic[Output]):
         self._wake()
 
     async def get(self) -> Output:
-        """The news of the stream that has waited longest; waits when there is none. Raises what `fail` was given."""
+        """The output of the stream that has waited longest; waits when there is none. Raises what `fail` was given."""
         while True:
             if self._error is not None:
                 raise self._error
             if self._ready:
                 stream = next(iter(self._ready))
                 del self._ready[stream]
-                return stream.take()
+                output = stream.take()
+                if stream.finished:
+                    stream.release()
+                return output
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -102,17 +108,26 @@ class CompletionState:
     """One completion on its way: its tokens so far and its text."""
 
     __slots__ = (
-        "detokenizer", "error", "finish_reason", "include_stop", "index", "num_taken", "reported", "started",
-        "stop_reason", "stream", "text", "timeline", "token_ids", "vector",
+        "detokenizer", "error", "finish_reason", "include_stop", "index", "logprobs", "num_taken", "reported",
+        "started", "stop_reason", "stream", "text", "timeline", "token_ids", "vector",
     )  # fmt: skip
 
-    def __init__(self, stream: "Stream[Any]", index: int, detokenizer: Detokenizer, include_stop: bool) -> None:
+    def __init__(
+        self,
+        stream: "Stream[Any]",
+        index: int,
+        detokenizer: Detokenizer,
+        include_stop: bool,
+        logprobs: GrowingLogprobs | None = None,
+    ) -> None:
+        """`logprobs`: where those of the tokens go, if any come."""
         self.stream = stream
         self.index = index
         self.detokenizer = detokenizer
         self.include_stop = include_stop
         """Whether the text keeps what the stop token or string stands for."""
         self.token_ids: list[int] = []
+        self.logprobs = logprobs
         self.text = ""
         """As far as it was taken."""
         self.num_taken = 0
@@ -129,42 +144,57 @@ class CompletionState:
         self.error: str | None = None
         """What went wrong, when the finish reason is ERROR and it is known."""
 
-    def append(self, token_ids: Sequence[int], stop_token_id: int | None = None) -> bool:
-        """Add new tokens. A last token that is the stop token is no part of the text unless asked for.
+    def append(
+        self, token_ids: Sequence[int], stop_token_id: int | None = None, logprobs: TokenLogprobs | None = None
+    ) -> bool:
+        """Add new tokens, and their log-probabilities. A last token that is the stop token is no part of the text
+        unless asked for.
 
-        Returns whether a stop string has ended the completion.
+        Returns whether a stop string or a repetition has ended the completion.
         """
         drop_last = stop_token_id is not None and not self.include_stop
         match = self.detokenizer.append(token_ids[:-1] if drop_last else token_ids)
+        num_kept = len(token_ids) if match is None else match.num_tokens
+        self.token_ids.extend(token_ids[:num_kept])
+        if self.logprobs is not None and logprobs is not None:
+            self.logprobs.append(logprobs.rows(slice(num_kept)))
         if match is None:
-            self.token_ids.extend(token_ids)
             return False
-        self.token_ids.extend(token_ids[: match.num_tokens])
-        self.finish_reason, self.stop_reason = FinishReason.STOP, match.stop
+        self.finish_reason = match.reason
+        self.stop_reason = match.stop
         return True
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """The engine has ended it, or the front end gave it up."""
         match = self.detokenizer.finish()
         if match is not None:
-            reason, stop_reason = FinishReason.STOP, match.stop
-        self.finish_reason, self.stop_reason = reason, stop_reason
+            reason = FinishReason.STOP
+            stop_reason = match.stop
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
 
     def take(self, delta: bool) -> CompletionOutput:
         """What there is, or what is new."""
         new_text = self.detokenizer.take()
         if delta:
-            text, token_ids = new_text, self.token_ids[self.num_taken :]
+            text = new_text
+            token_ids = self.token_ids[self.num_taken :]
         else:
             self.text += new_text
-            text, token_ids = self.text, self.token_ids.copy()
+            text = self.text
+            token_ids = self.token_ids.copy()
+        output = CompletionOutput(self.index, text, token_ids, None, self.stop_reason, self.error)
+        if self.logprobs is not None:
+            output.logprobs = self.logprobs.since(self.num_taken if delta else 0)
+            output.cumulative_logprob = self.logprobs.total
         self.num_taken = len(self.token_ids)
-        self.reported = self.finish_reason is not None
-        reason = None if self.finish_reason is None else self.finish_reason.value
-        return CompletionOutput(self.index, text, token_ids, reason, self.stop_reason, self.error)
+        if self.finish_reason is not None:
+            self.reported = True
+            output.finish_reason = self.finish_reason.value
+        return output
 
     @property
-    def has_news(self) -> bool:
+    def has_delta(self) -> bool:
         """Whether a DELTA output would say anything."""
         return not self.reported and (self.finish_reason is not None or len(self.token_ids) > self.num_taken)
 
@@ -180,6 +210,8 @@ class Stream(ABC, Generic[Output]):
         self.num_cached_tokens: int | None = None
         self.num_queued_tokens = len(children[0].prompt_token_ids)
         """Tokens of the prompt; 0 once the engine has worked on it."""
+        self.prompt_logprobs: TokenLogprobs | None = None
+        """Of the prompt's tokens but the first, where they are asked for, and the prompt is computed."""
         self.num_open = len(children)
         """Completions that have not ended."""
         self.completions: list[CompletionState] = []
@@ -197,7 +229,14 @@ class Stream(ABC, Generic[Output]):
     @property
     def has_ended(self) -> bool:
         """Whether any completion has."""
-        return self.num_open < len(self.completions)
+        return self.num_open < len(self.children)
+
+    def note_prompt(self, output: EngineCoreOutput) -> None:
+        """What an output says of the prompt."""
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
 
     def notify(self) -> None:
         """Tell the consumer, if it wants to hear of this already."""
@@ -208,13 +247,21 @@ class Stream(ABC, Generic[Output]):
         """Raise in the consumer."""
         self._queue.fail(error)
 
+    def release(self) -> None:
+        """Let go of the completions, which refer to this stream, when nobody asks for its output any more.
+
+        Reference counts free them then, one by one; cycles of thousands of completions would wait for a pass of the
+        garbage collector, which holds up the event loop for tens of milliseconds.
+        """
+        self.completions = []
+
     @abstractmethod
     def take(self) -> Output:
-        """The output as of now."""
+        """The output as of now; not after `release`."""
 
 
 class RequestStream(Stream[RequestOutput]):
-    """Text."""
+    """A request for text, with one completion or several."""
 
     def __init__(
         self,
@@ -223,27 +270,32 @@ class RequestStream(Stream[RequestOutput]):
         children: Sequence[EngineCoreRequest],
         tokenizer: Tokenizer,
         queue: OutputQueue[RequestOutput],
+        texts: TokenTexts | None = None,
     ) -> None:
-        """Raises TypeError for a request that is not to be sampled."""
+        """`texts`: what the tokenizer's tokens are called. Raises TypeError for a request that is not to be sampled."""
         super().__init__(external_id, prompt, children, queue)
-        first, params = children[0], children[0].params
+        first = children[0]
+        params = children[0].params
         if not isinstance(params, SamplingParams):
             raise TypeError(f"text is made by SamplingParams, not by {type(params).__name__}")
+        self._texts = texts or TokenTexts(tokenizer)
         self.completions = [
             CompletionState(
                 self,
                 index,
-                make_detokenizer(tokenizer, first.prompt_token_ids, params),
+                _watched(make_detokenizer(tokenizer, first.prompt_token_ids, params), params),
                 params.include_stop_str_in_output,
+                _growing_logprobs(params, self._texts),
             )
             for index in range(len(children))
         ]
         self._kind = params.output_kind
+        self._scores_prompt = params.prompt_logprobs is not None
 
     def take(self) -> RequestOutput:
-        """The output as of now. A DELTA output lists only the completions that have news."""
+        """The output as of now. A DELTA output lists only the completions that have something new."""
         delta = self._kind is RequestOutputKind.DELTA
-        outputs = [item.take(delta) for item in self.completions if item.has_news or not delta]
+        outputs = [item.take(delta) for item in self.completions if item.has_delta or not delta]
         return RequestOutput(
             request_id=self.external_id,
             prompt=self._prompt,
@@ -251,7 +303,28 @@ class RequestStream(Stream[RequestOutput]):
             outputs=outputs,
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens or 0,
+            prompt_logprobs=self._of_prompt(),
         )
+
+    def _of_prompt(self) -> PromptLogprobs | None:
+        """Nothing before the first completion, whose business it is, has computed the prompt."""
+        if not self._scores_prompt or self.num_queued_tokens:
+            return None
+        arrays = self.prompt_logprobs
+        if arrays is not None:
+            return PromptLogprobs(CompletionLogprobs(arrays, self._texts))
+        return PromptLogprobs(None) if len(self.children[0].prompt_token_ids) == 1 else None
+
+
+def _growing_logprobs(params: SamplingParams, texts: TokenTexts) -> GrowingLogprobs | None:
+    count = params.num_candidates
+    return None if count is None else GrowingLogprobs(texts, count, params.logprob_token_ids is None)
+
+
+def _watched(detokenizer: Detokenizer, params: SamplingParams) -> Detokenizer:
+    """The detokenizer; one that ends repetitions, where the request asks for that."""
+    wanted = params.repetition_detection
+    return detokenizer if wanted is None else RepetitionWatch(detokenizer, wanted, params.min_tokens)
 
 
 class PoolingStream(Stream[PoolingRequestOutput]):

@@ -6,10 +6,11 @@ begins some stop string. So each character is looked at once, and exactly the te
 string is held back.
 """
 
-from collections import OrderedDict
+from pagemill.utils.sized_cache import SizedCache
 
 ROOT = 0
 MAX_CACHED_CHARS = 16_384
+"""Of stop strings whose compiled form is kept: a character takes some 300 bytes."""
 
 
 class StopAutomaton:
@@ -74,32 +75,8 @@ class StopAutomaton:
         return self._held[state]
 
 
-class AutomatonCache:
-    """The compiled forms that were used last, as many as have `max_chars` characters of stop strings altogether: a
-    character takes some 300 bytes. Used from one thread at a time."""
-
-    def __init__(self, max_chars: int = MAX_CACHED_CHARS) -> None:
-        self._max_chars = max_chars
-        self._num_chars = 0
-        self._found: OrderedDict[tuple[str, ...], StopAutomaton] = OrderedDict()
-
-    def get(self, stops: tuple[str, ...]) -> StopAutomaton:
-        """The compiled form, made when it is not there."""
-        automaton = self._found.pop(stops, None)
-        if automaton is None:
-            automaton = StopAutomaton(stops)
-            self._num_chars += _num_chars(stops)
-        self._found[stops] = automaton
-        while self._num_chars > self._max_chars:
-            self._num_chars -= _num_chars(self._found.popitem(last=False)[0])
-        return automaton
-
-
-def _num_chars(stops: tuple[str, ...]) -> int:
-    return sum(map(len, stops))
-
-
-_cache = AutomatonCache()
+_cache: SizedCache[tuple[str, ...], StopAutomaton] = SizedCache(MAX_CACHED_CHARS, lambda stops, _: sum(map(len, stops)))
+"""The compiled forms that were used last. Used from one thread at a time."""
 
 
 class StopMatcher:
@@ -125,16 +102,20 @@ class StopMatcher:
             return piece, None
         automaton = self._automaton
         if automaton is None:
-            automaton = self._automaton = _cache.get(self._stops)
-        text, state = self._held + piece, self._state
+            automaton = _cache.get(self._stops) or _cache.put(self._stops, StopAutomaton(self._stops))
+            self._automaton = automaton
+        text = self._held + piece
+        state = self._state
         for position, char in enumerate(piece, start=len(self._held) + 1):
             state = automaton.advance(state, char)
             stop = automaton.matched(state)
             if stop is not None and armed:
-                self._state, self._held = ROOT, ""
+                self._state = ROOT
+                self._held = ""
                 return text[: position if self._include else position - len(stop)], stop
         certain = len(text) - automaton.held(state)
-        self._state, self._held = state, text[certain:]
+        self._state = state
+        self._held = text[certain:]
         return text[:certain], None
 
     def release(self) -> str:

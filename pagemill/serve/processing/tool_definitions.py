@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagemill.errors import RequestError
-from pagemill.serve.processing.checks import shown
+from pagemill.utils.text import shown
 
 MAX_TOOLS = 1024
 MAX_NAME_CHARS = 256
@@ -27,7 +27,7 @@ def parse_choice(value: Any) -> str | None:
         return value  # type: ignore[no-any-return]
     if value == "required" or (isinstance(value, Mapping) and value.get("type") in ("function", "allowed_tools")):
         raise RequestError(
-            f"tool_choice={shown(value)} is not supported: there is no structured output yet, which calls that are "
+            f"tool_choice={shown(value)} is not supported: calls are not held to a form yet, which calls that are "
             "sure to be made need; use 'auto', and say in a message which tool to call",
             "tool_choice",
         )
@@ -59,7 +59,7 @@ def _parse_tool(tool: Any, field: str) -> dict[str, Any]:
         )
     if function.get("strict"):
         raise RequestError(
-            f"{field}.function.strict={shown(function['strict'])} is not supported: there is no structured output yet; "
+            f"{field}.function.strict={shown(function['strict'])} is not supported: calls are not held to a form yet; "
             "leave it out",
             f"{field}.function.strict",
         )

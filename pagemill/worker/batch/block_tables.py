@@ -28,7 +28,8 @@ class BlockTable:
 
     def append(self, slot: int, block_ids: Sequence[int]) -> None:
         """Add blocks at the end of a row."""
-        start, count = int(self.num_blocks[slot]), len(block_ids)
+        start = int(self.num_blocks[slot])
+        count = len(block_ids)
         if count == 1:  # a request that decodes; an element is written several times faster than a slice
             self.blocks[slot, start] = block_ids[0]
         else:

@@ -47,11 +47,12 @@ class UploadRing:
         """So far; a steady step adds none."""
 
     def send(self, arrays: Sequence[npt.NDArray[np.int32]]) -> list[Tensor]:
-        """int32 arrays -> the same on the device, for work that is queued before `sent_is_used`."""
+        """int32 arrays -> the same on the device, for work that is queued before `uploads_consumed`."""
         self._turn = (self._turn + 1) % DEPTH
         entry = self._entries[self._turn]
         entry.mark.wait()
-        starts, total = [], 0
+        starts = []
+        total = 0
         for array in arrays:
             starts.append(total)
             total += -(-array.size // _ALIGNMENT) * _ALIGNMENT
@@ -67,7 +68,7 @@ class UploadRing:
             for start, array in zip(starts, arrays, strict=True)
         ]
 
-    def sent_is_used(self) -> None:
+    def uploads_consumed(self) -> None:
         """All work that reads what `send` returned last is queued."""
         self._entries[self._turn].mark = self._transfers.mark()
 

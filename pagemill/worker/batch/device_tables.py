@@ -32,7 +32,8 @@ class DeviceBlockTable(BlockTable):
         self._values: list[Int32Array] = []
 
     def append(self, slot: int, block_ids: Sequence[int]) -> None:
-        start, width = int(self.num_blocks[slot]), self.blocks.shape[1]
+        start = int(self.num_blocks[slot])
+        width = self.blocks.shape[1]
         super().append(slot, block_ids)
         if len(block_ids):
             first = slot * width + start
@@ -46,10 +47,12 @@ class DeviceBlockTable(BlockTable):
         """
         if not self._places:
             return None
-        places, values = np.concatenate(self._places), np.concatenate(self._values)
+        places = np.concatenate(self._places)
+        values = np.concatenate(self._values)
         self._places, self._values = [], []
         # Of equal places the device would keep any; np.unique keeps the first, so look from the end.
         kept, last = np.unique(places[::-1], return_index=True)
         if len(kept) < len(places):
-            places, values = kept, values[::-1][last]
+            places = kept
+            values = values[::-1][last]
         return places, values

@@ -48,7 +48,7 @@ class InputBatch:
     logits_index: Int64Array
     """[L] rows of the hidden states from which a token is sampled."""
     sampled_slots: Int32Array
-    """[L] the request slots that they belong to."""
+    """[L] the request slots that they belong to; each once, and once more for every draft that it verifies."""
     sampled_positions: Int64Array
     """[L] position in its request of the token to be sampled."""
 
@@ -59,7 +59,7 @@ class InputBatch:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Tokens of the batch, T."""
         return len(self.token_ids)
 
     @property
@@ -69,24 +69,40 @@ class InputBatch:
 
     @property
     def max_seq_len(self) -> int:
-        """Of `seq_lens`."""
+        """The longest request of the batch, in tokens."""
         return int(self.seq_lens.max())
 
 
-def build_batch(step: SchedulerOutput, states: RequestStates) -> InputBatch:
-    """Gather a step. A request samples when the step reaches its last known token; a prefill chunk does not."""
-    slots, counts = step.slots, step.num_tokens
+def build_batch(step: SchedulerOutput, states: RequestStates, num_tokens: Int32Array | None = None) -> InputBatch:
+    """Gather a step. A request samples when the step reaches its last known token; a prefill chunk does not.
+
+    `num_tokens`: [R] the tokens that each slot runs, where some may verify drafts, which lie behind their own tokens in
+    the state; None: those of the step, and nobody does.
+    """
+    slots = step.slots
+    counts = step.num_tokens if num_tokens is None else num_tokens
     computed = states.num_computed[slots]
     seq_lens = computed + counts
     query_start = np.zeros(len(slots) + 1, np.int32)
     np.cumsum(counts, out=query_start[1:])
     if (counts == 1).all():
-        token_slots, positions = slots, computed.astype(np.int64)
+        token_slots = slots
+        positions = computed.astype(np.int64)
     else:
         token_slots = np.repeat(slots, counts)
         starts = np.repeat(computed - query_start[:-1], counts)
         positions = starts.astype(np.int64) + np.arange(len(token_slots))
-    samples = seq_lens == states.num_tokens[slots]
+    known = states.num_tokens[slots]
+    samples = seq_lens >= known
+    last_rows = (query_start[1:][samples] - 1).astype(np.int64)
+    sampled_slots = slots[samples]
+    sampled_positions = seq_lens[samples].astype(np.int64)
+    if num_tokens is not None and (seq_lens > known).any():
+        rows = (seq_lens - known + 1)[samples]
+        back = np.repeat(np.cumsum(rows), rows) - np.arange(rows.sum()) - 1
+        last_rows = np.repeat(last_rows, rows) - back
+        sampled_slots = np.repeat(sampled_slots, rows)
+        sampled_positions = np.repeat(sampled_positions, rows) - back
     return InputBatch(
         step_id=step.step_id,
         slots=slots,
@@ -95,7 +111,7 @@ def build_batch(step: SchedulerOutput, states: RequestStates) -> InputBatch:
         positions=positions,
         query_start=query_start,
         seq_lens=seq_lens,
-        logits_index=(query_start[1:][samples] - 1).astype(np.int64),
-        sampled_slots=slots[samples],
-        sampled_positions=seq_lens[samples].astype(np.int64),
+        logits_index=last_rows,
+        sampled_slots=sampled_slots,
+        sampled_positions=sampled_positions,
     )

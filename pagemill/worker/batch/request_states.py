@@ -62,7 +62,8 @@ class RequestStates:
 
     def add(self, new: NewRequest) -> None:
         """Fill a slot with a request's full state."""
-        slot, count = new.slot, len(new.token_ids)
+        slot = new.slot
+        count = len(new.token_ids)
         self.token_ids[slot, :count] = new.token_ids
         self.num_tokens[slot] = count
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
@@ -74,10 +75,12 @@ class RequestStates:
 
     def replace(self, known: KnownTokens) -> None:
         """Tokens of a slot that were not sampled, in place of those that were, or will be, from there on."""
-        slot, position, count = known.slot, known.position, len(known.token_ids)
+        slot = known.slot
+        position = known.position
+        count = len(known.token_ids)
         self.token_ids[slot, position : position + count] = known.token_ids
         self.num_tokens[slot] = position + count
-        self.num_computed[slot] = min(self.num_computed[slot], position)
+        self.num_computed[slot] = min(self.num_computed[slot], known.num_computed)
         self.num_sampled[slot] = 0
         self.generation[slot] += 1
 

@@ -30,11 +30,14 @@ class DecodeRows:
     def changes(self, batch: InputBatch, num_rows: int) -> list[Int32Array]:
         """What to send before a decode batch that is padded to `num_rows`: nothing, or slots and positions of the rows,
         and slots and tokens of those whose next token the host has. The batch counts as run."""
-        slots, positions = batch.slots, batch.positions
+        slots = batch.slots
+        positions = batch.positions
         follows = (
             num_rows == self._num_rows and np.array_equal(slots, self._slots) and np.array_equal(positions, self._next)
         )
-        self._slots, self._next, self._num_rows = slots, positions + 1, num_rows
+        self._slots = slots
+        self._next = positions + 1
+        self._num_rows = num_rows
         if follows:
             return []
         padding = num_rows - len(slots)

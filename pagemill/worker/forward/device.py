@@ -7,7 +7,7 @@ the next step runs.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pagemill.config.graph_mode import GraphMode
-from pagemill.messages.pending import Pending
+from pagemill.messages.pending import Pending, Ready
 from pagemill.messages.step import Int32Array, KnownTokens, NewRequest
 from pagemill.model.forward_context import BatchDescriptor, ForwardContext, current_forward, forward_context
 from pagemill.model.kernels import batching
@@ -28,19 +28,20 @@ from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.forward.decode_rows import DecodeRows
 from pagemill.worker.forward.device_batch import DeviceBatch
 from pagemill.worker.forward.interface import Forward, SampledTokens
-from pagemill.worker.forward.mixed_batch import Extent, MixedShape, MixedTensors
+from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape, MixedTensors
 from pagemill.worker.forward.shared_prefix import SharedPrefix
-from pagemill.worker.forward.step_graphs import CAPTURED_ENDINGS, Ending, StepGraphs
+from pagemill.worker.forward.step_graphs import CAPTURED_TAILS, StepGraphs, StepTail
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.sampling.device_sampler import sample_greedy, sample_random
+from pagemill.worker.sampling.logprobs import KnownValues, SampledValues, joined_samples
 from pagemill.worker.sampling.sampler import Sampler
 
-REHEARSED_REQUESTS = 64
+PRECOMPILED_REQUESTS = 64
 """Of a cascade: its kernels are the same for any number."""
 FEW_TOKENS = 64
 """Of a step: beyond, linear layers are the library's."""
 WHOLE_ROWS = 16
-"""Of a greedy decode step that is one graph; larger ones are two, of which the first serves all endings."""
+"""Of a greedy decode step that is one graph; larger ones are two, of which the first serves all tails."""
 
 
 class DeviceForward(Forward):
@@ -76,13 +77,18 @@ class DeviceForward(Forward):
         self.uploads: UploadRing = UploadRing(transfers, device, 4 * (batch.max_tokens + 4 * batch.max_requests))
         self._downloads = Downloads(transfers, self._slots.results)
         self._added: list[int] = []
+        self._sampled_values: list[SampledValues] = []
+        self._known_values: list[KnownValues] = []
+        self._unsampled: Callable[[], None] | None = None
+        """What samples the batch that was run, where its logits are changed first: it is queued by `sample`, for what
+        changes them may not be known before."""
         self._planned: dict[str, object] = {}
         """Metadata of the step, where the network finds it."""
         self._network = graphs.graphs.wrap_model(model)
         self._mixed = graphs.wrap(self._mixed_step)
         self._decode = graphs.wrap(self._decode_step)
         self._greedy = graphs.wrap(self._greedy_step)
-        self._endings = {ending: graphs.wrap(partial(self._end_decode, ending)) for ending in CAPTURED_ENDINGS}
+        self._tails = {tail: graphs.wrap(partial(self._sample_decode, tail)) for tail in CAPTURED_TAILS}
 
     def add(self, new: NewRequest) -> None:
         self._sampler.add(new)
@@ -98,21 +104,33 @@ class DeviceForward(Forward):
 
     @torch.inference_mode()
     def run(self, batch: InputBatch) -> None:
-        ending = self._ending(batch)
+        self._sampled_values, self._known_values = [], []
+        self.has_known_logprobs = False
+        tail = _tail(batch, self._states, self._sampler)
         num_rows = len(batch.slots)
-        decodes = batch.num_tokens == num_rows == len(batch.sampled_slots)
+        scores = self._sampler.logprobs.scores(batch.slots)
+        decodes = batch.num_tokens == num_rows == len(batch.sampled_slots) and not scores
         shared = self._shared.tokens(batch) if decodes and self._shared is not None else ()
         if decodes and not shared:
-            self._run_decode(batch, ending)
+            self._run_decode(batch, tail)
         else:
-            self._run_mixed(batch, ending, shared)
+            self._run_mixed(batch, tail, shared)
 
     def sample(self, batch: InputBatch) -> Pending[SampledTokens]:
-        return self._downloads.start(len(batch.sampled_slots))
+        if self._unsampled is not None:
+            with torch.inference_mode():
+                self._unsampled()
+            self._unsampled = None
+            self._downloads.queued()
+        count = len(batch.sampled_slots)
+        tokens = self._downloads.start(count) if count else Ready(SampledTokens(batch.sampled_slots))
+        if not self._sampled_values and not self._known_values:
+            return tokens
+        return ScoredTokens(tokens, self._sampled_values, self._known_values, self._transfers)
 
     # --- decode batches -------------------------------------------------------------------------------------------
 
-    def _run_decode(self, batch: InputBatch, ending: Ending) -> None:
+    def _run_decode(self, batch: InputBatch, tail: StepTail) -> None:
         mode, key = self._graphs.choose(len(batch.slots))
         num_rows = key.num_tokens
         sent = self._send(self._rows.changes(batch, num_rows))
@@ -122,15 +140,17 @@ class DeviceForward(Forward):
             self._batch.next_positions[:num_rows].copy_(positions)
             if len(known):
                 self._slots.last_tokens.index_copy_(0, known_slots.long(), known.long())
-            self.uploads.sent_is_used()
-        logits = self._queue_decode(mode, key, batch.positions, () if ending is Ending.LOGITS else (ending,))
-        if ending is Ending.LOGITS:
+            self.uploads.uploads_consumed()
+        logits = self._queue_decode(mode, key, batch.positions, () if tail is StepTail.LOGITS else (tail,))
+        if tail is StepTail.LOGITS:
             count = len(batch.slots)
-            self._end(logits[:count], batch, self._batch.slots[:count], self._batch.positions[:count] + 1)
-        self._downloads.queued()
+            positions = self._batch.positions[:count] + 1
+            self._unsampled = partial(self._end, logits[:count], batch, self._batch.slots[:count], positions)
+        else:
+            self._downloads.queued()
 
     def _queue_decode(
-        self, mode: GraphMode, key: BatchDescriptor, positions: Int64Array, endings: Sequence[Ending]
+        self, mode: GraphMode, key: BatchDescriptor, positions: Int64Array, tails: Sequence[StepTail]
     ) -> Tensor:
         """`positions`: of the rows that are no padding, as the host knows them. Returns the logits, or what few rows
         have sampled that only end greedily."""
@@ -138,12 +158,12 @@ class DeviceForward(Forward):
         if mode is GraphMode.FULL and not self._plan_replay(key, positions):
             mode = GraphMode.NONE
         with forward_context(ForwardContext(self._planned, mode, key)):
-            if key.num_tokens <= WHOLE_ROWS and tuple(endings) == (Ending.GREEDY,):
+            if key.num_tokens <= WHOLE_ROWS and tuple(tails) == (StepTail.GREEDY,):
                 sampled: Tensor = self._greedy(key.num_tokens)
                 return sampled
             logits: Tensor = self._decode(key.num_tokens)
-            for ending in endings:
-                self._endings[ending](logits)
+            for tail in tails:
+                self._tails[tail](logits)
         return logits
 
     def _plan_replay(self, key: BatchDescriptor, positions: Int64Array) -> bool:
@@ -158,41 +178,45 @@ class DeviceForward(Forward):
     def _decode_step(self, num_rows: int) -> Tensor:
         """What a captured graph holds, for as many rows: the logits. Its only inputs are buffers of `DeviceBatch` and
         of the slots."""
-        here, states = self._batch, self._slots
-        slots, positions = here.slots[:num_rows], here.positions[:num_rows]
+        buffers = self._batch
+        states = self._slots
+        slots = buffers.slots[:num_rows]
+        positions = buffers.positions[:num_rows]
         batching.begin_decode(
             slots,
-            here.next_positions[:num_rows],
+            buffers.next_positions[:num_rows],
             states.last_tokens,
-            here.token_ids[:num_rows],
+            buffers.token_ids[:num_rows],
             positions,
-            here.seq_lens[:num_rows],
-            [here.table_rows(group, num_rows) for group in self._groups.indices],
+            buffers.seq_lens[:num_rows],
+            [buffers.table_rows(group, num_rows) for group in self._groups.indices],
         )
         replayed = current_forward().graph_mode is GraphMode.FULL
-        self._planned.update(self._groups.plan_with(partial(here.decode_common, replayed, num_rows)))
-        hidden = self._network(here.token_ids[:num_rows], positions)
+        self._planned.update(self._groups.plan_with(partial(buffers.decode_common, replayed, num_rows)))
+        hidden = self._network(buffers.token_ids[:num_rows], positions)
         return self._model.compute_logits(hidden)
 
-    def _end_decode(self, ending: Ending, logits: Tensor) -> Tensor:
+    def _sample_decode(self, tail: StepTail, logits: Tensor) -> Tensor:
         """What another captured graph holds, behind that one. Returns the sampled tokens."""
-        here, num_rows = self._batch, len(logits)
-        slots = here.slots[:num_rows]
-        sampled = _sample(logits, ending, self._slots.sampling, slots, here.positions[:num_rows] + 1)
-        _keep(self._slots, slots, sampled)
+        buffers = self._batch
+        num_rows = len(logits)
+        slots = buffers.slots[:num_rows]
+        sampled = _sample(logits, tail, self._slots.sampling, slots, buffers.positions[:num_rows] + 1)
+        _store(self._slots, slots, sampled)
         return sampled
 
     def _greedy_step(self, num_rows: int) -> Tensor:
         """Both as one graph: where a step is short, the way from one to the next is more than a percent of it."""
-        return self._end_decode(Ending.GREEDY, self._decode_step(num_rows))
+        return self._sample_decode(StepTail.GREEDY, self._decode_step(num_rows))
 
     # --- shapes without a request ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def rehearse(self) -> None:
-        for key in _rehearsed(self._batch.max_requests, self._graphs.graphs.keys_at_start()):
+    def precompile(self) -> None:
+        for key in _keys_to_precompile(self._batch.max_requests, self._graphs.graphs.keys_at_start()):
             self._run_shape(GraphMode.NONE, key)
-        self._run_cascade(REHEARSED_REQUESTS)
+        self._run_cascade(PRECOMPILED_REQUESTS)
+        self._sampler.precompile()
 
     @torch.inference_mode()
     def run_largest(self) -> None:
@@ -207,13 +231,16 @@ class DeviceForward(Forward):
         prefix = self._shared
         if prefix is None:
             return
-        here, count = self._batch, min(self._batch.max_requests, most)
-        longest = [here.max_seq_len - 1] * len(here.tables)
-        shared, shape = prefix.used(longest, count), MixedShape(count, count)
+        buffers = self._batch
+        count = min(self._batch.max_requests, most)
+        longest = [buffers.max_seq_len - 1] * len(buffers.tables)
+        shared = prefix.used(longest, count)
+        shape = MixedShape(count, count)
         if shared:
             packed = shape.pack(shape.padding(self._slots.pad_slot, 1), np.ones(count, bool), self._slots.pad_slot)
-            extent, key = Extent(count, 1, 1, None, shared), BatchDescriptor(count, count)
-            self._queue_mixed(self._tell(packed, shape), extent, GraphMode.NONE, key)
+            bounds = BatchBounds(count, 1, 1, None, shared)
+            key = BatchDescriptor(count, count)
+            self._queue_mixed(self._upload(packed, shape), bounds, GraphMode.NONE, key)
 
     @torch.inference_mode()
     def capture_at_start(self) -> None:
@@ -224,76 +251,86 @@ class DeviceForward(Forward):
         return self._graphs.graphs.capture_one(self._run_shape)
 
     def _run_shape(self, mode: GraphMode, key: BatchDescriptor) -> None:
-        """A step of padding alone, with every ending there is a graph for."""
-        here, count, pad_slot = self._batch, key.num_tokens, self._slots.pad_slot
+        """A step of padding alone, with every tail there is a graph for."""
+        buffers = self._batch
+        count = key.num_tokens
+        pad_slot = self._slots.pad_slot
         self._rows.forget()
         if key.uniform:
-            here.slots[:count].fill_(pad_slot)
-            here.next_positions[:count].zero_()
+            buffers.slots[:count].fill_(pad_slot)
+            buffers.next_positions[:count].zero_()
             if mode is GraphMode.FULL:  # or buffers that planners keep for this size would be the graph's own
-                self._groups.plan_with(partial(here.decode_common, False, count))
+                self._groups.plan_with(partial(buffers.decode_common, False, count))
                 if not self._plan_replay(key, np.zeros(0, np.int64)):
                     return
                 if count <= WHOLE_ROWS:
-                    self._queue_decode(mode, key, np.zeros(0, np.int64), (Ending.GREEDY,))
-            self._queue_decode(mode, key, np.zeros(0, np.int64), CAPTURED_ENDINGS)
+                    self._queue_decode(mode, key, np.zeros(0, np.int64), (StepTail.GREEDY,))
+            self._queue_decode(mode, key, np.zeros(0, np.int64), CAPTURED_TAILS)
             # Nobody reads what was sampled, if it was.
             self._slots.turn.fill_(self._downloads.next_turn)
             return
         whole = key.num_requests is not None
         shape = MixedShape(count, key.num_requests or 1)
-        batch = shape.padding(pad_slot, here.max_seq_len)
+        batch = shape.padding(pad_slot, buffers.max_seq_len)
         packed = shape.pack(batch, np.ones(shape.num_requests, bool), pad_slot)
-        extent, told = shape.extent if whole else Extent.of(batch), self._tell(packed, shape)
+        bounds = shape.bounds if whole else BatchBounds.of(batch)
+        tensors = self._upload(packed, shape)
         if mode is GraphMode.FULL:
-            self._groups.plan_with(partial(here.mixed_common, told, extent))
-        self._queue_mixed(told, extent, mode, key)
+            self._groups.plan_with(partial(buffers.mixed_common, tensors, bounds))
+        self._queue_mixed(tensors, bounds, mode, key)
 
     # --- other batches --------------------------------------------------------------------------------------------
 
-    def _run_mixed(self, batch: InputBatch, ending: Ending, shared: tuple[int, ...] = ()) -> None:
-        """`shared`: as in `Extent`."""
+    def _run_mixed(self, batch: InputBatch, tail: StepTail, shared: tuple[int, ...] = ()) -> None:
+        """`shared`: as in `BatchBounds`."""
         self._rows.forget()
         mode, key, whole = self._graphs.choose_mixed(batch.num_tokens, len(batch.slots), bool(shared))
+        scores = self._sampler.logprobs.scores(batch.slots)
+        if scores:
+            # In no graph: few requests ask for it, and what they compute is long.
+            mode = GraphMode.NONE
+            key = BatchDescriptor(batch.num_tokens, len(batch.slots))
+            whole = False
         shape = MixedShape(key.num_tokens, key.num_requests or len(batch.slots))
         packed = shape.pack(batch, known_tokens(self._states, batch.slots), self._slots.pad_slot)
-        extent = shape.extent if whole else Extent.of(batch, shared)
-        told = self._tell(packed, shape)
-        logits = self._queue_mixed(told, extent, mode, key)
+        bounds = shape.bounds if whole else BatchBounds.of(batch, shared)
+        tensors = self._upload(packed, shape)
+        logits = (
+            self._queue_scored(batch, tensors, bounds, key) if scores else self._queue_mixed(tensors, bounds, mode, key)
+        )
         count = len(batch.sampled_slots)
         if not count:
             return
         # Sampling is queued while the device computes the logits: in the graph it would only make more graphs.
-        slots, positions = told.sampled_slots[:count], told.sampled_positions[:count].long()
-        if ending is Ending.LOGITS:
-            self._end(logits[:count], batch, slots, positions)
+        slots = tensors.sampled_slots[:count]
+        positions = tensors.sampled_positions[:count].long()
+        if tail is StepTail.LOGITS:
+            self._unsampled = partial(self._end, logits[:count], batch, slots, positions)
         else:
-            _keep(self._slots, slots, _sample(logits[:count], ending, self._slots.sampling, slots, positions))
-        self._downloads.queued()
+            _store(self._slots, slots, _sample(logits[:count], tail, self._slots.sampling, slots, positions))
+            self._downloads.queued()
 
-    def _tell(self, packed: Int32Array, shape: MixedShape) -> MixedTensors:
+    def _upload(self, packed: Int32Array, shape: MixedShape) -> MixedTensors:
         """The batch on the device."""
         (sent,) = self._send([packed])
-        told = shape.tensors(self._batch.mixed[: len(sent)].copy_(sent))
-        self.uploads.sent_is_used()
-        return told
+        tensors = shape.tensors(self._batch.mixed[: len(sent)].copy_(sent))
+        self.uploads.uploads_consumed()
+        return tensors
 
-    def _queue_mixed(self, told: MixedTensors, extent: Extent, mode: GraphMode, key: BatchDescriptor) -> Tensor:
+    def _queue_mixed(self, tensors: MixedTensors, bounds: BatchBounds, mode: GraphMode, key: BatchDescriptor) -> Tensor:
         """[R, V] logits."""
         self._planned.clear()
         with forward_context(ForwardContext(self._planned, mode, key)):
-            logits: Tensor = self._mixed(told, extent)
+            logits: Tensor = self._mixed(tensors, bounds)
         return logits
 
-    def _mixed_step(self, told: MixedTensors, extent: Extent) -> Tensor:
+    def _mixed_step(self, tensors: MixedTensors, bounds: BatchBounds) -> Tensor:
         """What a captured graph holds; its inputs are those of `MixedShape.tensors`. Returns the logits of a row for
         each request: where a part of a prompt is computed, one too many costs less than a case of its own."""
-        here, count = self._batch, len(told.tokens.slots)
-        token_ids, positions = here.token_ids[:count], here.positions[:count]
-        mappings = [here.mapping(group, count) for group in self._groups.indices]
-        batching.place_tokens(told.tokens, self._slots.last_tokens, token_ids, positions, mappings)
-        self._planned.update(self._groups.plan_with(partial(here.mixed_common, told, extent)))
-        rows = told.logits_index
+        buffers = self._batch
+        token_ids, positions = buffers.place_tokens(tensors, self._slots.last_tokens, self._groups.indices)
+        self._planned.update(self._groups.plan_with(partial(buffers.mixed_common, tensors, bounds)))
+        rows = tensors.logits_index
         if self._graphs.graphs.compiles or current_forward().graph_mode is GraphMode.PIECEWISE:
             # A piece has one shape for a number of tokens, however many requests they are of.
             hidden = self._network(token_ids, positions).index_select(0, rows)
@@ -301,12 +338,23 @@ class DeviceForward(Forward):
             hidden = self._network(token_ids, positions, rows)
         return self._model.compute_logits(hidden)
 
-    # --- both -----------------------------------------------------------------------------------------------------
+    def _queue_scored(
+        self, batch: InputBatch, tensors: MixedTensors, bounds: BatchBounds, key: BatchDescriptor
+    ) -> Tensor:
+        """[L, V] logits of a batch with parts of prompts whose tokens are scored: all hidden states are needed."""
+        self._planned.clear()
+        with forward_context(ForwardContext(self._planned, GraphMode.NONE, key)):
+            token_ids, positions = self._batch.place_tokens(tensors, self._slots.last_tokens, self._groups.indices)
+            self._planned.update(self._groups.plan_with(partial(self._batch.mixed_common, tensors, bounds)))
+            hidden = self._network(token_ids, positions)
+        recorder = self._sampler.logprobs
+        compute = self._model.compute_logits
+        self._known_values = recorder.score_known(batch, hidden, compute)
+        self.has_known_logprobs = bool(self._known_values)
+        rows = hidden.index_select(0, tensors.logits_index[: len(batch.sampled_slots)])
+        return compute(rows) if len(rows) else rows
 
-    def _ending(self, batch: InputBatch) -> Ending:
-        if self._sampler.active and self._states.processed[batch.sampled_slots].any():
-            return Ending.LOGITS
-        return Ending.GREEDY if self._states.greedy[batch.sampled_slots].all() else Ending.RANDOM
+    # --- both -----------------------------------------------------------------------------------------------------
 
     def _send(self, arrays: Sequence[Int32Array]) -> list[Tensor]:
         """Bring the arrays to the device, with what changed of slots and tables since the last step, which is applied.
@@ -321,24 +369,27 @@ class DeviceForward(Forward):
         sent = self.uploads.send([*packed, added, sampling, *arrays])
         for index, (table, _) in enumerate(tables):
             batching.write_places(table.device_blocks, sent[2 * index], sent[2 * index + 1])
-        here, rows, *rest = sent[2 * len(tables) :]
+        changed, rows, *rest = sent[2 * len(tables) :]
         if len(added):
-            self._slots.sampling.index_copy_(0, here.long(), rows)
+            self._slots.sampling.index_copy_(0, changed.long(), rows)
         if not rest:
-            self.uploads.sent_is_used()
+            self.uploads.uploads_consumed()
         return rest
 
     def _end(self, logits: Tensor, batch: InputBatch, slots: Tensor, positions: Tensor) -> None:
-        """Sample from logits that processors change first."""
+        """Sample from logits that processors change first, or that requests are told of."""
         rows = batch.sampled
-        self._sampler.process(logits, rows)
-        ending = Ending.GREEDY if self._states.greedy[rows.slots].all() else Ending.RANDOM
-        sampled = _sample(logits, ending, self._slots.sampling, slots, positions)
-        self._sampler.processed(rows, sampled)
-        _keep(self._slots, slots, sampled)
+        tail = StepTail.GREEDY if self._states.greedy[rows.slots].all() else StepTail.RANDOM
+        parts = []
+        for part in self._sampler.logprobs.parts(rows):
+            choose = partial(_sample, logits[part], tail, self._slots.sampling, slots[part], positions[part])
+            sampled, values = self._sampler.choose(logits[part], rows[part], choose, part.start)
+            parts.append(sampled)
+            self._sampled_values += [] if values is None else [values]
+        _store(self._slots, slots, parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
-def _rehearsed(most: int, captured: Sequence[BatchDescriptor]) -> list[BatchDescriptor]:
+def _keys_to_precompile(most: int, captured: Sequence[BatchDescriptor]) -> list[BatchDescriptor]:
     """Steps of up to `most` requests, of few sizes: which kernels run changes at powers of two, and for prompts up to
     `FEW_TOKENS`."""
     counts = [1 << power for power in range(most.bit_length())]
@@ -347,11 +398,18 @@ def _rehearsed(most: int, captured: Sequence[BatchDescriptor]) -> list[BatchDesc
     return list(dict.fromkeys([*(key for key in captured if key.num_tokens.bit_count() == 1), *decode, *prompts]))
 
 
-def _sample(logits: Tensor, ending: Ending, settings: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-    return sample_greedy(logits) if ending is Ending.GREEDY else sample_random(logits, settings, slots, positions)
+def _tail(batch: InputBatch, states: RequestStates, sampler: Sampler) -> StepTail:
+    """What a batch ends with."""
+    if sampler.active and states.processed[batch.sampled_slots].any():
+        return StepTail.LOGITS
+    return StepTail.GREEDY if states.greedy[batch.sampled_slots].all() else StepTail.RANDOM
 
 
-def _keep(states: DeviceStates, slots: Tensor, sampled: Tensor) -> None:
+def _sample(logits: Tensor, tail: StepTail, settings: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+    return sample_greedy(logits) if tail is StepTail.GREEDY else sample_random(logits, settings, slots, positions)
+
+
+def _store(states: DeviceStates, slots: Tensor, sampled: Tensor) -> None:
     batching.end_step(slots, sampled, states.last_tokens, states.results, states.turn)
 
 
@@ -408,3 +466,45 @@ class DownloadedTokens:
             self._mark.wait()
             self._tokens = SampledTokens(self._target.numpy().copy())
         return self._tokens
+
+
+class ScoredTokens:
+    """`Pending` tokens with their log-probabilities, and those of prompts: copies into memory of their own."""
+
+    def __init__(
+        self,
+        tokens: Pending[SampledTokens],
+        sampled: Sequence[SampledValues],
+        prompts: Sequence[KnownValues],
+        transfers: Transfers,
+    ) -> None:
+        self._tokens = tokens
+        # What is copied is held until the copies are over.
+        self._sampled = sampled
+        self._prompts = prompts
+        self._hosts: list[Tensor] = []
+        self._marks: list[Mark] = []
+        for packed in [part.values.packed for part in sampled] + [part.values.packed for part in prompts]:
+            host = transfers.host_buffer(tuple(packed.shape), "int32")
+            self._marks.append(transfers.download(host, packed))
+            self._hosts.append(host)
+        self._result: SampledTokens | None = None
+
+    def ready(self) -> bool:
+        """Whether all copies are done."""
+        return self._result is not None or (self._tokens.ready() and all(mark.reached() for mark in self._marks))
+
+    def result(self) -> SampledTokens:
+        """Tokens and log-probabilities, waited for."""
+        if self._result is None:
+            token_ids = self._tokens.result().token_ids
+            for mark in self._marks:
+                mark.wait()
+            count = len(self._sampled)
+            found = [part.message(host) for part, host in zip(self._sampled, self._hosts[:count], strict=True)]
+            prompts = [part.message(host) for part, host in zip(self._prompts, self._hosts[count:], strict=True)]
+            self._result = SampledTokens(token_ids, None, joined_samples(found), tuple(prompts))
+            self._sampled = ()
+            self._prompts = ()
+            self._hosts = []
+        return self._result

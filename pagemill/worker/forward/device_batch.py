@@ -3,14 +3,17 @@
 Knows their sizes, not when they are written.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from pagemill.model.attention.interface import CommonAttentionMetadata, StepOnHost
+from pagemill.model.kernels import batching
 from pagemill.model.kernels.batching_reference import TableRows
 from pagemill.worker.batch.device_tables import DeviceBlockTable
 from pagemill.worker.batch.input_batch import Int64Array
-from pagemill.worker.forward.mixed_batch import Extent, MixedShape, MixedTensors
+from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape, MixedTensors
 
 
 class DeviceBatch:
@@ -22,7 +25,8 @@ class DeviceBatch:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.max_tokens, self.max_requests = max_tokens, max_requests
+        self.max_tokens = max_tokens
+        self.max_requests = max_requests
         self.tables = tables
         self.max_seq_len = min(table.blocks.shape[1] * table.block_size for table in tables)
         self.token_ids = zeros(max_tokens, dtype=torch.int64)
@@ -42,7 +46,8 @@ class DeviceBatch:
     def table_rows(self, group: int, num_rows: int) -> TableRows:
         """What a decode batch has of a group's table."""
         table = self.tables[group]
-        rows, mapping = self.block_rows[group][:num_rows], self.slot_mapping[group][:num_rows]
+        rows = self.block_rows[group][:num_rows]
+        mapping = self.slot_mapping[group][:num_rows]
         return TableRows(table.device_blocks, table.block_size, rows, mapping)
 
     def mapping(self, group: int, num_tokens: int) -> tuple[Tensor, int, Tensor]:
@@ -50,28 +55,39 @@ class DeviceBatch:
         table = self.tables[group]
         return table.device_blocks, table.block_size, self.slot_mapping[group][:num_tokens]
 
-    def mixed_common(self, told: MixedTensors, extent: Extent, group: int) -> CommonAttentionMetadata:
+    def place_tokens(self, tensors: MixedTensors, last_tokens: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """[T] token ids and [T] positions of any batch, written here with the slot mappings of `groups`; `last_tokens`:
+        of slots."""
+        count = len(tensors.tokens.slots)
+        token_ids = self.token_ids[:count]
+        positions = self.positions[:count]
+        mappings = [self.mapping(group, count) for group in groups]
+        batching.place_tokens(tensors.tokens, last_tokens, token_ids, positions, mappings)
+        return token_ids, positions
+
+    def mixed_common(self, tensors: MixedTensors, bounds: BatchBounds, group: int) -> CommonAttentionMetadata:
         """Any batch; its slot mapping is written already, that of its padding too."""
         table = self.tables[group]
-        longest = extent.max_seq_len or table.blocks.shape[1] * table.block_size
+        longest = bounds.max_seq_len or table.blocks.shape[1] * table.block_size
         width = -(-longest // table.block_size)
         return CommonAttentionMetadata(
-            query_start=told.query_start,
-            seq_lens=told.seq_lens,
-            block_table=table.device_blocks[:, :width].index_select(0, told.slots),
-            slot_mapping=self.slot_mapping[group][: len(told.tokens.slots)],
-            num_requests=len(told.slots),
-            num_tokens=extent.num_tokens,
-            max_query_len=extent.max_query_len,
+            query_start=tensors.query_start,
+            seq_lens=tensors.seq_lens,
+            block_table=table.device_blocks[:, :width].index_select(0, tensors.slots),
+            slot_mapping=self.slot_mapping[group][: len(tensors.tokens.slots)],
+            num_requests=len(tensors.slots),
+            num_tokens=bounds.num_tokens,
+            max_query_len=bounds.max_query_len,
             max_seq_len=longest,
             block_size=table.block_size,
-            common_prefix_len=extent.shared[group] if extent.shared else 0,
-            min_query_len=extent.min_query_len,
+            common_prefix_len=bounds.shared[group] if bounds.shared else 0,
+            min_query_len=bounds.min_query_len,
         )
 
     def decode_on_host(self, num_rows: int, positions: Int64Array, group: int) -> StepOnHost:
         """A decode batch of so many rows before its replay; `positions`: of those that are no padding."""
-        table, seq_lens = self.tables[group], torch.ones(num_rows, dtype=torch.int64)
+        table = self.tables[group]
+        seq_lens = torch.ones(num_rows, dtype=torch.int64)
         seq_lens[: len(positions)] += torch.from_numpy(positions)
         return StepOnHost(seq_lens, self.slots[:num_rows], table.device_blocks, table.block_size)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.pending import Ready
-from pagemill.messages.step import Int32Array, KnownTokens, NewRequest
+from pagemill.messages.step import Int32Array, KnownTokens, NewRequest, SampledLogprobs
 from pagemill.model.forward_context import ForwardContext, forward_context
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.worker.batch.buffers import on_device
@@ -18,6 +18,7 @@ from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.native.decode_path import NativeDecode
 from pagemill.worker.pipeline.stage import Stage
+from pagemill.worker.sampling.logprobs import KnownValues
 from pagemill.worker.sampling.sampler import Sampler
 
 
@@ -48,6 +49,7 @@ class HostForward(Forward):
         # A stage passes on all rows, and what is compiled has one shape for a number of tokens.
         self._asks_rows = isinstance(network, CausalLM) and network.is_first and network.is_last
         self._rows: Tensor | None = None
+        self._known_values: list[KnownValues] = []
 
     def add(self, new: NewRequest) -> None:
         self._sampler.add(new)
@@ -63,10 +65,10 @@ class HostForward(Forward):
         if reason is not None:
             self._native.report(reason)
             return None
-        tokens = self._native.run()
-        if self._sampler.active:
-            self._sample_processed(slots, tokens)
-        return tokens
+        return self._native.run()
+
+    def complete(self, slots: Int32Array, token_ids: Int32Array) -> SampledLogprobs | None:
+        return self._sample_processed(slots, token_ids) if self._sampler.active else None
 
     def run(self, batch: InputBatch) -> None:
         positions = on_device(batch.positions, self._device)
@@ -74,29 +76,44 @@ class HostForward(Forward):
             inputs = self._stage.receive(batch)
             hidden = self._network(inputs if self._on_host else inputs.to(self._device), positions, *self._asked(batch))
             self._rows = self._stage.pass_on(batch, hidden)
+        self._known_values = []
+        if self._stage.samples and self._sampler.logprobs.scores(batch.slots):
+            with torch.inference_mode():
+                compute = self._model.compute_logits
+                self._known_values = self._sampler.logprobs.score_known(batch, hidden, compute)
+        self.has_known_logprobs = bool(self._known_values)
 
     def sample(self, batch: InputBatch) -> Ready[SampledTokens]:
         if self._rows is None:
             raise RuntimeError("sample was called without a batch that was run")
         rows, self._rows = self._rows, None
         with torch.inference_mode():
-            logits = self._model.compute_logits(rows)
-            tokens: Int32Array = self._sampler.sample(logits if self._on_host else logits.cpu(), batch.sampled)
-        return Ready(SampledTokens(tokens))
+            tokens = np.zeros(0, np.int32)
+            logprobs = None
+            if len(rows):
+                logits = self._model.compute_logits(rows)
+                tokens, logprobs = self._sampler.sample_scored(logits if self._on_host else logits.cpu(), batch.sampled)
+        prompts = tuple(part.message(part.values.packed.cpu()) for part in self._known_values)
+        return Ready(SampledTokens(tokens, logprobs=logprobs, known_logprobs=prompts))
 
-    def _sample_processed(self, slots: Int32Array, tokens: Int32Array) -> None:
-        """Complete a native step, which leaves out rows whose logits a request wants changed: [R] its slots, and the
-        tokens that they sampled, which are changed in place."""
+    def _sample_processed(self, slots: Int32Array, tokens: Int32Array) -> SampledLogprobs | None:
+        """Complete a native step, which leaves out rows whose logits a request wants changed or told of: [R] its slots,
+        and the tokens that they sampled, which are changed in place. Returns their log-probabilities."""
         which = np.flatnonzero(self._states.processed[slots])
         if not len(which):
-            return
+            return None
         rows = SampledRows(slots[which], self._states.num_tokens[slots[which]].astype(np.int64))
         with torch.inference_mode():
-            tokens[which] = self._sampler.sample(self._native.logits(which), rows)
+            tokens[which], logprobs = self._sampler.sample_scored(self._native.logits(which), rows)
         self._states.append(rows.slots, tokens[which])
+        if logprobs is None:
+            return None
+        return SampledLogprobs(which.astype(np.int32)[logprobs.indices], logprobs.logprobs)
 
     def _asked(self, batch: InputBatch) -> tuple[Tensor, ...]:
         """The rows that are sampled from, where the network is to leave out what only others need."""
+        if self._sampler.logprobs.scores(batch.slots):
+            return ()
         # Not every layer takes no rows at all.
         if not self._asks_rows or not 0 < len(batch.logits_index) < batch.num_tokens:
             return ()

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagemill.messages.pending import Pending
-from pagemill.messages.step import Int32Array, KnownTokens, NewRequest
+from pagemill.messages.step import Int32Array, KnownLogprobs, KnownTokens, NewRequest, SampledLogprobs
 from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch
 
@@ -22,11 +22,13 @@ class SampledTokens:
     """[L]."""
     vectors: Vectors | None = None
     """[L, E] what was made of prompts instead, of a pooling model; the tokens are 0 then."""
+    logprobs: SampledLogprobs | None = None
+    known_logprobs: tuple[KnownLogprobs, ...] = ()
 
 
 class Forward(ABC):
-    """`run` and `sample` alternate; `decode` stands for both. What a step changes of a slot is told before: `remove`,
-    then `add`, then `replace`."""
+    """`run` and `sample` alternate; `decode` and `complete` stand for both. What a step changes of a slot is told
+    before: `remove`, then `add`, then `replace`."""
 
     @abstractmethod
     def add(self, new: NewRequest) -> None:
@@ -41,12 +43,14 @@ class Forward(ABC):
 
     runs_ahead: bool = False
     """Whether `run` and `sample` return before the work is done. Otherwise tokens are needed by the next `run`."""
+    has_known_logprobs: bool = False
+    """Whether the batch that was run last computed what comes before known tokens that are scored."""
     num_graphs: int = 0
     """Graphs that there may be in the end."""
     uploads: UploadRing | None = None
     """What is sent to a device ahead of its work."""
 
-    def rehearse(self) -> None:  # noqa: B027
+    def precompile(self) -> None:  # noqa: B027
         """Run what steps and graphs are made of, at sizes of all kinds, and capture nothing."""
 
     def run_largest(self) -> None:  # noqa: B027
@@ -61,9 +65,14 @@ class Forward(ABC):
         return False
 
     def decode(self, slots: Int32Array, num_tokens: Int32Array) -> Int32Array | None:
-        """[R] slots of a step and the tokens that each computes -> [R] the tokens that they sampled, which are in the
-        slots' state, and counted, when it returns. None, and nothing has happened, where that is not all one piece of
-        work: `run` and `sample` then do it."""
+        """[R] slots of a step and the tokens that each computes -> the [R] tokens that they sampled, which are in the
+        slots' state, and counted, when it returns; slots that are `processed` are not sampled yet. None, and nothing
+        has happened, where that is not all one piece of work: `run` and `sample` then do it."""
+        return None
+
+    def complete(self, slots: Int32Array, token_ids: Int32Array) -> SampledLogprobs | None:
+        """After `decode` of these [R] slots: sample those that are `processed`, into the [R] tokens that it returned;
+        the log-probabilities, where slots ask for them."""
         return None
 
     @abstractmethod
@@ -73,4 +82,5 @@ class Forward(ABC):
 
     @abstractmethod
     def sample(self, batch: InputBatch) -> Pending[SampledTokens]:
-        """Sample the rows that `run` kept, of the same batch. Not called when it has none."""
+        """Sample the rows that `run` kept, of the same batch. Not called when it has none, unless
+        `has_known_logprobs`."""

@@ -42,7 +42,7 @@ class MixedTensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class BatchBounds:
     """What the host says of a batch's lengths; for a graph, of all that it may be replayed for."""
 
     num_tokens: int
@@ -55,7 +55,7 @@ class Extent:
     """Tokens that all requests share, of each KV group, where attention makes use of it."""
 
     @classmethod
-    def of(cls, batch: InputBatch, shared: tuple[int, ...] = ()) -> "Extent":
+    def of(cls, batch: InputBatch, shared: tuple[int, ...] = ()) -> "BatchBounds":
         """Of this batch alone."""
         lengths = np.diff(batch.query_start)
         return cls(batch.num_tokens, int(lengths.min()), int(lengths.max()), batch.max_seq_len, shared)
@@ -68,14 +68,14 @@ class MixedShape(NamedTuple):
     num_requests: int
 
     @property
-    def extent(self) -> Extent:
+    def bounds(self) -> BatchBounds:
         """Of every batch that is padded to it. One request has more than one token: with one it would decode."""
         alone = self.num_requests == 1 and self.num_tokens > 1
-        return Extent(self.num_tokens, 2 if alone else 0, self.num_tokens, None)
+        return BatchBounds(self.num_tokens, 2 if alone else 0, self.num_tokens, None)
 
     @property
     def num_elements(self) -> int:
-        """Of the array."""
+        """How many elements the array has."""
         return sum(ceil_div(size, _ALIGNMENT) * _ALIGNMENT for size in self._sizes())
 
     def pack(self, batch: InputBatch, known: npt.NDArray[np.bool_], pad_slot: int) -> Int32Array:

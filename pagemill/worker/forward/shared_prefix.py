@@ -21,7 +21,8 @@ class SharedPrefix:
     def tokens(self, batch: InputBatch) -> tuple[int, ...]:
         """Of each KV group, 0 where nobody makes use of it; () where nobody does in any. All of these tokens were
         computed before this step."""
-        count, computed = len(batch.slots), int(batch.positions.min())
+        count = len(batch.slots)
+        computed = int(batch.positions.min())
         most = self.used([computed] * len(self._tables), count)
         return self.used([self._same(*each, batch) for each in zip(self._tables, most, strict=False)], count)
 
@@ -39,11 +40,13 @@ class SharedPrefix:
 def equal_columns(blocks: Int32Array, rows: Int32Array, width: int) -> int:
     """The first columns of blocks [S, B], `width` at most, in which the `rows` are equal: how many. Looks at twice as
     many each time, for most are found to differ early."""
-    begin, step = 0, 1
+    begin = 0
+    step = 1
     while begin < width:
         end = min(begin + step, width)
         equal = (blocks[rows, begin:end] == blocks[rows[0], begin:end]).all(0)
         if not equal.all():
             return begin + int(np.argmin(equal))
-        begin, step = end, 2 * step
+        begin = end
+        step = 2 * step
     return width

@@ -9,7 +9,7 @@ from pagemill.model.forward_context import BatchDescriptor
 from pagemill.worker.graphs.graph_runner import Graphs
 
 
-class Ending(Enum):
+class StepTail(Enum):
     """What a step ends with."""
 
     GREEDY = "greedy"
@@ -20,8 +20,8 @@ class Ending(Enum):
     """Logits, which something else changes before they are sampled."""
 
 
-CAPTURED_ENDINGS = (Ending.GREEDY, Ending.RANDOM)
-"""Each is a small graph of its own behind that of the network, which they share: a batch may change its ending."""
+CAPTURED_TAILS = (StepTail.GREEDY, StepTail.RANDOM)
+"""Each is a small graph of its own behind that of the network, which they share: a batch may change its tail."""
 
 
 class StepGraphs:

@@ -105,7 +105,8 @@ class Dispatcher:
     def _decode_keys(self, sizes: Sequence[int], lora: bool) -> list[BatchDescriptor]:
         if self.mode.decode is not GraphMode.FULL:
             return []
-        length, most = self._query_len, self.limits.max_num_requests
+        length = self._query_len
+        most = self.limits.max_num_requests
         counts = {-(-size // length) for size in sizes}
         # The largest decode batch has a graph of its own size, where graphs of that size are wanted at all.
         fitting = {min(count, most) for count in counts}
@@ -159,7 +160,7 @@ class _Kind:
     keys: _Keys
 
     def items(self) -> Iterator[GraphKey]:
-        """All of them."""
+        """All graphs of this kind."""
         return ((self.mode, key) for keys in self.keys.values() for key in keys)
 
     def table(self, chosen: Container[GraphKey] | None) -> "_Tables":

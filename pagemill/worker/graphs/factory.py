@@ -12,9 +12,9 @@ from pagemill.log import get_logger
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import CacheLayer
 from pagemill.model.attention.layer import Attention
+from pagemill.platforms.interface import GraphMaker
 from pagemill.worker.graphs.dispatcher import SMALL_STEP, BatchLimits, Dispatcher
 from pagemill.worker.graphs.downgrade import downgrade
-from pagemill.worker.graphs.graph import GraphMaker
 from pagemill.worker.graphs.graph_runner import CompileModel, GraphRunner, Graphs, NoGraphs, WrapPiece
 from pagemill.worker.graphs.pieces import GapBuffers
 

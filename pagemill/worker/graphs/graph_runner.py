@@ -13,8 +13,8 @@ import torch
 from pagemill.config.graph_mode import GraphMode
 from pagemill.log import get_logger
 from pagemill.model.forward_context import BatchDescriptor
+from pagemill.platforms.interface import GraphMaker
 from pagemill.worker.graphs.dispatcher import Dispatcher
-from pagemill.worker.graphs.graph import GraphMaker
 from pagemill.worker.graphs.pieces import GapBuffers, PieceWrapper
 from pagemill.worker.graphs.schedule import CaptureSchedule
 from pagemill.worker.graphs.stats import GraphStats
@@ -194,11 +194,13 @@ class GraphRunner(Graphs):
         return [key for _, key in self.schedule.at_start()]
 
     def capture_at_start(self, run: RunShape) -> None:
-        began, keys = time.monotonic(), self.schedule.at_start()
+        began = time.monotonic()
+        keys = self.schedule.at_start()
         for mode, key in keys:
             self._capture(mode, key, run)
         if keys:
-            seconds, later = time.monotonic() - began, len(self.schedule)
+            seconds = time.monotonic() - began
+            later = len(self.schedule)
             rest = f"; {later} more while there is nothing to do" if later else ""
             logger.info("captured %d graphs in %.1f s (%s)%s", len(keys), seconds, self.dispatcher.mode.value, rest)
 

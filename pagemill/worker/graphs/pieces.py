@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from pagemill.config.graph_mode import GraphMode
 from pagemill.errors import PagemillError
 from pagemill.model.forward_context import BatchDescriptor, current_forward, recording_gaps
-from pagemill.worker.graphs.graph import Graph, GraphMaker
+from pagemill.platforms.interface import Graph, GraphMaker
 from pagemill.worker.graphs.wrapper import OnCapture, OnNoMemory, addresses, check_same
 
 
@@ -62,7 +62,8 @@ class PieceWrapper:
         self._maker = make_graph
         self._gaps = gaps
         self._check = check_addresses
-        self._on_no_memory, self._on_capture = on_no_memory, on_capture
+        self._on_no_memory = on_no_memory
+        self._on_capture = on_capture
         self._recordings: dict[BatchDescriptor, _Recording] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -82,16 +83,13 @@ class PieceWrapper:
         """The shapes that are recorded."""
         return tuple(self._recordings)
 
-    def num_pieces(self, key: BatchDescriptor) -> int:
-        """Graphs of a shape: one more than there are attention layers."""
-        return len(self._recordings[key].pieces)
-
     def clear(self) -> None:
         """Drop all recordings."""
         self._recordings.clear()
 
     def _record(self, key: BatchDescriptor, args: tuple[Any, ...]) -> Any:
-        began, recording = time.monotonic(), _Recording(self._maker, self._gaps, addresses(args))
+        began = time.monotonic()
+        recording = _Recording(self._maker, self._gaps, addresses(args))
         recording.begin()
         try:
             with recording_gaps(recording.gap):
@@ -131,7 +129,7 @@ class _Recording:
     open: bool = False
 
     def begin(self) -> None:
-        """The next graph."""
+        """Begin to record the next graph."""
         graph = self.maker.graph()
         graph.begin()
         self.pieces.append(graph)

@@ -85,7 +85,8 @@ def _is_decode_size(num_tokens: int) -> bool:
 def _is_mixed_size(item: GraphKey, kind: Sequence[GraphKey]) -> bool:
     """Few requests with few tokens, many with many, a single one with any number."""
     _, key = item
-    size, requests = key.num_tokens, key.num_requests or 0
+    size = key.num_tokens
+    requests = key.num_requests or 0
     most = max(other.num_requests or 0 for _, other in kind)
     fits = requests == 1 or (size >= CHEAP_TOKENS // 2 if requests in (size, most) else size <= CHEAP_TOKENS)
     return fits and LEAST_PROMPT <= size <= LONG_STEP // 2 and is_round(size, 1 if size <= CHEAP_TOKENS else 2)

@@ -22,7 +22,7 @@ class GraphStats:
     capture_seconds: float = 0.0
 
     def record(self, mode: GraphMode, num_tokens: int, padded: int) -> None:
-        """One step."""
+        """Count one step."""
         self.steps[mode] += 1
         self.tokens[mode] += num_tokens
         self.padded_tokens[mode] += padded
@@ -32,7 +32,7 @@ class GraphStats:
         return 1 - self.tokens[mode] / self.padded_tokens[mode] if self.padded_tokens[mode] else 0.0
 
     def line(self) -> str:
-        """For the log."""
+        """The counts as a line for the log."""
         parts = [
             f"{mode.value} {self.steps[mode]} steps ({self.padding(mode):.0%} padding)"
             for mode in GraphMode

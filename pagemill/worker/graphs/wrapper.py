@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from pagemill.config.graph_mode import GraphMode
 from pagemill.errors import PagemillError
 from pagemill.model.forward_context import BatchDescriptor, current_forward
-from pagemill.worker.graphs.graph import Graph, GraphMaker
+from pagemill.platforms.interface import Graph, GraphMaker
 
 OnNoMemory = Callable[[GraphMode, BatchDescriptor], None]
 """Told that a graph could not be captured; its step ran without."""
@@ -51,7 +51,8 @@ class GraphWrapper:
         self.mode = mode
         self._maker = make_graph
         self._check = check_addresses
-        self._on_no_memory, self._on_capture = on_no_memory, on_capture
+        self._on_no_memory = on_no_memory
+        self._on_capture = on_capture
         self._replay_first = replay_first
         self._captured: dict[BatchDescriptor, _Captured] = {}
 
@@ -78,7 +79,8 @@ class GraphWrapper:
         self._captured.clear()
 
     def _capture(self, key: BatchDescriptor, args: tuple[Any, ...]) -> Any:
-        began, graph = time.monotonic(), self._maker.graph()
+        began = time.monotonic()
+        graph = self._maker.graph()
         graph.begin()
         try:
             result = self.fn(*args)

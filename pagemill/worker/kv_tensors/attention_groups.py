@@ -59,14 +59,16 @@ class AttentionGroups:
         ]
 
     def planners(self) -> list[StepPlanner]:
-        """All of them."""
+        """The planners of all groups."""
         return [planner for _, planners in self._groups for planner, _ in planners]
 
     def plan(self, batch: InputBatch) -> dict[str, Any]:
         """Metadata for every layer, from the arrays on the host."""
         device = self._device
-        query_start, seq_lens = on_device(batch.query_start, device), on_device(batch.seq_lens, device)
-        max_query_len, max_seq_len = batch.max_query_len, batch.max_seq_len
+        query_start = on_device(batch.query_start, device)
+        seq_lens = on_device(batch.seq_lens, device)
+        max_query_len = batch.max_query_len
+        max_seq_len = batch.max_seq_len
 
         def common(index: int) -> CommonAttentionMetadata:
             table = self._tables[index]
@@ -88,9 +90,9 @@ class AttentionGroups:
         """Metadata for every layer; `common`: what the planners of the i-th group are told."""
         planned: dict[str, Any] = {}
         for index, planners in self._groups:
-            told = common(index)
+            step = common(index)
             for planner, names in planners:
-                planned.update(dict.fromkeys(names, planner.build(told)))
+                planned.update(dict.fromkeys(names, planner.build(step)))
         return planned
 
     def cascades(self, index: int, prefix_len: int, num_requests: int) -> bool:

@@ -1,11 +1,24 @@
-"""Copy blocks of the KV cache. Knows nothing about layers or requests: a block is its bytes in every tensor."""
+"""`BlockCopier`: copies blocks of the KV cache. Knows nothing about layers or requests: a block is its bytes in every
+tensor."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from pagemill.messages.step import BlockCopy
+from pagemill.messages.block_copies import BlockCopies, BlockCopy
+from pagemill.worker.extensions.interface import WorkerContext, WorkerExtension
+
+
+class BlockCopier(WorkerExtension):
+    """The workers' half of the step extension "block_copies"."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._tensors = context.kv_tensors
+        self._num_blocks = context.num_blocks
+
+    def begin(self, payload: BlockCopies) -> None:
+        copy_blocks(self._tensors, self._num_blocks, payload.copies)
 
 
 def copy_blocks(tensors: Sequence[Tensor], num_blocks: int, copies: Sequence[BlockCopy]) -> None:

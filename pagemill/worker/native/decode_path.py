@@ -46,10 +46,11 @@ class NativeDecode(ABC):
 
     @abstractmethod
     def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        """A copy of the logits of these [L] rows of the last step, [L, V] float32."""
+        """The logits of these [L] ascending rows of the last step, [L, V] float32, to be changed at will and good until
+        the next one."""
 
     def report(self, reason: str) -> None:
-        """Log why a step was not accepted, the first time. That prompts are not decoded is no news."""
+        """Log why a step was not accepted, the first time. That prompts are not decoded is expected."""
         if reason not in self._logged:
             self._logged.add(reason)
             if reason != NOT_A_DECODE_STEP:
@@ -57,7 +58,7 @@ class NativeDecode(ABC):
 
 
 class NativeSteps(NativeDecode):
-    """By a `DecodeStep`."""
+    """Decode steps that a `DecodeStep` runs as one native call."""
 
     def __init__(self, step: DecodeStep) -> None:
         super().__init__()

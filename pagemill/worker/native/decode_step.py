@@ -69,7 +69,8 @@ class DecodeStep:
         # Arguments are copied to where their addresses are known: asking an array for its own takes longer.
         self._slots, self._counts, self._tokens = (np.zeros(MAX_ROWS, np.int32) for _ in range(3))
         self._addresses = tuple(int(array.ctypes.data) for array in (self._slots, self._counts, self._tokens))
-        self._accepts, self._run = loaded_library().decode_accepts, loaded_library().decode_step
+        self._accepts = loaded_library().decode_accepts
+        self._run = loaded_library().decode_step
         self._num_accepted = 0
 
     def accepts(self, slots: Int32Array, num_tokens: Int32Array) -> Acceptance:
@@ -103,7 +104,8 @@ class DecodeStep:
         return self._tokens[:count].copy()
 
     def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        """A copy of the logits of these [L] rows of the last step, [L, V] float32."""
+        """The logits of these [L] ascending rows of the last step, [L, V] float32, to be changed at will and good until
+        the next one."""
         return self._plan.logits(torch.from_numpy(rows))
 
 

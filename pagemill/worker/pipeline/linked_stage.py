@@ -51,7 +51,9 @@ class LinkedStage(Stage):
     ) -> None:
         self._group = group
         self._states = states
-        self._hidden_size, self._dtype, self._device = hidden_size, dtype, device
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+        self._device = device
         self._is_first = group.rank == 0
         self.samples = group.rank == group.size - 1
         self._hidden_sent: Transfer | None = None

@@ -56,9 +56,11 @@ class Pooler:
         """Add what this step's tokens contribute to slots that need more than their last token."""
         if self._kept is None:
             self._kept = torch.zeros(len(self._kinds), self._hidden_size, device=self._device)
-        starts, counts = batch.query_start[:-1], np.diff(batch.query_start)
+        starts = batch.query_start[:-1]
+        counts = np.diff(batch.query_start)
         begins = batch.seq_lens == counts  # all tokens so far are of this step
-        slots, means = batch.slots, kinds == MEAN
+        slots = batch.slots
+        means = kinds == MEAN
         self._kept[self._index(slots[begins & means])] = 0.0
         firsts = begins & (kinds == CLS)
         if firsts.any():

@@ -1,10 +1,12 @@
 """`SamplerContext`: what a logits processor is built with. Knows slots, not requests."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.extensions.interface import WorkerExtension
 from pagemill.worker.sampling.history import TokenHistory
 
 
@@ -20,3 +22,5 @@ class SamplerContext:
     """Where the logits are, and where a processor keeps its tensors."""
     history: TokenHistory
     """The tokens of slots, on the device; for processors with `reads_tokens`."""
+    extensions: Mapping[str, WorkerExtension] = field(default_factory=dict)
+    """Step extensions by name: what the engine says to a step, for the processor that belongs to it."""

@@ -30,22 +30,32 @@ def sample_random(logits: Tensor, settings: Tensor, slots: Tensor, positions: Te
         return sample_rows(logits, settings, positions, slots)
     columns = SamplingColumns(settings.index_select(0, slots))
     likeliest = argmax(logits)
-    logits.div_(columns.temperature.unsqueeze(1))
-    limit = logits.amax(-1, keepdim=True) + columns.min_p.log().unsqueeze(1)
-    logits.masked_fill_(logits < limit, -torch.inf)
-    thresholds = _thresholds(logits, columns.top_k.long(), columns.top_p)
-    logits.masked_fill_(logits < thresholds.unsqueeze(1), -torch.inf)
+    filter_rows_(logits, columns)
     cumulative = logits.softmax(-1).to(torch.float64).cumsum(-1)
     targets = (uniform(columns, positions) * cumulative[:, -1]).unsqueeze(1)
     drawn = torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
     return likeliest.where(columns.greedy != 0, token_or_none(logits, drawn))
 
 
+def filter_rows_(logits: Tensor, columns: SamplingColumns) -> None:
+    """Divide [L, V] float32 logits by their rows' temperatures, then drop what min-p, top-k and top-p leave out, in
+    place."""
+    logits.div_(columns.temperature.unsqueeze(1))
+    limit = logits.amax(-1, keepdim=True) + columns.min_p.log().unsqueeze(1)
+    logits.masked_fill_(logits < limit, -torch.inf)
+    thresholds = _thresholds(logits, columns.top_k.long(), columns.top_p)
+    logits.masked_fill_(logits < thresholds.unsqueeze(1), -torch.inf)
+
+
 def uniform(columns: SamplingColumns, positions: Tensor) -> Tensor:
     """[L] float64 in (0, 1): the numbers of philox.py, for stream 0."""
     zeros = torch.zeros_like(positions)
-    c0, c1, c2, c3 = positions & _LOW, (positions >> 32) & _LOW, zeros, zeros
-    k0, k1 = columns.seed_low.long() & _LOW, columns.seed_high.long() & _LOW
+    c0 = positions & _LOW
+    c1 = (positions >> 32) & _LOW
+    c2 = zeros
+    c3 = zeros
+    k0 = columns.seed_low.long() & _LOW
+    k1 = columns.seed_high.long() & _LOW
     for _ in range(_ROUNDS):
         # Products have 64 bits; as signed numbers they wrap around to the same bits.
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]

@@ -21,7 +21,9 @@ _FEWEST_TOKENS = 512
 
 class TokenHistory(ABC):
     """Tokens of the rows that are about to be sampled: all that are known, prompt first. K rows, N tokens of the
-    longest, V vocabulary."""
+    longest, V vocabulary.
+
+    `watch`, `forget`, `replace` and `append` are for a history that keeps copies."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -38,20 +40,16 @@ class TokenHistory(ABC):
     def lengths(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
         """[K, 1] int64 tokens of each row's prompt, and [K, 1] of all: `rows.positions`."""
 
-    @abstractmethod
-    def watch(self, new: NewRequest) -> None:
+    def watch(self, new: NewRequest) -> None:  # noqa: B027
         """Begin the history of a slot."""
 
-    @abstractmethod
-    def forget(self, slot: int) -> None:
+    def forget(self, slot: int) -> None:  # noqa: B027
         """End it; slots without one are ignored."""
 
-    @abstractmethod
-    def replace(self, known: KnownTokens) -> None:
+    def replace(self, known: KnownTokens) -> None:  # noqa: B027
         """Tokens of a watched slot in place of those from their position on."""
 
-    @abstractmethod
-    def append(self, rows: SampledRows, tokens: Tensor) -> None:
+    def append(self, rows: SampledRows, tokens: Tensor) -> None:  # noqa: B027
         """[K] the tokens that watched rows sampled; a negative one stands for token 0."""
 
     def output_counts(self, rows: SampledRows) -> Tensor:
@@ -93,18 +91,6 @@ class HostHistory(TokenHistory):
     def lengths(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
         prompts = self._states.num_prompt_tokens[rows.slots].astype(np.int64)
         return torch.from_numpy(prompts).unsqueeze(1), torch.from_numpy(rows.positions).unsqueeze(1)
-
-    def watch(self, new: NewRequest) -> None:
-        return
-
-    def forget(self, slot: int) -> None:
-        return
-
-    def replace(self, known: KnownTokens) -> None:
-        return
-
-    def append(self, rows: SampledRows, tokens: Tensor) -> None:
-        return
 
 
 class DeviceHistory(TokenHistory):
@@ -156,7 +142,8 @@ class DeviceHistory(TokenHistory):
 
     def lengths(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
         places = self._places(rows)
-        prompts, lengths = self._prompts.index_select(0, places), self._num_tokens.index_select(0, places)
+        prompts = self._prompts.index_select(0, places)
+        lengths = self._num_tokens.index_select(0, places)
         return prompts.unsqueeze(1), lengths.unsqueeze(1)
 
     @torch.inference_mode()
@@ -175,7 +162,8 @@ class DeviceHistory(TokenHistory):
             self._grow(len(self._ids), max(_FEWEST_TOKENS, 1 << (num_tokens - 1).bit_length()))
 
     def _grow(self, num_rows: int, num_tokens: int) -> None:
-        before, count = self._ids, len(self._ids)
+        before = self._ids
+        count = len(self._ids)
         self._ids = torch.zeros(num_rows, num_tokens, dtype=torch.int32, device=self._device)
         self._ids[:count, : before.shape[1]] = before
         added = torch.zeros(num_rows - count, dtype=torch.int64, device=self._device)

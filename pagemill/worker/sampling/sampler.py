@@ -3,25 +3,33 @@
 Knows no requests, only slots. The draw is by inverse distribution: one uniform number per (seed, position).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pagemill.catalog.logits import LOGITS
-from pagemill.messages.step import KnownTokens, NewRequest
+from pagemill.catalog.logits import load_processors
+from pagemill.config.choices import LogprobsMode
+from pagemill.log import get_logger
+from pagemill.messages.step import KnownTokens, NewRequest, SampledLogprobs
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.reference import token_or_none
 from pagemill.worker.batch.input_batch import SampledRows
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.extensions.interface import WorkerExtension
 from pagemill.worker.sampling.context import SamplerContext
 from pagemill.worker.sampling.filters import min_p_, top_k_top_p_
 from pagemill.worker.sampling.history import HostHistory, TokenHistory
+from pagemill.worker.sampling.logprobs import LogprobRecorder, SampledValues, joined_samples
 from pagemill.worker.sampling.philox import uniform
 from pagemill.worker.sampling.processors.interface import LogitsProcessor
 from pagemill.worker.sampling.uploads import LatestUpload
+
+logger = get_logger(__name__)
 
 MAX_PROCESSED_ROWS = 64
 """Rows that a processor gets at a time: what it computes with, of the size of their logits, has a bound."""
@@ -38,25 +46,72 @@ class _Processing:
 
     def apply(self, logits: Tensor, rows: SampledRows) -> Sequence[int]:
         """Change the rows of [L, V] logits whose slots take part; the slots that ask for nothing more."""
+        if not self.slots.any():  # as for most processors at most steps
+            return ()
         which = np.flatnonzero(self.slots[rows.slots])
         if not len(which):
             return ()
         if len(which) == len(rows) <= MAX_PROCESSED_ROWS:
-            self.processor.apply(logits, rows)
+            self._apply(logits, rows)
         else:
             places = self._rows.of(which)
             for start in range(0, len(which), MAX_PROCESSED_ROWS):
                 part = slice(start, start + MAX_PROCESSED_ROWS)
                 taken = logits.index_select(0, places[part])
-                self.processor.apply(taken, rows[which[part]])
+                self._apply(taken, rows[which[part]])
                 logits.index_copy_(0, places[part], taken)
-        done = self.processor.take_done()
-        self.slots[list(done)] = False
+        try:
+            done = [slot for slot in self.processor.take_done() if self.slots[slot]]
+        except Exception:
+            self._report_failure(len(which))
+            logits[torch.from_numpy(which).to(logits.device)] = torch.nan
+            return ()
+        self.slots[done] = False
         return done
+
+    def remove(self, slot: int) -> None:
+        """A slot takes no part any more."""
+        self.slots[slot] = False
+        try:
+            self.processor.remove(slot)
+        except Exception:
+            self._report_failure(0)
+
+    def _apply(self, logits: Tensor, rows: SampledRows) -> None:
+        try:
+            self.processor.apply(logits, rows)
+        except Exception:  # may be somebody else's code: the requests end that asked for it, not the engine
+            self._report_failure(len(rows))
+            logits.fill_(torch.nan)
+
+    def _report_failure(self, num_rows: int) -> None:
+        """Log the exception that is being handled, and for how many rows no token is sampled."""
+        logger.exception("logits processor %s failed for %d rows", type(self.processor).__name__, num_rows)
+
+
+class _Failed(LogitsProcessor):
+    """Of requests that some processor could not take in: no token is sampled for them, which ends them."""
+
+    def add(self, new: NewRequest) -> bool:
+        return False
+
+    def apply(self, logits: Tensor, rows: SampledRows) -> None:
+        logits.fill_(torch.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOptions:
+    """What settings say of sampling."""
+
+    processors: Sequence[type[LogitsProcessor]] | None = None
+    """Of logits; None: those of the catalogue."""
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
+    """What is told of tokens where requests ask for it."""
 
 
 class Sampler:
-    """Samples one token for each row of logits. `history` None: that of the slots' state, on the host."""
+    """Samples one token for each row of logits. `history` None: that of the slots' state, on the host. `processors`
+    None: those of the catalogue."""
 
     def __init__(
         self,
@@ -65,17 +120,21 @@ class Sampler:
         device: torch.device | None = None,
         history: TokenHistory | None = None,
         processors: Sequence[type[LogitsProcessor]] | None = None,
+        extensions: Mapping[str, WorkerExtension] | None = None,
+        logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> None:
         device = torch.device("cpu") if device is None else device
         history = HostHistory(states, vocab_size) if history is None else history
+        self.logprobs = LogprobRecorder(states, device, logprobs_mode)
         self._states = states
         self._history = history
-        context = SamplerContext(states, vocab_size, device, history)
+        context = SamplerContext(states, vocab_size, device, history, extensions or {})
+        self._context = context
         num_slots = len(states.num_tokens)
-        made = [LOGITS.resolve(name) for name in LOGITS] if processors is None else processors
+        made = [*(load_processors(()) if processors is None else processors), _Failed]
         self._processings = [_Processing(processor(context), num_slots, device) for processor in made]
         self._num_asked = np.zeros(num_slots, np.int32)
-        """[S] processors that a slot takes part in."""
+        """[S] processors that a slot takes part in, and one for log-probabilities."""
         self._watched = np.zeros(num_slots, bool)
         """[S] whether one of them reads the slot's tokens."""
         self._num_processed = 0
@@ -85,11 +144,11 @@ class Sampler:
         """A request takes a slot."""
         slot = new.slot
         self._drop(slot)
-        for processing in self._processings:
-            processing.slots[slot] = processing.processor.add(new)
+        failed = [processing for processing in self._processings if not self._offer(processing, new)]
+        self._processings[-1].slots[slot] = bool(failed)
         asked = [processing.processor for processing in self._processings if processing.slots[slot]]
-        self._num_asked[slot] = len(asked)
-        if not asked:
+        self._num_asked[slot] = len(asked) + self.logprobs.add(new)
+        if not self._num_asked[slot]:
             return
         self._states.processed[slot] = True
         self._num_processed += 1
@@ -99,22 +158,31 @@ class Sampler:
 
     def remove(self, slot: int) -> None:
         """A slot is released."""
+        self.logprobs.remove(slot)
         if not self._states.processed[slot]:
             return
         for processing in self._processings:
             if processing.slots[slot]:
-                processing.slots[slot] = False
-                processing.processor.remove(slot)
+                processing.remove(slot)
         self._drop(slot)
 
     def replace(self, known: KnownTokens) -> None:
         """Tokens of a slot are others than those that were sampled."""
+        self.logprobs.replace(known)
         if self._watched[known.slot]:
             self._history.replace(known)
 
+    def precompile(self) -> None:
+        """Launch the kernels of processors, which steps of no request do not."""
+        vocab_size = self._context.vocab_size
+        device = self._context.device
+        words = torch.full((1, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
+        ops.mask_(torch.zeros(1, vocab_size, device=device), words)
+
     @property
     def active(self) -> bool:
-        """Whether any slot has a processor with something to do: the slots that are `processed`."""
+        """Whether any slot has a processor with something to do, or wants log-probabilities: the slots that are
+        `processed`."""
         return self._num_processed > 0
 
     def process(self, logits: Tensor, rows: SampledRows) -> None:
@@ -134,12 +202,43 @@ class Sampler:
 
     def sample(self, logits: Tensor, rows: SampledRows) -> npt.NDArray[np.int32]:
         """[L, V] float32 logits (changed in place) to [L] token ids; NO_TOKEN for rows that are no distribution."""
+        return self.sample_scored(logits, rows)[0]
+
+    def sample_scored(self, logits: Tensor, rows: SampledRows) -> tuple[npt.NDArray[np.int32], SampledLogprobs | None]:
+        """`sample`, and log-probabilities of the tokens, where slots ask for them."""
         if not self._num_processed:
-            return self._choose(logits, rows)
+            return self._choose(logits, rows), None
+        tokens = np.empty(len(rows), np.int32)
+        found: list[SampledLogprobs] = []
+        for part in self.logprobs.parts(rows):
+            choose = partial(self._chosen, logits[part], rows[part])
+            chosen, values = self.choose(logits[part], rows[part], choose, part.start)
+            tokens[part] = chosen.numpy()
+            found += [] if values is None else [values.message()]
+        return tokens, joined_samples(found)
+
+    def choose(
+        self, logits: Tensor, rows: SampledRows, choose: Callable[[], Tensor], first: int
+    ) -> tuple[Tensor, SampledValues | None]:
+        """[L] the tokens that `choose` takes from [L, V] float32 logits after processors have changed these, where the
+        logits are; and their log-probabilities, where slots ask for them. `first`: how many rows were sampled before
+        in this step."""
+        kept = self.logprobs.keep_raw(logits, rows)
         self.process(logits, rows)
-        tokens = self._choose(logits, rows)
-        self.processed(rows, torch.from_numpy(tokens))
-        return tokens
+        kept = kept or self.logprobs.keep_processed(logits, rows)
+        tokens = choose()
+        self.processed(rows, tokens)
+        return tokens, None if kept is None else self.logprobs.values(kept, tokens, first)
+
+    def _offer(self, processing: _Processing, new: NewRequest) -> bool:
+        """Let a processor say whether a request concerns it. False when it fails."""
+        try:
+            processing.slots[new.slot] = processing.processor.add(new)
+        except Exception:
+            processing.slots[new.slot] = False
+            logger.exception("logits processor %s failed", type(processing.processor).__name__)
+            return False
+        return True
 
     def _drop(self, slot: int) -> None:
         """A slot takes part in nothing any more."""
@@ -151,6 +250,9 @@ class Sampler:
         if self._watched[slot]:
             self._watched[slot] = False
             self._history.forget(slot)
+
+    def _chosen(self, logits: Tensor, rows: SampledRows) -> Tensor:
+        return torch.from_numpy(self._choose(logits, rows))
 
     def _choose(self, logits: Tensor, rows: SampledRows) -> npt.NDArray[np.int32]:
         greedy = self._states.greedy[rows.slots]
@@ -172,7 +274,9 @@ class Sampler:
         if ops.samples_natively(logits):
             return self._draw_natively(logits, slots, uniforms)
         logits.div_(torch.from_numpy(states.temperature[slots]).unsqueeze(1))
-        min_p, top_k, top_p = states.min_p[slots], states.top_k[slots], states.top_p[slots]
+        min_p = states.min_p[slots]
+        top_k = states.top_k[slots]
+        top_p = states.top_p[slots]
         if min_p.any():
             min_p_(logits, torch.from_numpy(min_p))
         if top_k.any() or (top_p < 1).any():

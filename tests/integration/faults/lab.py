@@ -23,11 +23,9 @@ READY = re.compile(r"ready: (http://127\.0\.0\.1:\d+)")
 
 def long_only(*values):
     """Cases of a test that the short form leaves out, because others show nearly the same."""
-    return [pytest.param(value, marks=_LONG) for value in values]
+    return [pytest.param(value, marks=pytest.mark.faults) for value in values]
 
 
-LONG_ONLY = "only `make faults` runs it"
-_LONG = pytest.mark.skipif(not LONG, reason=LONG_ONLY)
 PATIENCE_S = 120
 """Nothing takes so long, on whatever machine."""
 

@@ -6,7 +6,7 @@ import signal
 import httpx
 import pytest
 
-from tests.integration.faults.lab import LONG, LONG_ONLY, Server, long_only, wait_for
+from tests.integration.faults.lab import Server, long_only, wait_for
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
 
 TWO = ("--api-server-count", 2)
@@ -78,7 +78,7 @@ async def test_the_engine_forgets_what_a_killed_api_server_had_asked_for(server)
     server.wait_empty()
 
 
-@pytest.mark.skipif(not LONG, reason=LONG_ONLY)
+@pytest.mark.faults
 async def test_an_engine_that_could_not_be_told_learns_it_from_the_next_one(checkpoint):
     with Server(checkpoint, *TWO, scripted=True, LAB_STEP_S=0.2) as server:
         traffic = await occupy_both(server, 490)  # for 98 s

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from pagemill.transport.addresses import PREFIX
-from tests.integration.faults.lab import LONG, LONG_ONLY, Server, long_only, wait_for
+from tests.integration.faults.lab import Server, long_only, wait_for
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
 
 FRONT_ENDS = pytest.mark.parametrize("num_api_servers", [1, 2])
@@ -108,7 +108,7 @@ def test_many_signals_cut_nothing_short(checkpoint):
         assert not list((server.folder / "s").iterdir())
 
 
-@pytest.mark.skipif(not LONG, reason=LONG_ONLY)
+@pytest.mark.faults
 def test_sigterm_at_any_moment_of_the_start(checkpoint):
     """The moments are spread over a start; at each, it ends in order: no trace, no process, no folder."""
     with start(checkpoint, 1) as server:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.integration.faults.lab import LONG, LONG_ONLY, Server, signal, wait_for
+from tests.integration.faults.lab import Server, signal, wait_for
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
 from tests.integration.faults.worker import HANG
 
@@ -40,7 +40,7 @@ async def test_a_stopped_process_is_replaced(server, victim):
     assert len(written) >= 2, "stacks of the core, its worker, and the process that watches them"
 
 
-@pytest.mark.skipif(not LONG, reason=LONG_ONLY)
+@pytest.mark.faults
 async def test_a_request_that_makes_the_worker_hang_is_given_up(server):
     requests = asks(6, max_tokens=60, first=9)
     calm = await ask_all(server, requests)

@@ -33,6 +33,17 @@ def test_neutral_sampling(folder):
     assert describe("mine", folder, generation_config="vllm").generation_defaults == {}
 
 
+def test_sampling_of_another_folder_and_overrides(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    (other / "generation_config.json").write_text('{"top_k": 9}')
+    facts = describe("mine", folder, generation_config=str(other), override_generation_config={"max_new_tokens": 7})
+    assert facts.generation_defaults == {"top_k": 9, "max_new_tokens": 7}
+    assert facts.eos_token_ids == (3,)
+    assert describe("mine", folder, override_generation_config={"temperature": None}).generation_defaults == {}
+    facts = describe("mine", folder, generation_config="vllm", override_generation_config={"eos_token_id": [8, 9]})
+    assert (facts.generation_defaults, facts.eos_token_ids) == ({}, (8, 9))
+
+
 def test_overrides_win(folder):
     overrides = {
         "max_position_embeddings": 12,

@@ -21,20 +21,8 @@ def test_facts_of_a_folder(tmp_path):
     found = read_folder(folder_with(tmp_path, generation=generation))
     assert (found.architecture, found.dtype) == ("LlamaForCausalLM", "float16")
     assert found.eos_token_ids == (5, 6)
-    assert found.generation_defaults == {"temperature": 0.6, "top_k": 40, "repetition_penalty": 1.1}
-    assert found.unused_generation_defaults == {}
-
-
-def test_what_has_no_effect_is_found(tmp_path):
-    generation = {
-        "length_penalty": 1.1,
-        "max_new_tokens": 2048,
-        "num_beams": 1,
-        "typical_p": 1.0,
-        "do_sample": True,
-    }
-    found = read_folder(folder_with(tmp_path, generation=generation))
-    assert found.unused_generation_defaults == {"max_new_tokens": 2048, "length_penalty": 1.1}
+    assert found.generation.defaults == {"temperature": 0.6, "top_k": 40, "repetition_penalty": 1.1}
+    assert found.generation.unused == {}
 
 
 def test_end_token_falls_back_to_config(tmp_path):
@@ -73,11 +61,6 @@ def test_damage_is_named(tmp_path, config, message):
 def test_no_config(tmp_path):
     with pytest.raises(ModelError, match=r"has no config.json"):
         read_folder(tmp_path)
-
-
-def test_sampling_default_that_is_no_number(tmp_path):
-    with pytest.raises(ModelError, match=r"generation_config.json: top_p='high' is not a number"):
-        read_folder(folder_with(tmp_path, generation={"top_p": "high"}))
 
 
 def test_weights(tmp_path):

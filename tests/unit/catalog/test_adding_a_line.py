@@ -8,17 +8,25 @@ import pytest
 
 from pagemill.artifacts.describe import describe
 from pagemill.catalog.executors import EXECUTORS
+from pagemill.catalog.grammars import GRAMMARS
 from pagemill.catalog.weights import WEIGHTS
 from pagemill.config.arguments import EngineArgs, add_flags, make_section
 from pagemill.config.decisions import Decisions
 from pagemill.config.fields import setting
 from pagemill.config.rules.parallel import resolve_parallel
 from pagemill.engine.executor.factory import make_executor
-from pagemill.errors import ConfigError
+from pagemill.engine.structured_output.compiling import GrammarQueue
+from pagemill.errors import ConfigError, RequestError
+from pagemill.grammar.checker import problem
+from pagemill.grammar.translate import translated
+from pagemill.messages.engine_io import EngineCoreRequest
+from pagemill.messages.sampling_params import SamplingParams
+from pagemill.messages.structured_outputs import GrammarSpec, StructuredOutputsParams
 from pagemill.model.factory import load_model
 from pagemill.model.loading.sources import safetensors
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.utils.timing import PhaseTimer
+from tests.fakes.byte_vocabulary import TABLE, ByteTokens
 from tests.fakes.configs import model_config
 from tests.fakes.engine_setup import engine_config
 from tests.fakes.tiny_checkpoint import make_checkpoint
@@ -48,6 +56,49 @@ def test_an_executor_is_a_class_and_a_line():
         EXECUTORS.remove("toy")
     assert isinstance(made, ToyExecutor)
     assert made.spec.worker == "a.module:Worker"
+
+
+class ToyGrammars:
+    """Follows nothing but choices, and those without a library."""
+
+    def __init__(self, table, tokenizer=None):
+        self.table = table
+
+    @staticmethod
+    def check_installed():
+        """It is."""
+
+    @staticmethod
+    def source(form):
+        if form.kind != "choice":
+            raise ValueError(f"{form.kind} is too much to ask")
+        return " or ".join(form.content)
+
+    def matcher(self, source):
+        raise ValueError(f"{source}: nobody knows")
+
+
+def test_a_grammar_backend_is_a_class_and_a_line():
+    """It writes sources in the front end, and makes matchers of them in the checker's process and the engine."""
+    GRAMMARS.add("toy", f"{__name__}:ToyGrammars")
+    queue = GrammarQueue(ByteTokens, len(TABLE.tokens), (), "toy")
+    try:
+        source = translated(StructuredOutputsParams(choice=["a", "b"]), "toy")
+        with pytest.raises(RequestError, match="regex is not supported: regex is too much to ask"):
+            translated(StructuredOutputsParams(regex="a"), "toy")
+        assert problem(GRAMMARS.resolve("toy")(TABLE), TABLE, source) == "a or b: nobody knows"
+        request = EngineCoreRequest(
+            request_id="r", prompt_token_ids=[1], params=SamplingParams(), arrival_time=0, grammar=GrammarSpec(source)
+        )
+        queue.add(request)
+        while len(queue):
+            queue.take_ready(idle=True)
+        with pytest.raises(ValueError, match="a or b: nobody knows"):
+            queue.grammar_of(request)
+    finally:
+        queue.shutdown()
+        GRAMMARS.remove("toy")
+    assert source == "a or b"
 
 
 READ = []

@@ -27,7 +27,7 @@ class FakeLaunch(ModuleType):
         self.server, self.fleet = server, fleet
         return self.code
 
-    def build_inproc(self, engine_args: Any, inline: bool) -> SimpleNamespace:
+    def build_inproc(self, engine_args: Any) -> SimpleNamespace:
         self.engine_args.append(engine_args)
         return SimpleNamespace(llm=self.llm)
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from pagemill.bench.scheduler import peer_process, work
-from pagemill.bench.scheduler.own import OwnScheduler
+from pagemill.bench.scheduler import work
 from pagemill.cli.main import main
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from tests.fakes.openai_server import FakeOpenAIServer
@@ -136,33 +135,6 @@ def test_scheduler(small_work: None, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "step_ms_2 " in capsys.readouterr().out
 
 
-def test_scheduler_beside_a_peer(small_work: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The peer's process is replaced by our own scheduler in this one."""
-
-    class Peer:
-        def __init__(self, python: Path) -> None:
-            assert python == Path("peer/python")
-
-        def __enter__(self) -> "Peer":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def call(self, method: str, *args: Any) -> Any:
-            if method != "__init__":
-                return getattr(self.scheduler, method)(*args)
-            self.scheduler = OwnScheduler(*args)
-            return None
-
-    monkeypatch.setattr(peer_process, "PeerProcess", Peer)
-    path = tmp_path / "r.json"
-    argv = ["bench", "scheduler", "--compare", "--peer-python", "peer/python", "--steps", "3", "--repetitions", "1"]
-    assert main([*argv, "--output-json", str(path)]) == 0
-    saved = json.loads(path.read_text())
-    assert saved["ratio_2"] > 0 and saved["ratio_4"] > 0 and saved["peer"]["step_ms_4"] > 0
-
-
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
@@ -175,8 +147,6 @@ def test_scheduler_beside_a_peer(small_work: None, monkeypatch: pytest.MonkeyPat
         (["bench", "latency", "--temperature", "-1"], 1, "temperature=-1.0"),
         (["bench", "latency", "--batch-size", "0"], 1, "num_prompts=0 is too small"),
         (["bench", "scheduler", "--steps", "0"], 1, "num_steps=0 is too small: at least 1"),
-        (["bench", "scheduler", "--peer-python", "x"], 2, "--peer-python x is of use with --compare only"),
-        (["bench", "scheduler", "--compare", "--peer-python", "/no/such"], 1, "benchmarks/setup_peers.sh makes"),
         (["bench", "latency", "--num-iterations", "0"], 2, "--num-iterations must be at least 1"),
     ],
 )

@@ -82,7 +82,7 @@ def test_the_prompt_may_come_from_standard_input(
         (["complete", ""], 1, "the prompt is empty"),
         (["complete", "\udcff"], 1, "the prompt is not valid UTF-8"),
         (["complete", "x", "--temperature", "nan"], 1, "temperature=nan is not allowed"),
-        (["complete", "x", "--max-tokens", "0"], 1, "max_tokens=0 is not allowed"),
+        (["complete", "x", "--max-tokens", "-1"], 1, "max_tokens=-1 is not allowed"),
         (["complete", "x", "--max-num-seqs", "2"], 2, "--max-num-seqs is for a model in this process"),
         (["complete", "x", "--model", "m", "--api-key", "k"], 2, "--api-key is for a server"),
         (["complete", "x", "--url", "localhost:8000"], 1, "--url 'localhost:8000' is not of the form http://host:port"),

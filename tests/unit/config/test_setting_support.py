@@ -82,21 +82,31 @@ def test_a_setting_without_counterpart_is_refused_with_what_to_do_instead(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match=f"{name} is not supported") as caught:
-        EngineArgs(**{name: True})
+        EngineArgs(**{name: "anything"})
     assert str(caught.value).endswith(REFUSED_SETTINGS[name])
     flag = f"--{name.replace('_', '-')}"
     assert refusal_of(flag) == refusal_of(f"{flag}=x") == f"{flag} is not supported: {REFUSED_SETTINGS[name]}"
 
 
 def test_the_command_line_says_so_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "smollm2", "--max-logprobs", "5", "--no-enable-lora"]) == 2
-    assert "--max-logprobs is not supported: there are no logprobs yet" in capsys.readouterr().err
+    assert main(["serve", "smollm2", "--max-loras", "5", "--no-enable-lora"]) == 2
+    assert "--max-loras is not supported: adapters are not loaded yet" in capsys.readouterr().err
     assert main(["serve", "smollm2", "--no-enable-lora"]) == 2
     assert "--no-enable-lora is not supported" in capsys.readouterr().err
     assert main(["serve", "smollm2", "--nobody-knows"]) == 2
     assert "unrecognized arguments: --nobody-knows" in capsys.readouterr().err
     with pytest.raises(TypeError, match="nobody_knows"):
         EngineArgs(nobody_knows=1)
+
+
+def test_a_refused_setting_with_the_default_of_vllm_asks_for_nothing() -> None:
+    given = {"enable_lora": False, "stream_interval": 1, "trust_remote_code": None, "swa_bounded_replay": True}
+    assert EngineArgs("m", **given).given == {"model"}
+    for name, value in {"enable_lora": 0, "stream_interval": True, "swa_bounded_replay": False}.items():
+        with pytest.raises(ConfigError, match=f"{name} is not supported"):
+            EngineArgs("m", **{name: value})
+    with pytest.raises(ConfigError, match="trust_remote_code is not supported: code of a repository is never run"):
+        EngineArgs("m", trust_remote_code=True)
 
 
 SAMPLES: dict[str, tuple[Any, list[str]]] = {
@@ -152,9 +162,9 @@ def test_the_table_shows_what_matters() -> None:
         Decision("pooler_config", PoolerConfig(pooling_type="MEAN", normalize=True), "the model's"),
         Decision("compilation_config", compilation_config(), "there are no graphs on a cpu"),
     ]
-    idle = idle_settings({"trust_remote_code"}, Place("cpu", HUB, cache_config()))
+    idle = idle_settings({"code_revision"}, Place("cpu", HUB, cache_config()))
     lines = start_table(decisions, idle).splitlines()
-    assert [line.split()[0] for line in lines] == ["setting", "device", "pooler_config", "dtype", "trust_remote_code"]
+    assert [line.split()[0] for line in lines] == ["setting", "device", "pooler_config", "dtype", "code_revision"]
     assert "bfloat16 is slow on this cpu" in lines[3]
     assert "MEAN, scaled to length 1" in lines[2]
     assert "no effect" in lines[4]
@@ -165,13 +175,13 @@ def test_the_table_shows_what_matters() -> None:
 
 def test_backends_of_phases_are_asked_for() -> None:
     model = model_config(attention_config=AttentionConfig(prefill_backend="TORCH_CPU", decode_backend="CPU_ATTN"))
-    wishes = attention_chooser(model, cache_config(), CpuPlatform()).wishes
+    wishes = attention_chooser(model, cache_config(), CpuPlatform()).preferences
     assert (wishes.prefill, wishes.decode) == ("TORCH_CPU", "CPU_ATTN")
 
 
 async def test_residency_is_measured_where_it_is_asked_for() -> None:
     for asked in (False, True):
-        client = InprocClient(FakeCore(), inline=True)
+        client = InprocClient(FakeCore())
         cache = cache_config(kv_cache_metrics=asked)
         engine = AsyncLLM(client, ByteTokenizer(), FACTS, scheduler_config(), cache=cache)
         assert ("kv_block_lifetime_seconds" in engine.metrics.text().decode()) is asked

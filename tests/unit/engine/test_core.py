@@ -1,10 +1,19 @@
 """Starting, stepping, dying."""
 
+import json
+
+import msgspec
 import pytest
 
+from pagemill.engine.core import limits_of_cache
+from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.errors import ConfigError, EngineDeadError
-from tests.fakes.engine_setup import Client, core_request, full, make_core, sliding
+from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
+from pagemill.messages.structured_outputs import GrammarSpec
+from tests.fakes.engine_setup import Client, core_request, full, make_core, mamba, sliding
 from tests.fakes.scripted_worker import ScriptedWorker, alone
+
+GRAMMAR = GrammarSpec("anything")
 
 
 def test_the_engine_starts_in_order_and_says_what_it_learnt():
@@ -50,6 +59,24 @@ def test_a_failing_worker_is_the_end_of_the_engine(monkeypatch, method):
     core.shutdown()
 
 
+@pytest.mark.parametrize("first", [None, GRAMMAR])
+@pytest.mark.parametrize("second", [None, GRAMMAR])
+def test_an_id_that_is_in_use_is_refused_and_hurts_nobody(first, second):
+    """Also while the grammar of its request is being made, which here fails: the model has no tokenizer."""
+    core, _ = make_core()
+    client = Client(core)
+    client.add(msgspec.structs.replace(core_request("a", 5, max_tokens=3), grammar=first))
+    with pytest.raises(ValueError, match="request_id='a' is in use"):
+        core.add(msgspec.structs.replace(core_request("a", 5), grammar=second))
+    client.run()
+    assert len(client.tokens["a"]) == (0 if first else 3)
+    again = Client(core)
+    again.add(core_request("a", 5, max_tokens=2))
+    again.run()
+    assert len(again.tokens["a"]) == 2
+    core.shutdown()
+
+
 def test_calls_by_name():
     core, _ = make_core()
     client = Client(core)
@@ -63,6 +90,16 @@ def test_calls_by_name():
     assert client.cached == {"a": 0, "b": 0}
     with pytest.raises(ValueError, match="unknown call 'explode'; known: reset_prefix_cache"):
         core.call("explode")
+
+
+def test_workers_are_called_by_name():
+    core, worker = make_core()
+    assert json.loads(core.call("collective_rpc", "describe")) == [worker.describe()]
+    core.call("collective_rpc", "start_profile", "x")
+    assert worker.calls[-1] == "start_profile x"
+    for name in ("shutdown", "execute_model", "__class__"):
+        with pytest.raises(ValueError, match=f"method='{name}' is not one of describe, start_profile, stop_profile"):
+            core.call("collective_rpc", name)
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])
@@ -109,3 +146,27 @@ def test_pythonhashseed_pins_the_hashes_of_prefixes(monkeypatch):
     assert first_hash() != first_hash()
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     assert first_hash() == first_hash()
+
+
+def test_a_pause_keeps_requests_as_they_are():
+    core, worker = make_core()
+    client = Client(core)
+    client.add(core_request("a", 9))
+    client.step()
+    assert core.call("pause") is True and core.call("is_paused") is True
+    while core.has_work():
+        core.step()
+    num_steps = len(worker.steps)
+    client.add(core_request("b", 5))
+    assert not core.has_work()
+    assert core.step() == [] and len(worker.steps) == num_steps
+    core.check_integrity()
+    assert core.call("resume") is True and core.call("is_paused") is False
+    client.run()
+    assert len(worker.steps) > num_steps
+
+
+@pytest.mark.parametrize(("spec", "depth", "scored"), [(full(), 2, True), (mamba(), 1, True), (mamba(), 2, False)])
+def test_no_forced_token_is_scored_where_a_state_would_be_computed_twice(spec, depth, scored):
+    plan = KVCacheConfig(8, (KVCacheGroup(("layer",), full()), KVCacheGroup(("other",), spec)))
+    assert limits_of_cache(SchedulerLimits(64, 4, 64), plan, depth).scores_forced is scored

@@ -2,9 +2,10 @@
 
 import pytest
 
-from pagemill.messages.step import BlockCopy
+from pagemill.messages.block_copies import BlockCopy
 from tests.fakes.engine_setup import Client, core_request, full, make_core, sliding
 from tests.fakes.scripted_worker import alone
+from tests.fakes.step_payloads import copies_of
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
 
@@ -32,11 +33,11 @@ def test_copied_tokens_count_as_cached_and_are_not_computed():
     [new] = step.new
     assert new.num_computed_tokens == 11
     assert step.num_tokens.tolist() == [1, 2]
-    assert step.copies == [BlockCopy(3, new.block_ids[0][2])]
+    assert copies_of(step) == [BlockCopy(3, new.block_ids[0][2])]
     check(client, worker, first, second)
     assert client.cached == {"a": 0, "b": 11}
     assert (client.stats.prefix_cache_queries, client.stats.prefix_cache_hits) == (27, 11)
-    assert [len(step.copies) for step in worker.steps].count(1) == 1
+    assert [len(copies_of(step)) for step in worker.steps].count(1) == 1
 
 
 def test_requests_of_one_step_do_not_copy_from_each_other():
@@ -44,7 +45,7 @@ def test_requests_of_one_step_do_not_copy_from_each_other():
     requests = [core_request(name, [*TOKENS[:11], index]) for index, name in enumerate("ab")]
     client.add(*requests)
     client.step()
-    assert worker.steps[0].copies == []
+    assert copies_of(worker.steps[0]) == []
     assert client.cached == {"a": 0, "b": 8}
     check(client, worker, *requests)
 
@@ -102,7 +103,7 @@ def test_sources_that_the_first_copy_overwrites():
     second = core_request("b", [*TOKENS[:2], 0], max_tokens=1)
     client.add(second)
     check(client, worker, second)
-    assert worker.steps[-1].copies == [BlockCopy(1, 2), BlockCopy(2, 1)]
+    assert copies_of(worker.steps[-1]) == [BlockCopy(1, 2), BlockCopy(2, 1)]
 
 
 def test_completions_of_one_prompt_copy_its_end():
@@ -112,6 +113,6 @@ def test_completions_of_one_prompt_copy_its_end():
     others = [core_request(f"b{index}", TOKENS, seed=index) for index in range(3)]
     client.add(*others)
     client.step()
-    assert len(worker.steps[-1].copies) == 3
+    assert len(copies_of(worker.steps[-1])) == 3
     assert [client.cached[f"b{index}"] for index in range(3)] == [13, 13, 13]
     check(client, worker, *others)

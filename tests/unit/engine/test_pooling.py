@@ -9,6 +9,7 @@ from pagemill.messages.step import ModelRunnerOutput
 from pagemill.transport.codec import Codec, Limits
 from tests.fakes.engine_setup import Client, make_core, pooling_request
 from tests.fakes.scripted_pooling import PoolingWorker, vector_alone
+from tests.fakes.step_payloads import copies_of
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 
@@ -66,7 +67,7 @@ def test_no_partial_block_is_copied_for_who_reads_all(pooling_type):
         client.add(pooling_request(name, prompt_of(7), pooling_type=pooling_type))
         client.run()
     assert client.cached["two"] == (6 if pooling_type == "LAST" else 0)
-    assert any(step.copies for step in worker.steps) == (pooling_type == "LAST")
+    assert any(copies_of(step) for step in worker.steps) == (pooling_type == "LAST")
 
 
 def test_dimensions_are_the_first_ones():
@@ -145,7 +146,7 @@ def test_a_vector_that_is_not_finite_fails_its_request_alone(depth):
     prompts = {name: prompt_of(17, first) for name, first in (("a", 1), ("b", 2), ("c", 3))}
     sample = worker.sample_tokens
 
-    def with_nan():
+    def with_nan(payloads):
         pending = sample()
         pending.result().vectors[1, 2] = np.nan
         return pending

@@ -130,6 +130,14 @@ def test_a_length_limit_within_forced_tokens(depth, max_tokens):
 
 
 @DEPTHS
+def test_a_request_for_no_token_gets_none_that_is_forced(depth):
+    client, _ = make(rule=after_start, depth=depth)
+    run(client, core_request("a", 5, max_tokens=0))
+    assert client.tokens.get("a", []) == []
+    assert client.finish["a"].reason is FinishReason.LENGTH
+
+
+@DEPTHS
 @pytest.mark.parametrize("stop", [7, 103])
 @pytest.mark.parametrize("min_tokens", [0, 2, 5])
 def test_a_forced_token_may_be_a_stop_id(depth, stop, min_tokens):

@@ -262,8 +262,8 @@ def the_window_is_dropped_as_if_all_drafts_were_accepted(real):
 
 @patched(SlotStates, "force")
 def tokens_in_flight_count_where_others_were_forced(real):
-    def force(states, slot, token_ids):
-        real(states, slot, token_ids)
+    def force(states, slot, token_ids, num_computed):
+        real(states, slot, token_ids, num_computed)
         states.epoch[slot] -= 1
 
     return force

@@ -6,7 +6,7 @@ import pytest
 
 from pagemill.fleet.event_feed import SUBSCRIBE, EventFeed
 from pagemill.messages.engine_io import EngineReady
-from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp, FrontEndNews
+from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp, FrontEndMessage
 from pagemill.transport.addresses import PrivateDirectory
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role, new_secret
@@ -26,7 +26,7 @@ def feed(tmp_path):
 
 def told(feed, count, index=0):
     """The first events that a new subscriber is told."""
-    codec: Codec[FrontEndNews] = Codec(FrontEndNews)
+    codec: Codec[FrontEndMessage] = Codec(FrontEndMessage)
     hello = Hello(secret=SECRET, role=Role.API_SERVER, index=index)
     socket = ClientSocket(feed.address, hello, timeout_s=30)
     socket.send(SUBSCRIBE)

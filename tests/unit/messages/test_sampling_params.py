@@ -30,7 +30,7 @@ REFUSED = {
     "top_k": [-2, 1.5, 2**31],
     "n": [0, -1, 65, 10**9, True],
     "seed": [2**64, -(2**63) - 1, 1.0],
-    "max_tokens": [0, -1, 2**31, 1.5],
+    "max_tokens": [-1, 2**31, 1.5],
     "min_tokens": [-1, 17],
     "stop": ["", ["x"] * 65, ["y" * 1025], [3]],
     "stop_token_ids": [[-1], [1.5], [2**31], [0] * 1089],
@@ -38,6 +38,9 @@ REFUSED = {
     "ignore_eos": [None],
     "skip_special_tokens": ["false"],
     "detokenize": [0],
+    "logprobs": [-2, 1.5, "1", True],
+    "prompt_logprobs": [-2, 1.5, "1", True],
+    "logprob_token_ids": [5, "12", {1: 2}, [-1], [1.5], [True], range(1025)],
 }
 
 
@@ -47,6 +50,18 @@ def test_refused_values_name_their_field(field, value):
         SamplingParams(**{field: value})
     assert caught.value.field == field
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[1], {1: 2}, {"a": math.nan}, {"a": 2**64}, {"a": [-(2**63) - 1]}, {"a": {}}, {"a": [[1]]}, {"a": None}],
+)
+def test_extra_arguments_are_what_a_message_can_hold(value):
+    with pytest.raises(RequestError, match="extra_args") as caught:
+        SamplingParams(extra_args=value)
+    assert caught.value.field == "vllm_xargs"
+    params = SamplingParams(extra_args={"a": [2**64 - 1, -(2**63), 0.5, "b", True]})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
 def test_greedy_with_several_completions_is_refused():

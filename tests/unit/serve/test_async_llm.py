@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,9 +20,11 @@ from pagemill.errors import (
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
 from pagemill.messages.outputs import RequestOutput
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
+from pagemill.serve import async_llm
 from pagemill.serve.async_llm import LONG_TEXT_CHARS, AsyncLLM
 from pagemill.serve.chat_renderer import ChatOptions
 from pagemill.serve.client.inproc import InprocClient
+from pagemill.serve.preparation import Pacer
 from tests.fakes.configs import cache_config, scheduler_config
 from tests.fakes.engine import FACTS, make_engine, wait_until
 from tests.fakes.fake_core import FakeCore, say
@@ -31,12 +34,12 @@ DELTA = RequestOutputKind.DELTA
 Make = Callable[..., AsyncLLM]
 
 
-@pytest.fixture(params=[True, False], ids=["inline", "thread"])
-async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
     engines = []
 
     def build(core: FakeCore | None = None, **scheduler: Any) -> AsyncLLM:
-        engines.append(make_engine(core, request.param, **scheduler))
+        engines.append(make_engine(core, **scheduler))
         return engines[-1]
 
     yield build
@@ -66,8 +69,9 @@ async def test_many_at_once(make: Make) -> None:
     assert engine.num_in_flight == 0
 
 
-async def test_a_batch_begins_while_it_is_added() -> None:
+async def test_a_batch_begins_while_it_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as a step is full; the next one has all the others."""
+    monkeypatch.setattr(async_llm, "Pacer", partial(Pacer, slice_s=60))  # a slow machine would have steps in between
 
     class Watched(FakeCore):
         def add(self, request: EngineCoreRequest) -> None:
@@ -79,7 +83,7 @@ async def test_a_batch_begins_while_it_is_added() -> None:
             return super().step()
 
     events: list[str] = []
-    engine = make_engine(Watched(), True, max_num_batched_tokens=20)
+    engine = make_engine(Watched(), max_num_batched_tokens=20)
     batch = [await engine.prepare("seventeen letters", SamplingParams(max_tokens=2)) for _ in range(5)]
     finished = [output async for output in engine.stream(batch) if output.finished]
     await engine.shutdown()
@@ -220,14 +224,17 @@ async def test_calls_and_shutdown(make: Make) -> None:
 
 
 def test_model_defaults() -> None:
-    client = InprocClient(FakeCore(), inline=True)
+    client = InprocClient(FakeCore())
     facts = dataclasses.replace(FACTS, generation_defaults={"temperature": 0.3, "top_k": None, "max_length": 5})
+    recommended = {"repetition_penalty": 1.05, "max_new_tokens": 40}
 
     def defaults(facts: ModelFacts) -> SamplingParams:
         return AsyncLLM(client, ByteTokenizer(), facts, scheduler_config(), cache=cache_config()).default_params
 
     assert defaults(facts) == SamplingParams(temperature=0.3)
     assert defaults(FACTS) == SamplingParams()
+    all_of_them = dataclasses.replace(FACTS, generation_defaults=recommended)
+    assert defaults(all_of_them) == SamplingParams(repetition_penalty=1.05, max_tokens=40)
     with pytest.raises(ConfigError, match="--generation-config"):
         defaults(dataclasses.replace(FACTS, generation_defaults={"top_p": 7}))
 

@@ -55,4 +55,4 @@ def test_layers_come_in_the_order_of_the_contracts():
 
 def test_a_file_without_markers_is_refused():
     with pytest.raises(SystemExit, match="markers"):
-        gen_docs.with_tree("# Architecture\n")
+        gen_docs.between("# Architecture\n", gen_docs.TREE_BEGIN, gen_docs.TREE_END, "tree")

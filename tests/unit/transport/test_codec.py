@@ -4,15 +4,20 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pagemill.errors import TransportError
+from pagemill.messages.block_copies import BlockCopies, BlockCopy
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Finish, FinishReason
+from pagemill.messages.extensions import SamplingPayloads, StepPayloads
+from pagemill.messages.grammar_masks import GrammarMasks
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput, SlotBlocks
 from pagemill.transport.codec import ARRAY_TYPES, INLINE_BYTES, Codec, Limits
+from pagemill.transport.worker_protocol import SampleTokens, command_codec
 
 STEP = Codec(SchedulerOutput)
 
@@ -74,6 +79,59 @@ def test_requests_and_outputs_survive_the_journey():
     )
     codec = Codec(EngineCoreOutputs)
     assert codec.decode(codec.encode(outputs)) == outputs
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    values: npt.NDArray[np.int32]
+    places: tuple[int, ...] = ()
+
+
+def type_of(name):
+    return {"numbers": Numbers, "copies": BlockCopies}[name]
+
+
+def with_payloads(**payloads):
+    return dataclasses.replace(step(), extensions=StepPayloads(payloads))
+
+
+@pytest.mark.parametrize("count", [3, INLINE_BYTES])
+def test_payloads_are_decoded_as_their_names_say(count):
+    codec = Codec(SchedulerOutput, named={StepPayloads: type_of})
+    sent = with_payloads(copies=BlockCopies([BlockCopy(1, 2)]), numbers=Numbers(np.arange(count, dtype=np.int32), (4,)))
+    frames = codec.encode(sent)
+    assert len(frames) == (2 if count == INLINE_BYTES else 1)
+    found = codec.decode(frames).extensions
+    assert isinstance(found, StepPayloads)
+    assert list(found) == ["copies", "numbers"]
+    assert found["copies"] == sent.extensions["copies"]
+    assert found["numbers"].places == (4,)
+    assert np.array_equal(found["numbers"].values, np.arange(count))
+
+
+@pytest.mark.parametrize(
+    "payloads", [{"unknown": 1}, {"numbers": 1}, {"numbers": Numbers(np.zeros(2))}, {"copies": [[1, 2]]}]
+)
+def test_payloads_that_are_not_what_their_names_say_are_refused(payloads):
+    codec = Codec(SchedulerOutput, named={StepPayloads: type_of})
+    with pytest.raises(TransportError):
+        codec.decode(codec.encode(with_payloads(**payloads)))
+    with pytest.raises(TransportError):
+        STEP.decode(STEP.encode(with_payloads(**payloads)))
+
+
+def test_what_goes_with_the_call_that_samples_is_decoded_by_its_name():
+    masks = GrammarMasks([3, 1], np.arange(2 * INLINE_BYTES, dtype=np.int32).reshape(2, -1))
+    codec = command_codec()
+    sent = SampleTokens(SamplingPayloads(grammar_masks=masks))
+    frames = codec.encode(sent)
+    assert len(frames) == 2
+    found = codec.decode(frames).payloads
+    assert isinstance(found, SamplingPayloads)
+    assert found["grammar_masks"].slots == [3, 1]
+    assert np.array_equal(found["grammar_masks"].masks, masks.masks)
+    assert codec.decode(codec.encode(SampleTokens())).payloads is None
+    with pytest.raises(TransportError):  # it says nothing there
+        codec.decode(codec.encode(SampleTokens(SamplingPayloads(block_copies=BlockCopies([])))))
 
 
 def test_large_arrays_are_not_copied():

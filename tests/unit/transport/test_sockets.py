@@ -193,9 +193,9 @@ def test_a_peer_that_sends_too_much_loses_the_message_only(server):
     assert len(received) == 1 and server.dropped == {"oversized": 1}
 
 
+@pytest.mark.parametrize("server", ["tcp"], indirect=True)
 def test_bytes_that_are_not_zmq(server):
-    if not server.address.startswith("tcp"):
-        pytest.skip("the same parser reads ipc")
+    """Over tcp only: the same parser reads ipc."""
     import socket
 
     host, port = server.address.removeprefix("tcp://").split(":")
@@ -314,7 +314,7 @@ def test_a_server_without_descriptors_leaves_none(folder, monkeypatch):
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pagemill.transport.sockets.os.pipe", fail)
+        patch.setattr("pagemill.utils.wake_pipe.os.pipe", fail)
         with pytest.raises(ConfigError, match=r"cannot be bound: .*Too many open files"):
             ServerSocket(folder.ipc("core"), SECRET, accepts=[Role.API_SERVER])
     ServerSocket(folder.ipc("core"), SECRET, accepts=[Role.API_SERVER]).close()

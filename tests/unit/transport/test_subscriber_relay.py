@@ -8,7 +8,7 @@ import pytest
 
 from pagemill.transport import subscriber_relay
 from pagemill.transport.addresses import free_port
-from pagemill.transport.subscriber_relay import SAID_BYTES, SubscriberRelay
+from pagemill.transport.subscriber_relay import MAX_BURST_BYTES, SubscriberRelay
 
 WAIT_S = 20
 
@@ -70,7 +70,7 @@ def test_a_peer_that_says_too_much_is_hung_up_on_alone(inner, relay, caplog):
         with pytest.raises(OSError):
             while True:
                 loud.sendall(b"x" * 10_000)
-        assert len(read(loud_end)) <= SAID_BYTES
+        assert len(read(loud_end)) <= MAX_BURST_BYTES
         quiet.sendall(b"x" * 1000)
         quiet_end.sendall(b"y")
         assert (len(read(quiet_end, 1000)), read(quiet, 1)) == (1000, b"y")

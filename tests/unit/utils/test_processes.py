@@ -100,12 +100,12 @@ def test_a_child_gets_the_environment_whatever_the_c_library_holds(tmp_path):
 def test_stopping_asks_then_terminates_then_kills(ready_file):
     child = Child(f"{HERE}:sleep", "obedient", b"obedient")
     wait_for(ready_file)
-    assert child.stop(ask_s=0) == -signal.SIGTERM
+    assert child.stop(grace_s=0) == -signal.SIGTERM
     ready_file.unlink()
     child = Child(f"{HERE}:sleep", "stubborn", b"stubborn")
     wait_for(ready_file)
     assert child.exit_status is None
-    assert child.stop(ask_s=0, terminate_s=0.1) == -signal.SIGKILL
+    assert child.stop(grace_s=0, terminate_s=0.1) == -signal.SIGKILL
     assert child.exit_status == -signal.SIGKILL
     assert child.kill() == -signal.SIGKILL
 
@@ -115,7 +115,7 @@ def test_a_stopped_child_can_be_ended(ready_file):
     child = Child(f"{HERE}:sleep", "obedient", b"obedient")
     wait_for(ready_file)
     child.signal(signal.SIGSTOP)
-    assert child.stop(ask_s=0) == -signal.SIGTERM
+    assert child.stop(grace_s=0) == -signal.SIGTERM
 
 
 @pytest.mark.slow

@@ -12,7 +12,9 @@ class FullAttentionManager(GroupManager):
 
     def cached_prefix(self, hashes: Sequence[bytes], num_blocks: int) -> list[int]:
         """Left to right, up to the first block that is not cached."""
-        find, stride, suffix = self._pool.find, self._stride, self._suffix
+        find = self._pool.find
+        stride = self._stride
+        suffix = self._suffix
         found: list[int] = []
         for last in range(stride - 1, num_blocks * stride, stride):
             block = find(hashes[last] + suffix)

@@ -97,7 +97,8 @@ class GroupManager(ABC):
 
     def commit(self, request_id: str, hashes: Sequence[bytes], num_tokens: int) -> None:
         """Let the full blocks among the first `num_tokens` tokens be found by their hashes."""
-        table, stride = self._tables[request_id], self._stride
+        table = self._tables[request_id]
+        stride = self._stride
         for index in range(table.num_committed, num_tokens // self.block_size):
             block = table.block_ids[index]
             if block != NULL_BLOCK:

@@ -40,7 +40,8 @@ class RecentBlocksManager(GroupManager):
     def drop_out_of_window(self, request_id: str, num_computed: int) -> None:
         """Free the blocks before the first one that the token at position `num_computed` reads."""
         table = self._tables[request_id]
-        start, end = table.num_dropped, self.first_read(num_computed)
+        start = table.num_dropped
+        end = self.first_read(num_computed)
         if end <= start:
             return
         self._pool.free(table.block_ids[start:end])

@@ -9,18 +9,25 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
-from pagemill.model.attention.capability import ANYWHERE, INT8_KV, SAME_KV, Capability, Surroundings
+from pagemill.model.attention.capability import (
+    ANY_CONTEXT,
+    INT8_KV,
+    SAME_KV,
+    AttentionContext,
+    AttentionLayerSpec,
+    Capability,
+)
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
-    AttentionLayerSpec,
     CommonAttentionMetadata,
     MetadataBuilder,
 )
 from pagemill.model.kernels import native
 from pagemill.model.kernels.mirrors import Batch, Layer
 
-INT8_MULTIPLE, INT8_MAX_HEAD = 16, 1024
+INT8_MULTIPLE = 16
+INT8_MAX_HEAD = 1024
 """What the kernels take of a cache of int8: block and head sizes, and the longest head."""
 
 
@@ -92,8 +99,10 @@ class CpuBackend(AttentionBackend):
     impl = CpuImpl
 
     @classmethod
-    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
-        reasons = super().missing(spec, device, dtype, where)
+    def unsupported(
+        cls, spec: AttentionLayerSpec, device: str, dtype: str, where: AttentionContext = ANY_CONTEXT
+    ) -> list[str]:
+        reasons = super().unsupported(spec, device, dtype, where)
         if where.kv_cache_dtype in INT8_KV:
             reasons += _int8_reasons(spec.head_size, where)
         return reasons if native.library() is not None else [*reasons, "native kernels not available"]
@@ -106,8 +115,9 @@ class CpuBackend(AttentionBackend):
         return (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.row_elements())
 
 
-def _int8_reasons(head_size: int, where: Surroundings) -> list[str]:
-    kind, reasons = f"with kv cache dtype {where.kv_cache_dtype}", []
+def _int8_reasons(head_size: int, where: AttentionContext) -> list[str]:
+    kind = f"with kv cache dtype {where.kv_cache_dtype}"
+    reasons = []
     if head_size % INT8_MULTIPLE or head_size > INT8_MAX_HEAD:
         reasons.append(
             f"head size {head_size} not supported {kind} (allowed: multiples of {INT8_MULTIPLE} up to {INT8_MAX_HEAD})"

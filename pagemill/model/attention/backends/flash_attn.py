@@ -9,13 +9,19 @@ import torch
 from torch import Tensor
 
 from pagemill.model.attention.backends.triton_attn import TritonBackend, write_kv
-from pagemill.model.attention.capability import ANYWHERE, Capability, Compute, MultipleOf, Surroundings
+from pagemill.model.attention.capability import (
+    ANY_CONTEXT,
+    AttentionContext,
+    AttentionLayerSpec,
+    Capability,
+    Compute,
+    MultipleOf,
+)
 from pagemill.model.attention.flash_providers import FlashProvider, FlashStep, providers
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
-    AttentionLayerSpec,
     CommonAttentionMetadata,
     MetadataBuilder,
 )
@@ -33,7 +39,7 @@ class FlashPlan:
         self._step: FlashStep | None = None
 
     def step(self, provider: FlashProvider, spec: AttentionLayerSpec, dtype: torch.dtype) -> FlashStep:
-        """The provider's plan."""
+        """The provider's plan of the step, made once."""
         if self._step is None:
             self._step = provider.plan(spec, self.common, dtype)
         return self._step
@@ -94,8 +100,10 @@ class FlashBackend(AttentionBackend):
     cache_shape = staticmethod(TritonBackend.cache_shape)
 
     @classmethod
-    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
-        reasons = super().missing(spec, device, dtype, where)
+    def unsupported(
+        cls, spec: AttentionLayerSpec, device: str, dtype: str, where: AttentionContext = ANY_CONTEXT
+    ) -> list[str]:
+        reasons = super().unsupported(spec, device, dtype, where)
         if spec.head_size > MAX_HEAD_SIZE or spec.head_size % 8:
             reasons.append(f"head size {spec.head_size} not supported")
         if reasons:
@@ -107,28 +115,28 @@ class FlashBackend(AttentionBackend):
         return sorted({reason for reasons in lacks for reason in reasons}) if all(lacks) else []
 
     @classmethod
-    def configured(cls, spec: AttentionLayerSpec, where: Surroundings) -> type[AttentionBackend]:
+    def configured(cls, spec: AttentionLayerSpec, where: AttentionContext) -> type[AttentionBackend]:
         """The same with the first provider that can do it."""
         fitting = [provider for provider in _of_version(where) if not _lacks(provider, spec, where)]
         return _with_provider(fitting[0], where.compute) if fitting else cls
 
     @staticmethod
     def describe(provider: FlashProvider) -> str:
-        """What start-up says."""
+        """The line that start-up logs about a provider."""
         return f"FLASH_ATTN is FlashAttention {provider.version} of {provider.name}"
 
 
-def _of_version(where: Surroundings) -> Sequence[FlashProvider]:
+def _of_version(where: AttentionContext) -> Sequence[FlashProvider]:
     wanted = where.flash_attn_version
     return [provider for provider in providers(where.compute) if wanted in (None, provider.version)]
 
 
-def _nobody(where: Surroundings) -> str:
+def _nobody(where: AttentionContext) -> str:
     version = "" if where.flash_attn_version is None else f" {where.flash_attn_version}"
     return f"FlashAttention{version} not installed (torch >= 2.12, flash-attn, flash_attn_interface)"
 
 
-def _lacks(provider: FlashProvider, spec: AttentionLayerSpec, where: Surroundings) -> list[str]:
+def _lacks(provider: FlashProvider, spec: AttentionLayerSpec, where: AttentionContext) -> list[str]:
     """What of it this provider cannot do."""
     wants = {
         f"block size {where.block_size} not supported by {provider.name}": where.block_size is not None

@@ -5,19 +5,17 @@ graph and the plan is not: it is renewed before each replay.
 """
 
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pagemill.model.attention.backends.triton_attn import TritonBackend, num_processors, write_kv
-from pagemill.model.attention.capability import ANYWHERE, ONE_BYTE_KV, Capability, Surroundings
+from pagemill.model.attention.capability import ONE_BYTE_KV, AttentionLayerSpec, Capability
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
-    AttentionLayerSpec,
     CommonAttentionMetadata,
     MetadataBuilder,
     StepOnHost,
@@ -44,7 +42,7 @@ class FlashInferPlan:
         self._wrapper = wrapper
 
     def wrapper(self, dtype: torch.dtype, kv_dtype: torch.dtype) -> Any:
-        """Ready to run."""
+        """FlashInfer's wrapper for these types, planned for the step."""
         if self._wrapper is None:
             self._wrapper = self._builder.planned(self.common, dtype, kv_dtype)
         return self._wrapper
@@ -94,7 +92,8 @@ class FlashInferBuilder(MetadataBuilder):
         """The wrapper, with the plan of a step; `query_start` [R + 1] on the host, where requests have many tokens."""
         if self._types is None:
             raise RuntimeError("FLASHINFER cannot plan a step before one ran")
-        spec, size = self.spec, step.block_size
+        spec = self.spec
+        size = step.block_size
         pages = (step.seq_lens + size - 1) // size
         begins = torch.zeros(len(pages) + 1, dtype=torch.int32)
         begins[1:] = pages.cumsum(0)
@@ -171,7 +170,8 @@ class FlashInferBuilder(MetadataBuilder):
 
 def _on_host(common: CommonAttentionMetadata) -> tuple[Tensor, Tensor]:
     """[R + 1] int32 and [R] int64; waits for the device where the host was not told."""
-    start, lens = common.query_start_host, common.seq_lens_host
+    start = common.query_start_host
+    lens = common.seq_lens_host
     start = common.query_start.cpu() if start is None else start
     return start, (common.seq_lens.cpu() if lens is None else lens).long()
 
@@ -197,13 +197,15 @@ class FlashInferImpl(AttentionImpl):
         self._scales: dict[str, float] | None = None
 
     def write_target(self, kv_cache: Tensor, metadata: FlashInferPlan) -> KVTarget:
-        tensors, slots = self.tensors, metadata.common.slot_mapping
+        tensors = self.tensors
+        slots = metadata.common.slot_mapping
         return KVTarget(kv_cache[:, 0], kv_cache[:, 1], slots, tensors.key_scale, tensors.value_scale)
 
     def forward(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: FlashInferPlan
     ) -> Tensor:
-        tensors, num_tokens = self.tensors, metadata.common.num_tokens
+        tensors = self.tensors
+        num_tokens = metadata.common.num_tokens
         if key is not None and value is not None:
             slots = metadata.common.slot_mapping
             write_kv(key, value, kv_cache, slots, tensors.key_scale, tensors.value_scale)
@@ -240,9 +242,5 @@ class FlashInferBackend(AttentionBackend):
     metadata_builder = FlashInferBuilder
     impl = FlashInferImpl
     block_dim = 0
+    package = "flashinfer"
     cache_shape = staticmethod(TritonBackend.cache_shape)
-
-    @classmethod
-    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
-        reasons = super().missing(spec, device, dtype, where)
-        return reasons if find_spec("flashinfer") else [*reasons, "the package flashinfer is not installed"]

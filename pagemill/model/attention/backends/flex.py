@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from pagemill.messages.kv_spec import FullAttentionSpec
 from pagemill.model.attention.backends.triton_attn import TritonBackend
 from pagemill.model.attention.capability import Capability
 from pagemill.model.attention.interface import (
@@ -46,7 +45,8 @@ class FlexBuilder(MetadataBuilder):
     """Makes the mask once for all layers."""
 
     def build(self, common: CommonAttentionMetadata) -> FlexMetadata:
-        start, seq_lens = common.query_start.long(), common.seq_lens.long()
+        start = common.query_start.long()
+        seq_lens = common.seq_lens.long()
         lengths = start[1:] - start[:-1]
         columns = torch.arange(common.max_query_len, device=self.device)
         tokens = start[:-1, None] + torch.minimum(columns, (lengths - 1).clamp(min=0)[:, None])
@@ -70,7 +70,8 @@ class FlexBuilder(MetadataBuilder):
         return (keys >= seq_lens[:, None]) | (keys < first[:, None])
 
     def _mask(self, context: Tensor, seq_lens: Tensor, num_queries: int, num_keys: int) -> BlockMask:
-        window, chunk = self.spec.window, self.spec.chunk_size
+        window = self.spec.window
+        chunk = self.spec.chunk_size
 
         def seen(request: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             position = context[request] + query
@@ -166,7 +167,4 @@ class FlexBackend(AttentionBackend):
     impl = FlexImpl
     block_dim = 0
 
-    @staticmethod
-    def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """As TRITON_ATTN: [num_blocks, 2, block_size, Hkv, D]."""
-        return TritonBackend.cache_shape(num_blocks, spec)
+    cache_shape = staticmethod(TritonBackend.cache_shape)

@@ -31,7 +31,8 @@ class TorchMlaImpl(AttentionImpl):
         self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: Any
     ) -> Tensor:
         if key is not None:
-            entries, slots = kv_cache.view(-1, kv_cache.shape[2]), metadata.slot_mapping
+            entries = kv_cache.view(-1, kv_cache.shape[2])
+            slots = metadata.slot_mapping
             # Padding goes to the null block.
             entries[slots.clamp(min=0)] = key.squeeze(1).masked_fill((slots < 0).unsqueeze(1), 0)
         latent_size = self.spec.latent_size or self.spec.head_size

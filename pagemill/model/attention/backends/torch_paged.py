@@ -84,7 +84,7 @@ class TorchPagedImpl(TorchCpuImpl):
 
 
 class TorchPagedBackend(TorchCpuBackend):
-    """Plain torch."""
+    """Plain torch on any device."""
 
     name = "TORCH_PAGED"
     capability = Capability(

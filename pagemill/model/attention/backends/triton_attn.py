@@ -5,18 +5,22 @@ Knows nothing about capturing: addresses depend only on the number of requests, 
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
-from pagemill.model.attention.capability import ANYWHERE, ONE_BYTE_KV, SAME_KV, Capability, MultipleOf, Surroundings
+from pagemill.model.attention.capability import (
+    ONE_BYTE_KV,
+    SAME_KV,
+    AttentionLayerSpec,
+    Capability,
+    MultipleOf,
+)
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
-    AttentionLayerSpec,
     CommonAttentionMetadata,
     MetadataBuilder,
 )
@@ -34,7 +38,8 @@ FALLBACK_PROCESSORS = 4
 """Of a device that does not say: the interpreter's."""
 SMALL_BATCH = 64
 """Requests up to which one variant of the planning kernel does."""
-MIN_PREFIX, MIN_SHARING = 256, 8
+MIN_PREFIX = 256
+MIN_SHARING = 8
 """Tokens of a common prefix, and requests, from which on it is attended to apart."""
 
 
@@ -118,7 +123,8 @@ class TritonBuilder(MetadataBuilder):
         from pagemill.model.kernels.triton import launch  # deferred: triton
         from pagemill.model.kernels.triton.attention_plan import plan_items
 
-        spec, requests = self.spec, common.num_requests
+        spec = self.spec
+        requests = common.num_requests
         tile_tokens = self._prefill.rows // self._group
         has_tiles = common.max_query_len > self.decode_tokens
         num_tiles = common.num_tokens // tile_tokens + requests if has_tiles else 0
@@ -174,7 +180,8 @@ class TritonBuilder(MetadataBuilder):
 
     def _cascade(self, common: CommonAttentionMetadata) -> Cascade | None:
         """For a step of requests that decode, if reading their common prefix once pays."""
-        spec, prefix = self.spec, common.common_prefix_len
+        spec = self.spec
+        prefix = common.common_prefix_len
         if common.max_query_len > self.decode_tokens or not self.cascades(prefix, common.num_requests):
             return None
         tiles = ceil_div(common.num_tokens, self._prefill.rows // self._group)
@@ -201,7 +208,8 @@ class TritonImpl(AttentionImpl):
         self._slopes: Tensor | None = None
 
     def write_target(self, kv_cache: Tensor, metadata: TritonMetadata) -> KVTarget:
-        tensors, slots = self.tensors, metadata.common.slot_mapping
+        tensors = self.tensors
+        slots = metadata.common.slot_mapping
         return KVTarget(kv_cache[:, 0], kv_cache[:, 1], slots, tensors.key_scale, tensors.value_scale)
 
     def forward(
@@ -228,7 +236,10 @@ class TritonImpl(AttentionImpl):
         from pagemill.model.kernels.triton import launch  # deferred: triton
         from pagemill.model.kernels.triton.attention import paged_attention
 
-        spec, common, tensors, cascade = self.spec, metadata.common, self.tensors, metadata.cascade
+        spec = self.spec
+        common = metadata.common
+        tensors = self.tensors
+        cascade = metadata.cascade
         items = metadata.splits if role.split else metadata.tiles
         partial = metadata.partial if cascade is None or role.cascade < 2 else cascade.partial
         tiles = role.tiles.for_elements(query.element_size())
@@ -254,7 +265,9 @@ class TritonImpl(AttentionImpl):
         from pagemill.model.kernels.triton import launch  # deferred: triton
         from pagemill.model.kernels.triton.attention import merge_splits
 
-        spec, partial, cascade = self.spec, metadata.partial, metadata.cascade
+        spec = self.spec
+        partial = metadata.partial
+        cascade = metadata.cascade
         prefix = cascade.partial if cascade else partial
         rows = partial.out.shape[2]
         # Of many requests few are split, and programs that find nothing to do cost time, too.
@@ -320,11 +333,7 @@ class TritonBackend(AttentionBackend):
     metadata_builder = TritonBuilder
     impl = TritonImpl
     block_dim = 0
-
-    @classmethod
-    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
-        reasons = super().missing(spec, device, dtype, where)
-        return reasons if find_spec("triton") else [*reasons, "the package triton is not installed"]
+    package = "triton"
 
     @staticmethod
     def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:

@@ -5,18 +5,16 @@ that decoding can read; a long prompt would be faster with keys and values of th
 """
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
-from pagemill.model.attention.capability import ANYWHERE, Capability, Surroundings
+from pagemill.model.attention.capability import Capability
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
-    AttentionLayerSpec,
     CommonAttentionMetadata,
     MetadataBuilder,
 )
@@ -44,7 +42,8 @@ class MlaBuilder(MetadataBuilder):
     graph_support = AttentionCGSupport.ALWAYS
 
     def build(self, common: CommonAttentionMetadata) -> MlaMetadata:
-        num_tokens, ends = common.num_tokens, common.query_start[1:]
+        num_tokens = common.num_tokens
+        ends = common.query_start[1:]
         tokens = torch.arange(num_tokens, dtype=torch.int32, device=self.device)
         programs = num_tokens * -(-self.spec.num_heads // 64)
         num_splits = min(MAX_SPLITS, max(1, NUM_PROGRAMS // max(1, programs)))
@@ -65,7 +64,8 @@ class MlaImpl(AttentionImpl):
     ) -> Tensor:
         from pagemill.model.kernels.triton.mla import attend_latents, write_latents  # deferred: triton
 
-        common, spec = metadata.common, self.spec
+        common = metadata.common
+        spec = self.spec
         if key is not None:
             write_latents(key.squeeze(1), kv_cache, common.slot_mapping)
         return attend_latents(
@@ -88,11 +88,7 @@ class TritonMlaBackend(AttentionBackend):
     metadata_builder = MlaBuilder
     impl = MlaImpl
     block_dim = 0
-
-    @classmethod
-    def missing(cls, spec: AttentionLayerSpec, device: str, dtype: str, where: Surroundings = ANYWHERE) -> list[str]:
-        reasons = super().missing(spec, device, dtype, where)
-        return reasons if find_spec("triton") else [*reasons, "the package triton is not installed"]
+    package = "triton"
 
     @staticmethod
     def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:

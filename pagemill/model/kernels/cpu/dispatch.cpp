@@ -44,6 +44,15 @@ int64_t bytes_of(int64_t dtype) { return dtype == PM_BFLOAT16 ? 2 : 4; }
 
 const KernelTable* selected = &kernels_portable;
 
+namespace {
+
+void norm_rows(const NormArgs& args, int64_t rows, int64_t threads) {
+  share_evenly(rows, rows * args.cols * bytes_of(args.dtype) * (args.residual ? 4 : 2), threads,
+               [&](int64_t begin, int64_t end) { selected->norm(args, begin, end); });
+}
+
+}  // namespace
+
 int pm_init(const char* isa) {
   for (const Candidate& candidate : CANDIDATES) {
     if (isa && strcmp(isa, candidate.table->name) != 0) continue;
@@ -60,9 +69,20 @@ const void* pm_parallel_runtime() { return (const void*)&omp_get_thread_num; }
 
 void pm_rms_norm(void* out, const void* x, void* residual, const void* weight, double eps, int64_t rows, int64_t cols,
                  int64_t inner, int64_t x_stride, int64_t dtype, int64_t weight_dtype, int64_t threads) {
-  const NormArgs args = {out, x, residual, residual, weight, cols, inner, x_stride, dtype, weight_dtype, (float)eps};
-  share_evenly(rows, rows * cols * bytes_of(dtype) * (residual ? 4 : 2), threads,
-               [&](int64_t begin, int64_t end) { selected->norm(args, begin, end); });
+  norm_rows({out, x, residual, residual, weight, cols, inner, x_stride, dtype, weight_dtype, (float)eps, 0, nullptr},
+            rows, threads);
+}
+
+void pm_layer_norm(void* out, const void* x, void* residual, const void* weight, const void* bias, double eps,
+                   int64_t rows, int64_t cols, int64_t inner, int64_t x_stride, int64_t dtype, int64_t threads) {
+  norm_rows({out, x, residual, residual, weight, cols, inner, x_stride, dtype, dtype, (float)eps, 1, bias}, rows,
+            threads);
+}
+
+void pm_activate(void* out, const void* x, int64_t count, int64_t dtype, int64_t activation, int64_t threads) {
+  const ElementArgs args = {out, x, nullptr, dtype, activation};
+  share_evenly(count, count * bytes_of(dtype) * 2, threads,
+               [&](int64_t begin, int64_t end) { selected->activate(args, begin, end); });
 }
 
 void pm_gated_activation(void* out, const void* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t dtype,
@@ -111,6 +131,29 @@ void pm_sample(int32_t* out, const float* logits, const float* temperature, cons
   WorkQueue queue(rows);  // some rows take many times as long as others
 #pragma omp parallel num_threads((int)threads)
   queue.run([&](int64_t row) { selected->sample(args, row, row + 1); });
+}
+
+// Most words say the same of all their tokens: a quote may follow and little else, or any text.
+void pm_mask(float* logits, const uint32_t* words, int64_t rows, int64_t cols, int64_t stride, int64_t words_stride,
+             int64_t threads) {
+  constexpr int64_t BITS = 32;
+  constexpr float REFUSED = -__builtin_inff();
+  share_evenly(rows, rows * cols * (int64_t)sizeof(float), threads, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      float* row = logits + r * stride;
+      const uint32_t* word = words + r * words_stride;
+      for (int64_t at = 0; at < cols; at += BITS, ++word) {
+        const int64_t count = cols - at < BITS ? cols - at : BITS;
+        uint32_t refused = ~*word;
+        if (count < BITS) refused &= (1u << count) - 1;
+        if (refused == ~0u) {
+          for (int64_t i = 0; i < BITS; ++i) row[at + i] = REFUSED;
+          continue;
+        }
+        for (; refused; refused &= refused - 1) row[at + __builtin_ctz(refused)] = REFUSED;
+      }
+    }
+  });
 }
 
 int64_t pm_panel() { return LINEAR_PANEL; }

@@ -6,6 +6,6 @@
 #include "write_kv.h"
 
 const KernelTable kernels_portable = {
-    "portable", norm, activation, rope, argmax, sample, linear, quantized_bytes, quantize_rows,
+    "portable", norm, activation, activate, add, rope, argmax, sample, linear, quantized_bytes, quantize_rows,
     write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
 };

@@ -95,6 +95,8 @@ struct NormArgs {
   int64_t dtype;
   int64_t weight_dtype;
   float eps;
+  int64_t centers;   // 0: RMS norm; 1: LayerNorm, whose weight has the type `dtype`
+  const void* bias;  // of a LayerNorm, with the type of the weight; may be null
 };
 
 struct ActivationArgs {
@@ -104,6 +106,24 @@ struct ActivationArgs {
   int64_t x_stride;
   int64_t dtype;
   int64_t gelu;  // 0: SiLU
+};
+
+// An activation of each element. The numbers are those of ACTIVATIONS in native.py.
+enum PmActivation : int64_t {
+  PM_NO_ACTIVATION = 0,
+  PM_ACT_SILU = 1,
+  PM_ACT_GELU = 2,
+  PM_ACT_GELU_TANH = 3,
+  PM_ACT_RELU = 4,
+  PM_ACT_RELU2 = 5,  // the square of RELU
+};
+
+struct ElementArgs {
+  void* out;
+  const void* x;
+  const void* y;  // of `add`
+  int64_t dtype;
+  int64_t activation;  // of `activate`
 };
 
 struct RopeArgs {
@@ -183,6 +203,7 @@ struct PmLinear {
   // 0: as they are. 1, 2: the outputs are halves of a gated activation, SiLU or tanh-GELU, whose panels hold LINEAR_PANEL / 2
   // outputs of the first half and then the same of the second; what is stored is act(first) * second, [M, rows / 2].
   int64_t gate;
+  int64_t activation;  // of each output, without a gate: a PmActivation
 };
 
 enum PmGate : int64_t { PM_NO_GATE = 0, PM_SILU = 1, PM_GELU = 2 };
@@ -233,6 +254,9 @@ struct KernelTable {
   const char* name;
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*activation)(const ActivationArgs&, int64_t begin, int64_t end);
+  // Elements [begin, end): activation of x; x + y.
+  void (*activate)(const ElementArgs&, int64_t begin, int64_t end);
+  void (*add)(const ElementArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
   ArgmaxResult (*argmax)(const ArgmaxArgs&, int64_t row, int64_t begin, int64_t end);
   // Rows [begin, end): one draw each.
@@ -270,6 +294,10 @@ PM_EXPORT const void* pm_parallel_runtime();
 PM_EXPORT void pm_rms_norm(void* out, const void* x, void* residual, const void* weight, double eps, int64_t rows,
                            int64_t cols, int64_t inner, int64_t x_stride, int64_t dtype, int64_t weight_dtype,
                            int64_t threads);
+PM_EXPORT void pm_layer_norm(void* out, const void* x, void* residual, const void* weight, const void* bias, double eps,
+                             int64_t rows, int64_t cols, int64_t inner, int64_t x_stride, int64_t dtype,
+                             int64_t threads);
+PM_EXPORT void pm_activate(void* out, const void* x, int64_t count, int64_t dtype, int64_t activation, int64_t threads);
 PM_EXPORT void pm_gated_activation(void* out, const void* x, int64_t rows, int64_t cols, int64_t x_stride,
                                    int64_t dtype, int64_t gelu, int64_t threads);
 PM_EXPORT void pm_rope(void* x, const void* cos, const void* sin, int64_t tokens, int64_t num_heads, int64_t head_size,
@@ -281,6 +309,9 @@ PM_EXPORT void pm_argmax(int64_t* out, const void* logits, int64_t rows, int64_t
 PM_EXPORT void pm_sample(int32_t* out, const float* logits, const float* temperature, const float* min_p,
                          const int32_t* top_k, const float* top_p, const double* uniforms, int64_t rows, int64_t cols,
                          int64_t stride, int64_t threads);
+// Minus infinity where bit t % 32 of word t / 32 of a row's words is 0; float32 logits [rows, cols], in place.
+PM_EXPORT void pm_mask(float* logits, const uint32_t* words, int64_t rows, int64_t cols, int64_t stride,
+                       int64_t words_stride, int64_t threads);
 // Write key and value to their slots unless key is null, then attend. 0: done, 1: out of memory.
 PM_EXPORT int pm_attention(void* out, const void* query, const void* key, const void* value, void* kv_cache,
                            int64_t query_stride, int64_t key_stride, int64_t value_stride, int64_t values_offset,

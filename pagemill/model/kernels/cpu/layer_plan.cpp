@@ -177,6 +177,12 @@ class PlanRun {
         case PM_OP_PREPARE:
           prepare_tokens(op, share_of(run_.num_tokens, rank, team_));
           break;
+        case PM_OP_ADD:
+          add(op, share_of(run_.num_tokens, rank, team_));
+          break;
+        case PM_OP_LOOK_UP:
+          look_up(op, share_of(run_.num_tokens, rank, team_));
+          break;
         case PM_OP_ATTEND:
           this->attend(op, rank, attend++);
           break;
@@ -281,7 +287,7 @@ class PlanRun {
     const int64_t cols = run_.widths[op.out];
     const void* residual = op.residual_in < 0 ? nullptr : buffer(op.residual_in);
     return {out, buffer(op.in), residual, sum, op.weight, cols, 1, run_.widths[op.in], PM_BFLOAT16, op.weight_dtype,
-            (float)op.eps};
+            (float)op.eps, op.centers, op.second_weight};
   }
 
   void work_in_waves(int64_t rank) {
@@ -333,6 +339,12 @@ class PlanRun {
           break;
         case PM_OP_PREPARE:
           prepare_tokens(op, rows);
+          break;
+        case PM_OP_ADD:
+          add(op, rows);
+          break;
+        case PM_OP_LOOK_UP:
+          look_up(op, rows);
           break;
       }
     }
@@ -421,10 +433,22 @@ class PlanRun {
     if (share.begin < share.end) selected->write_kv(attention_args(op), share.begin, share.end);
   }
 
+  void add(const PmOp& op, Share rows) const {
+    const int64_t width = run_.widths[op.out];
+    const ElementArgs args = {buffer(op.out), buffer(op.in), buffer(op.residual_in), PM_BFLOAT16, PM_NO_ACTIVATION};
+    selected->add(args, rows.begin * width, rows.end * width);
+  }
+
+  void look_up(const PmOp& op, Share rows) const {
+    const int64_t width = run_.widths[op.out];
+    for (int64_t t = rows.begin; t < rows.end; ++t)
+      memcpy(row(op.out, t), (const element*)op.weight + run_.positions[t] * width, width * sizeof(element));
+  }
+
   void normalise_heads(const PmOp& op, element* heads, const void* weight, int64_t count) const {
     const int64_t size = op.layer.head_size;
     const NormArgs args = {heads, heads, nullptr, nullptr, weight, size, 1, size, PM_BFLOAT16, op.weight_dtype,
-                           (float)op.eps};
+                           (float)op.eps, 0, nullptr};
     selected->norm(args, 0, count);
   }
 

@@ -4,7 +4,7 @@
 #include "kernels.h"
 
 enum PmOpKind : int64_t {
-  // RMS norm of `in` -> out; with a residual, of their sum, which goes to residual_out.
+  // RMS norm or LayerNorm of `in` -> out; with a residual, of their sum, which goes to residual_out.
   PM_OP_NORM = 1,
   // A linear layer, in -> out.
   PM_OP_LINEAR = 2,
@@ -14,6 +14,10 @@ enum PmOpKind : int64_t {
   PM_OP_ATTEND = 4,
   // A token for each row of float32 logits in `in`, as PmChoice says.
   PM_OP_CHOOSE = 5,
+  // in + residual_in -> out.
+  PM_OP_ADD = 6,
+  // The row of `weight`, [positions, width of out], of each token's position -> out.
+  PM_OP_LOOK_UP = 7,
 };
 
 // Buffers are numbered; a row of one is what a token has in it. Negative: none.
@@ -24,8 +28,9 @@ struct PmOp {
   int64_t residual_in;
   int64_t residual_out;
   const void* weight;  // the norm's; of the query's norm for PREPARE
-  const void* second_weight;  // of the key's norm
+  const void* second_weight;  // of the key's norm; the bias of a LayerNorm
   int64_t weight_dtype;
+  int64_t centers;  // whether NORM is a LayerNorm
   double eps;
   PmLinear linear;
   int64_t out_dtype;  // of LINEAR

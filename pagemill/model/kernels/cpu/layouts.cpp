@@ -16,10 +16,10 @@ const int64_t BATCH[] = {sizeof(PmBatch), AT(PmBatch, query_start), AT(PmBatch, 
 const int64_t LAYER[] = {sizeof(PmLayer), AT(PmLayer, num_heads), AT(PmLayer, num_kv_heads), AT(PmLayer, head_size),
                          AT(PmLayer, window), AT(PmLayer, chunk), AT(PmLayer, scale), AT(PmLayer, soft_cap)};
 const int64_t LINEAR[] = {sizeof(PmLinear), AT(PmLinear, weight), AT(PmLinear, bias), AT(PmLinear, format),
-                          AT(PmLinear, rows), AT(PmLinear, cols), AT(PmLinear, gate)};
+                          AT(PmLinear, rows), AT(PmLinear, cols), AT(PmLinear, gate), AT(PmLinear, activation)};
 const int64_t OP[] = {sizeof(PmOp), AT(PmOp, kind), AT(PmOp, in), AT(PmOp, out), AT(PmOp, residual_in),
                       AT(PmOp, residual_out), AT(PmOp, weight), AT(PmOp, second_weight), AT(PmOp, weight_dtype),
-                      AT(PmOp, eps), AT(PmOp, linear), AT(PmOp, out_dtype), AT(PmOp, layer), AT(PmOp, kv_cache),
+                      AT(PmOp, centers), AT(PmOp, eps), AT(PmOp, linear), AT(PmOp, out_dtype), AT(PmOp, layer), AT(PmOp, kv_cache),
                       AT(PmOp, values_offset), AT(PmOp, block_stride), AT(PmOp, kv_dtype), AT(PmOp, group),
                       AT(PmOp, cos), AT(PmOp, sin), AT(PmOp, table_stride), AT(PmOp, half), AT(PmOp, table_dtype)};
 const int64_t RUN[] = {sizeof(PmRun), AT(PmRun, positions), AT(PmRun, num_tokens), AT(PmRun, buffers),

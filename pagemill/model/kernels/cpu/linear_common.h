@@ -1,4 +1,5 @@
-// What every weight format shares: the size of a panel in vectors, and the end of a row - bias, gate, rounding.
+// What every weight format shares: the size of a panel in vectors, and the end of a row - bias, activation or gate,
+// rounding.
 #pragma once
 
 #include "kernels.h"
@@ -31,6 +32,13 @@ PM_INLINE void finish_gated_row(T* out, int64_t count, const vf* acc) {
   store_outputs(out, results, count, 0, HALF);
 }
 
+// As the activation of what has been stored and read again. Not inlined: few layers have one.
+__attribute__((noinline)) void activate_outputs(vf* values, int64_t activation) {
+  with_activation(activation, [&](auto chosen) {
+    for (int v = 0; v < LINEAR_VECS; ++v) values[v] = decltype(chosen)::apply(rounded_to<bf16>(values[v]));
+  });
+}
+
 // Rows [row, row + count) of a panel.
 template <class T>
 void finish_rows_as(const LinearArgs& args, int64_t panel, int64_t row, int64_t count, vf (*acc)[LINEAR_VECS]) {
@@ -43,6 +51,7 @@ void finish_rows_as(const LinearArgs& args, int64_t panel, int64_t row, int64_t 
         const int64_t left = outputs - v * LANES;
         if (left > 0) acc[r][v] += load(linear.bias + first + v * LANES, min_of(left, LANES));
       }
+      if (linear.activation) activate_outputs(acc[r], linear.activation);
       store_outputs(out + r * args.out_stride + first, acc[r], outputs, 0, LINEAR_VECS);
     }
     return;

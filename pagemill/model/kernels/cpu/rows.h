@@ -1,4 +1,4 @@
-// Row-wise kernels: RMS norm, gated activations, rotary embedding, argmax. Arithmetic is float32; results are rounded to
+// Row-wise kernels: RMS norm, LayerNorm, activations, sums, rotary embedding, argmax. Arithmetic is float32; results are rounded to
 // the storage type where torch's composition of single operations rounds them, so that both give the same tokens.
 #pragma once
 
@@ -6,6 +6,14 @@
 #include "vec_math.h"
 
 namespace {
+
+PM_INLINE float element(const float* p) { return *p; }
+PM_INLINE float element(const bf16* p) {
+  const uint32_t bits = (uint32_t)p->bits << 16;
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
 
 // x + residual in the storage type, kept in sum. Returns the row to be normalised.
 template <class T>
@@ -30,16 +38,49 @@ float mean_of_squares(const T* x, int64_t cols) {
   return sum_lanes((acc[0] + acc[1]) + (acc[2] + acc[3])) / (float)cols;
 }
 
+// The mean of `of` of each element, a function of vectors and of floats.
+template <class T, class F>
+PM_INLINE float mean_of(const T* x, int64_t cols, F of) {
+  vf acc[4] = {};
+  int64_t d = 0;
+  for (; d + 4 * LANES <= cols; d += 4 * LANES)
+    for (int i = 0; i < 4; ++i) acc[i] += of(load(x + d + i * LANES));
+  float rest = 0;
+  for (; d < cols; ++d) rest += of(splat(element(x + d)))[0];
+  return (sum_lanes((acc[0] + acc[1]) + (acc[2] + acc[3])) + rest) / (float)cols;
+}
+
+template <class T>
+const T* norm_input(const NormArgs& args, int64_t r) {
+  const T* x = (const T*)args.x + r / args.inner * args.x_stride + r % args.inner * args.cols;
+  if (!args.residual) return x;
+  const int64_t at = r * args.cols;
+  return add_residual(x, (const T*)args.residual + at, (T*)args.sum + at, args.cols);
+}
+
+// (x - mean) / sqrt(variance + eps) * weight + bias, rounded once, as torch's layer_norm.
+template <class T>
+void centered_norm_as(const NormArgs& args, int64_t begin, int64_t end) {
+  const T *weight = (const T*)args.weight, *bias = (const T*)args.bias;
+  for (int64_t r = begin; r < end; ++r) {
+    const T* x = norm_input<T>(args, r);
+    const vf mean = splat(mean_of(x, args.cols, [](vf v) { return v; }));
+    const float variance = mean_of(x, args.cols, [&](vf v) { return (v - mean) * (v - mean); });
+    const vf factor = splat(1.0f / __builtin_sqrtf(variance + args.eps));
+    T* out = (T*)args.out + r * args.cols;
+    for_vectors(args.cols, [&](int64_t d, int64_t n) {
+      const vf normed = (load(x + d, n) - mean) * factor * load(weight + d, n);
+      store(out + d, bias ? normed + load(bias + d, n) : normed, n);
+    });
+  }
+}
+
 // A weight of the storage type multiplies the rounded normalised row; a float32 weight multiplies before rounding.
 template <class T, class W>
 void norm_as(const NormArgs& args, int64_t begin, int64_t end) {
   const W* weight = (const W*)args.weight;
   for (int64_t r = begin; r < end; ++r) {
-    const T* x = (const T*)args.x + r / args.inner * args.x_stride + r % args.inner * args.cols;
-    if (args.residual) {
-      const int64_t at = r * args.cols;
-      x = add_residual(x, (const T*)args.residual + at, (T*)args.sum + at, args.cols);
-    }
+    const T* x = norm_input<T>(args, r);
     const vf factor = splat(1.0f / __builtin_sqrtf(mean_of_squares(x, args.cols) + args.eps));
     T* out = (T*)args.out + r * args.cols;
     for_vectors(args.cols, [&](int64_t d, int64_t n) {
@@ -49,6 +90,8 @@ void norm_as(const NormArgs& args, int64_t begin, int64_t end) {
 }
 
 void norm(const NormArgs& args, int64_t begin, int64_t end) {
+  if (args.centers)
+    return args.dtype == PM_FLOAT32 ? centered_norm_as<float>(args, begin, end) : centered_norm_as<bf16>(args, begin, end);
   if (args.dtype == PM_FLOAT32) return norm_as<float, float>(args, begin, end);
   if (args.weight_dtype == PM_FLOAT32) return norm_as<bf16, float>(args, begin, end);
   norm_as<bf16, bf16>(args, begin, end);
@@ -70,6 +113,30 @@ void activation(const ActivationArgs& args, int64_t begin, int64_t end) {
   if (args.dtype == PM_FLOAT32)
     return args.gelu ? activation_as<float, GeluTanh>(args, begin, end) : activation_as<float, Silu>(args, begin, end);
   args.gelu ? activation_as<bf16, GeluTanh>(args, begin, end) : activation_as<bf16, Silu>(args, begin, end);
+}
+
+template <class T, class Activation>
+void activate_as(const ElementArgs& args, int64_t begin, int64_t end) {
+  const T* x = (const T*)args.x + begin;
+  T* out = (T*)args.out + begin;
+  for_vectors(end - begin, [&](int64_t d, int64_t n) { store(out + d, Activation::apply(load(x + d, n)), n); });
+}
+
+void activate(const ElementArgs& args, int64_t begin, int64_t end) {
+  with_activation(args.activation, [&](auto activation) {
+    typedef decltype(activation) Activation;
+    args.dtype == PM_FLOAT32 ? activate_as<float, Activation>(args, begin, end)
+                             : activate_as<bf16, Activation>(args, begin, end);
+  });
+}
+
+template <class T>
+void add_as(const ElementArgs& args, int64_t begin, int64_t end) {
+  add_residual((const T*)args.x + begin, (const T*)args.y + begin, (T*)args.out + begin, end - begin);
+}
+
+void add(const ElementArgs& args, int64_t begin, int64_t end) {
+  args.dtype == PM_FLOAT32 ? add_as<float>(args, begin, end) : add_as<bf16>(args, begin, end);
 }
 
 // Rotates pairs (d, d + half). With a table of the storage type each product is rounded, as x * cos + y * sin is in torch;
@@ -95,14 +162,6 @@ void rope(const RopeArgs& args, int64_t begin, int64_t end) {
   if (args.dtype == PM_FLOAT32) return rope_as<float, float>(args, begin, end);
   if (args.table_dtype == PM_FLOAT32) return rope_as<bf16, float>(args, begin, end);
   rope_as<bf16, bf16>(args, begin, end);
-}
-
-PM_INLINE float element(const float* p) { return *p; }
-PM_INLINE float element(const bf16* p) {
-  const uint32_t bits = (uint32_t)p->bits << 16;
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
 }
 
 template <class T>

@@ -125,7 +125,8 @@ def _place_of_item(
     item's first token in the request, its keys from begin to end, and (count, index) among the request's items."""
     # Beyond the last item stands what an earlier step wrote.
     request = tl.minimum(tl.load(item_request + item), num_requests - 1)
-    first, past = tl.load(first_item + request), tl.load(first_item + request + 1)
+    first = tl.load(first_item + request)
+    past = tl.load(first_item + request + 1)
     token_begin = tl.load(query_start + request)
     query_len = tl.load(query_start + request + 1) - token_begin
     seq_len = tl.load(seq_lens + request)
@@ -148,7 +149,8 @@ def _place_in_prefix(item, num_tokens, prefix, splits, TILE_TOKENS: tl.constexpr
     index = item % splits
     share = tl.cdiv(tl.cdiv(prefix, splits), BLOCK_N) * BLOCK_N
     begin = index * share
-    end, tile = tl.minimum(begin + share, prefix), item // splits * TILE_TOKENS
+    end = tl.minimum(begin + share, prefix)
+    tile = item // splits * TILE_TOKENS
     return item * 0, item * 0, num_tokens, prefix, tile, begin, end, splits, index
 
 
@@ -183,7 +185,8 @@ def _merged(
 ):  # fmt: skip
     """[M, D]: what the items [first, past) found, in their order. From the L2 cache: others wrote it meanwhile."""
     dims = tl.arange(0, BLOCK_D)
-    acc, total = tl.zeros([rows.shape[0], BLOCK_D], tl.float32), tl.zeros([rows.shape[0]], tl.float32)
+    acc = tl.zeros([rows.shape[0], BLOCK_D], tl.float32)
+    total = tl.zeros([rows.shape[0]], tl.float32)
     top = total - float("inf")
     for start in tl.range(first, past, AT_ONCE):
         for index in tl.static_range(AT_ONCE):
@@ -233,10 +236,10 @@ def _put_aside(
 # Numbers that differ from step to step: a step must not wait for another compiled variant.
 @triton.jit(do_not_specialize=["num_requests", "prefix", "prefix_splits", "table_stride"])
 def paged_attention(
-    out, partial_out, partial_lse, arrived, query, keys, values, block_table, query_start, seq_lens,
-    first_item, item_request, sinks, slopes, key_scale, value_scale, num_requests, scale, cap, prefix, prefix_splits,
-    query_stride_token, query_stride_head, out_stride_token, out_stride_head, table_stride,
-    stride_block, stride_token, stride_head,
+    out, partial_out, partial_lse, arrived, query, keys, values, block_table, query_start, seq_lens, first_item,
+    item_request, sinks, slopes, key_scale, value_scale, num_requests, scale, cap, prefix, prefix_splits,
+    query_stride_token, query_stride_head, out_stride_token, out_stride_head, table_stride, stride_block, stride_token,
+    stride_head,
     GROUP: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr, CASCADE: tl.constexpr,
@@ -269,17 +272,17 @@ def paged_attention(
         scale = scale * tl.load(key_scale)
     factor = 1.0 if HAS_CAP or HAS_ALIBI else scale * LOG2_E
     slope, total = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    acc, top = tl.zeros([BLOCK_M, BLOCK_D], tl.float32), total - float("inf")
+    top = total - float("inf")
     if HAS_ALIBI:
         slope = tl.load(slopes + heads, valid, other=0.0).to(tl.float32)
     if HAS_SINKS:
         has_sink = valid & (index == (0 if CASCADE < 2 else -1)) if SPLIT else valid
         top = tl.load(sinks + heads, has_sink, other=float("-inf")).to(tl.float32) * LOG2_E
         total = tl.where(has_sink, 1.0, total)
-    row_table, head_offset = block_table + request.to(tl.int64) * table_stride, kv_head * stride_head
     acc, top, total = _attend_all(
-        acc, top, total, loaded, begin, end, context + tile, context + tokens, slope, row_table, keys + head_offset,
-        values + head_offset, scale, cap, factor, stride_block, stride_token,
+        tl.zeros([BLOCK_M, BLOCK_D], tl.float32), top, total, loaded, begin, end, context + tile, context + tokens,
+        slope, block_table + request.to(tl.int64) * table_stride, keys + kv_head * stride_head,
+        values + kv_head * stride_head, scale, cap, factor, stride_block, stride_token,
         PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI,
     )  # fmt: skip
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -327,7 +330,8 @@ def merge_splits(
     found, and with CASCADE of what those of the shared prefix found for the same token."""
     begin_kernel(PDL)
     request = tl.program_id(0)
-    first, past = tl.load(first_item + request), tl.load(first_item + request + 1)
+    first = tl.load(first_item + request)
+    past = tl.load(first_item + request + 1)
     token_begin = tl.load(query_start + request)
     query_len = tl.load(query_start + request + 1) - token_begin
     if past - first + CASCADE <= 1:
@@ -336,7 +340,9 @@ def merge_splits(
     for number in tl.range(tl.program_id(1), query_len * GROUP * KV_HEADS, tl.num_programs(1)):
         row, kv_head = number // KV_HEADS, number % KV_HEADS
         token = token_begin + row // GROUP
-        acc, top, total = tl.zeros([BLOCK_D], tl.float32), token * 0.0 - float("inf"), token * 0.0
+        acc = tl.zeros([BLOCK_D], tl.float32)
+        top = token * 0.0 - float("inf")
+        total = token * 0.0
         acc, top, total = _fold(
             acc, top, total, partial_out, partial_lse, first, past, kv_head, row, ROWS, KV_HEADS, BLOCK_D, BLOCK_S
         )

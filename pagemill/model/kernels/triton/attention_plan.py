@@ -10,8 +10,7 @@ import triton.language as tl
 from pagemill.model.kernels.triton.attention import begin_kernel, first_seen
 
 KEYS_PER_MERGE = tl.constexpr(4)
-"""Keys that a program reads while one part more is merged (H200: one request of 4k keys takes 16 us in shares of 128,
-19 in shares of 64)."""
+"""Keys that a program reads while one part more is merged: with more, a long request's shares are too small."""
 
 
 @triton.jit
@@ -48,7 +47,8 @@ def plan_items(
     decodes = (query_len > 0) & (query_len <= DECODE_TOKENS)
     span = tl.maximum(seq_len - tl.maximum(first_seen(seq_len - query_len, WINDOW, CHUNK), prefix), 0)
     span = tl.where(decodes, span, 0)
-    count, longest = tl.maximum(tl.sum(decodes.to(tl.int32), 0), 1), tl.max(span, 0)
+    count = tl.maximum(tl.sum(decodes.to(tl.int32), 0), 1)
+    longest = tl.max(span, 0)
     # To read a share and then merge all of them takes share * read + longest / share * merge.
     best = tl.sqrt(longest.to(tl.float32) * KEYS_PER_MERGE).to(tl.int32)
     share = tl.maximum(tl.maximum(min_share, best), tl.cdiv(tl.sum(span, 0), budget))

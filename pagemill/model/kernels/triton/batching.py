@@ -15,7 +15,8 @@ from pagemill.model.kernels.triton import launch
 
 _COLUMNS = 128
 _TOKENS = 256
-_FEW_ROWS, _ROWS = 32, 1024
+_FEW_ROWS = 32
+_ROWS = 1024
 
 
 @triton.jit

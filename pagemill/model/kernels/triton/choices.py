@@ -61,7 +61,8 @@ def skinny_candidates(shape: Shape, rows: int) -> tuple[SkinnyChoice, ...]:
     or where there are many more outputs, in turns; of the fewest rows also early ones."""
     outputs, size, gated = shape
     found: list[SkinnyChoice] = []
-    blocks, wide = -(-outputs // SKINNY_OUTPUTS), SKINNY_OUTPUTS * (2 if gated else 1)
+    blocks = -(-outputs // SKINNY_OUTPUTS)
+    wide = SKINNY_OUTPUTS * (2 if gated else 1)
     block_k = 64 if gated else 128
     for residents in (1, 2):
         slots = _SM * residents
@@ -78,7 +79,8 @@ def skinny_candidates(shape: Shape, rows: int) -> tuple[SkinnyChoice, ...]:
 def _early_candidates(shape: Shape, rows: int) -> tuple[SkinnyChoice, ...]:
     """All that are resident at once, also such that leave half of the memory to programs of the next kernel."""
     outputs, size, gated = shape
-    blocks, tile = -(-outputs // SKINNY_OUTPUTS), SKINNY_OUTPUTS * (2 if gated else 1) * 128 * 2
+    blocks = -(-outputs // SKINNY_OUTPUTS)
+    tile = SKINNY_OUTPUTS * (2 if gated else 1) * 128 * 2
     found = []
     for residents, share in ((1, 1), (1, 2), (2, 2), (3, 3), (4, 4)):
         most = (_SHARED // share - rows * 128 * 2) // tile

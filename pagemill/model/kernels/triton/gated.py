@@ -35,7 +35,8 @@ def _gated(out, x, x_stride, N, GELU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl
 
 def gated(x: Tensor, gelu: bool) -> Tensor:
     """[T, 2 * I] -> [T, I]: act(first half) * second half, the activation rounded before the product."""
-    num_rows, size = x.shape[0], x.shape[1] // 2
+    num_rows = x.shape[0]
+    size = x.shape[1] // 2
     out = torch.empty(num_rows, size, dtype=x.dtype, device=x.device)
     if not num_rows:
         return out

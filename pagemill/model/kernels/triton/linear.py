@@ -79,7 +79,8 @@ def linear_norm_linear(
     first = _few(x, before, None)
     if first is None or first.split_k == 1 or residual is None:
         return norm_linear(linear(x, before), residual, norm, weight, bias, gate)
-    second, rows = _few(residual, weight, gate), len(residual)
+    second = _few(residual, weight, gate)
+    rows = len(residual)
     if second is not None and residual.dtype == torch.bfloat16 and residual.is_contiguous():
         joined = rows <= LAST_SUMS_ROWS and sums_at_once(rows, first, len(before), weight.device)
         if joined and sums_at_once(rows, second, len(weight), weight.device):

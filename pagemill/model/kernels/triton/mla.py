@@ -40,7 +40,8 @@ def _attend(
         gdc_launch_dependents()
         gdc_wait()
     SIZE: tl.constexpr = ROPE + LATENT
-    token, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    token = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(2)
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     turned, latent, columns = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_N)
     real = heads < H
@@ -90,7 +91,8 @@ def _merge(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
     splits, latent = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_L)
     rows = (token * SPLITS + splits) * H + head
     lse = tl.load(partial_lse + rows, splits < SPLITS, float("-inf"))
@@ -135,7 +137,8 @@ def attend_latents(
     split = num_splits > 1
     parts = torch.empty(*shape, latent_size, dtype=torch.float32, device=query.device) if split else out
     lse = torch.empty(shape, dtype=torch.float32, device=query.device) if split else out
-    rope_size, block_l = size - latent_size, launch.power_of_two(latent_size)
+    rope_size = size - latent_size
+    block_l = launch.power_of_two(latent_size)
     block_h = min(64, max(16, launch.power_of_two(num_heads)))
     launch.on(_attend, (num_tokens, triton.cdiv(num_heads, block_h), num_splits))(
         parts, lse, query, cache, block_table, requests, num_seen, scale, block_table.stride(0), query.stride(0),

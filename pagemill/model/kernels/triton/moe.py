@@ -36,7 +36,9 @@ def experts(
     """As kernels.moe.experts: [T, E] -> [T, E]."""
     if not len(x):
         return torch.empty_like(x)
-    x, chosen, weights = _rows(x), chosen.contiguous(), weights.contiguous()
+    x = _rows(x)
+    chosen = chosen.contiguous()
+    weights = weights.contiguous()
     if chosen.numel() <= MAX_FEW_SLOTS:
         return few(x, gate_up, down, chosen, weights, first, gelu, scales)
     choices = grouped_choices(chosen.numel(), len(gate_up), x.element_size())

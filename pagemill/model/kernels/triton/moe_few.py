@@ -89,7 +89,9 @@ def few_gate_up(
 ) -> Tensor:
     """[T, E] times each slot's [2 * I, E] -> activated [T * K, I]; rows of slots elsewhere are not written."""
     num_experts, double, size = weight.shape
-    inner_size, num_slots, top_k = double // 2, chosen.numel(), chosen.shape[1]
+    inner_size = double // 2
+    num_slots = chosen.numel()
+    top_k = chosen.shape[1]
     out = torch.empty(num_slots, inner_size, dtype=x.dtype, device=x.device)
     launch.on(_gate_up, (num_slots, triton.cdiv(inner_size, choice.block_n)))(
         out, x, weight, x if scales is None else scales, chosen, first, x.stride(0),

@@ -44,7 +44,8 @@ def _sort(
 ):  # fmt: skip
     """Program: an expert, its slots to their places, and its tiles."""
     me = tl.program_id(0)
-    expert, lanes = first + me, tl.arange(0, BLOCK)
+    expert = first + me
+    lanes = tl.arange(0, BLOCK)
     before, mine = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     if PDL:
         gdc_launch_dependents()
@@ -69,7 +70,8 @@ def _sort(
     end = tl.where(me == N - 1, max_tiles, (begin + count) // TILE + me + 1)
     for start in range(0, end - tile, TILES):
         number = start + tl.arange(0, TILES)
-        places, inside = tiles + tile + number, number < end - tile
+        places = tiles + tile + number
+        inside = number < end - tile
         rows = tl.minimum(tl.maximum(count - number * TILE, 0), TILE)
         tl.store(places, tl.zeros([TILES], tl.int32) + me, inside)
         tl.store(places + max_tiles, begin + number * TILE, inside)
@@ -78,7 +80,8 @@ def _sort(
 
 def sort_slots(chosen: Tensor, first: int, num_experts: int, tile_rows: int) -> SortedSlots:
     """The slots of [T, K] chosen experts (int32, contiguous) by expert, for experts first .. first + num_experts."""
-    num_slots, device = chosen.numel(), chosen.device
+    num_slots = chosen.numel()
+    device = chosen.device
     max_tiles = num_slots // tile_rows + num_experts
     slots = torch.empty(num_slots, dtype=torch.int32, device=device)
     tiles = torch.empty(3, max_tiles, dtype=torch.int32, device=device)

@@ -86,8 +86,10 @@ def _launch(
 ) -> None:
     """`split`: parts, the first dimension of x where there are several."""
     part_stride, rows_of = (x.stride(0), x[0]) if split > 1 else (0, x)
-    size, num_heads = x.shape[-1], rows_of.shape[1] if rows_of.dim() == 3 else 1
-    num_rows, block = out.numel() // size, launch.power_of_two(size)
+    size = x.shape[-1]
+    num_heads = rows_of.shape[1] if rows_of.dim() == 3 else 1
+    num_rows = out.numel() // size
+    block = launch.power_of_two(size)
     if not num_rows:
         return
     rows = max(1, min(_TILE // block, launch.power_of_two(num_rows)))

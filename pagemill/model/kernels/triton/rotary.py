@@ -28,10 +28,12 @@ HeadNorm = tuple[Tensor, float]
 def _heads_of(row, first_head, COUNT: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
               BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr):  # fmt: skip
     """COUNT heads of a token, [BLOCK, ..]: both halves of what is turned, and the rest (nothing, where all is)."""
-    heads, cols = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK_HALF)[None, :]
+    heads = tl.arange(0, BLOCK)[:, None]
+    cols = tl.arange(0, BLOCK_HALF)[None, :]
     source = row + (first_head + heads) * D
     mask = (heads < COUNT) & (cols < HALF)
-    first, second = tl.load(source + cols, mask, 0.0), tl.load(source + HALF + cols, mask, 0.0)
+    first = tl.load(source + cols, mask, 0.0)
+    second = tl.load(source + HALF + cols, mask, 0.0)
     rest = first
     if D > 2 * HALF:
         rest_cols = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
@@ -72,7 +74,8 @@ def _normed(first, second, rest, weight, eps, D: tl.constexpr, HALF: tl.constexp
 def _table(table, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr):
     """float32 [1, half] of a token's cos or sin, for each half."""
     cols = tl.arange(0, BLOCK_HALF)[None, :]
-    first, second = tl.load(table + cols, cols < HALF, 0.0), tl.load(table + HALF + cols, cols < HALF, 0.0)
+    first = tl.load(table + cols, cols < HALF, 0.0)
+    second = tl.load(table + HALF + cols, cols < HALF, 0.0)
     return first.to(tl.float32), second.to(tl.float32)
 
 
@@ -107,7 +110,8 @@ def _attention_inputs(
     ROPE_ONCE: tl.constexpr, WRITE: tl.constexpr, SMALL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program: one of PARTS of a token's heads, queries with their keys and values. Reads all before it writes."""
-    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     Q: tl.constexpr = H // PARTS
     KV: tl.constexpr = HKV // PARTS
     if PDL:
@@ -116,7 +120,8 @@ def _attention_inputs(
     row = qkv + token * qkv_stride
     q0, q1, q2 = _heads_of(row, part * Q, Q, D, HALF, BLOCK_H, BLOCK_HALF, BLOCK_REST)
     k0, k1, k2 = _heads_of(row, H + part * KV, KV, D, HALF, BLOCK_HKV, BLOCK_HALF, BLOCK_REST)
-    kv_heads, all_cols = tl.arange(0, BLOCK_HKV)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    kv_heads = tl.arange(0, BLOCK_HKV)[:, None]
+    all_cols = tl.arange(0, BLOCK_D)[None, :]
     kv_mask = (kv_heads < KV) & (all_cols < D)
     kv_heads += part * KV
     if WRITE:
@@ -130,7 +135,8 @@ def _attention_inputs(
     q0, q1 = _turned(q0, q1, cos0, -sin0, not ROPE_ONCE), _turned(q1, q0, cos1, sin1, not ROPE_ONCE)
     k0, k1 = _turned(k0, k1, cos0, -sin0, not ROPE_ONCE), _turned(k1, k0, cos1, sin1, not ROPE_ONCE)
 
-    heads, cols = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_HALF)[None, :]
+    heads = tl.arange(0, BLOCK_H)[:, None]
+    cols = tl.arange(0, BLOCK_HALF)[None, :]
     rest_cols = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
     places = query + token * (H * D) + (part * Q + heads) * D
     tl.store(places + cols, q0, (heads < Q) & (cols < HALF))
@@ -175,7 +181,8 @@ def attention_inputs(
     if not num_tokens:
         return query, key, value
     parts = num_kv_heads if num_tokens <= _FEW_TOKENS else _num_parts(num_heads, num_kv_heads, head_size)
-    half, block_h = cos.shape[-1] // 2, launch.power_of_two(num_heads // parts)
+    half = cos.shape[-1] // 2
+    block_h = launch.power_of_two(num_heads // parts)
     block_half = launch.power_of_two(half)
     cache_strides = (0, 0, 0) if target is None else target.key_cache.stride()[:3]
     cache_dtype = qkv.dtype if target is None else target.key_cache.dtype
@@ -220,7 +227,8 @@ def _rotate(
         gdc_wait()
     places = x + token * token_stride + heads * head_stride + cols
     # A thread has both of the elements that are turned into each other, so it may overwrite them.
-    first, second = tl.load(places, mask, 0.0), tl.load(places + HALF, mask, 0.0)
+    first = tl.load(places, mask, 0.0)
+    second = tl.load(places + HALF, mask, 0.0)
     cos0, cos1 = _table(cos + token * cos_stride, HALF, BLOCK_HALF)
     sin0, sin1 = _table(sin + token * sin_stride, HALF, BLOCK_HALF)
     tl.store(places, _turned(first, second, cos0, -sin0, not ROPE_ONCE), mask)

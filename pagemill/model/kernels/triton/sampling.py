@@ -243,14 +243,16 @@ def _bound(
 ):  # fmt: skip
     """(a bound that no logit that may be kept is below, whether that is sure); minus infinity where so many may be kept
     that looking for them is of no use."""
-    bound, sure = floor, k == k
+    bound = floor
+    sure = k == k
     if (k < V) & (k > RANKED):
         # As many of the sample as hold the k largest of the row but once in a billion rows.
         expected = k.to(tl.float32) * tl.minimum(V, SAMPLE) / V
         keys, _value = sampled(logits, V, SAMPLE)
         wanted = expected + 6.0 * tl.sqrt(expected) + 6.0
         key = tl.maximum(largest_key(keys, tl.full([SAMPLE], 1.0, tl.float32), wanted, NEAR_BITS), FINITE_KEY)
-        bound, sure = tl.maximum(value_of(key), floor), (value_of(key) <= floor) | (key <= FINITE_KEY)
+        bound = tl.maximum(value_of(key), floor)
+        sure = (value_of(key) <= floor) | (key <= FINITE_KEY)
     elif (k < V) | (min_p == 0.0):
         rank = tl.where(k < V, k, NUCLEUS)
         ranked = tl.where(rank <= G, value_of(_kth_largest(ordered(maximum), tl.minimum(rank, G))), float("-inf"))
@@ -276,7 +278,8 @@ def _sample(
     logits += row.to(tl.int64) * stride
     maximum = tl.load(maxima + row * G + groups, groups < G, float("-inf"))
     best = tl.max(ordered(maximum), 0)
-    top, is_wide = base_of(value_of(best)), best != best
+    top = base_of(value_of(best))
+    is_wide = best != best
     token = tl.full((), -1, tl.int32)
     if is_finite(best):
         if greedy:
@@ -357,7 +360,8 @@ def sample(
     candidates = torch.empty(num_rows, _MAX_CANDIDATES, dtype=torch.float32, device=device)
     indices = torch.empty(num_rows, _MAX_CANDIDATES, dtype=torch.int32, device=device)
     here = _Wide(num_rows, num_parts, device)
-    asked, row = (settings, positions if slots is None else slots), (logits.stride(0), vocab_size)
+    asked = (settings, positions if slots is None else slots)
+    row = (logits.stride(0), vocab_size)
     fixed: dict[str, Any] = {
         "BY_SLOT": slots is not None, "WORDS": NUM_SETTINGS, "PDL": launch.dependent(), **launch.options(8),
     }  # fmt: skip
@@ -379,7 +383,8 @@ def _sample_wide(
 ) -> None:  # fmt: skip
     """The tokens of the rows that are left."""
     num_rows = len(here.flags)
-    each, parts = (num_rows,), (num_rows, max(1, min(num_parts, _PROGRAMS // num_rows)))
+    each = (num_rows,)
+    parts = (num_rows, max(1, min(num_parts, _PROGRAMS // num_rows)))
     plan = {
         "PIVOTS": _PIVOTS, "LISTED": _LISTED, "BLOCK_P": launch.power_of_two(num_parts), "PART": _PART, "ROOM": _ROOM,
     }  # fmt: skip

@@ -33,10 +33,13 @@ def _listed(lists, counts, P, floor, top, temperature, ROOM: tl.constexpr, TILE:
 def _choose_part(above, weights, count, parts, P, drawn, BLOCK_P: tl.constexpr, TILE: tl.constexpr):
     """The part in which the cumulative mass passes `drawn` times the whole: `above` [P] of each part, and the weights
     of a list, `count` [P] of them in each. (part, the mass before it, that times the whole)."""
-    lanes, exact = tl.arange(0, TILE), weights.to(tl.float64)
+    lanes = tl.arange(0, TILE)
+    exact = weights.to(tl.float64)
     total = tl.sum(above, 0) + tl.sum(exact, 0)
-    target, before = total * drawn, tl.zeros((), tl.float64)
-    found, step = tl.zeros((), tl.int32), tl.full((), BLOCK_P // 2, tl.int32)
+    target = total * drawn
+    before = tl.zeros((), tl.float64)
+    found = tl.zeros((), tl.int32)
+    step = tl.full((), BLOCK_P // 2, tl.int32)
     while step > 0:
         trial = found + step
         end = tl.sum(tl.where(parts < trial, count, 0), 0)
@@ -107,11 +110,15 @@ def _settle_row(logits, V, P, floor, top, temperature, top_p, limit, drawn, TILE
     total = tl.zeros((), tl.float64)
     for part in range(0, P):
         total += tl.sum(_kept(logits, part, V, least, top, temperature, TILE), 0)
-    target, found, before, passed = total * drawn, tl.zeros((), tl.int32), total * 0.0, total * 0.0
+    target = total * drawn
+    found = tl.zeros((), tl.int32)
+    before = total * 0.0
+    passed = total * 0.0
     for part in range(0, P):
         passed += tl.sum(_kept(logits, part, V, least, top, temperature, TILE), 0)
         is_before = (passed <= target) & (passed < total * _SURE)
-        found, before = tl.where(is_before, part + 1, found), tl.where(is_before, passed, before)
+        found = tl.where(is_before, part + 1, found)
+        before = tl.where(is_before, passed, before)
     return least, found, before, target
 
 
@@ -127,7 +134,8 @@ def _kept(logits, part, V, least, top, temperature, PART: tl.constexpr):
 @triton.jit
 def _token(logits, part, before, mass, least, V, top, temperature, PART: tl.constexpr):
     """Where the cumulative mass passes `mass`, in a part that has `before` before it."""
-    weights, lanes = _kept(logits, part, V, least, top, temperature, PART), tl.arange(0, PART)
+    weights = _kept(logits, part, V, least, top, temperature, PART)
+    lanes = tl.arange(0, PART)
     at = tl.sum((before + tl.cumsum(weights, 0) <= mass).to(tl.int32), 0)
     at = tl.minimum(at, tl.max(tl.where(weights > 0.0, lanes, 0), 0))
     return tl.minimum(part * PART + at, V - 1)
@@ -139,7 +147,10 @@ def _draw_wide(
     PIVOTS: tl.constexpr, LISTED: tl.constexpr, BLOCK_P: tl.constexpr, PART: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """The token of a wide row: by its list, by min-p alone, or by reading all of it often."""
-    least, part, before, mass = floor, floor * 0, whole * 0.0, whole * 0.0
+    least = floor
+    part = floor * 0
+    before = whole * 0.0
+    mass = whole * 0.0
     right = limit == V
     if right:
         low, _high, target, which = bracket(reached, pivots, parts, P, floor, top_p, min_p, whole, PIVOTS)
@@ -168,7 +179,8 @@ def finish_wide(
     BY_SLOT: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The token of each wide row."""
-    row, parts = tl.program_id(0), tl.arange(0, BLOCK_P)
+    row = tl.program_id(0)
+    parts = tl.arange(0, BLOCK_P)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -35,7 +35,9 @@ def bracket(reached, pivots, parts, P, floor, top_p, min_p, whole, PIVOTS: tl.co
     high = tl.where(index > 0, tl.max(tl.where(numbers == index - 1, keys, -0x80000000), 0), 0x7FFFFFFF)
     which = index - 1
     if top_p >= 1.0:
-        low, high, which = floor, floor, index * 0 + PIVOTS - 1
+        low = floor
+        high = floor
+        which = index * 0 + PIVOTS - 1
     return low, high, target, which
 
 
@@ -87,7 +89,8 @@ def reach(
         for part in range(tl.program_id(1), P, tl.num_programs(1)):
             cols = part * PART + tl.arange(0, PART)
             value = load_logits(logits + row.to(tl.int64) * stride + cols, cols < V)
-            keys, weight = ordered(value), tl.exp((value - top) / temperature)
+            keys = ordered(value)
+            weight = tl.exp((value - top) / temperature)
             for number in range(first, PIVOTS):
                 mass = tl.sum(tl.where(keys >= tl.load(pivots + row * PIVOTS + number), weight, 0.0), 0)
                 tl.store(reached + (row.to(tl.int64) * P + part) * PIVOTS + number, mass)
@@ -100,7 +103,8 @@ def list_bracket(
     BY_SLOT: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Of wide rows with top-p and without top-k: list what is in the bracket, in order."""
-    row, parts = tl.program_id(0), tl.arange(0, BLOCK_P)
+    row = tl.program_id(0)
+    parts = tl.arange(0, BLOCK_P)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -154,14 +154,17 @@ def _skinny(
     PART: tl.constexpr = (K + SPLIT * BLOCK_K - 1) // (SPLIT * BLOCK_K) * BLOCK_K
     block, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
     first, begin = block * _TILE, part * PART
-    tokens, outputs = tl.arange(0, BLOCK_M), first + tl.arange(0, _TILE)
+    tokens = tl.arange(0, BLOCK_M)
+    outputs = first + tl.arange(0, _TILE)
     if PDL:
         gdc_launch_dependents()
     sums, up_sums = _multiply(
         rows_map, weight_map, x, x_stride, first, begin, M, N, K, BLOCK_M, BLOCK_K, PART, STAGES, EARLY, GATED, PDL
     )
     # Asked for here, these are there when they are needed.
-    found, old, scale = tokens, tokens, tokens
+    found = tokens
+    old = tokens
+    scale = tokens
     if SQUARES > 0:
         numbers = tl.arange(0, SQUARES)
         mask = (numbers < num_squares)[:, None] & (tokens < M)[None, :]
@@ -178,7 +181,8 @@ def _skinny(
         tl.debug_barrier()
         last = tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLIT - 1
     if last:
-        result, up = sums, up_sums
+        result = sums
+        up = up_sums
         if LAST_SUMS:
             tl.store(counters + block, 0)
             result, up = _all_parts(parts, tokens, outputs, M, N, stacked, part_stride, SPLIT, GATED)
@@ -253,7 +257,9 @@ def skinny(
     """[M, K] times [N, K] -> [M, N], with a gate [M, N / 2]; M up to 64, and what `reads` asks of x and weight.
     `Unscaled` rows only where `sums_at_once`: their factors are applied to the result."""
     rows = x.rows if isinstance(x, Unscaled) else x
-    num_rows, num_outputs, split = len(rows), len(weight) // (1 if gate is None else 2), choice.split_k
+    num_rows = len(rows)
+    num_outputs = len(weight) // (1 if gate is None else 2)
+    split = choice.split_k
     out = torch.empty(num_rows, num_outputs, dtype=out_dtype or rows.dtype, device=rows.device)
     at_once = sums_at_once(num_rows, choice, num_outputs, rows.device)
     parts = out if split == 1 else _parts_of(rows, weight, choice)
@@ -312,12 +318,19 @@ def _launch(
 ) -> None:
     """`added`: residual, norm's weight, where the squares go."""
     if isinstance(x, Unscaled):
-        rows, squares, eps, num_squares = x.rows, x.squares, x.eps, len(x.squares)
+        rows = x.rows
+        squares = x.squares
+        eps = x.eps
+        num_squares = len(x.squares)
     else:
-        rows, squares, eps, num_squares = x, out, 0.0, 0
+        rows = x
+        squares = out
+        eps = 0.0
+        num_squares = 0
     residual, norm_weight, squares = added or (out, weight, squares)
     (num_rows, size), stacked, split = rows.shape, len(weight), choice.split_k
-    num_outputs, block_m = stacked // (1 if gate is None else 2), rows_class(num_rows)
+    num_outputs = stacked // (1 if gate is None else 2)
+    block_m = rows_class(num_rows)
     last_sums = at_once and split > 1
     launch.on(_skinny, (triton.cdiv(num_outputs, SKINNY_OUTPUTS) * split,))(
         out, parts, _counters_of(rows.device) if last_sums else out,

@@ -28,18 +28,18 @@ logger = get_logger(__name__)
 
 
 @contextmanager
-def compile_together(rehearsal: Iterable[None], whole: bool = False) -> Iterator[None]:
-    """The kernels that the steps of `rehearsal` launch are not launched, but compiled for the present device, all at
-    once while the body runs; after it, all are there. A launch in the body waits for its own kernel.
+def compile_together(precompilation: Iterable[None], whole: bool = False) -> Iterator[None]:
+    """The kernels that the steps of `precompilation` launch are not launched, but compiled for the present device, all
+    at once while the body runs; after it, all are there. A launch in the body waits for its own kernel.
 
     If all of the first step is on disk, so is the rest, but for rare cases: there is no second step then, unless the
-    rehearsal is to be `whole`. A kernel that cannot be compiled raises its error when it is launched, as any does.
+    precompilation is to be `whole`. A kernel that cannot be compiled raises its error when it is launched, as any does.
     """
     began = time.monotonic()
     use_device = partial(torch.cuda.set_device, torch.cuda.current_device()) if torch.cuda.is_available() else None
     num_threads = len(current_cpus()) or os.cpu_count() or 1
     with ThreadPoolExecutor(num_threads, "compile", use_device) as threads, Together(threads) as mode:
-        mode.rehearse(rehearsal, whole)
+        mode.precompile(precompilation, whole)
         yield
     logger.debug("compiled or loaded %d kernels in %.2f s", len(mode.future_kernels), time.monotonic() - began)
 
@@ -54,7 +54,7 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
         self.num_missing = 0
         """Kernels that are not on disk."""
 
-    def rehearse(self, steps: Iterable[None], whole: bool) -> None:
+    def precompile(self, steps: Iterable[None], whole: bool) -> None:
         """The steps, or the first one where nothing is missing after it; then the threads begin."""
         try:
             with launch.no_launches():
@@ -92,7 +92,7 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
 
 
 class _Awaited(FutureKernel):  # type: ignore[misc]
-    """A kernel whose launch in the midst of a rehearsal lets the threads begin, instead of waiting for ever."""
+    """A kernel whose launch in the midst of a precompilation lets the threads begin, instead of waiting for ever."""
 
     def __init__(self, finalize: Callable[[Any], None], future: Future[Any], begin: Event) -> None:
         super().__init__(finalize, future)

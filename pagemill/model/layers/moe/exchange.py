@@ -17,7 +17,8 @@ class Exchange:
     replica has is exchanged once per forward pass, by the first layer that asks."""
 
     def __init__(self, dp: Group, ep: Group) -> None:
-        self._dp, self._ep = dp, ep
+        self._dp = dp
+        self._ep = ep
         self._counted: ForwardContext | None = None
         self._counts: list[int] = []
 

@@ -27,15 +27,19 @@ class Experts(nn.Module):
         """Raises ConfigError when inner_size cannot be split, ModelError for an activation without a gated form."""
         super().__init__()
         self.name = ctx.name
-        self._ctx, self._gate = ctx, gate_of(activation)
+        self._ctx = ctx
+        self._gate = gate_of(activation)
+        self.exchange = ctx.exchange
+        """Brings the tokens of all replicas here, where experts are dealt out over several."""
+        group = ctx.groups.ep if ctx.expert_parallel else ctx.groups.tp
+        self.sums_over = group if group.size > 1 else None
+        """The ranks whose results are to be summed, where there are several and no exchange."""
         if ctx.expert_parallel:
-            self.group = ctx.groups.ep
-            self.held = padded_split(num_experts, self.group.rank, self.group.size)
+            self.held = padded_split(num_experts, group.rank, group.size)
             inner = range(inner_size)
         else:
-            self.group = ctx.groups.tp
             self.held = range(num_experts)
-            inner = even_split(inner_size, self.group.rank, self.group.size, "moe_intermediate_size")
+            inner = even_split(inner_size, group.rank, group.size, "moe_intermediate_size")
         parts = []
         for elsewhere in (False, True):
             up = WeightPart((inner_size, size), inner, range(size), elsewhere)
@@ -76,3 +80,7 @@ class Experts(nn.Module):
         if self.weights is None:
             return torch.zeros_like(x)  # more ranks than experts: this one has none
         return self.weights.apply(x, chosen, weights, self.held.start)
+
+    def sum_up(self, share: Tensor) -> Tensor:
+        """The sum of what the ranks of `sums_over` have computed."""
+        return share if self.sums_over is None else self.sums_over.all_reduce(share)

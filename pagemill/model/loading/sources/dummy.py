@@ -36,7 +36,8 @@ def iterate(
 
 def _random(stored: StoredTensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """Floats, in the model's type where the tensor may be of it; integers of any value that it may have."""
-    kind, device = stored.dtypes[0], generator.device
+    kind = stored.dtypes[0]
+    device = generator.device
     if kind.is_floating_point:
         made = dtype if dtype in stored.dtypes else torch.float32
         floats = torch.empty(stored.shape, dtype=made, device=device).normal_(0, _SCALE, generator=generator)

@@ -83,7 +83,8 @@ def iterate(
     with path.open("rb") as opened:
         # Nobody writes; torch would warn of memory that it may not.
         mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-    data, unforgotten = np.frombuffer(mapping, dtype=np.uint8), 0
+    data = np.frombuffer(mapping, dtype=np.uint8)
+    unforgotten = 0
     tensors = deque(conversion.wanted(file.tensors.values(), select))
     with ThreadPoolExecutor(torch.get_num_threads(), "dequantize") as pool:
         pending = deque(pool.submit(_decode, data, wanted, conversion, dtype) for wanted in _take(tensors, _AHEAD))
@@ -129,7 +130,8 @@ def read_blocks(data: np.ndarray, tensor: GgufTensor, part: Part) -> BlockTensor
         return as_blocks(rows[part.start : part.stop], tensor)
     if part.start % block or part.stop % block:
         return None
-    first, last = part.start // block * block_bytes, part.stop // block * block_bytes
+    first = part.start // block * block_bytes
+    last = part.stop // block * block_bytes
     return as_blocks(np.ascontiguousarray(rows[:, first:last]), tensor)
 
 
@@ -150,13 +152,15 @@ def read_part(data: np.ndarray, tensor: GgufTensor, part: Part) -> Tensor:
         return dequantized(raw, tensor).reshape(tensor.shape)
     _, block, block_bytes = TENSOR_TYPES[tensor.type_id]
     *rest, width = tensor.shape
-    rows, columns = range(math.prod(rest)), range(width)
+    rows = range(math.prod(rest))
+    columns = range(width)
     if part.dim == len(rest):
         columns = range(part.start, part.stop)
     else:
         per_index = len(rows) // tensor.shape[0]
         rows = range(part.start * per_index, part.stop * per_index)
-    first, last = columns.start // block, ceil_div(columns.stop, block)
+    first = columns.start // block
+    last = ceil_div(columns.stop, block)
     grid = raw.reshape(-1, width // block * block_bytes)[
         rows.start : rows.stop, first * block_bytes : last * block_bytes
     ]

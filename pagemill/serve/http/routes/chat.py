@@ -2,18 +2,21 @@
 
 import functools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from pagemill.messages.outputs import CompletionOutput
+from pagemill.messages.outputs import CompletionOutput, RequestOutput
+from pagemill.serve.http.errors import ApiError
 from pagemill.serve.http.generation import Generation, answer
+from pagemill.serve.http.message_choice import MakeParser, MessageChoice
 from pagemill.serve.http.preparer import CHAT
-from pagemill.serve.http.responses import ResponseHead, now
+from pagemill.serve.http.responses import ResponseHead, Usage, broken_off, now
 from pagemill.serve.http.state import services
-from pagemill.serve.parsers.interface import Delta, MessageParser, ToolCallDelta, merged
+from pagemill.serve.http.token_details import TokenDetails, chat_logprobs, prompt_logprobs, token_ids
+from pagemill.serve.parsers.interface import Delta, MessageParser, ToolCallDelta
 
 router = APIRouter()
 _encode = msgspec.json.encode
@@ -28,39 +31,21 @@ async def create_chat_completion(request: Request) -> Response:
     here = services(request)
     form, prepared, (echo,) = await here.intake.prepare(CHAT, request)
     head = ResponseHead(f"chatcmpl-{request.scope['request_id']}", here.model.name, now())
-    deltas = ChatDeltas(head, form.with_usage, echo, functools.partial(here.parsers.make, form.message))
-    return await answer(request, form, Generation(here.engine, prepared, deltas, form.with_usage))
+    make_parser = functools.partial(here.parsers.make, form.message)
+    usage = Usage(prepared, here.engine.block_size)
+    deltas = ChatDeltas(head, usage, form.with_usage, echo, make_parser, form.tokens)
+    return await answer(request, form, Generation(here.engine, prepared, deltas, form.beam))
 
 
-class _Choice:
-    """One message on its way."""
+class _Choice(MessageChoice):
+    """One message, and the constant bytes of its events."""
 
-    __slots__ = ("before_content", "num_calls", "num_complete", "parser")
+    __slots__ = ("before_content",)
 
     def __init__(self, before_content: bytes, parser: MessageParser | None) -> None:
+        super().__init__(parser)
         self.before_content = before_content
-        """The constant bytes of an event with content."""
-        self.parser = parser
-        """None: the whole text is content."""
-        self.num_calls = 0
-        self.num_complete = 0
-        """Of the calls, those that can be made."""
-
-    def deltas(self, parser: MessageParser, completion: CompletionOutput) -> list[Delta]:
-        """What is new of the message."""
-        deltas = parser.feed(completion.text, completion.token_ids)
-        if completion.finish_reason is not None:
-            deltas = merged(deltas + parser.finish())
-        for delta in deltas:
-            if delta.tool_call is not None:
-                self.num_calls += delta.tool_call.name is not None
-                self.num_complete += delta.tool_call.complete
-        return deltas
-
-    def reason(self, completion: CompletionOutput) -> str | None:
-        """Why the message ended. Calls are to be made where it ended by itself, after the last of them."""
-        calls = completion.finish_reason == "stop" and self.num_calls and self.num_calls == self.num_complete
-        return "tool_calls" if calls else completion.finish_reason
+        """Of an event with content."""
 
 
 class ChatDeltas:
@@ -72,53 +57,103 @@ class ChatDeltas:
     def __init__(
         self,
         head: ResponseHead,
-        with_usage: bool,
+        usage: Usage,
+        with_usage: bool = False,
         echo: str = "",
-        make_parser: Callable[[], MessageParser | None] = lambda: None,
+        make_parser: MakeParser = lambda: None,
+        tokens: TokenDetails | None = None,
     ) -> None:
-        """`echo`: what every message begins with. `make_parser` is asked for each message; None: all is content."""
+        """`with_usage`: a stream ends with the token counts. `echo`: what every message begins with. `make_parser`
+        is asked for each message; None: all is content. `tokens`: what is said of tokens, if anything."""
         self.head = head
+        self.usage = usage
+        self._with_usage = with_usage
+        self._tokens = tokens
+        self._extras: dict[str, Any] = {}
         self._echo = echo
         self._make_parser = make_parser
         self._prefix, self._suffix = head.around_choices(self.chunk_kind, with_usage)
         self._choices: dict[int, _Choice] = {}
         self._after_content = b'},"logprobs":null,"finish_reason":null}' + self._suffix
 
-    def events(self, prompt_index: int, completion: CompletionOutput) -> bytes:
-        """The role first, once per choice; then what is new of the message; then the reason of the end."""
+    def events(self, prompt_index: int, completion: CompletionOutput, output: RequestOutput) -> bytes:
+        """The role first, once per choice; then what is new of the message; then the reason of the end. What is said of
+        tokens comes with their content, or before the parts that a parser makes of it."""
         events = b""
         choice = self._choices.get(completion.index)
         if choice is None:
-            events = self._event(completion.index, {"role": "assistant", "content": ""})
+            events = self._first_event(completion.index, output)
             before = self._prefix + b'{"index":%d,"delta":{"content":' % completion.index
             choice = self._choices[completion.index] = _Choice(before, self._make_parser())
             if self._echo:
                 events += before + _encode(self._echo) + self._after_content
+        tokens = self._tokens if completion.token_ids else None
+        if tokens is not None:
+            events += self._token_event(tokens, completion, completion.text if choice.parser is None else "")
         if choice.parser is not None:
-            events += self._parsed_events(choice, choice.parser, completion)
-        elif completion.text:
+            events += self._parsed_events(choice, completion)
+        elif completion.text and tokens is None:
             events += choice.before_content + _encode(completion.text) + self._after_content
         if completion.finish_reason is not None:
             events += self._event(completion.index, {}, choice.reason(completion), completion.stop_reason)
         return events
 
-    def choice(self, prompt_index: int, completion: CompletionOutput) -> dict[str, Any]:
+    def parts(self, prompt_index: int, completion: CompletionOutput, output: RequestOutput) -> Iterator[bytes]:
+        """`events`, in one piece."""
+        yield self.events(prompt_index, completion, output)
+
+    def choice(self, prompt_index: int, completion: CompletionOutput, output: RequestOutput) -> dict[str, Any]:
         """The message as a whole."""
         choice = _Choice(b"", self._make_parser())
         message: dict[str, Any] = {"role": "assistant", "content": self._echo + completion.text}
         if choice.parser is not None:
-            message = _message(choice.deltas(choice.parser, completion), self._echo)
-        return {
+            message = _message(choice.deltas(completion), self._echo)
+        whole = {
             "index": completion.index,
             "message": message,
             "logprobs": None,
             "finish_reason": choice.reason(completion),
             "stop_reason": completion.stop_reason,
         }
+        if self._tokens is None:
+            return whole
+        if self._tokens.prompt_logprobs:
+            self._extras["prompt_logprobs"] = prompt_logprobs(output)
+        if self._tokens.token_ids:
+            self._extras["prompt_token_ids"] = output.prompt_token_ids
+        return whole | {"logprobs": chat_logprobs(self._tokens, completion)} | token_ids(self._tokens, completion)
 
-    def _parsed_events(self, choice: _Choice, parser: MessageParser, completion: CompletionOutput) -> bytes:
+    def end(self) -> bytes:
+        """The token counts, where they are asked for, and [DONE]."""
+        return self.head.end(self.chunk_kind, self.usage if self._with_usage else None)
+
+    def failure(self, error: ApiError) -> bytes:
+        """An event with the error, and [DONE]."""
+        return broken_off(error)
+
+    def body(self, choices: list[dict[str, Any]]) -> bytes:
+        """With what is said of the prompt's tokens."""
+        fields = {**self.head.fields(self.body_kind), "choices": choices, "usage": self.usage.to_json()}
+        return _encode(fields | self._extras)
+
+    def _first_event(self, index: int, output: RequestOutput) -> bytes:
+        event = self._event(index, {"role": "assistant", "content": ""})
+        if self._tokens is None or not self._tokens.token_ids:
+            return event
+        ids = b'],"prompt_token_ids":' + _encode(output.prompt_token_ids)
+        return event.removesuffix(self._suffix) + ids + self._suffix[1:]
+
+    def _token_event(self, tokens: TokenDetails, completion: CompletionOutput, content: str) -> bytes:
+        choice = {
+            "index": completion.index,
+            "delta": {"content": content},
+            "logprobs": chat_logprobs(tokens, completion),
+        }
+        return self._prefix + _encode(choice | token_ids(tokens, completion) | {"finish_reason": None}) + self._suffix
+
+    def _parsed_events(self, choice: _Choice, completion: CompletionOutput) -> bytes:
         events = b""
-        for delta in choice.deltas(parser, completion):
+        for delta in choice.deltas(completion):
             if delta.content:
                 events += choice.before_content + _encode(delta.content) + self._after_content
             elif delta.reasoning:

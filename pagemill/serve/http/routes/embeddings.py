@@ -1,8 +1,8 @@
-"""POST /v1/embeddings: prompts in, a vector for each out."""
+"""POST /v1/embeddings and /pooling: prompts in, a vector for each out."""
 
 import base64
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
 from pagemill.serve.http.connection import respond_unless_gone
-from pagemill.serve.http.errors import GenerationFailedError
+from pagemill.serve.http.errors import GenerationFailedError, NotHereError
 from pagemill.serve.http.preparer import EMBEDDINGS, AnswerForm
 from pagemill.serve.http.responses import now, told_cached_tokens
 from pagemill.serve.http.state import Services, services
@@ -26,13 +26,41 @@ async def create_embedding(request: Request) -> Response:
 
     Raises RequestError, EngineOverloadedError, EngineDeadError.
     """
+    return await _answer(request, "embd", Names("embedding", "embedding"))
+
+
+@router.post("/pooling", response_model=None)
+async def create_pooling(request: Request) -> Response:
+    """The same under the names that clients of this route know.
+
+    Raises RequestError, NotHereError for a model that makes no vectors, EngineOverloadedError, EngineDeadError.
+    """
+    if not services(request).engine.preparation.inputs.pools:
+        raise NotHereError("this model generates text and makes no vectors: start with --runner pooling")
+    return await _answer(request, "pool", Names("pooling", "data"))
+
+
+class Names(NamedTuple):
+    """What a vector is called in an answer."""
+
+    kind: str
+    """Of object."""
+    field: str
+    """Where its numbers are."""
+
+
+async def _answer(request: Request, prefix: str, names: Names) -> Response:
     here = services(request)
     form, prepared, _ = await here.intake.prepare(EMBEDDINGS, request)
-    name = f"embd-{request.scope['request_id']}"
-    return await respond_unless_gone(request, _collected(here, name, prepared, form))
+    name = f"{prefix}-{request.scope['request_id']}"
+    return await respond_unless_gone(request, _collected(here, name, prepared, form, names))
 
 
-async def _collected(here: Services, name: str, requests: list[PreparedRequest], form: AnswerForm) -> Response:
+async def vectors_of(
+    here: Services, name: str, requests: list[PreparedRequest]
+) -> tuple[list[npt.NDArray[np.float32]], int]:
+    """A vector for each request, in order, and how many of their tokens were found in the prefix cache, as far as
+    clients are told. Raises GenerationFailedError."""
     number_of = {f"{name}-{number}": number for number in range(len(requests))}
     vectors: dict[int, npt.NDArray[np.float32]] = {}
     num_cached = 0
@@ -44,6 +72,13 @@ async def _collected(here: Services, name: str, requests: list[PreparedRequest],
             vectors[number] = output.outputs.data
             request = requests[number].request
             num_cached += told_cached_tokens(request, output.num_cached_tokens, here.engine.block_size)
+    return [vectors[number] for number in range(len(requests))], num_cached
+
+
+async def _collected(
+    here: Services, name: str, requests: list[PreparedRequest], form: AnswerForm, names: Names
+) -> Response:
+    vectors, num_cached = await vectors_of(here, name, requests)
     num_tokens = sum(len(item.request.prompt_token_ids) for item in requests)
     body = {
         "id": name,
@@ -51,7 +86,7 @@ async def _collected(here: Services, name: str, requests: list[PreparedRequest],
         "created": now(),
         "model": here.model.name,
         "data": [
-            {"object": "embedding", "index": number, "embedding": _as_json(vectors[number], form.as_base64)}
+            {"object": names.kind, "index": number, names.field: _as_json(vectors[number], form.as_base64)}
             for number in range(len(requests))
         ],
         "usage": {

@@ -1,4 +1,4 @@
-"""/health, /health/live, /health/ready, /ping, /version."""
+"""/health, /health/live, /health/ready, /ping, /version, /load."""
 
 import re
 from typing import Any
@@ -47,6 +47,12 @@ def _public(problem: str) -> str:
     first_line = problem.partition("\n")[0]
     parts = [_PUBLIC.match(part.strip()) for part in first_line.split(";")]
     return "; ".join(part[0] for part in parts if part is not None) or "the engine is not running"
+
+
+@router.get("/load")
+async def load(request: Request) -> dict[str, int]:
+    """How many completions run and wait, in all API servers together."""
+    return {"server_load": services(request).engine.load().num_requests}
 
 
 @router.get("/version")

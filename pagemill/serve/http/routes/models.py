@@ -8,19 +8,19 @@ from pagemill.serve.http.state import services
 router = APIRouter()
 
 
-def _card(request: Request) -> ModelCard:
+def _card(request: Request, name: str) -> ModelCard:
     here = services(request)
-    return ModelCard(id=here.model.name, created=here.model.created, max_model_len=here.engine.max_model_len)
+    return ModelCard(id=name, created=here.model.created, max_model_len=here.engine.max_model_len)
 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
-    """The models served here."""
-    return ModelList(data=[_card(request)])
+    """The names of the model that is served here."""
+    return ModelList(data=[_card(request, name) for name in services(request).model.listed])
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> ModelCard:
-    """One of them, by name."""
+    """One of them, or one that an alias stands for."""
     services(request).model.check(name)
-    return _card(request)
+    return _card(request, name)

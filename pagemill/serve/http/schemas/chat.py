@@ -1,6 +1,7 @@
 """Body of POST /v1/chat/completions. Does not know templates."""
 
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from pydantic import field_validator, model_validator
@@ -26,6 +27,17 @@ RESERVED_TEMPLATE_NAMES = frozenset(
 """Names that a template gets from the server; a request cannot replace them."""
 
 
+@contextlib.contextmanager
+def naming_top_logprobs() -> Iterator[None]:
+    """In errors: `SamplingParams.logprobs` is the `top_logprobs` of a chat."""
+    try:
+        yield
+    except RequestError as error:
+        if error.field != "logprobs":
+            raise
+        raise RequestError(f"top_{error}", "top_logprobs") from error
+
+
 class ChatBody(GenerationBody):
     """A conversation to be continued."""
 
@@ -33,6 +45,10 @@ class ChatBody(GenerationBody):
     hints: ClassVar[Mapping[str, str]] = CHAT_HINTS
 
     messages: Any
+    logprobs: bool | None = None
+    """Log-probabilities of the answer's tokens."""
+    top_logprobs: int | None = None
+    """How many of the most likely tokens come with each of them; needs logprobs."""
     max_completion_tokens: int | None = None
     """The newer name of max_tokens; wins when both are given."""
     add_generation_prompt: bool | None = None
@@ -74,10 +90,16 @@ class ChatBody(GenerationBody):
             raise RequestError("chat_template_kwargs has a name that is not an identifier", "chat_template_kwargs")
         return self
 
-    def to_sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+    def to_sampling_params(self, defaults: SamplingParams, most_tokens: int | None = None) -> SamplingParams:
         """Sampling parameters; max_tokens None means the room in the context. Raises RequestError."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.sampling_params(defaults, limit)
+        params = self.sampling_params(defaults, limit, most_tokens)
+        if self.logprobs:
+            with naming_top_logprobs():
+                return params.replace(logprobs=self.top_logprobs or 0)
+        if self.top_logprobs:
+            raise RequestError(f"top_logprobs={self.top_logprobs} is not allowed without logprobs=true", "top_logprobs")
+        return params
 
     def leave_unread(self, variables: Collection[str]) -> None:
         """Name fields that set these variables of the template among those without effect: it does not read them."""

@@ -4,14 +4,22 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
 from pagemill.errors import RequestError
-from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
-from pagemill.serve.http.schemas.support import GENERATION_HINTS, GENERATION_REFUSED, Refused, check_extras, header_of
-from pagemill.serve.processing.checks import shown
+from pagemill.messages.beam_search import BeamSearchParams
+from pagemill.messages.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from pagemill.serve.http.schemas.base import PromptBody
+from pagemill.serve.http.schemas.forms import FORM_FIELDS, form_of
+from pagemill.serve.http.schemas.support import GENERATION_HINTS, GENERATION_REFUSED, Refused
+from pagemill.serve.http.token_details import TokenDetails
+from pagemill.utils.text import shown
 
 MAX_TEMPERATURE = 2.0
+MAX_BEAM_TOKENS = 2**31 - 1
+"""Of a search that the room in the context limits."""
+_OF_TOKENS = ("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids")
+"""Fields that ask for something of each token."""
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
@@ -31,22 +39,19 @@ class StreamOptions(BaseModel):
         return self
 
 
-class GenerationBody(BaseModel):
-    """What chat and text completions have in common. Types are strict; null means "not given"."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+class GenerationBody(PromptBody):
+    """What chat and text completions have in common."""
 
     sampling_fields: ClassVar[tuple[str, ...]] = (
         "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos",
         "include_stop_str_in_output", "skip_special_tokens", "presence_penalty", "frequency_penalty",
-        "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
+        "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "repetition_detection",
+        "prompt_logprobs", "logprob_token_ids",
     )  # fmt: skip
 
     refused: ClassVar[Mapping[str, Refused]] = GENERATION_REFUSED
     hints: ClassVar[Mapping[str, str]] = GENERATION_HINTS
-    _ignored: list[str] = PrivateAttr(default_factory=list)
 
-    model: str | None = None
     max_tokens: int | None = None
     n: int | None = None
     temperature: float | None = None
@@ -60,6 +65,31 @@ class GenerationBody(BaseModel):
     """Token ids -> numbers; the ids are texts in JSON, and integers after validation."""
     allowed_token_ids: Any = None
     bad_words: Any = None
+    repetition_detection: Any = None
+    use_beam_search: bool | None = None
+    """Search for the `n` sequences of highest score, instead of sampling n."""
+    length_penalty: float | None = None
+    """Of a beam search."""
+    response_format: Any = None
+    """The form of the output: text, json_object, json_schema or structural_tag."""
+    structured_outputs: Any = None
+    """The same, with regex, choice and grammar; one of the two, or of the next four."""
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
+    """What may stand between the parts of JSON that guided_json asks for."""
+    vllm_xargs: dict[str, Any] | None = None
+    """Arguments for logits processors of the server's own."""
+    prompt_logprobs: int | None = None
+    """Of each token of the prompt, with so many of the most likely ones; in answers that are not streamed."""
+    logprob_token_ids: Any = None
+    """Tokens whose log-probabilities come with each generated one, in place of the most likely."""
+    return_tokens_as_token_ids: bool | None = None
+    """Whether log-probabilities call tokens token_id:N instead of by their texts."""
+    return_token_ids: bool | None = None
+    """Whether the answer has the ids of the prompt's tokens and of its own."""
     seed: int | None = None
     stop: Any = None
     stop_token_ids: Any = None
@@ -67,15 +97,10 @@ class GenerationBody(BaseModel):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
-    """Whether the text gets the tokenizer's own begin-of-sequence token."""
     echo: bool | None = None
     """Begin each text with its prompt, or in a chat with the message that it continues."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    user: str | None = None
 
     @field_validator("stop", mode="plain")
     @classmethod
@@ -91,7 +116,12 @@ class GenerationBody(BaseModel):
             return value
         raise RequestError(f"bad_words={shown(value)} is not allowed: a list of texts", "bad_words")
 
-    @field_validator("stop_token_ids", "allowed_token_ids", mode="plain")
+    @field_validator("repetition_detection", mode="plain")
+    @classmethod
+    def _repetition(cls, value: Any) -> RepetitionDetectionParams | None:
+        return RepetitionDetectionParams.of(value)
+
+    @field_validator("stop_token_ids", "allowed_token_ids", "logprob_token_ids", mode="plain")
     @classmethod
     def _ids(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None or _is_list_of(int, value):
@@ -110,31 +140,88 @@ class GenerationBody(BaseModel):
         )
 
     @model_validator(mode="after")
-    def _extras_are_refused_or_named(self) -> "GenerationBody":
-        self._ignored = check_extras(self.model_extra or {}, self.refused, self.hints)
+    def _streams_can_be_had(self) -> "GenerationBody":
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed with stream=true", "stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs is not available with stream=true; send the request without", "prompt_logprobs"
+            )
         return self
-
-    @property
-    def ignored_fields(self) -> str:
-        """Names of fields without effect, as the value of a header; empty when there are none."""
-        return header_of(self._ignored)
 
     @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with its token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def sampling_params(self, defaults: SamplingParams, max_tokens: int | None) -> SamplingParams:
-        """What the body asks for, over the model's defaults. Raises RequestError."""
+    def token_details(self, params: SamplingParams) -> TokenDetails:
+        """What the answer says of its tokens; `params`: what was made of the body."""
+        return TokenDetails(
+            logprobs=params.num_candidates is not None,
+            prompt_logprobs=self.prompt_logprobs is not None,
+            names_ids=bool(self.return_tokens_as_token_ids),
+            token_ids=bool(self.return_token_ids),
+        )
+
+    def beam_params(self, params: SamplingParams) -> BeamSearchParams | None:
+        """The beam search that the body asks for, with the `max_tokens` of `params`; None: it asks for none. Raises
+        RequestError for fields that a search has no use for."""
+        if not self.use_beam_search:
+            if self.length_penalty not in (None, 1):
+                raise RequestError(
+                    f"length_penalty={self.length_penalty:g} is not allowed without use_beam_search=true",
+                    "length_penalty",
+                )
+            return None
+        kept = {"n", "ignore_eos", "include_stop_str_in_output"} | (
+            {"temperature"} if self.temperature in (0, 1) else set()
+        )
+        asked = [name for name in ("stream", "vllm_xargs", *self.sampling_fields) if getattr(self, name)]
+        values = {name: getattr(self, name, None) for name in _OF_TOKENS}
+        asked += [name for name, value in values.items() if value is not None and value is not False]  # 0 asks for one
+        for name in asked:
+            if name not in kept:
+                raise RequestError(f"{name} is not allowed with use_beam_search=true: leave it out", name)
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        return BeamSearchParams(
+            beam_width=self.n or 1,
+            max_tokens=MAX_BEAM_TOKENS if params.max_tokens is None else params.max_tokens,
+            ignore_eos=bool(self.ignore_eos),
+            length_penalty=penalty,
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+        )
+
+    def sampling_params(
+        self, defaults: SamplingParams, max_tokens: int | None, most_tokens: int | None = None
+    ) -> SamplingParams:
+        """What the body asks for, over the model's defaults. `most_tokens`: a max_tokens beyond it means that many,
+        as the model recommends; None: there is no such limit. Raises RequestError."""
         if self.temperature is not None and self.temperature > MAX_TEMPERATURE:
             raise RequestError(
                 f"temperature={self.temperature:g} is not allowed: 0 to {MAX_TEMPERATURE:g}", "temperature"
             )
         given = {name: getattr(self, name) for name in self.sampling_fields if getattr(self, name) is not None}
+        if self.use_beam_search:  # nothing is drawn
+            defaults = SamplingParams()
+            given.pop("temperature", None)
+        if self.vllm_xargs:
+            given["extra_args"] = self.vllm_xargs
+        form = form_of({name: getattr(self, name) for name in FORM_FIELDS}, self.guided_whitespace_pattern)
+        if form is not None and self.use_beam_search:
+            raise RequestError("use_beam_search is not allowed where the output must have a form", "use_beam_search")
+        if form is not None:
+            given["structured_outputs"] = form
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
-        return defaults.replace(**given, max_tokens=max_tokens, output_kind=kind)
+        params = defaults.replace(**given, max_tokens=max_tokens, output_kind=kind)
+        if most_tokens is None or (params.max_tokens is not None and params.max_tokens <= most_tokens):
+            return params
+        if params.min_tokens > most_tokens:
+            raise RequestError(
+                f"min_tokens={params.min_tokens} is not allowed: at most {most_tokens} tokens are generated, the "
+                "max_new_tokens of the generation config",
+                "min_tokens",
+            )
+        return params.replace(max_tokens=most_tokens)
 
 
 def _is_list_of(kind: type, value: Any) -> bool:

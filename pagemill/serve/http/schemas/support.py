@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pagemill.errors import RequestError
-from pagemill.serve.processing.checks import shown
+from pagemill.utils.text import shown
 
 IGNORED_FIELDS_HEADER = "X-Pagemill-Ignored-Fields"
 _MAX_NAMES = 16
@@ -26,8 +26,6 @@ class Refused(NamedTuple):
     """Values, besides null, that ask for nothing: they are accepted."""
 
 
-_NO_LOGPROBS = "leave it out; there are no logprobs yet"
-_NO_GRAMMAR = "leave it out and describe the form in the prompt; there is no structured output yet"
 _USE_TOOLS = "use tools and tool_choice"
 _CHAT_ONLY = "use /v1/chat/completions; a text has neither tools nor reasoning"
 _NO_MEDIA = "leave it out; this server takes text only"
@@ -37,26 +35,12 @@ _SHORTEN = "send a shorter input; nothing is cut silently"
 _SAMPLING: dict[str, Refused] = {
     "best_of": Refused("use n, and choose", (1,)),
     "detokenize": Refused("leave it out; answers have text", (True,)),
-    "length_penalty": Refused("leave it out; there is no beam search", (1,)),
-    "logits_processors": Refused("leave it out; processors are no part of a request", ([],)),
-    "logprob_token_ids": Refused(_NO_LOGPROBS, ([],)),
-    "logprobs": Refused(_NO_LOGPROBS, (False,)),
-    "prompt_logprobs": Refused(_NO_LOGPROBS),
-    "repetition_detection": Refused("leave it out, or use max_tokens; repetition is not looked for yet"),
-    "return_token_ids": Refused("leave it out; answers have text only", (False,)),
-    "return_tokens_as_token_ids": Refused(_NO_LOGPROBS, (False,)),
+    "logits_processors": Refused("start the server with --logits-processors, and send vllm_xargs", ([],)),
     "thinking_token_budget": Refused("leave it out, or use max_tokens; how much is thought cannot be limited yet"),
-    "top_logprobs": Refused(_NO_LOGPROBS, (0,)),
-    "use_beam_search": Refused("use n with a temperature; there is no beam search", (False,)),
+    "top_logprobs": Refused("use logprobs, which is a number here", (0,)),
 }
 _GRAMMAR: dict[str, Refused] = {
-    "guided_choice": Refused(_NO_GRAMMAR),
-    "guided_grammar": Refused(_NO_GRAMMAR),
-    "guided_json": Refused(_NO_GRAMMAR),
-    "guided_regex": Refused(_NO_GRAMMAR),
-    "response_format": Refused(_NO_GRAMMAR, ({"type": "text"},)),
-    "structural_tag": Refused(_NO_GRAMMAR),
-    "structured_outputs": Refused(_NO_GRAMMAR),
+    "structural_tag": Refused("use structured_outputs.structural_tag, or response_format of type structural_tag"),
 }
 _PLUMBING: dict[str, Refused] = {
     "ec_transfer_params": Refused("leave it out; nothing is handed over between servers yet", ({},)),
@@ -67,7 +51,6 @@ _PLUMBING: dict[str, Refused] = {
     "suffix": Refused("send the beginning only; nothing is filled in between", ("",)),
     "stream_interval": Refused("leave it out; every token is sent when it is there", (1,)),
     "truncate_prompt_tokens": Refused(_SHORTEN),
-    "vllm_xargs": Refused("leave it out; there is nothing that reads it", ({},)),
 }
 _MESSAGES: dict[str, Refused] = {
     "audio": Refused(_NO_MEDIA),
@@ -82,13 +65,23 @@ _MESSAGES: dict[str, Refused] = {
     "verbosity": Refused("say in a message how long the answer shall be", ("medium",)),
     "web_search_options": Refused(_WRITE_IT_OUT),
 }
-_DECLARED_BY_CHATS = ("include_reasoning", "parallel_tool_calls", "tool_choice", "tools")
+_DECLARED_BY_CHATS = ("include_reasoning", "parallel_tool_calls", "tool_choice", "tools", "top_logprobs")
 GENERATION_REFUSED = _SAMPLING | _GRAMMAR | _PLUMBING | _MESSAGES
 CHAT_REFUSED = {name: rule for name, rule in GENERATION_REFUSED.items() if name not in _DECLARED_BY_CHATS}
 EMBEDDINGS_REFUSED: dict[str, Refused] = {
     "embed_dtype": Refused("leave it out; numbers are of 32 bits", ("float32",)),
     "endianness": Refused("leave it out; base64 is little-endian", ("native", "little")),
     "messages": Refused("send input"),
+    "mm_processor_kwargs": Refused(_NO_MEDIA, ({},)),
+    "truncate_prompt_tokens": Refused(_SHORTEN),
+}
+
+TOKENIZE_REFUSED: dict[str, Refused] = {
+    "chat_template": Refused("start the server with --chat-template"),
+    "mm_processor_kwargs": Refused(_NO_MEDIA, ({},)),
+}
+
+SCORES_REFUSED: dict[str, Refused] = {
     "mm_processor_kwargs": Refused(_NO_MEDIA, ({},)),
     "truncate_prompt_tokens": Refused(_SHORTEN),
 }
@@ -102,8 +95,7 @@ HINTS: dict[str, str] = {
     "user": _OF_OTHERS,
 }
 GENERATION_HINTS: dict[str, str] = HINTS | {
-    "guided_decoding_backend": "says how guided_* works, which is refused",
-    "guided_whitespace_pattern": "says how guided_* works, which is refused",
+    "guided_decoding_backend": "there is one",
     "parallel_tool_calls": "a text calls no tools",
     "prediction": "may make an answer faster, and never changes it",
     "prompt_cache_key": "prefixes are found by what they are",
@@ -112,6 +104,56 @@ GENERATION_HINTS: dict[str, str] = HINTS | {
     "spaces_between_special_tokens": "special tokens that are shown have no spaces between them but those of the text",
 }
 CHAT_HINTS = {name: why for name, why in GENERATION_HINTS.items() if name not in _DECLARED_BY_CHATS}
+
+
+ANTHROPIC_REFUSED: dict[str, Refused] = {
+    "chat_template": Refused("start the server with --chat-template"),
+    "container": Refused("leave it out; nothing is run on the server"),
+    "mcp_servers": Refused("connect to them from the client, and send their tools", ([],)),
+}
+ANTHROPIC_HINTS: dict[str, str] = {
+    "betas": "they are not told apart",
+    "cache_control": "prefixes are found by what they are",
+    "context_management": "nothing is taken out of a conversation",
+    "diagnostics": "nothing is said about the cache beyond usage",
+    "inference_geo": "there is one place",
+    "metadata": _OF_OTHERS,
+    "service_tier": "there is one",
+    "speed": "there is one",
+    "user_profile_id": _OF_OTHERS,
+    "workspace_id": _OF_OTHERS,
+}
+
+
+OLLAMA_REFUSED: dict[str, Refused] = {
+    "context": Refused("send the conversation to /api/chat", ([],)),
+    "images": Refused(_NO_MEDIA, ([],)),
+    "logprobs": Refused("use /v1/chat/completions", (False,)),
+    "suffix": Refused("send the beginning only; nothing is filled in between", ("",)),
+    "template": Refused("start the server with --chat-template", ("",)),
+    "top_logprobs": Refused("use /v1/chat/completions", (0,)),
+}
+OLLAMA_HINTS: dict[str, str] = {"keep_alive": "the model stays as long as the server runs"}
+OLLAMA_OPTIONS_REFUSED: dict[str, Refused] = {
+    "mirostat": Refused("use temperature, top_p or min_p", (0,)),
+    "tfs_z": Refused("use top_p or min_p", (1,)),
+    "typical_p": Refused("use top_p or min_p", (1,)),
+}
+_OF_THE_START = "chosen when the server is started"
+OLLAMA_OPTION_HINTS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu",
+            "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only",
+        ),
+        _OF_THE_START,
+    ),
+    "mirostat_eta": "of mirostat",
+    "mirostat_tau": "of mirostat",
+    "num_keep": "nothing is taken out of a context",
+    "penalize_newline": "a line break is a token like others",
+    "repeat_last_n": "repeat_penalty looks at all tokens",
+}  # fmt: skip
 
 
 def check_extras(extra: Mapping[str, Any], refused: Mapping[str, Refused], hints: Mapping[str, str]) -> list[str]:
@@ -130,9 +172,9 @@ def check_extras(extra: Mapping[str, Any], refused: Mapping[str, Refused], hints
 def header_of(unknown: Iterable[str]) -> str:
     """Names of fields as the value of a header: a bounded number of bounded names, in characters that are safe."""
     names = list(unknown)
-    told = [_NOT_IN_NAMES.sub("?", name[:_MAX_NAME_CHARS]) for name in names[:_MAX_NAMES]]
+    named = [_NOT_IN_NAMES.sub("?", name[:_MAX_NAME_CHARS]) for name in names[:_MAX_NAMES]]
     more = [f"and {len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
-    return ", ".join(told + more)
+    return ", ".join(named + more)
 
 
 def _is_neutral(rule: Refused, value: Any) -> bool:

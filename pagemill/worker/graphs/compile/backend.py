@@ -47,7 +47,7 @@ COMPILERS: Mapping[str, Compile] = {"eager": compile_eager, "inductor": compile_
 
 @dataclass(frozen=True)
 class PieceTools:
-    """What is done with a piece beside compiling it."""
+    """What is done with a piece in addition to compiling it."""
 
     wrap: WrapPiece
     """Makes a compiled piece one that is captured and replayed."""

@@ -33,7 +33,8 @@ class SplitGraph:
 def split(graph: GraphModule, ops: Collection[str]) -> SplitGraph:
     """Cut at every call of one of `ops`, written namespace::name. With none, there is one piece."""
     piece_of: dict[Node, int] = {}
-    cuts, current = set(), 0
+    cuts = set()
+    current = 0
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):
             continue

@@ -8,8 +8,7 @@ from torch import Tensor
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest
 from pagemill.worker.batch.input_batch import SampledRows
-from pagemill.worker.sampling.context import SamplerContext
-from pagemill.worker.sampling.processors.interface import LogitsProcessor
+from pagemill.worker.sampling.processors.per_slot import PerSlotProcessor
 
 _ANY = -2
 """In a prefix, before its first token: anything matches, and nothing too."""
@@ -24,35 +23,25 @@ class _Words(NamedTuple):
     """[W] int64."""
 
 
-class BadWordsProcessor(LogitsProcessor):
+class BadWordsProcessor(PerSlotProcessor[_Words]):
     """Keeps the sequences of the slots that have some."""
 
     reads_tokens = True
 
-    def __init__(self, context: SamplerContext) -> None:
-        super().__init__(context)
-        self._words: dict[int, _Words] = {}
-
-    def add(self, new: NewRequest) -> bool:
-        self.remove(new.slot)
-        words = new.params.bad_words_token_ids if isinstance(new.params, SamplingParams) else None
+    def state_of(self, new: NewRequest, params: SamplingParams) -> _Words | None:
+        words = params.bad_words_token_ids
         if not words:
-            return False
+            return None
         longest = max(map(len, words)) - 1
         prefixes = torch.tensor([[_ANY] * (longest + 1 - len(word)) + list(word[:-1]) for word in words]).long()
-        last, device = torch.tensor([word[-1] for word in words]), self.context.device
-        self._words[new.slot] = _Words(prefixes.to(device, non_blocking=True), last.to(device, non_blocking=True))
-        return True
-
-    def remove(self, slot: int) -> None:
-        self._words.pop(slot, None)
+        return _Words(self.sent(prefixes), self.sent(torch.tensor([word[-1] for word in words])))
 
     def apply(self, logits: Tensor, rows: SampledRows) -> None:
-        words = [self._words[slot] for slot in rows.slots.tolist()]
+        words = [self.states[slot] for slot in rows.slots.tolist()]
         longest = max(one.prefixes.shape[1] for one in words)
-        said = self.context.history.last_outputs(rows, longest)
+        generated = self.context.history.last_outputs(rows, longest)
         for row, (prefixes, last) in enumerate(words):
-            tail = said[row, longest - prefixes.shape[1] :]
+            tail = generated[row, longest - prefixes.shape[1] :]
             matches = ((prefixes == tail) | (prefixes == _ANY)).all(1)
             # Added, not assigned: several words may end with the same token.
             logits[row].index_add_(

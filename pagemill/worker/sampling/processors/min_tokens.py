@@ -1,6 +1,7 @@
 """min_tokens: stop tokens cannot be sampled before a request has generated that many tokens."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,41 +10,45 @@ from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest
 from pagemill.worker.batch.input_batch import SampledRows
 from pagemill.worker.sampling.context import SamplerContext
-from pagemill.worker.sampling.processors.interface import LogitsProcessor
+from pagemill.worker.sampling.processors.per_slot import PerSlotProcessor
 
 
-class MinTokensProcessor(LogitsProcessor):
+class _NoStop(NamedTuple):
+    """Until when a slot must not stop, and by what it does, where the logits are."""
+
+    allowed_from: int
+    """Position."""
+    stop_ids: Tensor
+
+
+class MinTokensProcessor(PerSlotProcessor[_NoStop]):
     """Keeps, for slots that ask for it, the position from which stopping is allowed, and the stop token ids."""
 
     def __init__(self, context: SamplerContext) -> None:
         super().__init__(context)
-        self._allowed_from: dict[int, int] = {}
-        self._stop_ids: dict[int, Tensor] = {}
         self._done: list[int] = []
 
-    def add(self, new: NewRequest) -> bool:
-        self.remove(new.slot)
-        params = new.params
-        if not isinstance(params, SamplingParams):
-            return False
+    def state_of(self, new: NewRequest, params: SamplingParams) -> _NoStop | None:
         stop_ids = params.stop_token_ids or ()
         allowed_from = new.num_prompt_tokens + params.min_tokens
         if not stop_ids or len(new.token_ids) >= allowed_from:
-            return False
-        self._allowed_from[new.slot] = allowed_from
-        self._stop_ids[new.slot] = torch.tensor(stop_ids).to(self.context.device, non_blocking=True)
-        return True
-
-    def remove(self, slot: int) -> None:
-        self._allowed_from.pop(slot, None)
-        self._stop_ids.pop(slot, None)
+            return None
+        return _NoStop(allowed_from, self.sent(torch.tensor(stop_ids)))
 
     def apply(self, logits: Tensor, rows: SampledRows) -> None:
+        before = -1
         for row, slot in enumerate(rows.slots.tolist()):
-            allowed_from, position = self._allowed_from[slot], rows.positions[row]
-            if position < allowed_from:
-                logits[row].index_fill_(0, self._stop_ids[slot], -torch.inf)
-            if position + 1 >= allowed_from:  # this was the last token that must not end the output
+            # A slot that verifies drafts has several rows. Only the first is sure to be kept: it alone says what is
+            # over, and later rows of a slot that has nothing left to do may end the output.
+            first = slot != before
+            before = slot
+            state = self.states.get(slot)
+            if state is None:
+                continue
+            position = rows.positions[row]
+            if position < state.allowed_from:
+                logits[row].index_fill_(0, state.stop_ids, -torch.inf)
+            if first and position + 1 >= state.allowed_from:  # this was the last token that must not end the output
                 self.remove(slot)
                 self._done.append(slot)
 

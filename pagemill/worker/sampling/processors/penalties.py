@@ -31,7 +31,8 @@ class PenaltiesProcessor(LogitsProcessor):
         self._slots = LatestUpload(context.device)
 
     def add(self, new: NewRequest) -> bool:
-        params, slot = new.params, new.slot
+        params = new.params
+        slot = new.slot
         if not isinstance(params, SamplingParams):
             return False
         self._repeats[slot] = params.repetition_penalty != 1
@@ -41,9 +42,6 @@ class PenaltiesProcessor(LogitsProcessor):
         values = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self._values[slot].copy_(torch.tensor(values), non_blocking=True)
         return True
-
-    def remove(self, slot: int) -> None:
-        """A slot's next request says everything anew."""
 
     def apply(self, logits: Tensor, rows: SampledRows) -> None:
         history = self.context.history

@@ -9,5 +9,7 @@ def register(catalogue: Catalogue) -> None:
     catalogue.attention.add("EXAMPLE_ATTN", "pagemill_example.attention:ExampleBackend")
     catalogue.platforms.add("example", "pagemill_example.platform:ExamplePlatform")
     catalogue.logits.add("example", "pagemill_example.logits:OnlyEvenTokens")
+    catalogue.logits.add("example_rule", "pagemill_example.extension_worker:ByRule")
+    catalogue.step_extensions.add("example", "pagemill_example.extension:EXTENSION")
     catalogue.endpoints.add("example", "pagemill_example.endpoint:router")
     catalogue.stat_loggers.add("example", "pagemill_example.stats:TokenCounter")

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from pagemill.bench.result import write_json
 from pagemill.bench.scheduler.measure import Measured, Side
-from pagemill.bench.scheduler.report import figures, table, write_json
+from pagemill.bench.scheduler.report import figures, table
 from pagemill.errors import ConfigError
 
 

@@ -68,7 +68,7 @@ class Telling(ProcessWorker):
 def ray(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_actor, "PULSE_S", 0.05)
-    monkeypatch.setattr(ray_workers, "DEATH_NEWS_GRACE_S", 0.5)
+    monkeypatch.setattr(ray_workers, "DEATH_REPORT_GRACE_S", 0.5)
     create = ray_actor.socket.create_server  # every node is here
     monkeypatch.setattr(ray_actor.socket, "create_server", lambda address: create(("127.0.0.1", address[1])))
     released.clear()

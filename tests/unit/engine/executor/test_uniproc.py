@@ -7,6 +7,7 @@ import pytest
 from pagemill.catalog.executors import EXECUTORS
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.errors import ConfigError, EngineDeadError
+from pagemill.messages.extensions import SamplingPayloads
 from tests.fakes.engine_setup import Client, core_request, make_core
 from tests.fakes.scripted_worker import ScriptedWorker, alone
 
@@ -99,8 +100,8 @@ class AheadWorker(ScriptedWorker):
         super().__init__(*args)
         self.asked = []
 
-    def sample_tokens(self):
-        output = super().sample_tokens().result()
+    def sample_tokens(self, payloads=None):
+        output = super().sample_tokens(payloads).result()
         worker = self
 
         class Soon:
@@ -125,3 +126,23 @@ def test_a_worker_that_runs_ahead_needs_no_thread():
     client.run()
     assert client.tokens["a"] == alone(core_request("a", 3, max_tokens=5), worker.group_specs, worker.vocab_size, 64)
     assert worker.asked == sorted(worker.asked)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_goes_with_the_call_that_samples_arrives_there(overlap):
+    told = []
+
+    class Listening(ScriptedWorker):
+        def sample_tokens(self, payloads=None):
+            told.append(payloads)
+            return super().sample_tokens()
+
+    core, _ = make_core(overlap=overlap, worker=Listening())
+    executor = core._executor
+    core.add(core_request("a", 5))
+    step = core._scheduler.schedule()
+    executor.execute_model(step)
+    payloads = SamplingPayloads(toy=3)
+    assert executor.sample_tokens(payloads).result().step_id == step.step_id
+    assert told == [payloads]
+    core.shutdown()

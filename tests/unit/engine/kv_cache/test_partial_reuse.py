@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.request import Request
 from pagemill.errors import ConfigError
+from pagemill.messages.block_copies import BlockCopy
 from pagemill.messages.engine_io import LoRARequest, MultimodalItem
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
-from pagemill.messages.step import BlockCopy
 from tests.fakes.engine_setup import chunked, core_request, full, mamba, sliding
 
 TOKENS = list(range(100, 200))
@@ -33,7 +33,7 @@ def begin(kv, request, num_tokens=None):
     tables = kv.begin(request, prefix, num_tokens)
     kv.commit(request, num_tokens)
     kv.check_integrity()
-    return prefix.num_tokens, tables[0], prefix.copies(tables)
+    return prefix.num_tokens, tables[0], kv.take_copies()
 
 
 def cached(kv, prompt, **options):

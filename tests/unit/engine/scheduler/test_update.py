@@ -5,10 +5,12 @@ import pytest
 
 from pagemill.engine.request import Request
 from pagemill.engine.scheduler.slots import SlotStates
-from pagemill.engine.scheduler.update import SlotTokens, apply_tokens, report
+from pagemill.engine.scheduler.update import SlotTokens, apply_tokens, note_known_logprobs, report
 from pagemill.messages.engine_io import FinishReason
-from pagemill.messages.step import NO_TOKEN
+from pagemill.messages.logprobs import joined
+from pagemill.messages.step import NO_TOKEN, KnownLogprobs
 from tests.fakes.engine_setup import core_request
+from tests.fakes.fake_core import logprobs_of
 
 
 def running(*requests, max_model_len=100):
@@ -102,3 +104,38 @@ def test_a_slot_without_a_token_ends_with_an_error(num_stop_ids, min_tokens):
     outputs = report(states, new, finished).outputs
     assert [output.new_token_ids for output in outputs] == [[5], [], [6]]
     assert [states.flush(slot).token_ids[-1] for slot in slots.tolist()] == [5, requests[1].prompt_token_ids[-1], 6]
+
+
+def test_each_prompt_logprob_is_noted_once_whatever_steps_were_in_flight_at_a_preemption():
+    """A pipeline may admit a preempted request again while parts of its first run are still on their way; the second
+    run's parts begin and end elsewhere."""
+    request = Request(core_request("a", 13), sequence=0, max_model_len=100)
+    parts = [(0, 4), (4, 8), (0, 6), (6, 12)]  # two steps of the first run, two of the second
+    for start, end in parts:
+        part = KnownLogprobs("a", 1 + start, logprobs_of(range(start, end), 1))
+        note_known_logprobs({"a": request}, [part, KnownLogprobs("gone", 1, logprobs_of([1], 1))])
+    assert joined(request.prompt_logprobs).token_ids[:, 0].tolist() == list(range(12))
+
+
+def test_each_logprob_of_forced_tokens_is_noted_once_and_told_with_the_next_sampled_token():
+    states = running(core_request("a", 3, max_tokens=9, logprobs=1))
+    request = states.occupant(0)
+    request.forced.unscored_from = 5
+    for start, end in [(4, 5), (5, 7), (5, 6), (6, 9), (12, 13)]:
+        note_known_logprobs({"a": request}, [KnownLogprobs("a", start, logprobs_of(range(start, end), 1))])
+    assert request.forced.unscored_from == 9
+    new = SlotTokens(states.running, np.array([5, 6, 7, 8, 20]), np.array([5]))
+    (output,) = report(states, new, {}, {0: logprobs_of([20], 3)}).outputs
+    assert output.logprobs.token_ids[:, 0].tolist() == output.new_token_ids == [5, 6, 7, 8, 20]
+    assert not request.forced.logprobs
+
+
+def test_prompt_logprobs_are_told_once_and_not_kept():
+    states = running(core_request("a", 3, max_tokens=9, prompt_logprobs=1))
+    request = states.occupant(0)
+    note_known_logprobs({"a": request}, [KnownLogprobs("a", 1, logprobs_of([4, 5], 1))])
+    for expected in ([4, 5], None):
+        new, finished = apply_tokens(states, SlotTokens(states.running, np.array([7])))
+        found = [item.prompt_logprobs for item in report(states, new, finished).outputs]
+        assert [item.token_ids[:, 0].tolist() for item in found if item] == ([expected] if expected else [])
+        assert not request.prompt_logprobs

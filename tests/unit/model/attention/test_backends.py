@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pagemill.catalog.attention import ATTENTION
-from pagemill.model.attention.interface import AttentionLayerSpec, CommonAttentionMetadata
+from pagemill.model.attention.capability import AttentionLayerSpec
+from pagemill.model.attention.interface import CommonAttentionMetadata
 from pagemill.model.kernels.reference import packed_cache, quantized_rows
 from tests.marks import slow
 
@@ -106,7 +107,7 @@ def make(shape, traits, batch, block_size=16, dtype=torch.float32, seed=0):
 
 
 def skip_unless_available(name: str) -> None:
-    reasons = ATTENTION.resolve(name).missing(AttentionLayerSpec(1, 1, 64, 1.0), "cpu", "float32")
+    reasons = ATTENTION.resolve(name).unsupported(AttentionLayerSpec(1, 1, 64, 1.0), "cpu", "float32")
     if reasons:
         pytest.skip(f"{name}: {reasons}")
 

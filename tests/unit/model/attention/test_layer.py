@@ -6,7 +6,7 @@ import torch
 from pagemill.catalog.attention import ATTENTION
 from pagemill.errors import ModelError, PagemillError
 from pagemill.messages.kv_spec import ChunkedLocalSpec, FullAttentionSpec, SharedKVSpec, SlidingWindowSpec
-from pagemill.model.attention.interface import AttentionLayerSpec
+from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
 
 
@@ -46,8 +46,8 @@ def test_a_backend_without_chunks_is_not_chosen_for_them():
     capability = ATTENTION.resolve("TORCH_CPU").capability
     plain = type(capability)(capability.devices, capability.dtypes)
     spec = AttentionLayerSpec(4, 2, 8, 1.0, chunk_size=8)
-    assert plain.missing(spec, "cpu", "float32") == ["chunked local attention not supported"]
-    assert capability.missing(spec, "cpu", "float32") == []
+    assert plain.unsupported(spec, "cpu", "float32") == ["chunked local attention not supported"]
+    assert capability.unsupported(spec, "cpu", "float32") == []
 
 
 def test_a_cache_of_one_byte_floats_has_scales():

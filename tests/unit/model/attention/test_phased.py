@@ -5,8 +5,8 @@ import torch
 
 from pagemill.model.attention.backends.torch_cpu import TorchCpuBackend
 from pagemill.model.attention.backends.torch_paged import TorchPagedBackend
+from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.graph_support import AttentionCGSupport
-from pagemill.model.attention.interface import AttentionLayerSpec
 from pagemill.model.attention.phased import phased
 from tests.fakes.paged_attention import PagedCase
 

@@ -6,15 +6,14 @@ import pytest
 
 from pagemill.catalog.attention import ATTENTION, cuda_order, register_backend
 from pagemill.errors import ConfigError
-from pagemill.model.attention import flash_providers
-from pagemill.model.attention.backends import flashinfer, triton_attn
+from pagemill.model.attention import flash_providers, interface
 from pagemill.model.attention.backends.triton_attn import TritonBackend
-from pagemill.model.attention.capability import Surroundings
-from pagemill.model.attention.interface import AttentionLayerSpec
-from pagemill.model.attention.selector import Chooser, Wishes, choose
+from pagemill.model.attention.capability import AttentionContext, AttentionLayerSpec
+from pagemill.model.attention.known_elsewhere import KNOWN_ELSEWHERE
+from pagemill.model.attention.selector import BackendPreferences, BackendSelector, choose
 
 SPEC = AttentionLayerSpec(4, 2, 64, 0.125)
-SM80, SM90, SM100 = Surroundings((8, 0)), Surroundings((9, 0)), Surroundings((10, 0))
+SM80, SM90, SM100 = AttentionContext((8, 0)), AttentionContext((9, 0)), AttentionContext((10, 0))
 
 
 class OwnBackend(TritonBackend):
@@ -26,8 +25,7 @@ def everything_installed(monkeypatch):
     monkeypatch.setattr(flash_providers, "find_spec", lambda name: name)
     monkeypatch.setattr(flash_providers, "_in_package", lambda package, folder: True)
     monkeypatch.setattr(flash_providers, "_torch_takes_blocks", lambda: True)
-    monkeypatch.setattr(flashinfer, "find_spec", lambda name: name)
-    monkeypatch.setattr(triton_attn, "find_spec", lambda name: name)
+    monkeypatch.setattr(interface, "find_spec", lambda name: name)
     flash_providers.providers.cache_clear()
     yield
     flash_providers.providers.cache_clear()
@@ -37,7 +35,7 @@ def everything_installed(monkeypatch):
 def nothing_installed(monkeypatch):
     monkeypatch.setattr(flash_providers, "providers", lambda compute: [])
     monkeypatch.setattr("pagemill.model.attention.backends.flash_attn.providers", lambda compute: [])
-    monkeypatch.setattr(flashinfer, "find_spec", lambda name: None)
+    monkeypatch.setattr(interface, "find_spec", lambda name: None if name == "flashinfer" else name)
 
 
 @pytest.fixture
@@ -106,7 +104,7 @@ def test_orders_of_gpus():
     ],
 )
 def test_what_is_chosen_on_gpus(compute, spec, dtype, settings, expected):
-    where = Surroundings(compute, **settings)
+    where = AttentionContext(compute, **settings)
     assert on_gpu(where, dataclasses.replace(SPEC, **spec), dtype).name == expected
 
 
@@ -140,29 +138,31 @@ def test_all_reasons_are_listed_for_a_gpu():
 @pytest.mark.usefixtures("everything_installed")
 def test_the_version_of_flash_attention_can_be_asked_for():
     def provider(**settings):
-        return on_gpu(Surroundings((9, 0), **settings), requested="FLASH_ATTN").impl.provider
+        return on_gpu(AttentionContext((9, 0), **settings), requested="FLASH_ATTN").impl.provider
 
     assert (provider().name, provider().version) == ("flash_attn_interface", 3)
     assert (provider(flash_attn_version=2).name, provider(block_size=16).version) == ("vllm.vllm_flash_attn", 3)
     assert on_gpu(SM90) is on_gpu(SM90), "one class, so that layers are planned together"
     with pytest.raises(ConfigError, match=r"\['FlashAttention 3 not installed"):
-        on_gpu(Surroundings((8, 0), flash_attn_version=3), requested="FLASH_ATTN")
+        on_gpu(AttentionContext((8, 0), flash_attn_version=3), requested="FLASH_ATTN")
 
 
 def test_layers_and_phases_have_backends_of_their_own():
-    wishes = Wishes("TORCH_CPU", layers={"*.1.attn": "FLEX_ATTENTION", "*.attn": "TRITON_ATTN"})
+    wishes = BackendPreferences("TORCH_CPU", layers={"*.1.attn": "FLEX_ATTENTION", "*.attn": "TRITON_ATTN"})
     assert wishes.of("model.1.attn") == "FLEX_ATTENTION"
     assert wishes.of("model.2.attn") == "TRITON_ATTN"
     assert wishes.of("other") == "TORCH_CPU"
     order = cuda_order((9, 0))
-    both = Chooser("cuda", "bfloat16", order, Wishes(prefill="FLEX_ATTENTION", decode="TRITON_ATTN"), SM90)
+    both = BackendSelector(
+        "cuda", "bfloat16", order, BackendPreferences(prefill="FLEX_ATTENTION", decode="TRITON_ATTN"), SM90
+    )
     assert both(SPEC).name == "FLEX_ATTENTION+TRITON_ATTN"
     assert both(SPEC) is both(SPEC)
-    only = Chooser("cuda", "bfloat16", order, Wishes("TRITON_ATTN", prefill="TRITON_ATTN"), SM90)
+    only = BackendSelector("cuda", "bfloat16", order, BackendPreferences("TRITON_ATTN", prefill="TRITON_ATTN"), SM90)
     assert only(SPEC) is TritonBackend
     with pytest.raises(ConfigError, match="keep the KV cache in different shapes"):
-        mixed = Wishes(prefill="TORCH_PAGED", decode="TRITON_ATTN")
-        Chooser("cuda", "bfloat16", order, mixed, SM90)(SPEC)
+        mixed = BackendPreferences(prefill="TORCH_PAGED", decode="TRITON_ATTN")
+        BackendSelector("cuda", "bfloat16", order, mixed, SM90)(SPEC)
 
 
 @pytest.mark.usefixtures("registry")
@@ -180,28 +180,28 @@ def test_every_name_of_the_catalogue_says_what_it_can_do():
     for name in ATTENTION:
         backend = ATTENTION.resolve(name)
         assert backend.name == name
-        assert backend.missing(SPEC, "nowhere", "float32")
+        assert backend.unsupported(SPEC, "nowhere", "float32")
 
 
 def test_a_cpu_keeps_the_models_own_type():
-    one_byte = Surroundings(kv_cache_dtype="fp8", block_size=16)
+    one_byte = AttentionContext(kv_cache_dtype="fp8", block_size=16)
     allowed = (
         r"CPU_ATTN: kv cache dtype fp8 not supported \(allowed: auto, float32, int8, int8_per_token_head\); TORCH_CPU"
     )
     with pytest.raises(ConfigError, match=allowed):
         choose(SPEC, "cpu", "float32", None, ("CPU_ATTN", "TORCH_CPU"), one_byte)
-    same = Surroundings(kv_cache_dtype="float32")
+    same = AttentionContext(kv_cache_dtype="float32")
     assert choose(SPEC, "cpu", "float32", "TORCH_CPU", (), same).name == "TORCH_CPU"
     with pytest.raises(ConfigError, match="kv cache dtype bfloat16 not supported"):
-        choose(SPEC, "cpu", "float32", "TORCH_CPU", (), Surroundings(kv_cache_dtype="bfloat16"))
+        choose(SPEC, "cpu", "float32", "TORCH_CPU", (), AttentionContext(kv_cache_dtype="bfloat16"))
 
 
 @pytest.mark.parametrize("name", ["int8", "int8_per_token_head"])
 def test_integers_are_for_cpus(name):
     """Native where blocks and heads are multiples of 16, else in torch; GPUs say what they can keep."""
-    where = Surroundings(kv_cache_dtype=name, block_size=16)
+    where = AttentionContext(kv_cache_dtype=name, block_size=16)
     order = ("CPU_ATTN", "TORCH_CPU")
-    native = ATTENTION.resolve("CPU_ATTN").missing(SPEC, "cpu", "bfloat16") == []
+    native = ATTENTION.resolve("CPU_ATTN").unsupported(SPEC, "cpu", "bfloat16") == []
     assert choose(SPEC, "cpu", "bfloat16", None, order, where).name == ("CPU_ATTN" if native else "TORCH_CPU")
     narrow = dataclasses.replace(SPEC, head_size=24)
     assert choose(narrow, "cpu", "bfloat16", None, order, where).name == "TORCH_CPU"
@@ -215,3 +215,10 @@ def test_integers_are_for_cpus(name):
         choose(SPEC, "cpu", "bfloat16", "CPU_ATTN", (), dataclasses.replace(where, block_size=8))
     with pytest.raises(ConfigError, match=rf"kv cache dtype {name} not supported \(allowed: auto, bfloat16, fp8"):
         choose(SPEC, "cuda", "bfloat16", "TRITON_ATTN", (), where)
+
+
+@pytest.mark.parametrize("name", KNOWN_ELSEWHERE)
+def test_a_backend_of_other_engines_is_refused_with_its_reasons(name):
+    assert name not in ATTENTION
+    with pytest.raises(ConfigError, match=f"Selected backend {name} is not valid .*device nowhere not supported"):
+        choose(SPEC, "nowhere", "float32", name, ())

@@ -10,7 +10,6 @@ from pagemill.model.kernels.linear import (
     SILU,
     linear,
     pack_bf16,
-    unpack_bf16,
     with_bias,
 )
 from pagemill.model.kernels.ops import gated
@@ -82,4 +81,5 @@ def test_a_gate_equals_the_activation_after_the_product(isa: str, gate: int, nam
 @pytest.mark.parametrize("outputs", [PANEL, 70, 1])
 def test_a_packed_weight_can_be_had_back(outputs: int) -> None:
     _, weight = random_case(1, outputs, 48)
-    assert torch.equal(unpack_bf16(pack_bf16(weight)), weight)
+    unpacked = pack_bf16(weight).tensors[0].transpose(1, 2).reshape(-1, weight.shape[1])[: len(weight)]
+    assert torch.equal(unpacked, weight)

@@ -17,8 +17,8 @@ from pagemill.model.quantization.panels import PanelWeight
 from tests.marks import slow
 
 from .conftest import make_paged
+from .cpu.test_sample import settings_of
 from .test_linear_int import make_blocks
-from .test_sample import settings_of
 
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 DTYPES = [torch.float32, torch.bfloat16]

@@ -3,22 +3,26 @@
 from typing import Any
 
 from pagemill.model.network.operations import (
+    Activate,
     Add,
-    Attend,
     Call,
+    Expand,
     Gate,
     Multiply,
     Network,
     Norm,
+    RotaryTable,
     Select,
-    SplitHeads,
     Value,
 )
 from pagemill.model.network.rewrite import (
     AddNorm,
     Graph,
     HeadsAttend,
+    LatentAttend,
+    MultiplyActivate,
     NormChain,
+    fuse_activations,
     fuse_attention,
     fuse_gates,
     fuse_norms,
@@ -31,6 +35,7 @@ from pagemill.model.network.rewrite import (
 class Part:
     """A layer, as far as rewrites look."""
 
+    centers = False
     sums_over = None
     gate: str | None = None
 
@@ -128,7 +133,98 @@ def test_heads_that_are_used_otherwise_are_left_alone():
     assert HeadsAttend not in kinds(fused(net, net.call(max, attended, value)))
     net = Network({})
     attended = net.attend(*net.heads(net.inputs, 4, 8), layer())
-    assert kinds(fused(net, attended)) == [SplitHeads, Attend], "learned positions turn nothing"
+    assert kinds(fused(net, attended)) == [HeadsAttend], "learned positions turn nothing"
+
+
+def latent(net: Network, x: Value, heads: int = 4) -> tuple[Value, Value]:
+    """Attention over latent vectors, and what is kept of each token."""
+    query = net.rotary(net.per_head(net.linear(x, layer()), heads), "default")
+    turned, plain = net.split(net.linear(x, layer()), 8, 32)
+    kept = net.rotary(net.per_head(net.join(turned, net.norm(plain, layer())), 1), "default")
+    return net.attend(net.absorb(query, layer()), kept, kept, layer()), kept
+
+
+def test_latent_attention_is_one_operation():
+    net = Network({"default": layer()})
+    attended, _ = latent(net, net.inputs)
+    graph = fused(net, net.expand(attended, layer()))
+    assert kinds(graph) == [Multiply, RotaryTable, Multiply, LatentAttend, Expand]
+    assert graph.operations[3].inputs[:2] == (graph.operations[0].outputs[0], graph.operations[2].outputs[0])
+
+
+def test_latent_vectors_that_are_read_otherwise_are_left_alone():
+    net = Network({"default": layer()})
+    attended, kept = latent(net, net.inputs)
+    assert LatentAttend not in kinds(fused(net, net.call(max, attended, kept)))
+    net = Network({"default": layer()})
+    attended, _ = latent(net, net.inputs)
+    projected = net.operations[0].outputs[0]
+    assert LatentAttend not in kinds(fused(net, net.call(max, attended, projected))), "it would be written over"
+
+
+def test_a_value_ends_with_its_last_reader():
+    net = Network({})
+    used = net.linear(net.inputs, layer())
+    unused = net.linear(used, layer())
+    result = used + used
+    graph = Graph(net.operations, result)
+    first, second, add = net.operations
+    assert [graph.ends_at(op) for op in (first, second, add)] == [[net.inputs], [unused], [used]]
+    assert graph.may_overwrite(used, add) and not graph.may_overwrite(used, second)
+    assert not graph.may_overwrite(result, add)
+
+
+def test_a_norm_with_mean_and_bias_takes_the_sum_before_it_and_no_linear_layer():
+    net, centered = Network({}), layer()
+    centered.centers = True
+    x = net.linear(net.inputs, layer()) + net.inputs
+    net.result = net.linear(net.activated(net.linear(net.norm(x, centered), layer()), "gelu"), layer())
+    assert kinds(fused(net, net.result)) == [Multiply, AddNorm, Multiply, Activate, Multiply]
+    assert kinds(select_rows(Graph(net.operations, net.result)))[0] is Select
+
+
+def test_a_plain_activation_goes_with_the_linear_layer_before_it():
+    net = Network({})
+    inner = net.activated(net.linear(net.inputs, layer()), "relu")
+    graph = fuse_activations(Graph(net.operations, net.linear(inner, layer())))
+    assert kinds(graph) == [MultiplyActivate, Multiply]
+    assert graph.operations[0].outputs == (inner,)
+    net = Network({})
+    product = net.linear(net.inputs, layer())
+    graph = fuse_activations(Graph(net.operations, net.activated(product, "relu") + product))
+    assert kinds(graph) == [Multiply, Activate, Add], "the product is read as it is, too"
+
+
+def test_attention_without_rotary_embedding():
+    for normed in (False, True):
+        net = Network({})
+        query, key, value = net.heads(net.linear(net.inputs, layer()), 4, 8)
+        if normed:
+            query = net.norm(query, layer())
+            key = net.norm(key, layer())
+        graph = fused(net, net.linear(net.attend(query, key, value, layer()), layer()))
+        assert kinds(graph) == [Multiply, HeadsAttend, Multiply]
+        assert graph.operations[1].rotary is None
+        assert len(graph.operations[1].norms) == 2 * normed
+
+
+def test_experts_are_routed_applied_and_summed_over_ranks():
+    """Rows stay apart, unless tokens are exchanged with other replicas."""
+    together, apart = layer(), layer()
+    together.exchange = apart.exchange = None
+    together.sums_over = "ranks"
+    exchanging = layer()
+    exchanging.exchange = "replicas"
+    names = {}
+    for name, part in (("together", together), ("apart", apart), ("exchanging", exchanging)):
+        net = Network({})
+        net.result = net.experts(net.inputs, layer(), part)
+        names[name] = [kind.__name__ for kind in kinds(select_rows(Graph(net.operations, net.result)))]
+    assert names == {
+        "together": ["Select", "Route", "ApplyExperts", "AllReduce"],
+        "apart": ["Select", "Route", "ApplyExperts"],
+        "exchanging": ["Route", "GatherTokens", "ApplyExperts", "ReturnTokens", "Select"],
+    }
 
 
 def test_rows_are_selected_after_the_last_attention():

@@ -95,7 +95,7 @@ def test_norms_and_activations_quantize_what_they_write(tmp_path, monkeypatch, a
     model = load_model(describe(str(folder), folder), config, CpuPlatform(), PhaseTimer())
     expected = PagedModel(model, "float32").logits(TOKENS)
     kernels = Kernels()
-    monkeypatch.setattr(fp8, "_device_kernels", lambda: kernels)
+    monkeypatch.setattr(fp8, "triton_kernels", lambda name: kernels)
     monkeypatch.setattr(fp8, "quantizes", lambda x, weight: kernels.quantizes(len(x), x.dtype, weight))
     found = PagedModel(model, "float32").logits(TOKENS)
     names = [name.rpartition(".")[2] for name, _ in model.named_modules()]

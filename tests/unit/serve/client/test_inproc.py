@@ -1,8 +1,7 @@
-"""The in-process client, inline and on a thread: order, sleep, death, shutdown."""
+"""The in-process client: order, sleep, death, shutdown."""
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,10 +11,7 @@ from pagemill.errors import EngineDeadError
 from pagemill.messages.engine_io import EngineCoreRequest, FinishReason
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.serve.client.inproc import InprocClient
-from tests.fakes.engine import wait_until
 from tests.fakes.fake_core import FakeCore, say
-
-MODES = pytest.mark.parametrize("inline", [True, False], ids=["inline", "thread"])
 
 
 def request(request_id: str = "a", max_tokens: int = 3) -> EngineCoreRequest:
@@ -44,10 +40,9 @@ async def closing() -> AsyncIterator[list[InprocClient]]:
         await client.close()
 
 
-@MODES
-async def test_requests_run_to_their_end(inline: bool, closing: list[InprocClient]) -> None:
+async def test_requests_run_to_their_end(closing: list[InprocClient]) -> None:
     core = FakeCore(say("hello"))
-    client = InprocClient(core, inline)
+    client = InprocClient(core)
     closing.append(client)
     for name in ("a", "b"):
         await client.add(request(name))
@@ -58,36 +53,32 @@ async def test_requests_run_to_their_end(inline: bool, closing: list[InprocClien
     assert client.ready is core.ready
 
 
-@MODES
-async def test_one_thread_calls_the_core(inline: bool, closing: list[InprocClient]) -> None:
+async def test_the_thread_of_the_event_loop_calls_the_core(closing: list[InprocClient]) -> None:
     core = FakeCore()
-    client = InprocClient(core, inline)
+    client = InprocClient(core)
     closing.append(client)
     await client.add(request())
     await collect(client, "a")
     assert await client.call("reset_prefix_cache") is True
     await client.abort(["x"])
     await client.call("reset_prefix_cache")
-    assert len(core.threads) == 1
-    assert (threading.get_ident() in core.threads) is inline
+    assert core.threads == {threading.get_ident()}
 
 
-@MODES
-async def test_abort_reaches_the_core(inline: bool, closing: list[InprocClient]) -> None:
+async def test_abort_reaches_the_core(closing: list[InprocClient]) -> None:
     core = FakeCore(step_s=0.002)
-    client = InprocClient(core, inline)
+    client = InprocClient(core)
     closing.append(client)
     await client.add(request("a", 200))
     await client.outputs()
     await client.abort(["a", "unknown"])
-    await asyncio.to_thread(wait_until, lambda: core.aborted == ["a"])
+    assert core.aborted == ["a"]
     assert core.num_running == 0
 
 
-@MODES
-async def test_outputs_waits_until_something_is_added(inline: bool, closing: list[InprocClient]) -> None:
+async def test_outputs_waits_until_something_is_added(closing: list[InprocClient]) -> None:
     core = FakeCore()
-    client = InprocClient(core, inline)
+    client = InprocClient(core)
     closing.append(client)
     waiting = asyncio.create_task(client.outputs())
     await asyncio.sleep(0.02)
@@ -96,9 +87,8 @@ async def test_outputs_waits_until_something_is_added(inline: bool, closing: lis
     assert (await asyncio.wait_for(waiting, 5)).outputs[0].request_id == "a"
 
 
-@MODES
-async def test_a_dead_core_raises_for_everybody(inline: bool, closing: list[InprocClient]) -> None:
-    client = InprocClient(FakeCore(fail_after=1), inline)
+async def test_a_dead_core_raises_for_everybody(closing: list[InprocClient]) -> None:
+    client = InprocClient(FakeCore(fail_after=1))
     closing.append(client)
     await client.add(request())
     with pytest.raises(EngineDeadError) as raised:
@@ -110,19 +100,9 @@ async def test_a_dead_core_raises_for_everybody(inline: bool, closing: list[Inpr
     await client.abort(["a"])
 
 
-async def test_calls_in_the_queue_hear_of_the_death(closing: list[InprocClient]) -> None:
-    client = InprocClient(FakeCore(fail_after=0, step_s=0.05), inline=False)
-    closing.append(client)
-    await client.add(request())
-    await asyncio.sleep(0.01)  # the step that fails is under way
-    with pytest.raises(EngineDeadError):
-        await asyncio.wait_for(client.call("reset_prefix_cache"), 5)
-
-
-@MODES
-async def test_a_refused_request_fails_alone(inline: bool, closing: list[InprocClient]) -> None:
+async def test_a_refused_request_fails_alone(closing: list[InprocClient]) -> None:
     core = FakeCore()
-    client = InprocClient(core, inline)
+    client = InprocClient(core)
     closing.append(client)
     core.refuse = True
     await client.add(request("bad"))
@@ -132,35 +112,20 @@ async def test_a_refused_request_fails_alone(inline: bool, closing: list[InprocC
     assert (await collect(client, "good"))[1].reason is FinishReason.LENGTH
 
 
-@MODES
-async def test_errors_of_a_call_belong_to_its_caller(inline: bool, closing: list[InprocClient]) -> None:
-    client = InprocClient(FakeCore(), inline)
+async def test_errors_of_a_call_belong_to_its_caller(closing: list[InprocClient]) -> None:
+    client = InprocClient(FakeCore())
     closing.append(client)
     with pytest.raises(ValueError, match="unknown call"):
         await client.call("nonsense")
     assert await client.call("reset_prefix_cache") is True
 
 
-@MODES
-async def test_close(inline: bool) -> None:
+async def test_close() -> None:
     core = FakeCore()
-    client = InprocClient(core, inline)
+    client = InprocClient(core)
     await client.close()
     await client.close()
     assert core.is_shut_down
     with pytest.raises(EngineDeadError, match="shut down"):
         await client.add(request())
     await client.abort(["a"])
-
-
-@pytest.mark.slow
-async def test_an_idle_thread_does_not_burn_time(closing: list[InprocClient]) -> None:
-    core = FakeCore()
-    client = InprocClient(core, inline=False)
-    closing.append(client)
-    await client.add(request())
-    await collect(client, "a")
-    steps, before = core.num_steps, time.process_time()
-    await asyncio.sleep(0.2)
-    assert core.num_steps == steps
-    assert time.process_time() - before < 0.1

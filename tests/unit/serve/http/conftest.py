@@ -21,7 +21,7 @@ async def connect() -> AsyncIterator[Connect]:
         async def make(
             core: FakeCore | None = None, scheduler: dict[str, Any] | None = None, **server: Any
         ) -> httpx.AsyncClient:
-            engine = make_engine(core, inline=True, **(scheduler or {}))
+            engine = make_engine(core, **(scheduler or {}))
             stack.push_async_callback(engine.shutdown)
             transport = httpx.ASGITransport(make_app(engine, **server), raise_app_exceptions=True)
             return await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://test"))

@@ -53,6 +53,17 @@ async def test_right_keys(connect: Connect) -> None:
     assert (await client.get("/v1/models", headers=twice)).status_code == 401
 
 
+async def test_a_key_may_come_as_anthropics_clients_send_it(connect: Connect) -> None:
+    client = await connect(api_key=KEY)
+    name = "x-api-key"
+    wrong = {"authorization": "Bearer wrong"}
+    assert (await client.get("/v1/models", headers={name: KEY})).status_code == 200
+    assert (await client.get("/v1/models", headers={name: KEY} | wrong)).status_code == 200
+    assert (await client.get("/v1/models", headers={name: "none"} | GOOD)).status_code == 200
+    for headers in ([(name, KEY), (name, KEY)], [(name, f"Bearer {KEY}")], [(name, "")], [(name, KEY + "x")]):
+        assert (await client.get("/v1/models", headers=headers)).status_code == 401
+
+
 @pytest.mark.parametrize("path", [
     "//v1/models", "/health/../v1/models", "/v1/models/", "/health/", "/HEALTH", "/health%2f..%2fv1/models", "/nothing",
     "/v1/models?x=/health", "/v1/models/health", "/v1/models//health",

@@ -43,7 +43,7 @@ def test_openai_client() -> None:
             with pytest.raises(openai.NotFoundError, match="not served"):
                 client.chat.completions.create(model="other", messages=HI)
             with pytest.raises(openai.BadRequestError) as raised:
-                client.chat.completions.create(model="fake", messages=HI, max_tokens=0)
+                client.chat.completions.create(model="fake", messages=HI, max_tokens=-1)
             assert raised.value.param == "max_tokens"
         with (
             openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as stranger,
@@ -123,7 +123,7 @@ def test_signals_stop_the_server_and_the_engine(number: signal.Signals) -> None:
 
     asking = threading.Thread(target=ask_then_stop)
     asking.start()
-    serve(make_app(make_engine(core, inline=False)), sock)
+    serve(make_app(make_engine(core)), sock)
     asking.join()
     assert core.is_shut_down
 

@@ -8,14 +8,14 @@ import pytest
 from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
 from pagemill.config.sections import ServerConfig
 from pagemill.errors import ConfigError
-from pagemill.serve.parsers.choose import MessageParsers, ParserChain, ParserSettings
-from pagemill.serve.parsers.hermes import HermesParser
+from pagemill.serve.parsers.choose import MessageParsers, ParserSettings
 from pagemill.serve.parsers.interface import Delta, MessageForm, ToolCallDelta, merged
-from pagemill.serve.parsers.think import Qwen3Parser
 from tests.fakes.messages import Call, Message, parse
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 TEXT = '<think>Why?</think>Well. <tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+BOTH = ParserSettings("qwen3", "hermes")
 
 
 class ChannelParser:
@@ -71,13 +71,26 @@ def test_a_message_gets_the_parsers_that_it_needs() -> None:
 
 
 def test_what_is_held_back_goes_through_all_of_them() -> None:
-    form = MessageForm(prompt_end="<think>\n\n</think>")
-    chain = ParserChain([Qwen3Parser(form), HermesParser(form)])
+    chain = MessageParsers(BOTH).make(MessageForm(prompt_end="<think>\n\n</think>", tools=TOOLS))
+    assert chain is not None
     assert parse(chain, ["Yes <tool_c"]) == Message("Yes <tool_c")
 
 
+def test_formats_and_classes_go_together() -> None:
+    REASONING_PARSERS.add("channels", f"{__name__}:ChannelParser")
+    try:
+        parser = MessageParsers(ParserSettings("channels", "hermes")).make(MessageForm(tools=TOOLS))
+        assert parser is not None
+        call = TEXT.partition("Well. ")[2]
+        deltas = parser.feed("Hm", [1]) + parser.feed(call, [2]) + parser.finish()
+        assert merged(deltas) == [Delta(reasoning="Hm"), Delta(tool_call=ToolCallDelta(0, "f", "{}", True))]
+    finally:
+        REASONING_PARSERS.remove("channels")
+
+
 def test_calls_in_reasoning_are_reasoning() -> None:
-    chain = ParserChain([Qwen3Parser(MessageForm()), HermesParser(MessageForm())])
+    chain = MessageParsers(BOTH).make(MessageForm(tools=TOOLS))
+    assert chain is not None
     assert parse(chain, [f"<think>{TEXT[19:]}</think>Yes"]) == Message("Yes", TEXT[19:].strip())
 
 

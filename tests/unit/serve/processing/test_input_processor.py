@@ -8,6 +8,7 @@ import pytest
 from pagemill.errors import ModelError, RequestError
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.sampling_params import SamplingParams
+from pagemill.serve.processing.checks import MAX_PROMPT_LOGPROBS
 from pagemill.serve.processing.input_processor import InputProcessor, PreparedRequest, RequestOptions
 from pagemill.tokenizers.control_text import MARK
 from tests.fakes.fake_tokenizer import BOS, EOS, IM_END, ByteTokenizer
@@ -146,3 +147,16 @@ def test_bad_words_become_tokens_with_and_without_a_blank_before() -> None:
     assert found.bad_words_token_ids == ((7,), *tokens)
     again = processor.prepare("hi", found, RequestOptions()).request.params
     assert again == found.replace(seed=again.seed)
+
+
+def test_log_probabilities_of_a_prompt_fit_into_a_message() -> None:
+    most = MAX_PROMPT_LOGPROBS // 301  # tokens, each with the whole vocabulary
+    ready = EngineReady(max_model_len=most + 20, vocab_size=300, num_blocks=8, block_size=16, max_logprobs=-1)
+    processor = InputProcessor(ByteTokenizer(), ready, (EOS, IM_END), False)
+    params = SamplingParams(prompt_logprobs=-1)
+    fits = processor.prepare([5] * most, params, RequestOptions()).request.params
+    assert isinstance(fits, SamplingParams)
+    assert fits.prompt_logprobs == 300
+    with pytest.raises(RequestError, match=f"prompt of {most + 1} tokens") as caught:
+        processor.prepare([5] * (most + 1), params, RequestOptions())
+    assert caught.value.field == "prompt_logprobs"

@@ -1,6 +1,7 @@
 """Engine outputs become outputs of requests: kinds, ends, merging, late tokens."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
 from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.processing.output_processor import OutputProcessor, in_chunks
 from pagemill.serve.processing.parallel_sampling import fan_out
-from pagemill.serve.processing.request_stream import OutputQueue, RequestStream
+from pagemill.serve.processing.request_stream import CompletionState, OutputQueue, RequestStream
+from tests.fakes.fake_core import logprobs_of
 from tests.fakes.fake_tokenizer import EOS, ByteTokenizer
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
@@ -27,11 +29,11 @@ CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 class Setup:
     """One request "r" of a user, known to the engine as "e"."""
 
-    def __init__(self, tokenizer: Any = None, sink: Any = None, **params: Any) -> None:
+    def __init__(self, tokenizer: Any = None, sink: Any = None, prompt: tuple[int, ...] = (1,), **params: Any) -> None:
         self.processor = OutputProcessor(lambda token: token == EOS)
         self.queue = OutputQueue(sink)
         request = EngineCoreRequest(
-            request_id="e", prompt_token_ids=[1], params=SamplingParams(seed=1, **params), arrival_time=0.0
+            request_id="e", prompt_token_ids=list(prompt), params=SamplingParams(seed=1, **params), arrival_time=0.0
         )
         self.stream = RequestStream("r", "p", fan_out(request), tokenizer or ByteTokenizer(), self.queue)
         self.processor.add(self.stream)
@@ -62,6 +64,19 @@ async def test_deltas_merge_while_nobody_takes_them() -> None:
     last = await setup.get()
     assert last.outputs == [CompletionOutput(0, "lo", [108, 111], "length")]
     assert last.finished
+
+
+async def test_what_is_said_of_the_prompt_comes_when_the_first_completion_says_it() -> None:
+    setup = Setup(n=2, prompt=(1, 97, 98), prompt_logprobs=0, output_kind=CUMULATIVE)
+    setup.output([104], request_id="e.1")
+    assert (await setup.get()).prompt_logprobs is None
+    setup.output([104], request_id="e.0", prompt_logprobs=logprobs_of([97, 98], 0))
+    found = (await setup.get()).prompt_logprobs
+    assert found is not None
+    assert [row and list(row) for row in found] == [None, [97], [98]]
+    short = Setup(prompt_logprobs=0, output_kind=CUMULATIVE)
+    short.output([104])
+    assert list((await short.get()).prompt_logprobs or ()) == [None]
 
 
 class Texts:
@@ -146,6 +161,23 @@ async def test_final_only_waits_for_all_completions() -> None:
         await asyncio.wait_for(setup.queue.get(), 0.01)
     setup.output([99], Finish(FinishReason.LENGTH), "e.0")
     assert [item.text for item in (await setup.get()).outputs] == ["ac", "b"]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_completions_need_no_garbage_collection(taken: bool) -> None:
+    setup = Setup(output_kind=FINAL_ONLY, n=2)
+    gc.collect()  # what other tests left
+    gc.disable()
+    try:
+        for request_id in ("e.0", "e.1"):
+            setup.output([98], Finish(FinishReason.LENGTH), request_id)
+        if taken:
+            await setup.get()
+        else:
+            setup.processor.discard([setup.stream])
+        assert CompletionState not in {type(item) for item in gc.get_objects()}
+    finally:
+        gc.enable()
 
 
 async def test_a_delta_lists_only_completions_with_news() -> None:

@@ -27,12 +27,12 @@ Make = Callable[..., AsyncLLM]
 PROMPT = [BOS, *b"abcd"]
 
 
-@pytest.fixture(params=[True, False], ids=["inline", "thread"])
-async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
     engines = []
 
     def build(core: FakeCore | None = None, **options: Any) -> AsyncLLM:
-        engines.append(make_engine(core, request.param, **options))
+        engines.append(make_engine(core, **options))
         return engines[-1]
 
     yield build

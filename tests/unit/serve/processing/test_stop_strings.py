@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagemill.serve.processing.stop_strings import AutomatonCache, StopMatcher
+from pagemill.serve.processing.stop_strings import StopMatcher
 
 TEXTS = st.text(alphabet="abc", max_size=24)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -73,18 +73,11 @@ def test_unarmed_pieces_do_not_stop_but_still_hold_back() -> None:
     assert matcher.feed("z!") == ("", "xyz")
 
 
-def test_compiled_stop_strings_are_kept_up_to_a_number_of_characters() -> None:
-    cache = AutomatonCache(max_chars=100)
-    small, other, large = ("a" * 40,), ("b" * 50,), ("c" * 99,)
-    first = cache.get(small)
-    assert cache.get(small) is first
-    cache.get(other)
-    assert cache.get(small) is first
-    kept = cache.get(large)
-    assert cache.get(large) is kept
-    assert cache.get(small) is not first
-    cache.get(("d" * 101,))
-    assert cache._num_chars == 0 == len(cache._found)
+def test_compiled_stop_strings_are_shared() -> None:
+    matchers = [StopMatcher(("shared",), False) for _ in range(2)]
+    for matcher in matchers:
+        matcher.feed("s")
+    assert matchers[0]._automaton is matchers[1]._automaton
 
 
 def test_nothing_is_compiled_before_a_stop_string_may_have_begun() -> None:

@@ -26,7 +26,7 @@ def test_a_buffer_is_written_again_only_when_its_reader_is_done():
     ring = UploadRing(transfers, CPU, 8)
     for _ in range(DEPTH):
         ring.send([np.zeros(4, np.int32)])
-        ring.sent_is_used()
+        ring.uploads_consumed()
     first = transfers.open[0]
     assert not first.reached()
     ring.send([np.zeros(4, np.int32)])

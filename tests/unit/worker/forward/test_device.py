@@ -184,14 +184,14 @@ def test_what_plans_on_the_host_is_planned_before_each_replay(checkpoint, expect
 
 
 @pytest.mark.parametrize("disable", [True, False])
-def test_a_cascade_is_rehearsed(checkpoint, disable, monkeypatch):
+def test_a_cascade_is_precompiled(checkpoint, disable, monkeypatch):
     monkeypatch.setattr(CascadingBackend.metadata_builder, "prefixes", [])
     monkeypatch.setattr(CascadingBackend.metadata_builder, "checks", False)  # padding shares the null block
     settings = {"attention_backend": "TEST_CASCADING", "disable_cascade_attn": disable, "kv_cache_memory_bytes": 10**6}
 
     @contextlib.contextmanager
-    def compiling(device, rehearsal, whole):
-        for _ in rehearsal:
+    def compiling(device, precompilation, whole):
+        for _ in precompilation:
             pass
         yield
 
@@ -283,14 +283,14 @@ class Roomy(FixedMemory):
 
 @pytest.mark.parametrize("mode", ["NONE", slow("FULL_AND_PIECEWISE")])
 @pytest.mark.parametrize("asked", [slow(None), 10**6])
-def test_what_runs_before_the_first_request_was_rehearsed(checkpoint, expected, monkeypatch, mode, asked):
+def test_what_runs_before_the_first_request_was_precompiled(checkpoint, expected, monkeypatch, mode, asked):
     compiled, launched, here = set(), set(), []
 
     @contextlib.contextmanager
-    def compiling(device, rehearsal, whole):
+    def compiling(device, precompilation, whole):
         assert not whole
         here.append(compiled)
-        for _ in rehearsal:
+        for _ in precompilation:
             pass
         here.append(launched)
         yield

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pagemill.worker.batch.input_batch import InputBatch
-from pagemill.worker.forward.mixed_batch import Extent, MixedShape
+from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape
 
 PAD = 9
 
@@ -53,10 +53,10 @@ def test_parts_are_views_that_kernels_may_read_by_sixteen_bytes():
 
 
 def test_the_extent_of_a_batch_and_of_all_that_are_padded_to_a_shape():
-    assert Extent.of(batch()) == Extent(6, 1, 3, 12)
-    assert MixedShape(8, 5).extent == Extent(8, 0, 8, None)
-    assert MixedShape(8, 1).extent == Extent(8, 2, 8, None), "one request with one token decodes"
-    assert MixedShape(1, 1).extent.min_query_len == 0
+    assert BatchBounds.of(batch()) == BatchBounds(6, 1, 3, 12)
+    assert MixedShape(8, 5).bounds == BatchBounds(8, 0, 8, None)
+    assert MixedShape(8, 1).bounds == BatchBounds(8, 2, 8, None), "one request with one token decodes"
+    assert MixedShape(1, 1).bounds.min_query_len == 0
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from pagemill.config.sections import ATTENTION_OP
 from pagemill.errors import ConfigError
 from pagemill.model.attention.backends.flash_attn import _with_provider
 from pagemill.model.attention.backends.torch_cpu import TorchCpuBackend
+from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.graph_support import AttentionCGSupport
-from pagemill.model.attention.interface import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
 from pagemill.model.attention.phased import phased
 from pagemill.model.attention.state_layer import StateLayer

@@ -31,7 +31,7 @@ def test_replayed_pieces_equal_the_model(checkpoint, monkeypatch):
     pieces = padded.logits(TOKENS, COUNTS, GraphMode.PIECEWISE, PADDED)
     assert torch.equal(pieces, eager)
     key = BatchDescriptor(PADDED, None)
-    assert padded.run.captured() == (key,) and padded.run.num_pieces(key) == NUM_LAYERS + 1
+    assert padded.run.captured() == (key,) and len(padded.run._recordings[key].pieces) == NUM_LAYERS + 1
     assert maker.num_replays == len(COUNTS) * (NUM_LAYERS + 1)
 
 

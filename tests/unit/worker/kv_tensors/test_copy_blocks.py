@@ -2,7 +2,7 @@
 
 import torch
 
-from pagemill.messages.step import BlockCopy
+from pagemill.messages.block_copies import BlockCopy
 from pagemill.worker.kv_tensors.copy_blocks import copy_blocks
 
 

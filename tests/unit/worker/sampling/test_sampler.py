@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pagemill.messages.sampling_params import SamplingParams
-from pagemill.messages.step import NewRequest
+from pagemill.messages.step import NO_TOKEN, NewRequest
 from pagemill.worker.batch.input_batch import SampledRows
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.sampling.processors.interface import LogitsProcessor
@@ -135,3 +135,48 @@ def test_a_recycled_slot_keeps_nothing_of_its_former_request():
         logits = logits_of(1, seed)
         batch = batch_of([0], [3 + seed])
         assert sampler.sample(logits.clone(), batch) == fresh.sample(logits.clone(), batch)
+
+
+class FailsAt(LogitsProcessor):
+    """Takes part in requests with a logit_bias, and fails in one of its methods."""
+
+    where = ""
+
+    def add(self, new):
+        return new.params.logit_bias is not None
+
+    def remove(self, slot):
+        if self.where == "remove":
+            raise RuntimeError("cannot remove")
+
+    def apply(self, logits, rows):
+        if self.where == "apply":
+            raise RuntimeError("cannot apply")
+
+    def take_done(self):
+        if self.where == "take_done":
+            raise RuntimeError("cannot say")
+        return [1, 99] if self.where == "unknown slots" else [0, 2] if self.where == "foreign slots" else ()
+
+
+@pytest.mark.parametrize("where", ["apply", "take_done", "remove", "unknown slots", "foreign slots"])
+def test_a_processor_that_fails_ends_its_own_requests_only(where):
+    states = RequestStates(3, 64)
+    sampler = Sampler(states, VOCAB, processors=[type("Fails", (FailsAt,), {"where": where})])
+    for slot in range(3):
+        bias = {5: 1.0} if slot == 1 else None
+        params = SamplingParams(temperature=0, logit_bias=bias)
+        new = NewRequest(str(slot), slot, [1] * 3, 3, 0, ([1],), params)
+        states.add(new)
+        sampler.add(new)
+    logits = logits_of(3)
+    best = logits.argmax(-1).tolist()
+    ends = where in ("apply", "take_done", "unknown slots")
+    assert sampler.sample(logits, batch_of(range(3), [3] * 3)).tolist() == [
+        best[0],
+        NO_TOKEN if ends else best[1],
+        best[2],
+    ]
+    assert sampler.active
+    sampler.remove(1)
+    assert not sampler.active

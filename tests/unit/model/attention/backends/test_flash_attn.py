@@ -8,10 +8,9 @@ from tests.fakes.triton_interpreter import DEVICE  # isort: skip
 from pagemill.model.attention.backends import flash_attn
 from pagemill.model.attention.backends.flash_attn import FlashBackend
 from pagemill.model.attention.backends.torch_cpu import TorchCpuBackend
-from pagemill.model.attention.capability import Surroundings
+from pagemill.model.attention.capability import AttentionContext, AttentionLayerSpec
 from pagemill.model.attention.flash_providers import FlashProvider, FlashStep, providers
 from pagemill.model.attention.graph_support import AttentionCGSupport
-from pagemill.model.attention.interface import AttentionLayerSpec
 from tests.fakes.paged_attention import PagedCase
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -43,7 +42,7 @@ def provider(monkeypatch):
     return found
 
 
-WHERE = Surroundings((9, 0), block_size=16)
+WHERE = AttentionContext((9, 0), block_size=16)
 SPEC = AttentionLayerSpec(4, 2, 32, 32**-0.5, window=30)
 
 
@@ -69,10 +68,10 @@ def test_rows_of_padding_are_not_given_to_it(provider):
 
 def test_it_says_what_the_provider_lacks(provider):
     capped = AttentionLayerSpec(4, 2, 32, 0.2, soft_cap=8.0)
-    assert FlashBackend.missing(capped, "cuda", "bfloat16", WHERE) == ["soft cap not supported by reference"]
+    assert FlashBackend.unsupported(capped, "cuda", "bfloat16", WHERE) == ["soft cap not supported by reference"]
     provider.block_multiple = 256
-    assert FlashBackend.missing(SPEC, "cuda", "bfloat16", WHERE) == ["block size 16 not supported by reference"]
-    assert FlashBackend.missing(SPEC, "cuda", "bfloat16", Surroundings((9, 0), block_size=512)) == []
+    assert FlashBackend.unsupported(SPEC, "cuda", "bfloat16", WHERE) == ["block size 16 not supported by reference"]
+    assert FlashBackend.unsupported(SPEC, "cuda", "bfloat16", AttentionContext((9, 0), block_size=512)) == []
 
 
 def test_graphs(monkeypatch):

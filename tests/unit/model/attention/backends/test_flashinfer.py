@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pagemill.model.attention.backends import flashinfer as backend_module
-from pagemill.model.attention.interface import AttentionLayerSpec, StepOnHost
+from pagemill.model.attention.capability import AttentionLayerSpec
+from pagemill.model.attention.interface import StepOnHost
 from pagemill.model.attention.phased import phased
 from tests.fakes import flashinfer_module
 from tests.fakes.flashinfer_module import CpuFlashInfer

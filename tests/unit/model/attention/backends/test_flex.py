@@ -5,7 +5,7 @@ import torch
 import torch.nn.attention.flex_attention
 
 from pagemill.model.attention.backends.flex import FlexBackend
-from pagemill.model.attention.interface import AttentionLayerSpec
+from pagemill.model.attention.capability import AttentionLayerSpec
 from tests.fakes.paged_attention import PagedCase
 
 BATCHES = {"decodes": [(1, 1), (1, 37), (1, 200)], "mixed": [(16, 80), (1, 33), (5, 5), (33, 129)]}

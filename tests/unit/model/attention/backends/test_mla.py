@@ -5,8 +5,9 @@ import torch
 
 from pagemill.errors import ConfigError
 from pagemill.messages.kv_spec import MLASpec
-from pagemill.model.attention.interface import AttentionLayerSpec, CommonAttentionMetadata
-from pagemill.model.attention.selector import Chooser, Wishes
+from pagemill.model.attention.capability import AttentionLayerSpec
+from pagemill.model.attention.interface import CommonAttentionMetadata
+from pagemill.model.attention.selector import BackendPreferences, BackendSelector
 from tests.fakes.triton_interpreter import DEVICE
 from tests.marks import slow
 
@@ -111,8 +112,8 @@ def test_a_block_is_one_vector_per_token():
 
 
 def test_layers_of_each_kind_find_their_backends():
-    chooser = Chooser("cpu", "float32", ("CPU_ATTN", "TORCH_CPU", "TORCH_MLA"))
+    chooser = BackendSelector("cpu", "float32", ("CPU_ATTN", "TORCH_CPU", "TORCH_MLA"))
     assert chooser(AttentionLayerSpec(4, 1, 40, 0.2, latent_size=32)).name == "TORCH_MLA"
     assert chooser(AttentionLayerSpec(4, 2, 40, 0.2)).name != "TORCH_MLA"
     with pytest.raises(ConfigError, match="TORCH_MLA is not valid"):
-        Chooser("cpu", "float32", (), Wishes("TORCH_MLA"))(AttentionLayerSpec(4, 2, 40, 0.2))
+        BackendSelector("cpu", "float32", (), BackendPreferences("TORCH_MLA"))(AttentionLayerSpec(4, 2, 40, 0.2))

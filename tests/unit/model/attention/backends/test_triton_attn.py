@@ -12,7 +12,7 @@ from tests.fakes.triton_interpreter import DEVICE  # isort: skip
 
 from pagemill.model.attention.backends import triton_attn
 from pagemill.model.attention.backends.triton_attn import TritonBackend, TritonBuilder, write_kv
-from pagemill.model.attention.interface import AttentionLayerSpec
+from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.kernels.triton.attention_tiles import Tiles
 from tests.fakes.paged_attention import PagedCase
 

@@ -70,7 +70,7 @@ def check_start(text: str, early: bool) -> None:
 JITFunction.run = compile_instead
 
 from pagemill.model.attention.backends.triton_attn import TritonBackend  # noqa: E402
-from pagemill.model.attention.interface import AttentionLayerSpec  # noqa: E402
+from pagemill.model.attention.capability import AttentionLayerSpec  # noqa: E402
 from pagemill.model.kernels.kv_target import KVTarget  # noqa: E402
 from pagemill.model.kernels.routing import Routing  # noqa: E402
 from pagemill.model.kernels.triton import choices, device, launch  # noqa: E402
@@ -152,6 +152,7 @@ def experts() -> None:
 
 
 def sampling() -> None:
+    device.mask_(torch.empty(4, 151936), ints(4, 4748))
     positions = ints(4, dtype=torch.int64)
     device.sample_rows(torch.empty(4, 151936), ints(4, 7), positions, ints(4))
 

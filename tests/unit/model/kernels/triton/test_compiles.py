@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[5]
 KERNELS = {
-    "_attention_inputs", "_combine", "_gated", "_gather_pair", "_gemv", "_group_stats", "_merge", "_quantize",
+    "_attention_inputs", "_combine", "_gated", "_gather_pair", "_gemv", "_group_stats", "_mask", "_merge", "_quantize",
     "_rms_norm", "_rotate", "_route", "_sample", "_scan", "_skinny", "_sort", "finish_wide",
     "list_bracket", "merge_splits", "paged_attention", "place_pivots", "plan_items", "reach", "write_cache",
 }  # fmt: skip

@@ -56,10 +56,25 @@ def test_gated(dtype: torch.dtype, gelu: bool, num_tokens: int, size: int):
     close(device.gated(x, gelu), reference.gated(x, gelu))
 
 
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 5), (3, 31), (2, 64), (4, 5000)])
+def test_mask(num_rows: int, size: int):
+    logits = random(num_rows, size + 3)
+    generator = torch.Generator().manual_seed(1)
+    words = torch.randint(-(2**31), 2**31, (num_rows, -(-size // 32)), dtype=torch.int64, generator=generator)
+    words[:, ::3] = 0
+    words[:, 1::3] = -1
+    words = words.int().to(DEVICE)
+    expected = logits.clone()
+    reference.mask_(expected[:, :size], words)
+    device.mask_(logits[:, :size], words)
+    assert torch.equal(logits, expected)
+
+
 def test_no_tokens():
     assert device.rms_norm(random(0, 8), random(8), 1e-5).shape == (0, 8)
     assert device.gated(random(0, 8), False).shape == (0, 4)
     assert device.argmax(random(0, 8)).shape == (0,)
+    device.mask_(random(0, 8), torch.zeros(0, 1, dtype=torch.int32, device=DEVICE))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

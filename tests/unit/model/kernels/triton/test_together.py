@@ -1,4 +1,4 @@
-"""Kernels are compiled together, and none is launched in a rehearsal."""
+"""Kernels are compiled together, and none is launched in a precompilation."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def test_cases_of_the_compiler():
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
-def test_products_of_a_rehearsal_have_their_shape_and_are_not_computed(monkeypatch):
+def test_products_of_a_precompilation_have_their_shape_and_are_not_computed(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "linear", None)
     with launch.no_launches():
         for rows in (1, 3):

@@ -80,10 +80,10 @@ def steps(kernel, *blocks, seen=None):
         yield
 
 
-def test_what_is_rehearsed_is_compiled_once_and_not_launched(device):
+def test_what_is_precompiled_is_compiled_once_and_not_launched(device):
     kernel = triton.jit(_double)
 
-    def rehearsal():
+    def precompilation():
         for _ in range(3):
             launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64, num_warps=1)
             yield
@@ -91,7 +91,7 @@ def test_what_is_rehearsed_is_compiled_once_and_not_launched(device):
         assert not device.loads
         yield
 
-    with compile_together(rehearsal()):
+    with compile_together(precompilation()):
         pass
     assert device.loads == ["_double"] * 2
     assert not device.launches
@@ -100,7 +100,7 @@ def test_what_is_rehearsed_is_compiled_once_and_not_launched(device):
     assert device.launches == [("_double", (7, 1, 1))]
 
 
-def test_the_body_launches_what_was_rehearsed_and_what_was_not(device):
+def test_the_body_launches_what_was_precompiled_and_what_was_not(device):
     kernel = triton.jit(_double)
     with compile_together(steps(kernel, 64)):
         for block in (64, 128, 64):
@@ -117,27 +117,27 @@ def test_an_error_of_the_compiler_is_raised_by_the_launch_as_without(device):
 
     kernel = triton.jit(_refuse)
 
-    def rehearsal():
+    def precompilation():
         launch.on(kernel, (1,))(half(1), BLOCK=32)
         launch.on(kernel, (1,))(half(1), BLOCK=128)
         yield
 
-    with compile_together(rehearsal()):
+    with compile_together(precompilation()):
         in_body = launched(kernel)
     assert in_body == launched(kernel) == launched(triton.jit(_refuse))
     launch.on(kernel, (1,))(half(1), BLOCK=128)
     assert device.launches == [("_refuse", (1, 1, 1))]
 
 
-def test_an_error_of_the_rehearsal_is_raised_and_kernels_are_launched_again(device):
+def test_an_error_of_the_precompilation_is_raised_and_kernels_are_launched_again(device):
     kernel = triton.jit(_double)
 
-    def rehearsal():
+    def precompilation():
         launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)
-        raise ValueError("in the rehearsal")
+        raise ValueError("in the precompilation")
         yield
 
-    with pytest.raises(ValueError, match="in the rehearsal"), compile_together(rehearsal()):
+    with pytest.raises(ValueError, match="in the precompilation"), compile_together(precompilation()):
         pass
     launch.on(kernel, (2,))(half(64), half(64), 48, BLOCK=64)
     assert device.launches == [("_double", (2, 1, 1))]
@@ -147,15 +147,15 @@ def test_an_error_of_the_rehearsal_is_raised_and_kernels_are_launched_again(devi
 
 
 @pytest.mark.parametrize(
-    ("first", "whole", "rehearsed"), [(64, False, [64]), (64, True, [64, 128]), (32, False, [32, 128])]
+    ("first", "whole", "precompiled"), [(64, False, [64]), (64, True, [64, 128]), (32, False, [32, 128])]
 )
-def test_a_rehearsal_ends_where_its_first_step_is_on_disk(device, first, whole, rehearsed):
+def test_a_precompilation_ends_where_its_first_step_is_on_disk(device, first, whole, precompiled):
     seen = []
     with compile_together(steps(triton.jit(_double), 64)):
         pass
     with compile_together(steps(triton.jit(_double), first, 128, seen=seen), whole):  # another process, for Triton
         pass
-    assert seen == rehearsed
+    assert seen == precompiled
     assert not device.launches
 
 
@@ -167,25 +167,25 @@ def test_another_thread_launches_meanwhile(device):
 
     launched()
 
-    def rehearsal():
+    def precompilation():
         other = threading.Thread(target=launched)
         other.start()
         other.join()
         yield
 
-    with compile_together(rehearsal()):
+    with compile_together(precompilation()):
         pass
     assert len(device.launches) == 2
 
 
-def test_a_launch_of_somebody_else_in_a_rehearsal_does_not_wait_for_its_end(device):
+def test_a_launch_of_somebody_else_in_a_precompilation_does_not_wait_for_its_end(device):
     kernel = triton.jit(_double)
 
-    def rehearsal():
+    def precompilation():
         kernel[(1,)](half(64), half(64), 48, BLOCK=64)
         yield
 
-    with compile_together(rehearsal()):
+    with compile_together(precompilation()):
         pass
     assert device.launches == [("_double", (1, 1, 1))]
 

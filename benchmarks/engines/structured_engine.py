@@ -1,0 +1,212 @@
+"""One engine of benchmarks/structured.py. Usage: python structured_engine.py pagemill|vllm MODEL REQUESTS.
+
+Reads a job from stdin, as a line of JSON, and answers with one on stdout; see the methods of `Engine`. Knows no other
+engine; each is imported where it is asked for.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+PROMPT = "Write one example as JSON:"
+Schema = dict[str, Any]
+
+
+class Steps:
+    """Durations of the engine's steps in which all requests got a token, without those that compute prompts."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+        self.wall_ms: list[float] = []
+        self.cpu_ms: list[float] = []
+        self.count = 0
+
+    def measure(self, step: Callable[[], Any], look: Callable[[Any], tuple[int, bool]]) -> Any:
+        """What `step` returns; `look` says of that how many requests got tokens, and whether some got their first."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        found = step()
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        num_served, begins = look(found)
+        self.count += num_served > 0
+        if num_served == self._num_requests and not begins:
+            self.wall_ms.append(1000 * wall)
+            self.cpu_ms.append(1000 * cpu)
+        return found
+
+
+class Engine(ABC):
+    """Does the works that are compared."""
+
+    def __init__(self, model: str, num_requests: int) -> None:
+        self.num_requests = num_requests
+
+    def supported(self, schemas: list[Schema]) -> list[bool]:
+        """Which schemas an output can be held to."""
+        return [self.supports(schema) for schema in schemas]
+
+    @abstractmethod
+    def supports(self, schema: Schema) -> bool:
+        """Whether an output can be held to a schema. What is made for that is kept."""
+
+    @abstractmethod
+    def generate(self, schemas: list[Schema] | list[None], num_tokens: int, steps: Steps) -> list[tuple[int, bool]]:
+        """A request for each schema, or a free one, at temperature 1: its tokens, and whether it is complete."""
+
+    def run(self, schemas: list[Schema] | None, num_tokens: int, forces: bool = True) -> dict[str, float]:
+        """As many requests as there may be. `forces`: whether tokens without a choice are not sampled."""
+        self.set_forced(forces)
+        steps = Steps(self.num_requests)
+        began = time.perf_counter()
+        served = self.generate(schemas or [None] * self.num_requests, num_tokens, steps)
+        seconds = time.perf_counter() - began
+        total = sum(count for count, _ in served)
+        return {
+            "step_ms": statistics.median(steps.wall_ms),
+            "cpu_ms": statistics.median(steps.cpu_ms),
+            "steps_of_all": len(steps.wall_ms),
+            "steps": steps.count,
+            "tokens": total,
+            "tokens_per_s": total / seconds,
+            "complete": sum(complete for _, complete in served),
+        }
+
+    def first_token(self, schema: Schema, times: int) -> dict[str, float]:
+        """Milliseconds to the only token of a request by itself, free and with a form that is known, by turns."""
+        taken: dict[bool, list[float]] = {False: [], True: []}
+        for turn in range(2 * times + 4):
+            held = turn % 2 == 1
+            began = time.perf_counter()
+            self.generate([schema] if held else [None], 1, Steps(0))
+            if turn >= 4:
+                taken[held].append(1000 * (time.perf_counter() - began))
+        return {"free_ms": statistics.median(taken[False]), "held_ms": statistics.median(taken[True])}
+
+    def set_forced(self, forces: bool) -> None:  # noqa: B027 - most engines force none
+        """Whether tokens without a choice are appended without being sampled."""
+
+
+class Pagemill(Engine):
+    """This project, in this process."""
+
+    def __init__(self, model: str, num_requests: int) -> None:
+        from pagemill import LLM
+        from pagemill.engine.core import EngineCore
+
+        super().__init__(model, num_requests)
+        self._llm = LLM(model, max_model_len=2048, max_num_seqs=num_requests)
+        self._steps = Steps(0)
+        step = EngineCore.step
+
+        def look(found: list[Any]) -> tuple[int, bool]:
+            rows = sum(len(outputs.request_ids) + len(outputs.outputs) for outputs in found)
+            firsts = any(output.num_cached_tokens is not None for outputs in found for output in outputs.outputs)
+            return rows, firsts
+
+        EngineCore.step = lambda core: self._steps.measure(lambda: step(core), look)  # type: ignore[method-assign]
+
+    def supports(self, schema: Schema) -> bool:
+        from pagemill.errors import RequestError
+
+        try:
+            self.generate([schema], 1, Steps(0))
+        except RequestError:
+            return False
+        return True
+
+    def generate(self, schemas: list[Schema] | list[None], num_tokens: int, steps: Steps) -> list[tuple[int, bool]]:
+        from pagemill import SamplingParams
+        from pagemill.messages.structured_outputs import StructuredOutputsParams
+
+        self._steps = steps
+        free = SamplingParams(temperature=1.0, seed=1, max_tokens=num_tokens, ignore_eos=True)
+        params = [
+            free
+            if schema is None
+            else free.replace(ignore_eos=False, structured_outputs=StructuredOutputsParams(json=schema))
+            for schema in schemas
+        ]
+        outputs = self._llm.generate([PROMPT] * len(params), params, use_tqdm=False)
+        found = [output.outputs[0] for output in outputs]
+        return [(len(one.token_ids), one.finish_reason == "stop") for one in found]
+
+    def set_forced(self, forces: bool) -> None:
+        from pagemill.engine.structured_output.following import FollowedGrammar
+
+        if not hasattr(self, "_forced_tokens"):
+            self._forced_tokens = FollowedGrammar.forced_tokens
+        chosen = self._forced_tokens if forces else lambda grammar: ()
+        FollowedGrammar.forced_tokens = chosen  # type: ignore[method-assign]
+
+
+class Vllm(Engine):
+    """vLLM with xgrammar, its core in this process."""
+
+    def __init__(self, model: str, num_requests: int) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        from vllm import LLM
+
+        super().__init__(model, num_requests)
+        config = {"backend": "xgrammar"}
+        self._llm = LLM(
+            model, max_model_len=2048, dtype="bfloat16", max_num_seqs=num_requests, structured_outputs_config=config
+        )
+        self._number = 0
+
+    def supports(self, schema: Schema) -> bool:
+        from vllm.exceptions import VLLMValidationError
+
+        try:
+            self.generate([schema], 1, Steps(0))
+        except (ValueError, VLLMValidationError):
+            return False
+        return True
+
+    def generate(self, schemas: list[Schema] | list[None], num_tokens: int, steps: Steps) -> list[tuple[int, bool]]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
+
+        engine = self._llm.llm_engine
+        for schema in schemas:
+            form = {} if schema is None else {"structured_outputs": StructuredOutputsParams(json=schema)}
+            self._number += 1
+            params = SamplingParams(
+                temperature=1.0, seed=1, max_tokens=num_tokens, ignore_eos=schema is None, detokenize=False, **form
+            )
+            engine.add_request(str(self._number), PROMPT, params)
+        lengths: dict[str, int] = {}
+        complete: dict[str, bool] = {}
+
+        def look(outputs: list[Any]) -> tuple[int, bool]:
+            begins = any(output.request_id not in lengths for output in outputs)
+            for output in outputs:
+                lengths[output.request_id] = len(output.outputs[0].token_ids)
+                complete[output.request_id] = output.outputs[0].finish_reason == "stop"
+            return len(outputs), begins
+
+        while engine.has_unfinished_requests():
+            steps.measure(engine.step, look)
+        return [(length, complete[name]) for name, length in lengths.items()]
+
+
+ENGINES: dict[str, type[Engine]] = {"pagemill": Pagemill, "vllm": Vllm}
+
+
+def main() -> None:
+    """Says "ready", then answers jobs until stdin ends. Whatever the engine prints goes to stderr."""
+    name, model, num_requests = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    engine = ENGINES[name](model, int(num_requests))
+    print(json.dumps("ready"), file=answers)
+    for line in sys.stdin:
+        job = json.loads(line)
+        print(json.dumps(getattr(engine, job.pop("work"))(**job)), file=answers)
+
+
+if __name__ == "__main__":
+    main()

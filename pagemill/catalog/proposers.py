@@ -1,0 +1,7 @@
+"""Proposers: name -> class (`Proposer`) that guesses the tokens which follow, for a step to verify."""
+
+from typing import Any
+
+from pagemill.catalog.registry import Registry
+
+PROPOSERS: Registry[Any] = Registry("proposer", {"ngram": "pagemill.worker.spec_decode.ngram:NgramProposer"})

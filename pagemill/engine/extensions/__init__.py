@@ -1,0 +1,1 @@
+"""The engine's halves of step extensions: what is told to the workers with a step beyond its tokens and blocks."""

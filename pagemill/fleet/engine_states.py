@@ -1,0 +1,27 @@
+"""`EngineStates`: the latest event of each engine, for whoever must be told the present state first.
+
+Does not know where events come from, nor who is told.
+"""
+
+from pagemill.messages.fleet import EngineDown, EngineStalled, EngineUp, FrontEndMessage
+
+
+class EngineStates:
+    """Which engines are up, down, or stalled, as the events noted so far say."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, EngineUp | EngineDown] = {}
+        self._stalls: dict[int, EngineStalled] = {}
+
+    def note(self, event: FrontEndMessage) -> None:
+        """Take an event into account. One that says nothing about whether an engine is up, down or stalled has no
+        effect."""
+        if isinstance(event, (EngineUp, EngineDown)):
+            self._states[event.index] = event
+            self._stalls.pop(event.index, None)
+        elif isinstance(event, EngineStalled):
+            self._stalls[event.index] = event
+
+    def events(self) -> tuple[EngineUp | EngineDown | EngineStalled, ...]:
+        """The events that tell the present state to somebody who knows nothing yet."""
+        return (*self._states.values(), *self._stalls.values())

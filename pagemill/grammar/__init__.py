@@ -1,0 +1,1 @@
+"""Structured output: what a request asks its output to look like, made into a grammar over the tokens of a model."""

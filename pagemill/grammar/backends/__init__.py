@@ -1,0 +1,1 @@
+"""Grammar backends: one file for each library that follows grammars, listed in catalog/grammars.py."""

@@ -1,0 +1,79 @@
+"""`ebnf_of`: the form of an output as an EBNF grammar, whatever its kind. Knows no library."""
+
+import re
+from typing import Any, Final
+
+from pagemill.grammar.ebnf.schemas import JsonRules
+from pagemill.grammar.ebnf.writer import EMPTY, EbnfWriter, any_text, text
+from pagemill.grammar.interface import Form
+from pagemill.grammar.regexes import whole
+from pagemill.grammar.structural_tags import tag_rule
+
+BOUNDED_GAP: Final = r"\n?[ ]{0,40}"
+_GBNF_TOKENS: Final = re.compile(
+    r'(?P<text>"(?:\\.|[^"\\\n])*")|(?P<set>\[(?:\\.|[^\]\\])*\])|(?P<comment>#[^\n]*)|(?P<name>[A-Za-z_][\w-]*)'
+)
+_GBNF_RULE: Final = re.compile(r"^[ \t]*([A-Za-z_][\w-]*)[ \t]*::=", re.MULTILINE)
+
+
+def ebnf_of(form: Form) -> str:
+    """A grammar whose rule `root` is the form. Raises ValueError that says what is not supported."""
+    writer = _FormWriter(form)
+    match form.kind:
+        case "json":
+            start = writer.supported_json(form.content)
+        case "regex":
+            start = writer.regex(form.content)
+        case "choice":
+            start = writer.rule(" | ".join(map(text, form.content)))
+        case "grammar":
+            start = writer.grammar(form.content)
+        case _:
+            start = tag_rule(form.content, writer)
+    if form.free_until is not None:
+        start = f"{writer.until(form.free_until)} {start}"
+    return writer.source(start)
+
+
+class _FormWriter(EbnfWriter):
+    """Implements `structural_tags.TagWriter`."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__(form.budget)
+        self._form = form
+        self._num_grammars = 0
+        self._client_rules: list[str] = []
+
+    def text(self, value: str) -> str:
+        return text(value)
+
+    def any_text(self) -> str:
+        return self.rule(any_text())
+
+    def json(self, schema: Any) -> str:
+        return self.supported_json(self._form.schema(schema))
+
+    def supported_json(self, schema: Any) -> str:
+        """A JSON value of a schema that was made a supported one."""
+        options = self._form.options
+        gap = EMPTY if options.compact else self.expression(whole(options.whitespace or BOUNDED_GAP))
+        if options.whitespace == "":
+            gap = EMPTY
+        return JsonRules(self, gap, schema, self._form.budget).rule(schema)
+
+    def regex(self, pattern: str) -> str:
+        return self.rule(self.expression(whole(pattern)))
+
+    def grammar(self, source: str) -> str:
+        """Its rules get names of their own."""
+        if "root" not in _GBNF_RULE.findall(source):
+            raise ValueError("the grammar has no rule `root ::= ...`: this server reads grammars in GBNF only")
+        self._num_grammars += 1
+        prefix = f"g{self._num_grammars}_"
+        self._client_rules.append(
+            _GBNF_TOKENS.sub(lambda found: f"{prefix}{found[0]}" if found["name"] else found[0], source)
+        )
+        return f"{prefix}root"
+
+    def source(self, start: str) -> str:
+        return "\n".join([super().source(start), *self._client_rules])

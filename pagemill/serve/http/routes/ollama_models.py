@@ -1,0 +1,138 @@
+"""/api/tags, /api/show, /api/ps and /api/version: what Ollama's clients ask before they generate."""
+
+import asyncio
+import functools
+import hashlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, Request
+
+from pagemill.config.facts import ModelFacts
+from pagemill.serve.http.connection import read_small
+from pagemill.serve.http.errors import OLLAMA, errors_as
+from pagemill.serve.http.routes.ollama import EXTRA
+from pagemill.serve.http.schemas.ollama import ShowBody
+from pagemill.serve.http.state import Services, services
+
+router = APIRouter()
+API_VERSION = "0.33.0"
+"""Of Ollama, whose API this is: clients ask for a version that is new enough."""
+NEVER = "9999-12-31T23:59:59Z"
+"""When the model leaves."""
+_SUFFIXES = (".safetensors", ".gguf")
+_NUMBERS = {
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+}
+"""Key of a Hugging Face config -> key of `model_info`, below the architecture."""
+
+
+@router.get("/api/version", openapi_extra=errors_as(OLLAMA))
+async def version() -> dict[str, str]:
+    """The version of the API that these routes follow."""
+    return {"version": API_VERSION}
+
+
+@router.get("/api/tags", openapi_extra=errors_as(OLLAMA))
+async def tags(request: Request) -> dict[str, Any]:
+    """The names of the model."""
+    here = services(request)
+    card = await _card(here)
+    return {"models": [{"name": name, "model": name, **card} for name in here.model.listed]}
+
+
+@router.get("/api/ps", openapi_extra=errors_as(OLLAMA))
+async def ps(request: Request) -> dict[str, Any]:
+    """The model, which is always loaded."""
+    here = services(request)
+    card = await _card(here)
+    loaded = {"expires_at": NEVER, "size_vram": card["size"], "context_length": here.engine.max_model_len}
+    return {"models": [{"name": here.model.name, "model": here.model.name, **card, **loaded}]}
+
+
+@router.post("/api/show", openapi_extra=EXTRA)
+async def show(request: Request) -> dict[str, Any]:
+    """What the model is and can do. Raises RequestError, ModelNotFoundError."""
+    here = services(request)
+    body = await read_small(request, ShowBody)
+    here.model.check(body.served_model)
+    facts = here.engine.facts
+    card = await _card(here)
+    return {
+        "modelfile": "",
+        "parameters": "\n".join(f"{name} {value}" for name, value in facts.generation_defaults.items()),
+        "template": here.engine.tokenizer.chat_template or "",
+        "details": card["details"],
+        "model_info": _info(facts, here.engine.max_model_len),
+        "capabilities": _capabilities(here),
+        "modified_at": card["modified_at"],
+    }
+
+
+def _info(facts: ModelFacts, max_model_len: int) -> dict[str, Any]:
+    family = _family(facts)
+    found = {name: facts.hf_config.get(key) for key, name in _NUMBERS.items()} | {"context_length": max_model_len}
+    return {"general.architecture": family, "general.basename": facts.public_name} | {
+        f"{family}.{name}": value for name, value in found.items() if isinstance(value, int)
+    }
+
+
+def _capabilities(here: Services) -> list[str]:
+    if here.engine.preparation.inputs.pools:
+        return ["embedding"]
+    parsers = here.parsers.settings
+    tools = ["tools"] if parsers.tool_calls is not None else []
+    return ["completion", *tools, *(["thinking"] if parsers.reasoning is not None else [])]
+
+
+def _family(facts: ModelFacts) -> str:
+    return str(facts.hf_config.get("model_type") or facts.architecture)
+
+
+class _Files(NamedTuple):
+    """Of the weights."""
+
+    num_bytes: int
+    modified_at: float
+    """Unix time in seconds, of the newest."""
+
+
+async def _card(here: Services) -> dict[str, Any]:
+    facts = here.engine.facts
+    files = await asyncio.to_thread(_files, facts.path)
+    family = _family(facts)
+    digest = hashlib.sha256(f"{facts.public_name}/{files.num_bytes}/{files.modified_at}".encode()).hexdigest()
+    return {
+        "modified_at": datetime.fromtimestamp(files.modified_at, UTC).isoformat().replace("+00:00", "Z"),
+        "size": files.num_bytes,
+        "digest": digest,
+        "details": {
+            "parent_model": "",
+            "format": facts.weights_format,
+            "family": family,
+            "families": [family],
+            "parameter_size": "",
+            "quantization_level": facts.quant_method or facts.dtype,
+        },
+    }
+
+
+@functools.cache
+def _files(path: str) -> _Files:
+    """As they are when they are first asked for: they were loaded before, and stay as they are."""
+    stats = [file.stat() for file in _weights(Path(path))]
+    return _Files(sum(stat.st_size for stat in stats), max((stat.st_mtime for stat in stats), default=0.0))
+
+
+def _weights(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        yield from (file for file in sorted(path.iterdir()) if file.suffix in _SUFFIXES)
+    elif path.is_file():
+        yield path

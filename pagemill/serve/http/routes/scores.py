@@ -1,0 +1,91 @@
+"""POST /score and /rerank: how like each other texts are, by the cosine of the angle between their vectors."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from pagemill.serve.http.connection import respond_unless_gone
+from pagemill.serve.http.errors import NotHereError
+from pagemill.serve.http.intake import PreparedBody
+from pagemill.serve.http.preparer import RERANK, SCORE
+from pagemill.serve.http.responses import now
+from pagemill.serve.http.routes.embeddings import vectors_of
+from pagemill.serve.http.state import Services, services
+
+router = APIRouter()
+_encode = msgspec.json.encode
+
+
+@router.post("/score", response_model=None)
+@router.post("/v1/score", response_model=None)
+async def score(request: Request) -> Response:
+    """A number for each pair of texts. Every text is checked before any runs.
+
+    Raises RequestError, NotHereError for a model that makes no vectors, EngineOverloadedError, EngineDeadError.
+    """
+    here = _pooling(request)
+    body = await here.intake.prepare(SCORE, request)
+    return await respond_unless_gone(request, _scored(here, f"score-{request.scope['request_id']}", body))
+
+
+@router.post("/rerank", response_model=None)
+@router.post("/v1/rerank", response_model=None)
+@router.post("/v2/rerank", response_model=None)
+async def rerank(request: Request) -> Response:
+    """Documents in order of their likeness to a query. Every text is checked before any runs.
+
+    Raises RequestError, NotHereError for a model that makes no vectors, EngineOverloadedError, EngineDeadError.
+    """
+    here = _pooling(request)
+    body = await here.intake.prepare(RERANK, request)
+    return await respond_unless_gone(request, _ranked(here, f"rerank-{request.scope['request_id']}", body))
+
+
+def _pooling(request: Request) -> Services:
+    here = services(request)
+    if not here.engine.preparation.inputs.pools:
+        raise NotHereError("this model generates text and makes no vectors to compare: start with --runner pooling")
+    return here
+
+
+async def _scored(here: Services, name: str, body: PreparedBody) -> Response:
+    scores = await _scores(here, name, body)
+    answer = {
+        "id": name,
+        "object": "list",
+        "created": now(),
+        "model": here.model.name,
+        "data": [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)],
+        "usage": _usage(body),
+    }
+    return Response(_encode(answer), headers=body.form.headers(), media_type="application/json")
+
+
+async def _ranked(here: Services, name: str, body: PreparedBody) -> Response:
+    scores = await _scores(here, name, body)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.form.most]
+    texts = body.echoes[body.form.num_queries :]
+    answer = {
+        "id": name,
+        "model": here.model.name,
+        "usage": _usage(body),
+        "results": [
+            {"index": index, "document": {"text": texts[index]}, "relevance_score": scores[index]} for index in order
+        ],
+    }
+    return Response(_encode(answer), headers=body.form.headers(), media_type="application/json")
+
+
+async def _scores(here: Services, name: str, body: PreparedBody) -> list[float]:
+    """Of each document, with its query or with the only one. The vectors have length 1."""
+    vectors, _ = await vectors_of(here, name, body.requests)
+    num_queries = body.form.num_queries
+    queries = vectors[:num_queries]
+    documents = vectors[num_queries:]
+    return [float(queries[index % num_queries] @ vector) for index, vector in enumerate(documents)]
+
+
+def _usage(body: PreparedBody) -> dict[str, Any]:
+    num_tokens = sum(len(item.request.prompt_token_ids) for item in body.requests)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0}

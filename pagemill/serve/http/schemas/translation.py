@@ -1,0 +1,57 @@
+"""Bodies of other APIs, which stand for one of OpenAI's. Do not know how it is run."""
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from pagemill.errors import RequestError
+from pagemill.serve.http.schemas.base import RequestBody
+from pagemill.serve.http.schemas.chat import ChatBody
+from pagemill.serve.http.schemas.completions import CompletionBody
+from pagemill.serve.http.schemas.embeddings import EmbeddingBody
+
+
+class Translation(RequestBody):
+    """A body that is run as another one."""
+
+    names: ClassVar[Mapping[str, str]] = {}
+    """Field of the body that it stands for -> its own field, for errors."""
+
+    @property
+    def served_model(self) -> str | None:
+        """The model, as a name that may be served."""
+        return self.model
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is streamed."""
+        return False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to be run: it asks for the model alone."""
+        return False
+
+    @property
+    def truncates(self) -> bool:
+        """Whether prompts that do not fit the context are cut."""
+        return False
+
+    @abstractmethod
+    def translated(self) -> ChatBody | CompletionBody | EmbeddingBody:
+        """The body that it stands for. Raises RequestError."""
+
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """In errors: its own fields, in place of those of the body that it stands for."""
+        try:
+            yield
+        except RequestError as error:
+            name = self.names.get(error.field or "")
+            if name is None:
+                raise
+            message = str(error)
+            if message.startswith(str(error.field)):
+                message = name + message.removeprefix(str(error.field))
+            raise type(error)(message, name) from None

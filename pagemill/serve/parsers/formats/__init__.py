@@ -1,0 +1,1 @@
+"""Formats of messages, as data: one constant for each, listed in `catalog/parsers.py` under their names."""

@@ -1,0 +1,143 @@
+"""Formats of calls whose arguments are JSON."""
+
+from typing import Final
+
+from pagemill.serve.parsers.format import Calls, ElementCall, Head, JsonCall, NamedCall
+from pagemill.serve.parsers.formats.reasoning import COHERE_DROPS, ERNIE_DROPS
+
+_BAR: Final = "\uff5c"
+"""The vertical line in marks of DeepSeek."""
+_CALLS_BEGIN: Final = f"<{_BAR}tool▁calls▁begin{_BAR}>"
+_CALLS_END: Final = f"<{_BAR}tool▁calls▁end{_BAR}>"
+_CALL_BEGIN: Final = f"<{_BAR}tool▁call▁begin{_BAR}>"
+_CALL_END: Final = f"<{_BAR}tool▁call▁end{_BAR}>"
+_SEPARATOR: Final = f"<{_BAR}tool▁sep{_BAR}>"
+
+HERMES: Final = Calls(
+    models="Hermes 2 Pro, Qwen2.5, Qwen3, Granite 4, SmolLM",
+    form=(JsonCall(),),
+    begin=("<tool_call>",),
+    end=("</tool_call>",),
+    many=False,
+)
+LLAMA3_JSON: Final = Calls(
+    models="Llama 3.1, 3.2 and 3.3",
+    form=(JsonCall(needs_arguments=True),),
+    begin=("<|python_tag|>",),
+    starts=("{",),
+    keeps_space=True,
+)
+MISTRAL: Final = Calls(
+    models="Mistral, Ministral, Magistral, Devstral",
+    form=(
+        JsonCall(),
+        NamedCall(
+            Head(end=("[ARGS]",), chars=r"[^\s\[{<]", holds=("[CALL_ID]",), pattern=r"(?P<name>[^\[]+)(\[CALL_ID\].*)?")
+        ),
+    ),
+    begin=("[TOOL_CALLS]",),
+    many=False,
+    tokens=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+)
+DEEPSEEK_V3: Final = Calls(
+    models="DeepSeek-V3, DeepSeek-R1",
+    form=(NamedCall(Head(f"{_CALL_BEGIN}function{_SEPARATOR}", ("\n```json\n",), chars=r"[^<\n`]")),),
+    begin=(_CALLS_BEGIN,),
+    end=(_CALLS_END,),
+    between=("```", _CALL_END),
+    noise=True,
+)
+DEEPSEEK_V31: Final = Calls(
+    models="DeepSeek-V3.1",
+    form=(NamedCall(Head(_CALL_BEGIN, (_SEPARATOR,))),),
+    begin=(_CALLS_BEGIN,),
+    end=(_CALLS_END,),
+    between=(_CALL_END,),
+    noise=True,
+)
+KIMI_K2: Final = Calls(
+    models="Kimi K2",
+    form=(
+        NamedCall(
+            Head(
+                "<|tool_call_begin|>",
+                ("<|tool_call_argument_begin|>",),
+                pattern=r"\s*(?:functions\.)?(?P<name>[^\s:]+)(?::\d+)?\s*",
+            )
+        ),
+    ),
+    begin=("<|tool_calls_section_begin|>",),
+    end=("<|tool_calls_section_end|>",),
+    between=("<|tool_call_end|>",),
+    noise=True,
+    keeps_space=True,
+)
+GRANITE: Final = Calls(
+    models="Granite 3",
+    form=(JsonCall(),),
+    begin=("<|tool_call|>", "<tool_call>"),
+    end=("<|/tool_call|>", "</tool_call>"),
+)
+TOOL_CALLS_TAG: Final = Calls(
+    models="Jamba, Hunyuan-A13B, MiniMax-M1", form=(JsonCall(),), begin=("<tool_calls>",), end=("</tool_calls>",)
+)
+"""Jamba, Hunyuan and MiniMax-M1: a list, or one object on each line."""
+TOOLCALL: Final = Calls(
+    models="Nemotron Nano v2, Nemotron Super v1.5", form=(JsonCall(),), begin=("<TOOLCALL>",), end=("</TOOLCALL>",)
+)
+"""Nemotron Nano v2 and Nemotron Super v1.5."""
+INTERNLM: Final = Calls(
+    models="InternLM 2 and 3",
+    form=(JsonCall(),),
+    begin=("<|action_start|><|plugin|>",),
+    end=("<|action_end|>",),
+    many=False,
+)
+PHI4_MINI: Final = Calls(models="Phi-4-mini", form=(JsonCall(),), begin=("functools",))
+XLAM: Final = Calls(
+    models="xLAM",
+    form=(JsonCall(needs_arguments=True),),
+    begin=("[TOOL_CALLS]", "<tool_call>"),
+    end=("</tool_call>",),
+    starts=("[",),
+)
+LONGCAT: Final = Calls(
+    models="LongCat",
+    form=(
+        JsonCall(),
+        ElementCall(
+            Head(
+                end=("\n", "<longcat_arg_key>", "</longcat_tool_call>"), keeps_end=True, pattern=r"\s*(?P<name>\S+)\s*"
+            ),
+            Head("<longcat_arg_key>", ("</longcat_arg_key>",)),
+            value_begin="<longcat_arg_value>",
+            value_end="</longcat_arg_value>",
+            end="</longcat_tool_call>",
+        ),
+    ),
+    begin=("<longcat_tool_call>",),
+    end=("</longcat_tool_call>",),
+    many=False,
+)
+ERNIE45: Final = Calls(
+    models="ERNIE 4.5",
+    form=(JsonCall(),),
+    begin=("<tool_call>",),
+    end=("</tool_call>",),
+    many=False,
+    drops=ERNIE_DROPS,
+)
+GIGACHAT3: Final = Calls(
+    models="GigaChat 3",
+    form=(JsonCall(),),
+    begin=("function call<|role_sep|>\n",),
+    drops=("<|message_sep|>",),
+    many=False,
+)
+COHERE: Final = Calls(
+    models="Command A, Command R7B",
+    form=(JsonCall(name="tool_name"),),
+    begin=("<|START_ACTION|>",),
+    end=("<|END_ACTION|>",),
+    drops=COHERE_DROPS,
+)

@@ -1,0 +1,49 @@
+"""`FormChecks`: whether the engine can follow the grammars of requests, asked before it gets them."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from pagemill.catalog.grammars import GUIDANCE
+from pagemill.errors import RequestError
+from pagemill.grammar.checking import GrammarChecker
+from pagemill.grammar.vocabulary import TokenTable, token_table
+from pagemill.messages.structured_outputs import GrammarSpec
+from pagemill.tokenizers.interface import Tokenizer
+
+FIELD = "structured_outputs"
+
+
+class FormChecks:
+    """The checks of one front end. The process that tries grammars starts with the first one."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int], backend: str = GUIDANCE) -> None:
+        """`backend`: what follows grammars in the engine."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._ends = ends
+        self._backend = backend
+        self._checker: GrammarChecker | None = None
+
+    async def check(self, specs: Iterable[GrammarSpec | None]) -> None:
+        """Raises RequestError for a grammar that cannot be followed, EngineOverloadedError when too many are being
+        looked at. Grammars that were looked at before cost nothing."""
+        sources = dict.fromkeys(spec.source for spec in specs if spec is not None)
+        if not sources:
+            return
+        if self._checker is None:
+            self._checker = GrammarChecker(self._table, backend=self._backend)
+        for source in sources:
+            problem = self._checker.known(source)
+            if problem is None:
+                problem = await asyncio.wrap_future(self._checker.submit(source))
+            if problem:
+                raise RequestError(f"{FIELD} is not supported: {problem}", FIELD)
+
+    def close(self) -> None:
+        """End the process that checks grammars, if there is one."""
+        if self._checker is not None:
+            self._checker.close()
+            self._checker = None
+
+    def _table(self) -> TokenTable:
+        return token_table(self._tokenizer, self._vocab_size, self._ends)

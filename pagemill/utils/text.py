@@ -1,0 +1,46 @@
+"""`shown`: a value in an error message."""
+
+import itertools
+from typing import Any
+
+_MAX_SHOWN = 60
+_MAX_BITS = 128
+
+
+def shown(value: Any) -> str:
+    """A value for an error message: its repr, shortened. Costs the same however large the value is."""
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        return _bits(value)
+    text = repr(_clipped(value, [_MAX_SHOWN]))
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+class _Written(str):
+    """A text that stands for a value as it is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _bits(value: int) -> str:
+    return f"a number of {value.bit_length()} bits"
+
+
+def _clipped(value: Any, left: list[int]) -> Any:
+    """A value whose repr begins as that of `value`; `left` counts what may still be looked at: every item is at least
+    one character of the result, so that what comes after would not be shown."""
+    left[0] -= 1
+    match value:
+        case str() | bytes():
+            return value[: _MAX_SHOWN + 1]
+        case int():
+            return _Written(_bits(value)) if value.bit_length() > _MAX_BITS else value
+        case dict():
+            pairs = itertools.takewhile(lambda _: left[0] >= 0, value.items())
+            return {_clipped(key, left): _clipped(item, left) for key, item in pairs}
+        case list() | tuple():
+            items = itertools.takewhile(lambda _: left[0] >= 0, value)
+            return type(value)([_clipped(item, left) for item in items])
+    return value

@@ -1,0 +1,1 @@
+"""The workers' halves of step extensions."""

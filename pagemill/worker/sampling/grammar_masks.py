@@ -1,0 +1,54 @@
+"""`MasksOfWorker`: the workers' half of the step extension "grammar_masks": which tokens slots may sample."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagemill.messages.grammar_masks import FormsBegun, GrammarMasks
+from pagemill.messages.step import Int32Array
+from pagemill.model.kernels import ops
+from pagemill.worker.extensions.interface import WorkerContext, WorkerExtension
+
+_ANYTHING = -1
+"""A word of tokens that may all come."""
+
+
+class MasksOfWorker(WorkerExtension):
+    """Those of the step that is sampled."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._device = context.device
+        self._rows: dict[int, int] = {}
+        self._masks = np.zeros((0, 0), np.int32)
+        self._began: set[int] = set()
+
+    def begin(self, payload: FormsBegun) -> None:
+        self._began = set(payload.slots)
+
+    def begin_sampling(self, payload: GrammarMasks) -> None:
+        self._rows = {slot: row for row, slot in enumerate(payload.slots)}
+        self._masks = payload.masks
+
+    def take_begun(self, slot: int) -> bool:
+        """Whether a slot began with a form in the step that was told last. Said once."""
+        if slot not in self._began:
+            return False
+        self._began.discard(slot)
+        return True
+
+    def refuse(self, logits: Tensor, slots: Int32Array) -> None:
+        """Set what may not come in [K, V] logits of these [K] slots to minus infinity."""
+        rows = [self._rows.get(slot) for slot in slots.tolist()]
+        masked = [place for place, row in enumerate(rows) if row is not None]
+        if not masked:
+            return
+        words = self._masks
+        if rows != list(range(len(words))):
+            # In the order of the logits, so that one pass needs no list of rows.
+            words = np.full((len(rows), words.shape[1]), _ANYTHING, np.int32)
+            words[masked] = self._masks[[row for row in rows if row is not None]]
+        ops.mask_(logits, self._on_device(words))
+
+    def _on_device(self, words: Int32Array) -> Tensor:
+        found = torch.from_numpy(words)
+        return found.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else found

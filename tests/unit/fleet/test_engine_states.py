@@ -1,0 +1,20 @@
+"""What whoever joins late is told of the engines."""
+
+from pagemill.fleet.engine_states import EngineStates
+from pagemill.messages.engine_io import EngineReady
+from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp
+from pagemill.messages.stats import SchedulerStats
+
+READY = EngineReady(max_model_len=64, vocab_size=8, num_blocks=9, block_size=16)
+
+
+def test_the_latest_event_of_each_engine_counts():
+    states = EngineStates()
+    ups = [EngineUp(index, 0, "ipc:///nowhere", READY) for index in range(2)]
+    stalled = EngineStalled(0, 0, True)
+    for event in (*ups, EngineLoadReport(0, SchedulerStats()), EngineStalled(0, 0, False), stalled):
+        states.note(event)
+    assert states.events() == (*ups, stalled)
+    down = EngineDown(0, 0, "it hung and was killed")
+    states.note(down)
+    assert states.events() == (down, ups[1]), "a stall ends with the engine"

@@ -1,0 +1,20 @@
+import numpy as np
+import pytest
+
+from pagemill.grammar.interface import GrammarTooComplexError, num_words
+from tests.fakes.byte_vocabulary import TABLE, Following
+
+
+def test_forced_tokens_are_told():
+    matcher = Following("guidance").matcher(choice=["abc"])
+    assert matcher.accept(list(b"ab")) == 2
+    assert matcher.forced() == [ord("c")]
+
+
+def test_what_cannot_be_followed_says_so():
+    matcher = Following("guidance").matcher(regex="x(a{1,300}){300}")
+    mask = np.zeros(num_words(len(TABLE.tokens)), np.int32)
+    with pytest.raises(GrammarTooComplexError):
+        for token in list(b"x" + b"a" * 400):
+            matcher.fill(mask)
+            matcher.accept([token])

@@ -1,0 +1,117 @@
+"""All layers as one native call: the same as the layers one by one, to the last bit."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagemill.model.kernels.native import library
+from pagemill.model.models import causal_lm
+from pagemill.model.network.native_plan import NotPlannable
+from tests.fakes.paged import PagedModel
+from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
+from tests.marks import slow
+
+TOKENS = [random.Random(0).randrange(3, 259) for _ in range(90)]
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise NotPlannable("for comparison")
+
+    monkeypatch.setattr(causal_lm, "make_plan", refuse)
+
+
+@pytest.fixture(autouse=True)
+def native() -> None:
+    found = library()
+    if found is None or found.isa() == b"portable":
+        pytest.skip("this machine has no native plan")
+
+
+def logits(path: Path, chunk: int | None, *, planned: bool, kv_cache_dtype: str = "auto") -> torch.Tensor:
+    model = PagedModel.load(path, "bfloat16", kv_cache_dtype=kv_cache_dtype)
+    result = model.logits(TOKENS, chunk)
+    assert (model.model._plan is not None) == planned
+    return result
+
+
+@pytest.mark.parametrize("architecture", PLANNABLE)
+@pytest.mark.parametrize("chunk", [None, slow(1), 3, slow(40)])
+def test_every_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, chunk: int) -> None:
+    path = make_checkpoint(tmp_path, architecture)
+    found = logits(path, chunk, planned=True)
+    one_by_one(monkeypatch)
+    assert torch.equal(found, logits(path, chunk, planned=False))
+
+
+@pytest.mark.parametrize("architecture", PLANNABLE)
+def test_a_cache_of_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
+    """Planned or not, whole or in chunks, the same bits; and they are about those of bfloat16."""
+    path = make_checkpoint(tmp_path, architecture)
+    found = logits(path, None, planned=True, kv_cache_dtype="int8")
+    assert torch.equal(found, logits(path, 7, planned=True, kv_cache_dtype="int8"))
+    wide = logits(path, None, planned=True)
+    assert not torch.equal(found, wide)
+    torch.testing.assert_close(found, wide, rtol=0, atol=float(wide.abs().max()) * 0.05)
+    one_by_one(monkeypatch)
+    assert torch.equal(found, logits(path, None, planned=False, kv_cache_dtype="int8"))
+
+
+@pytest.mark.parametrize("threads", [slow(1), 2, slow(3)])
+def test_chunks_and_threads_change_nothing(tmp_path: Path, threads: int) -> None:
+    path = make_checkpoint(tmp_path, "Gemma3ForCausalLM")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = logits(path, None, planned=True)
+        torch.set_num_threads(threads)
+        for chunk in (1, 2, 4, 5, 33):
+            assert torch.equal(logits(path, chunk, planned=True), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_cannot_be_planned_runs_layer_by_layer(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "LlamaForCausalLM")
+    model = PagedModel.load(path, "float32")
+    model.logits(TOKENS)
+    assert model.model._plan is None
+    model = PagedModel.load(path, "bfloat16", backend="TORCH_CPU")
+    model.logits(TOKENS)
+    assert model.model._plan is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("GPTNeoXForCausalLM", {"use_parallel_residual": False}),
+        ("GPTNeoXForCausalLM", {"attention_bias": False, "hidden_act": "gelu_new"}),
+        ("OPTForCausalLM", {"activation_function": "gelu"}),
+        ("OPTForCausalLM", {"enable_bias": False, "activation_function": "silu"}),
+    ],
+)
+def test_layer_norms_and_plain_activations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, changes: dict
+) -> None:
+    path = make_checkpoint(tmp_path, architecture, **changes)
+    found = logits(path, 7, planned=True)
+    wide = PagedModel.load(path).logits(TOKENS)
+    assert (found - wide).abs().max() < 0.05 * wide.abs().max()
+    one_by_one(monkeypatch)
+    assert torch.equal(found, logits(path, 7, planned=False))
+
+
+def test_experts_run_layer_by_layer(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "Qwen3MoeForCausalLM")
+    whole = logits(path, None, planned=False)
+    assert torch.equal(logits(path, 7, planned=False), whole), "a token's result does not depend on the others"
+
+
+@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}])
+def test_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict) -> None:
+    path = make_checkpoint(tmp_path, "LlamaForCausalLM", **changes)
+    found = logits(path, 7, planned="mlp_bias" not in changes)
+    one_by_one(monkeypatch)
+    assert torch.equal(found, logits(path, 7, planned=False))

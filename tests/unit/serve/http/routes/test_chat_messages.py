@@ -1,0 +1,171 @@
+"""Reasoning and tool calls in the answers of POST /v1/chat/completions: whole, streamed, streamed directly."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from pagemill.serve.parsers.format import Reasoning
+from tests.fakes.engine import running_server
+from tests.fakes.fake_core import FakeCore, say
+from tests.fakes.fake_tokenizer import EOS, IM_END, ByteTokenizer
+from tests.unit.serve.http.conftest import Connect
+from tests.unit.serve.http.routes.test_chat import events
+
+PATH = "/v1/chat/completions"
+HI = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}}]
+BODY: dict[str, Any] = {"messages": HI, "tools": TOOLS}
+FLAGS: dict[str, Any] = {"reasoning_parser": "qwen3", "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+CALL = '<tool_call>\n{"name": "get", "arguments": {"city": "Zürich"}}\n</tool_call>'
+TEXT = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}"
+
+
+def joined(found: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+    """The message that the events of a stream add up to, and why it ended."""
+    choices = [event["choices"][0] for event in found if event["choices"]]
+    mine = [choice for choice in choices if choice["index"] == index]
+    message: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
+    for choice in mine:
+        delta = choice["delta"]
+        message["content"] += delta.get("content", "")
+        message["reasoning"] += delta.get("reasoning", "")
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                assert call["id"].startswith("call_")
+                assert call["type"] == "function"
+                message["calls"].append({"name": call["function"]["name"], "arguments": ""})
+            message["calls"][call["index"]]["arguments"] += call["function"]["arguments"]
+    return message | {"finish_reason": mine[-1]["finish_reason"]}
+
+
+def of_body(answer: httpx.Response, index: int = 0) -> dict[str, Any]:
+    """The same of a whole answer."""
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][index]
+    message = choice["message"]
+    calls = message.get("tool_calls", [])
+    assert len({call["id"] for call in calls}) == len(calls)
+    return {
+        "content": message["content"] or "",
+        "reasoning": message.get("reasoning", ""),
+        "calls": [call["function"] for call in calls],
+        "finish_reason": choice["finish_reason"],
+    }
+
+
+async def both(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    """The message, which must be the same streamed and whole."""
+    whole = of_body(await client.post(PATH, json=body))
+    assert joined(events(await client.post(PATH, json=body | {"stream": True}))) == whole
+    return whole
+
+
+async def test_reasoning_and_calls(connect: Connect) -> None:
+    client = await connect(FakeCore(say(TEXT, EOS)), **FLAGS)
+    expected = {
+        "content": "I look.",
+        "reasoning": "Hm.",
+        "calls": [{"name": "get", "arguments": '{"city": "Zürich"}'}],
+        "finish_reason": "tool_calls",
+    }
+    assert await both(client, BODY) == expected
+    streamed = events(await client.post(PATH, json=BODY | {"stream": True, "n": 2}))
+    assert joined(streamed, 1) == expected
+    assert streamed[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert await both(client, BODY | {"include_reasoning": False}) == expected | {"reasoning": ""}
+
+
+async def test_an_answer_that_is_nothing_but_a_call_has_no_content(connect: Connect) -> None:
+    client = await connect(FakeCore(say(CALL, EOS)), **FLAGS)
+    message = (await client.post(PATH, json=BODY)).json()["choices"][0]["message"]
+    assert message["content"] is None
+    assert "reasoning" not in message
+
+
+async def test_without_tools_to_call_a_call_is_content(connect: Connect) -> None:
+    core = FakeCore(say(CALL, EOS))
+    client = await connect(core, **FLAGS)
+    for body in ({"messages": HI}, BODY | {"tool_choice": "none"}):
+        assert await both(client, body) == {
+            "content": CALL, "reasoning": "", "calls": [], "finish_reason": "stop",
+        }  # fmt: skip
+    prompts = [bytes(request.prompt_token_ids).decode() for request in core.seen]
+    assert ["get" in prompt for prompt in prompts] == [False, False, True, True]
+
+
+async def test_tools_that_must_not_be_called_can_be_hidden(connect: Connect) -> None:
+    core = FakeCore(say("a", EOS))
+    client = await connect(core, **FLAGS, exclude_tools_when_tool_choice_none=True)
+    await client.post(PATH, json=BODY | {"tool_choice": "none"})
+    await client.post(PATH, json=BODY | {"tool_choice": "auto"})
+    assert ["get" in bytes(request.prompt_token_ids).decode() for request in core.seen] == [False, True]
+
+
+@pytest.mark.parametrize(("text", "max_tokens", "reason"), [
+    (TEXT, len(TEXT.encode()) - 30, "length"),
+    ('<tool_call>{"name": "get", "arguments": {"a": ', None, "stop"),
+    ("<tool_call>oh", None, "stop"),
+    (f"{CALL}{CALL[:45]}", None, "stop"),
+])  # fmt: skip
+async def test_only_calls_that_can_all_be_made_end_an_answer_as_such(
+    connect: Connect, text: str, max_tokens: int | None, reason: str
+) -> None:
+    client = await connect(FakeCore(say(text, EOS)), **FLAGS)
+    assert (await both(client, BODY | {"max_tokens": max_tokens}))["finish_reason"] == reason
+
+
+async def test_a_stop_string_ends_a_parsed_answer(connect: Connect) -> None:
+    client = await connect(FakeCore(say(TEXT, EOS)), **FLAGS)
+    message = await both(client, BODY | {"stop": "look"})
+    assert message == {"content": "I ", "reasoning": "Hm.", "calls": [], "finish_reason": "stop"}
+
+
+async def test_the_prompt_says_whether_reasoning_has_begun(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    render = ByteTokenizer.render_chat
+    monkeypatch.setattr(ByteTokenizer, "render_chat", lambda *args, **kwargs: render(*args, **kwargs) + "<think>\n")
+    client = await connect(FakeCore(say("Hm.</think>Yes", EOS)), reasoning_parser="qwen3")
+    expected = {"content": "Yes", "reasoning": "Hm.", "calls": [], "finish_reason": "stop"}
+    assert await both(client, {"messages": HI}) == expected
+
+
+async def test_marks_that_are_special_tokens_are_seen(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = Reasoning("<think>", "<|im_end|>")
+    monkeypatch.setattr("pagemill.serve.parsers.formats.reasoning.THINK", ended)
+    core = FakeCore(lambda _: [*b"<think>Hm.", IM_END, *b"Yes", EOS])
+    client = await connect(core, reasoning_parser="qwen3")
+    message = await both(client, {"messages": HI, "ignore_eos": True, "stop_token_ids": [EOS]})
+    assert (message["reasoning"], message["content"]) == ("Hm.", "Yes")
+    assert not any(request.params.skip_special_tokens for request in core.seen)
+
+
+async def test_earlier_calls_reach_the_template_as_objects(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    render = ByteTokenizer.render_chat
+
+    def note(self: ByteTokenizer, messages: Any, **options: Any) -> str:
+        seen.extend(messages)
+        return render(self, messages, **options)
+
+    monkeypatch.setattr(ByteTokenizer, "render_chat", note)
+    client = await connect(FakeCore(say("a", EOS)), **FLAGS)
+    call = {"id": "1", "type": "function", "function": {"name": "get", "arguments": '{"city": "Bern"}'}}
+    earlier = [
+        {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+    ]
+    assert (await client.post(PATH, json=BODY | {"messages": HI + earlier, "max_tokens": 1})).status_code == 200
+    assert seen[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Bern"}
+    assert seen[1]["reasoning_content"] == "Hm."
+
+
+@pytest.mark.slow
+def test_a_stream_that_is_written_directly_says_the_same() -> None:
+    core = FakeCore(say(TEXT, EOS), step_s=0.002)
+    with running_server(core, **FLAGS) as url:
+        whole = of_body(httpx.post(url + PATH, json=BODY, timeout=30))
+        with httpx.stream("POST", url + PATH, json=BODY | {"stream": True}, timeout=30) as answer:
+            lines = answer.read().decode().split("\n\n")[:-2]
+    assert joined([json.loads(line.removeprefix("data: ")) for line in lines]) == whole
+    assert len(lines) > 20

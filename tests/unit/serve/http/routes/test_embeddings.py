@@ -1,0 +1,182 @@
+"""POST /v1/embeddings: forms of the input and of the vectors, and what is refused."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from pagemill.config.sections import PoolerConfig
+from pagemill.messages.engine_io import EngineCoreOutputs
+from tests.fakes.engine import make_app, make_engine
+from tests.fakes.fake_core import FakeCore, vector_of
+from tests.fakes.fake_tokenizer import BOS
+from tests.fakes.wire_metrics import wire_values
+from tests.unit.serve.http.conftest import Connect
+
+PATH = "/v1/embeddings"
+POOLER = PoolerConfig(pooling_type="LAST", normalize=False)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    engine = make_engine(pooler=POOLER, scheduling_policy="priority")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(engine)), base_url="http://test") as client:
+        yield client
+    await engine.shutdown()
+
+
+async def ask(client: httpx.AsyncClient, given: Any = "ab", **body: Any) -> dict[str, Any]:
+    answer = await client.post(PATH, json={"input": given} | body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+A, B = [*b"ab"], [*b"cde"]
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [("ab", [[BOS, *A]]), (["ab", "cde"], [[BOS, *A], [BOS, *B]]), (A, [A]), ([A, B], [A, B])],
+)
+async def test_forms_of_the_input(client: httpx.AsyncClient, given: Any, prompts: list[list[int]]) -> None:
+    body = await ask(client, given)
+    assert (body["object"], body["model"], body["id"][:5]) == ("list", "fake", "embd-")
+    for number, (item, prompt) in enumerate(zip(body["data"], prompts, strict=True)):
+        assert (item["object"], item["index"]) == ("embedding", number)
+        assert item["embedding"] == vector_of(prompt).tolist()
+    num_tokens = sum(map(len, prompts))
+    usage = body["usage"]
+    assert (usage["prompt_tokens"], usage["total_tokens"], usage["completion_tokens"]) == (num_tokens, num_tokens, 0)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0, "less than a block"
+
+
+async def test_the_same_under_the_names_of_pooling(client: httpx.AsyncClient) -> None:
+    body = (await client.post("/pooling", json={"input": ["ab", "cde"]})).json()
+    vectors = [item["embedding"] for item in (await ask(client, ["ab", "cde"]))["data"]]
+    assert body["id"].startswith("pool-")
+    assert body["data"] == [
+        {"object": "pooling", "index": number, "data": vector} for number, vector in enumerate(vectors)
+    ]
+
+
+async def test_a_model_that_generates_text_has_no_pooling(connect: Connect) -> None:
+    answer = await (await connect()).post("/pooling", json={"input": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_supported")
+
+
+async def test_base64_holds_the_same_numbers(client: httpx.AsyncClient) -> None:
+    plain, packed = await ask(client), await ask(client, encoding_format="base64")
+    raw = base64.b64decode(packed["data"][0]["embedding"])
+    assert np.frombuffer(raw, "<f4").tolist() == plain["data"][0]["embedding"]
+
+
+async def test_dimensions_and_normalize(client: httpx.AsyncClient) -> None:
+    body = await ask(client, A, dimensions=3, normalize=True)
+    wanted = vector_of(A)[:3]
+    assert body["data"][0]["embedding"] == pytest.approx((wanted / np.linalg.norm(wanted)).tolist())
+
+
+async def test_texts_without_special_tokens(client: httpx.AsyncClient) -> None:
+    body = await ask(client, "ab", add_special_tokens=False, user="me", cache_salt="s", priority=1, unknown=1)
+    assert body["data"][0]["embedding"] == vector_of(A).tolist()
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        ({}, "input", "input"),
+        ({"input": ""}, "prompt", "empty"),
+        ({"input": []}, "input", "input=[]"),
+        ({"input": ["a", 1]}, "input", "not mixed"),
+        ({"input": 5}, "input", "input=5"),
+        ({"input": ["a"] * 1025}, "input", "input holds 1025 prompts"),
+        ({"input": [-1]}, "prompt", "-1"),
+        ({"input": [10**9]}, "prompt", "not allowed"),
+        ({"input": [1] * 257}, "prompt", "has 257 tokens, at most 256 fit"),
+        ({"input": "a", "dimensions": 9}, "dimensions", "dimensions=9 is not allowed: 1 to 8"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "dimensions=0"),
+        ({"input": "a", "dimensions": "3"}, "dimensions", "dimensions"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "encoding_format"),
+        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+        ({"input": "a", "cache_salt": "/"}, "cache_salt", "cache_salt"),
+    ],
+)
+async def test_refused(client: httpx.AsyncClient, body: dict[str, Any], field: str, words: str) -> None:
+    answer = await client.post(PATH, json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == field
+    assert words in error["message"]
+
+
+async def test_another_model(client: httpx.AsyncClient) -> None:
+    assert (await client.post(PATH, json={"input": "a", "model": "other"})).status_code == 404
+
+
+async def test_a_context_of_prompt_alone(client: httpx.AsyncClient) -> None:
+    assert len((await ask(client, [1] * 256))["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+async def test_text_from_a_server_of_vectors(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 400
+    assert "ask for embeddings" in answer.json()["error"]["message"]
+
+
+async def test_vectors_from_a_server_of_text(connect: Connect) -> None:
+    answer = await (await connect()).post(PATH, json={"input": "a"})
+    assert answer.status_code == 400
+    assert "start with --runner pooling" in answer.json()["error"]["message"]
+
+
+async def test_metrics_count_prompts_and_no_tokens(client: httpx.AsyncClient) -> None:
+    await ask(client, [A, B])
+    values = wire_values((await client.get("/metrics")).content)
+    assert values["vllm:prompt_tokens_total"] == 5
+    assert values["vllm:generation_tokens_total"] == 0
+    assert values["vllm:request_success_total{finished_reason=stop}"] == 2
+    assert values["vllm:e2e_request_latency_seconds_count"] == 2
+    assert values["vllm:time_to_first_token_seconds_count"] == 0
+    assert values["vllm:request_params_max_tokens_count"] == 0
+
+
+class HeldCore(FakeCore):
+    """A core whose steps produce nothing while it is held."""
+
+    held = True
+
+    def step(self) -> list[EngineCoreOutputs]:
+        return [] if self.held else super().step()
+
+
+async def test_encode_aborts_and_ends() -> None:
+    core = HeldCore()
+    engine = make_engine(core, pooler=POOLER)
+    cancelled = asyncio.ensure_future(anext(engine.encode("ab", request_id="mine")))
+    await asyncio.sleep(0.02)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    await asyncio.sleep(0.02)
+    assert engine.num_in_flight == 0
+    waiting = asyncio.ensure_future(anext(engine.encode("ab", request_id="mine")))
+    await asyncio.sleep(0.02)
+    await engine.abort("mine")
+    output = await waiting
+    assert (output.request_id, output.outputs.finish_reason, output.outputs.embedding) == ("mine", "abort", [])
+    core.held = False
+    output = await anext(engine.encode("ab"))
+    assert output.outputs.embedding == vector_of([BOS, *A]).tolist()
+    assert (output.finished, output.prompt, output.prompt_token_ids) == (True, "ab", [BOS, *A])
+    await engine.shutdown()

@@ -1,0 +1,105 @@
+"""/server_info, /reset_prefix_cache and /abort_requests."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from pagemill.config.sections import ServerConfig
+from pagemill.serve.http.app import build_app
+from tests.fakes.engine import endpoints, make_engine
+from tests.fakes.fake_core import FakeCore
+from tests.unit.serve.http.conftest import Connect
+
+PATHS = {
+    "/server_info": "GET", "/reset_prefix_cache": "POST", "/abort_requests": "POST", "/pause": "POST",
+    "/resume": "POST", "/is_paused": "GET",
+}  # fmt: skip
+
+
+@pytest.fixture
+def dev_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+
+
+class Resettable(FakeCore):
+    """A core that says whether its cache was emptied."""
+
+    is_busy = False
+    is_paused = False
+
+    def call(self, name: str, *args: Any) -> Any:
+        assert not args
+        if name == "is_paused":
+            return self.is_paused
+        if name in ("pause", "resume"):
+            self.is_paused = name == "pause"
+            return True
+        assert name == "reset_prefix_cache"
+        return not self.is_busy
+
+
+async def test_there_are_none_unless_the_switch_says_so(connect: Connect) -> None:
+    client = await connect()
+    for path, method in PATHS.items():
+        assert (await client.request(method, path)).status_code == 404
+
+
+@pytest.mark.usefixtures("dev_mode")
+async def test_they_need_the_key(connect: Connect) -> None:
+    client = await connect(Resettable(), api_key=("k",))
+    for path, method in PATHS.items():
+        assert (await client.request(method, path)).status_code == 401
+        assert (await client.request(method, path, headers={"x-api-key": "k"})).status_code != 401
+
+
+@pytest.mark.usefixtures("dev_mode")
+async def test_the_prefix_cache_is_emptied_or_in_use(connect: Connect) -> None:
+    core = Resettable()
+    client = await connect(core)
+    assert (await client.post("/reset_prefix_cache")).json() == {"success": True}
+    core.is_busy = True
+    refused = await client.post("/reset_prefix_cache")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "busy")
+
+
+@pytest.mark.usefixtures("dev_mode")
+async def test_engines_are_paused_and_go_on(connect: Connect) -> None:
+    client = await connect(Resettable())
+    assert (await client.get("/is_paused")).json() == {"is_paused": False}
+    assert (await client.post("/pause?mode=keep")).json() == {"status": "paused"}
+    assert (await client.get("/is_paused")).json() == {"is_paused": True}
+    assert (await client.post("/resume")).json() == {"status": "resumed"}
+    assert (await client.get("/is_paused")).json() == {"is_paused": False}
+    refused = await client.post("/pause?mode=abort")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
+
+
+@pytest.mark.usefixtures("dev_mode")
+async def test_a_request_is_ended_by_the_id_of_its_answer(connect: Connect) -> None:
+    client = await connect(FakeCore(step_s=0.005))
+    body = {"prompt": "a", "max_tokens": 200}
+    running = asyncio.create_task(client.post("/v1/completions", json=body, headers={"x-request-id": "mine"}))
+    while not (await client.get("/load")).json()["server_load"]:
+        await asyncio.sleep(0.001)
+    assert (await client.post("/abort_requests", json={"request_ids": ["other", "cmpl-mine"]})).status_code == 200
+    assert (await running).json()["choices"][0]["finish_reason"] == "abort"
+
+
+@pytest.mark.usefixtures("dev_mode")
+@pytest.mark.parametrize("ids", [None, [], "a", [5], ["a"] * 1025])
+async def test_what_is_no_list_of_ids_is_refused(connect: Connect, ids: Any) -> None:
+    answer = await (await connect()).post("/abort_requests", json={"request_ids": ids})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_ids")
+
+
+@pytest.mark.usefixtures("dev_mode")
+async def test_settings_are_told(connect: Connect) -> None:
+    engine = make_engine()
+    app = build_app(engine, ServerConfig(), endpoints(), info={"cache": {"block_size": 16, "kinds": frozenset("a")}})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        info = (await client.get("/server_info")).json()
+    await engine.shutdown()
+    assert info["model"] == "fake"
+    assert info["config"]["cache"]["block_size"] == 16

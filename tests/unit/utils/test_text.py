@@ -1,0 +1,61 @@
+"""Values in error messages: short, and made at a cost that does not depend on the value."""
+
+from typing import Any
+
+import pytest
+
+from pagemill.utils.text import shown
+
+
+class Counting(dict[str, Any]):
+    """Counts what is looked at."""
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        super().__init__(value)
+        self.num_seen = 0
+
+    def items(self) -> Any:
+        for pair in super().items():
+            self.num_seen += 1
+            yield pair
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1, -3.5, True, None, "text", "it's", b"bytes", [], [1, [2, (3,)], {"a": [None]}], {"a": 1, "b": {"c": "d"}}, (),
+    ],
+)  # fmt: skip
+def test_short_values_are_shown_as_they_are(value: Any) -> None:
+    assert shown(value) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x" * 1000,
+        list(range(1000)),
+        [[0] * 100] * 100,
+        {str(number): number for number in range(1000)},
+        {"a": {"b": ["c" * 1000] * 1000}},
+        [[[[[[[[["deep" * 100]]]]]]]]] * 50,
+        [""] * 1000,
+    ],
+)
+def test_long_values_are_cut_where_their_repr_would_be(value: Any) -> None:
+    assert shown(value) == repr(value)[:60] + "..."
+
+
+def test_huge_numbers_are_named_by_their_size() -> None:
+    assert shown(1 << 100_000) == "a number of 100001 bits"
+    assert shown([1, 1 << 100_000]) == "[1, a number of 100001 bits]"
+
+
+def test_a_large_value_is_not_walked_through() -> None:
+    value = Counting({str(number): [number] for number in range(100_000)})
+    shown({"logit_bias": value})
+    assert value.num_seen < 100
+    nested: Any = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert shown(nested) == "[" * 60 + "..."

@@ -1,0 +1,128 @@
+"""Drafts change no token: the same text with and without, whatever is proposed, by a toy proposer and by n-grams."""
+
+import numpy as np
+import pytest
+
+from pagemill.catalog.proposers import PROPOSERS
+from pagemill.config.arguments import EngineArgs
+from pagemill.engine.core import EngineCore
+from pagemill.engine.executor.uniproc import UniprocExecutor
+from pagemill.errors import ConfigError
+from pagemill.launch import build_config
+from pagemill.messages.logprobs import joined
+from pagemill.worker.spec_decode.interface import Proposer, Speculation
+from pagemill.worker.worker import Worker
+from tests.fakes.engine_setup import Client, core_request
+from tests.fakes.queued_platform import QueuedPlatform
+from tests.fakes.scripted_grammar import SOME_PLACES, at_positions, grammar_of
+from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.marks import slow
+
+PROMPTS = {"short": [5], "long": list(range(20, 61)), "other": list(range(100, 113)), "again": [9, 8, 7] * 5}
+SETTINGS = {"max_model_len": 96, "max_num_seqs": 3, "max_num_batched_tokens": 24}
+TEXTS = []
+"""Prompts and what follows them, as the toy knows them."""
+
+
+class Toy(Proposer):
+    """Proposes what will follow, up to a wrong token at every seventh position; more than it may, in the end."""
+
+    def __init__(self, context):
+        self.states = context.states
+
+    def propose(self, slots):
+        return [self.after(self.states.token_ids[slot, : self.states.num_tokens[slot]]) for slot in slots.tolist()]
+
+    def after(self, tokens):
+        count = len(tokens)
+        [text] = [text for text in TEXTS if text[:count] == tokens.tolist()][:1] or [[]]
+        found = np.array(text[count : count + 1 + count % 6] + [1] * (count % 3), np.int32)
+        wrong = (count + np.arange(len(found))) % 7 == 6
+        return found + wrong.astype(np.int32)
+
+
+@pytest.fixture
+def toy():
+    PROPOSERS.add("toy", f"{__name__}:Toy")
+    yield
+    PROPOSERS.remove("toy")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"), "LlamaForCausalLM")
+
+
+class Watched(UniprocExecutor):
+    """Counts the tokens of steps, and the steps."""
+
+    num_steps = 0
+
+    def sample_tokens(self, payloads=None):
+        self.num_steps += 1
+        return super().sample_tokens(payloads)
+
+
+def run(checkpoint, speculation=None, depth=1, num_blocks=40, rule=None, dtype="float32", **params):
+    config = build_config(
+        EngineArgs(str(checkpoint), device="cpu", dtype=dtype, num_gpu_blocks_override=num_blocks, **SETTINGS)
+    )
+    executor = Watched(Worker(config, speculation=speculation))
+    given = {} if rule is None else {"grammar_of": grammar_of(rule)}
+    client = Client(EngineCore(config, executor, depth=depth, **given))
+    client.add(*(core_request(name, prompt, max_tokens=30, **params) for name, prompt in PROMPTS.items()))
+    client.run()
+    client.core.check_integrity()
+    client.core.shutdown()
+    return client, executor.num_steps
+
+
+CASES = [
+    pytest.param({"temperature": 1.0, "seed": 7}, id="seeded"),
+    slow({"temperature": 0.0, "dtype": "bfloat16"}, id="native"),
+    slow({"temperature": 0.0, "repetition_penalty": 1.3}, id="penalties"),
+    slow({"temperature": 0.0, "min_tokens": 20, "stop_token_ids": list(range(0, 300, 2))}, id="minimum"),
+    slow({"temperature": 0.0, "rule": at_positions(SOME_PLACES)}, id="forced"),
+]
+
+
+@pytest.mark.parametrize("proposer", ["toy", "ngram"])
+@pytest.mark.parametrize("params", CASES)
+@pytest.mark.parametrize("depth", [1, slow(2)])
+def test_the_tokens_are_those_without_drafts(checkpoint, toy, proposer, params, depth):
+    plain, num_plain = run(checkpoint, depth=depth, **params)
+    TEXTS[:] = [[*PROMPTS[name], *tokens] for name, tokens in plain.tokens.items()]
+    drafted, num_steps = run(checkpoint, Speculation(proposer, 4), depth, **params)
+    assert drafted.tokens == plain.tokens
+    if proposer == "toy" and not ("rule" in params and depth > 1):  # drafts after a token in flight are not verified
+        assert num_steps < num_plain
+    few_blocks, _ = run(checkpoint, Speculation(proposer, 4), depth, num_blocks=9, **params)
+    assert few_blocks.tokens == plain.tokens
+
+
+@pytest.mark.slow
+def test_accepted_drafts_have_their_own_log_probabilities(checkpoint, toy):
+    asked = {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1}
+    plain, _ = run(checkpoint, **asked)
+    TEXTS[:] = [[*PROMPTS[name], *tokens] for name, tokens in plain.tokens.items()]
+    drafted, _ = run(checkpoint, Speculation("toy", 4), **asked)
+    for name, tokens in plain.tokens.items():
+        found = joined(drafted.logprobs[name])
+        expected = joined(plain.logprobs[name])
+        assert found.token_ids[:, 0].tolist() == tokens == drafted.tokens[name]
+        assert np.abs(found.values - expected.values).max() < 1e-3
+    scored = {name: len(prompt) - 1 for name, prompt in PROMPTS.items() if len(prompt) > 1}
+    assert {name: len(found) for name, found in drafted.prompt_logprobs.items()} == scored
+
+
+def test_a_platform_whose_steps_run_ahead_has_no_drafts(checkpoint):
+    config = build_config(EngineArgs(str(checkpoint), device="cpu", dtype="float32", **SETTINGS))
+    worker = Worker(config, platform=QueuedPlatform(), speculation=Speculation("ngram", 2))
+    with pytest.raises(ConfigError, match="drafts are verified on the host only"):
+        EngineCore(config, UniprocExecutor(worker))
+
+
+def test_an_unknown_proposer_is_named(checkpoint):
+    config = build_config(EngineArgs(str(checkpoint), device="cpu", dtype="float32", **SETTINGS))
+    with pytest.raises(ConfigError, match="unknown proposer 'guess'; known: ngram"):
+        EngineCore(config, UniprocExecutor(Worker(config, speculation=Speculation("guess", 2))))
