@@ -3,35 +3,29 @@
 Does not know what a core does, nor who its clients are: it publishes what becomes of it as events.
 """
 
-import contextlib
-import faulthandler
 import math
-import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import msgspec
-import psutil
 
 from pagemill.errors import EngineDeadError, start_error
+from pagemill.fleet.stacks import ask_for_stacks
 from pagemill.log import get_logger
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp, FleetEvent
 from pagemill.messages.process_reports import Failed, ProcessReport, Pulse, Started
 from pagemill.utils.awake_clock import AwakeClock
 from pagemill.utils.children import Restarts, WatchedChild
-from pagemill.utils.processes import STACKS_SIGNAL, Child
+from pagemill.utils.processes import Child
+from pagemill.utils.stacks import write_stacks
 
 logger = get_logger(__name__)
 
 CORE = "pagemill.engine.process:run"
 MAX_GAP_S = 1.0
 """Between two looks at an engine. A longer gap tells that this process itself did not run."""
-DUMP_S = 1.5
-"""What processes get to write their stacks before they are killed."""
-STDERR_FD = 2
 _REPORTS: msgspec.msgpack.Decoder[ProcessReport] = msgspec.msgpack.Decoder(ProcessReport)
 
 
@@ -235,8 +229,8 @@ class EngineSupervisor:
             logger.warning("engine core %d goes on again", self.index)
             return
         logger.error("engine core %d has stalled: no sign of life, or work and no finished step", self.index)
-        dump_stacks(incarnation.watched.child.pid, wake=False)
-        faulthandler.dump_traceback(STDERR_FD)  # of this process, which serves or supervises
+        ask_for_stacks(incarnation.watched.child.pid, last=False)
+        write_stacks()  # of this process, which serves or supervises
 
     def _reason_to_kill(self, incarnation: _Incarnation) -> str | None:
         """Why an incarnation must end now; None: it need not."""
@@ -248,10 +242,10 @@ class EngineSupervisor:
             limit_s = self._timeouts.start_s or math.inf
             if incarnation.watched.silent_s <= limit_s:
                 return None
-            dump_stacks(pid, wake=True)
+            ask_for_stacks(pid, last=True)
             return f"it was not ready {limit_s:g} s after its start and was killed (--engine-start-timeout)"
         if incarnation.liveness.is_hung:
-            dump_stacks(pid, wake=True)
+            ask_for_stacks(pid, last=True)
             return "it hung and was killed"
         return None
 
@@ -266,21 +260,3 @@ class EngineSupervisor:
         """Let `first_up` raise; after the first start nobody waits there."""
         if not self._first.done():
             self._first.set_exception(error)
-
-
-def dump_stacks(pid: int, *, wake: bool) -> None:
-    """Let a process and all its children write the stacks of their threads to stderr. `wake` continues those that are
-    stopped (SIGSTOP), which could not write otherwise."""
-    try:
-        process = psutil.Process(pid)
-        processes = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return
-    for process in processes:
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            state = process.status()
-            logger.error("stacks of process %d (%s, %s):", process.pid, " ".join(process.cmdline()).strip(), state)
-            process.send_signal(STACKS_SIGNAL)
-            if wake and state == psutil.STATUS_STOPPED:
-                process.send_signal(signal.SIGCONT)
-    time.sleep(DUMP_S)

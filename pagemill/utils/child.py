@@ -17,7 +17,8 @@ import msgspec
 import setproctitle
 
 from pagemill.utils.gc_pause import gc_paused
-from pagemill.utils.processes import LENGTH, STACKS_SIGNAL, ChildSpec, Report
+from pagemill.utils.processes import LENGTH, ChildSpec, Report
+from pagemill.utils.stacks import write_stacks_on_signals
 
 PR_SET_PDEATHSIG = 1
 
@@ -41,7 +42,7 @@ def main(pipe_fd: int, reports_fd: int, parent: int) -> None:
     _die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=False)
+    write_stacks_on_signals()
     pipe = os.fdopen(pipe_fd, "rb", buffering=0)
     head = pipe.read(LENGTH.size)
     if len(head) < LENGTH.size:

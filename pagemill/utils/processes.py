@@ -19,8 +19,6 @@ from typing import Self
 import msgspec
 
 LENGTH = struct.Struct("!I")
-STACKS_SIGNAL = signal.SIGUSR1
-"""A child writes the stacks of its threads to stderr when it gets this."""
 STOP_GRACE_S = 5.0
 TERMINATE_S = 3.0
 MAX_REPORT_BYTES = 1 << 24

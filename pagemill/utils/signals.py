@@ -4,13 +4,12 @@ Knows nothing about how a server ends; that is what it does about SIGTERM.
 """
 
 import contextlib
-import faulthandler
 import os
 import signal
 import threading
 from collections.abc import Iterator
 
-from pagemill.utils.processes import STACKS_SIGNAL
+from pagemill.utils.stacks import STACKS_SIGNAL, write_stacks
 
 LIKE_SIGTERM = (signal.SIGHUP, signal.SIGUSR2)
 
@@ -25,12 +24,11 @@ def no_sudden_end() -> Iterator[None]:
     replaced = [number for number in LIKE_SIGTERM if signal.getsignal(number) is signal.SIG_DFL]
     for number in replaced:
         signal.signal(number, end_this_process)
-    with contextlib.suppress(ValueError, OSError, RuntimeError):  # stderr may be closed, or no file
-        faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=False)
+    before = signal.signal(STACKS_SIGNAL, write_stacks)
     try:
         yield
     finally:
-        faulthandler.unregister(STACKS_SIGNAL)
+        signal.signal(STACKS_SIGNAL, before)
         for number in replaced:
             signal.signal(number, signal.SIG_DFL)
 

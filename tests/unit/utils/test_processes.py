@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pagemill.utils.processes import STACKS_SIGNAL, Child, describe_exit
+from pagemill.utils.processes import Child, describe_exit
+from pagemill.utils.stacks import STACKS_SIGNAL
 
 HERE = "tests.unit.utils.test_processes"
 

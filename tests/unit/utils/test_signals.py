@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from pagemill.utils.processes import STACKS_SIGNAL
 from pagemill.utils.signals import LIKE_SIGTERM, no_sudden_end
+from pagemill.utils.stacks import STACKS_SIGNAL
 
 
 @pytest.fixture
