@@ -30,6 +30,7 @@ from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
+from pagemill.serve.http.schemas.responses import ResponsesBody
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
 from pagemill.serve.http.schemas.tokenize import DetokenizeBody, TokenizeBody
 from pagemill.serve.parsers.format import Calls, Channels, Reasoning
@@ -45,6 +46,7 @@ REQUEST_BODIES: dict[str, Any] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/v1/embeddings": EmbeddingBody,
+    "/v1/responses": ResponsesBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountTokensBody,
     "/api/chat": OllamaChatBody,

@@ -13,6 +13,7 @@ ENDPOINTS: Registry[Any] = Registry(
         "chat": "pagemill.serve.http.routes.chat:router",
         "completions": "pagemill.serve.http.routes.completions:router",
         "embeddings": "pagemill.serve.http.routes.embeddings:router",
+        "responses": "pagemill.serve.http.routes.responses:router",
         "anthropic": "pagemill.serve.http.routes.anthropic:router",
         "ollama": "pagemill.serve.http.routes.ollama:router",
         "ollama_models": "pagemill.serve.http.routes.ollama_models:router",

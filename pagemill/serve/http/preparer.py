@@ -22,6 +22,7 @@ from pagemill.serve.http.schemas.chat import ChatBody, naming_top_logprobs
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
+from pagemill.serve.http.schemas.responses import ResponseForm, ResponsesBody
 from pagemill.serve.http.schemas.scores import RerankBody, ScoreBody
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
 from pagemill.serve.http.schemas.tokenize import DetokenizeBody, TokenizeBody
@@ -43,6 +44,7 @@ SCORE = "score"
 RERANK = "rerank"
 MESSAGES = "messages"
 COUNT_TOKENS = "count_tokens"
+RESPONSES = "responses"
 OLLAMA_CHAT = "ollama chat"
 OLLAMA_GENERATE = "ollama generate"
 OLLAMA_EMBED = "ollama embed"
@@ -78,6 +80,8 @@ class AnswerForm(msgspec.Struct, frozen=True, tag="form"):
     """What the answer says of its tokens; None: nothing."""
     beam: BeamSearchParams | None = None
     """The beam search that it is the result of; None: its completions are sampled."""
+    response: ResponseForm | None = None
+    """Of the Responses API: what it repeats of the body."""
     ignored_fields: str = ""
     """Names of fields of the body that have no effect: nobody knows them, or the chat template does not read them."""
 
@@ -165,6 +169,7 @@ class Preparer:
             TOKENIZE: self._tokenize,
             DETOKENIZE: self._detokenize,
             COUNT_TOKENS: self._count_tokens,
+            RESPONSES: self._response,
             SCORE: functools.partial(self._scores, ScoreBody),
             RERANK: functools.partial(self._scores, RerankBody),
             **{name: functools.partial(self._translated, body) for name, body in TRANSLATIONS.items()},
@@ -201,6 +206,20 @@ class Preparer:
             yield AnswerForm(ignored_fields=body.ignored_fields)
             options = RequestOptions(add_special_tokens=False, rendered=True)
             yield Tokens.of(self._preparation.inputs.tokenize(prompt, options))
+
+    def _response(self, raw: bytes) -> Iterator[Part]:
+        given = parse_body(raw, ResponsesBody)
+        with given.naming():
+            for part in self._chat_parts(given.translated(), of_another_api=True):
+                if isinstance(part, AnswerForm):
+                    if part.tokens is not None and part.message is not None:
+                        raise RequestError(
+                            "log-probabilities cannot be told where reasoning or tool calls are told from the text: "
+                            "leave top_logprobs and include out, or use /v1/chat/completions",
+                            "top_logprobs",
+                        )
+                    part = msgspec.structs.replace(part, response=given.form())
+                yield part
 
     def _chat(self, raw: bytes) -> Iterator[Part]:
         return self._chat_parts(parse_body(raw, ChatBody))

@@ -125,6 +125,29 @@ ANTHROPIC_HINTS: dict[str, str] = {
 }
 
 
+_NO_STATE = "send the whole conversation as input; nothing is stored"
+RESPONSES_REFUSED: dict[str, Refused] = {
+    "chat_template": Refused("start the server with --chat-template"),
+    "context_management": Refused("send a shorter input; nothing is taken out of a conversation", ([],)),
+    "conversation": Refused(_NO_STATE),
+    "moderation": Refused("leave it out; nothing is moderated"),
+    "n": Refused("send the request several times", (1,)),
+    "previous_response_id": Refused(_NO_STATE),
+    "prompt": Refused("write the prompt into input; there are no templates of prompts"),
+    "thinking_token_budget": _SAMPLING["thinking_token_budget"],
+}
+RESPONSES_HINTS: dict[str, str] = {
+    "max_tool_calls": "a limit on tools that a server runs; there are none",
+    "prompt_cache_key": GENERATION_HINTS["prompt_cache_key"],
+    "prompt_cache_options": GENERATION_HINTS["prompt_cache_key"],
+    "prompt_cache_retention": GENERATION_HINTS["prompt_cache_retention"],
+    "request_id": HINTS["request_id"],
+    "safety_identifier": _OF_OTHERS,
+    "service_tier": GENERATION_HINTS["service_tier"],
+    "stream_options": "events have no padding, which is all that could be turned off",
+}
+
+
 OLLAMA_REFUSED: dict[str, Refused] = {
     "context": Refused("send the conversation to /api/chat", ([],)),
     "images": Refused(_NO_MEDIA, ([],)),

@@ -1,0 +1,275 @@
+"""`ResponseDeltas`: the answer of the Responses API, as events and as a whole, which is what the events add up to.
+Does not know where an answer is kept."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from pagemill.messages.outputs import CompletionOutput, RequestOutput
+from pagemill.serve.http.errors import ApiError
+from pagemill.serve.http.message_choice import MakeParser, MessageChoice
+from pagemill.serve.http.responses import ResponseHead, Usage, now
+from pagemill.serve.http.schemas.response_items import CALL, MESSAGE, REASONING, new_id
+from pagemill.serve.http.token_details import TokenDetails, chat_logprobs
+from pagemill.serve.parsers.interface import Delta
+
+COMPLETED: Final = "completed"
+INCOMPLETE: Final = "incomplete"
+IN_PROGRESS: Final = "in_progress"
+FAILED: Final = "failed"
+QUEUED: Final = "queued"
+_encode = msgspec.json.encode
+_DELTA = (
+    b'event: response.%b.delta\ndata: {"type":"response.%b.delta","sequence_number":%d,"item_id":"%b",'
+    b'"output_index":%d,%b"delta":%b}\n\n'
+)
+
+
+class _Open:
+    """An item that is being written."""
+
+    __slots__ = ("index", "item", "key", "name", "place", "scores", "text")
+
+    def __init__(self, key: tuple[str, int], item: dict[str, Any], index: int) -> None:
+        kind = key[0]
+        self.key = key
+        """What it is, and of calls which one."""
+        self.item = item
+        self.index = index
+        self.name = _EVENTS[kind]
+        """Of the events with its text."""
+        self.place = b"" if kind == CALL else b'"content_index":0,'
+        self.text = ""
+        self.scores: list[Any] = []
+        """Log-probabilities of its tokens."""
+
+
+_EVENTS: Final[Mapping[str, str]] = {
+    MESSAGE: "output_text",
+    REASONING: "reasoning_text",
+    CALL: "function_call_arguments",
+}
+"""Kind of item -> its events."""
+
+
+class ResponseDeltas:
+    """The items of one answer, one after the other. Implements `DeltaBuilder`."""
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        usage: Usage,
+        make_parser: MakeParser,
+        fields: Mapping[str, Any],
+        tokens: TokenDetails | None = None,
+        keep: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """`fields`: what the answer repeats of the request. `tokens`: what is said of them. `keep` is given the JSON of
+        the answer once it is complete, or has failed."""
+        self.head = head
+        self.usage = usage
+        self._fields = fields
+        self._tokens = tokens
+        self._keep = keep
+        self._choice = MessageChoice(make_parser())
+        self._output: list[dict[str, Any]] = []
+        self._open: _Open | None = None
+        self._scores: list[Any] = []
+        """Log-probabilities of tokens whose text is not complete."""
+        self._sequence = -1
+        self._whole: dict[str, Any] | None = None
+        """The answer, when it has ended."""
+
+    def events(self, prompt_index: int, completion: CompletionOutput, output: RequestOutput) -> bytes:
+        """The answer's beginning, once; what is new, item by item; how it ended."""
+        events = b"" if self._sequence >= 0 else self.begin()
+        if self._tokens is not None and completion.token_ids:
+            found = chat_logprobs(self._tokens, completion)
+            self._scores += found["content"] if found else []
+        for delta in self._choice.deltas(completion):
+            events += self._delta_events(delta)
+        if completion.finish_reason is not None:
+            events += self._finish(completion)
+        return events
+
+    def parts(self, prompt_index: int, completion: CompletionOutput, output: RequestOutput) -> Iterator[bytes]:
+        """`events`, in one piece."""
+        yield self.events(prompt_index, completion, output)
+
+    def choice(self, prompt_index: int, completion: CompletionOutput, output: RequestOutput) -> dict[str, Any]:
+        """The one choice is the answer, which `body` writes."""
+        self.events(prompt_index, completion, output)
+        return {"index": completion.index}
+
+    def begin(self) -> bytes:
+        """The events before anything was generated."""
+        answer = self.answer(IN_PROGRESS)
+        return self._event("response.created", response=answer) + self._event("response.in_progress", response=answer)
+
+    def end(self) -> bytes:
+        """Nothing: the answer itself is the last event."""
+        return b""
+
+    def failure(self, error: ApiError) -> bytes:
+        """An event with the answer as far as it came, and the error."""
+        if self._open is not None:
+            self._output.append(self._closed(self._open, INCOMPLETE))
+            self._open = None
+        problem = {"code": "server_error", "message": error.message}
+        return self._ended(self.answer(FAILED) | {"error": problem, "output": self._output})
+
+    def body(self, choices: list[dict[str, Any]]) -> bytes:
+        """The answer."""
+        return _encode(self._whole)
+
+    def answer(self, status: str) -> dict[str, Any]:
+        """The answer as it is before it has any output."""
+        return {
+            "id": self.head.id,
+            "object": "response",
+            "created_at": self.head.created,
+            "status": status,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "model": self.head.model,
+            "output": [],
+            "usage": None,
+            **self._fields,
+        }
+
+    def _finish(self, completion: CompletionOutput) -> bytes:
+        events = b""
+        cut = completion.finish_reason in ("length", "abort")
+        if self._open is not None:
+            if self._scores:  # of tokens that added no text
+                events += self._delta_event(self._open, "")
+            events += self._close(INCOMPLETE if cut else COMPLETED)
+        done: dict[str, Any] = {"output": self._output, "usage": self._usage()}
+        if completion.finish_reason == "length":
+            return events + self._ended(
+                self.answer(INCOMPLETE) | done | {"incomplete_details": {"reason": "max_output_tokens"}}
+            )
+        if completion.finish_reason == "abort":
+            problem = {"code": "server_error", "message": "the request was aborted"}
+            return events + self._ended(self.answer(FAILED) | done | {"error": problem})
+        return events + self._ended(self.answer(COMPLETED) | done | {"completed_at": now()})
+
+    def _ended(self, answer: dict[str, Any]) -> bytes:
+        self._whole = answer
+        if self._keep is not None:
+            self._keep(_encode(answer))
+        return self._event(f"response.{answer['status']}", response=answer)
+
+    def _usage(self) -> dict[str, Any]:
+        """How many tokens are reasoning is an estimate, by its share of the characters: tokens have no borders where
+        the parts of a message have them."""
+        thought = sum(_num_chars(item) for item in self._output if item["type"] == REASONING)
+        num_chars = sum(_num_chars(item) for item in self._output)
+        num_output = self.usage.num_completion_tokens
+        return {
+            "input_tokens": self.usage.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self.usage.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": num_output * thought // num_chars if thought else 0},
+            "total_tokens": self.usage.num_prompt_tokens + num_output,
+        }
+
+    def _delta_events(self, delta: Delta) -> bytes:
+        call = delta.tool_call
+        key = (CALL, call.number) if call is not None else (REASONING if delta.reasoning else MESSAGE, 0)
+        events = b""
+        if self._open is None or self._open.key != key:
+            events = self._close(COMPLETED) + self._start(key, call.name or "" if call is not None else "")
+        item = self._open
+        if item is None:
+            return events
+        if call is not None:
+            item.item["status"] = COMPLETED if call.complete else IN_PROGRESS
+        text = call.arguments if call is not None else delta.reasoning or delta.content
+        return events + self._delta_event(item, text) if text else events
+
+    def _delta_event(self, item: _Open, text: str) -> bytes:
+        item.text += text
+        place = item.place
+        if item.key[0] == MESSAGE:
+            place += b'"logprobs":%b,' % _encode(self._scores)
+            item.scores += self._scores
+            self._scores = []
+        name = item.name.encode()
+        self._sequence += 1
+        item_id = item.item["id"].encode()
+        return _DELTA % (name, name, self._sequence, item_id, item.index, place, _encode(text))
+
+    def _start(self, key: tuple[str, int], name: str) -> bytes:
+        kind = key[0]
+        item: dict[str, Any] = {"id": new_id(_PREFIXES[kind]), "type": kind, "status": IN_PROGRESS}
+        match kind:
+            case "message":
+                item |= {"role": "assistant", "content": []}
+            case "reasoning":
+                item |= {"summary": [], "content": []}
+            case _:
+                item |= {"call_id": new_id("call"), "name": name, "arguments": ""}
+        self._open = _Open(key, item, len(self._output))
+        events = self._event("response.output_item.added", output_index=self._open.index, item=item)
+        if kind == CALL:
+            return events
+        return events + self._part_event("added", self._open)
+
+    def _close(self, status: str) -> bytes:
+        """The last events of the open item, if there is one."""
+        item = self._open
+        if item is None:
+            return b""
+        self._open = None
+        closed = self._closed(item, status)
+        place = {"item_id": closed["id"], "output_index": item.index}
+        if item.key[0] == CALL:
+            events = self._event(
+                "response.function_call_arguments.done", **place, name=closed["name"], arguments=item.text
+            )
+        else:
+            scores = {"logprobs": item.scores} if item.key[0] == MESSAGE else {}
+            events = self._event(f"response.{item.name}.done", **place, content_index=0, text=item.text, **scores)
+            events += self._part_event("done", item)
+        self._output.append(closed)
+        return events + self._event("response.output_item.done", output_index=item.index, item=closed)
+
+    def _closed(self, item: _Open, status: str) -> dict[str, Any]:
+        """The item, whole. Of a call, its parser knows whether it is."""
+        if item.key[0] == CALL:
+            whole = item.item["status"] == COMPLETED
+            return item.item | {"arguments": item.text, "status": COMPLETED if whole else INCOMPLETE}
+        return item.item | {"content": [_part(item)], "status": status}
+
+    def _part_event(self, what: str, item: _Open) -> bytes:
+        return self._event(
+            f"response.content_part.{what}",
+            item_id=item.item["id"],
+            output_index=item.index,
+            content_index=0,
+            part=_part(item),
+        )
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._sequence += 1
+        body = _encode({"type": kind, "sequence_number": self._sequence, **fields})
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+
+
+_PREFIXES: Final[Mapping[str, str]] = {MESSAGE: "msg", REASONING: "rs", CALL: "fc"}
+
+
+def _part(item: _Open) -> dict[str, Any]:
+    """The content of an item, as far as it came."""
+    if item.key[0] == REASONING:
+        return {"type": "reasoning_text", "text": item.text}
+    return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": item.scores}
+
+
+def _num_chars(item: Mapping[str, Any]) -> int:
+    if item["type"] == CALL:
+        return len(item["arguments"]) + len(item["name"])
+    return sum(len(part["text"]) for part in item["content"])
