@@ -1,7 +1,8 @@
 """Coding agents and other clients: what each needs to use a server, for `pagemill connect`.
 
-`{url}` is the server without /v1, `{model}` the name of its model, `{key}` a reference to the variable with the key; no
-text holds a key. Another client is one more entry.
+`{url}` is the server without /v1, `{model}` the name of its model, `{context}` its context length in tokens, `{output}`
+what an answer may take of that, `{key}` a reference to the variable with the key; no text holds a key. Another client is
+one more entry.
 """
 
 from typing import Final, NamedTuple
@@ -36,23 +37,52 @@ AGENTS: Final[dict[str, Agent]] = {
         "Claude Code",
         MESSAGES,
         _TOOLS + 'export ANTHROPIC_BASE_URL="{url}"\nexport ANTHROPIC_AUTH_TOKEN="{key}"\n'
-        'export ANTHROPIC_MODEL="{model}"\nexport ANTHROPIC_SMALL_FAST_MODEL="{model}"\n'
+        # Each size of model has a variable of its own; what is asked in the background goes to the smallest.
+        'export ANTHROPIC_MODEL="{model}"\nexport ANTHROPIC_DEFAULT_OPUS_MODEL="{model}"\n'
+        'export ANTHROPIC_DEFAULT_SONNET_MODEL="{model}"\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL="{model}"\n'
         "export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1\nclaude\n",
     ),
     "codex": Agent(
         "Codex CLI",
         RESPONSES,
-        _TOOLS + '# ~/.codex/config.toml; the key is read from OPENAI_API_KEY\nmodel = "{model}"\n'
-        'model_provider = "pagemill"\n\n[model_providers.pagemill]\nname = "pagemill"\nbase_url = "{url}/v1"\n'
-        'env_key = "OPENAI_API_KEY"\nwire_api = "responses"\n',
+        _TOOLS + '# ~/.codex/config.toml\nmodel = "{model}"\nmodel_provider = "pagemill"\n'
+        'model_context_window = {context}\n\n[model_providers.pagemill]\nname = "pagemill"\n'
+        'base_url = "{url}/v1"\nwire_api = "responses"\n'
+        '# the variable that it reads the key from, if the server asks for one:\n# env_key = "PAGEMILL_API_KEY"\n',
     ),
     "opencode": Agent(
         "opencode",
         CHAT,
-        _TOOLS + "# opencode.json\n"
-        '{{"provider": {{"pagemill": {{"npm": "@ai-sdk/openai-compatible", "name": "pagemill",\n'
-        '  "options": {{"baseURL": "{url}/v1", "apiKey": "{{env:OPENAI_API_KEY}}"}},\n'
-        '  "models": {{"{model}": {{}}}}}}}}, "model": "pagemill/{model}"}}\n',
+        _TOOLS + "# opencode.json in the project, or ~/.config/opencode/opencode.json\n"
+        '{{"$schema": "https://opencode.ai/config.json",\n'
+        ' "provider": {{"pagemill": {{"npm": "@ai-sdk/openai-compatible", "name": "pagemill",\n'
+        '  "options": {{"baseURL": "{url}/v1", "apiKey": "{{env:PAGEMILL_API_KEY}}"}},\n'
+        '  "models": {{"{model}": {{"name": "{model}",\n'
+        '    "limit": {{"context": {context}, "output": {output}}}}}}}}}}},\n'
+        ' "model": "pagemill/{model}"}}\n',
+    ),
+    "zed": Agent(
+        "Zed",
+        CHAT,
+        _TOOLS + "# settings.json; the key is read from PAGEMILL_API_KEY, which must not be empty\n"
+        '{{"language_models": {{"openai_compatible": {{"pagemill": {{"api_url": "{url}/v1",\n'
+        '  "available_models": [{{"name": "{model}", "display_name": "{model}", "max_tokens": {context},\n'
+        '    "capabilities": {{"tools": true, "images": false, "parallel_tool_calls": true, '
+        '"prompt_cache_key": false}}}}]}}}}}}}}\n',
+    ),
+    "droid": Agent(
+        "Factory's droid",
+        CHAT,
+        _TOOLS + "# ~/.factory/settings.json\n"
+        '{{"customModels": [{{"model": "{model}", "displayName": "{model}", "baseUrl": "{url}/v1",\n'
+        '  "apiKey": "${{PAGEMILL_API_KEY}}", "provider": "generic-chat-completion-api",\n'
+        '  "maxOutputTokens": {output}}}]}}\n',
+    ),
+    "copilot-cli": Agent(
+        "GitHub Copilot CLI",
+        CHAT,
+        _TOOLS + 'export COPILOT_PROVIDER_TYPE=openai\nexport COPILOT_PROVIDER_BASE_URL="{url}/v1"\n'
+        'export COPILOT_PROVIDER_API_KEY="{key}"\nexport COPILOT_MODEL="{model}"\ncopilot\n',
     ),
     "aider": Agent(
         "aider",
@@ -64,13 +94,15 @@ AGENTS: Final[dict[str, Agent]] = {
         "goose",
         CHAT,
         _TOOLS + 'export GOOSE_PROVIDER=openai\nexport GOOSE_MODEL="{model}"\nexport OPENAI_HOST="{url}"\n'
-        'export OPENAI_API_KEY="{key}"\ngoose session\n',
+        'export OPENAI_BASE_PATH=v1/chat/completions\nexport OPENAI_API_KEY="{key}"\ngoose session\n',
     ),
     "continue": Agent(
         "Continue",
         CHAT,
-        "# ~/.continue/config.yaml\nmodels:\n  - name: {model}\n    provider: openai\n    model: {model}\n"
-        "    apiBase: {url}/v1\n    apiKey: ${{{{ secrets.OPENAI_API_KEY }}}}\n",
+        "# ~/.continue/config.yaml\nname: pagemill\nversion: 1.0.0\nschema: v1\n"
+        "models:\n  - name: {model}\n    provider: openai\n    model: {model}\n"
+        "    apiBase: {url}/v1\n    apiKey: ${{{{ secrets.PAGEMILL_API_KEY }}}}\n"
+        "    roles: [chat, edit, apply]\n    defaultCompletionOptions:\n      contextLength: {context}\n",
     ),
     "llm": Agent(
         "the llm tool",

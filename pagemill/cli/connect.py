@@ -15,6 +15,11 @@ from pagemill.cli.session import DEFAULT_URL
 KEY = "$PAGEMILL_API_KEY"
 NO_KEY = "none"
 """Agents want something, also where the server wants nothing."""
+UNKNOWN_CONTEXT = 8192
+"""Tokens, of a server that does not say."""
+OUTPUT_SHARE = 4
+"""An answer may take one part in so many of the context: agents ask for all of it each time, and a request that leaves
+no room for its prompt is refused."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,10 +46,12 @@ def run(args: argparse.Namespace) -> int:
         model = args.model or server.model()
         if not server.has(agent.path):
             raise ServerError(f"the server at {server.url} has no {agent.path}, which {agent.title} uses")
-        print(instructions(agent, server.url, model, bool(key)), end="")
+        context = server.context_length(model) or UNKNOWN_CONTEXT
+        print(instructions(agent, server.url, model, context, bool(key)), end="")
     return 0
 
 
-def instructions(agent: Agent, url: str, model: str, has_key: bool) -> str:
-    """What to set, and where, for one agent."""
-    return agent.text.format(url=url, model=model, key=KEY if has_key else NO_KEY)
+def instructions(agent: Agent, url: str, model: str, context: int, has_key: bool) -> str:
+    """What to set, and where, for one agent. `context`: tokens of prompt and answer together."""
+    output = max(1, context // OUTPUT_SHARE)
+    return agent.text.format(url=url, model=model, context=context, output=output, key=KEY if has_key else NO_KEY)

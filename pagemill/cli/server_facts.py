@@ -17,6 +17,7 @@ class ServerFacts:
         """`url` with or without /v1. `transport` replaces the network in tests. Raises ServerError for what is no
         URL."""
         self.url = base_url(url)
+        self._list: Any = None
         self._client = httpx.Client(
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
@@ -32,13 +33,34 @@ class ServerFacts:
 
     def model(self) -> str:
         """The name of the first model in its list. Raises ServerError."""
-        response = self._ask("GET", "/v1/models")
-        if response.status_code != 200:
-            raise ServerError(refusal(response))
         try:
-            return str(response.json()["data"][0]["id"])
-        except (ValueError, LookupError, TypeError):
-            raise ServerError(f"{self.url}/v1/models answers with something that is no list of models") from None
+            return str(self._models()[0]["id"])
+        except (LookupError, TypeError):
+            raise self._no_list() from None
+
+    def context_length(self, model: str) -> int | None:
+        """Tokens of prompt and answer together, as its list of models says; None where it does not. Raises
+        ServerError."""
+        try:
+            lengths = [entry.get("max_model_len") for entry in self._models() if entry["id"] == model]
+        except (LookupError, TypeError, AttributeError):
+            raise self._no_list() from None
+        return lengths[0] if lengths and isinstance(lengths[0], int) else None
+
+    def _models(self) -> Any:
+        """What stands where the list of its models should be; asked once."""
+        if self._list is None:
+            response = self._ask("GET", "/v1/models")
+            if response.status_code != 200:
+                raise ServerError(refusal(response))
+            try:
+                self._list = response.json()["data"]
+            except (ValueError, LookupError, TypeError):
+                raise self._no_list() from None
+        return self._list
+
+    def _no_list(self) -> ServerError:
+        return ServerError(f"{self.url}/v1/models answers with something that is no list of models")
 
     def has(self, path: str) -> bool:
         """Whether it has an endpoint: one that is there says of an empty request that it is wrong. Raises
