@@ -1,8 +1,8 @@
 """Coding agents and other clients: what each needs to use a server, for `pagemill connect`.
 
 `{url}` is the server without /v1, `{model}` the name of its model, `{context}` its context length in tokens, `{output}`
-what an answer may take of that, `{key}` a reference to the variable with the key; no text holds a key. Another client is
-one more entry.
+what an answer may take of that, and `{key}` a reference to the variable with the key; no text holds a key. Another
+client is one more entry.
 """
 
 from typing import Final, NamedTuple
