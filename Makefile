@@ -18,7 +18,7 @@ BROWSERS := chromium chromium-browser google-chrome chrome
 # must not spin.
 PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: help run test test-gpu nightly faults check lint unit conformance bench-smoke docs format clean
+.PHONY: help run test test-gpu nightly faults fuzz-api check lint unit conformance bench-smoke docs format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -44,6 +44,9 @@ nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, o
 
 faults: $(VENV)/.stamp-dev ## the fault lab with its large counts: processes killed, stopped and flooded (many minutes)
 	FAULTS=long $(BIN)/pytest tests/integration/faults -s $(ARGS)
+
+fuzz-api: $(VENV)/.stamp-dev ## the HTTP API against its OpenAPI document, by schemathesis (many minutes)
+	$(BIN)/python -m tests.integration.api.fuzz_api $(ARGS)
 
 check: lint unit ## the inner loop, about a minute on two cores: lint, types, contracts, budgets, fast unit tests
 

@@ -125,7 +125,8 @@ def hop() -> dict[str, Any]:
     from pagemill import launch
     from pagemill.config.arguments import EngineArgs
     from pagemill.config.fleet_plan import plan_fleet
-    from pagemill.config.sections import FleetConfig, ServerConfig
+    from pagemill.config.sections import FleetConfig
+    from pagemill.config.server_config import ServerConfig
     from pagemill.fleet.api_server import ApiServerSpec, make_fleet
     from pagemill.fleet.engines import EngineFleet, FleetSpec
     from pagemill.fleet.supervisor import LivenessTimeouts

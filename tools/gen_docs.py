@@ -18,13 +18,16 @@ from typing import Any
 
 from pagemill import envs
 from pagemill.catalog.attention import ATTENTION, cuda_order
+from pagemill.catalog.endpoints import ENDPOINTS, OPERATOR
 from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
 from pagemill.catalog.registry import Registry
 from pagemill.config.arguments import ENGINE_SECTIONS, section_title
-from pagemill.config.sections import FleetConfig, ServerConfig
+from pagemill.config.sections import FleetConfig
+from pagemill.config.server_config import ServerConfig
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.model.attention.capability import ALL_TYPES, Capability, MultipleOf
 from pagemill.model.attention.known_elsewhere import KNOWN_ELSEWHERE
+from pagemill.serve.http.openapi import OF_ALL, OF_BODIES, Operation, operations_of
 from pagemill.serve.http.schemas.anthropic import CountTokensBody, MessagesBody
 from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
@@ -60,6 +63,7 @@ OPENED = ("fleet", "serve", "engine", "worker", "model")
 """Packages whose own modules and folders are drawn; of the others only the folder."""
 FIELDS_BEGIN, FIELDS_END = "<!-- fields: written by `make docs` -->\n", "<!-- end of fields -->"
 FORMATS_BEGIN, FORMATS_END = "<!-- formats: written by `make docs` -->\n", "<!-- end of formats -->"
+ROUTES_BEGIN, ROUTES_END = "<!-- routes: written by `make docs` -->\n", "<!-- end of routes -->"
 TREE_BEGIN, TREE_END = "<!-- tree: written by `make docs` -->\n```\n", "```\n<!-- end of tree -->"
 NOTE = "<!-- written by `make docs`; edit the code instead -->\n\n"
 BACKEND_COLUMNS = (
@@ -102,7 +106,7 @@ def generated() -> dict[Path, str]:
     """Every generated file, as it should be."""
     reference = ROOT / "docs" / "reference"
     architecture, sampling = ROOT / "ARCHITECTURE.md", ROOT / "docs" / "sampling.md"
-    calls = ROOT / "docs" / "tool-calls.md"
+    calls, api = ROOT / "docs" / "tool-calls.md", ROOT / "docs" / "http-api.md"
     return {
         reference / "flags.md": flags_page(),
         reference / "attention-backends.md": backends_page(),
@@ -110,9 +114,47 @@ def generated() -> dict[Path, str]:
         reference / "sampling-params.md": sampling_page(),
         ROOT / "docs" / "compat.md": compat_page(),
         calls: between(calls.read_text(), FORMATS_BEGIN, FORMATS_END, formats_tables()),
+        api: between(api.read_text(), ROUTES_BEGIN, ROUTES_END, routes_table()),
         sampling: between(sampling.read_text(), FIELDS_BEGIN, FIELDS_END, fields_table()),
         architecture: between(architecture.read_text(), TREE_BEGIN, TREE_END, tree()),
     }
+
+
+def routes_table() -> str:
+    """Every route of /openapi.json, from what it says of itself. Raises ValueError for one that says nothing."""
+    rows = []
+    for name in ENDPOINTS:
+        for operation in operations_of(ENDPOINTS.resolve(name).routes):
+            if not operation.is_described:
+                raise ValueError(
+                    f"{operation.method} {operation.path} says nothing of its bodies: give it "
+                    "openapi_extra=describes(...) of serve/http/described.py, or include_in_schema=False"
+                )
+            rows.append(_route_row(operation, is_of_operators=name == OPERATOR))
+    return table(("route", "what it does", "body", "answer", "statuses"), rows)
+
+
+def _route_row(operation: Operation, is_of_operators: bool) -> tuple[str, ...]:
+    about = operation.description
+    answers = [_schema_name(about.answer, about.media_type)]
+    if about.event is not None:
+        answers.append(f"or `{about.stream_type}` of {_schema_name(about.event, '')}")
+    usual = {*OF_ALL, 401, *(OF_BODIES if about.body is not None else ())}
+    statuses = ", ".join(["200", *(str(status) for status in operation.statuses if status not in usual)])
+    marks = [word for word, holds in (("no key", operation.is_public), ("operators", is_of_operators)) if holds]
+    route = f"`{operation.method} {operation.path}`" + (f" ({', '.join(marks)})" if marks else "")
+    return route, operation.summary, _schema_name(about.body, ""), " ".join(answers), statuses
+
+
+def _schema_name(kind: Any, media_type: str) -> str:
+    """A type for a cell of a table; empty where there is none."""
+    if kind is None:
+        return ""
+    if kind in (str, Any) or getattr(kind, "__origin__", None) is dict:
+        return f"`{media_type}`"
+    if getattr(kind, "__origin__", None) is list:
+        return f"list of {_schema_name(kind.__args__[0], '')}"
+    return f"`{kind.__name__}`"
 
 
 def formats_tables() -> str:

@@ -6,6 +6,8 @@ from pagemill.catalog.registry import Registry
 
 OPERATOR = "operator"
 """Mounted on demand only."""
+DOCS = "docs"
+"""May be left out."""
 
 ENDPOINTS: Registry[Any] = Registry(
     "endpoint",
@@ -24,6 +26,7 @@ ENDPOINTS: Registry[Any] = Registry(
         "health": "pagemill.serve.http.routes.health:router",
         "metrics": "pagemill.serve.http.routes.metrics:router",
         "llama_cpp": "pagemill.serve.http.routes.llama_cpp:router",
+        DOCS: "pagemill.serve.http.routes.docs:router",
         OPERATOR: "pagemill.serve.http.routes.operator:router",
         "absent": "pagemill.serve.http.routes.absent:router",
         "playground": "pagemill.serve.http.routes.playground:router",

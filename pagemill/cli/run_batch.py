@@ -12,7 +12,7 @@ from pagemill.cli.config_file import ConfigFile, with_file
 from pagemill.cli.engine_flags import add_engine_flags, engine_args
 from pagemill.cli.errors import UsageError
 from pagemill.config.arguments import EngineArgs, add_flags, make_section
-from pagemill.config.sections import ServerConfig
+from pagemill.config.server_config import ServerConfig
 
 SERVER_SETTINGS = (
     "served_model_name", "reasoning_parser", "enable_auto_tool_choice", "tool_call_parser",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagemill.config.sections import ServerConfig
+from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 
 DEFAULT = "default"

@@ -106,7 +106,7 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
      "jit_monitor_verbose enable_per_request_metrics"),
     ("there is no such event in streams; leave it out", "sse_keep_alive_interval"),
     ("there is no such endpoint; leave it out",
-     "enable_tokenizer_info_endpoint enable_offline_docs tokens_only enable_scale_out enable_flash_late_interaction "
+     "enable_tokenizer_info_endpoint tokens_only enable_scale_out enable_flash_late_interaction "
      "grpc grpc_port"),
     ("it is not implemented; leave it out",
      "enable_return_routed_experts return_sampling_mask enable_trace_replay watermark_config diffusion_config "

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from pagemill import envs
-from pagemill.config.sections import ServerConfig
+from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 
 ANY = "*"

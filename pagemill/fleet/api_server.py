@@ -14,7 +14,7 @@ import msgspec
 from pagemill import envs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.model_names import ModelNames
-from pagemill.config.sections import ServerConfig
+from pagemill.config.server_config import ServerConfig
 from pagemill.errors import PagemillError
 from pagemill.fleet.event_feed import follow
 from pagemill.log import get_logger, name_process

@@ -18,8 +18,9 @@ from pagemill import envs
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.fleet_plan import FleetPlan, plan_fleet
 from pagemill.config.model_names import ModelNames
-from pagemill.config.sections import FleetConfig, ServerConfig
+from pagemill.config.sections import FleetConfig
 from pagemill.config.server_access import access_of, is_loopback
+from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError, EngineDeadError
 from pagemill.fleet.engines import EngineFleet, FleetSpec
 from pagemill.fleet.event_feed import EventFeed

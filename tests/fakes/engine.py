@@ -12,7 +12,8 @@ from fastapi import FastAPI
 from pagemill.catalog.endpoints import ENDPOINTS
 from pagemill.catalog.registry import Registry
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import PoolerConfig, ServerConfig
+from pagemill.config.sections import PoolerConfig
+from pagemill.config.server_config import ServerConfig
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.client.inproc import InprocClient
 from pagemill.serve.http.app import build_app

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from pagemill.config.sections import ServerConfig
+from pagemill.config.server_config import ServerConfig
 from pagemill.serve.http import limits
 from pagemill.serve.http.limits import MAX_CONNECTIONS, SPARE_DESCRIPTORS, limits_of
 from pagemill.serve.http.server import HttpServer, bind

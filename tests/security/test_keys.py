@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from pagemill.cli.main import main
-from pagemill.config.sections import ServerConfig
 from pagemill.config.server_access import access_of, is_loopback
+from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 from pagemill.fleet import serve
 from pagemill.serve.http import auth

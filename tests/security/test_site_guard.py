@@ -4,8 +4,8 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from pagemill.config.sections import ServerConfig
 from pagemill.config.server_access import access_of
+from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 from tests.fakes.engine import make_app, make_engine, running_server
 from tests.fakes.fake_core import FakeCore

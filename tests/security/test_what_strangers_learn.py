@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pagemill.config.sections import ServerConfig
+from pagemill.config.server_config import ServerConfig
 from pagemill.serve.async_llm import AsyncLLM
 from tests.fakes import engine as fakes
 from tests.fakes.engine import running_server

@@ -11,11 +11,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from pagemill import envs
-from pagemill.catalog.endpoints import ENDPOINTS, OPERATOR
+from pagemill.catalog.endpoints import DOCS, ENDPOINTS, OPERATOR
 from pagemill.catalog.registry import Registry
 from pagemill.config.model_names import ModelNames
-from pagemill.config.sections import ServerConfig
 from pagemill.config.server_access import access_of
+from pagemill.config.server_config import ServerConfig
 from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.auth import AuthMiddleware
@@ -69,7 +69,7 @@ def build_app(
         exception_handlers={HTTPException: answer_http_exception},
     )
     for name in endpoints:
-        if name == OPERATOR and not envs.server_dev_mode():
+        if (name == OPERATOR and not envs.server_dev_mode()) or (name == DOCS and config.disable_fastapi_docs):
             continue
         # The routes themselves, not the router around them: the API-key check asks each which request it takes.
         app.router.routes.extend(with_head(endpoints.resolve(name).routes))
@@ -79,6 +79,7 @@ def build_app(
     parsers = ParserSettings.of(config).for_model(engine.tokenizer)
     intake = Intake(engine, model, helpers, _salts(config, secret), parsers)
     message_parsers = MessageParsers(parsers, engine.tokenizer)
+    app.state.needs_key = bool(access_of(config).api_keys)
     app.state.services = Services(engine, model, intake, message_parsers, metrics, info or {})
     return app
 

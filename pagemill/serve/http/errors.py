@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagemill.errors import (
@@ -95,7 +96,7 @@ class ApiError(msgspec.Struct, frozen=True):
 
     def response(self, scope: Scope) -> Response:
         """As the answer to a request, in the form of the route's API."""
-        form = says(route_of(scope, any_method=True), _FORM) or OPENAI
+        form = form_of_errors(route_of(scope, any_method=True))
         body = self.body(form, scope.get("request_id"))
         return Response(body, self.status, self.headers, "application/json")
 
@@ -125,6 +126,11 @@ ERROR_FORMS: Final[dict[str, Callable[[ApiError, str, str | None], dict[str, Any
 def errors_as(form: str) -> dict[str, Any]:
     """`openapi_extra` of a route whose clients know errors in this form."""
     return {_FORM: form}
+
+
+def form_of_errors(route: BaseRoute | None) -> str:
+    """The form in which clients of a route know errors."""
+    return says(route, _FORM) or OPENAI
 
 
 def api_error(error: Exception) -> ApiError:

@@ -5,7 +5,7 @@ import resource
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pagemill.config.sections import ServerConfig
+from pagemill.config.server_config import ServerConfig
 
 MAX_CONNECTIONS = 16_384
 ACCEPTED_AT_ONCE = 32

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
-from pagemill.config.sections import ServerConfig
+from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 from pagemill.serve.parsers.auto import AUTO, REASONING_SIGNS, TOOL_SIGNS, found_by
 from pagemill.serve.parsers.engine import make_parser

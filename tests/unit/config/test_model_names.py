@@ -1,7 +1,7 @@
 import pytest
 
 from pagemill.config.model_names import ModelNames
-from pagemill.config.sections import ServerConfig
+from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 
 

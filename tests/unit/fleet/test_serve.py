@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from pagemill.config.sections import ServerConfig
+from pagemill.config.server_config import ServerConfig
 from pagemill.fleet import serve
 
 

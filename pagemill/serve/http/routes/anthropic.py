@@ -10,11 +10,14 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import from_json
 
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
+from pagemill.serve.http.described import describes
 from pagemill.serve.http.errors import ANTHROPIC, ApiError, errors_as
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.message_choice import MakeParser, MessageChoice
 from pagemill.serve.http.preparer import COUNT_TOKENS, MESSAGES
 from pagemill.serve.http.responses import ResponseHead, Usage, now
+from pagemill.serve.http.schemas.answers import ClaudeEvent, ClaudeMessage, InputTokens
+from pagemill.serve.http.schemas.anthropic import CountTokensBody, MessagesBody
 from pagemill.serve.http.state import services
 from pagemill.serve.parsers.interface import Delta
 
@@ -26,7 +29,11 @@ REQUEST_ID = "request-id"
 _encode = msgspec.json.encode
 
 
-@router.post("/v1/messages", response_model=None, openapi_extra=errors_as(ANTHROPIC))
+@router.post(
+    "/v1/messages",
+    response_model=None,
+    openapi_extra=errors_as(ANTHROPIC) | describes(ClaudeMessage, body=MessagesBody, event=ClaudeEvent),
+)
 async def create_message(request: Request) -> Response:
     """Continue a conversation. Everything is checked before anything runs.
 
@@ -41,7 +48,11 @@ async def create_message(request: Request) -> Response:
     return await answer(request, form, Generation(here.engine, prepared, deltas), headers={REQUEST_ID: request_id})
 
 
-@router.post("/v1/messages/count_tokens", response_model=None, openapi_extra=errors_as(ANTHROPIC))
+@router.post(
+    "/v1/messages/count_tokens",
+    response_model=None,
+    openapi_extra=errors_as(ANTHROPIC) | describes(InputTokens, body=CountTokensBody),
+)
 async def count_tokens(request: Request) -> Response:
     """How many tokens a conversation has, as it would be run.
 

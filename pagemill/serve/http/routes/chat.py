@@ -9,11 +9,14 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
+from pagemill.serve.http.described import describes
 from pagemill.serve.http.errors import ApiError
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.message_choice import MakeParser, MessageChoice
 from pagemill.serve.http.preparer import CHAT
 from pagemill.serve.http.responses import ResponseHead, Usage, broken_off, now
+from pagemill.serve.http.schemas.answers import ChatChunk, ChatCompletion
+from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.state import services
 from pagemill.serve.http.token_details import TokenDetails, chat_logprobs, prompt_logprobs, token_ids
 from pagemill.serve.parsers.interface import Delta, MessageParser, ToolCallDelta
@@ -22,7 +25,11 @@ router = APIRouter()
 _encode = msgspec.json.encode
 
 
-@router.post("/v1/chat/completions", response_model=None)
+@router.post(
+    "/v1/chat/completions",
+    response_model=None,
+    openapi_extra=describes(ChatCompletion, body=ChatBody, event=ChatChunk),
+)
 async def create_chat_completion(request: Request) -> Response:
     """Continue a conversation. Everything is checked before anything runs.
 

@@ -7,10 +7,13 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
+from pagemill.serve.http.described import describes
 from pagemill.serve.http.errors import ApiError
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.preparer import COMPLETIONS
 from pagemill.serve.http.responses import ResponseHead, Usage, broken_off, now
+from pagemill.serve.http.schemas.answers import Completion
+from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.state import services
 from pagemill.serve.http.token_details import TextLogprobs, TokenDetails, prompt_logprobs, token_ids
 
@@ -18,7 +21,11 @@ router = APIRouter()
 _encode = msgspec.json.encode
 
 
-@router.post("/v1/completions", response_model=None)
+@router.post(
+    "/v1/completions",
+    response_model=None,
+    openapi_extra=describes(Completion, body=CompletionBody, event=Completion),
+)
 async def create_completion(request: Request) -> Response:
     """Continue texts. Every prompt is checked before any runs.
 

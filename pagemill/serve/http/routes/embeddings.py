@@ -10,9 +10,12 @@ import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
 from pagemill.serve.http.connection import respond_unless_gone
+from pagemill.serve.http.described import describes
 from pagemill.serve.http.errors import GenerationFailedError, NotHereError
 from pagemill.serve.http.preparer import EMBEDDINGS, AnswerForm
 from pagemill.serve.http.responses import now, told_cached_tokens
+from pagemill.serve.http.schemas.answers import Embeddings, Pooling
+from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.state import Services, services
 from pagemill.serve.processing.input_processor import PreparedRequest
 
@@ -20,7 +23,7 @@ router = APIRouter()
 _encode = msgspec.json.encode
 
 
-@router.post("/v1/embeddings", response_model=None)
+@router.post("/v1/embeddings", response_model=None, openapi_extra=describes(Embeddings, body=EmbeddingBody))
 async def create_embedding(request: Request) -> Response:
     """Make vectors of texts. Every prompt is checked before any runs.
 
@@ -29,7 +32,7 @@ async def create_embedding(request: Request) -> Response:
     return await _answer(request, "embd", Names("embedding", "embedding"))
 
 
-@router.post("/pooling", response_model=None)
+@router.post("/pooling", response_model=None, openapi_extra=describes(Pooling, body=EmbeddingBody))
 async def create_pooling(request: Request) -> Response:
     """The same under the names that clients of this route know.
 

@@ -5,12 +5,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from pagemill import __version__
+from pagemill.serve.http.described import describes
+from pagemill.serve.http.schemas.answers import Props, Slot
 from pagemill.serve.http.state import services
 
 router = APIRouter()
 
 
-@router.get("/props")
+@router.get("/props", openapi_extra=describes(Props))
 async def props(request: Request) -> dict[str, Any]:
     """The model, its chat template, and how requests are sampled that say nothing."""
     here = services(request)
@@ -38,7 +40,7 @@ async def props(request: Request) -> dict[str, Any]:
     }
 
 
-@router.get("/slots")
+@router.get("/slots", openapi_extra=describes(list[Slot]))
 async def slots(request: Request) -> list[dict[str, Any]]:
     """A slot for each request that may run at once. Slots are no places here: of those that work, there are as many as
     requests run."""

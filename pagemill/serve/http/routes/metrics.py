@@ -4,12 +4,13 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from pagemill.serve.http.auth import PUBLIC
+from pagemill.serve.http.described import describes
 from pagemill.serve.http.state import services
 
 router = APIRouter()
 
 
-@router.get("/metrics", response_model=None, openapi_extra=PUBLIC)
+@router.get("/metrics", response_model=None, openapi_extra=PUBLIC | describes(str, media_type="text/plain"))
 async def metrics(request: Request) -> Response:
     """The figures of this server, however many processes answer for it, in the exposition format."""
     here = services(request)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.serve.http.connection import respond_unless_gone
+from pagemill.serve.http.described import describes
 from pagemill.serve.http.errors import OLLAMA, ApiError, errors_as
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.message_choice import MakeParser, MessageChoice
@@ -18,6 +19,8 @@ from pagemill.serve.http.preparer import OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBED
 from pagemill.serve.http.responses import ResponseHead, Usage, now
 from pagemill.serve.http.routes.anthropic import arguments_of
 from pagemill.serve.http.routes.embeddings import vectors_of
+from pagemill.serve.http.schemas.answers import OllamaAnswer, OllamaVector, OllamaVectors
+from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
 from pagemill.serve.http.site_guard import ANY_CONTENT_TYPE
 from pagemill.serve.http.state import Services, services
 from pagemill.serve.parsers.interface import Delta
@@ -33,7 +36,11 @@ DONE_REASONS = {"length": "length", "abort": "abort"}
 _encode = msgspec.json.encode
 
 
-@router.post("/api/chat", response_model=None, openapi_extra=EXTRA)
+@router.post(
+    "/api/chat",
+    response_model=None,
+    openapi_extra=EXTRA | describes(OllamaAnswer, body=OllamaChatBody, event=OllamaAnswer, stream_type=NDJSON),
+)
 async def chat(request: Request) -> Response:
     """Continue a conversation; without messages, say that the model is loaded.
 
@@ -42,7 +49,11 @@ async def chat(request: Request) -> Response:
     return await _generate(request, OLLAMA_CHAT, is_chat=True)
 
 
-@router.post("/api/generate", response_model=None, openapi_extra=EXTRA)
+@router.post(
+    "/api/generate",
+    response_model=None,
+    openapi_extra=EXTRA | describes(OllamaAnswer, body=OllamaGenerateBody, event=OllamaAnswer, stream_type=NDJSON),
+)
 async def generate(request: Request) -> Response:
     """Answer a prompt, through the chat template unless it is raw; without one, say that the model is loaded.
 
@@ -158,7 +169,11 @@ class OllamaDeltas:
         }
 
 
-@router.post("/api/embed", response_model=None, openapi_extra=EXTRA)
+@router.post(
+    "/api/embed",
+    response_model=None,
+    openapi_extra=EXTRA | describes(OllamaVectors, body=OllamaEmbedBody),
+)
 async def embed(request: Request) -> Response:
     """Make vectors of texts. Every text is checked before any runs.
 
@@ -169,7 +184,11 @@ async def embed(request: Request) -> Response:
     return await respond_unless_gone(request, _embedded(here, request.scope["request_id"], prepared, form))
 
 
-@router.post("/api/embeddings", response_model=None, openapi_extra=EXTRA)
+@router.post(
+    "/api/embeddings",
+    response_model=None,
+    openapi_extra=EXTRA | describes(OllamaVector, body=OllamaEmbeddingsBody),
+)
 async def embeddings(request: Request) -> Response:
     """Make the vector of one text, as older clients ask.
 

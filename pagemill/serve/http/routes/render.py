@@ -6,8 +6,12 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from pagemill.serve.http.described import describes
 from pagemill.serve.http.intake import PreparedBody
 from pagemill.serve.http.preparer import CHAT, COMPLETIONS
+from pagemill.serve.http.schemas.answers import Rendered
+from pagemill.serve.http.schemas.chat import ChatBody
+from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.state import services
 from pagemill.serve.preparation import in_slices
 
@@ -15,14 +19,18 @@ router = APIRouter()
 _encode = msgspec.json.encode
 
 
-@router.post("/v1/chat/completions/render", response_model=None)
+@router.post("/v1/chat/completions/render", response_model=None, openapi_extra=describes(Rendered, body=ChatBody))
 async def render_chat(request: Request) -> Response:
     """The tokens and sampling parameters of a chat. Raises what the chat itself would, before it runs."""
     body = await services(request).intake.prepare(CHAT, request)
     return _answer(body, _encode(next(_rendered(request, body))))
 
 
-@router.post("/v1/completions/render", response_model=None)
+@router.post(
+    "/v1/completions/render",
+    response_model=None,
+    openapi_extra=describes(list[Rendered], body=CompletionBody),
+)
 async def render_completion(request: Request) -> Response:
     """A list of the same, for each prompt of a completion."""
     body = await services(request).intake.prepare(COMPLETIONS, request)

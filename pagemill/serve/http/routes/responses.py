@@ -7,19 +7,25 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from pagemill.errors import RequestError
+from pagemill.serve.http.described import describes
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.intake import PreparedBody
 from pagemill.serve.http.preparer import RESPONSES
 from pagemill.serve.http.response_deltas import ResponseDeltas
 from pagemill.serve.http.responses import ResponseHead, Usage, now
+from pagemill.serve.http.schemas.answers import ResponseEvent, ResponseObject
 from pagemill.serve.http.schemas.response_items import new_id
-from pagemill.serve.http.schemas.responses import ResponseForm
+from pagemill.serve.http.schemas.responses import ResponseForm, ResponsesBody
 from pagemill.serve.http.state import services
 
 router = APIRouter()
 
 
-@router.post("/v1/responses", response_model=None)
+@router.post(
+    "/v1/responses",
+    response_model=None,
+    openapi_extra=describes(ResponseObject, body=ResponsesBody, event=ResponseEvent),
+)
 async def create_response(request: Request) -> Response:
     """Answer items. Everything is checked before anything runs.
 

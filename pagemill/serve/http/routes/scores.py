@@ -6,19 +6,22 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from pagemill.serve.http.connection import respond_unless_gone
+from pagemill.serve.http.described import describes
 from pagemill.serve.http.errors import NotHereError
 from pagemill.serve.http.intake import PreparedBody
 from pagemill.serve.http.preparer import RERANK, SCORE
 from pagemill.serve.http.responses import now
 from pagemill.serve.http.routes.embeddings import vectors_of
+from pagemill.serve.http.schemas.answers import Ranking, Scores
+from pagemill.serve.http.schemas.scores import RerankBody, ScoreBody
 from pagemill.serve.http.state import Services, services
 
 router = APIRouter()
 _encode = msgspec.json.encode
 
 
-@router.post("/score", response_model=None)
-@router.post("/v1/score", response_model=None)
+@router.post("/score", response_model=None, openapi_extra=describes(Scores, body=ScoreBody))
+@router.post("/v1/score", response_model=None, openapi_extra=describes(Scores, body=ScoreBody))
 async def score(request: Request) -> Response:
     """A number for each pair of texts. Every text is checked before any runs.
 
@@ -29,9 +32,9 @@ async def score(request: Request) -> Response:
     return await respond_unless_gone(request, _scored(here, f"score-{request.scope['request_id']}", body))
 
 
-@router.post("/rerank", response_model=None)
-@router.post("/v1/rerank", response_model=None)
-@router.post("/v2/rerank", response_model=None)
+@router.post("/rerank", response_model=None, openapi_extra=describes(Ranking, body=RerankBody))
+@router.post("/v1/rerank", response_model=None, openapi_extra=describes(Ranking, body=RerankBody))
+@router.post("/v2/rerank", response_model=None, openapi_extra=describes(Ranking, body=RerankBody))
 async def rerank(request: Request) -> Response:
     """Documents in order of their likeness to a query. Every text is checked before any runs.
 

@@ -3,14 +3,17 @@
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from pagemill.serve.http.described import describes
 from pagemill.serve.http.preparer import DETOKENIZE, TOKENIZE
+from pagemill.serve.http.schemas.answers import Detokenized, Tokenized
+from pagemill.serve.http.schemas.tokenize import DetokenizeBody, TokenizeBody
 from pagemill.serve.http.state import services
 
 router = APIRouter()
 _encode = msgspec.json.encode
 
 
-@router.post("/tokenize", response_model=None)
+@router.post("/tokenize", response_model=None, openapi_extra=describes(Tokenized, body=TokenizeBody))
 async def tokenize(request: Request) -> Response:
     """The tokens of a text, or those that a conversation is run with. They need not fit the context.
 
@@ -27,7 +30,7 @@ async def tokenize(request: Request) -> Response:
     return Response(body, headers=form.headers(), media_type="application/json")
 
 
-@router.post("/detokenize", response_model=None)
+@router.post("/detokenize", response_model=None, openapi_extra=describes(Detokenized, body=DetokenizeBody))
 async def detokenize(request: Request) -> Response:
     """The text of tokens, special ones included.
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from pagemill.errors import RequestError
 from pagemill.serve.http.connection import checked
 from pagemill.serve.http.schemas.chat import ChatBody
+from pagemill.serve.http.schemas.shapes import ClaudeBlock, ClaudeTool, ClaudeTurn
 from pagemill.serve.http.schemas.support import ANTHROPIC_HINTS, ANTHROPIC_REFUSED, Refused
 from pagemill.serve.http.schemas.translation import Translation
 from pagemill.serve.processing.conversation import MAX_MESSAGES
@@ -64,7 +65,7 @@ class CountTokensBody(Translation):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
-    @field_validator("messages", mode="plain")
+    @field_validator("messages", mode="plain", json_schema_input_type=list[ClaudeTurn])
     @classmethod
     def _messages(cls, value: Any) -> list[dict[str, Any]]:
         if not isinstance(value, list) or not value:
@@ -73,12 +74,12 @@ class CountTokensBody(Translation):
             raise RequestError(f"there are {len(value)} messages; at most {MAX_MESSAGES} are allowed", "messages")
         return [part for index, item in enumerate(value) for part in _messages_of(item, f"messages.{index}")]
 
-    @field_validator("system", mode="plain")
+    @field_validator("system", mode="plain", json_schema_input_type=str | list[ClaudeBlock] | None)
     @classmethod
     def _system(cls, value: Any) -> Any:
         return None if value is None else _texts_of(value, "system")
 
-    @field_validator("tools", mode="plain")
+    @field_validator("tools", mode="plain", json_schema_input_type=list[ClaudeTool] | None)
     @classmethod
     def _tools(cls, value: Any) -> list[dict[str, Any]] | None:
         if value is None:
@@ -87,7 +88,7 @@ class CountTokensBody(Translation):
             raise RequestError(f"tools={shown(value)} is not allowed: a list of at most {MAX_TOOLS} tools", "tools")
         return [_tool_of(item, f"tools.{index}") for index, item in enumerate(value)]
 
-    @field_validator("tool_choice", mode="plain")
+    @field_validator("tool_choice", mode="plain", json_schema_input_type=dict[str, Any] | None)
     @classmethod
     def _choice(cls, value: Any) -> Any:
         kind = value.get("type") if isinstance(value, Mapping) else None

@@ -10,6 +10,7 @@ from pagemill.errors import RequestError
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.serve.chat_renderer import ChatOptions
 from pagemill.serve.http.schemas.generation import GenerationBody
+from pagemill.serve.http.schemas.shapes import Messages, Tool
 from pagemill.serve.http.schemas.support import CHAT_HINTS, CHAT_REFUSED, Refused
 from pagemill.serve.parsers.interface import MessageForm
 from pagemill.serve.processing.conversation import Conversation, parse_conversation
@@ -65,17 +66,17 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool | None = None
     """Whether an answer may call several tools; by default it may."""
 
-    @field_validator("messages", mode="plain")
+    @field_validator("messages", mode="plain", json_schema_input_type=Messages)
     @classmethod
     def _messages(cls, value: Any) -> Conversation:
         return parse_conversation(value)
 
-    @field_validator("tools", mode="plain")
+    @field_validator("tools", mode="plain", json_schema_input_type=list[Tool] | None)
     @classmethod
     def _tools(cls, value: Any) -> list[dict[str, Any]]:
         return parse_tools(value)
 
-    @field_validator("tool_choice", mode="plain")
+    @field_validator("tool_choice", mode="plain", json_schema_input_type=str | dict[str, Any] | None)
     @classmethod
     def _tool_choice(cls, value: Any) -> str | None:
         return parse_choice(value)

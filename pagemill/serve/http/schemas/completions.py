@@ -9,6 +9,7 @@ from pagemill.errors import RequestError
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.serve.http.schemas.generation import GenerationBody
+from pagemill.serve.http.schemas.shapes import Prompts
 from pagemill.serve.http.token_details import TokenDetails
 from pagemill.utils.text import shown
 
@@ -26,7 +27,7 @@ class CompletionBody(GenerationBody):
     logprobs: int | None = None
     """Log-probabilities of each token, with so many of the most likely ones; with `echo`, of the prompt's too."""
 
-    @field_validator("prompt", mode="plain")
+    @field_validator("prompt", mode="plain", json_schema_input_type=Prompts)
     @classmethod
     def _prompts(cls, value: Any) -> list[Prompt]:
         return parse_prompts(value)

@@ -9,6 +9,7 @@ from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
 from pagemill.serve.http.schemas.base import PromptBody
 from pagemill.serve.http.schemas.completions import parse_prompts
+from pagemill.serve.http.schemas.shapes import Prompts
 from pagemill.serve.http.schemas.support import EMBEDDINGS_REFUSED, Refused
 
 
@@ -23,7 +24,7 @@ class EmbeddingBody(PromptBody):
     dimensions: int | None = None
     normalize: bool | None = None
 
-    @field_validator("input", mode="plain")
+    @field_validator("input", mode="plain", json_schema_input_type=Prompts)
     @classmethod
     def _prompts(cls, value: Any) -> list[Prompt]:
         return parse_prompts(value, "input")

@@ -11,6 +11,7 @@ from pagemill.messages.beam_search import BeamSearchParams
 from pagemill.messages.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from pagemill.serve.http.schemas.base import PromptBody
 from pagemill.serve.http.schemas.forms import FORM_FIELDS, form_of
+from pagemill.serve.http.schemas.shapes import Texts
 from pagemill.serve.http.schemas.support import GENERATION_HINTS, GENERATION_REFUSED, Refused
 from pagemill.serve.http.token_details import TokenDetails
 from pagemill.utils.text import shown
@@ -102,33 +103,39 @@ class GenerationBody(PromptBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    @field_validator("stop", mode="plain")
+    @field_validator("stop", mode="plain", json_schema_input_type=Texts | None)
     @classmethod
     def _texts(cls, value: Any) -> Any:
         if value is None or isinstance(value, str) or _is_list_of(str, value):
             return value
         raise RequestError(f"stop={shown(value)} is not allowed: a text or a list of texts", "stop")
 
-    @field_validator("bad_words", mode="plain")
+    @field_validator("bad_words", mode="plain", json_schema_input_type=list[str] | None)
     @classmethod
     def _words(cls, value: Any) -> Any:
         if value is None or _is_list_of(str, value):
             return value
         raise RequestError(f"bad_words={shown(value)} is not allowed: a list of texts", "bad_words")
 
-    @field_validator("repetition_detection", mode="plain")
+    @field_validator("repetition_detection", mode="plain", json_schema_input_type=dict[str, Any] | None)
     @classmethod
     def _repetition(cls, value: Any) -> RepetitionDetectionParams | None:
         return RepetitionDetectionParams.of(value)
 
-    @field_validator("stop_token_ids", "allowed_token_ids", "logprob_token_ids", mode="plain")
+    @field_validator(
+        "stop_token_ids",
+        "allowed_token_ids",
+        "logprob_token_ids",
+        mode="plain",
+        json_schema_input_type=list[int] | None,
+    )
     @classmethod
     def _ids(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None or _is_list_of(int, value):
             return value
         raise RequestError(f"{info.field_name}={shown(value)} is not allowed: a list of token ids", info.field_name)
 
-    @field_validator("logit_bias", mode="plain")
+    @field_validator("logit_bias", mode="plain", json_schema_input_type=dict[str, float] | None)
     @classmethod
     def _bias(cls, value: Any) -> Any:
         if value is None:

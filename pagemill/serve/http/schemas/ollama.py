@@ -11,6 +11,7 @@ from pagemill.serve.http.schemas.base import RequestBody
 from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
+from pagemill.serve.http.schemas.shapes import OllamaTurn
 from pagemill.serve.http.schemas.support import (
     OLLAMA_HINTS,
     OLLAMA_OPTION_HINTS,
@@ -108,7 +109,7 @@ class _Generation(_Body):
     think: Any = None
     """Whether the model is to think, or how much."""
 
-    @field_validator("think", mode="plain")
+    @field_validator("think", mode="plain", json_schema_input_type=bool | str | None)
     @classmethod
     def _thinks(cls, value: Any) -> Any:
         if value is None or isinstance(value, bool) or (isinstance(value, str) and value in _EFFORTS):
@@ -144,7 +145,7 @@ class OllamaChatBody(_Generation):
     """After validation the messages of a chat, in OpenAI's form."""
     tools: Any = None
 
-    @field_validator("messages", mode="plain")
+    @field_validator("messages", mode="plain", json_schema_input_type=list[OllamaTurn] | None)
     @classmethod
     def _messages(cls, value: Any) -> Any:
         if value is None or (isinstance(value, list) and all(isinstance(item, Mapping) for item in value)):

@@ -17,7 +17,7 @@ class AbortBody(RequestBody):
     request_ids: Any
     """After validation a list of texts."""
 
-    @field_validator("request_ids", mode="plain")
+    @field_validator("request_ids", mode="plain", json_schema_input_type=list[str])
     @classmethod
     def _ids(cls, value: Any) -> list[str]:
         if isinstance(value, list) and value and len(value) <= MAX_IDS and set(map(type, value)) == {str}:

@@ -124,7 +124,7 @@ class ResponsesBody(Translation):
 
     _before: Sequence[Item] = PrivateAttr(default=())
 
-    @field_validator("input", mode="plain")
+    @field_validator("input", mode="plain", json_schema_input_type=str | list[dict[str, Any]])
     @classmethod
     def _items(cls, value: Any) -> list[Item]:
         return parse_items(value)

@@ -8,6 +8,7 @@ from pydantic import field_validator, model_validator
 from pagemill.errors import RequestError
 from pagemill.serve.http.schemas.base import RequestBody
 from pagemill.serve.http.schemas.completions import MAX_PROMPTS
+from pagemill.serve.http.schemas.shapes import Document, Texts
 from pagemill.serve.http.schemas.support import SCORES_REFUSED, Refused
 from pagemill.utils.text import shown
 
@@ -22,12 +23,12 @@ class ScoreBody(RequestBody):
     text_2: Any
     """After validation a list of texts."""
 
-    @field_validator("text_1", mode="plain")
+    @field_validator("text_1", mode="plain", json_schema_input_type=Texts)
     @classmethod
     def _first(cls, value: Any) -> list[str]:
         return _texts(value, "text_1")
 
-    @field_validator("text_2", mode="plain")
+    @field_validator("text_2", mode="plain", json_schema_input_type=Texts)
     @classmethod
     def _second(cls, value: Any) -> list[str]:
         return _texts(value, "text_2")
@@ -68,7 +69,7 @@ class RerankBody(RequestBody):
     top_n: int | None = None
     """How many of the likest are told; by default, and for 0, all."""
 
-    @field_validator("documents", mode="plain")
+    @field_validator("documents", mode="plain", json_schema_input_type=list[str | Document])
     @classmethod
     def _documents(cls, value: Any) -> list[str]:
         if isinstance(value, list):

@@ -66,7 +66,7 @@ class DetokenizeBody(RequestBody):
     tokens: Any
     """After validation a list of integers."""
 
-    @field_validator("tokens", mode="plain")
+    @field_validator("tokens", mode="plain", json_schema_input_type=list[int])
     @classmethod
     def _ids(cls, value: Any) -> list[int]:
         if isinstance(value, list) and set(map(type, value)) <= {int}:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 
 from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
-from pagemill.config.sections import ServerConfig
+from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 from pagemill.serve.parsers.choose import MessageParsers, ParserSettings
 from pagemill.serve.parsers.interface import Delta, MessageForm, ToolCallDelta, merged

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pagemill.config.sections import ServerConfig
+from pagemill.config.server_config import ServerConfig
 from pagemill.serve.http.app import build_app
 from tests.fakes.engine import endpoints, make_engine
 from tests.fakes.fake_core import FakeCore

@@ -1,0 +1,72 @@
+"""`ServerConfig`: the settings of the HTTP server. Not part of an engine's configuration."""
+
+from dataclasses import dataclass
+
+from pagemill.config.fields import setting
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The HTTP server."""
+
+    host: str = setting("127.0.0.1", "address to listen on; the default is reachable from this machine only")
+    port: int = setting(8000, "port to listen on; 0 takes a free one", low=0)
+    served_model_name: tuple[str, ...] | None = setting(
+        None,
+        "name in the API, or several, the first of which is that of answers and metrics (default: the --model value)",
+    )
+    model_alias: tuple[str, ...] | None = setting(
+        None,
+        "further names that requests may use, as PATTERN=NAME: * in PATTERN stands for any characters, NAME is a "
+        "served name or default",
+    )
+    api_key: tuple[str, ...] | None = setting(
+        None, "key that clients must send as a bearer token, or several, any of which will do"
+    )
+    reasoning_parser: str | None = setting(
+        None, "format of the reasoning, which is told from the content; auto: by the template (docs/tool-calls.md)"
+    )
+    enable_auto_tool_choice: bool = setting(
+        False, "let the model call the tools of a request; needs a tool call parser"
+    )
+    tool_call_parser: str | None = setting(
+        None, "format in which the model calls tools; auto: by the chat template (docs/tool-calls.md)"
+    )
+    exclude_tools_when_tool_choice_none: bool = setting(
+        False, "with tool_choice none, the chat template does not get the tools of the request"
+    )
+    share_prefix_cache: bool = setting(
+        False, "with several API keys: requests of different keys may use each other's cached prefixes"
+    )
+    uvicorn_log_level: str = setting(
+        "warning", "log level of the HTTP server", choices=("debug", "info", "warning", "error", "critical")
+    )
+    shutdown_timeout: float = setting(
+        30.0, "seconds that running requests get to finish after SIGTERM, while new ones get 503", low=0
+    )
+    allowed_origins: str | None = setting(
+        None, "origins whose pages browsers let use the API (CORS), separated by commas or as a JSON list; *: all"
+    )
+    allowed_hosts: str | None = setting(
+        None,
+        "names under which clients may reach the server (the Host header), separated by commas or as a JSON list, "
+        "in addition to addresses, localhost and names without a dot; *: all (default: all, but only those "
+        "on a loopback address without --api-key)",
+    )
+    h11_max_incomplete_event_size: int = setting(
+        65_536, "most bytes of the head of a request, its first line and headers; more get 431", low=1024
+    )
+    h11_max_header_count: int = setting(256, "most headers of a request; more get 431", low=1)
+    timeout_keep_alive: float = setting(5.0, "seconds after which a connection without a request is closed", low=0)
+    timeout_request_head: float = setting(20.0, "seconds that a client gets to send the head of a request", low=1)
+    timeout_request_body: float = setting(120.0, "seconds that a client gets to send the body of a request", low=1)
+    timeout_slow_reader: float = setting(
+        60.0, "seconds after which a client that does not read its answer is disconnected, and its request ended", low=1
+    )
+    disable_fastapi_docs: bool = setting(False, "no /openapi.json and no /docs")
+    limit_concurrency: int | None = setting(
+        None,
+        "most connections of one API server; at more, those without a request are closed, or else new ones get 503 "
+        "(default: what the limit of open files allows, at most 16384)",
+        low=1,
+    )
