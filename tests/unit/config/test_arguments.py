@@ -12,8 +12,8 @@ from pagemill.config.sections import (
     ModelSettings,
     ParallelSettings,
     SchedulerSettings,
-    ServerConfig,
 )
+from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 
 SECTIONS = (ModelSettings, CacheSettings, SchedulerSettings, ParallelSettings, ServerConfig)

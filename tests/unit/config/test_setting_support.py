@@ -21,8 +21,8 @@ from pagemill.config.sections import (
     AttentionConfig,
     FleetConfig,
     PoolerConfig,
-    ServerConfig,
 )  # fmt: skip
+from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 from pagemill.model.factory import attention_chooser
 from pagemill.observability.start_table import start_table
