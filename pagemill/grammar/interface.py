@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pagemill.grammar.json_values import Budget
 from pagemill.grammar.vocabulary import TokenTable
+from pagemill.messages.structured_outputs import FreeStart
 from pagemill.tokenizers.interface import Tokenizer
 
 WORD_BITS: Final = 32
@@ -101,8 +102,8 @@ class Form:
     """Of JSON, also inside a structural tag."""
     schema: Callable[[Any], dict[str, Any]]
     """Makes a schema inside a structural tag a supported one. Raises ValueError."""
-    free_until: str | None = None
-    """The text up to which the output is free, itself included."""
+    start: FreeStart | None = None
+    """What may come before it."""
     budget: Budget | None = None
     """For the work of a backend on it as well. None: what the backend allows each part."""
 

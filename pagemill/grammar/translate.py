@@ -12,7 +12,7 @@ from pagemill.errors import RequestError
 from pagemill.grammar.interface import Form, JsonOptions
 from pagemill.grammar.json_schema import supported
 from pagemill.grammar.json_values import Budget, OverBudgetError
-from pagemill.messages.structured_outputs import MAX_SPEC_BYTES, StructuredOutputsParams, spec_bytes
+from pagemill.messages.structured_outputs import MAX_SPEC_BYTES, FreeStart, StructuredOutputsParams, spec_bytes
 from pagemill.utils.sized_cache import SizedCache
 
 MAX_CACHE_BYTES: Final = 16 << 20
@@ -23,13 +23,19 @@ class TakesTimeError(Exception):
     """It takes more work to translate a form than was to be done."""
 
 
-def translated(params: StructuredOutputsParams, backend: str = GUIDANCE, max_steps: int | None = None) -> str:
+def translated(
+    params: StructuredOutputsParams,
+    backend: str = GUIDANCE,
+    max_steps: int | None = None,
+    start: FreeStart | None = None,
+) -> str:
     """The source of the grammar, for a backend. Raises RequestError, which names the field; and TakesTimeError for a
-    form that takes more than `max_steps` of some microseconds. None: as many as each of its parts may take at all."""
+    form that takes more than `max_steps` of some microseconds. None: as many as each of its parts may take at all.
+    `start`: what may come before the form."""
     kind = params.kind
     budget = None if max_steps is None else Budget(max_steps)
     try:
-        source: str = GRAMMARS.resolve(backend).source(form_of(params, budget))
+        source: str = GRAMMARS.resolve(backend).source(form_of(params, budget, start))
         source.encode()  # half a surrogate pair, which a schema's text may name, is no character
         return source
     except RequestError:
@@ -49,17 +55,23 @@ class Translations:
         self._backend = backend
         self._sources: SizedCache[bytes, str] = SizedCache(max_bytes, lambda key, source: len(key) + len(source))
 
-    def of(self, params: StructuredOutputsParams, max_steps: int | None = None) -> str:
+    def of(
+        self, params: StructuredOutputsParams, max_steps: int | None = None, start: FreeStart | None = None
+    ) -> str:
         """`translated`; what was translated before takes no time."""
         try:
-            key = msgspec.msgpack.encode(params)
+            key = msgspec.msgpack.encode((params, start))
         except (TypeError, OverflowError, RecursionError, UnicodeEncodeError) as error:
             raise RequestError(f"{params.kind} is no JSON: {str(error)[:200]}", params.kind) from None
-        return self._sources.get(key) or self._sources.put(key, translated(params, self._backend, max_steps))
+        found = self._sources.get(key)
+        return found or self._sources.put(key, translated(params, self._backend, max_steps, start))
 
 
-def form_of(params: StructuredOutputsParams, budget: Budget | None = None) -> Form:
-    """What a request asks for. `budget`: for all the work on it. Raises ValueError that says what is wrong with it."""
+def form_of(
+    params: StructuredOutputsParams, budget: Budget | None = None, start: FreeStart | None = None
+) -> Form:
+    """What a request asks for. `budget`: for all the work on it; `start`: what may come before it, where `free_until`
+    does not say so. Raises ValueError that says what is wrong with it."""
     kind = params.kind
     content: Any = getattr(params, kind)
 
@@ -76,8 +88,9 @@ def form_of(params: StructuredOutputsParams, budget: Budget | None = None) -> Fo
             if not isinstance(content, Mapping):
                 raise ValueError("a structural tag is an object")
     options = JsonOptions(params.whitespace_pattern, params.disable_any_whitespace)
-    end = params.free_until if isinstance(params.free_until, str) else None
-    return Form(kind, content, options, schema, end, budget)
+    if isinstance(params.free_until, str):
+        start = FreeStart(((params.free_until,),))
+    return Form(kind, content, options, schema, start, budget)
 
 
 def _parsed(value: Any, kind: str) -> Any:

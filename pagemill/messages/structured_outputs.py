@@ -100,13 +100,33 @@ class FormRules(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(params, **given) if given else params
 
 
+class FreeStart(msgspec.Struct, frozen=True, array_like=True):
+    """Text before a form of which nothing is demanded: the model's reasoning."""
+
+    ends: tuple[tuple[str, ...], ...]
+    """It ends when one text of each of these steps has come, one step after the other."""
+    begin: str | None = None
+    """Where it may be left out: what it begins with otherwise. None: it is there."""
+    gap: bool = False
+    """Whether up to two line feeds may stand between it and the form."""
+
+
+class FreeTokens(msgspec.Struct, frozen=True, array_like=True):
+    """A `FreeStart` whose marks are tokens that no text has."""
+
+    ends: tuple[tuple[tuple[int, ...], ...], ...]
+    """It ends when one of the sequences of each of these steps has come, one step after the other."""
+    begin: int | None = None
+    """Where it may be left out: the token that it begins with otherwise. None: it is there."""
+
+
 class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
     """A form as the engine gets it: checked, and in the terms of the library that follows it."""
 
     source: str
     """The grammar, as the backend of the engine reads it."""
-    free_until: tuple[int, ...] = ()
-    """Tokens after which the grammar begins to hold; none: from the first token of the output on."""
+    free: FreeTokens | None = None
+    """What may come before the grammar holds; None: it holds from the first token of the output on."""
 
 
 def _check_kind(params: StructuredOutputsParams, kind: str) -> None:

@@ -7,7 +7,7 @@ from pagemill.catalog.grammars import GRAMMARS, GUIDANCE
 from pagemill.grammar.interface import GrammarBackend, TokenMatcher
 from pagemill.grammar.translate import translated
 from pagemill.grammar.vocabulary import TokenTable
-from pagemill.messages.structured_outputs import StructuredOutputsParams
+from pagemill.messages.structured_outputs import FreeStart, StructuredOutputsParams
 from pagemill.tokenizers.interface import VocabularyBytes
 
 END = 256
@@ -35,9 +35,9 @@ class Following:
         self.name = name
         self.backend: GrammarBackend = GRAMMARS.resolve(name)(TABLE)
 
-    def matcher(self, **form: Any) -> TokenMatcher:
-        """Of an output of this form. Raises ValueError."""
-        return self.backend.matcher(translated(StructuredOutputsParams(**form), self.name))
+    def matcher(self, start: FreeStart | None = None, **form: Any) -> TokenMatcher:
+        """Of an output of this form, after `start`. Raises ValueError."""
+        return self.backend.matcher(translated(StructuredOutputsParams(**form), self.name, start=start))
 
 
 def accepts(vocabulary: Following, text: str, **form: Any) -> bool:

@@ -89,7 +89,7 @@ class GrammarQueue:
             raise ValueError(f"request {request.request_id} has no grammar")
         backend, table = self._backend_of_model()
         matcher = self._matcher_of(backend, spec.source)
-        followed = FollowedGrammar(matcher.copy(), num_words(self._vocab_size), table.ends, spec.free_until)
+        followed = FollowedGrammar(matcher.copy(), num_words(self._vocab_size), table.ends, spec.free)
         followed.accept(request.emitted_token_ids)
         return followed
 

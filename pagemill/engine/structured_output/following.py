@@ -8,28 +8,35 @@ import numpy.typing as npt
 from pagemill.grammar.interface import GrammarTooComplexError, TokenMatcher
 from pagemill.grammar.mask_filler import MaskFiller
 from pagemill.messages.engine_io import Finish, FinishReason
+from pagemill.messages.structured_outputs import FreeTokens
 
 
 class FollowedGrammar:
-    """Implements `engine.grammar.Grammar`. Until `free_until` has come, anything may."""
+    """Implements `engine.grammar.Grammar`. Before the form there may be tokens that are free."""
 
-    def __init__(self, matcher: TokenMatcher, num_words: int, ends: Sequence[int], free_until: Sequence[int]) -> None:
+    def __init__(
+        self, matcher: TokenMatcher, num_words: int, ends: Sequence[int], free: FreeTokens | None = None
+    ) -> None:
         """`num_words`: of a mask; `ends`: tokens that end an output."""
         self._matcher = matcher
         self._ends = ends
-        self._free_until = list(free_until)
+        self._steps = () if free is None else free.ends
+        self._begin = None if free is None else free.begin
+        """The token that may come first, and begin what is free."""
         self._recent: list[int] = []
         self._problem: str | None = None
         self.num_words = num_words
-        self.holds = not free_until
-        """Whether the grammar restricts what comes next."""
+        self.holds = self._begin is not None or not self._steps
+        """Whether there is a mask for what comes next."""
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """The output goes on with these."""
         left = list(token_ids)
+        if left and self._begin is not None:
+            self.holds = left[0] != self._begin
+            self._begin = None
         while left and not self.holds:
-            self._recent = [*self._recent, left.pop(0)][-len(self._free_until) :]
-            self.holds = self._recent == self._free_until
+            self._pass(left.pop(0))
         if not left or self._problem is not None:
             return
         try:
@@ -42,7 +49,7 @@ class FollowedGrammar:
 
     def forced_tokens(self) -> Sequence[int]:
         """Those that must come next, as far as there is no choice."""
-        if not self.holds or self._problem is not None or self._matcher.ended:
+        if not self.holds or self._begin is not None or self._problem is not None or self._matcher.ended:
             return ()
         found = self._matcher.forced()
         return found[: self._matcher.count_allowed(found)]
@@ -79,4 +86,19 @@ class FollowedGrammar:
         for mask, grammar in zip(masks, grammars, strict=True):
             if grammar._problem is not None:
                 mask[:] = 0
-                mask.view(np.uint32)[grammar._ends[0] // 32] = 1 << grammar._ends[0] % 32
+                _allow(mask, grammar._ends[0])
+            elif grammar._begin is not None:
+                _allow(mask, grammar._begin)
+
+    def _pass(self, token: int) -> None:
+        """A token that is free."""
+        ends = self._steps[0]
+        self._recent = [*self._recent, token][-max(map(len, ends)) :]
+        if any(self._recent[-len(end) :] == list(end) for end in ends):
+            self._steps = self._steps[1:]
+            self._recent = []
+            self.holds = not self._steps
+
+
+def _allow(mask: npt.NDArray[np.int32], token: int) -> None:
+    mask.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)

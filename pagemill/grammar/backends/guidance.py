@@ -15,6 +15,7 @@ from pagemill.grammar.lark import ANY_TEXT, LarkWriter, choice_lark, grammar_lar
 from pagemill.grammar.structural_tags import tag_rule
 from pagemill.grammar.token_writer import TokenWriter
 from pagemill.grammar.vocabulary import TokenTable
+from pagemill.messages.structured_outputs import FreeStart
 from pagemill.tokenizers.interface import Tokenizer
 
 MAX_LEXER_STATES: Final = 50_000
@@ -63,8 +64,8 @@ class GuidanceBackend:
             case _:
                 writer = LarkWriter(options, form.schema)
                 found = writer.source(tag_rule(form.content, writer))
-        if form.free_until is not None:
-            found = _after(form.free_until, found)
+        if form.start is not None:
+            found = _after(form.start, found)
         return json.dumps(found, ensure_ascii=False)
 
     def matcher(self, source: str) -> "GuidanceMatcher":
@@ -156,10 +157,22 @@ def _one(**content: Any) -> dict[str, Any]:
     return {"grammars": [{"name": "answer", **content}]}
 
 
-def _after(end: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Free text that ends with `end`, and then the rest."""
-    head = f"start: thought @{found['grammars'][0]['name']}\nthought[lazy]: {ANY_TEXT} {text(end)}"
-    return {"grammars": [{"name": "thought_first", "lark_grammar": head}, *found["grammars"]]}
+def _after(free: FreeStart, found: dict[str, Any]) -> dict[str, Any]:
+    """Free text, and then the rest."""
+    names = [f"thought_{number}" for number in range(len(free.ends))]
+    gap = " GAP?" if free.gap else ""
+    thought = f"{' '.join(names)}{gap}"
+    before = ""
+    if free.begin is not None:
+        thought = f"({thought})?"
+        before = f"{text(free.begin)} "
+    lines = [f"start: {thought} @{found['grammars'][0]['name']}"]
+    for name, ends in zip(names, free.ends, strict=True):
+        lines.append(f"{name}[lazy]: {before}{ANY_TEXT} ({' | '.join(map(text, ends))})")
+        before = ""
+    if free.gap:
+        lines.append(r"GAP: /\n\n?/")
+    return {"grammars": [{"name": "thought_first", "lark_grammar": "\n".join(lines)}, *found["grammars"]]}
 
 
 def _json_options(options: JsonOptions) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pagemill.grammar.ebnf.writer import EMPTY, EbnfWriter, any_text, text
 from pagemill.grammar.interface import Form
 from pagemill.grammar.regexes import whole
 from pagemill.grammar.structural_tags import tag_rule
+from pagemill.messages.structured_outputs import FreeStart
 
 BOUNDED_GAP: Final = r"\n?[ ]{0,40}"
 _GBNF_TOKENS: Final = re.compile(
@@ -30,9 +31,20 @@ def ebnf_of(form: Form) -> str:
             start = writer.grammar(form.content)
         case _:
             start = tag_rule(form.content, writer)
-    if form.free_until is not None:
-        start = f"{writer.until(form.free_until)} {start}"
+    if form.start is not None:
+        start = f"{_before(form.start, writer)} {start}"
     return writer.source(start)
+
+
+def _before(free: FreeStart, writer: EbnfWriter) -> str:
+    parts = []
+    for ends in free.ends:
+        untils = [writer.until(end, [other for other in ends if other != end]) for end in ends]
+        parts.append(untils[0] if len(untils) == 1 else writer.rule(" | ".join(untils)))
+    gap = [r'"\n"? "\n"?'] if free.gap else []
+    if free.begin is None:
+        return " ".join(parts + gap)
+    return f"({' '.join([text(free.begin), *parts, *gap])})?"
 
 
 class _FormWriter(EbnfWriter):

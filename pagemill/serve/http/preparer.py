@@ -235,9 +235,10 @@ class Preparer:
         chat_options = body.to_chat_options(self._parsers.hide_unused_tools)
         body.leave_unread(self._preparation.chats.unread_variables(chat_options))
         prompt = self._preparation.chats.render(body.messages, chat_options)
-        message = None
+        message = reasoning = None
         if self._parsers.reasoning is not None or body.calls_tools:
             message = body.message_form(unmarked(prompt))
+            reasoning = self._parsers.reasoning_before(message)
             if self._hides_markers:
                 params = params.replace(skip_special_tokens=False)
         yield msgspec.structs.replace(_form_of(body, params, beam), message=message)
@@ -248,6 +249,7 @@ class Preparer:
             rendered=True,
             clamp_max_tokens=of_another_api,
             hurried=self._hurried,
+            reasoning=reasoning,
         )
         with naming_top_logprobs():
             prepared = self._prepared(prompt, params, options)

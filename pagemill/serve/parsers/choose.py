@@ -7,10 +7,12 @@ import msgspec
 from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
 from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
+from pagemill.messages.structured_outputs import FreeStart
 from pagemill.serve.parsers.auto import AUTO, REASONING_SIGNS, TOOL_SIGNS, found_by
 from pagemill.serve.parsers.engine import make_parser
 from pagemill.serve.parsers.format import Calls, Channels, Format, Reasoning, markers_of
 from pagemill.serve.parsers.interface import Delta, MessageForm, MessageParser, MessageParserType, merged
+from pagemill.serve.parsers.opening import reasoning_before
 from pagemill.serve.parsers.token_marks import TokenMarkParser, TokenMarks
 from pagemill.tokenizers.interface import Tokenizer
 
@@ -51,6 +53,12 @@ class ParserSettings(msgspec.Struct, frozen=True):
         if self.tool_calls == AUTO:
             found = msgspec.structs.replace(found, tool_calls=found_by(TOOL_SIGNS, tokenizer.chat_template))
         return found
+
+    def reasoning_before(self, form: MessageForm) -> FreeStart | None:
+        """What a form of a message's content leaves free before it; None: nothing. Nothing is known of the reasoning
+        that a parser of a plug-in's own reads."""
+        kind = None if self.reasoning is None else REASONING_PARSERS.resolve(self.reasoning)
+        return reasoning_before(kind, form) if isinstance(kind, Reasoning | Channels) else None
 
     @property
     def markers(self) -> frozenset[str]:

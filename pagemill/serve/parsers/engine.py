@@ -27,6 +27,7 @@ from pagemill.serve.parsers.json_scan import Scan
 from pagemill.serve.parsers.marks import after_space, head_reader, marks_of
 from pagemill.serve.parsers.named_call import NamedCallReader
 from pagemill.serve.parsers.notation_call import NotationCallReader
+from pagemill.serve.parsers.opening import Opening, opening_of
 from pagemill.serve.parsers.space import SpaceHolder
 from pagemill.serve.parsers.tools import CallReader, Tools
 
@@ -194,14 +195,13 @@ class FormatParser:
         """Where the prompt leaves off."""
         if reasoning is None:
             return self._after_reasoning()
-        if form.begun:
-            if reasoning.end in form.begun:
-                return self._read_content
-            return self._read_reasoning if reasoning.begin in form.begun else self._begin_message
-        end = form.prompt_end.rstrip()
-        if any(end.endswith(mark) for mark in (reasoning.end.rstrip(), *reasoning.skips)):
-            return self._between
-        return self._read_reasoning if end.endswith(reasoning.begin.rstrip()) else self._begin_message
+        match opening_of(reasoning, form):
+            case Opening.REASONING:
+                return self._read_reasoning
+            case Opening.CONTENT:
+                return self._read_content if form.begun else self._between
+            case Opening.EITHER:
+                return self._begin_message
 
     def _after_reasoning(self) -> State:
         return self._begin_content if self._calls.starts else self._read_content

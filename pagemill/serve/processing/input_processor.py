@@ -18,7 +18,7 @@ from pagemill.messages.engine_io import EngineCoreRequest, EngineReady
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import MAX_BAD_WORD_TOKENS, MAX_END_TOKEN_IDS, MAX_SEED, SamplingParams
-from pagemill.messages.structured_outputs import GrammarSpec
+from pagemill.messages.structured_outputs import FreeStart, GrammarSpec
 from pagemill.serve.processing.checks import (
     CHECKS,
     Admission,
@@ -27,6 +27,7 @@ from pagemill.serve.processing.checks import (
     check_tokens_are_left,
     check_unicode,
 )
+from pagemill.serve.processing.free_start import free_before
 from pagemill.tokenizers.control_text import unmarked
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.utils.text import shown
@@ -51,6 +52,8 @@ class RequestOptions:
     """True: max_tokens beyond the room in the context means the room. False: it is an error."""
     hurried: bool = False
     """Whether a form that takes more than some milliseconds to translate is left to others: TakesTimeError."""
+    reasoning: FreeStart | None = None
+    """What a form leaves free before it, unless it says so itself; None: nothing."""
 
 
 class PreparedRequest(NamedTuple):
@@ -129,7 +132,7 @@ class InputProcessor:
             arrival_time=time.monotonic(),
             priority=options.priority,
             cache_salt=options.cache_salt,
-            grammar=self._grammar(params, options.hurried),
+            grammar=self._grammar(params, options),
         )
         return PreparedRequest(text, request)
 
@@ -230,18 +233,15 @@ class InputProcessor:
         check_tokens_are_left(complete)
         return complete
 
-    def _grammar(self, params: SamplingParams | PoolingParams, hurried: bool) -> GrammarSpec | None:
+    def _grammar(self, params: SamplingParams | PoolingParams, options: RequestOptions) -> GrammarSpec | None:
         form = params.structured_outputs if isinstance(params, SamplingParams) else None
         if form is None:
             return None
         form = self._forms.applied(form)
-        end = form.free_until
-        if isinstance(end, str):
-            ids = self._tokenizer.encode(end, add_special_tokens=False)
-            if len(ids) == 1 and self._tokenizer.hides(end):
-                form, end = msgspec.structs.replace(form, free_until=tuple(ids)), tuple(ids)
-        source = self._translations.of(form, HURRIED_STEPS if hurried else None)
-        return GrammarSpec(source, tuple(end) if end and not isinstance(end, str) else ())
+        start, tokens = free_before(form, options.reasoning, self._tokenizer)
+        form = msgspec.structs.replace(form, free_until=None)
+        source = self._translations.of(form, HURRIED_STEPS if options.hurried else None, start)
+        return GrammarSpec(source, tokens)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """What must not be generated, as tokens: a word is other tokens after a blank than without."""

@@ -15,7 +15,7 @@ from pagemill.grammar.translate import translated
 from pagemill.grammar.vocabulary import TokenTable
 from pagemill.launch import build_config
 from pagemill.messages.logprobs import joined
-from pagemill.messages.structured_outputs import StructuredOutputsParams
+from pagemill.messages.structured_outputs import FreeTokens, StructuredOutputsParams
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.queued_platform import QueuedPlatform
@@ -66,13 +66,13 @@ def matcher():
     return GuidanceBackend(BYTES).matcher(source)
 
 
-def make_client(checkpoint, matcher, *, jump=True, free_until=(), platform=None, depth=None, **settings):
+def make_client(checkpoint, matcher, *, jump=True, free=None, platform=None, depth=None, **settings):
     given = {"max_model_len": 128, "num_gpu_blocks_override": 60, "max_num_seqs": 4} | settings
     args = EngineArgs(str(checkpoint), device="cpu", dtype="float32", enable_jump_forward=jump, **given)
     config = build_config(args)
 
     def grammar_of(request):
-        grammar = FollowedGrammar(matcher.copy(), num_words(VOCAB_SIZE), BYTES.ends, free_until)
+        grammar = FollowedGrammar(matcher.copy(), num_words(VOCAB_SIZE), BYTES.ends, free)
         grammar.accept(request.emitted_token_ids)
         return grammar
 
@@ -201,12 +201,17 @@ def test_nothing_is_forced_where_tokens_are_ruled_out(checkpoint, matcher):
 
 
 @pytest.mark.parametrize("asked", ["hot", "log-probabilities"])
-def test_free_until_an_end_of_reasoning(checkpoint, matcher, asked):
+@pytest.mark.parametrize("begin", [None, 8])
+def test_free_until_an_end_of_reasoning(checkpoint, matcher, asked, begin):
     """What comes before is the model's, and nothing is forced there."""
-    free = {"logit_bias": {9: 8.0}, "max_tokens": 100}
-    found, without = (
-        run(make_client(checkpoint, matcher, jump=jump, free_until=[9]), ASKED[asked] | free) for jump in (True, False)
+    settings = {"logit_bias": {9: 8.0, 8: 8.0}, "max_tokens": 100}
+    free = FreeTokens((((9,),),), begin)
+    found, without, ahead = (
+        run(make_client(checkpoint, matcher, free=free, **how), ASKED[asked] | settings)
+        for how in ({}, {"jump": False}, {"depth": 2})
     )
     check_same(found, without)
+    check_same(ahead, without)
     tokens = found.tokens["short"]
+    assert begin is None or tokens[0] == begin
     assert bytes(tokens[tokens.index(9) + 1 :][:7]) == b'{"kind"'

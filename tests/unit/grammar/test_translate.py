@@ -2,7 +2,7 @@ import pytest
 
 from pagemill.errors import RequestError
 from pagemill.grammar.translate import TakesTimeError, Translations, translated
-from pagemill.messages.structured_outputs import MAX_SPEC_BYTES, StructuredOutputsParams
+from pagemill.messages.structured_outputs import MAX_SPEC_BYTES, FreeStart, StructuredOutputsParams
 from tests.fakes.byte_vocabulary import Following, accepts
 
 
@@ -25,6 +25,23 @@ def test_kinds(vocabulary, form, good, bad):
         assert accepts(vocabulary, text, **form), text
     for text in bad:
         assert not accepts(vocabulary, text, **form), text
+
+
+@pytest.mark.parametrize(
+    ("start", "good", "bad"),
+    [
+        (FreeStart((("</t>",),)), ["</t>true", "a</t\n</t>true"], ["true", "</t>\ntrue", "</t>a</t>true", "a</t>"]),
+        (FreeStart((("</t>", "[go]"),), gap=True), ["a</t>true", "[go]\n\ntrue"], ["a</t>\n\n\ntrue", "</t>[go]true"]),
+        (FreeStart((("</t>",),), "<t>"), ["true", "<t></t>true", "<t>true</t>true"], ["a</t>true", "\n<t></t>true", "<t>"]),
+        (FreeStart((("</t>",),), "<t>", True), ["true", "<t>\nso</t>\ntrue"], ["\ntrue", "\n<t></t>true", "<t>true"]),
+        (FreeStart((("|final",), ("|body",))), ["|a|body|final x|bodytrue"], ["|bodytrue", "|finaltrue"]),
+    ],
+)
+def test_what_may_come_before_a_form(vocabulary, start, good, bad):
+    for text in good:
+        assert accepts(vocabulary, text, start=start, json={"type": "boolean"}), text
+    for text in bad:
+        assert not accepts(vocabulary, text, start=start, json={"type": "boolean"}), text
 
 
 def test_grammars_in_the_syntax_of_lark():

@@ -5,6 +5,7 @@ from pagemill.engine.structured_output.following import FollowedGrammar
 from pagemill.grammar.interface import num_words
 from pagemill.grammar.mask_filler import MaskFiller
 from pagemill.messages.engine_io import FinishReason
+from pagemill.messages.structured_outputs import FreeTokens
 from tests.fakes.byte_vocabulary import END, TABLE, Following
 
 
@@ -13,9 +14,9 @@ def vocabulary():
     return Following()
 
 
-def followed(vocabulary, free_until=(), **form):
+def followed(vocabulary, free=None, **form):
     matcher = vocabulary.matcher(**form)
-    return FollowedGrammar(matcher, num_words(len(TABLE.tokens)), TABLE.ends, free_until)
+    return FollowedGrammar(matcher, num_words(len(TABLE.tokens)), TABLE.ends, free)
 
 
 def allowed(grammar):
@@ -49,13 +50,43 @@ def test_forced_tokens_are_told(vocabulary):
 
 
 def test_free_until_tokens_have_come(vocabulary):
-    grammar = followed(vocabulary, free_until=[7, 8], choice=["ab"])
+    grammar = followed(vocabulary, free=FreeTokens((((7, 8),),)), choice=["ab"])
     grammar.accept([7, 7])
     assert not grammar.holds
     assert grammar.forced_tokens() == ()
     grammar.accept([8, ord("a")])
     assert grammar.holds
     assert allowed(grammar) == {ord("b")}
+
+
+def test_free_until_one_of_several_ends_of_each_step(vocabulary):
+    grammar = followed(vocabulary, free=FreeTokens((((7, 8), (9,)), ((5,),))), choice=["ab"])
+    grammar.accept([5, 7, 5, 9])
+    assert not grammar.holds
+    grammar.accept([7, 8, 5])
+    assert grammar.forced_tokens() == list(b"ab")
+
+
+def test_reasoning_that_may_be_left_out(vocabulary):
+    """The token that begins it is allowed at first, beside the form; nothing is forced there."""
+    grammar = followed(vocabulary, free=FreeTokens((((7,),),), begin=3), choice=["ab"])
+    assert grammar.holds
+    assert grammar.forced_tokens() == ()
+    assert allowed(grammar) == {3, ord("a")}
+    grammar.accept([3])
+    assert not grammar.holds
+    assert grammar.forced_tokens() == ()
+    grammar.accept([ord("x"), 3, 7])
+    assert allowed(grammar) == {ord("a")}
+    assert grammar.forced_tokens() == list(b"ab")
+
+
+def test_reasoning_that_was_left_out(vocabulary):
+    grammar = followed(vocabulary, free=FreeTokens((((7,),),), begin=3), choice=["ab", "ac"])
+    grammar.accept([ord("a")])
+    assert allowed(grammar) == {ord("b"), ord("c")}
+    grammar.accept([ord("c")])
+    assert grammar.end().reason is FinishReason.STOP
 
 
 def test_what_cannot_be_followed_ends_with_an_error_and_nothing_else_does(vocabulary):
