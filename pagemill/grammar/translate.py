@@ -55,9 +55,7 @@ class Translations:
         self._backend = backend
         self._sources: SizedCache[bytes, str] = SizedCache(max_bytes, lambda key, source: len(key) + len(source))
 
-    def of(
-        self, params: StructuredOutputsParams, max_steps: int | None = None, start: FreeStart | None = None
-    ) -> str:
+    def of(self, params: StructuredOutputsParams, max_steps: int | None = None, start: FreeStart | None = None) -> str:
         """`translated`; what was translated before takes no time."""
         try:
             key = msgspec.msgpack.encode((params, start))
@@ -67,9 +65,7 @@ class Translations:
         return found or self._sources.put(key, translated(params, self._backend, max_steps, start))
 
 
-def form_of(
-    params: StructuredOutputsParams, budget: Budget | None = None, start: FreeStart | None = None
-) -> Form:
+def form_of(params: StructuredOutputsParams, budget: Budget | None = None, start: FreeStart | None = None) -> Form:
     """What a request asks for. `budget`: for all the work on it; `start`: what may come before it, where `free_until`
     does not say so. Raises ValueError that says what is wrong with it."""
     kind = params.kind

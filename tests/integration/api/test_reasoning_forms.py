@@ -100,6 +100,10 @@ def test_what_the_form_says_itself_comes_first(server):
 
 
 def test_text_completions_have_no_reasoning(server):
-    body = {"prompt": "Hello<think>", "structured_outputs": {"choice": ["yes", "no"]}, "logit_bias": {A: 50, BEGIN: 100}}
+    body = {
+        "prompt": "Hello<think>",
+        "structured_outputs": {"choice": ["yes", "no"]},
+        "logit_bias": {A: 50, BEGIN: 100},
+    }
     answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
     assert answer["choices"][0]["text"] in ("yes", "no")

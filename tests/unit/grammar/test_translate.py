@@ -32,7 +32,11 @@ def test_kinds(vocabulary, form, good, bad):
     [
         (FreeStart((("</t>",),)), ["</t>true", "a</t\n</t>true"], ["true", "</t>\ntrue", "</t>a</t>true", "a</t>"]),
         (FreeStart((("</t>", "[go]"),), gap=True), ["a</t>true", "[go]\n\ntrue"], ["a</t>\n\n\ntrue", "</t>[go]true"]),
-        (FreeStart((("</t>",),), "<t>"), ["true", "<t></t>true", "<t>true</t>true"], ["a</t>true", "\n<t></t>true", "<t>"]),
+        (
+            FreeStart((("</t>",),), "<t>"),
+            ["true", "<t></t>true", "<t>true</t>true"],
+            ["a</t>true", "\n<t></t>true", "<t>"],
+        ),
         (FreeStart((("</t>",),), "<t>", True), ["true", "<t>\nso</t>\ntrue"], ["\ntrue", "\n<t></t>true", "<t>true"]),
         (FreeStart((("|final",), ("|body",))), ["|a|body|final x|bodytrue"], ["|bodytrue", "|finaltrue"]),
     ],

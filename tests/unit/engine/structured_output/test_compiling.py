@@ -81,7 +81,8 @@ def test_a_grammar_is_made_once_for_all_who_ask_at_the_same_time(queue, monkeypa
     for number in range(4):
         queue.add(request_of(f"good {number}", choice=["x", "y"]))
     good = [queue.grammar_of(request) for request in take(queue)]
-    assert made.count(translated(StructuredOutputsParams(choice=["x", "y"]))) == 1  # others' threads may still be at work
+    # Threads of former tests may still be at work.
+    assert made.count(translated(StructuredOutputsParams(choice=["x", "y"]))) == 1
     good[0].accept(b"x")
     assert [grammar.end() is None for grammar in good] == [False, True, True, True]
     for number in range(2):
