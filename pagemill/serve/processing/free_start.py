@@ -1,4 +1,5 @@
-"""`free_before`: what may come before a form, as text or as tokens. Does not know which formats of reasoning there are."""
+"""`free_before`: what may come before a form, as text or as tokens. Does not know which formats of reasoning there
+are."""
 
 from pagemill.messages.structured_outputs import FreeStart, FreeTokens, StructuredOutputsParams
 from pagemill.tokenizers.interface import Tokenizer

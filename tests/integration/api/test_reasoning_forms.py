@@ -1,5 +1,5 @@
-"""`--reasoning-parser` and a form in one request: what comes before the end of the reasoning is free, and the content has
-its form. Over HTTP, whole and streamed, with marks that are control tokens and with marks that are text."""
+"""`--reasoning-parser` and a form in one request: what comes before the end of the reasoning is free, and the content
+has its form. Over HTTP, whole and streamed, with marks that are control tokens and with marks that are text."""
 
 import json
 
