@@ -78,7 +78,7 @@ def forms(by_request: Mapping[str, StructuredOutputsParams], table: TokenTable =
         if form is None:
             return None
         matcher = vocabulary.matcher(translated(form))
-        grammar = FollowedGrammar(matcher, num_words(len(table.tokens)), table.ends, ())
+        grammar = FollowedGrammar(matcher, num_words(len(table.tokens)), table.ends)
         grammar.accept(request.emitted_token_ids)
         return grammar
 
