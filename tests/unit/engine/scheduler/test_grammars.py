@@ -20,7 +20,7 @@ def vocabulary():
 def begun(vocabulary, choice, limits=LIMITS, **params):
     """What a request's output begins with, and why it ends with that."""
     matcher = vocabulary.matcher(choice=choice)
-    grammar = FollowedGrammar(matcher, num_words(len(TABLE.tokens)), TABLE.ends, ())
+    grammar = FollowedGrammar(matcher, num_words(len(TABLE.tokens)), TABLE.ends)
     request = Request(core_request("a", 3, **params), sequence=0, max_model_len=100, grammar=grammar)
     finish = begin_output(request, limits)
     assert list(request.token_ids[3:]) == request.forced.token_ids
