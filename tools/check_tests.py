@@ -36,6 +36,7 @@ SEVERAL = frozenset(
         "model/kernels/triton/test_rows.py",
         "model/quantization/test_adding_a_method.py",
         "serve/http/test_bad_input.py",
+        "serve/http/test_keep_alive.py",
         "serve/http/test_new_endpoint.py",
         "serve/parsers/test_examples.py",
         "serve/test_several_tokens.py",

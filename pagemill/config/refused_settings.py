@@ -104,7 +104,6 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
      "show_hidden_metrics_for_version otlp_traces_endpoint collect_detailed_traces custom_histogram_buckets "
      "enable_mfu_metrics enable_logging_iteration_details aggregate_engine_logging jit_monitor_mode "
      "jit_monitor_verbose enable_per_request_metrics"),
-    ("there is no such event in streams; leave it out", "sse_keep_alive_interval"),
     ("there is no such endpoint; leave it out",
      "enable_tokenizer_info_endpoint tokens_only enable_scale_out enable_flash_late_interaction "
      "grpc grpc_port"),

@@ -63,6 +63,17 @@ class ServerConfig:
     timeout_slow_reader: float = setting(
         60.0, "seconds after which a client that does not read its answer is disconnected, and its request ended", low=1
     )
+    rate_limit_requests: int | None = setting(
+        None,
+        "requests that each API key (without keys: all) may send to each API server in a minute; more get 429",
+        low=1,
+    )
+    rate_limit_tokens: int | None = setting(
+        None, "tokens of prompts and answers that each API key may use in a minute, of each API server; then 429", low=1
+    )
+    sse_keep_alive_interval: float = setting(
+        15.0, "seconds of silence after which a stream of events says that it is alive, by a comment; 0: never", low=0
+    )
     disable_fastapi_docs: bool = setting(False, "no /openapi.json and no /docs")
     limit_concurrency: int | None = setting(
         None,

@@ -343,6 +343,11 @@ class AsyncLLM(EngineCalls):
         """Completions that run or wait."""
         return self._outputs.num_in_flight
 
+    @property
+    def load_limits(self) -> LoadLimits:
+        """How much may run and wait in all front ends of the engine."""
+        return self._gate.limits
+
     def load(self) -> Load:
         """What runs and waits in all front ends of the engine, as far as this process can see."""
         return self._gate.total()

@@ -19,6 +19,7 @@ from pagemill.config.server_config import ServerConfig
 from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.auth import AuthMiddleware
+from pagemill.serve.http.client_limits import ClientLimits
 from pagemill.serve.http.errors import ErrorMiddleware, answer_http_exception
 from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddleware
@@ -77,10 +78,26 @@ def build_app(
     app.router.default = SlashRedirect(app.router.routes)
     model = ServedModel.of(ModelNames.of(config, engine.facts.name), now())
     parsers = ParserSettings.of(config).for_model(engine.tokenizer)
-    intake = Intake(engine, model, helpers, _salts(config, secret), parsers)
+    limits = ClientLimits(
+        config.rate_limit_requests,
+        config.rate_limit_tokens,
+        len(access_of(config).api_keys),
+        engine.load_limits,
+        engine.load,
+    )
+    intake = Intake(engine, model, helpers, _salts(config, secret), parsers, limits)
     message_parsers = MessageParsers(parsers, engine.tokenizer)
     app.state.needs_key = bool(access_of(config).api_keys)
-    app.state.services = Services(engine, model, intake, message_parsers, metrics, info or {})
+    app.state.services = Services(
+        engine,
+        model,
+        intake,
+        message_parsers,
+        metrics,
+        limits,
+        config.sse_keep_alive_interval,
+        info or {},
+    )
     return app
 
 

@@ -3,9 +3,10 @@ Does not know what is sent."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,9 +19,14 @@ Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
 Output = TypeVar("Output")
 
+_encode = msgspec.json.encode
 CLIENT_CLOSED_REQUEST = 499
 EVENT_STREAM = "text/event-stream"
 SMALL_BODY_BYTES = 16 << 10
+PART_BYTES = 256 << 10
+"""Of a large body, sent at once."""
+COMMENT = b": keep-alive\n\n"
+"""A line of server-sent events that says nothing."""
 
 
 async def read_body(request: Request) -> bytes:
@@ -83,6 +89,18 @@ async def respond_unless_gone(request: Request, work: Coroutine[Any, Any, Respon
     return await until_disconnect(request.receive, work) or Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
+class KeepAlive(NamedTuple):
+    """What is sent to a client whose stream is silent, so that nobody between takes the connection for dead."""
+
+    interval_s: float = 0.0
+    """After a whole interval without an event; 0: never."""
+    event: bytes = COMMENT
+    """Once the stream has begun. Before, it is a comment, which begins the response."""
+
+
+NO_KEEP_ALIVE = KeepAlive()
+
+
 class EventSink(Generic[Output]):
     """A short way for the events of a response that has begun: one write, no `send` through the whole application.
     Implements `Sink`."""
@@ -91,6 +109,7 @@ class EventSink(Generic[Output]):
         """`wire`: the connection under the response; None: the server has none to offer, and everything is sent."""
         self.begun = False
         """Whether the response has."""
+        self.num_pushed = 0
         self.events_of: Callable[[Output], bytes] = _no_events
         """Set by who makes the events: those of an output; b"" when it has none."""
         self._has_room: Callable[[], bool] = _is_closed if wire is None else wire.has_room
@@ -105,6 +124,7 @@ class EventSink(Generic[Output]):
         """Write the events of an output, if it has any."""
         events = self.events_of(output)
         if events:
+            self.num_pushed += 1
             self._write(events)
 
 
@@ -122,6 +142,45 @@ def _write_nowhere(body: bytes) -> None:
     raise RuntimeError("there is no connection to write to")
 
 
+class LargeJson(Response):
+    """An object with a list that may be large. The body is sent part by part, others having their turn in between."""
+
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        name: str,
+        rows: Sequence[bytes],
+        tail: Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """The members of `head`, one or more; a list of `rows`, each JSON, under a name; those of `tail`."""
+        self._first = _encode(head)[:-1] + b"," + _encode(name) + b":["
+        self._rows = rows
+        self._last = b"]" + (b"," + _encode(tail)[1:] if tail else b"}")
+        super().__init__(headers=dict(headers or {}), media_type="application/json")
+        size = len(self._first) + len(self._last) + sum(map(len, rows)) + max(0, len(rows) - 1)
+        self.headers["content-length"] = str(size)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all parts."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self._parts():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _parts(self) -> Iterator[bytes]:
+        part = [self._first]
+        size = 0
+        for number, row in enumerate(self._rows):
+            part += [b",", row] if number else [row]
+            size += len(row)
+            if size >= PART_BYTES:
+                yield b"".join(part)
+                part, size = [], 0
+        yield b"".join([*part, self._last])
+
+
 class EventStream(Response):
     """Events, server-sent or of another type: those that `events` yields, and those of outputs that are pushed to the
     sink meanwhile. The response starts with the first event yielded: what goes wrong before becomes an ordinary error
@@ -132,6 +191,7 @@ class EventStream(Response):
         events: Callable[[EventSink[Any]], AsyncGenerator[bytes, None]],
         headers: Mapping[str, str] | None = None,
         media_type: str = EVENT_STREAM,
+        keep_alive: KeepAlive = NO_KEEP_ALIVE,
     ) -> None:
         self.media_type = media_type
         self.status_code = 200
@@ -139,6 +199,7 @@ class EventStream(Response):
         self.body = b""
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"} | dict(headers or {}))
         self._events = events
+        self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the generator ends or the client is gone."""
@@ -150,13 +211,43 @@ class EventStream(Response):
         self.raw_headers = [item for item in self.raw_headers if item[0] != b"content-length"]
 
     async def _send_all(self, send: Send, sink: EventSink[Any]) -> None:
-        async with contextlib.aclosing(self._events(sink)) as events:
-            async for event in events:
+        turn = asyncio.Lock()
+        num_sent = 0
+
+        async def send_part(part: bytes) -> None:
+            async with turn:
                 if not sink.begun:
                     await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                await send({"type": "http.response.body", "body": part, "more_body": True})
                 sink.begun = True
+
+        async def break_silence() -> None:
+            interval_s, event = self._keep_alive
+            while True:
+                before = num_sent + sink.num_pushed
+                await asyncio.sleep(interval_s)
+                if num_sent + sink.num_pushed == before and not turn.locked():
+                    await send_part(event if before else COMMENT)
+
+        async with contextlib.aclosing(self._events(sink)) as events, _beside(break_silence, self._keep_alive):
+            async for event in events:
+                num_sent += 1
+                await send_part(event)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@contextlib.asynccontextmanager
+async def _beside(work: Callable[[], Coroutine[Any, Any, None]], keep_alive: KeepAlive) -> AsyncGenerator[None, None]:
+    """Do `work` until the body ends, where there is an interval."""
+    if not keep_alive.interval_s:
+        yield
+        return
+    worker = asyncio.create_task(work())
+    try:
+        yield
+    finally:
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:

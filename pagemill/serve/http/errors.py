@@ -23,6 +23,7 @@ from pagemill.errors import (
     UnavailableError,
 )
 from pagemill.log import get_logger
+from pagemill.serve.http.client_limits import RateLimitedError
 from pagemill.serve.http.routing import route_of, says
 
 logger = get_logger(__name__)
@@ -157,12 +158,20 @@ def _fault_of_client(error: Exception) -> ApiError | None:
             return ApiError(401, str(error), "authentication_error", None, "invalid_api_key", headers)
         case ForbiddenError():
             return ApiError(403, str(error), "permission_error", None, error.code)
+        case HTTPException():
+            return _http_error(error)
+    return _excess_of_client(error)
+
+
+def _excess_of_client(error: Exception) -> ApiError | None:
+    match error:
         case BodyTooLargeError():
             return ApiError(413, str(error), "invalid_request_error", None, "body_too_large")
         case UnsupportedTypeError():
             return ApiError(415, str(error), "invalid_request_error", None, "unsupported_media_type")
-        case HTTPException():
-            return _http_error(error)
+        case RateLimitedError():
+            headers = {"Retry-After": str(error.retry_after_s)}
+            return ApiError(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", headers)
     return None
 
 

@@ -3,7 +3,7 @@ collect them into one body. What a delta, an end or a body looks like is the bui
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -14,15 +14,25 @@ from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.serve.async_llm import AsyncLLM
-from pagemill.serve.http.connection import EVENT_STREAM, EventSink, EventStream, respond_unless_gone
+from pagemill.serve.http.client_limits import ClientLimits, Running
+from pagemill.serve.http.connection import (
+    COMMENT,
+    EVENT_STREAM,
+    EventSink,
+    EventStream,
+    KeepAlive,
+    respond_unless_gone,
+)
 from pagemill.serve.http.errors import ApiError, GenerationFailedError, api_error
 from pagemill.serve.http.load_metrics import ASKS, load_headers
 from pagemill.serve.http.preparer import AnswerForm
 from pagemill.serve.http.responses import ResponseHead, Usage
+from pagemill.serve.http.state import services
 from pagemill.serve.http.token_details import PART_VALUES, num_values
 from pagemill.serve.preparation import Pacer
 from pagemill.serve.processing.input_processor import PreparedRequest
 from pagemill.serve.processing.request_stream import Sink
+from pagemill.transport.shm_load import Load
 
 MAX_CANDIDATES_ON_LOOP = 64
 """Of one token; what is said of one with more is written on a thread."""
@@ -75,13 +85,23 @@ class Generation:
         self._has_wide_tokens = _has_wide_tokens(params)
         self._pushes = not self._has_wide_tokens and not _scores_prompt(params)
         """Whether outputs may be written where they come up, because each of them is small."""
+        self._limits = ClientLimits()
+        self._key: Hashable = None
+        self._running: Running | None = None
+        self._waiting: set[int] = set()
+        """Prompts that have no output yet, where that is counted."""
         self._scored_prompts: set[int] = set()
         """Prompts whose log-probabilities were written, if there were any."""
         self._prompt_index = {request_id: index for index, request_id in enumerate(ids)}
 
+    def limit(self, limits: ClientLimits, key: Hashable) -> None:
+        """Count it for the client that has this key."""
+        self._limits = limits
+        self._key = key
+
     async def stream(self, sink: EventSink[RequestOutput]) -> AsyncGenerator[bytes, None]:
         """Events; those of outputs that the sink gets are written there. An error after the first one ends the stream
-        as the builder says; before, it is raised."""
+        as the builder says; before, it is raised, unless the response has begun without it."""
         sink.events_of = self._events
         started = False
         try:
@@ -90,7 +110,7 @@ class Generation:
                     started = True
                     yield events
         except Exception as error:
-            if not started:
+            if not started and not sink.begun:
                 raise
             yield self._builder.failure(api_error(error))
             return
@@ -122,7 +142,20 @@ class Generation:
             return self._builder.choice(index, completion, output)
         return await asyncio.to_thread(self._builder.choice, index, completion, output)
 
-    def _outputs(self, sink: Sink[RequestOutput] | None = None) -> AsyncGenerator[RequestOutput, None]:
+    async def _outputs(self, sink: Sink[RequestOutput] | None = None) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs, while their requests are counted for the client."""
+        tokens = [len(item.request.prompt_token_ids) for item in self._requests]
+        num_completions = sum(getattr(item.request.params, "n", 1) for item in self._requests)
+        with self._limits.running(self._key, Load(num_completions, sum(tokens))) as self._running:
+            self._waiting = set(range(len(tokens)))
+            try:
+                async with contextlib.aclosing(self._engine_outputs(sink)) as outputs:
+                    async for output in outputs:
+                        yield output
+            finally:
+                self._running.generated(self._builder.usage.num_completion_tokens)
+
+    def _engine_outputs(self, sink: Sink[RequestOutput] | None) -> AsyncGenerator[RequestOutput, None]:
         if self._beam is not None:
             return self._engine.beam_outputs(self._requests, list(self._prompt_index), self._beam)
         return self._engine.stream(self._requests, list(self._prompt_index), sink, limited=True)
@@ -171,6 +204,9 @@ class Generation:
         """The index of its prompt."""
         index = self._prompt_index[output.request_id]
         self._builder.usage.count(index, output)
+        if self._waiting and index in self._waiting and self._running is not None:
+            self._waiting.discard(index)
+            self._running.begun(len(self._requests[index].request.prompt_token_ids))
         return index
 
 
@@ -197,12 +233,16 @@ async def answer(
     generation: Generation,
     media_type: str = EVENT_STREAM,
     headers: Mapping[str, str] | None = None,
+    ping: bytes = COMMENT,
 ) -> Response:
     """The response to a checked body: a stream of events, or one JSON body unless the client is gone before.
-    `media_type`: of the stream. `headers`: in addition to those of the form."""
+    `media_type`: of the stream. `headers`: in addition to those of the form. `ping`: the event that says that a silent
+    stream is alive."""
+    generation.limit(services(request).limits, request.scope.get("api_key"))
     headers = form.headers() | dict(headers or {}) | generation.load_headers(request.headers.get(ASKS))
     if form.stream:
-        return EventStream(generation.stream, headers, media_type)
+        interval_s = services(request).keep_alive_s if media_type == EVENT_STREAM else 0.0
+        return EventStream(generation.stream, headers, media_type, KeepAlive(interval_s, ping))
     return await respond_unless_gone(request, _collected(generation, headers))
 
 

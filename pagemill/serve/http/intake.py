@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from pagemill.grammar.translate import TakesTimeError
 from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.http.client_limits import ClientLimits
 from pagemill.serve.http.connection import read_body, until_disconnect
 from pagemill.serve.http.preparer import NO_PARSERS, AnswerForm, Part, PreparedPrompt, Preparer, Tokens
 from pagemill.serve.http.preparer_pool import PreparerPool
@@ -43,8 +44,11 @@ class Intake:
         helpers: PreparerPool | None = None,
         salts: KeySalts | None = None,
         parsers: ParserSettings = NO_PARSERS,
+        limits: ClientLimits | None = None,
     ) -> None:
-        """`salts`: of the clients' keys; None: all share cached prefixes. `parsers`: those of the answers' messages."""
+        """`salts`: of the clients' keys; None: all share cached prefixes. `parsers`: those of the answers' messages.
+        `limits`: what each key may ask for."""
+        self._limits = limits or ClientLimits()
         self._engine = engine
         self._salts = salts
         self._preparer = Preparer(engine.preparation, model, parsers, hurried=helpers is not None)
@@ -53,15 +57,19 @@ class Intake:
 
     async def prepare(self, kind: str, request: Request) -> PreparedBody:
         """The requests of a body of this kind (see preparer.py). Raises what `parts` does."""
-        return self._gathered(await self.parts(kind, request), request)
+        body = self._gathered(await self.parts(kind, request), request)
+        num_tokens = sum(len(item.request.prompt_token_ids) for item in body.requests)
+        self._limits.use_tokens(request.scope.get("api_key"), num_tokens)
+        return body
 
     async def parts(self, kind: str, request: Request) -> list[Part]:
         """What becomes of a body of this kind. Load is checked before any work is done for it.
 
-        Raises RequestError, EngineOverloadedError, UnavailableError, EngineDeadError, GenerationFailedError,
-        ClientDisconnect.
+        Raises RateLimitedError, RequestError, EngineOverloadedError, UnavailableError, EngineDeadError,
+        GenerationFailedError, ClientDisconnect.
         """
         raw = await read_body(request)
+        self._limits.check(request.scope.get("api_key"))
         self._engine.check_load()
         check_form_bytes(raw)
         if self._helpers is None:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.http.client_limits import ClientLimits
 from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.parsers.choose import MessageParsers
@@ -23,6 +24,10 @@ class Services:
     parsers: MessageParsers
     shared_metrics: SharedMetrics | None = None
     """Those of several servers together; None where this is the only one."""
+    limits: ClientLimits = field(default_factory=ClientLimits)
+    """What each key may ask for."""
+    keep_alive_s: float = 0.0
+    """After how much silence a stream says that it is alive; 0: never."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Settings, for the operator."""
 

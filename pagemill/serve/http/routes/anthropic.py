@@ -45,7 +45,8 @@ async def create_message(request: Request) -> Response:
     head = ResponseHead(f"msg_{request_id}", here.model.name, now())
     make_parser = functools.partial(here.parsers.make, form.message)
     deltas = MessageDeltas(head, Usage(prepared, here.engine.block_size), make_parser, request_id)
-    return await answer(request, form, Generation(here.engine, prepared, deltas), headers={REQUEST_ID: request_id})
+    generation = Generation(here.engine, prepared, deltas)
+    return await answer(request, form, generation, headers={REQUEST_ID: request_id}, ping=_event("ping", {}))
 
 
 @router.post(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from pagemill.serve.http.connection import respond_unless_gone
+from pagemill.serve.http.connection import LargeJson, respond_unless_gone
 from pagemill.serve.http.described import describes
 from pagemill.serve.http.errors import GenerationFailedError, NotHereError
 from pagemill.serve.http.preparer import EMBEDDINGS, AnswerForm
@@ -17,6 +17,7 @@ from pagemill.serve.http.responses import now, told_cached_tokens
 from pagemill.serve.http.schemas.answers import Embeddings, Pooling
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.state import Services, services
+from pagemill.serve.preparation import in_slices
 from pagemill.serve.processing.input_processor import PreparedRequest
 
 router = APIRouter()
@@ -83,15 +84,12 @@ async def _collected(
 ) -> Response:
     vectors, num_cached = await vectors_of(here, name, requests)
     num_tokens = sum(len(item.request.prompt_token_ids) for item in requests)
-    body = {
-        "id": name,
-        "object": "list",
-        "created": now(),
-        "model": here.model.name,
-        "data": [
-            {"object": names.kind, "index": number, names.field: _as_json(vectors[number], form.as_base64)}
-            for number in range(len(requests))
-        ],
+    rows = await in_slices(
+        _encode({"object": names.kind, "index": number, names.field: _as_json(vector, form.as_base64)})
+        for number, vector in enumerate(vectors)
+    )
+    head = {"id": name, "object": "list", "created": now(), "model": here.model.name}
+    tail = {
         "usage": {
             "prompt_tokens": num_tokens,
             "total_tokens": num_tokens,
@@ -99,7 +97,7 @@ async def _collected(
             "prompt_tokens_details": {"cached_tokens": num_cached},
         },
     }
-    return Response(_encode(body), headers=form.headers(), media_type="application/json")
+    return LargeJson(head, "data", rows, tail, form.headers())
 
 
 def _as_json(vector: npt.NDArray[np.float32], as_base64: bool) -> Any:

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
-from pagemill.serve.http.connection import respond_unless_gone
+from pagemill.serve.http.connection import LargeJson, respond_unless_gone
 from pagemill.serve.http.described import describes
 from pagemill.serve.http.errors import OLLAMA, ApiError, errors_as
 from pagemill.serve.http.generation import Generation, answer
@@ -208,14 +208,12 @@ async def _embedded(here: Services, name: str, requests: list[PreparedRequest], 
     began_at = time.monotonic_ns()
     vectors, _ = await vectors_of(here, name, requests)
     rows = await in_slices(_encode(vector.tolist()) for vector in vectors)
-    body = {
-        "model": here.model.name,
-        "embeddings": msgspec.Raw(b"[" + b",".join(rows) + b"]"),
+    tail = {
         "total_duration": time.monotonic_ns() - began_at,
         "load_duration": 0,
         "prompt_eval_count": sum(len(item.request.prompt_token_ids) for item in requests),
     }
-    return Response(_encode(body), headers=form.headers(), media_type="application/json")
+    return LargeJson({"model": here.model.name}, "embeddings", rows, tail, form.headers())
 
 
 def timestamp() -> str:

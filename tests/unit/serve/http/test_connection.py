@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from pagemill.errors import RequestError
-from pagemill.serve.http.connection import parse_body
+from pagemill.serve.http.connection import PART_BYTES, LargeJson, parse_body
 from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
@@ -34,6 +34,28 @@ REFUSED: list[tuple[type[BaseModel], dict[str, Any]]] = [
     (EmbeddingBody, {"input": [1, "a"]}),
     (EmbeddingBody, {"input": "a", "encoding_format": "nothing"}),
 ]
+
+
+@pytest.mark.parametrize("tail", [{}, {"usage": {"total_tokens": 5}}])
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 1000])
+async def test_a_large_object_is_sent_in_parts(num_rows: int, tail: dict[str, Any]) -> None:
+    """Nobody else's turn waits for all of it."""
+    row = json.dumps([0.5] * 500).encode()
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    answer = LargeJson({"id": "a"}, "data", [row] * num_rows, tail, {"x-more": "b"})
+    await answer({"type": "http"}, None, send)  # type: ignore[arg-type]
+    start, *parts = sent
+    body = b"".join(part["body"] for part in parts)
+    headers = dict(start["headers"])
+    assert (headers[b"content-length"], headers[b"x-more"]) == (b"%d" % len(body), b"b")
+    assert json.loads(body) == {"id": "a", "data": [json.loads(row)] * num_rows, **tail}
+    assert max(len(part["body"]) for part in parts) < PART_BYTES + 2 * len(row)
+    assert (len(parts) > 2) is (num_rows == 1000)
+    assert not parts[-1]["more_body"]
 
 
 @pytest.fixture
