@@ -101,6 +101,8 @@ class AsyncLLM(EngineCalls):
             (*facts.eos_token_ids, *tokenizer.eos_token_ids),
             client.ready.forms.backend,
         )
+        self.load_limits = limits
+        """How much may run and wait in all front ends of the engine."""
         self._gate = LoadGate(limits, self._outputs, self.metrics)
         self._texts = TokenTexts(tokenizer)
         self._step_tokens = scheduler.max_num_batched_tokens
@@ -342,11 +344,6 @@ class AsyncLLM(EngineCalls):
     def num_in_flight(self) -> int:
         """Completions that run or wait."""
         return self._outputs.num_in_flight
-
-    @property
-    def load_limits(self) -> LoadLimits:
-        """How much may run and wait in all front ends of the engine."""
-        return self._gate.limits
 
     def load(self) -> Load:
         """What runs and waits in all front ends of the engine, as far as this process can see."""

@@ -92,7 +92,7 @@ class LoadGate:
     def __init__(self, limits: LoadLimits, outputs: OutputProcessor, metrics: ServingMetrics) -> None:
         self.draining = False
         """Whether no new request is taken any more."""
-        self.limits = limits
+        self._limits = limits
         self._outputs = outputs
         self._metrics = metrics
         self._table: LoadTable = OwnLoad()
@@ -118,7 +118,7 @@ class LoadGate:
         if self.draining:
             raise UnavailableError("the server is shutting down and takes no new requests")
         total = self._table.total()
-        limits = self.limits
+        limits = self._limits
         most = limits.num_requests
         if most is not None and more.num_requests > most:
             raise RequestError(

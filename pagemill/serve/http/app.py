@@ -78,27 +78,18 @@ def build_app(
     app.router.default = SlashRedirect(app.router.routes)
     model = ServedModel.of(ModelNames.of(config, engine.facts.name), now())
     parsers = ParserSettings.of(config).for_model(engine.tokenizer)
-    limits = ClientLimits(
-        config.rate_limit_requests,
-        config.rate_limit_tokens,
-        len(access_of(config).api_keys),
-        engine.load_limits,
-        engine.load,
-    )
+    limits = _limits(config, engine)
     intake = Intake(engine, model, helpers, _salts(config, secret), parsers, limits)
     message_parsers = MessageParsers(parsers, engine.tokenizer)
     app.state.needs_key = bool(access_of(config).api_keys)
-    app.state.services = Services(
-        engine,
-        model,
-        intake,
-        message_parsers,
-        metrics,
-        limits,
-        config.sse_keep_alive_interval,
-        info or {},
-    )
+    silence_s = config.sse_keep_alive_interval
+    app.state.services = Services(engine, model, intake, message_parsers, metrics, limits, silence_s, info or {})
     return app
+
+
+def _limits(config: ServerConfig, engine: AsyncLLM) -> ClientLimits:
+    num_keys = len(access_of(config).api_keys)
+    return ClientLimits(config.rate_limit_requests, config.rate_limit_tokens, num_keys, engine.load_limits, engine.load)
 
 
 def _salts(config: ServerConfig, secret: str) -> KeySalts | None:
