@@ -14,6 +14,7 @@ from pagemill.grammar.json_schema import supported
 from pagemill.grammar.json_values import Budget, OverBudgetError
 from pagemill.messages.structured_outputs import MAX_SPEC_BYTES, FreeStart, StructuredOutputsParams, spec_bytes
 from pagemill.utils.sized_cache import SizedCache
+from pagemill.utils.text import shown
 
 MAX_CACHE_BYTES: Final = 16 << 20
 _MAX_JSON_DEPTH: Final = 100
@@ -43,7 +44,7 @@ def translated(
     except ValueError as error:
         if budget is not None and isinstance(error, OverBudgetError):
             raise TakesTimeError from None
-        raise RequestError(f"{kind} is not supported: {error}", kind) from None
+        raise RequestError(f"{kind}={shown(getattr(params, kind))} is not supported: {error}", kind) from None
     except RecursionError:
         raise RequestError(f"{kind} is nested too deeply", kind) from None
 

@@ -127,6 +127,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
     """The grammar, as the backend of the engine reads it."""
     free: FreeTokens | None = None
     """What may come before the grammar holds; None: it holds from the first token of the output on."""
+    field: str = "structured_outputs"
+    """What the client calls the form, for errors."""
 
 
 def _check_kind(params: StructuredOutputsParams, kind: str) -> None:

@@ -58,6 +58,42 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     *TOGETHER,
 ]
 """(the field at fault, what is sent)."""
+BAD_SCHEMA = {"type": "string", "not": {"pattern": "x"}}
+FORM = {"structured_outputs": {"choice": ["a"]}}
+OF_THE_API: list[tuple[str, dict[str, Any]]] = [
+    *(("prompt_logprobs", {"prompt_logprobs": count}) for count in (-2, 21, 10**9, 1.5, NAN)),
+    *(("logprob_token_ids", {"logprob_token_ids": ids}) for ids in ([-1], [VOCAB_SIZE], [2**40], [1.5], [1] * 5000, 5)),
+    *(("priority", {"priority": number}) for number in (1, 2**31, 10**4000, 1.5, NAN, "1")),
+    *(("cache_salt", {"cache_salt": salt}) for salt in ("", "a/b", "x" * 129, 5)),
+    *(("length_penalty", {"length_penalty": number}) for number in (2, NAN, INF, "1")),
+    ("response_format", {"response_format": {"type": "xml"}}),
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}),
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"schema": BAD_SCHEMA}}}),
+    ("response_format", {"response_format": {"type": "structural_tag", "format": {"type": "unknown"}}}),
+    ("guided_json", {"guided_json": BAD_SCHEMA}),
+    ("guided_json", {"guided_json": "{"}),
+    ("guided_json", {"guided_json": {"enum": ["x" * 1_000_000]}}),
+    ("guided_regex", {"guided_regex": "(a{1,300}){300}"}),
+    ("guided_regex", {"guided_regex": "("}),
+    ("guided_choice", {"guided_choice": []}),
+    ("guided_choice", {"guided_choice": ["a"] * 5000}),
+    ("guided_grammar", {"guided_grammar": "start: nowhere"}),
+    ("guided_grammar", {"guided_grammar": "start: start"}),
+    ("guided_whitespace_pattern", {"guided_json": {}, "guided_whitespace_pattern": "x" * 1000}),
+    ("guided_whitespace_pattern", {"guided_choice": ["a"], "guided_whitespace_pattern": "x"}),
+    ("structured_outputs", {"structured_outputs": {}}),
+    ("structured_outputs", {"structured_outputs": {"choice": 5}}),
+    ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
+    ("structured_outputs", {"structured_outputs": {"regex": "a", "free_until": [-1]}}),
+    ("structured_outputs", {"structured_outputs": {"json": {"minimum": NAN, "type": "integer"}}}),
+    ("structured_outputs", {"structured_outputs": {"grammar": "start: nowhere"}}),
+    ("structured_outputs", {"response_format": {"type": "json_object"}, **FORM}),
+    ("guided_regex", {"guided_json": {}, "guided_regex": "a"}),
+    ("ignore_eos", {"ignore_eos": True, **FORM}),
+    ("allowed_token_ids", {"allowed_token_ids": [5], **FORM}),
+    ("use_beam_search", {"use_beam_search": True, **FORM}),
+]
+"""The same, of the HTTP API alone."""
 NEUTRAL = {"max_tokens": 8}
 
 
@@ -84,7 +120,7 @@ def test_over_http(checkpoint):
                 ("/v1/completions", {"prompt": "ab"}),
                 ("/v1/chat/completions", {"messages": [{"role": "user", "content": "ab"}]}),
             ):
-                for field, sent in BAD:
+                for field, sent in BAD + OF_THE_API:
                     began = time.monotonic()
                     raw = json.dumps({**prompt, **NEUTRAL, **sent})
                     answer = client.post(path, content=raw, headers={"content-type": "application/json"})

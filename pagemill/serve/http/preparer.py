@@ -21,6 +21,8 @@ from pagemill.serve.http.schemas.anthropic import CountTokensBody, MessagesBody
 from pagemill.serve.http.schemas.chat import ChatBody, naming_top_logprobs
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
+from pagemill.serve.http.schemas.forms import naming_form
+from pagemill.serve.http.schemas.generation import GenerationBody
 from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
 from pagemill.serve.http.schemas.responses import ResponseForm, ResponsesBody
 from pagemill.serve.http.schemas.scores import RerankBody, ScoreBody
@@ -187,7 +189,10 @@ class Preparer:
             if given.is_empty:
                 yield AnswerForm(stream=given.streams, ignored_fields=given.ignored_fields)
                 return
-            match given.translated():
+            body = given.translated()
+            if isinstance(body, GenerationBody):
+                body.call_fields(given.names)
+            match body:
                 case ChatBody() as chat:
                     yield from self._chat_parts(chat, of_another_api=True)
                 case CompletionBody() as completion:
@@ -210,7 +215,9 @@ class Preparer:
     def _response(self, raw: bytes) -> Iterator[Part]:
         given = parse_body(raw, ResponsesBody)
         with given.naming():
-            for part in self._chat_parts(given.translated(), of_another_api=True):
+            body = given.translated()
+            body.call_fields(given.names)
+            for part in self._chat_parts(body, of_another_api=True):
                 if isinstance(part, AnswerForm):
                     if part.tokens is not None and part.message is not None:
                         raise RequestError(
@@ -250,8 +257,9 @@ class Preparer:
             clamp_max_tokens=of_another_api,
             hurried=self._hurried,
             reasoning=reasoning,
+            form_field=body.form_field or "",
         )
-        with naming_top_logprobs():
+        with naming_top_logprobs(), naming_form(body.form_field):
             prepared = self._prepared(prompt, params, options)
             _AnswerSize().add(prepared.request)
         yield msgspec.structs.replace(prepared, echo=body.echoed)
@@ -286,11 +294,13 @@ class Preparer:
             add_special_tokens=body.add_special_tokens is not False,
             clamp_max_tokens=body.max_tokens is None or of_another_api,
             hurried=self._hurried,
+            form_field=body.form_field or "",
         )
         size = _AnswerSize()
         for prompt in body.prompt:
-            prepared = self._prepared(prompt, params, options, bool(body.echo))
-            size.add(prepared.request)
+            with naming_form(body.form_field):
+                prepared = self._prepared(prompt, params, options, bool(body.echo))
+                size.add(prepared.request)
             yield prepared
 
     def _embeddings(self, raw: bytes) -> Iterator[Part]:

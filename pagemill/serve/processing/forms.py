@@ -10,8 +10,6 @@ from pagemill.grammar.vocabulary import TokenTable, token_table
 from pagemill.messages.structured_outputs import GrammarSpec
 from pagemill.tokenizers.interface import Tokenizer
 
-FIELD = "structured_outputs"
-
 
 class FormChecks:
     """The checks of one front end. The process that tries grammars starts with the first one."""
@@ -27,17 +25,17 @@ class FormChecks:
     async def check(self, specs: Iterable[GrammarSpec | None]) -> None:
         """Raises RequestError for a grammar that cannot be followed, EngineOverloadedError when too many are being
         looked at. Grammars that were looked at before cost nothing."""
-        sources = dict.fromkeys(spec.source for spec in specs if spec is not None)
+        sources = {spec.source: spec.field for spec in specs if spec is not None}
         if not sources:
             return
         if self._checker is None:
             self._checker = GrammarChecker(self._table, backend=self._backend)
-        for source in sources:
+        for source, field in sources.items():
             problem = self._checker.known(source)
             if problem is None:
                 problem = await asyncio.wrap_future(self._checker.submit(source))
             if problem:
-                raise RequestError(f"{FIELD} is not supported: {problem}", FIELD)
+                raise RequestError(f"{field} is not supported: {problem}", field)
 
     def close(self) -> None:
         """End the process that checks grammars, if there is one."""

@@ -54,6 +54,8 @@ class RequestOptions:
     """Whether a form that takes more than some milliseconds to translate is left to others: TakesTimeError."""
     reasoning: FreeStart | None = None
     """What a form leaves free before it, unless it says so itself; None: nothing."""
+    form_field: str = "structured_outputs"
+    """What the client calls the form, for errors that are found later."""
 
 
 class PreparedRequest(NamedTuple):
@@ -241,7 +243,7 @@ class InputProcessor:
         start, tokens = free_before(form, options.reasoning, self._tokenizer)
         form = msgspec.structs.replace(form, free_until=None)
         source = self._translations.of(form, HURRIED_STEPS if options.hurried else None, start)
-        return GrammarSpec(source, tokens)
+        return GrammarSpec(source, tokens, options.form_field)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """What must not be generated, as tokens: a word is other tokens after a blank than without."""

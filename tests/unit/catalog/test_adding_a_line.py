@@ -84,7 +84,7 @@ def test_a_grammar_backend_is_a_class_and_a_line():
     queue = GrammarQueue(ByteTokens, len(TABLE.tokens), (), "toy")
     try:
         source = translated(StructuredOutputsParams(choice=["a", "b"]), "toy")
-        with pytest.raises(RequestError, match="regex is not supported: regex is too much to ask"):
+        with pytest.raises(RequestError, match="regex='a' is not supported: regex is too much to ask"):
             translated(StructuredOutputsParams(regex="a"), "toy")
         assert problem(GRAMMARS.resolve("toy")(TABLE), TABLE, source) == "a or b: nobody knows"
         request = EngineCoreRequest(

@@ -4,13 +4,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from pagemill.errors import RequestError
 from pagemill.messages.beam_search import BeamSearchParams
 from pagemill.messages.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from pagemill.serve.http.schemas.base import PromptBody
-from pagemill.serve.http.schemas.forms import FORM_FIELDS, form_of
+from pagemill.serve.http.schemas.forms import FORM_FIELDS, form_of, naming_form
 from pagemill.serve.http.schemas.shapes import Texts
 from pagemill.serve.http.schemas.support import GENERATION_HINTS, GENERATION_REFUSED, Refused
 from pagemill.serve.http.token_details import TokenDetails
@@ -52,6 +52,8 @@ class GenerationBody(PromptBody):
 
     refused: ClassVar[Mapping[str, Refused]] = GENERATION_REFUSED
     hints: ClassVar[Mapping[str, str]] = GENERATION_HINTS
+
+    _called: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     max_tokens: int | None = None
     n: int | None = None
@@ -161,6 +163,16 @@ class GenerationBody(PromptBody):
         """Whether a stream ends with its token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def form_field(self) -> str | None:
+        """The field that says which form the output must have, as the client calls it; None: it need have none."""
+        given = [name for name in FORM_FIELDS if getattr(self, name) not in (None, {"type": "text"})]
+        return self._called.get(given[0], given[0]) if given else None
+
+    def call_fields(self, names: Mapping[str, str]) -> None:
+        """What clients call fields of this body, where that is another name: for errors about forms."""
+        self._called = names
+
     def token_details(self, params: SamplingParams) -> TokenDetails:
         """What the answer says of its tokens; `params`: what was made of the body."""
         return TokenDetails(
@@ -219,7 +231,8 @@ class GenerationBody(PromptBody):
         if form is not None:
             given["structured_outputs"] = form
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
-        params = defaults.replace(**given, max_tokens=max_tokens, output_kind=kind)
+        with naming_form(self.form_field):
+            params = defaults.replace(**given, max_tokens=max_tokens, output_kind=kind)
         if most_tokens is None or (params.max_tokens is not None and params.max_tokens <= most_tokens):
             return params
         if params.min_tokens > most_tokens:

@@ -282,4 +282,4 @@ async def test_a_large_form_goes_with_few_completions(connect: Connect) -> None:
     assert len(json.dumps(form)) * 64 < MAX_FORM_BYTES < len(json.dumps(form)) * 64 * 3
     answer = await client.post(TEXT, json=body | {"prompt": ["ab"] * 3})
     assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == "structured_outputs"
+    assert answer.json()["error"]["param"] == "guided_json"

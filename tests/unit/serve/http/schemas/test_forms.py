@@ -4,7 +4,7 @@ import pytest
 
 from pagemill.errors import RequestError
 from pagemill.serve.http.schemas import forms
-from pagemill.serve.http.schemas.forms import FORM_FIELDS, check_form_bytes, form_of
+from pagemill.serve.http.schemas.forms import FORM_FIELDS, check_form_bytes, form_of, naming_form
 
 SCHEMA = {"type": "object"}
 
@@ -64,6 +64,43 @@ def test_what_makes_no_sense_is_refused_by_name(fields, field):
     with pytest.raises(RequestError) as caught:
         form_of(fields)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"guided_choice": []}, r"guided_choice=\[\] is not allowed: a list of 1 to 4096 texts"),
+        ({"structured_outputs": {"choice": 5}}, "structured_outputs.choice=5 is not allowed: a list"),
+        ({"structured_outputs": {"regex": "a", "free_until": ""}}, "structured_outputs.free_until='' is not allowed"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}}, "response_format.json_schema="),
+        ({"guided_json": {}, "guided_regex": "a"}, r"guided_json=\{\} and guided_regex='a' contradict each other"),
+    ],
+)
+def test_errors_say_what_the_client_sent(fields, message):
+    with pytest.raises(RequestError, match=f"^{message}"):
+        form_of(fields)
+
+
+def test_the_pattern_of_gaps_is_named():
+    with pytest.raises(RequestError, match=r"^guided_whitespace_pattern=5 is not allowed") as caught:
+        form_of({"guided_json": {}}, 5)
+    assert caught.value.field == "guided_whitespace_pattern"
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "named"),
+    [
+        (RequestError("json={} is not supported: x", "json"), "format={} is not supported: x", "format"),
+        (RequestError("structured_outputs is too large", "structured_outputs"), "format is too large", "format"),
+        (RequestError("ignore_eos goes not with structured_outputs", "ignore_eos"), "ignore_eos goes not with format",
+         "ignore_eos"),
+        (RequestError("top_p=9", "top_p"), "top_p=9", "top_p"),
+    ],
+)  # fmt: skip
+def test_errors_that_are_found_later_are_named_too(error, message, named):
+    with pytest.raises(RequestError) as caught, naming_form("format"):
+        raise error
+    assert (str(caught.value), caught.value.field) == (message, named)
 
 
 @pytest.mark.parametrize("field", FORM_FIELDS)
