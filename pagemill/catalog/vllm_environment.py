@@ -50,7 +50,7 @@ _IDLE: Final[tuple[tuple[str, str], ...]] = (
 _REFUSED: Final[tuple[tuple[str, str], ...]] = (
     ("adapters are not loaded yet",
      "ALLOW_RUNTIME_LORA_UPDATING LORA_RESOLVER_CACHE_DIR LORA_RESOLVER_HF_REPO_LIST"),
-    ("nothing is stored", "ENABLE_RESPONSES_API_STORE"),
+    ("use --response-store-bytes, which says how much is stored", "ENABLE_RESPONSES_API_STORE"),
     ("outputs that do not depend on the batch are not promised", "BATCH_INVARIANT"),
     ("32-bit floats are computed as they are", "FLOAT32_MATMUL_PRECISION"),
     ("limits of requests are fixed: docs/http-api.md",

@@ -74,6 +74,15 @@ class ServerConfig:
     sse_keep_alive_interval: float = setting(
         15.0, "seconds of silence after which a stream of events says that it is alive, by a comment; 0: never", low=0
     )
+    response_store_bytes: int = setting(
+        0,
+        "bytes of memory for responses and conversations that clients have stored, split evenly among the API keys; "
+        "the oldest make room; 0: nothing is stored",
+        low=0,
+    )
+    response_store_ttl: float = setting(
+        3600.0, "seconds that a response or a conversation stays stored after it was written", low=1
+    )
     disable_fastapi_docs: bool = setting(False, "no /openapi.json and no /docs")
     limit_concurrency: int | None = setting(
         None,

@@ -56,6 +56,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     secret = _shared_secret(plan)
     if not plan.headless:
         server = _with_keys(server)
+        _check_store(server, fleet)
         ParserSettings.of(server)  # raises for settings of parsers that cannot work, before an engine is started
     raise_limit()
     config = build_config(args, plan)
@@ -82,6 +83,15 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
         serve_here(spec, server, fleet, engines, sock)
         _ignore_signals()
     return 1 if engines.lost else 0
+
+
+def _check_store(server: ServerConfig, fleet: FleetConfig) -> None:
+    """Raises ConfigError where what one API server stores would be asked of another."""
+    if server.response_store_bytes and fleet.num_api_servers > 1:
+        raise ConfigError(
+            f"response_store_bytes={server.response_store_bytes} needs one API server, and there are "
+            f"{fleet.num_api_servers}: what one stores in its memory, the others do not find; add --api-server-count 1"
+        )
 
 
 def _with_keys(server: ServerConfig) -> ServerConfig:

@@ -20,6 +20,7 @@ from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.auth import AuthMiddleware
 from pagemill.serve.http.client_limits import ClientLimits
+from pagemill.serve.http.client_store import ClientStore
 from pagemill.serve.http.errors import ErrorMiddleware, answer_http_exception
 from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddleware
@@ -52,10 +53,14 @@ def build_app(
     Raises ConfigError for settings of access or of parsers that cannot work.
     """
 
+    kept = _store(config)
+
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with contextlib.nullcontext() if metrics is None else metrics.running():
             yield
+        if kept is not None:
+            await kept.close()
         if helpers is not None:
             await helpers.close()
         await engine.shutdown()
@@ -83,13 +88,21 @@ def build_app(
     message_parsers = MessageParsers(parsers, engine.tokenizer)
     app.state.needs_key = bool(access_of(config).api_keys)
     silence_s = config.sse_keep_alive_interval
-    app.state.services = Services(engine, model, intake, message_parsers, metrics, limits, silence_s, info or {})
+    app.state.services = Services(engine, model, intake, message_parsers, metrics, limits, silence_s, kept, info or {})
     return app
 
 
 def _limits(config: ServerConfig, engine: AsyncLLM) -> ClientLimits:
     num_keys = len(access_of(config).api_keys)
     return ClientLimits(config.rate_limit_requests, config.rate_limit_tokens, num_keys, engine.load_limits, engine.load)
+
+
+def _store(config: ServerConfig) -> ClientStore | None:
+    """None: nothing is stored."""
+    if not config.response_store_bytes:
+        return None
+    num_owners = max(len(access_of(config).api_keys), 1)
+    return ClientStore(config.response_store_bytes // num_owners, config.response_store_ttl)
 
 
 def _salts(config: ServerConfig, secret: str) -> KeySalts | None:

@@ -62,7 +62,15 @@ class BusyError(PagemillError):
 
 
 class NotHereError(PagemillError):
-    """A route of another server that does nothing here, with the reason."""
+    """A route that does nothing here, with the reason."""
+
+    code = "not_supported"
+
+
+class NotKeptError(NotHereError):
+    """Nothing is stored under the id that a request names: not by this client, or not any more."""
+
+    code = "not_found"
 
 
 class UnauthorizedError(PagemillError):
@@ -152,7 +160,7 @@ def _fault_of_client(error: Exception) -> ApiError | None:
         case BusyError():
             return ApiError(409, str(error), "invalid_request_error", None, "busy")
         case NotHereError():
-            return ApiError(404, str(error), "invalid_request_error", None, "not_supported")
+            return ApiError(404, str(error), "invalid_request_error", None, error.code)
         case UnauthorizedError():
             headers = {"WWW-Authenticate": "Bearer"}
             return ApiError(401, str(error), "authentication_error", None, "invalid_api_key", headers)

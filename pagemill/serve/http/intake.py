@@ -68,7 +68,14 @@ class Intake:
         Raises RateLimitedError, RequestError, EngineOverloadedError, UnavailableError, EngineDeadError,
         GenerationFailedError, ClientDisconnect.
         """
-        raw = await read_body(request)
+        return await self.parts_of(kind, await read_body(request), request)
+
+    async def prepare_read(self, kind: str, raw: bytes, request: Request) -> PreparedBody:
+        """`prepare`, of a body that was read."""
+        return self._gathered(await self.parts_of(kind, raw, request), request)
+
+    async def parts_of(self, kind: str, raw: bytes, request: Request) -> list[Part]:
+        """`parts`, of a body that was read."""
         self._limits.check(request.scope.get("api_key"))
         self._engine.check_load()
         check_form_bytes(raw)

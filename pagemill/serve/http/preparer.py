@@ -4,7 +4,7 @@ at once."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -24,7 +24,7 @@ from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.schemas.forms import naming_form
 from pagemill.serve.http.schemas.generation import GenerationBody
 from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
-from pagemill.serve.http.schemas.responses import ResponseForm, ResponsesBody
+from pagemill.serve.http.schemas.responses import Continued, ResponseForm, ResponsesBody
 from pagemill.serve.http.schemas.scores import RerankBody, ScoreBody
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
 from pagemill.serve.http.schemas.tokenize import DetokenizeBody, TokenizeBody
@@ -47,6 +47,7 @@ RERANK = "rerank"
 MESSAGES = "messages"
 COUNT_TOKENS = "count_tokens"
 RESPONSES = "responses"
+CONTINUED_RESPONSES = "continued responses"
 OLLAMA_CHAT = "ollama chat"
 OLLAMA_GENERATE = "ollama generate"
 OLLAMA_EMBED = "ollama embed"
@@ -172,6 +173,7 @@ class Preparer:
             DETOKENIZE: self._detokenize,
             COUNT_TOKENS: self._count_tokens,
             RESPONSES: self._response,
+            CONTINUED_RESPONSES: self._continued_response,
             SCORE: functools.partial(self._scores, ScoreBody),
             RERANK: functools.partial(self._scores, RerankBody),
             **{name: functools.partial(self._translated, body) for name, body in TRANSLATIONS.items()},
@@ -214,6 +216,16 @@ class Preparer:
 
     def _response(self, raw: bytes) -> Iterator[Part]:
         given = parse_body(raw, ResponsesBody)
+        given.check_alone()
+        return self._response_parts(given)
+
+    def _continued_response(self, raw: bytes) -> Iterator[Part]:
+        continued = msgspec.json.decode(raw, type=Continued)
+        given = parse_body(bytes(continued.body), ResponsesBody)
+        given.follow(msgspec.json.decode(continued.before, type=list[dict[str, Any]]))
+        return self._response_parts(given)
+
+    def _response_parts(self, given: ResponsesBody) -> Iterator[Part]:
         with given.naming():
             body = given.translated()
             body.call_fields(given.names)

@@ -19,6 +19,8 @@ INCOMPLETE: Final = "incomplete"
 IN_PROGRESS: Final = "in_progress"
 FAILED: Final = "failed"
 QUEUED: Final = "queued"
+CANCELLED: Final = "cancelled"
+"""Of an answer: ended by its client; there is no event of that name."""
 _encode = msgspec.json.encode
 _DELTA = (
     b'event: response.%b.delta\ndata: {"type":"response.%b.delta","sequence_number":%d,"item_id":"%b",'
@@ -63,15 +65,15 @@ class ResponseDeltas:
         make_parser: MakeParser,
         fields: Mapping[str, Any],
         tokens: TokenDetails | None = None,
-        keep: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`fields`: what the answer repeats of the request. `tokens`: what is said of them. `keep` is given the JSON of
-        the answer once it is complete, or has failed."""
+        """`fields`: what the answer repeats of the request. `tokens`: what is said of them."""
         self.head = head
         self.usage = usage
         self._fields = fields
         self._tokens = tokens
-        self._keep = keep
+        self.keep: Callable[[dict[str, Any]], dict[str, Any]] = dict
+        """Is given the answer when it has ended, before anybody else is, on the event loop; what it returns is what
+        clients are told."""
         self._choice = MessageChoice(make_parser())
         self._output: list[dict[str, Any]] = []
         self._open: _Open | None = None
@@ -79,7 +81,7 @@ class ResponseDeltas:
         """Log-probabilities of tokens whose text is not complete."""
         self._sequence = -1
         self._whole: dict[str, Any] | None = None
-        """The answer, when it has ended."""
+        """The answer, when all of it is there."""
 
     def events(self, prompt_index: int, completion: CompletionOutput, output: RequestOutput) -> bytes:
         """The answer's beginning, once; what is new, item by item; how it ended."""
@@ -108,20 +110,29 @@ class ResponseDeltas:
         return self._event("response.created", response=answer) + self._event("response.in_progress", response=answer)
 
     def end(self) -> bytes:
-        """Nothing: the answer itself is the last event."""
-        return b""
+        """The event with the answer."""
+        if self._whole is None:
+            raise RuntimeError("the answer has not ended")
+        return self._last_event(self._whole)
 
     def failure(self, error: ApiError) -> bytes:
         """An event with the answer as far as it came, and the error."""
+        events = b"" if self._sequence >= 0 else self.begin()
         if self._open is not None:
             self._output.append(self._closed(self._open, INCOMPLETE))
             self._open = None
         problem = {"code": "server_error", "message": error.message}
-        return self._ended(self.answer(FAILED) | {"error": problem, "output": self._output})
+        return events + self._last_event(self.answer(FAILED) | {"error": problem, "output": self._output})
+
+    def cancelled(self) -> bytes:
+        """An event with the answer, which nobody wants any more."""
+        return self._last_event(self.answer(CANCELLED))
 
     def body(self, choices: list[dict[str, Any]]) -> bytes:
         """The answer."""
-        return _encode(self._whole)
+        if self._whole is None:
+            raise RuntimeError("the answer has not ended")
+        return _encode(self.keep(self._whole))
 
     def answer(self, status: str) -> dict[str, Any]:
         """The answer as it is before it has any output."""
@@ -140,6 +151,7 @@ class ResponseDeltas:
         }
 
     def _finish(self, completion: CompletionOutput) -> bytes:
+        """The end of the open item. The answer is there then."""
         events = b""
         cut = completion.finish_reason in ("length", "abort")
         if self._open is not None:
@@ -148,19 +160,18 @@ class ResponseDeltas:
             events += self._close(INCOMPLETE if cut else COMPLETED)
         done: dict[str, Any] = {"output": self._output, "usage": self._usage()}
         if completion.finish_reason == "length":
-            return events + self._ended(
-                self.answer(INCOMPLETE) | done | {"incomplete_details": {"reason": "max_output_tokens"}}
-            )
-        if completion.finish_reason == "abort":
+            self._whole = self.answer(INCOMPLETE) | done | {"incomplete_details": {"reason": "max_output_tokens"}}
+        elif completion.finish_reason == "abort":
             problem = {"code": "server_error", "message": "the request was aborted"}
-            return events + self._ended(self.answer(FAILED) | done | {"error": problem})
-        return events + self._ended(self.answer(COMPLETED) | done | {"completed_at": now()})
+            self._whole = self.answer(FAILED) | done | {"error": problem}
+        else:
+            self._whole = self.answer(COMPLETED) | done | {"completed_at": now()}
+        return events
 
-    def _ended(self, answer: dict[str, Any]) -> bytes:
-        self._whole = answer
-        if self._keep is not None:
-            self._keep(_encode(answer))
-        return self._event(f"response.{answer['status']}", response=answer)
+    def _last_event(self, answer: dict[str, Any]) -> bytes:
+        answer = self.keep(answer)
+        status = answer["status"]
+        return self._event(f"response.{INCOMPLETE if status == CANCELLED else status}", response=answer)
 
     def _usage(self) -> dict[str, Any]:
         """How many tokens are reasoning is an estimate, by its share of the characters: tokens have no borders where

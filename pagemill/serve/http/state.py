@@ -9,6 +9,7 @@ from starlette.requests import Request
 from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.client_limits import ClientLimits
+from pagemill.serve.http.client_store import ClientStore
 from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.parsers.choose import MessageParsers
@@ -28,6 +29,8 @@ class Services:
     """What each key may ask for."""
     keep_alive_s: float = 0.0
     """After how much silence a stream says that it is alive; 0: never."""
+    kept: ClientStore | None = None
+    """What clients have had stored; None: nothing is."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Settings, for the operator."""
 

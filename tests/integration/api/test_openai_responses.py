@@ -1,6 +1,7 @@
 """The `openai` package against /v1/responses: whole, streamed, tools, reasoning, structured answers, errors."""
 
 import json
+import time
 from collections.abc import Iterator
 
 import openai
@@ -28,7 +29,7 @@ class Place(BaseModel):
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with running_server(FakeCore(say(SAID, EOS), max_model_len=4096), **SERVER) as url:
+    with running_server(FakeCore(say(SAID, EOS), max_model_len=4096), response_store_bytes=1 << 22, **SERVER) as url:
         yield f"{url}/v1"
 
 
@@ -94,6 +95,39 @@ def test_a_conversation_goes_on_with_what_came_back(client):
     result = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "done"}
     again = client.responses.create(**ASK | {"input": [{"role": "user", "content": "hi"}, *first.output, result]})
     assert again.output_text
+
+
+def test_stored_answers(client):
+    first = client.responses.create(**ASK)
+    assert client.responses.retrieve(first.id) == first
+    items = client.responses.input_items.list(first.id, limit=1)
+    assert [item.content[0].text for item in items] == ["hi"]
+    result = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "done"}
+    second = client.responses.create(**ASK | {"input": [result]}, previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    assert len(list(client.responses.input_items.list(second.id, limit=2))) == 5
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
+def test_an_answer_in_the_background(client):
+    started = client.responses.create(**ASK, background=True)
+    deadline = time.monotonic() + 120
+    while (answer := client.responses.retrieve(started.id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert (answer.status, answer.output_text.strip()) == ("completed", "so")
+    assert client.responses.cancel(started.id) == answer
+
+
+def test_a_stream_in_the_background_is_followed(client):
+    found = list(client.responses.create(**ASK, background=True, stream=True))
+    name = found[0].response.id
+    again = list(client.responses.retrieve(name, stream=True, starting_after=3))
+    assert [event.sequence_number for event in again] == [event.sequence_number for event in found[4:]]
+    with client.responses.stream(response_id=name, starting_after=3) as stream:
+        assert stream.get_final_response().output_text == found[-1].response.output_text
 
 
 def test_a_structured_answer():

@@ -1,24 +1,47 @@
-"""POST /v1/responses: OpenAI's Responses API."""
+"""/v1/responses: OpenAI's Responses API."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from pagemill.errors import RequestError
+from pagemill.serve.http.client_store import ClientStore
+from pagemill.serve.http.connection import EventStream, KeepAlive, read_body
 from pagemill.serve.http.described import describes
+from pagemill.serve.http.errors import NotHereError, NotKeptError
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.intake import PreparedBody
-from pagemill.serve.http.preparer import RESPONSES
-from pagemill.serve.http.response_deltas import ResponseDeltas
+from pagemill.serve.http.item_lists import Page, number_of
+from pagemill.serve.http.preparer import CONTINUED_RESPONSES, RESPONSES
+from pagemill.serve.http.response_deltas import FAILED, QUEUED, ResponseDeltas
 from pagemill.serve.http.responses import ResponseHead, Usage, now
-from pagemill.serve.http.schemas.answers import ResponseEvent, ResponseObject
+from pagemill.serve.http.schemas.answers import DeletedResponse, ItemList, ResponseEvent, ResponseObject
 from pagemill.serve.http.schemas.response_items import new_id
 from pagemill.serve.http.schemas.responses import ResponseForm, ResponsesBody
-from pagemill.serve.http.state import services
+from pagemill.serve.http.state import Services, services
+from pagemill.serve.http.stored_responses import NO_ROOM, StoredResponse, joined
 
 router = APIRouter()
+NO_STORE = "this server stores nothing: start it with --response-store-bytes"
+MAX_EVENTS = 2**31 - 1
+_TRUE = ("true", "1", "True")
+_encode = msgspec.json.encode
+
+
+class _Peek(msgspec.Struct):
+    """What must be known of a body before it is prepared."""
+
+    previous_response_id: str | None = None
+
+
+class _Started(NamedTuple):
+    """A body that passed every check, and what came before its items."""
+
+    body: PreparedBody
+    form: ResponseForm
+    before: bytes
 
 
 @router.post(
@@ -32,28 +55,175 @@ async def create_response(request: Request) -> Response:
     Raises RequestError, EngineOverloadedError, EngineDeadError.
     """
     here = services(request)
-    body = await here.intake.prepare(RESPONSES, request)
-    form = body.form
-    if form.response is None:
-        raise TypeError("a body of another kind")
-    _check_kept(form.response)
+    started = await _prepared(here, request)
+    store = _store_for(here, started.form)
     head = ResponseHead(new_id("resp"), here.model.name, now())
+    deltas = _deltas(here, started, head, is_stored=store is not None)
+    generation = Generation(here.engine, started.body.requests, deltas)
+    if store is None:
+        return await answer(request, started.body.form, generation)
+    streams = started.body.form.stream
+    stored = StoredResponse(
+        head.id,
+        joined(started.before, started.form.items),
+        _encode(deltas.answer(QUEUED)),
+        QUEUED,
+        with_events=started.form.background and streams,
+    )
+    owner = owner_of(request)
+    deltas.keep = functools.partial(_keep, store, owner, stored)
+    if not started.form.background:
+        return await answer(request, started.body.form, generation)
+    store.put_new(owner, stored)
+    generation.limit(here.limits, request.scope.get("api_key"))
+    stored.start(generation, deltas, functools.partial(_has_room, store, owner, stored))
+    headers = started.body.form.headers()
+    if streams:
+        return _followed(here, stored, 0, headers)
+    return _json(stored.answer, headers)
+
+
+@router.get(
+    "/v1/responses/{name}",
+    response_model=None,
+    openapi_extra=describes(ResponseObject, event=ResponseEvent, statuses=(404,)),
+)
+async def get_response(request: Request, name: str, stream: str = "false", starting_after: str = "") -> Response:
+    """A stored answer, as it is now, or its events from one on. Raises NotKeptError, RequestError."""
+    stored = store_of(request).get(owner_of(request), name, StoredResponse)
+    if stream not in _TRUE:
+        return _json(stored.answer)
+    if not stored.has_events:
+        raise RequestError(
+            "stream=true is for responses that were created with background=true and stream=true", "stream"
+        )
+    after = number_of(starting_after, "starting_after", 0, MAX_EVENTS) if starting_after else -1
+    return _followed(services(request), stored, after + 1)
+
+
+@router.delete(
+    "/v1/responses/{name}", response_model=None, openapi_extra=describes(DeletedResponse, statuses=(404, 415))
+)
+async def delete_response(request: Request, name: str) -> Response:
+    """Store an answer no more; one that is being generated is aborted. Raises NotKeptError."""
+    await store_of(request).remove(owner_of(request), name, StoredResponse)
+    return _json(_encode({"id": name, "object": "response", "deleted": True}))
+
+
+@router.post(
+    "/v1/responses/{name}/cancel", response_model=None, openapi_extra=describes(ResponseObject, statuses=(404, 415))
+)
+async def cancel_response(request: Request, name: str) -> Response:
+    """End the work for an answer that is generated in the background; the answer. Raises NotKeptError, RequestError."""
+    stored = store_of(request).get(owner_of(request), name, StoredResponse)
+    if not stored.is_background:
+        raise RequestError("only a response that was created with background=true can be cancelled", "response_id")
+    await stored.cancel()
+    return _json(stored.answer)
+
+
+@router.get("/v1/responses/{name}/input_items", response_model=None, openapi_extra=describes(ItemList, statuses=(404,)))
+async def list_input_items(
+    request: Request, name: str, limit: str = "20", order: str = "desc", after: str = ""
+) -> Response:
+    """What an answer was made of, a page of it. Raises NotKeptError, RequestError."""
+    stored = store_of(request).get(owner_of(request), name, StoredResponse)
+    return _json(_encode(Page.of(limit, order, after).cut(msgspec.json.decode(stored.items))))
+
+
+def owner_of(request: Request) -> bytes:
+    """Whose things a request may see: those of its key."""
+    key: bytes = request.scope.get("api_key", b"")
+    return key
+
+
+def store_of(request: Request) -> ClientStore:
+    """What clients have had stored. Raises NotHereError where nothing is."""
+    store = services(request).kept
+    if store is None:
+        raise NotHereError(NO_STORE)
+    return store
+
+
+async def _prepared(here: Services, request: Request) -> _Started:
+    """What came before is looked up first, because it is part of the prompt."""
+    raw = await read_body(request)
+    before = _before(here, request, raw) if here.kept is not None else b""
+    if before:
+        body = await here.intake.prepare_read(CONTINUED_RESPONSES, b'{"before":%b,"body":%b}' % (before, raw), request)
+    else:
+        body = await here.intake.prepare_read(RESPONSES, raw, request)
+    if body.form.response is None:
+        raise TypeError("a body of another kind")
+    return _Started(body, body.form.response, before or b"[]")
+
+
+def _before(here: Services, request: Request, raw: bytes) -> bytes:
+    """JSON of the items that a body follows; b"" where it follows none, or cannot be read. Raises RequestError."""
+    try:
+        peek = msgspec.json.decode(raw, type=_Peek)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return b""  # those who read it say what is wrong
+    if peek.previous_response_id is None:
+        return b""
+    try:
+        previous = store_of(request).get(owner_of(request), peek.previous_response_id, StoredResponse)
+    except NotKeptError as error:
+        raise RequestError(f"previous_response_id: {error}", "previous_response_id") from None
+    if previous.in_progress:
+        raise RequestError(
+            f"previous_response_id={previous.id!r} is the id of a response that has not ended", "previous_response_id"
+        )
+    return previous.context
+
+
+def _store_for(here: Services, form: ResponseForm) -> ClientStore | None:
+    """Where the answer is to be stored; None: it is not to be. Raises RequestError for what needs a store."""
+    if here.kept is None:
+        for name, asked in {"store": form.store, "background": form.background}.items():
+            if asked:
+                raise RequestError(f"{name}=true is not supported: {NO_STORE}", name)
+        return None
+    if form.background and form.store is False:
+        raise RequestError("background=true is not allowed with store=false: who would get the answer?", "background")
+    return None if form.store is False else here.kept
+
+
+def _deltas(here: Services, started: _Started, head: ResponseHead, *, is_stored: bool) -> ResponseDeltas:
+    form = started.body.form
+    params = started.body.requests[0].request.params
+    fields: dict[str, Any] = msgspec.json.decode(started.form.fields)
+    fields |= {name: getattr(params, name, None) for name in ("temperature", "top_p")}
+    fields |= {"store": is_stored, "background": started.form.background, "service_tier": "default"}
     make_parser = functools.partial(here.parsers.make, form.message)
-    usage = Usage(body.requests, here.engine.block_size)
-    deltas = ResponseDeltas(head, usage, make_parser, _fields(body, form.response), form.tokens)
-    return await answer(request, form, Generation(here.engine, body.requests, deltas))
+    usage = Usage(started.body.requests, here.engine.block_size)
+    return ResponseDeltas(head, usage, make_parser, fields, form.tokens)
 
 
-def _check_kept(form: ResponseForm) -> None:
-    """Raises RequestError where the answer is to be kept."""
-    for name, asked in {"store": form.store, "background": form.background}.items():
-        if asked:
-            raise RequestError(f"{name}=true is not supported by this server: nothing is stored", name)
+def _keep(store: ClientStore, owner: bytes, stored: StoredResponse, ended: dict[str, Any]) -> dict[str, Any]:
+    """Store an answer that has ended, and return what is told of it. One that is too large is not stored, or, where
+    that is the only way to get it, has failed."""
+    stored.set(_encode(ended), ended["status"])
+    if stored.is_closed or store.put(owner, stored):
+        return ended
+    if not stored.is_background:
+        return ended | {"store": False}
+    ended |= {"status": FAILED, "error": {"code": "server_error", "message": NO_ROOM}, "output": []}
+    stored.forget_events()
+    stored.set(_encode(ended), FAILED)
+    store.put(owner, stored)
+    return ended
 
 
-def _fields(body: PreparedBody, form: ResponseForm) -> dict[str, Any]:
-    """What the answer says of the request, and of how it is sampled."""
-    params = body.requests[0].request.params
-    sampled = {name: getattr(params, name, None) for name in ("temperature", "top_p")}
-    fields: dict[str, Any] = msgspec.json.decode(form.fields)
-    return fields | sampled | {"store": False, "background": False, "service_tier": "default"}
+def _has_room(store: ClientStore, owner: bytes, stored: StoredResponse) -> bool:
+    """Whether what a response has become can be stored."""
+    return stored.is_closed or store.put(owner, stored)
+
+
+def _followed(here: Services, stored: StoredResponse, first: int, headers: dict[str, str] | None = None) -> EventStream:
+    """The events of a response, from the `first` on."""
+    return EventStream(lambda sink: stored.follow(first), headers, keep_alive=KeepAlive(here.keep_alive_s))
+
+
+def _json(body: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, headers=headers, media_type="application/json")

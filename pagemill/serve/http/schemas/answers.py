@@ -143,6 +143,24 @@ class ResponseEvent(BaseModel):
     sequence_number: int
 
 
+class ItemList(BaseModel):
+    """A page of items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(BaseModel):
+    """What is stored no more."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
 class Embedding(BaseModel):
     """A vector: numbers, or the base64 of little-endian 32-bit floats."""
 

@@ -43,8 +43,16 @@ class ResponseForm(msgspec.Struct, frozen=True):
     items: bytes
     """JSON of the list of its own items."""
     store: bool | None = None
+    """Whether the answer is to be stored; None: nothing is said."""
     background: bool = False
-    conversation: str | None = None
+
+
+class Continued(msgspec.Struct, frozen=True):
+    """A body, and the items that come before its own."""
+
+    before: msgspec.Raw
+    """JSON of a list."""
+    body: msgspec.Raw
 
 
 class TextConfig(BaseModel):
@@ -96,6 +104,8 @@ class ResponsesBody(Translation):
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     background: bool | None = None
+    previous_response_id: str | None = None
+    """A stored answer, which this one follows with all that came before."""
     user: str | None = None
 
     add_special_tokens: Any = None
@@ -161,6 +171,15 @@ class ResponsesBody(Translation):
         """What came before the input."""
         self._before = items
 
+    def check_alone(self) -> None:
+        """Raises RequestError when it says that something came before, which nobody has looked up."""
+        if self.previous_response_id is not None:
+            raise RequestError(
+                "previous_response_id is not supported by this server, which stores nothing: send the whole "
+                "conversation as input, or start the server with --response-store-bytes",
+                "previous_response_id",
+            )
+
     def translated(self) -> ChatBody:
         """See `Translation`."""
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
@@ -184,7 +203,7 @@ class ResponsesBody(Translation):
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": self.previous_response_id,
             "reasoning": {"effort": self.reasoning and self.reasoning.effort, "summary": None},
             "text": text,
             "tool_choice": self.tool_choice or "auto",

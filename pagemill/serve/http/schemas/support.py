@@ -132,7 +132,6 @@ RESPONSES_REFUSED: dict[str, Refused] = {
     "conversation": Refused(_NO_STATE),
     "moderation": Refused("leave it out; nothing is moderated"),
     "n": Refused("send the request several times", (1,)),
-    "previous_response_id": Refused(_NO_STATE),
     "prompt": Refused("write the prompt into input; there are no templates of prompts"),
     "thinking_token_budget": _SAMPLING["thinking_token_budget"],
 }

@@ -1,6 +1,7 @@
 """POST /v1/responses: items, events, tools, errors."""
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -24,7 +25,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
     """The events of a stream; each is named as its type, and they are numbered."""
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
-    *lines, last = answer.text.split("\n\n")
+    *lines, last = said(answer).split("\n\n")
     assert last == ""
     found = []
     for number, line in enumerate(lines):
@@ -33,6 +34,11 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
         assert (name, event["sequence_number"]) == (f"event: {event['type']}", number)
         found.append(event)
     return found
+
+
+def said(answer: httpx.Response) -> str:
+    """The text of a stream, without comments."""
+    return re.sub(r"^:.*\n\n", "", answer.text, flags=re.MULTILINE)
 
 
 def output_of(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
