@@ -77,15 +77,24 @@ class EngineCore:
         """Queue a request. One that cannot run is reported by the next step. Raises EngineDeadError, and ValueError for
         an id that is in use, also by a request whose grammar is being made."""
         self._check_alive()
-        if request.request_id in self._grammars or request.request_id in self._scheduler.request_ids:
+        if (
+            request.request_id in (self._held or ())
+            or request.request_id in self._grammars
+            or request.request_id in self._scheduler.request_ids
+        ):
             raise ValueError(f"request_id={request.request_id!r} is in use")
-        if request.grammar is None:
+        if self._held is not None:
+            self._held[request.request_id] = request
+        elif request.grammar is None:
             self._scheduler.add(request)
         else:
             self._grammars.add(request)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests, in whatever state; unknown ids are ignored. No output follows for them."""
+        held = self._held or {}
+        for request_id in request_ids if held else ():
+            held.pop(request_id, None)
         self._grammars.abort(request_ids)
         self._scheduler.abort(request_ids)
         self._publish_events()
@@ -93,7 +102,7 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """What runs and waits now, and how full the cache is."""
         stats = self._scheduler.stats()
-        waiting = len(self._grammars)
+        waiting = len(self._grammars) + len(self._held or ())
         return msgspec.structs.replace(stats, num_waiting=stats.num_waiting + waiting) if waiting else stats
 
     def has_work(self) -> bool:
@@ -132,7 +141,8 @@ class EngineCore:
 
     def call(self, name: str, *args: Any) -> Any:
         """A rare call by name: reset_prefix_cache, which returns whether the cache was emptied (it is not while a
-        request runs); pause, after which requests stay as they are, also new ones, until resume; is_paused;
+        request runs); pause, after which requests stay as they are, also new ones, until resume; hold, after which
+        only new ones wait until then; is_paused; is_done, whether there is nothing but requests that are held;
         collective_rpc, which calls a method of all workers. Raises ValueError for another name."""
         if name not in self._calls:
             raise ValueError(f"unknown call {name!r}; known: {', '.join(self._calls)}")
@@ -163,6 +173,8 @@ class EngineCore:
         self._death: str | None = None
         self._paused = False
         """Whether no further step is begun; those in flight are completed."""
+        self._held: dict[str, EngineCoreRequest] | None = None
+        """New requests, while they are to wait; None: they are not."""
         self.num_executed = 0
         """Steps given to the workers so far, with and without requests."""
         limits = scheduler_limits(config)
@@ -187,8 +199,10 @@ class EngineCore:
         )
         self._calls: dict[str, Callable[..., Any]] = {
             "reset_prefix_cache": self._kv.reset,
-            "pause": lambda: self._pause(True),
-            "resume": lambda: self._pause(False),
+            "pause": self._pause,
+            "hold": self._hold,
+            "resume": self._resume,
+            "is_done": lambda: not (self._in_flight or self._scheduler.has_work() or len(self._grammars)),
             "is_paused": lambda: self._paused,
             "collective_rpc": self._call_workers,
         }
@@ -203,8 +217,19 @@ class EngineCore:
             max_logprobs=config.model.max_logprobs,
         )
 
-    def _pause(self, paused: bool) -> bool:
-        self._paused = paused
+    def _pause(self) -> bool:
+        self._paused = True
+        return True
+
+    def _hold(self) -> bool:
+        self._held = self._held or {}
+        return True
+
+    def _resume(self) -> bool:
+        self._paused = False
+        held, self._held = self._held, None
+        for request in (held or {}).values():
+            self.add(request)
         return True
 
     def _step(self) -> list[EngineCoreOutputs]:

@@ -18,7 +18,7 @@ from pagemill.config.server_config import ServerConfig
 from pagemill.errors import PagemillError
 from pagemill.fleet.event_feed import follow
 from pagemill.log import get_logger, name_process
-from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent, FrontEndMessage
+from pagemill.messages.fleet import AbortOrder, EngineDown, EngineUp, FleetEvent, FrontEndMessage, HaltOrder
 from pagemill.messages.metrics import MetricsTotals
 from pagemill.messages.process_reports import FrontEndPulse, Listening
 from pagemill.observability.shared_metrics import SharedMetrics
@@ -28,6 +28,7 @@ from pagemill.serve.client.fleet import FleetClient
 from pagemill.serve.client.zmq import ZmqClient
 from pagemill.serve.http.app import build_app
 from pagemill.serve.http.limits import limits_of
+from pagemill.serve.http.orders import Orders
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperSpec
 from pagemill.serve.http.server import announce_ready, serve
@@ -147,7 +148,7 @@ class FirstUps:
 
     def __init__(self, num_engines: int) -> None:
         self._num_engines = num_engines
-        self._events: list[FleetEvent] = []
+        self._events: list[FleetEvent | HaltOrder] = []
         self._changed = threading.Condition()
         self._listener: Callable[[FrontEndMessage], None] | None = None
 
@@ -157,8 +158,8 @@ class FirstUps:
             if self._listener is not None:
                 self._listener(event)
                 return
-            if isinstance(event, MetricsTotals):
-                return  # an answer to nobody: this process has not asked yet
+            if isinstance(event, (MetricsTotals, AbortOrder)):
+                return  # for nobody: this process has neither asked, nor any request
             self._events.append(event)
             self._changed.notify_all()
 
@@ -196,9 +197,18 @@ def run(payload: bytes, report: Report) -> None:
     fleet = make_fleet(spec, ups.wait())
     llm = _make_llm(spec, fleet, tokenizer)
     metrics = SharedMetrics(llm.metrics, spec.index, lambda counts: report(msgspec.msgpack.encode(counts)))
-    ups.hand_over(
-        lambda message: metrics.take(message) if isinstance(message, MetricsTotals) else fleet.notify(message)
-    )
+    orders = Orders(llm, lambda order: report(msgspec.msgpack.encode(order)))
+
+    def take(message: FrontEndMessage) -> None:
+        match message:
+            case MetricsTotals():
+                metrics.take(message)
+            case AbortOrder():
+                orders.take(message)
+            case _:
+                fleet.notify(message)
+
+    ups.hand_over(take)
 
     def announce(url: str) -> None:
         report(msgspec.msgpack.encode(Listening()))
@@ -207,7 +217,13 @@ def run(payload: bytes, report: Report) -> None:
     sock = socket.socket(fileno=spec.socket_fd)
     with gc_paused():
         app = build_app(
-            llm, server, metrics=metrics, helpers=_make_helpers(spec, fleet), secret=spec.secret, info=_info(spec)
+            llm,
+            server,
+            metrics=metrics,
+            helpers=_make_helpers(spec, fleet),
+            secret=spec.secret,
+            info=_info(spec),
+            orders=orders,
         )
     serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server))
 

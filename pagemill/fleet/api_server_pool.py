@@ -16,6 +16,7 @@ from pagemill.errors import EngineDeadError, HandshakeError, PeerGoneError
 from pagemill.fleet.api_server import ApiServerSpec
 from pagemill.log import get_logger
 from pagemill.messages.core_calls import EngineCall, FrontEndGone
+from pagemill.messages.fleet import AbortOrder, FrontEndOrder, HaltOrder
 from pagemill.messages.metrics import FrontEndCounts
 from pagemill.messages.process_reports import FrontEndReport, Listening
 from pagemill.observability.metrics_pool import MetricsPool
@@ -48,8 +49,9 @@ class ApiServerPool:
     flight in shared memory; the counts of one that died are reset.
 
     `spec(index)` is what an API server is given; `engines()` returns the addresses to notify when one dies. What they
-    count goes into `metrics`. One that shows no sign of life for `silent_s` seconds, or none at all within `start_s`,
-    is replaced. `on_lost` is called, on one of those threads, when the last is given up.
+    count goes into `metrics`; what one tells the others goes to `relay`. One that shows no sign of life for `silent_s`
+    seconds, or none at all within `start_s`, is replaced. `on_lost` is called, on one of those threads, when the last
+    is given up.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ApiServerPool:
         sock: socket.socket,
         engines: Callable[[], list[str]],
         metrics: MetricsPool,
+        relay: Callable[[FrontEndOrder], None] = lambda order: None,
         *,
         silent_s: float = SILENT_S,
         start_s: float = START_S,
@@ -68,6 +71,7 @@ class ApiServerPool:
         self._sock = sock
         self._engines = engines
         self._metrics = metrics
+        self._relay = relay
         self._silent_s = silent_s
         self._start_s = start_s or math.inf
         self._on_lost = on_lost
@@ -210,6 +214,8 @@ class ApiServerPool:
                     self._listening[index].set()
                 case FrontEndCounts() as counts:
                     self._metrics.take(index, counts)
+                case AbortOrder() | HaltOrder():
+                    self._relay(report)
             limit_s = self._silent_s if watched.has_reported else self._start_s
             if watched.silent_s > limit_s:
                 watched.child.kill()

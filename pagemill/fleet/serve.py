@@ -207,6 +207,7 @@ def _serve_in_others(
             sock,
             lambda: list(engines.addresses().values()),
             metrics,
+            feed.publish,
             start_s=fleet.engine_start_timeout,
             on_lost=end_this_process,
         )

@@ -50,6 +50,22 @@ class EngineLoadReport(msgspec.Struct, frozen=True, tag="load"):
     stats: SchedulerStats
 
 
+class AbortOrder(msgspec.Struct, frozen=True, tag="abort"):
+    """Requests are to be ended, by the ids of their answers, whichever front end has them."""
+
+    request_ids: list[str] | None
+    """None: all."""
+
+
+class HaltOrder(msgspec.Struct, frozen=True, tag="halt"):
+    """What every engine was told, and one that is started from now on is told first."""
+
+    call: str
+    """pause, hold or resume: a name of `CoreApi.call`."""
+
+
+FrontEndOrder = AbortOrder | HaltOrder
+"""What one front end tells the others."""
 FleetEvent = EngineUp | EngineDown | EngineStalled | EngineLoadReport
-FrontEndMessage = FleetEvent | MetricsTotals
+FrontEndMessage = FleetEvent | MetricsTotals | FrontEndOrder
 """All that front ends in processes of their own are told."""

@@ -312,10 +312,10 @@ class AsyncLLM(EngineCalls):
         `RequestOptions(rendered=True)`. Raises RequestError."""
         return self.preparation.chats.render(messages, options)
 
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End the requests that were given this id, or one of these; their consumers get what there is, with the reason
-        abort."""
-        names = [request_id] if isinstance(request_id, str) else request_id
+    async def abort(self, request_id: str | Iterable[str] | None) -> None:
+        """End the requests that were given this id, or one of these, or all (None); their consumers get what there is,
+        with the reason abort."""
+        names = [request_id] if request_id is None or isinstance(request_id, str) else request_id
         aborted = [child for name in names for child in self._outputs.abort(name)]
         if aborted:
             await self._client.abort(aborted)

@@ -5,6 +5,7 @@ connections are made and kept is known to links.py, who gets what to sending.py.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,14 +15,20 @@ import msgspec
 from pagemill.errors import EngineDeadError
 from pagemill.log import get_logger
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady
-from pagemill.messages.fleet import EngineUp, FleetEvent
+from pagemill.messages.fleet import EngineUp, FleetEvent, HaltOrder
 from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.client.balancer import Balancer, PrefixAffinity
 from pagemill.serve.client.in_flight import InFlightRequests
-from pagemill.serve.client.links import Connect, EngineLinks
+from pagemill.serve.client.links import Connect, EngineLinks, Link
 from pagemill.serve.client.sending import RequestSender
+from pagemill.utils.tasks import TaskSet
 
 logger = get_logger(__name__)
+
+
+RESUME = "resume"
+HALTS = ("pause", "hold", RESUME)
+"""Calls that change whether an engine works on requests."""
 
 
 class FleetClient:
@@ -53,6 +60,9 @@ class FleetClient:
         self._sender = RequestSender(self._links, self._in_flight, self._balancer, self._publish)
         self._ready_outputs: deque[EngineCoreOutputs] = deque()
         self._wakeup = asyncio.Event()
+        self._halt = RESUME
+        """The last of HALTS that the engines were told."""
+        self._tasks = TaskSet()
 
     async def add(self, request: EngineCoreRequest) -> None:
         """Send a request to an engine, or keep it until one is there."""
@@ -74,9 +84,12 @@ class FleetClient:
         return self._ready_outputs.popleft()
 
     async def call(self, name: str, *args: Any) -> Any:
-        """Call every engine that can be reached; the result of the first, or False when any says False."""
+        """Call every engine that can be reached; the result of the first, or False when any says False. One that comes
+        later is told to halt as the others were, before it gets a request."""
         self._links.check_alive()
         self._links.apply_pending()
+        if name in HALTS:
+            self._halt = name
         links = self._links.open()
         if not links:
             raise EngineDeadError("no engine can be reached at the moment")
@@ -87,6 +100,7 @@ class FleetClient:
         """Give up all connections. A second call does nothing."""
         await self._links.close()
         await self._sender.close()
+        await self._tasks.cancel()
 
     def stats(self) -> Mapping[int, SchedulerStats]:
         """Of every engine, also of those that are down: they do nothing."""
@@ -103,9 +117,13 @@ class FleetClient:
         self._links.apply_pending()
         return any(not link.stalled for link in self._links.open())
 
-    def notify(self, event: FleetEvent) -> None:
-        """Something about the engines changed. From any thread, also before the event loop runs."""
-        self._links.notify(event)
+    def notify(self, event: FleetEvent | HaltOrder) -> None:
+        """Something about the engines changed, or another front end has told them to halt. From any thread, also before
+        the event loop runs."""
+        if isinstance(event, HaltOrder):
+            self._halt = event.call
+        else:
+            self._links.notify(event)
 
     # --- called by the links --------------------------------------------------------------------------------------
 
@@ -119,6 +137,8 @@ class FleetClient:
     def reachable(self, engine: int) -> None:
         """An engine can be asked: send it requests that wait for one."""
         self._in_flight.reconnect(engine)
+        if self._halt != RESUME and (link := self._links.get(engine)) is not None:
+            self._tasks.spawn(self._halt_too(link, self._halt))  # first: messages arrive as they are sent
         self._sender.send_waiting_soon()
 
     def disconnected(self, engine: int, reason: str) -> None:
@@ -144,6 +164,10 @@ class FleetClient:
         if failed:
             self._publish(EngineCoreOutputs(engine_index=engine, outputs=failed))
         self._sender.send_waiting_soon()
+
+    async def _halt_too(self, link: Link, call: str) -> None:
+        with contextlib.suppress(EngineDeadError):  # it is told again when it is back
+            await link.client.call(call)
 
     def _publish(self, outputs: EngineCoreOutputs) -> None:
         self._ready_outputs.append(outputs)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -24,6 +25,7 @@ from pagemill.serve.http.client_store import ClientStore
 from pagemill.serve.http.errors import ErrorMiddleware, answer_http_exception
 from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from pagemill.serve.http.orders import Orders
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.responses import ServedModel, now
 from pagemill.serve.http.routing import SlashRedirect, with_head
@@ -43,10 +45,12 @@ def build_app(
     helpers: PreparerPool | None = None,
     secret: str = "",
     info: Mapping[str, Any] | None = None,
+    orders: Orders | None = None,
 ) -> FastAPI:
     """The application around an engine, which is shut down with it. `metrics` are those of several servers; None: this
     one answers for itself. `helpers` prepare large bodies, and end with the application; None: it is done here.
     `secret` is one that all API servers of the engines share. `info`: settings, for the operator.
+    `orders`: to other API servers; None: there are none.
 
     Requests need a key of `config.api_key` (or PAGEMILL_API_KEY) when one is set, except by routes that say `PUBLIC`
     (auth.py).
@@ -54,10 +58,11 @@ def build_app(
     """
 
     kept = _store(config)
+    orders = orders or Orders(engine)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with contextlib.nullcontext() if metrics is None else metrics.running():
+        async with contextlib.nullcontext() if metrics is None else metrics.running(), orders.running():
             yield
         if kept is not None:
             await kept.close()
@@ -72,15 +77,9 @@ def build_app(
         openapi_url=None,
         lifespan=lifespan,
         middleware=_middleware(config),
-        exception_handlers={HTTPException: answer_http_exception},
+        exception_handlers=dict.fromkeys((HTTPException, RequestValidationError), answer_http_exception),
     )
-    for name in endpoints:
-        if (name == OPERATOR and not envs.server_dev_mode()) or (name == DOCS and config.disable_fastapi_docs):
-            continue
-        # The routes themselves, not the router around them: the API-key check asks each which request it takes.
-        app.router.routes.extend(with_head(endpoints.resolve(name).routes))
-    app.router.redirect_slashes = False  # it names the host that the client says this is
-    app.router.default = SlashRedirect(app.router.routes)
+    _mount(app, endpoints, config)
     model = ServedModel.of(ModelNames.of(config, engine.facts.name), now())
     parsers = ParserSettings.of(config).for_model(engine.tokenizer)
     limits = _limits(config, engine)
@@ -88,8 +87,20 @@ def build_app(
     message_parsers = MessageParsers(parsers, engine.tokenizer)
     app.state.needs_key = bool(access_of(config).api_keys)
     silence_s = config.sse_keep_alive_interval
-    app.state.services = Services(engine, model, intake, message_parsers, metrics, limits, silence_s, kept, info or {})
+    app.state.services = Services(
+        engine, model, intake, message_parsers, orders, metrics, limits, silence_s, kept, info or {}
+    )
     return app
+
+
+def _mount(app: FastAPI, endpoints: Registry[Any], config: ServerConfig) -> None:
+    for name in endpoints:
+        if (name == OPERATOR and not envs.server_dev_mode()) or (name == DOCS and config.disable_fastapi_docs):
+            continue
+        # The routes themselves, not the router around them: the API-key check asks each which request it takes.
+        app.router.routes.extend(with_head(endpoints.resolve(name).routes))
+    app.router.redirect_slashes = False  # it names the host that the client says this is
+    app.router.default = SlashRedirect(app.router.routes)
 
 
 def _limits(config: ServerConfig, engine: AsyncLLM) -> ClientLimits:

@@ -11,6 +11,7 @@ from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.client_limits import ClientLimits
 from pagemill.serve.http.client_store import ClientStore
 from pagemill.serve.http.intake import Intake
+from pagemill.serve.http.orders import Orders
 from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.parsers.choose import MessageParsers
 
@@ -23,6 +24,8 @@ class Services:
     model: ServedModel
     intake: Intake
     parsers: MessageParsers
+    orders: Orders
+    """For all API servers."""
     shared_metrics: SharedMetrics | None = None
     """Those of several servers together; None where this is the only one."""
     limits: ClientLimits = field(default_factory=ClientLimits)

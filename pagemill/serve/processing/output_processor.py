@@ -99,12 +99,16 @@ class OutputProcessor:
         self.on_change()
         return unfinished
 
-    def abort(self, external_id: str) -> list[str]:
-        """End the requests of a user's id with the reason abort; their consumers get what there is.
+    def abort(self, external_id: str | None) -> list[str]:
+        """End the requests of a user's id (None: all) with the reason abort; their consumers get what there is.
 
         Returns the ids that the engine still runs.
         """
-        found = [(key, item) for key, item in self._completions.items() if item.stream.external_id == external_id]
+        found = [
+            (key, item)
+            for key, item in self._completions.items()
+            if external_id is None or item.stream.external_id == external_id
+        ]
         for request_id, completion in found:
             completion.finish(FinishReason.ABORT)
             self._close(request_id, completion)

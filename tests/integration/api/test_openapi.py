@@ -37,7 +37,7 @@ class Core(FakeCore):
     """A core that operators may pause."""
 
     def call(self, name: str, *args: Any) -> Any:
-        return True if name in ("pause", "resume", "is_paused") else super().call(name, *args)
+        return True if name in ("pause", "hold", "resume", "is_paused", "is_done") else super().call(name, *args)
 
 
 @contextlib.contextmanager

@@ -30,8 +30,8 @@ def server(tmp_path_factory):
     patch.undo()
 
 
-def ask(server, method, path, **options):
-    return httpx.request(method, server.url + path, headers=KEY, timeout=60, **options)
+def ask(server, method, path, headers=None, **options):
+    return httpx.request(method, server.url + path, headers=KEY | (headers or {}), timeout=60, **options)
 
 
 def test_anthropics_client(server):
@@ -81,7 +81,7 @@ def test_settings_are_told_without_the_key(server):
 def test_a_pause_holds_requests_of_every_api_server(server):
     body = {"prompt": "a", "max_tokens": 4, "temperature": 0}
     plain = ask(server, "POST", "/v1/completions", json=body).json()["choices"]
-    assert ask(server, "POST", "/pause").json() == {"status": "paused"}
+    assert ask(server, "POST", "/pause?mode=keep").json() == {"status": "paused"}
     answers = []
     threads = [
         threading.Thread(target=lambda: answers.append(ask(server, "POST", "/v1/completions", json=body).json()))
@@ -98,6 +98,30 @@ def test_a_pause_holds_requests_of_every_api_server(server):
     for thread in threads:
         thread.join(60)
     assert [answer["choices"] for answer in answers] == [plain] * 4
+
+
+def test_requests_of_every_api_server_are_ended(server):
+    body = {"prompt": "a", "max_tokens": 4, "temperature": 0}
+    ask(server, "POST", "/pause?mode=keep")
+    answers = []
+
+    def run(name):
+        answers.append(ask(server, "POST", "/v1/completions", json=body, headers={"x-request-id": name}).json())
+
+    threads = [threading.Thread(target=run, args=(f"held-{n}",)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    while ask(server, "GET", "/load").json()["server_load"] < 6:
+        time.sleep(0.01)
+    ask(server, "POST", "/abort_requests", json={"request_ids": [f"cmpl-held-{n}" for n in range(3)]})
+    while ask(server, "GET", "/load").json()["server_load"] > 3:
+        time.sleep(0.01)
+    assert ask(server, "POST", "/pause?mode=abort").json() == {"status": "paused"}
+    for thread in threads:
+        thread.join(60)
+    assert [answer["choices"][0]["finish_reason"] for answer in answers] == ["abort"] * 6
+    ask(server, "POST", "/resume")
+    assert ask(server, "POST", "/v1/completions", json=body).json()["choices"][0]["finish_reason"] == "length"
 
 
 def test_cached_prefixes_are_forgotten(server):

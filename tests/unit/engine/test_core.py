@@ -40,6 +40,27 @@ def test_an_idle_engine_has_no_work_and_a_step_does_nothing():
     assert not worker.steps
 
 
+def test_new_requests_are_held_while_others_end():
+    core, _ = make_core()
+    core.add(core_request("a", 5, max_tokens=2))
+    assert core.call("is_done") is False
+    core.call("hold")
+    core.add(core_request("b", 5, max_tokens=2))
+    core.add(core_request("c", 5, max_tokens=2))
+    assert core.stats().num_waiting == 3
+    ended = set()
+    while core.has_work():
+        ended |= {output.request_id for outputs in core.step() for output in outputs.outputs if output.finish}
+    assert (ended, core.call("is_done")) == ({"a"}, True)
+    core.abort(["b"])
+    with pytest.raises(ValueError, match="'c' is in use"):
+        core.add(core_request("c", 5))
+    core.call("resume")
+    while core.has_work():
+        ended |= {output.request_id for outputs in core.step() for output in outputs.outputs if output.finish}
+    assert ended == {"a", "c"}
+
+
 @pytest.mark.parametrize("method", ["execute_model", "sample_tokens"])
 def test_a_failing_worker_is_the_end_of_the_engine(monkeypatch, method):
     core, worker = make_core()

@@ -8,7 +8,7 @@ from pagemill.errors import EngineDeadError
 from pagemill.messages.engine_io import (
     FinishReason,
 )
-from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled
+from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, HaltOrder
 from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.client.balancer import LeastLoaded, RoundRobin
 from pagemill.serve.client.fleet import FleetClient
@@ -274,3 +274,24 @@ async def test_an_engine_that_is_down_at_the_start_is_counted():
     assert client.problem() == "engine 1 is down: it is being restarted"
     assert client.accepts()
     await client.close()
+
+
+@pytest.mark.parametrize("told_by_another", [False, True])
+async def test_an_engine_that_comes_later_halts_as_the_others_did(told_by_another):
+    fleet = Fleet(2)
+    await fleet.client.call("hold")
+    if told_by_another:
+        fleet.client.notify(HaltOrder("pause"))
+    else:
+        await fleet.client.call("pause")
+    fleet.kill(1, 0)
+    fleet.tell(fleet.up(1, 1))
+    await until(lambda: fleet[1, 1].calls)
+    assert fleet[1, 1].calls == [("pause", ())]
+    await fleet.client.call("resume")
+    fleet.kill(1, 1)
+    fleet.tell(fleet.up(1, 2))
+    await fleet.add(*requests(4))
+    await fleet.read()
+    assert fleet[1, 2].calls == []
+    await fleet.client.close()

@@ -7,7 +7,9 @@ import httpx
 import pytest
 
 from pagemill.config.server_config import ServerConfig
+from pagemill.messages.fleet import AbortOrder, HaltOrder
 from pagemill.serve.http.app import build_app
+from pagemill.serve.http.orders import Orders
 from tests.fakes.engine import endpoints, make_engine
 from tests.fakes.fake_core import FakeCore
 from tests.unit.serve.http.conftest import Connect
@@ -29,8 +31,20 @@ class Resettable(FakeCore):
     is_busy = False
     is_paused = False
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.calls: list[str] = []
+
+    def has_work(self) -> bool:
+        return super().has_work() and not self.is_paused
+
     def call(self, name: str, *args: Any) -> Any:
         assert not args
+        self.calls.append(name)
+        if name == "is_done":
+            return not self.has_work()
+        if name == "hold":
+            return True
         if name == "is_paused":
             return self.is_paused
         if name in ("pause", "resume"):
@@ -72,8 +86,49 @@ async def test_engines_are_paused_and_go_on(connect: Connect) -> None:
     assert (await client.get("/is_paused")).json() == {"is_paused": True}
     assert (await client.post("/resume")).json() == {"status": "resumed"}
     assert (await client.get("/is_paused")).json() == {"is_paused": False}
-    refused = await client.post("/pause?mode=abort")
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
+    for query, field in (("mode=nothing", "mode"), ("clear_cache=maybe", "clear_cache")):
+        refused = await client.post(f"/pause?{query}")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.usefixtures("dev_mode")
+async def test_a_pause_ends_what_runs_or_waits_for_it(connect: Connect) -> None:
+    core = Resettable(step_s=0.002)
+    client = await connect(core)
+    body = {"prompt": "ab", "max_tokens": 100}
+
+    async def start() -> "asyncio.Task[httpx.Response]":
+        running = asyncio.create_task(client.post("/v1/completions", json=body))
+        while not core.num_running:
+            await asyncio.sleep(0.001)
+        return running
+
+    running = await start()
+    assert (await client.post("/pause?mode=wait")).json() == {"status": "paused"}
+    assert (await running).json()["choices"][0]["finish_reason"] == "length"
+    assert core.calls[0] == "hold" and core.calls[-2:] == ["pause", "reset_prefix_cache"]
+    await client.post("/resume")
+    running = await start()
+    core.calls.clear()
+    assert (await client.post("/pause?clear_cache=false")).json() == {"status": "paused"}
+    assert (await running).json()["choices"][0]["finish_reason"] == "abort"
+    assert core.calls == ["pause"]
+    await client.post("/resume")
+
+
+@pytest.mark.usefixtures("dev_mode")
+async def test_other_api_servers_are_told() -> None:
+    told: list[Any] = []
+    engine = make_engine(Resettable())
+    app = build_app(engine, ServerConfig(), endpoints(), orders=Orders(engine, told.append))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        await client.post("/abort_requests", json={"request_ids": ["a"]})
+        await client.post("/pause?mode=wait")
+        await client.post("/resume")
+        await client.post("/pause")
+    await engine.shutdown()
+    halts = [HaltOrder("hold"), HaltOrder("pause"), HaltOrder("resume"), HaltOrder("pause")]
+    assert told == [AbortOrder(["a"]), *halts, AbortOrder(None)]
 
 
 @pytest.mark.usefixtures("dev_mode")
