@@ -242,6 +242,11 @@ class LayerPlan:
             raise MemoryError("no memory for the working space of a step")
         return self._buffers[places.result][:num_tokens]
 
+    @property
+    def vocab_size(self) -> int:
+        """Logits of a row; 0 without a head."""
+        return 0 if self.places.logits is None else self.widths[self.places.logits]
+
     def logits(self, rows: Tensor) -> Tensor:
         """[L] int64 rows of the last decode step, ascending -> their logits, [L, V] float32, to be changed at will and
         good until the next step. Rows side by side are not copied."""

@@ -104,6 +104,12 @@ class DecodeStruct(ctypes.Structure):
     )
 
 
+class MasksStruct(ctypes.Structure):
+    """Masks of the rows of a decode step, as `PmMasks` in decode_step.h. Holds addresses."""
+
+    _fields_ = (("words", _POINTER), ("stride", _INT), ("rows", _POINTER))
+
+
 MIRRORS: dict[str, type[ctypes.Structure]] = {
     "PmBatch": Batch,
     "PmLayer": Layer,
@@ -113,6 +119,7 @@ MIRRORS: dict[str, type[ctypes.Structure]] = {
     "PmSlots": SlotsStruct,
     "PmTable": TableStruct,
     "PmDecode": DecodeStruct,
+    "PmMasks": MasksStruct,
 }
 """By their names in C++."""
 

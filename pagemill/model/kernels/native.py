@@ -57,6 +57,7 @@ class Library:
     run_plan: Callable[..., int]
     decode_accepts: Callable[..., int]
     decode_step: Callable[..., int]
+    decode_choose: Callable[..., int]
 
 
 ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
@@ -119,6 +120,9 @@ def _load(path: Path) -> Library:
         run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
         decode_accepts=function(holding, "pm_decode_accepts", ctypes.c_int, *[_POINTER] * 3, _INT),
         decode_step=function(releasing, "pm_decode_step", ctypes.c_int, *[_POINTER] * 2, _INT, _POINTER, _INT),
+        decode_choose=function(
+            releasing, "pm_decode_choose", ctypes.c_int, *[_POINTER] * 2, _INT, *[_POINTER] * 2, _INT
+        ),
         attention=function(
             releasing, "pm_attention", ctypes.c_int, *[_POINTER] * 5, *[_INT] * 7, *[_POINTER] * 2, _INT
         ),

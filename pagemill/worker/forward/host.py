@@ -14,6 +14,7 @@ from pagemill.model.models.causal_lm import CausalLM
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch, SampledRows
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.batch.row_masks import LEFT
 from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.native.decode_path import NativeDecode
@@ -99,7 +100,12 @@ class HostForward(Forward):
     def _sample_processed(self, slots: Int32Array, tokens: Int32Array) -> SampledLogprobs | None:
         """Complete a native step, which leaves out rows whose logits a request wants changed or told of: [R] its slots,
         and the tokens that they sampled, which are changed in place. Returns their log-probabilities."""
-        which = np.flatnonzero(self._states.processed[slots])
+        processed = self._states.processed[slots]
+        masks = self._sampler.masks(slots)
+        if masks is not None:
+            self._native.choose(masks, tokens)
+            processed &= masks.rows == LEFT
+        which = np.flatnonzero(processed)
         if not len(which):
             return None
         rows = SampledRows(slots[which], self._states.num_tokens[slots[which]].astype(np.int64))

@@ -16,6 +16,7 @@ from pagemill.messages.step import Int32Array
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.network.native_plan import NotPlannable
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.batch.row_masks import RowMasks
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.native.decode_step import MAX_ROWS, Acceptance, DecodeStep
 
@@ -49,6 +50,10 @@ class NativeDecode(ABC):
         """The logits of these [L] ascending rows of the last step, [L, V] float32, to be changed at will and good until
         the next one."""
 
+    @abstractmethod
+    def choose(self, masks: RowMasks, tokens: Int32Array) -> None:
+        """Sample rows of the last step that `run` left to others; see `DecodeStep.choose`."""
+
     def report(self, reason: str) -> None:
         """Log why a step was not accepted, the first time. That prompts are not decoded is expected."""
         if reason not in self._logged:
@@ -74,6 +79,9 @@ class NativeSteps(NativeDecode):
     def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
         return self._step.logits(rows)
 
+    def choose(self, masks: RowMasks, tokens: Int32Array) -> None:
+        self._step.choose(masks, tokens)
+
 
 class NoNativeDecode(NativeDecode):
     """Accepts no step, always for the same reason."""
@@ -89,6 +97,9 @@ class NoNativeDecode(NativeDecode):
         raise RuntimeError("no step was accepted")
 
     def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        raise RuntimeError("no step was accepted")
+
+    def choose(self, masks: RowMasks, tokens: Int32Array) -> None:
         raise RuntimeError("no step was accepted")
 
 

@@ -17,10 +17,11 @@ from torch import Tensor
 from pagemill.messages.step import Int32Array
 from pagemill.model.kernels.layer_plan import NativeNetwork
 from pagemill.model.kernels.linear import PackedLinear
-from pagemill.model.kernels.mirrors import DecodeStruct, LinearStruct, SlotsStruct, TableStruct
+from pagemill.model.kernels.mirrors import DecodeStruct, LinearStruct, MasksStruct, SlotsStruct, TableStruct
 from pagemill.model.kernels.native import loaded_library
 from pagemill.worker.batch.block_tables import SlotTable
 from pagemill.worker.batch.request_states import SlotArrays
+from pagemill.worker.batch.row_masks import LEFT, RowMasks
 
 MAX_ROWS = 64
 """Requests of a step. With more of them what is saved is little, and room for their logits is kept."""
@@ -43,6 +44,7 @@ class DecodeStep:
     def __init__(self, network: NativeNetwork, slots: SlotArrays, tables: Sequence[SlotTable]) -> None:
         plan = network.plan
         self._plan = plan
+        self._num_words = -(-plan.vocab_size // 32)
         self._kept = (network, slots, tables)
         self._tables = (TableStruct * len(tables))(
             *(TableStruct(table.blocks.ctypes.data, table.blocks.shape[1], table.block_size) for table in tables)
@@ -71,13 +73,15 @@ class DecodeStep:
         self._addresses = tuple(int(array.ctypes.data) for array in (self._slots, self._counts, self._tokens))
         self._accepts = loaded_library().decode_accepts
         self._run = loaded_library().decode_step
+        self._choose = loaded_library().decode_choose
         self._num_accepted = 0
+        self._num_run = 0
 
     def accepts(self, slots: Int32Array, num_tokens: Int32Array) -> Acceptance:
         """Whether the step of these [R] slots, which compute so many tokens each, is one that `run` can do: each of at
         most MAX_ROWS slots computes one token, its last."""
         count = len(slots)
-        self._num_accepted = 0
+        self._num_accepted = self._num_run = 0
         if count > MAX_ROWS:
             return Acceptance.TOO_MANY_ROWS
         self._slots[:count] = slots
@@ -95,6 +99,7 @@ class DecodeStep:
         A slot that is `processed` is computed and counts that, and nothing else: its element says nothing, and its
         logits wait for whoever changes them (`logits`). Raises MemoryError, and RuntimeError without such a step."""
         count, self._num_accepted = self._num_accepted, 0
+        self._num_run = count
         if not count:
             raise RuntimeError("run was called without a step that was accepted")
         self._plan.reserve(count, logits=True)
@@ -102,6 +107,24 @@ class DecodeStep:
         if self._run(self._address, own_slots, count, tokens, torch.get_num_threads()):
             raise MemoryError("no memory for the working space of a step")
         return self._tokens[:count].copy()
+
+    def choose(self, masks: RowMasks, tokens: Int32Array) -> None:
+        """Sample rows of the last step that `run` left to others: those of its [R] rows that are not LEFT, which must be
+        of slots that are `processed`. The tokens go to `tokens`, [R] int32, and to the slots. Raises MemoryError, and
+        ValueError for masks of other rows or of another vocabulary."""
+        count, words = self._num_run, masks.words
+        if count == 0 or len(masks.rows) != count:
+            raise ValueError(f"masks of {len(masks.rows)} rows for a step of {count}")
+        if len(words) and (words.shape[1] < self._num_words or not words.flags.c_contiguous):
+            raise ValueError(f"masks of shape {words.shape} must be contiguous, with {self._num_words} words each")
+        self._counts[:count] = masks.rows
+        own_slots, rows, own_tokens = self._addresses
+        struct = MasksStruct(words.ctypes.data, words.shape[1], rows)
+        address = ctypes.addressof(struct)
+        if self._choose(self._address, own_slots, count, address, own_tokens, torch.get_num_threads()):
+            raise MemoryError("no memory for the working space of a step")
+        chosen = masks.rows != LEFT
+        tokens[chosen] = self._tokens[:count][chosen]
 
     def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
         """The logits of these [L] ascending rows of the last step, [L, V] float32, to be changed at will and good until

@@ -7,6 +7,7 @@ from torch import Tensor
 from pagemill.messages.grammar_masks import FormsBegun, GrammarMasks
 from pagemill.messages.step import Int32Array
 from pagemill.model.kernels import ops
+from pagemill.worker.batch.row_masks import ANY_TOKEN, RowMasks
 from pagemill.worker.extensions.interface import WorkerContext, WorkerExtension
 
 _ANYTHING = -1
@@ -35,6 +36,11 @@ class MasksOfWorker(WorkerExtension):
             return False
         self._began.discard(slot)
         return True
+
+    def masks(self, slots: Int32Array) -> RowMasks:
+        """What rows of these [R] slots may sample."""
+        rows = [self._rows.get(slot, ANY_TOKEN) for slot in slots.tolist()]
+        return RowMasks(self._masks, np.array(rows, np.int32))
 
     def refuse(self, logits: Tensor, slots: Int32Array) -> None:
         """Set what may not come in [K, V] logits of these [K] slots to minus infinity."""

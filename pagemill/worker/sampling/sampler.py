@@ -15,18 +15,19 @@ from torch import Tensor
 from pagemill.catalog.logits import load_processors
 from pagemill.config.choices import LogprobsMode
 from pagemill.log import get_logger
-from pagemill.messages.step import KnownTokens, NewRequest, SampledLogprobs
+from pagemill.messages.step import Int32Array, KnownTokens, NewRequest, SampledLogprobs
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.reference import token_or_none
 from pagemill.worker.batch.input_batch import SampledRows
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.batch.row_masks import LEFT, RowMasks
 from pagemill.worker.extensions.interface import WorkerExtension
 from pagemill.worker.sampling.context import SamplerContext
 from pagemill.worker.sampling.filters import min_p_, top_k_top_p_
 from pagemill.worker.sampling.history import HostHistory, TokenHistory
 from pagemill.worker.sampling.logprobs import LogprobRecorder, SampledValues, joined_samples
 from pagemill.worker.sampling.philox import uniform
-from pagemill.worker.sampling.processors.interface import LogitsProcessor
+from pagemill.worker.sampling.processors.interface import LogitsProcessor, MaskingProcessor
 from pagemill.worker.sampling.uploads import LatestUpload
 
 logger = get_logger(__name__)
@@ -133,6 +134,10 @@ class Sampler:
         num_slots = len(states.num_tokens)
         made = [*(load_processors(()) if processors is None else processors), _Failed]
         self._processings = [_Processing(processor(context), num_slots, device) for processor in made]
+        masking = (one.processor for one in self._processings if isinstance(one.processor, MaskingProcessor))
+        self._masking: MaskingProcessor | None = next(masking, None)
+        self._masked = np.zeros(num_slots, bool)
+        """[S] whether a slot takes part in this one and wants nothing else."""
         self._num_asked = np.zeros(num_slots, np.int32)
         """[S] processors that a slot takes part in, and one for log-probabilities."""
         self._watched = np.zeros(num_slots, bool)
@@ -152,6 +157,7 @@ class Sampler:
             return
         self._states.processed[slot] = True
         self._num_processed += 1
+        self._masked[slot] = self._num_asked[slot] == 1 and asked[:1] == [self._masking]
         if any(processor.reads_tokens for processor in asked):
             self._watched[slot] = True
             self._history.watch(new)
@@ -184,6 +190,15 @@ class Sampler:
         """Whether any slot has a processor with something to do, or wants log-probabilities: the slots that are
         `processed`."""
         return self._num_processed > 0
+
+    def masks(self, slots: Int32Array) -> RowMasks | None:
+        """What rows of these [R] slots may sample whose requests ask for nothing else; the other rows are LEFT. None:
+        they all are."""
+        masked = self._masked[slots]
+        if self._masking is None or not masked.any():
+            return None
+        found = self._masking.masks(slots)
+        return found if masked.all() else RowMasks(found.words, np.where(masked, found.rows, np.int32(LEFT)))
 
     def process(self, logits: Tensor, rows: SampledRows) -> None:
         """Change [L, V] float32 logits in place, as the slots' requests ask for. Rows of other slots stay as they
@@ -245,6 +260,7 @@ class Sampler:
         if not self._states.processed[slot]:
             return
         self._states.processed[slot] = False
+        self._masked[slot] = False
         self._num_processed -= 1
         self._num_asked[slot] = 0
         if self._watched[slot]:

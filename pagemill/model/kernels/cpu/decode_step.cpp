@@ -44,6 +44,51 @@ class Arrays {
   char* memory_;
 };
 
+// What PmChoice points to, for the rows of a step.
+class Choices {
+ public:
+  void lay_out(Arrays& arrays, int64_t count) {
+    left_ = arrays.take<uint8_t>(count);
+    greedy_ = arrays.take<uint8_t>(count);
+    temperature_ = arrays.take<float>(count);
+    min_p_ = arrays.take<float>(count);
+    top_k_ = arrays.take<int32_t>(count);
+    top_p_ = arrays.take<float>(count);
+    uniforms_ = arrays.take<double>(count);
+  }
+
+  // `position`: of the token that row r samples; `leaves`: whether it does not.
+  void gather(const PmSlots& state, int64_t r, int32_t slot, int64_t position, bool leaves) {
+    left_[r] = leaves;
+    greedy_[r] = state.greedy[slot];
+    if (leaves || greedy_[r]) return;
+    temperature_[r] = state.temperature[slot];
+    min_p_[r] = state.min_p[slot];
+    top_k_[r] = state.top_k[slot];
+    top_p_[r] = state.top_p[slot];
+    uniforms_[r] = uniform(state.seed[slot], (uint64_t)position);
+  }
+
+  bool leaves(int64_t r) const { return left_[r]; }
+
+  PmChoice choice(int32_t* tokens, const uint32_t* const* masks) const {
+    return {tokens, left_, greedy_, temperature_, min_p_, top_k_, top_p_, uniforms_, masks};
+  }
+
+ private:
+  uint8_t *left_ = nullptr, *greedy_ = nullptr;
+  float *temperature_ = nullptr, *min_p_ = nullptr, *top_p_ = nullptr;
+  int32_t* top_k_ = nullptr;
+  double* uniforms_ = nullptr;
+};
+
+// A slot without a token has another one, so that a step that is on its way already can run.
+void append(const PmSlots& state, int32_t slot, int32_t token) {
+  state.token_ids[slot * state.token_stride + state.num_tokens[slot]] = token < 0 ? 0 : token;
+  ++state.num_tokens[slot];
+  ++state.num_sampled[slot];
+}
+
 class DecodeBatch {
  public:
   DecodeBatch(const PmDecode& decode, const int32_t* slots, int64_t count)
@@ -63,7 +108,7 @@ class DecodeBatch {
     query_start_[count_] = (int32_t)count_;
     for (int64_t g = 0; g < decode_.num_tables; ++g) gather_table(g);
     for (int64_t i = 0; i < decode_.num_layers; ++i) layer_batches_[i] = batches_ + decode_.layer_tables[i];
-    choice_ = {tokens, processed_, greedy_, temperature_, min_p_, top_k_, top_p_, uniforms_};
+    choice_ = choices_.choice(tokens, nullptr);
     return true;
   }
 
@@ -71,15 +116,10 @@ class DecodeBatch {
     return {positions_, count_, decode_.buffers, decode_.widths, layer_batches_, &choice_, nullptr, 0};
   }
 
-  // A slot without a token has another one, so that a step that is on its way already can run.
   void keep(const int32_t* tokens) const {
     for (int64_t r = 0; r < count_; ++r) {
-      const int32_t slot = slots_[r], token = tokens[r] < 0 ? 0 : tokens[r];
-      ++state_.num_computed[slot];
-      if (processed_[r]) continue;
-      state_.token_ids[slot * state_.token_stride + state_.num_tokens[slot]] = token;
-      ++state_.num_tokens[slot];
-      ++state_.num_sampled[slot];
+      ++state_.num_computed[slots_[r]];
+      if (!choices_.leaves(r)) append(state_, slots_[r], tokens[r]);
     }
   }
 
@@ -88,13 +128,7 @@ class DecodeBatch {
     positions_ = arrays.take<int64_t>(count_);
     query_start_ = arrays.take<int32_t>(count_ + 1);
     seq_lens_ = arrays.take<int32_t>(count_);
-    processed_ = arrays.take<uint8_t>(count_);
-    greedy_ = arrays.take<uint8_t>(count_);
-    temperature_ = arrays.take<float>(count_);
-    min_p_ = arrays.take<float>(count_);
-    top_k_ = arrays.take<int32_t>(count_);
-    top_p_ = arrays.take<float>(count_);
-    uniforms_ = arrays.take<double>(count_);
+    choices_.lay_out(arrays, count_);
     batches_ = arrays.take<PmBatch>(decode_.num_tables);
     layer_batches_ = arrays.take<const PmBatch*>(decode_.num_layers);
     for (int64_t g = 0; g < decode_.num_tables; ++g) {
@@ -112,19 +146,12 @@ class DecodeBatch {
   }
 
   void gather_row(int64_t r) {
-    const int64_t slot = slots_[r], position = state_.num_computed[slot];
+    const int32_t slot = slots_[r];
+    const int64_t position = state_.num_computed[slot];
     positions_[r] = position;
     query_start_[r] = (int32_t)r;
     seq_lens_[r] = (int32_t)position + 1;
-    processed_[r] = state_.processed[slot];
-    greedy_[r] = state_.greedy[slot];
-    if (!processed_[r] && !greedy_[r]) {
-      temperature_[r] = state_.temperature[slot];
-      min_p_[r] = state_.min_p[slot];
-      top_k_[r] = state_.top_k[slot];
-      top_p_[r] = state_.top_p[slot];
-      uniforms_[r] = uniform(state_.seed[slot], (uint64_t)position + 1);
-    }
+    choices_.gather(state_, r, slot, position + 1, state_.processed[slot]);
     embed(state_.token_ids[slot * state_.token_stride + position], r);
   }
 
@@ -156,10 +183,8 @@ class DecodeBatch {
   const int64_t count_;
   int64_t longest_ = 0;  // tokens of a request, at most
   int64_t* positions_ = nullptr;
-  int32_t *query_start_ = nullptr, *seq_lens_ = nullptr, *top_k_ = nullptr;
-  uint8_t *processed_ = nullptr, *greedy_ = nullptr;
-  float *temperature_ = nullptr, *min_p_ = nullptr, *top_p_ = nullptr;
-  double* uniforms_ = nullptr;
+  int32_t *query_start_ = nullptr, *seq_lens_ = nullptr;
+  Choices choices_;
   PmBatch* batches_ = nullptr;
   const PmBatch** layer_batches_ = nullptr;
   PmChoice choice_ = {};
@@ -184,5 +209,32 @@ int pm_decode_step(const PmDecode* decode, const int32_t* slots, int64_t count, 
   const PmRun run = batch.run();
   if (pm_run_plan(decode->ops, decode->num_ops, &run, threads)) return 1;
   batch.keep(tokens);
+  return 0;
+}
+
+int pm_decode_choose(const PmDecode* decode, const int32_t* slots, int64_t count, const PmMasks* masks, int32_t* tokens,
+                     int64_t threads) {
+  const PmSlots& state = decode->slots;
+  Choices choices;
+  const uint32_t** rows = nullptr;
+  Arrays arrays(nullptr);
+  for (int turn = 0; turn < 2; ++turn) {
+    choices.lay_out(arrays, count);
+    rows = arrays.take<const uint32_t*>(count);
+    if (turn == 1) break;
+    char* memory = (char*)batch_memory.reserve(arrays.bytes);
+    if (!memory) return 1;
+    arrays = Arrays(memory);
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    const int32_t row = masks->rows[r];
+    choices.gather(state, r, slots[r], state.num_tokens[slots[r]], row == PM_LEFT);
+    rows[r] = row < 0 ? nullptr : masks->words + row * masks->stride;
+  }
+  const PmChoice choice = choices.choice(tokens, rows);
+  const PmRun run = {nullptr, count, decode->buffers, decode->widths, nullptr, &choice, nullptr, 0};
+  if (pm_run_plan(decode->ops + decode->num_ops - 1, 1, &run, threads)) return 1;
+  for (int64_t r = 0; r < count; ++r)
+    if (!choices.leaves(r)) append(state, slots[r], tokens[r]);
   return 0;
 }

@@ -44,6 +44,15 @@ struct PmDecode {
   int64_t num_layers;
 };
 
+// What rows of a step may sample that wait for that: words of masks as PmChoice has them, [mask, stride].
+struct PmMasks {
+  const uint32_t* words;
+  int64_t stride;
+  const int32_t* rows;  // of each row of the step: its mask, PM_ANY_TOKEN, or PM_LEFT
+};
+
+enum PmMaskRow : int32_t { PM_ANY_TOKEN = -1, PM_LEFT = -2 };
+
 enum PmAcceptance : int { PM_ACCEPTED = 0, PM_NOT_A_DECODE_STEP = 1, PM_UNKNOWN_TOKEN = 2 };
 
 // Whether a step of `count` different slots with the given numbers of tokens can run: every slot computes one token, its
@@ -55,3 +64,8 @@ PM_EXPORT int pm_decode_accepts(const PmDecode* decode, const int32_t* slots, co
 // Processed slots count what was computed; their logits stay in the plan's buffer. 0: done, 1: out of memory.
 PM_EXPORT int pm_decode_step(const PmDecode* decode, const int32_t* slots, int64_t count, int32_t* tokens,
                              int64_t threads);
+
+// Tokens for rows of the last step, which was one of these slots, that it left to others: those that are not PM_LEFT in
+// `masks`. They go to `tokens` and to the slots, which count them. 0: done, 1: out of memory.
+PM_EXPORT int pm_decode_choose(const PmDecode* decode, const int32_t* slots, int64_t count, const PmMasks* masks,
+                               int32_t* tokens, int64_t threads);

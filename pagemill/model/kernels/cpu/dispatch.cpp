@@ -103,7 +103,7 @@ void pm_rope(void* x, const void* cos, const void* sin, int64_t tokens, int64_t 
 // Work is shared by pieces of rows, so that one long row keeps all threads busy.
 void pm_argmax(int64_t* out, const void* logits, int64_t rows, int64_t cols, int64_t stride, int64_t dtype,
                int64_t threads) {
-  const ArgmaxArgs args = {logits, cols, stride, dtype};
+  const ArgmaxArgs args = {logits, cols, stride, dtype, nullptr};
   constexpr int64_t MAX_PIECES = 64;
   const int64_t pieces = threads < 1 ? 1 : threads < MAX_PIECES ? threads : MAX_PIECES;
   if (rows > 1 || pieces == 1) {
@@ -125,7 +125,7 @@ void pm_argmax(int64_t* out, const void* logits, int64_t rows, int64_t cols, int
 void pm_sample(int32_t* out, const float* logits, const float* temperature, const float* min_p, const int32_t* top_k,
                const float* top_p, const double* uniforms, int64_t rows, int64_t cols, int64_t stride,
                int64_t threads) {
-  const SampleArgs args = {out, logits, temperature, min_p, top_k, top_p, uniforms, cols, stride};
+  const SampleArgs args = {out, logits, temperature, min_p, top_k, top_p, uniforms, cols, stride, nullptr};
   const bool few = rows * cols * (int64_t)sizeof(float) < MIN_PARALLEL_BYTES;
   if (threads <= 1 || rows == 1 || few) return selected->sample(args, 0, rows);
   WorkQueue queue(rows);  // some rows take many times as long as others
@@ -136,18 +136,17 @@ void pm_sample(int32_t* out, const float* logits, const float* temperature, cons
 // Most words say the same of all their tokens: a quote may follow and little else, or any text.
 void pm_mask(float* logits, const uint32_t* words, int64_t rows, int64_t cols, int64_t stride, int64_t words_stride,
              int64_t threads) {
-  constexpr int64_t BITS = 32;
   constexpr float REFUSED = -__builtin_inff();
   share_evenly(rows, rows * cols * (int64_t)sizeof(float), threads, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       float* row = logits + r * stride;
       const uint32_t* word = words + r * words_stride;
-      for (int64_t at = 0; at < cols; at += BITS, ++word) {
-        const int64_t count = cols - at < BITS ? cols - at : BITS;
+      for (int64_t at = 0; at < cols; at += MASK_BITS, ++word) {
+        const int64_t count = cols - at < MASK_BITS ? cols - at : MASK_BITS;
         uint32_t refused = ~*word;
-        if (count < BITS) refused &= (1u << count) - 1;
+        if (count < MASK_BITS) refused &= (1u << count) - 1;
         if (refused == ~0u) {
-          for (int64_t i = 0; i < BITS; ++i) row[at + i] = REFUSED;
+          for (int64_t i = 0; i < MASK_BITS; ++i) row[at + i] = REFUSED;
           continue;
         }
         for (; refused; refused &= refused - 1) row[at + __builtin_ctz(refused)] = REFUSED;

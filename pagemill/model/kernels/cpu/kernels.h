@@ -144,6 +144,7 @@ struct ArgmaxArgs {
   int64_t num_cols;
   int64_t stride;
   int64_t dtype;
+  const uint32_t* const* masks;  // see PmChoice; of float32 rows
 };
 
 struct SampleArgs {
@@ -154,7 +155,11 @@ struct SampleArgs {
   const float* top_p;    // 1: no limit
   const double* uniforms;
   int64_t cols, stride;
+  const uint32_t* const* masks;  // see PmChoice
 };
+
+// Tokens that a word of a mask speaks of.
+constexpr int64_t MASK_BITS = 32;
 
 struct ArgmaxResult {
   float value;
@@ -258,6 +263,7 @@ struct KernelTable {
   void (*activate)(const ElementArgs&, int64_t begin, int64_t end);
   void (*add)(const ElementArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
+  // Of a row with a mask, `begin` is a multiple of MASK_BITS.
   ArgmaxResult (*argmax)(const ArgmaxArgs&, int64_t row, int64_t begin, int64_t end);
   // Rows [begin, end): one draw each.
   void (*sample)(const SampleArgs&, int64_t begin, int64_t end);

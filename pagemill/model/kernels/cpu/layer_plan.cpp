@@ -493,14 +493,14 @@ class PlanRun {
     const PmChoice& choice = *run_.choice;
     const int64_t rows = run_.num_tokens, cols = run_.widths[op.in], pieces = rows < threads_ ? threads_ : 1;
     const float* logits = (const float*)run_.buffers[op.in];
-    const ArgmaxArgs greedy = {logits, cols, cols, PM_FLOAT32};
+    const ArgmaxArgs greedy = {logits, cols, cols, PM_FLOAT32, choice.masks};
     const SampleArgs drawn = {choice.tokens, logits, choice.temperature, choice.min_p, choice.top_k, choice.top_p,
-                              choice.uniforms, cols, cols};
+                              choice.uniforms, cols, cols, choice.masks};
     queues_[attend].first.run([&](int64_t i) {
       const int64_t r = i / pieces, piece = i % pieces;
       if (choice.processed[r]) return;
       if (choice.greedy[r])
-        found_[i] = selected->argmax(greedy, r, cols * piece / pieces, cols * (piece + 1) / pieces);
+        found_[i] = selected->argmax(greedy, r, piece_begin(cols, piece, pieces), piece_begin(cols, piece + 1, pieces));
       else if (piece == 0)
         selected->sample(drawn, r, r + 1);
     });
@@ -512,6 +512,11 @@ class PlanRun {
       for (int64_t p = 1; p < pieces; ++p) best = better_of(best, found_[r * pieces + p]);
       choice.tokens[r] = (int32_t)token_of(best);
     }
+  }
+
+  // At whole words of a mask, but for the end.
+  static int64_t piece_begin(int64_t cols, int64_t piece, int64_t pieces) {
+    return piece == pieces ? cols : cols * piece / pieces / MASK_BITS * MASK_BITS;
   }
 
   const PmOp* ops_;

@@ -58,6 +58,9 @@ struct PmChoice {
   const int32_t* top_k;
   const float* top_p;
   const double* uniforms;
+  // A mask for each row, or null: token t may come where bit t % MASK_BITS of word t / MASK_BITS is 1. Null for a row:
+  // any may.
+  const uint32_t* const* masks;
 };
 
 struct PmRun {

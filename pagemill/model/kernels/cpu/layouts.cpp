@@ -34,6 +34,7 @@ const int64_t DECODE[] = {sizeof(PmDecode), AT(PmDecode, ops), AT(PmDecode, num_
                           AT(PmDecode, widths), AT(PmDecode, source), AT(PmDecode, embedding), AT(PmDecode, rows),
                           AT(PmDecode, embedding_scale), AT(PmDecode, slots), AT(PmDecode, tables),
                           AT(PmDecode, num_tables), AT(PmDecode, layer_tables), AT(PmDecode, num_layers)};
+const int64_t MASKS[] = {sizeof(PmMasks), AT(PmMasks, words), AT(PmMasks, stride), AT(PmMasks, rows)};
 
 struct Layout {
   const char* name;
@@ -45,7 +46,8 @@ struct Layout {
 
 const Layout LAYOUTS[] = {LAYOUT("PmBatch", BATCH), LAYOUT("PmLayer", LAYER), LAYOUT("PmLinear", LINEAR),
                           LAYOUT("PmOp", OP),       LAYOUT("PmRun", RUN),     LAYOUT("PmSlots", SLOTS),
-                          LAYOUT("PmTable", TABLE), LAYOUT("PmDecode", DECODE)};
+                          LAYOUT("PmTable", TABLE), LAYOUT("PmDecode", DECODE),
+                          LAYOUT("PmMasks", MASKS)};
 
 }  // namespace
 

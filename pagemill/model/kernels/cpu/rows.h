@@ -3,17 +3,10 @@
 #pragma once
 
 #include "kernels.h"
+#include "logits_row.h"
 #include "vec_math.h"
 
 namespace {
-
-PM_INLINE float element(const float* p) { return *p; }
-PM_INLINE float element(const bf16* p) {
-  const uint32_t bits = (uint32_t)p->bits << 16;
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
 
 // x + residual in the storage type, kept in sum. Returns the row to be normalised.
 template <class T>
@@ -164,34 +157,35 @@ void rope(const RopeArgs& args, int64_t begin, int64_t end) {
   rope_as<bf16, bf16>(args, begin, end);
 }
 
-template <class T>
-ArgmaxResult first_nan(const T* row, int64_t at) {
-  while (element(row + at) == element(row + at)) ++at;
-  return {element(row + at), at};
+template <class Row>
+ArgmaxResult first_nan(const Row& row, int64_t at) {
+  while (row.one(at) == row.one(at)) ++at;
+  return {row.one(at), at};
 }
 
 // First index of the largest element in [begin, end) of a row; the first NaN, if there is one, as torch has it.
 // The maximum of each stretch is found with vectors; the element is looked up only in the stretch that won.
-template <class T>
-ArgmaxResult argmax_as(const T* row, int64_t begin, int64_t end) {
+template <class Row>
+ArgmaxResult argmax_of(const Row& row, int64_t begin, int64_t end) {
   constexpr int64_t STRETCH = 32 * LANES;
   float best = -__builtin_inff();
   int64_t best_begin = begin;
   for (int64_t at = begin; at < end; at += STRETCH) {
     const int64_t stop = min_of(end, at + STRETCH);
+    if (row.refuses_all(at, stop)) continue;
     vf highest[2] = {splat(-__builtin_inff()), splat(-__builtin_inff())};
     vi unordered = {};
     int64_t d = at;
     for (; d + 2 * LANES <= stop; d += 2 * LANES)
       for (int i = 0; i < 2; ++i) {
-        const vf v = load(row + d + i * LANES);
+        const vf v = row.lanes(d + i * LANES);
         unordered |= v != v;
         highest[i] = max_of(v, highest[i]);
       }
     float found = max_lanes(max_of(highest[0], highest[1]));
     float nan_sum = sum_lanes(select(unordered, splat(1.0f), vf{}));
     for (; d < stop; ++d) {
-      const float v = element(row + d);
+      const float v = row.one(d);
       nan_sum += v != v ? 1.0f : 0.0f;
       found = v > found ? v : found;
     }
@@ -202,13 +196,17 @@ ArgmaxResult argmax_as(const T* row, int64_t begin, int64_t end) {
     }
   }
   for (int64_t d = best_begin; d < end; ++d)
-    if (element(row + d) == best) return {best, d};
+    if (row.one(d) == best) return {best, d};
   return {best, begin};
 }
 
 ArgmaxResult argmax(const ArgmaxArgs& args, int64_t row, int64_t begin, int64_t end) {
-  if (args.dtype == PM_BFLOAT16) return argmax_as((const bf16*)args.logits + row * args.stride, begin, end);
-  return argmax_as((const float*)args.logits + row * args.stride, begin, end);
+  const int64_t at = row * args.stride;
+  if (args.dtype == PM_BFLOAT16) return argmax_of(WholeRow<bf16>{(const bf16*)args.logits + at}, begin, end);
+  const float* logits = (const float*)args.logits + at;
+  const uint32_t* words = args.masks ? args.masks[row] : nullptr;
+  if (words) return argmax_of(MaskedRow{logits, words}, begin, end);
+  return argmax_of(WholeRow<float>{logits}, begin, end);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "logits_row.h"
 #include "thread_buffer.h"
 #include "vec_math.h"
 
@@ -56,33 +57,46 @@ struct WeightHistogram {
 };
 
 // NaN if there is one in the row.
-PM_INLINE float largest_of(const float* row, int64_t cols) {
+template <class Row>
+float largest_of(const Row& row, int64_t cols) {
   vf highest = splat(-__builtin_inff());
   vi unordered = {};
-  int64_t d = 0;
-  for (; d + LANES <= cols; d += LANES) {
-    const vf v = load(row + d);
-    unordered |= v != v;
-    highest = max_of(v, highest);
+  float found = -__builtin_inff(), num_nan = 0.0f;
+  for (int64_t begin = 0; begin < cols; begin += SAMPLE_STRETCH) {
+    const int64_t end = min_of(cols, begin + SAMPLE_STRETCH);
+    if (row.refuses_all(begin, end)) continue;
+    int64_t d = begin;
+    for (; d + LANES <= end; d += LANES) {
+      const vf v = row.lanes(d);
+      unordered |= v != v;
+      highest = max_of(v, highest);
+    }
+    for (; d < end; ++d) {
+      const float v = row.one(d);
+      num_nan += v != v ? 1.0f : 0.0f;
+      found = v > found ? v : found;
+    }
   }
-  float found = max_lanes(highest), num_nan = sum_lanes(select(unordered, splat(1.0f), vf{}));
-  for (; d < cols; ++d) {
-    num_nan += row[d] != row[d] ? 1.0f : 0.0f;
-    found = row[d] > found ? row[d] : found;
-  }
-  return num_nan > 0 ? __builtin_nanf("") : found;
+  const float top = max_lanes(highest);
+  num_nan += sum_lanes(select(unordered, splat(1.0f), vf{}));
+  return num_nan > 0 ? __builtin_nanf("") : top > found ? top : found;
 }
 
 // Weights of a row; those below `least` are 0. The largest of each stretch goes to `maxima`; returns their sum.
-inline double weigh(const float* row, int64_t cols, float highest, float inverse, float least, float* weights,
-                    float* maxima) {
+template <class Row>
+double weigh(const Row& row, int64_t cols, float highest, float inverse, float least, float* weights, float* maxima) {
   double mass = 0.0;
   for (int64_t begin = 0; begin < cols; begin += SAMPLE_STRETCH) {
     const int64_t end = min_of(cols, begin + SAMPLE_STRETCH);
+    if (row.refuses_all(begin, end)) {
+      memset(weights + begin, 0, (end - begin) * sizeof *weights);
+      maxima[begin / SAMPLE_STRETCH] = 0.0f;
+      continue;
+    }
     vf top = {}, partial = {};
     int64_t d = begin;
     for (; d + LANES <= end; d += LANES) {
-      const vf all = exp_of((load(row + d) - highest) * inverse);
+      const vf all = exp_of((row.lanes(d) - highest) * inverse);
       const vf w = select(all < splat(least), vf{}, all);
       store(weights + d, w);
       top = max_of(w, top);
@@ -90,7 +104,7 @@ inline double weigh(const float* row, int64_t cols, float highest, float inverse
     }
     float found = max_lanes(top), sum = sum_lanes(partial);
     for (; d < end; ++d) {
-      const float w = exp_of((row[d] - highest) * inverse);
+      const float w = exp_of((row.one(d) - highest) * inverse);
       weights[d] = w < least ? 0.0f : w;
       found = weights[d] > found ? weights[d] : found;
       sum += weights[d];
@@ -243,23 +257,32 @@ inline int64_t passing(const float* weights, int64_t cols, float least, double u
   return cols - 1;
 }
 
+// Room for one row.
+struct SampleRoom {
+  double* sums;
+  float *weights, *maxima, *room;
+};
+
+template <class Row>
+int32_t draw(const SampleArgs& args, int64_t r, const Row& row, const SampleRoom& at) {
+  const float highest = largest_of(row, args.cols);
+  if (!is_finite(highest)) return (int32_t)NO_TOKEN;
+  const double mass = weigh(row, args.cols, highest, 1.0f / args.temperature[r], args.min_p[r], at.weights, at.maxima);
+  const float least = least_kept(at.weights, args.cols, args.top_k[r], args.top_p[r], mass, at.maxima, at.room);
+  return (int32_t)passing(at.weights, args.cols, least, args.uniforms[r], at.sums);
+}
+
 void sample(const SampleArgs& args, int64_t begin, int64_t end) {
   static thread_local ThreadBuffer buffer;
   const int64_t cols = args.cols, num_stretches = ceil_div(cols, SAMPLE_STRETCH);
   const int64_t num_floats = 3 * cols + num_stretches;
   double* sums = (double*)buffer.at_least(num_stretches * (int64_t)sizeof(double) + num_floats * (int64_t)sizeof(float));
-  float* weights = (float*)(sums + num_stretches);
-  float *maxima = weights + cols, *room = maxima + num_stretches;
+  float *weights = (float*)(sums + num_stretches), *maxima = weights + cols;
+  const SampleRoom at = {sums, weights, maxima, maxima + num_stretches};
   for (int64_t r = begin; r < end; ++r) {
-    const float* row = args.logits + r * args.stride;
-    const float highest = largest_of(row, cols);
-    if (!is_finite(highest)) {
-      args.out[r] = (int32_t)NO_TOKEN;
-      continue;
-    }
-    const double mass = weigh(row, cols, highest, 1.0f / args.temperature[r], args.min_p[r], weights, maxima);
-    const float least = least_kept(weights, cols, args.top_k[r], args.top_p[r], mass, maxima, room);
-    args.out[r] = (int32_t)passing(weights, cols, least, args.uniforms[r], sums);
+    const float* logits = args.logits + r * args.stride;
+    const uint32_t* words = args.masks ? args.masks[r] : nullptr;
+    args.out[r] = words ? draw(args, r, MaskedRow{logits, words}, at) : draw(args, r, WholeRow<float>{logits}, at);
   }
 }
 

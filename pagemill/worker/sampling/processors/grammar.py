@@ -2,16 +2,18 @@
 
 from typing import cast
 
+import numpy as np
 from torch import Tensor
 
-from pagemill.messages.step import NewRequest
+from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.worker.batch.input_batch import SampledRows
+from pagemill.worker.batch.row_masks import ANY_TOKEN, RowMasks
 from pagemill.worker.sampling.context import SamplerContext
 from pagemill.worker.sampling.grammar_masks import MasksOfWorker
-from pagemill.worker.sampling.processors.interface import LogitsProcessor
+from pagemill.worker.sampling.processors.interface import MaskingProcessor
 
 
-class GrammarProcessor(LogitsProcessor):
+class GrammarProcessor(MaskingProcessor):
     """Applies what the engine says to each step; the state of a grammar is there."""
 
     def __init__(self, context: SamplerContext) -> None:
@@ -25,3 +27,8 @@ class GrammarProcessor(LogitsProcessor):
     def apply(self, logits: Tensor, rows: SampledRows) -> None:
         if self._masks is not None:
             self._masks.refuse(logits, rows.slots)
+
+    def masks(self, slots: Int32Array) -> RowMasks:
+        if self._masks is None:
+            return RowMasks(np.zeros((0, 0), np.int32), np.full(len(slots), ANY_TOKEN, np.int32))
+        return self._masks.masks(slots)

@@ -7,8 +7,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from pagemill.messages.sampling_params import SamplingParams
-from pagemill.messages.step import NewRequest
+from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.worker.batch.input_batch import SampledRows
+from pagemill.worker.batch.row_masks import RowMasks
 from pagemill.worker.sampling.context import SamplerContext
 
 
@@ -52,3 +53,13 @@ class LogitsProcessor(ABC):
         """The slots that asked for nothing more in the last `apply`, each once; they are forgotten. A processor that
         names them lets these rows be sampled without it again, which is faster; none needs to."""
         return ()
+
+
+class MaskingProcessor(LogitsProcessor):
+    """One that refuses tokens and changes nothing else: a row of which no other processor wants anything may be sampled
+    by its mask, without `apply`. Of several such processors only the first is asked."""
+
+    @abstractmethod
+    def masks(self, slots: Int32Array) -> RowMasks:
+        """The tokens of rows of [R] slots, some of which may take no part, that `apply` leaves as they are. On the
+        host."""

@@ -10,6 +10,7 @@ from pagemill.model.kernels.layer_plan import NativeNetwork, NormWeight, PlanBui
 from pagemill.model.kernels.linear import linear, pack_bf16
 from pagemill.worker.batch.block_tables import SlotTable
 from pagemill.worker.batch.request_states import SlotArrays
+from pagemill.worker.batch.row_masks import ANY_TOKEN, LEFT, RowMasks
 from pagemill.worker.native.decode_step import MAX_ROWS, Acceptance, DecodeStep
 from pagemill.worker.sampling.philox import uniform
 
@@ -64,13 +65,17 @@ class Decoder:
 
     def expected(self, slots: np.ndarray) -> list[int]:
         """Tokens, from the kernels one by one for the logits and plain torch for the choice."""
-        state, logits = self.slots, self.logits(slots, natively=True)
-        uniforms = torch.from_numpy(uniform(state.seed[slots], state.num_tokens[slots].astype(np.int64)))
-        parameters = (
-            torch.from_numpy(values[slots]) for values in (state.temperature, state.min_p, state.top_k, state.top_p)
-        )
-        drawn = reference.sample(logits, *parameters, uniforms)
-        return torch.where(torch.from_numpy(state.greedy[slots]), reference.argmax(logits), drawn).tolist()
+        return chosen_in_torch(self.slots, slots, self.slots.num_tokens[slots], self.logits(slots, natively=True))
+
+
+def chosen_in_torch(state: SlotArrays, slots: np.ndarray, positions: np.ndarray, logits: torch.Tensor) -> list[int]:
+    """A token of each row of logits, as the slots' parameters say."""
+    uniforms = torch.from_numpy(uniform(state.seed[slots], positions.astype(np.int64)))
+    parameters = (
+        torch.from_numpy(values[slots]) for values in (state.temperature, state.min_p, state.top_k, state.top_p)
+    )
+    drawn = reference.sample(logits, *parameters, uniforms)
+    return torch.where(torch.from_numpy(state.greedy[slots]), reference.argmax(logits), drawn).tolist()
 
 
 @pytest.fixture(autouse=True)
@@ -160,3 +165,85 @@ def test_nothing_happens_in_any_other_step(case):
         decoder.step.run()
     for found, kept in zip((state.num_tokens, state.num_computed, state.token_ids), before, strict=True):
         np.testing.assert_array_equal(found, kept)
+
+
+def random_masks(count: int) -> np.ndarray:
+    """[count, words] that allow about half of the tokens, in stretches and one by one; some none of the first 128."""
+    random = np.random.default_rng(1)
+    allowed = np.zeros((count, -(-VOCAB // 32) * 32), bool)
+    allowed[:, :VOCAB] = random.random((count, VOCAB)) < random.choice([0.02, 0.5, 1.0], (count, 1))
+    allowed[::3, :128] = False
+    allowed[:, 200] = True
+    return np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+
+
+def masked(logits: torch.Tensor, words: np.ndarray) -> torch.Tensor:
+    """Minus infinity where a mask says so, in plain torch."""
+    logits = logits.clone()
+    reference.mask_(logits, torch.from_numpy(words))
+    return logits
+
+
+@pytest.mark.parametrize("slots", [[1], [4], [5, 2, 9], list(range(3, 3 + MAX_ROWS))])
+def test_rows_are_chosen_by_their_masks_as_if_their_logits_were_changed(isa, threads, slots):
+    decoder, slots = Decoder(), np.array(slots, np.int32)
+    state, num_words = decoder.slots, -(-VOCAB // 32)
+    state.processed[slots] = True
+    logits = decoder.logits(slots, natively=True)
+    words = random_masks(len(slots))
+    rows = np.arange(len(slots), dtype=np.int32)[::-1].copy()
+    rows[1::3], rows[2::4] = ANY_TOKEN, LEFT
+    full = np.full((len(slots), num_words), -1, np.int32)
+    full[rows >= 0] = words[rows[rows >= 0]]
+    before = state.num_tokens.copy()
+    expected = chosen_in_torch(state, slots, before[slots], masked(logits, full))
+    tokens = decoder.run(slots)
+    tokens[:] = -7
+    decoder.step.choose(RowMasks(words, rows), tokens)
+    left = rows == LEFT
+    assert tokens[~left].tolist() == [token for token, is_left in zip(expected, left, strict=True) if not is_left]
+    assert (tokens[left] == -7).all()
+    np.testing.assert_array_equal(state.num_tokens[slots] - before[slots], ~left)
+    np.testing.assert_array_equal(state.num_sampled[slots], ~left)
+    np.testing.assert_array_equal(state.token_ids[slots, before[slots]][~left], tokens[~left])
+    torch.testing.assert_close(decoder.step.logits(np.arange(len(slots))), logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("slot", [4, 5], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("nan_at", [None, 6, 7, 250])
+def test_a_nan_counts_where_its_token_may_come(isa, slot, nan_at):
+    decoder, slots = Decoder(), np.array([slot], np.int32)
+    decoder.slots.processed[slots] = True
+    tokens = decoder.run(slots)
+    logits = decoder.step.logits(np.zeros(1, np.int64))
+    if nan_at is not None:
+        logits[0, nan_at] = torch.nan
+    words = np.zeros((1, -(-VOCAB // 32)), np.int32)
+    words[0, 0] = 1 << 7  # token 7 alone
+    decoder.step.choose(RowMasks(words, np.zeros(1, np.int32)), tokens)
+    assert tokens.tolist() == [-1 if nan_at == 7 else 7]
+    known = decoder.slots.num_tokens[slot] - 1
+    assert decoder.slots.token_ids[slot, known] == (0 if nan_at == 7 else 7)
+
+
+@pytest.mark.parametrize("slot", [4, 5], ids=["greedy", "drawn"])
+def test_no_token_where_none_may_come(isa, slot):
+    decoder, slots = Decoder(), np.array([slot], np.int32)
+    decoder.slots.processed[slots] = True
+    tokens = decoder.run(slots)
+    decoder.step.choose(RowMasks(np.zeros((1, -(-VOCAB // 32)), np.int32), np.zeros(1, np.int32)), tokens)
+    assert tokens.tolist() == [-1]
+
+
+def test_masks_of_another_step_or_vocabulary_are_refused():
+    decoder, slots = Decoder(), np.array([4, 6], np.int32)
+    decoder.slots.processed[slots] = True
+    words, tokens = np.full((1, -(-VOCAB // 32)), -1, np.int32), np.zeros(2, np.int32)
+    rows = np.zeros(2, np.int32)
+    with pytest.raises(ValueError, match="step of 0"):
+        decoder.step.choose(RowMasks(words, rows), tokens)
+    decoder.run(slots)
+    with pytest.raises(ValueError, match="masks of 1 rows for a step of 2"):
+        decoder.step.choose(RowMasks(words, rows[:1]), tokens)
+    with pytest.raises(ValueError, match="10 words each"):
+        decoder.step.choose(RowMasks(words[:, :9].copy(), rows), tokens)
