@@ -51,6 +51,27 @@ def test_a_resumed_request_goes_on_where_it_was(queue):
     assert queue.grammar_of(request).forced_tokens() == [ord("z")]
 
 
+def test_a_known_grammar_is_there_at_once_and_each_request_has_its_own_state(queue, monkeypatch):
+    queue.add(request_of("a", choice=["xy", "z"]))
+    (first,) = take(queue)
+    queue.grammar_of(first).accept(b"xy")
+    monkeypatch.setattr(queue, "_make", lambda request: pytest.fail("a thread makes it"))
+    queue.add(request_of("b", choice=["xy", "z"]))
+    assert "b" in queue
+    assert [request.request_id for request in queue.take_ready(idle=False)] == ["b"]
+    grammar = queue.grammar_of(request_of("b", choice=["xy", "z"]))
+    assert grammar.end() is None
+    grammar.accept(b"x")
+    assert grammar.forced_tokens() == [ord("y")]
+
+
+def test_a_known_grammar_follows_what_was_emitted_before(queue):
+    for name, emitted in (("a", b""), ("b", b"xy")):
+        queue.add(request_of(name, choice=["xyz"], emitted=emitted))
+        (request,) = take(queue)
+    assert queue.grammar_of(request).forced_tokens() == [ord("z")]
+
+
 def test_a_grammar_that_is_none_is_its_requests_error(queue):
     queue.add(request_of("a", source='{"grammars": [{"lark_grammar": "start: nowhere"}]}'))
     queue.add(request_of("b", choice=["x"]))
