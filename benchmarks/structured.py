@@ -98,12 +98,19 @@ def compile_times(found: list[Schema]) -> list[float]:
     return times
 
 
-def compare(contestant: Contestant, chosen: list[Schema], num_tokens: int, forces: list[bool], turns: int) -> None:
-    """Prints the rows of one engine."""
+def kinds_of(chosen: list[Schema], *, whole: bool, apart: bool) -> dict[str, dict[str, Any]]:
+    """What is compared, and how it is asked for. `whole`: also what only this project knows."""
     kinds: dict[str, dict[str, Any]] = {"free": {"schemas": None}}
-    kinds |= {
-        f"with forms, {'' if force else 'nothing '}forced": {"schemas": chosen, "forces": force} for force in forces
-    }
+    kinds["with forms, nothing forced"] = {"schemas": chosen, "forces": False}
+    if whole and apart:
+        kinds["with forms, nothing forced, masks apart"] = {"schemas": chosen, "forces": False, "apart": True}
+    if whole:
+        kinds["with forms, forced"] = {"schemas": chosen}
+    return kinds
+
+
+def compare(contestant: Contestant, kinds: dict[str, dict[str, Any]], num_tokens: int, turns: int) -> None:
+    """Prints the rows of one engine."""
     found: dict[str, list[Figures]] = {kind: [] for kind in kinds}
     for turn in range(turns):
         for kind in list(kinds)[:: 1 if turn % 2 else -1]:
@@ -126,11 +133,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--threads", type=int, default=0, help="of this project; 0: a thread for each core")
+    parser.add_argument(
+        "--apart", action="store_true", help="also with masks that change logits in a pass of their own"
+    )
     arguments = parser.parse_args()
     engine = str(ENGINES / "structured_engine.py")
-    wanted = {"pagemill": ours(engine, "pagemill", str(FOLDER), str(arguments.requests))}
+    sizes = str(arguments.requests), str(arguments.threads)
+    wanted = {"pagemill": ours(engine, "pagemill", str(FOLDER), *sizes)}
     if arguments.peer:
-        wanted["vllm"] = vllm(engine, "vllm", str(FOLDER), str(arguments.requests))
+        wanted["vllm"] = vllm(engine, "vllm", str(FOLDER), *sizes)
     contestants = [Contestant(name, command) for name, command in wanted.items()]
     try:
         chosen = schemas()[: 2 * arguments.requests]
@@ -142,12 +154,15 @@ def main() -> None:
         print("|", " | ".join(COLUMNS), "|")
         print("|", " | ".join(["---"] * len(COLUMNS)), "|")
         for contestant in contestants:
-            forces = [False, True] if contestant.name == "pagemill" else [False]
-            compare(contestant, chosen, arguments.tokens, forces, arguments.turns)
+            kinds = kinds_of(chosen, whole=contestant.name == "pagemill", apart=arguments.apart)
+            compare(contestant, kinds, arguments.tokens, arguments.turns)
         for contestant in contestants:
             first = contestant.ask("first_token", schema=chosen[0], times=30)
-            added = first["held_ms"] - first["free_ms"]
-            print(f"{contestant.name}: first token {first['free_ms']:.2f} ms, a known schema adds {added:.2f} ms")
+            added, cpu = (first[f"held{kind}_ms"] - first[f"free{kind}_ms"] for kind in ("", "_cpu"))
+            print(
+                f"{contestant.name}: first token {first['free_ms']:.2f} ms, a known schema adds {added:.2f} ms; "
+                f"CPU {first['free_cpu_ms']:.2f} ms, and {cpu:.2f} ms"
+            )
     finally:
         for contestant in contestants:
             contestant.close()

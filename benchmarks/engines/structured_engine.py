@@ -1,4 +1,4 @@
-"""One engine of benchmarks/structured.py. Usage: python structured_engine.py pagemill|vllm MODEL REQUESTS.
+"""One engine of benchmarks/structured.py. Usage: python structured_engine.py pagemill|vllm MODEL REQUESTS THREADS.
 
 Reads a job from stdin, as a line of JSON, and answers with one on stdout; see the methods of `Engine`. Knows no other
 engine; each is imported where it is asked for.
@@ -57,9 +57,13 @@ class Engine(ABC):
     def generate(self, schemas: list[Schema] | list[None], num_tokens: int, steps: Steps) -> list[tuple[int, bool]]:
         """A request for each schema, or a free one, at temperature 1: its tokens, and whether it is complete."""
 
-    def run(self, schemas: list[Schema] | None, num_tokens: int, forces: bool = True) -> dict[str, float]:
-        """As many requests as there may be. `forces`: whether tokens without a choice are not sampled."""
+    def run(
+        self, schemas: list[Schema] | None, num_tokens: int, forces: bool = True, apart: bool = False
+    ) -> dict[str, float]:
+        """As many requests as there may be. `forces`: whether tokens without a choice are not sampled; `apart`: whether
+        masks change logits in a pass of their own."""
         self.set_forced(forces)
+        self.set_apart(apart)
         steps = Steps(self.num_requests)
         began = time.perf_counter()
         served = self.generate(schemas or [None] * self.num_requests, num_tokens, steps)
@@ -77,28 +81,33 @@ class Engine(ABC):
 
     def first_token(self, schema: Schema, times: int) -> dict[str, float]:
         """Milliseconds to the only token of a request by itself, free and with a form that is known, by turns."""
-        taken: dict[bool, list[float]] = {False: [], True: []}
+        taken: dict[str, list[float]] = {name: [] for name in ("free_ms", "held_ms", "free_cpu_ms", "held_cpu_ms")}
         for turn in range(2 * times + 4):
-            held = turn % 2 == 1
-            began = time.perf_counter()
-            self.generate([schema] if held else [None], 1, Steps(0))
+            kind = "held" if turn % 2 else "free"
+            wall, cpu = time.perf_counter(), time.process_time()
+            self.generate([schema] if kind == "held" else [None], 1, Steps(0))
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             if turn >= 4:
-                taken[held].append(1000 * (time.perf_counter() - began))
-        return {"free_ms": statistics.median(taken[False]), "held_ms": statistics.median(taken[True])}
+                taken[f"{kind}_ms"].append(1000 * wall)
+                taken[f"{kind}_cpu_ms"].append(1000 * cpu)
+        return {name: statistics.median(values) for name, values in taken.items()}
 
     def set_forced(self, forces: bool) -> None:  # noqa: B027 - most engines force none
         """Whether tokens without a choice are appended without being sampled."""
+
+    def set_apart(self, apart: bool) -> None:  # noqa: B027 - most engines know one way
+        """Whether masks change logits in a pass of their own."""
 
 
 class Pagemill(Engine):
     """This project, in this process."""
 
-    def __init__(self, model: str, num_requests: int) -> None:
+    def __init__(self, model: str, num_requests: int, num_threads: int) -> None:
         from pagemill import LLM
         from pagemill.engine.core import EngineCore
 
         super().__init__(model, num_requests)
-        self._llm = LLM(model, max_model_len=2048, max_num_seqs=num_requests)
+        self._llm = LLM(model, max_model_len=2048, max_num_seqs=num_requests, cpu_threads=num_threads or None)
         self._steps = Steps(0)
         step = EngineCore.step
 
@@ -142,11 +151,18 @@ class Pagemill(Engine):
         chosen = self._forced_tokens if forces else lambda grammar: ()
         FollowedGrammar.forced_tokens = chosen  # type: ignore[method-assign]
 
+    def set_apart(self, apart: bool) -> None:
+        from pagemill.worker.sampling.sampler import Sampler
+
+        if not hasattr(self, "_masks"):
+            self._masks = Sampler.masks
+        Sampler.masks = (lambda sampler, slots: None) if apart else self._masks  # type: ignore[method-assign]
+
 
 class Vllm(Engine):
-    """vLLM with xgrammar, its core in this process."""
+    """vLLM with xgrammar, its core in this process. It has its own number of threads."""
 
-    def __init__(self, model: str, num_requests: int) -> None:
+    def __init__(self, model: str, num_requests: int, num_threads: int) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import LLM
 
@@ -193,15 +209,15 @@ class Vllm(Engine):
         return [(length, complete[name]) for name, length in lengths.items()]
 
 
-ENGINES: dict[str, type[Engine]] = {"pagemill": Pagemill, "vllm": Vllm}
+ENGINES: dict[str, Callable[[str, int, int], Engine]] = {"pagemill": Pagemill, "vllm": Vllm}
 
 
 def main() -> None:
     """Says "ready", then answers jobs until stdin ends. Whatever the engine prints goes to stderr."""
-    name, model, num_requests = sys.argv[1:]
+    name, model, num_requests, num_threads = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    engine = ENGINES[name](model, int(num_requests))
+    engine = ENGINES[name](model, int(num_requests), int(num_threads))
     print(json.dumps("ready"), file=answers)
     for line in sys.stdin:
         job = json.loads(line)

@@ -74,9 +74,15 @@ def follow_grammars(
             # With a token in flight, it is another step that would verify them, and not these.
             in_flight = states.num_expected[slot] > states.num_known[slot]
             states.num_drafts[slot] = 0 if in_flight else grammar.count_allowed(draft_ids[row])
+    return _with_forced(new, lists), known
+
+
+def _with_forced(new: SlotTokens, lists: list[list[int]]) -> SlotTokens:
+    """All new tokens of each slot; `new` itself where none were forced, as in most steps."""
+    if sum(map(len, lists)) == len(new.token_ids):
+        return new
     counts = np.array([len(tokens) for tokens in lists], np.int64)
-    flat = np.array([token for tokens in lists for token in tokens], np.int64)
-    return SlotTokens(new.slots, flat, counts), known
+    return SlotTokens(new.slots, np.array([token for tokens in lists for token in tokens], np.int64), counts)
 
 
 def _force(

@@ -112,14 +112,9 @@ class GuidanceMatcher:
 
     @staticmethod
     def batch() -> BatchFill:
-        executor = llguidance.LLExecutor(max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
-
-        def fill(matchers: Sequence[GuidanceMatcher], masks: npt.NDArray[np.int32]) -> list[str | None]:
-            handles = [(matcher._matcher, row) for row, matcher in enumerate(matchers)]
-            executor.unsafe_compute_mask_ptr(handles, masks.ctypes.data, masks.strides[0], len(masks))
-            return [matcher.problem() for matcher in matchers]
-
-        return fill
+        num_threads = min(MAX_THREADS, (os.cpu_count() or 1) // 2)
+        # A single thread beside this one would only be waited for, and look for work where there is none.
+        return _fill_with(llguidance.LLExecutor(num_threads)) if num_threads > 1 else _fill_here
 
     def problem(self) -> str | None:
         """Why the output cannot be followed any further within the limits; None where it can."""
@@ -129,6 +124,25 @@ class GuidanceMatcher:
         problem = self.problem()
         if problem is not None:
             raise GrammarTooComplexError(problem)
+
+
+def _fill_here(matchers: Sequence[GuidanceMatcher], masks: npt.NDArray[np.int32]) -> list[str | None]:
+    """Implements `BatchFill`, on the thread that calls it."""
+    address, num_bytes = masks.ctypes.data, masks.strides[0]
+    for row, matcher in enumerate(matchers):
+        matcher._matcher.unsafe_compute_mask_ptr(address + row * num_bytes, num_bytes)
+    return [matcher.problem() for matcher in matchers]
+
+
+def _fill_with(executor: llguidance.LLExecutor) -> BatchFill:
+    """Implements `BatchFill`, on the threads of an executor."""
+
+    def fill(matchers: Sequence[GuidanceMatcher], masks: npt.NDArray[np.int32]) -> list[str | None]:
+        handles = [(matcher._matcher, row) for row, matcher in enumerate(matchers)]
+        executor.unsafe_compute_mask_ptr(handles, masks.ctypes.data, masks.strides[0], len(masks))
+        return [matcher.problem() for matcher in matchers]
+
+    return fill
 
 
 def limits() -> llguidance.LLParserLimits:

@@ -11,6 +11,12 @@ WORDS = num_words(len(TABLE.tokens))
 FORMS = [{"choice": ["ab", "ac"]}, {"regex": "[0-9]{3}x?"}, {"json": {"type": "object"}}, {"json": {"enum": [1, "b"]}}]
 
 
+@pytest.fixture(autouse=True, params=[2, 8])
+def num_cpus(request, monkeypatch):
+    """With few, masks are made where they are asked for."""
+    monkeypatch.setattr("os.cpu_count", lambda: request.param)
+
+
 def matcher_of(vocabulary, **form):
     return vocabulary.matcher(**form)
 

@@ -9,6 +9,10 @@ from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.launch import build_config
 from pagemill.messages.engine_io import FinishReason
 from pagemill.messages.structured_outputs import StructuredOutputsParams
+from pagemill.model.kernels.native import library
+from pagemill.worker.batch.row_masks import LEFT
+from pagemill.worker.native.decode_step import DecodeStep
+from pagemill.worker.sampling.sampler import Sampler
 from pagemill.worker.worker import Worker
 from tests.fakes.byte_vocabulary import END, TABLE, Following, accepts
 from tests.fakes.engine_setup import Client, core_request
@@ -74,6 +78,26 @@ def test_on_the_host(checkpoint, grammar_of, dtype):
     short = run(checkpoint, grammar_of, dtype, overlap=True, num_gpu_blocks_override=10)
     assert short.stats.num_preemptions > 0
     assert short.tokens == plain.tokens
+
+
+def test_rows_chosen_by_their_masks_have_the_tokens_of_changed_logits(checkpoint, grammar_of, monkeypatch):
+    if library() is None:
+        pytest.skip("no kernels here")
+    num_chosen = []
+    choose = DecodeStep.choose
+
+    def counted(step, masks, tokens):
+        num_chosen.append(int((masks.rows != LEFT).sum()))
+        choose(step, masks, tokens)
+
+    monkeypatch.setattr(DecodeStep, "choose", counted)
+    by_masks = run(checkpoint, grammar_of, "bfloat16", enable_jump_forward=False)
+    check_forms(by_masks)
+    assert sum(num_chosen) > 20
+    monkeypatch.setattr(Sampler, "masks", lambda sampler, slots: None)
+    num_chosen.clear()
+    assert run(checkpoint, grammar_of, "bfloat16", enable_jump_forward=False).tokens == by_masks.tokens
+    assert not num_chosen
 
 
 @pytest.mark.usefixtures("plain_kernels")
