@@ -83,6 +83,7 @@ class ServerConfig:
     response_store_ttl: float = setting(
         3600.0, "seconds that a response or a conversation stays stored after it was written", low=1
     )
+    protect_metrics: bool = setting(False, "with --api-key, /metrics needs the key too")
     disable_fastapi_docs: bool = setting(False, "no /openapi.json and no /docs")
     limit_concurrency: int | None = setting(
         None,

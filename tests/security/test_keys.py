@@ -70,6 +70,15 @@ def test_every_route_but_the_public_ones_needs_a_key(url):
     assert {route.path for route in mounted if auth.is_public(route)} == PUBLIC
 
 
+def test_metrics_may_need_it_too():
+    with running_server(FakeCore(), api_key=(KEY,), protect_metrics=True) as url:
+        for path in ("/metrics", "/metrics?x=1", "//metrics", "/metrics/"):
+            for method in ("GET", "HEAD"):
+                assert httpx.request(method, url + path).status_code == 401
+        assert httpx.get(f"{url}/metrics", headers=bearer(KEY.encode())).status_code == 200
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "TRACE"])
 def test_no_spelling_of_a_path_passes(url, method):
     """Nor a header that proxies understand, nor another form of the target."""

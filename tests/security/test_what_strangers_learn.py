@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -101,6 +102,18 @@ def test_the_errors_of_the_documentation_are_those_that_are_sent(example):
             headers = {"content-type": "application/json"} | headers
         answer = httpx.request(method, url + path, content=content, headers=headers)
     assert (answer.status_code, answer.json()) == (example["status"], example["answer"])
+
+
+def test_the_log_does_not_say_what_was_sent(caplog):
+    """Neither prompts nor answers, nor what was wrong with them, at any level."""
+    word = "xyzzyplugh"
+    caplog.set_level(logging.DEBUG)
+    with running_server(FakeCore()) as url:
+        assert word in httpx.post(f"{url}/v1/completions", json={"prompt": word, "max_tokens": 20}).text
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize"):
+            httpx.post(url + path, json={"messages": [{"role": "user", "content": word}], "max_tokens": 5, "n": word})
+            httpx.post(url + path, content=f'{{"prompt": "{word}', headers={"content-type": "application/json"})
+    assert word not in caplog.text
 
 
 def test_answers_of_the_protocol_are_errors_too():

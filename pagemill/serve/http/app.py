@@ -138,7 +138,7 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
         )
     stack.append(Middleware(ErrorMiddleware))
     if access.api_keys:
-        stack.append(Middleware(AuthMiddleware, api_keys=access.api_keys))
+        stack.append(Middleware(AuthMiddleware, api_keys=access.api_keys, protect_metrics=config.protect_metrics))
     stack.append(Middleware(SiteGuardMiddleware, access=access))
     stack.append(Middleware(BodyLimitMiddleware))
     return stack

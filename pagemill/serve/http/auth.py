@@ -16,6 +16,9 @@ from pagemill.serve.http.routing import route_of, says
 PUBLIC: Final[dict[str, Any]] = {"security": []}
 """`openapi_extra` of a route that needs no key for GET and HEAD: probes, metrics and the playground's page. It is how
 OpenAPI says that an operation has no security requirement."""
+_METRICS = "x-metrics"
+METRICS: Final[dict[str, Any]] = {_METRICS: True}
+"""`openapi_extra` of a route that needs a key where metrics do."""
 _POLICY_VIOLATION = 1008
 
 
@@ -23,19 +26,26 @@ class AuthMiddleware:
     """Lets a request through when it carries a key or reaches a public route. scope["api_key"] says which key it was,
     as the key's hash."""
 
-    def __init__(self, app: ASGIApp, api_keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Iterable[str], protect_metrics: bool = False) -> None:
         self.app = app
+        self._protect_metrics = protect_metrics
         keys = (api_keys,) if isinstance(api_keys, str) else api_keys  # a text is not many keys of one character
         self._digests = [digest for key in keys for digest in _digests(key)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises UnauthorizedError, which the error middleware around this one answers."""
-        if scope["type"] == "lifespan" or self._has_key(scope) or _is_public(scope):
+        if scope["type"] == "lifespan" or self._has_key(scope) or self._is_public(scope):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
             raise UnauthorizedError("the API key is missing or wrong; send it as 'Authorization: Bearer KEY'")
+
+    def _is_public(self, scope: Scope) -> bool:
+        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+            return False
+        route = route_of(scope)
+        return is_public(route) and not (self._protect_metrics and says(route, _METRICS))
 
     def _has_key(self, scope: Scope) -> bool:
         found = b""
@@ -78,7 +88,3 @@ def _digests(key: str) -> list[bytes]:
 def is_public(route: BaseRoute | None) -> bool:
     """Whether a route says that it needs no key."""
     return bool(says(route, "security") == PUBLIC["security"])
-
-
-def _is_public(scope: Scope) -> bool:
-    return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and is_public(route_of(scope))
