@@ -16,6 +16,7 @@ ENDPOINTS: Registry[Any] = Registry(
         "completions": "pagemill.serve.http.routes.completions:router",
         "embeddings": "pagemill.serve.http.routes.embeddings:router",
         "responses": "pagemill.serve.http.routes.responses:router",
+        "conversations": "pagemill.serve.http.routes.conversations:router",
         "anthropic": "pagemill.serve.http.routes.anthropic:router",
         "ollama": "pagemill.serve.http.routes.ollama:router",
         "ollama_models": "pagemill.serve.http.routes.ollama_models:router",

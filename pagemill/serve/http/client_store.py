@@ -19,7 +19,9 @@ RETRY_AFTER_S: Final = 5
 class Keepable(Protocol):
     """Something that can be stored."""
 
-    id: str
+    @property
+    def id(self) -> str:
+        """What it is found by."""
 
     @property
     def num_bytes(self) -> int:
@@ -74,12 +76,15 @@ class ClientStore:
         entry = share.entries.pop(value.id, None) or _Entry(value)
         share.num_bytes -= entry.num_bytes
         size = max(value.num_bytes, LEAST_BYTES)
-        for name in [name for name, other in share.entries.items() if not other.value.in_progress]:
+        movable = {name: other.num_bytes for name, other in share.entries.items() if not other.value.in_progress}
+        if share.num_bytes - sum(movable.values()) + size > self._max_bytes:
+            return False
+        for name, num_bytes in movable.items():
             if share.num_bytes + size <= self._max_bytes:
                 break
-            share.num_bytes -= share.entries.pop(name).num_bytes
-        if share.num_bytes + size > self._max_bytes:
-            return False
+            del share.entries[name]
+            share.num_bytes -= num_bytes
+        entry.value = value
         entry.num_bytes = size
         entry.expires_at = self._clock() + self._ttl_s
         share.entries[value.id] = entry

@@ -34,12 +34,12 @@ async def read_body(request: Request) -> bytes:
     return b"".join([part async for part in request.stream()])
 
 
-async def read_small(request: Request, kind: type[Body]) -> Body:
+async def read_small(request: Request, kind: type[Body], most_bytes: int = SMALL_BODY_BYTES) -> Body:
     """The body of a request that says little: parsed here, because it takes no time. Raises RequestError, and
-    BodyTooLargeError for one of more than SMALL_BODY_BYTES."""
+    BodyTooLargeError for one of more than `most_bytes`."""
     raw = await read_body(request)
-    if len(raw) > SMALL_BODY_BYTES:
-        raise BodyTooLargeError(f"the body of this route is too large: at most {SMALL_BODY_BYTES} bytes are read")
+    if len(raw) > most_bytes:
+        raise BodyTooLargeError(f"the body of this route is too large: at most {most_bytes} bytes are read")
     return parse_body(raw, kind)
 
 

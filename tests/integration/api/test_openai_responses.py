@@ -130,6 +130,23 @@ def test_a_stream_in_the_background_is_followed(client):
         assert stream.get_final_response().output_text == found[-1].response.output_text
 
 
+def test_conversations(client):
+    made = client.conversations.create(items=[{"role": "user", "content": "hi"}], metadata={"a": "b"})
+    assert client.conversations.retrieve(made.id) == made
+    assert client.conversations.update(made.id, metadata={"c": "d"}).metadata == {"c": "d"}
+    response = client.responses.create(**ASK | {"input": "and?"}, conversation=made.id)
+    assert response.conversation.id == made.id
+    kept = list(client.conversations.items.list(made.id, order="asc", limit=2))
+    assert [item.type for item in kept] == ["message", "message", "reasoning", "message", "function_call"]
+    assert client.conversations.items.retrieve(kept[1].id, conversation_id=made.id) == kept[1]
+    assert client.conversations.items.delete(kept[1].id, conversation_id=made.id).id == made.id
+    added = client.conversations.items.create(made.id, items=[{"role": "user", "content": "ho"}])
+    assert added.data[0].content[0].text == "ho"
+    assert client.conversations.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.retrieve(made.id)
+
+
 def test_a_structured_answer():
     with (
         running_server(FakeCore(say('{"name": "Rome"}', EOS), max_model_len=4096), api_key=(KEY,)) as url,

@@ -1,6 +1,7 @@
 """/v1/responses: OpenAI's Responses API."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,12 +16,13 @@ from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.intake import PreparedBody
 from pagemill.serve.http.item_lists import Page, number_of
 from pagemill.serve.http.preparer import CONTINUED_RESPONSES, RESPONSES
-from pagemill.serve.http.response_deltas import FAILED, QUEUED, ResponseDeltas
+from pagemill.serve.http.response_deltas import COMPLETED, FAILED, INCOMPLETE, QUEUED, ResponseDeltas
 from pagemill.serve.http.responses import ResponseHead, Usage, now
 from pagemill.serve.http.schemas.answers import DeletedResponse, ItemList, ResponseEvent, ResponseObject
 from pagemill.serve.http.schemas.response_items import new_id
-from pagemill.serve.http.schemas.responses import ResponseForm, ResponsesBody
+from pagemill.serve.http.schemas.responses import ResponseForm, ResponsesBody, conversation_id
 from pagemill.serve.http.state import Services, services
+from pagemill.serve.http.stored_conversations import StoredConversation, extend_conversation
 from pagemill.serve.http.stored_responses import NO_ROOM, StoredResponse, joined
 
 router = APIRouter()
@@ -34,6 +36,7 @@ class _Peek(msgspec.Struct):
     """What must be known of a body before it is prepared."""
 
     previous_response_id: str | None = None
+    conversation: Any = None
 
 
 class _Started(NamedTuple):
@@ -60,7 +63,10 @@ async def create_response(request: Request) -> Response:
     head = ResponseHead(new_id("resp"), here.model.name, now())
     deltas = _deltas(here, started, head, is_stored=store is not None)
     generation = Generation(here.engine, started.body.requests, deltas)
+    owner = owner_of(request)
+    extend = _extension(here, owner, started.form)
     if store is None:
+        deltas.keep = extend
         return await answer(request, started.body.form, generation)
     streams = started.body.form.stream
     stored = StoredResponse(
@@ -70,8 +76,7 @@ async def create_response(request: Request) -> Response:
         QUEUED,
         with_events=started.form.background and streams,
     )
-    owner = owner_of(request)
-    deltas.keep = functools.partial(_keep, store, owner, stored)
+    deltas.keep = lambda ended: _keep(store, owner, stored, extend(ended))
     if not started.form.background:
         return await answer(request, started.body.form, generation)
     store.put_new(owner, stored)
@@ -80,7 +85,7 @@ async def create_response(request: Request) -> Response:
     headers = started.body.form.headers()
     if streams:
         return _followed(here, stored, 0, headers)
-    return _json(stored.answer, headers)
+    return json_answer(stored.answer, headers)
 
 
 @router.get(
@@ -92,7 +97,7 @@ async def get_response(request: Request, name: str, stream: str = "false", start
     """A stored answer, as it is now, or its events from one on. Raises NotKeptError, RequestError."""
     stored = store_of(request).get(owner_of(request), name, StoredResponse)
     if stream not in _TRUE:
-        return _json(stored.answer)
+        return json_answer(stored.answer)
     if not stored.has_events:
         raise RequestError(
             "stream=true is for responses that were created with background=true and stream=true", "stream"
@@ -107,7 +112,7 @@ async def get_response(request: Request, name: str, stream: str = "false", start
 async def delete_response(request: Request, name: str) -> Response:
     """Store an answer no more; one that is being generated is aborted. Raises NotKeptError."""
     await store_of(request).remove(owner_of(request), name, StoredResponse)
-    return _json(_encode({"id": name, "object": "response", "deleted": True}))
+    return json_answer(_encode({"id": name, "object": "response", "deleted": True}))
 
 
 @router.post(
@@ -119,7 +124,7 @@ async def cancel_response(request: Request, name: str) -> Response:
     if not stored.is_background:
         raise RequestError("only a response that was created with background=true can be cancelled", "response_id")
     await stored.cancel()
-    return _json(stored.answer)
+    return json_answer(stored.answer)
 
 
 @router.get("/v1/responses/{name}/input_items", response_model=None, openapi_extra=describes(ItemList, statuses=(404,)))
@@ -128,7 +133,7 @@ async def list_input_items(
 ) -> Response:
     """What an answer was made of, a page of it. Raises NotKeptError, RequestError."""
     stored = store_of(request).get(owner_of(request), name, StoredResponse)
-    return _json(_encode(Page.of(limit, order, after).cut(msgspec.json.decode(stored.items))))
+    return json_answer(_encode(Page.of(limit, order, after).cut(msgspec.json.decode(stored.items))))
 
 
 def owner_of(request: Request) -> bytes:
@@ -164,6 +169,10 @@ def _before(here: Services, request: Request, raw: bytes) -> bytes:
         peek = msgspec.json.decode(raw, type=_Peek)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return b""  # those who read it say what is wrong
+    if peek.conversation is not None:
+        if peek.previous_response_id is not None:
+            raise RequestError("previous_response_id is not allowed with conversation", "previous_response_id")
+        return _conversation_of(request, conversation_id(peek.conversation) or "").items_json
     if peek.previous_response_id is None:
         return b""
     try:
@@ -175,6 +184,32 @@ def _before(here: Services, request: Request, raw: bytes) -> bytes:
             f"previous_response_id={previous.id!r} is the id of a response that has not ended", "previous_response_id"
         )
     return previous.context
+
+
+def _conversation_of(request: Request, name: str) -> StoredConversation:
+    try:
+        return store_of(request).get(owner_of(request), name, StoredConversation)
+    except NotKeptError as error:
+        raise RequestError(f"conversation: {error}", "conversation") from None
+
+
+def _extension(here: Services, owner: bytes, form: ResponseForm) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What a conversation does with an answer to items: it gets both, unless the answer has failed."""
+    store, name = here.kept, form.conversation
+    if store is None or name is None:
+        return dict
+
+    def extend(ended: dict[str, Any]) -> dict[str, Any]:
+        if ended["status"] not in (COMPLETED, INCOMPLETE):
+            return ended
+        try:
+            conversation = store.get(owner, name, StoredConversation)
+            extend_conversation(store, owner, conversation, [*msgspec.json.decode(form.items), *ended["output"]])
+        except (NotKeptError, RequestError) as error:
+            return ended | {"status": FAILED, "error": {"code": "server_error", "message": str(error)}}
+        return ended
+
+    return extend
 
 
 def _store_for(here: Services, form: ResponseForm) -> ClientStore | None:
@@ -225,5 +260,6 @@ def _followed(here: Services, stored: StoredResponse, first: int, headers: dict[
     return EventStream(lambda sink: stored.follow(first), headers, keep_alive=KeepAlive(here.keep_alive_s))
 
 
-def _json(body: bytes, headers: dict[str, str] | None = None) -> Response:
+def json_answer(body: bytes, headers: dict[str, str] | None = None) -> Response:
+    """JSON that is written already, as a response."""
     return Response(body, headers=headers, media_type="application/json")

@@ -153,6 +153,30 @@ class ItemList(BaseModel):
     has_more: bool
 
 
+class ConversationObject(BaseModel):
+    """A conversation, without its items."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class DeletedConversation(BaseModel):
+    """What is stored no more."""
+
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: bool
+
+
+class ConversationItem(BaseModel):
+    """A message, reasoning, a call or its result; further fields are those of its type."""
+
+    id: str
+    type: str
+
+
 class DeletedResponse(BaseModel):
     """What is stored no more."""
 

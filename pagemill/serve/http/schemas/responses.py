@@ -45,6 +45,8 @@ class ResponseForm(msgspec.Struct, frozen=True):
     store: bool | None = None
     """Whether the answer is to be stored; None: nothing is said."""
     background: bool = False
+    conversation: str | None = None
+    """The id of that which gets its items and those of the answer."""
 
 
 class Continued(msgspec.Struct, frozen=True):
@@ -106,6 +108,9 @@ class ResponsesBody(Translation):
     background: bool | None = None
     previous_response_id: str | None = None
     """A stored answer, which this one follows with all that came before."""
+    conversation: Any = None
+    """A stored conversation, which comes before the input, and gets it and the output: its id, or an object with it.
+    After validation the id."""
     user: str | None = None
 
     add_special_tokens: Any = None
@@ -167,18 +172,24 @@ class ResponsesBody(Translation):
     def _metadata(cls, value: Any) -> dict[str, str]:
         return parse_metadata(value)
 
+    @field_validator("conversation", mode="plain", json_schema_input_type=str | dict[str, str])
+    @classmethod
+    def _conversation(cls, value: Any) -> str | None:
+        return conversation_id(value)
+
     def follow(self, items: Sequence[Item]) -> None:
         """What came before the input."""
         self._before = items
 
     def check_alone(self) -> None:
         """Raises RequestError when it says that something came before, which nobody has looked up."""
-        if self.previous_response_id is not None:
-            raise RequestError(
-                "previous_response_id is not supported by this server, which stores nothing: send the whole "
-                "conversation as input, or start the server with --response-store-bytes",
-                "previous_response_id",
-            )
+        for name in ("previous_response_id", "conversation"):
+            if getattr(self, name) is not None:
+                raise RequestError(
+                    f"{name} is not supported by this server, which stores nothing: send the whole conversation as "
+                    "input, or start the server with --response-store-bytes",
+                    name,
+                )
 
     def translated(self) -> ChatBody:
         """See `Translation`."""
@@ -199,6 +210,7 @@ class ResponsesBody(Translation):
         """What the answer needs of it besides the chat."""
         text = {"format": (self.text and self.text.format) or {"type": "text"}}
         fields = {
+            "conversation": None if self.conversation is None else {"id": self.conversation},
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
@@ -212,7 +224,7 @@ class ResponsesBody(Translation):
             "truncation": self.truncation or "disabled",
             "user": self.user,
         }
-        return ResponseForm(_encode(fields), _encode(self.input), self.store, bool(self.background))
+        return ResponseForm(_encode(fields), _encode(self.input), self.store, bool(self.background), self.conversation)
 
     def _reasoning(self) -> dict[str, Any]:
         """Templates that let one choose whether it thinks know `enable_thinking`."""
@@ -256,6 +268,19 @@ class ResponsesBody(Translation):
         if self.reasoning is not None:
             asked["reasoning.summary"] = bool(self.reasoning.summary or self.reasoning.generate_summary)
         return [name for name, is_asked in asked.items() if is_asked]
+
+
+def conversation_id(value: Any) -> str | None:
+    """Of a conversation, as a body names it. Raises RequestError."""
+    name = value.get("id") if isinstance(value, Mapping) else value
+    if name is None and value is None:
+        return None
+    if not isinstance(name, str):
+        raise RequestError(
+            f"conversation={shown(value)} is not allowed: the id of a conversation, or an object with it",
+            "conversation",
+        )
+    return name
 
 
 def parse_metadata(value: Any) -> dict[str, str]:

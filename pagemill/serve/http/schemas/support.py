@@ -125,11 +125,9 @@ ANTHROPIC_HINTS: dict[str, str] = {
 }
 
 
-_NO_STATE = "send the whole conversation as input; nothing is stored"
 RESPONSES_REFUSED: dict[str, Refused] = {
     "chat_template": Refused("start the server with --chat-template"),
     "context_management": Refused("send a shorter input; nothing is taken out of a conversation", ([],)),
-    "conversation": Refused(_NO_STATE),
     "moderation": Refused("leave it out; nothing is moderated"),
     "n": Refused("send the request several times", (1,)),
     "prompt": Refused("write the prompt into input; there are no templates of prompts"),

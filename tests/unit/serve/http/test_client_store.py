@@ -74,6 +74,8 @@ async def test_what_has_grown_too_large_is_stored_no_more() -> None:
     assert not store.put(ANN, thing)
     assert names(store, ANN, "a") == ""
     assert store.put(ANN, Thing("b", 2 * LEAST_BYTES))
+    assert not store.put(ANN, Thing("c", 3 * LEAST_BYTES))
+    assert names(store, ANN, "bc") == "b", "nothing makes room in vain"
 
 
 async def test_what_is_in_progress_stays() -> None:
