@@ -18,7 +18,7 @@ BROWSERS := chromium chromium-browser google-chrome chrome
 # must not spin.
 PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: help run test test-gpu nightly faults fuzz-api check lint unit conformance bench-smoke docs format clean
+.PHONY: help run test test-gpu nightly faults fuzz-api clients check lint unit conformance bench-smoke docs format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -47,6 +47,10 @@ faults: $(VENV)/.stamp-dev ## the fault lab with its large counts: processes kil
 
 fuzz-api: $(VENV)/.stamp-dev ## the HTTP API against its OpenAPI document, by schemathesis (many minutes)
 	$(BIN)/python -m tests.integration.api.fuzz_api $(ARGS)
+
+clients: $(VENV)/.stamp-dev ## other people's clients against a server, each in an environment of its own (ARGS="--only NAME")
+	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
+	PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/clients/run.py $(ARGS)
 
 check: lint unit ## the inner loop, about a minute on two cores: lint, types, contracts, budgets, fast unit tests
 

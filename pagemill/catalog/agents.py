@@ -108,7 +108,8 @@ AGENTS: Final[dict[str, Agent]] = {
         "the llm tool",
         CHAT,
         '# extra-openai-models.yaml in the folder that `dirname "$(llm logs path)"` prints\n'
-        '- model_id: pagemill\n  model_name: {model}\n  api_base: "{url}/v1"\n  api_key_name: pagemill\n',
+        '- model_id: pagemill\n  model_name: {model}\n  api_base: "{url}/v1"\n  api_key_name: pagemill\n'
+        "  supports_tools: true\n  supports_schema: true\n",
     ),
     "curl": Agent(
         "curl",

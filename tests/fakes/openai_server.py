@@ -22,6 +22,8 @@ class Script:
     """What the server does; tests change it between requests."""
 
     pieces: list[str] = field(default_factory=lambda: ["The ", "**ocean** ", "is ", "wide."])
+    deltas: list[dict[str, Any]] | None = None
+    """Of a chat, in place of the pieces: whole deltas."""
     delay_s: float = 0.01
     """Before each piece."""
     error: tuple[int, str] | None = None
@@ -65,7 +67,7 @@ class FakeOpenAIServer:
 
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Response:
-            return await self._answer(request, lambda text: {"delta": {"content": text}})
+            return await self._answer(request, lambda text: {"delta": {"content": text}}, self.script.deltas)
 
         @app.post("/v1/completions")
         async def completions(request: Request) -> Response:
@@ -78,29 +80,32 @@ class FakeOpenAIServer:
             return JSONResponse({"error": {"message": "wrong key", "code": 401}}, 401)
         return None
 
-    async def _answer(self, request: Request, choice: Any) -> Response:
+    async def _answer(self, request: Request, choice: Any, deltas: list[dict[str, Any]] | None = None) -> Response:
         self.bodies.append(await request.json())
         if locked := self._locked(request):
             return locked
         if self.script.error:
             status, message = self.script.error
             return JSONResponse({"error": {"message": message, "type": "BadRequestError", "code": status}}, status)
-        return StreamingResponse(self._events(choice), media_type="text/event-stream")
+        pieces = [choice(text) for text in self.script.pieces]
+        if deltas is not None:
+            pieces = [{"delta": delta} for delta in deltas]
+        return StreamingResponse(self._events(pieces, choice("")), media_type="text/event-stream")
 
-    async def _events(self, choice: Any) -> AsyncIterator[str]:
+    async def _events(self, pieces: list[dict[str, Any]], last: dict[str, Any]) -> AsyncIterator[str]:
         script = self.script
         try:
-            for number, text in enumerate(script.pieces):
+            for number, piece in enumerate(pieces):
                 if number == script.break_after:
                     yield event({"error": {"message": "the engine died"}})
                     return
                 await asyncio.sleep(script.delay_s)
-                yield event({"choices": [{"index": 0, **choice(text), "finish_reason": None}]})
-            yield event({"choices": [{"index": 0, **choice(""), "finish_reason": "stop"}]})
+                yield event({"choices": [{"index": 0, **piece, "finish_reason": None}]})
+            yield event({"choices": [{"index": 0, **last, "finish_reason": "stop"}]})
             usage = {
                 "prompt_tokens": 7,
-                "completion_tokens": len(script.pieces),
-                "total_tokens": 7 + len(script.pieces),
+                "completion_tokens": len(pieces),
+                "total_tokens": 7 + len(pieces),
             }
             yield event({"choices": [], "usage": usage})
             yield "data: [DONE]\n\n"

@@ -1,8 +1,11 @@
 """The playground in headless Chromium, against a server with scripted answers."""
 
+import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -10,6 +13,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.fakes.openai_server import FakeOpenAIServer
 
 pytestmark = pytest.mark.browser
+LIMIT_MS = 60_000
+expect.set_options(timeout=LIMIT_MS)
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ARGS = [
@@ -47,7 +52,7 @@ def server() -> Iterator[FakeOpenAIServer]:
 def page(browser: Browser, server: FakeOpenAIServer) -> Iterator[Page]:
     context = browser.new_context()
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(LIMIT_MS)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text) if "Content Security" in message.text else None)
@@ -112,9 +117,8 @@ def test_stop_ends_the_request_and_keeps_what_came(page: Page, server: FakeOpenA
     expect(page.get_by_role("button", name="Send")).to_be_visible()
     page.wait_for_function("document.querySelector('#log').getAttribute('aria-busy') === 'false'")
     assert 2 <= page.locator(".turn.assistant .text").inner_text().count("word") < 100
-    for _ in range(40):
-        if server.num_aborted:
-            break
+    deadline = time.monotonic() + 60
+    while not server.num_aborted and time.monotonic() < deadline:
         page.wait_for_timeout(50)
     assert server.num_aborted == 1
 
@@ -174,7 +178,7 @@ def test_the_conversation_survives_a_reload_until_it_is_cleared(page: Page, serv
     say(page, "Remember me.")
     page.get_by_role("button", name="Regenerate").wait_for()
     page.reload()
-    expect(page.locator(".turn.user")).to_have_text("Remember me.")
+    expect(page.locator(".turn.user .text")).to_have_text("Remember me.")
     expect(page.locator(".turn.assistant .text")).to_have_text("The ocean is wide.")
     expect(page.get_by_label("Temperature")).to_have_value("0.5")
     page.get_by_role("button", name="New chat").click()
@@ -223,6 +227,178 @@ def test_a_locked_server_gets_its_key(page: Page, server: FakeOpenAIServer):
     page.get_by_role("button", name="Retry").click()
     expect(page.locator(".turn.assistant .text")).to_have_text("The ocean is wide.")
     assert "secret" not in page.evaluate("JSON.stringify(localStorage)")
+
+
+def call_delta(arguments: str, name: str | None = None) -> dict:
+    head = {"id": "call_1", "type": "function"} if name else {}
+    function = {"arguments": arguments} | ({"name": name} if name else {})
+    return {"tool_calls": [{"index": 0, **head, "function": function}]}
+
+
+def test_reasoning_is_shown_and_not_sent_again(page: Page, server: FakeOpenAIServer):
+    server.script.deltas = [{"reasoning": "Seas are "}, {"reasoning": "<b>big</b>."}, {"content": "It is wide."}]
+    say(page, "How wide?")
+    page.get_by_role("button", name="Regenerate").wait_for()
+    answer = page.get_by_role("article", name="Model")
+    expect(answer.locator(".text")).to_have_text("It is wide.")
+    answer.get_by_text("Reasoning").press("Enter")
+    expect(answer.locator(".thoughts")).to_be_visible()
+    expect(answer.locator(".thoughts")).to_have_text("Seas are <b>big</b>.")
+    say(page, "And deep?")
+    expect(page.locator(".turn.assistant .stats")).to_have_count(2)
+    page.get_by_role("button", name="Regenerate").wait_for()
+    assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": "It is wide."}
+
+
+def test_a_tool_call_is_shown_and_gets_its_result(page: Page, server: FakeOpenAIServer):
+    tool = {"name": "weather", "parameters": {"type": "object"}}
+    page.get_by_label("Tools", exact=True).fill(json.dumps([tool]))
+    server.script.deltas = [call_delta("", "weather"), call_delta('{"city": "'), call_delta('Oslo"}')]
+    say(page, "Weather?")
+    call = page.get_by_role("region", name="Call of weather")
+    expect(call.locator("code")).to_have_text('{\n  "city": "Oslo"\n}')
+    page.get_by_label("Result of weather").fill("rain")
+    server.script.deltas = None
+    page.get_by_role("button", name="Send result").click()
+    expect(page.locator(".turn.assistant .text").last).to_have_text("The ocean is wide.")
+    page.get_by_role("button", name="Regenerate").wait_for()
+    assert server.bodies[0]["tools"] == [{"type": "function", "function": tool}]
+    arguments = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    assert server.bodies[1]["messages"][1:] == [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call_1", "type": "function", "function": arguments}],
+        },
+        {"role": "tool", "content": "rain", "tool_call_id": "call_1"},
+    ]
+
+
+def test_a_schema_asks_for_an_object(page: Page, server: FakeOpenAIServer):
+    schema = page.get_by_label("Answer as JSON: schema")
+    schema.fill('{"type":')
+    say(page, "A city?")
+    assert server.bodies == [], "what is no JSON is not sent"
+    assert schema.evaluate("field => field.validationMessage").startswith("This is not JSON")
+    schema.fill('{"type": "object"}')
+    page.get_by_label("Message", exact=True).press("Enter")
+    page.get_by_role("button", name="Regenerate").wait_for()
+    form = {"name": "answer", "schema": {"type": "object"}, "strict": True}
+    assert server.bodies[0]["response_format"] == {"type": "json_schema", "json_schema": form}
+
+
+def titles(page: Page) -> list[str]:
+    return page.locator("#history-list .title").all_inner_texts()
+
+
+def test_chats_are_kept_searched_opened_and_deleted(page: Page, server: FakeOpenAIServer):
+    for text in ("About whales.", "About mills."):
+        say(page, text)
+        page.get_by_role("button", name="Regenerate").wait_for()
+        page.get_by_role("button", name="New chat").click()
+    page.reload()
+    page.get_by_role("button", name="History").click()
+    expect(page.locator("#history-count")).to_have_text("2 chats")
+    assert titles(page) == ["About mills.", "About whales."]
+    page.get_by_label("Search chats").fill("OCEAN whales")
+    expect(page.locator("#history-count")).to_have_text("1 chat")
+    page.get_by_role("button", name="About whales.", exact=True).click()
+    expect(page.locator(".turn.user .text")).to_have_text("About whales.")
+    expect(page.get_by_role("complementary", name="History")).to_be_hidden()
+    page.get_by_role("button", name="History").click()
+    page.get_by_label("Search chats").fill("")
+    page.get_by_role("button", name="Delete About whales.").click()
+    expect(page.locator("#history-count")).to_have_text("1 chat")
+    expect(page.locator(".turn")).to_have_count(0)
+    page.reload()
+    page.get_by_role("button", name="History").click()
+    assert titles(page) == ["About mills."]
+
+
+def test_an_edited_message_is_a_branch(page: Page, server: FakeOpenAIServer):
+    for text in ("One", "Two"):
+        say(page, text)
+        page.get_by_role("button", name="Regenerate").wait_for()
+    page.get_by_role("article", name="You").nth(1).get_by_role("button", name="Edit message").click()
+    page.get_by_role("textbox", name="Edit message").fill("Three")
+    page.get_by_role("button", name="Send edited").click()
+    expect(page.locator(".turn.user .text").nth(1)).to_have_text("Three")
+    page.get_by_role("button", name="Regenerate").wait_for()
+    asked = [message["content"] for message in server.bodies[-1]["messages"]]
+    assert asked == ["One", "The **ocean** is wide.", "Three"]
+    page.get_by_role("button", name="Branch from here").first.click()
+    expect(page.locator(".turn")).to_have_count(2)
+    kept = page.evaluate(
+        "JSON.parse(localStorage.getItem('pagemill.chats')).map((chat) => chat.turns.map((t) => t.content))"
+    )
+    says = "The **ocean** is wide."
+    assert kept == [["One", says], ["One", says, "Three", says], ["One", says, "Two", says]]
+
+
+def test_a_chat_is_exported(page: Page, server: FakeOpenAIServer):
+    say(page, "Keep <this>.")
+    page.get_by_role("button", name="Regenerate").wait_for()
+    page.get_by_role("button", name="History").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export this chat").click()
+    assert download.value.suggested_filename == "Keep-this-.json"
+    exported = json.loads(Path(download.value.path()).read_text())
+    assert [message["content"] for message in exported["messages"]] == ["Keep <this>.", "The **ocean** is wide."]
+
+
+UNNAMED = """
+() => [...document.querySelectorAll("button, input, textarea, summary, [tabindex='0']")]
+  .filter((node) => node.checkVisibility())
+  .filter((node) => !(node.ariaLabel || node.textContent.trim() || node.labels?.length || node.closest("pre")))
+  .map((node) => node.outerHTML)
+"""
+
+
+def test_everything_has_a_name_and_changes_are_announced(page: Page, server: FakeOpenAIServer):
+    server.script.deltas = [{"reasoning": "Hm."}, {"content": "Yes."}, call_delta("{}", "weather")]
+    say(page, "Hello?")
+    expect(page.get_by_role("status")).to_have_text("The answer is complete")
+    page.get_by_role("button", name="History").click()
+    page.get_by_role("button", name="Edit message").click()
+    assert page.evaluate(UNNAMED) == []
+    expect(page.get_by_role("log", name="Conversation")).to_have_attribute("aria-busy", "false")
+    landmarks = [page.get_by_role("main"), page.get_by_role("complementary", name="Settings")]
+    for landmark in landmarks:
+        expect(landmark).to_have_count(1)
+
+
+def test_the_keyboard_is_enough(page: Page, server: FakeOpenAIServer):
+    """Ask, edit, search, open and close: no mouse, and the focus is never lost."""
+    page.get_by_label("Message", exact=True).focus()
+    page.keyboard.type("One")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Regenerate").wait_for()
+    page.get_by_role("button", name="Edit message").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("textbox", name="Edit message")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Edit message")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.type(" more")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Send edited")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn.user .text")).to_have_text("One more")
+    page.get_by_role("button", name="Regenerate").wait_for()
+    toggle = page.get_by_role("button", name="History")
+    toggle.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Search chats")).to_be_focused()
+    page.keyboard.type("more")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="One more", exact=True)).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(toggle).to_be_focused()
+    expect(toggle).to_have_attribute("aria-expanded", "false")
+    toggle.press("Enter")
+    page.get_by_label("Search chats").press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
 
 
 def test_a_phone_has_everything_within_reach(browser: Browser, server: FakeOpenAIServer):

@@ -92,9 +92,11 @@ def test_continue() -> None:
 
 
 def test_the_llm_tool() -> None:
-    assert yaml.safe_load(printed("llm")) == [
-        {"model_id": "pagemill", "model_name": MODEL, "api_base": f"{URL}/v1", "api_key_name": "pagemill"}
-    ]
+    (model,) = yaml.safe_load(printed("llm"))
+    assert model == {
+        "model_id": "pagemill", "model_name": MODEL, "api_base": f"{URL}/v1", "api_key_name": "pagemill",
+        "supports_tools": True, "supports_schema": True,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

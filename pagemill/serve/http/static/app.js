@@ -4,8 +4,10 @@ import { modelName, useKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Completion } from "./completion.js";
 import { byId, fitHeight, show } from "./dom.js";
+import { History } from "./history.js";
 import { Settings } from "./settings.js";
 import { load, save } from "./store.js";
+import { say } from "./turns.js";
 
 const MODES = ["chat", "completion"];
 
@@ -16,6 +18,7 @@ class App {
     this.mode = "chat";
     this.settings = new Settings(() => this.changed());
     this.settings.restore(kept.settings);
+    this.history = new History(this, kept.chat, kept.turns);
     this.chat = new Chat(this, kept.turns);
     this.completion = new Completion(this, kept.prompt);
     this.bind();
@@ -41,8 +44,28 @@ class App {
     document.addEventListener("keydown", (event) => {
       if (event.key !== "Escape") return;
       if (this[this.mode].running) this[this.mode].stop();
+      else if (this.history.isOpen()) this.history.open(false);
       else this.openSettings(false);
     });
+  }
+
+  openChat(turns) {
+    this.chat.turns = turns; // before anything keeps those of another conversation under its name
+    this.setMode("chat");
+    this.chat.open(turns);
+  }
+
+  turns() {
+    return this.chat.turns;
+  }
+
+  // The conversation becomes another one.
+  branched() {
+    this.history.begin();
+  }
+
+  say(text) {
+    say(text);
   }
 
   // Asks the server for its model, and says so when that fails.
@@ -85,9 +108,11 @@ class App {
   }
 
   changed() {
+    this.history.keep(this.chat.turns);
     save({
       mode: this.mode,
       turns: this.chat.turns,
+      chat: this.history.current,
       settings: this.settings.dump(),
       prompt: this.completion.input.value,
     });

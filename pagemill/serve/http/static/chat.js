@@ -1,9 +1,9 @@
 // The chat: a conversation as a list of turns, the newest of which may still be growing.
 
 import { streamChunks } from "./api.js";
-import { byId, copyButton, element, fitHeight, show, submitOnEnter } from "./dom.js";
-import { renderInto } from "./markdown.js";
+import { byId, element, fitHeight, show, submitOnEnter } from "./dom.js";
 import { Meter } from "./meter.js";
+import { fill, say, turnNode } from "./turns.js";
 
 const SUGGESTIONS = [
   "Write one sentence about the ocean.",
@@ -13,7 +13,8 @@ const SUGGESTIONS = [
 const NEAR_BOTTOM_PX = 80;
 
 export class Chat {
-  // `app` offers settings, model(), ready(), failed(error) and changed(). A turn is { role, content, stats?, error?, stopped? }.
+  // `app` offers settings, model(), ready(), failed(error), changed() and branched(). A turn is { role, content,
+  // reasoning?, calls?, call_id?, stats?, error?, stopped? }; a call is { id, name, arguments }.
   constructor(app, turns) {
     this.app = app;
     this.turns = turns;
@@ -38,11 +39,40 @@ export class Chat {
   }
 
   clear() {
+    this.app.branched();
+    this.open([]);
+  }
+
+  // Show another conversation.
+  open(turns) {
     this.stop();
-    this.turns = [];
+    this.turns = turns;
     this.app.changed();
     this.draw();
     this.input.focus();
+  }
+
+  // Another conversation, with the turns before `index`; the present one stays in the history.
+  branch(index) {
+    if (this.running) return;
+    this.app.branched();
+    this.open(structuredClone(this.turns.slice(0, index)));
+    say("A branch of the chat");
+  }
+
+  edit(index, text) {
+    if (this.running || !this.app.ready()) return;
+    this.branch(index);
+    this.send(text);
+  }
+
+  // What a tool answered to a call of the last turn; asked for more once each call has its result.
+  result(index, call, text) {
+    if (this.running || !this.app.ready()) return;
+    this.turns.push({ role: "tool", content: text, call_id: call.id });
+    const answered = new Set(this.turns.slice(index + 1).map((turn) => turn.call_id));
+    if (this.turns[index].calls.every((one) => answered.has(one.id))) this.answer();
+    else this.draw();
   }
 
   send(text) {
@@ -55,7 +85,7 @@ export class Chat {
 
   regenerate() {
     if (this.running || !this.app.ready()) return;
-    this.turns.pop();
+    this.turns.splice(this.turns.findLastIndex((turn) => turn.role === "assistant"));
     this.answer();
   }
 
@@ -64,14 +94,14 @@ export class Chat {
     const system = this.app.settings.system();
     const messages = system ? [{ role: "system", content: system }] : [];
     for (const turn of this.turns) {
-      if (turn.role === "assistant" && !turn.content) messages.pop();
-      else messages.push({ role: turn.role, content: turn.content });
+      if (turn.role === "assistant" && !turn.content && !turn.calls?.length) messages.pop();
+      else messages.push(message(turn));
     }
     return messages;
   }
 
   async answer() {
-    const body = { model: this.app.model(), messages: this.messages(), ...this.app.settings.params() };
+    const body = { model: this.app.model(), messages: this.messages(), ...this.app.settings.params(), ...this.app.settings.chatParams() };
     const turn = { role: "assistant", content: "" };
     this.app.changed();
     this.turns.push(turn);
@@ -88,6 +118,7 @@ export class Chat {
     this.setRunning(null);
     this.app.changed();
     this.draw();
+    say(turn.stopped ? "Stopped" : turn.error ? "The answer failed" : "The answer is complete");
   }
 
   // Fills the turn, drawing at most once a frame.
@@ -102,9 +133,12 @@ export class Chat {
     };
     try {
       for await (const chunk of streamChunks("v1/chat/completions", body, this.running.signal)) {
-        const text = chunk.choices?.[0]?.delta?.content ?? "";
-        meter.saw(text, chunk.usage);
+        const delta = chunk.choices?.[0]?.delta ?? {};
+        const text = delta.content ?? "";
+        meter.saw(text || delta.reasoning || (delta.tool_calls ? " " : ""), chunk.usage);
         turn.content += text;
+        if (delta.reasoning) turn.reasoning = (turn.reasoning ?? "") + delta.reasoning;
+        for (const part of delta.tool_calls ?? []) addCall(turn, part);
         turn.finish = chunk.choices?.[0]?.finish_reason ?? turn.finish;
         turn.stats = meter.summary();
         drawSoon();
@@ -126,7 +160,11 @@ export class Chat {
 
   draw() {
     const atEnd = this.isAtEnd();
-    this.log.replaceChildren(...this.turns.map((turn, index) => this.turnNode(turn, index === this.turns.length - 1)));
+    const end = this.turns.findLastIndex((turn) => turn.role !== "tool");
+    const busy = this.running !== null;
+    this.log.replaceChildren(
+      ...this.turns.map((turn, index) => turnNode(turn, index, { last: index === end, busy, growing: busy && index === end }, this)),
+    );
     if (!this.turns.length) this.log.append(this.welcome());
     if (atEnd) this.scrollToEnd();
   }
@@ -134,39 +172,15 @@ export class Chat {
   drawGrowing(turn) {
     const atEnd = this.isAtEnd();
     const node = this.log.lastElementChild;
-    node.classList.remove("waiting");
-    renderInto(node.querySelector(".text"), turn.content);
+    fill(node, turn, true);
     node.querySelector(".stats").textContent = turn.stats;
     if (atEnd) this.scrollToEnd();
   }
 
-  turnNode(turn, last) {
-    const text = element("div", { className: "text" });
-    const node = element("article", { className: `turn ${turn.role}`, ariaLabel: turn.role === "user" ? "You" : "Model" }, text);
-    if (turn.role === "user") {
-      text.textContent = turn.content;
-      return node;
-    }
-    const growing = last && this.running !== null;
-    renderInto(text, turn.content);
-    if (growing && !turn.content) node.classList.add("waiting");
-    if (turn.error) node.append(element("p", { className: "error", role: "alert", textContent: turn.error }));
-    node.append(this.foot(turn, last && !growing));
-    return node;
-  }
-
-  foot(turn, regenerable) {
-    const notes = [turn.stats, turn.stopped && "stopped", turn.finish === "length" && "length limit"];
-    const foot = element("footer", {}, element("p", { className: "stats", textContent: notes.filter(Boolean).join(" · ") }));
-    const buttons = element("div", { className: "actions" });
-    if (turn.content) buttons.append(copyButton(() => turn.content));
-    if (regenerable) {
-      const again = element("button", { type: "button", className: "quiet", textContent: turn.error ? "Retry" : "Regenerate" });
-      again.addEventListener("click", () => this.regenerate());
-      buttons.append(again);
-    }
-    foot.append(buttons);
-    return foot;
+  // Draw once more, and go on where the turn is.
+  redraw(index) {
+    this.draw();
+    this.log.children[index]?.querySelector("button")?.focus();
   }
 
   welcome() {
@@ -188,4 +202,19 @@ export class Chat {
   scrollToEnd() {
     this.log.scrollTop = this.log.scrollHeight;
   }
+}
+
+// A turn as the API takes it.
+function message(turn) {
+  if (turn.role === "tool") return { role: "tool", content: turn.content, tool_call_id: turn.call_id };
+  if (!turn.calls?.length) return { role: turn.role, content: turn.content };
+  const calls = turn.calls.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
+  return { role: turn.role, content: turn.content, tool_calls: calls };
+}
+
+// The first part of a call has its id and name, the others more of its arguments.
+function addCall(turn, part) {
+  turn.calls ??= [];
+  const call = (turn.calls[part.index ?? 0] ??= { id: part.id, name: part.function?.name ?? "", arguments: "" });
+  call.arguments += part.function?.arguments ?? "";
 }

@@ -1,7 +1,9 @@
-// What survives a reload. The conversation is kept in localStorage; the API key only as long as the tab is open.
+// What survives a reload. Conversations are kept in localStorage; the API key only as long as the tab is open.
 
 const STATE = "pagemill.playground";
+const CHATS = "pagemill.chats";
 const KEY = "pagemill.key";
+const MAX_CHATS = 200;
 
 const EMPTY = { mode: "chat", turns: [], settings: {}, prompt: "" };
 
@@ -20,6 +22,34 @@ export function save(state) {
     localStorage.setItem(STATE, JSON.stringify(state));
   } catch {
     // Storage is full, or turned off: the conversation then lasts until the page is left.
+  }
+}
+
+// Conversations, the newest first.
+export function loadChats() {
+  try {
+    const chats = JSON.parse(localStorage.getItem(CHATS)) ?? [];
+    return chats.filter((chat) => typeof chat.id === "string" && Array.isArray(chat.turns));
+  } catch {
+    return [];
+  }
+}
+
+// Where there is no room for all of them, the oldest are forgotten.
+export function saveChats(chats) {
+  chats.splice(MAX_CHATS);
+  while (chats.length) {
+    try {
+      localStorage.setItem(CHATS, JSON.stringify(chats));
+      return;
+    } catch {
+      chats.pop();
+    }
+  }
+  try {
+    localStorage.removeItem(CHATS);
+  } catch {
+    // Storage is turned off.
   }
 }
 

@@ -1,8 +1,5 @@
-"""The `ollama` package, and curl as in Ollama's own examples, against /api."""
+"""The `ollama` package against /api."""
 
-import json
-import shutil
-import subprocess
 from collections.abc import Iterator
 
 import ollama
@@ -86,14 +83,3 @@ def test_errors(client):
     assert caught.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match=r"options\.temperature"):
         client.chat("fake", messages=HI, options={"temperature": -1})
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-@pytest.mark.parametrize(("path", "body"), [
-    ("chat", {"model": "fake", "messages": HI}), ("generate", {"model": "fake", "prompt": "Why is the sky blue?"}),
-    ("show", {"model": "fake"}), ("tags", None),
-])  # fmt: skip
-def test_curl_as_in_the_examples(url, path, body):
-    data = [] if body is None else ["-d", json.dumps(body)]
-    done = subprocess.run(["curl", "-s", f"{url}/api/{path}", *data], capture_output=True, check=True)
-    assert all("error" not in json.loads(line) for line in done.stdout.splitlines())

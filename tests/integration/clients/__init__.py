@@ -1,0 +1,1 @@
+"""Clients of other makers against a real server, on an engine that says what it is told."""
