@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT = Path("tests/unit")
-MIRRORED = {Path("tools"): Path("tools"), Path("benchmarks"): Path("benchmarks")}
+MIRRORED = {Path(name): Path(name) for name in ("tools", "benchmarks", "benchmarks/clients")}
 """Folders below tests/unit that mirror one beside the package."""
 SEVERAL = frozenset(
     {
