@@ -8,12 +8,16 @@ from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from pagemill.artifacts import aliases
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any test imports a kernel: Triton reads it only then
+
+for _wait in ("connect", "read", "write", "pool"):  # 5 s by default, which a machine that does much else can take
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _wait, 120.0)
 
 NEEDS = {"browser": "Chromium", "model": "the embedded default model", "gpu": "a CUDA device"}
 NEVER_SKIPPED_IN_CI = ("browser", "model")

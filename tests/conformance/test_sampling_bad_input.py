@@ -105,7 +105,7 @@ def checkpoint(tmp_path_factory):
 def long_answer(url):
     """What a neighbour is told meanwhile."""
     body = {"prompt": "abcdef", "max_tokens": 400, "ignore_eos": True, "seed": 3, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=300) as answer:
         return "".join(
             json.loads(line[6:])["choices"][0]["text"] for line in answer.iter_lines() if line.startswith("data: {")
         )
@@ -114,7 +114,7 @@ def long_answer(url):
 def test_over_http(checkpoint):
     with running_server(checkpoint, "--dtype", "float32", "--cpu-threads", "1") as server:
         undisturbed = long_answer(server.url)
-        with concurrent.futures.ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.url, timeout=60) as client:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.url, timeout=300) as client:
             neighbour = pool.submit(long_answer, server.url)
             for path, prompt in (
                 ("/v1/completions", {"prompt": "ab"}),

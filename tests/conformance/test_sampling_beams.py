@@ -104,16 +104,16 @@ def test_over_http(llm, checkpoint):
     body = {"use_beam_search": True, "n": 3, "max_tokens": 8}
     with running_server(checkpoint, "--dtype", "float32", "--cpu-threads", "1") as server:
         prompts = {"prompt": ["abcdefghijklmnopqrstuvwxyz"] * 2}
-        answer = httpx.post(f"{server.url}/v1/completions", json=body | prompts, timeout=60).json()
+        answer = httpx.post(f"{server.url}/v1/completions", json=body | prompts, timeout=300).json()
         assert [choice["index"] for choice in answer["choices"]] == list(range(6))
         assert [choice["text"] for choice in answer["choices"]] == texts * 2
         assert {choice["finish_reason"] for choice in answer["choices"]} <= {"stop", "length"}
         assert answer["usage"]["completion_tokens"] == 2 * sum(len(item.tokens) - 26 for item in found.sequences)
         assert answer["usage"]["prompt_tokens"] == 52
         chat = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body | chat, timeout=60).json()
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body | chat, timeout=300).json()
         assert [choice["message"]["role"] for choice in answer["choices"]] == ["assistant"] * 3
-        answer = httpx.post(f"{server.url}/v1/completions", json=body | {"prompt": "a", "n": 40}, timeout=60)
+        answer = httpx.post(f"{server.url}/v1/completions", json=body | {"prompt": "a", "n": 40}, timeout=300)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
         assert "--max-logprobs 41" in answer.json()["error"]["message"]
 

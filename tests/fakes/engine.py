@@ -88,10 +88,10 @@ def running_server(
         yield http.url
     finally:
         http.should_exit = True
-        thread.join(10)
+        thread.join(60)
 
 
-def wait_until(condition: Any, timeout_s: float = 5.0) -> None:
+def wait_until(condition: Any, timeout_s: float = 60) -> None:
     """Poll until a condition holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -144,7 +144,7 @@ class Fleet:
         while steps is None or steps:
             if steps is None and len(self.finish) == len(self.tokens):
                 return
-            outputs = await asyncio.wait_for(self.client.outputs(), 5)
+            outputs = await asyncio.wait_for(self.client.outputs(), 60)
             for name, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
                 self.tokens[name].append(token)
             for output in outputs.outputs:
@@ -171,6 +171,6 @@ def requests(count: int, max_tokens: int = 12) -> list[EngineCoreRequest]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.002)

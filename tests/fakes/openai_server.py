@@ -54,7 +54,7 @@ class FakeOpenAIServer:
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=60)
         self._socket.close()
 
     def _app(self) -> FastAPI:

@@ -83,7 +83,7 @@ class Proxy:
         self._delay_s, self._chunk = delay_s, chunk
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _each(self, action: Callable[[_Pair], object]) -> None:
         for pair in self._pairs:

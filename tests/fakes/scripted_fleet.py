@@ -23,7 +23,7 @@ from tests.fakes.scripted_worker import ScriptedWorker, alone
 WORKER = "tests.fakes.scripted_fleet:NotedWorker"
 MAX_LEN = 1024
 STEP_S = 0.002
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 def fleet_config(folder: Path, **settings: Any) -> EngineConfig:

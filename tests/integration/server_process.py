@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 READY = re.compile(r"(http://127\.0\.0\.1:\d+)")
-START_LIMIT_S = 120
+START_LIMIT_S = 300
 
 
 class ServerProcess:
@@ -44,8 +44,8 @@ class ServerProcess:
     def stop(self) -> int:
         """SIGTERM, then the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(30)
-        self._reader.join(5)
+        status = self.process.wait(60)
+        self._reader.join(60)
         if self.process.stdout:
             self.process.stdout.close()
         return status
@@ -62,6 +62,6 @@ def running_server(*arguments: str) -> Iterator[ServerProcess]:
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait()
-        server._reader.join(5)
+        server._reader.join(60)
         if server.process.stdout:
             server.process.stdout.close()

@@ -12,7 +12,7 @@ from pagemill.grammar.translate import translated
 from pagemill.messages.structured_outputs import StructuredOutputsParams
 from tests.fakes.byte_vocabulary import TABLE
 
-PATIENCE_S = 60
+PATIENCE_S = 120
 BOMBS = {
     "repeats": {"regex": "(a{1,300}){300}"},
     "deeper repeats": {"regex": "((a{1,300}){300}){300}"},

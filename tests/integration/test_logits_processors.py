@@ -96,9 +96,9 @@ def test_of_a_path_in_a_server_with_two_workers(checkpoint, example):
     flags = ["--dtype", "float32", "--cpu-threads", "1", "-tp", "2", "--logits-processors", example]
     with running_server(checkpoint, *flags) as server:
         body = {"prompt": PROMPT, "vllm_xargs": {"one_of": [67, 68]}, **PLAIN}
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).json()
         assert set(answer["choices"][0]["text"]) <= set("ab")
-        wrong = httpx.post(f"{server.url}/v1/completions", json=body | {"vllm_xargs": {"one_of": [-1]}}, timeout=60)
+        wrong = httpx.post(f"{server.url}/v1/completions", json=body | {"vllm_xargs": {"one_of": [-1]}}, timeout=300)
         assert wrong.status_code == 400
         assert wrong.json()["error"]["param"] == "vllm_xargs"
         assert "token ids" in wrong.json()["error"]["message"]

@@ -58,6 +58,6 @@ def test_what_cannot_work_is_said_before_anything_is_loaded(checkpoint):
         (["--reasoning-parser", "gpt6"], "unknown reasoning parser 'gpt6'; known: cohere_command3, deepseek_r1"),
     ):
         command = [sys.executable, "-m", "pagemill", "serve", checkpoint, "--port", "0", *flags]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert ended.returncode != 0
         assert message in ended.stderr

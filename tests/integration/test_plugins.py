@@ -32,7 +32,7 @@ def installed(tmp_path_factory):
     source = tmp_path_factory.mktemp("source") / "example"
     subprocess.run(["cp", "-r", EXAMPLE, source], check=True)  # a build leaves files beside its source
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-    subprocess.run([*pip, "--no-build-isolation", "--no-index", "--target", folder, source], check=True, timeout=120)
+    subprocess.run([*pip, "--no-build-isolation", "--no-index", "--target", folder, source], check=True, timeout=300)
     return folder
 
 
@@ -59,7 +59,7 @@ def wait_for(condition):
 
 def run(code, *arguments):
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -84,7 +84,7 @@ def test_all_lines_work_in_a_server_with_two_workers(checkpoint, with_example, m
     with running_server(str(checkpoint), *flags, "--attention-backend", "EXAMPLE_ATTN") as server:
         assert httpx.get(f"{server.url}/example").json() == {"from": "pagemill_example"}
         body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 24}
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).json()
         wait_for(lambda: "24 tokens were generated" in "".join(server.lines))
     assert answer["choices"][0]["text"] == text
     assert len(tokens) == 24

@@ -108,7 +108,7 @@ def test_bad_fields_get_400_and_the_server_lives_on(server, client, field, chang
     ],
 )
 def test_bad_completions_say_what_is_wrong(server, change, status, words):
-    answer = httpx.post(f"{server.url}/v1/completions", json={"model": "tiny", "prompt": "a"} | change, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/completions", json={"model": "tiny", "prompt": "a"} | change, timeout=300)
     assert (answer.status_code, words in answer.json()["error"]["message"]) == (status, True), answer.text
     assert httpx.get(f"{server.url}/health").status_code == 200
 
@@ -130,7 +130,7 @@ def test_a_disconnect_frees_the_engine(server, client):
             next(answer.iter_lines())
     start = time.monotonic()
     client.chat.completions.create(**ASK)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
 
 
 def test_small_endpoints(server):
@@ -149,7 +149,7 @@ def test_sigterm_stops_the_server_cleanly(checkpoint):
 
 def run_cli(*arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "pagemill", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def one_error_line(done: subprocess.CompletedProcess) -> str:

@@ -58,7 +58,7 @@ def test_a_killed_worker_ends_the_engine(checkpoint, children):
         started = time.monotonic()
         with pytest.raises(EngineDeadError, match="worker"):
             llm.generate([[5, 6, 7]], SamplingParams(max_tokens=64, ignore_eos=True), use_tqdm=False)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 60
     assert children() == []
 
 

@@ -7,7 +7,9 @@ import socket
 import struct
 import time
 
-PATIENCE_S = 30
+import psutil
+
+PATIENCE_S = 120
 
 
 def connect(url, rcvbuf=None):
@@ -71,6 +73,13 @@ def reset(sock):
     sock.close()
 
 
+def wait_until_hung_up(sock):
+    """Until the server, which runs in this process, has closed its end; nothing is read meanwhile."""
+    port = sock.getsockname()[1]
+    process = psutil.Process()
+    wait_for(lambda: not any(end.raddr and end.raddr.port == port for end in process.net_connections("tcp")))
+
+
 def is_closed(sock):
     """Whether the server has closed it; reads what there is."""
     sock.setblocking(False)
@@ -90,7 +99,7 @@ def flood(url, begin, chunk, limit=64 * 2**20):
     with connect(url) as sock:
         sock.sendall(begin)
         num_sent = 0
-        sock.settimeout(5)
+        sock.settimeout(20)
         try:
             while num_sent < limit:
                 num_sent += sock.send(chunk)

@@ -40,7 +40,7 @@ def url():
 
 
 def ask(url, prompt, answers, **fields):
-    answers.append(httpx.post(url + PATH, json={"prompt": prompt, "max_tokens": 4} | fields, timeout=60))
+    answers.append(httpx.post(url + PATH, json={"prompt": prompt, "max_tokens": 4} | fields, timeout=300))
 
 
 def test_others_are_answered_while_a_large_body_is_prepared(url):
@@ -50,7 +50,7 @@ def test_others_are_answered_while_a_large_body_is_prepared(url):
     large.start()
     time.sleep(0.2)
     while large.is_alive():
-        assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+        assert httpx.get(f"{url}/health", timeout=300).status_code == 200
         if not num_healthy:
             ask(url, "hi", answers)
         num_healthy += 1
@@ -84,14 +84,14 @@ def test_large_and_small_bodies_get_the_same_answers(url):
 def test_bodies_of_clients_that_left_are_not_prepared(url):
     """One of them may be at work; the others would take three seconds each."""
     ask(url, "warm", [], **PADDING)
-    for _ in range(20):
+    for _ in range(40):
         with connect(url) as sock:
             sock.sendall(post({"prompt": "slow!", "max_tokens": 4} | PADDING, PATH))
             time.sleep(0.02)
     begun, answers = time.monotonic(), []
     ask(url, "hi", answers, **PADDING)
     assert answers[0].status_code == 200
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 60
 
 
 def test_all_bodies_are_large_where_the_tokenizer_may_take_very_long(monkeypatch):

@@ -1,7 +1,6 @@
 """Clients of all manners: those that close half of the connection get their answer, those that close it do not."""
 
 import socket
-import time
 
 import pytest
 
@@ -44,7 +43,7 @@ def test_a_client_that_leaves_is_aborted_soon(stream, version):
         sock.sendall(post({"prompt": "hi", "max_tokens": 200, "stream": stream}, "/v1/completions", version))
         wait_until(lambda: core.num_running == 1)
         sock.close()
-        wait_until(lambda: core.num_running == 0, 2)
+        wait_until(lambda: core.num_running == 0, 60)
         assert len(core.aborted) == 1
 
 
@@ -55,9 +54,9 @@ def test_a_client_that_leaves_while_it_waits_in_the_queue_is_aborted():
         wait_until(lambda: core.num_running == 1)
         second = connect(url)
         second.sendall(post({"prompt": "ho", "max_tokens": 150, "stream": True}))
-        time.sleep(0.2)
+        wait_until(lambda: len(core.seen) == 2)
         second.close()
-        wait_until(lambda: len(core.aborted) == 1, 2)
+        wait_until(lambda: len(core.aborted) == 1, 60)
 
 
 def test_http_1_0_gets_no_chunks():

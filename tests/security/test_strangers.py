@@ -15,16 +15,17 @@ import zmq
 from pagemill.config.sections import KVEventsConfig
 from pagemill.fleet.head import NodeRegistry
 from pagemill.messages.nodes import HeadMessage, NodeHello, NodeMessage, NodeWelcome
-from pagemill.transport.addresses import free_port, tcp_address
+from pagemill.transport.addresses import tcp_address
 from pagemill.transport.codec import Codec
 from pagemill.transport.curve import protect
 from pagemill.transport.handshake import Hello, Role, hello_frames
 from pagemill.transport.kv_event_publisher import KVEventPublisher
 from pagemill.transport.sockets import ClientSocket, ServerSocket
 from pagemill.utils.processes import Child
+from tests.fakes.ports import free_port
 
 SECRET = "a secret of the test's"
-PATIENCE_S = 30
+PATIENCE_S = 120
 MEGABYTE = 1 << 20
 NULL = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 CURVE = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)

@@ -34,7 +34,7 @@ process.run()
 
 def ended(outcome, **options):
     command = [sys.executable, "-c", CODE.format(outcome=outcome)]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, **options)
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=300, **options)
 
 
 @pytest.mark.parametrize("code", [0, 1, 130])
@@ -57,7 +57,7 @@ def test_output_that_nobody_takes_is_a_failure():
     os.close(reader)
     held_back = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-m", "pagemill", "--help"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=held_back, timeout=60)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=held_back, timeout=300)
     os.close(writer)
     assert done.returncode == 120
 

@@ -24,7 +24,9 @@ OPTIONAL_PACKAGES = ("cbor2", "xxhash")
 def modules_loaded_by(code: str) -> set[str]:
     """Top-level packages that a fresh interpreter has loaded after running `code`."""
     report = "\nimport sys; print(' '.join(sorted({name.partition('.')[0] for name in sys.modules})))"
-    done = subprocess.run([sys.executable, "-c", code + report], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code + report], capture_output=True, text=True, check=True, timeout=300
+    )
     return set(done.stdout.split())
 
 

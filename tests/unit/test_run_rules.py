@@ -17,7 +17,7 @@ def run(folder: Path, body: str, ci: bool) -> tuple[int, str]:
     (folder / "test_it.py").write_text("import pytest\n" + body)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CI": "true" if ci else ""}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout
 
 

@@ -20,7 +20,7 @@ PAIRS = sorted((module, name, path) for module, names in NAMES.items() for name,
 def run(code: str, *words: str, cwd: Path | None = None) -> str:
     """What a fresh interpreter prints, or the last line of its error."""
     done = subprocess.run(
-        [sys.executable, *words, *(["-c", code] if code else [])], capture_output=True, text=True, timeout=60, cwd=cwd
+        [sys.executable, *words, *(["-c", code] if code else [])], capture_output=True, text=True, timeout=300, cwd=cwd
     )
     return done.stdout.strip() if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 

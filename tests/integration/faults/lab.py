@@ -115,16 +115,29 @@ class Server:
 
     def status(self, path="/health"):
         """HTTP status of a GET."""
-        return httpx.get(self.url + path, timeout=60).status_code
+        return httpx.get(self.url + path, timeout=300).status_code
 
     def wait_healthy(self):
         wait_for(lambda: self.status() == 200, "health")
 
+    @contextlib.contextmanager
+    def pace(self, step_s):
+        """Meanwhile each step of a scripted worker takes so long, from the next one on. For what must happen before
+        requests are finished, on however slow a machine."""
+        path = self.folder / "step_s"
+        written = path.with_suffix(".new")
+        written.write_text(str(step_s))
+        written.rename(path)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
     def figures(self):
-        return httpx.get(self.url + "/lab/figures", timeout=60).json()
+        return httpx.get(self.url + "/lab/figures", timeout=300).json()
 
     def all_blocks_are_free(self):
-        return httpx.post(self.url + "/lab/reset", timeout=60).json() is True
+        return httpx.post(self.url + "/lab/reset", timeout=300).json() is True
 
     def wait_empty(self):
         """Until no request is left anywhere."""
@@ -138,7 +151,7 @@ class Server:
 
     def wait_gone(self, processes):
         status = self.process.wait(PATIENCE_S)
-        _, alive = psutil.wait_procs(processes[1:], 10)
+        _, alive = psutil.wait_procs(processes[1:], 60)
         assert not alive
         assert not list((self.folder / "s").iterdir()), "the socket folder is left"
         return status

@@ -43,7 +43,8 @@ async def test_disconnects_free_everything(checkpoint):
         rng = random.Random(5)
         for start in range(0, NUM_DISCONNECTS, 50):
             batch = (leave_at_random(server, rng, number) for number in range(start, start + 50))
-            await asyncio.gather(*batch)
+            with server.pace(0.02):  # so that nobody is answered before it leaves
+                await asyncio.gather(*batch)
         server.wait_empty()
         figures = server.figures()
         assert (figures["in_flight"], figures["remembered"]) == (0, 0)
@@ -59,7 +60,7 @@ async def test_memory_stays_flat(checkpoint):
         samples = []
         # Idle connections are given up before the server closes them after 5 s, when a request may be on its way.
         limits = httpx.Limits(keepalive_expiry=2)
-        async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(timeout=300, limits=limits) as client:
 
             async def ask():
                 prompt = [3 + rng.randrange(200) for _ in range(rng.randrange(1, 40))]
@@ -75,7 +76,7 @@ async def test_memory_stays_flat(checkpoint):
         print(f"RSS {samples[0][1]:.1f} to {samples[-1][1]:.1f} MB over {NUM_REQUESTS} requests; {slope:+.2f} MB/1,000")
         if LONG:
             assert slope < MAX_SLOPE
-        assert grown < 10
+        assert grown < (10 if LONG else 30)
         server.wait_empty()
 
 
@@ -116,7 +117,7 @@ async def test_refused_requests_leave_nothing(checkpoint):
     """Whatever is wrong with them, and however large their bodies are."""
     with Server(checkpoint, "--num-gpu-blocks-override", 500, scripted=True) as server:
         samples = []
-        async with httpx.AsyncClient(timeout=120) as client:
+        async with httpx.AsyncClient(timeout=300) as client:
             for done in range(NUM_REFUSED_ROUNDS):
                 for path, body, status in REFUSED:
                     answer = await client.post(server.url + path, json=body)
@@ -140,7 +141,7 @@ async def test_refused_requests_leave_nothing(checkpoint):
         )
         if LONG:
             assert slope < MAX_SLOPE
-        assert grown < 10
+        assert grown < (10 if LONG else 30)
         assert server.status() == 200
 
 

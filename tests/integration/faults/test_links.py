@@ -60,7 +60,7 @@ async def calm(server, calm_of, requests):
 
 def why(server, path):
     """The status of a GET, and what it says."""
-    response = httpx.get(server.url + path, timeout=60)
+    response = httpx.get(server.url + path, timeout=300)
     return response.status_code, response.text
 
 

@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from pagemill.messages.fleet import EngineDown, EngineUp
-from pagemill.transport.addresses import free_port
 from pagemill.utils.processes import Child
 from tests.fakes.node_processes import TIMEOUT_S
+from tests.fakes.ports import free_port
 from tests.fakes.proxy import Proxy
 from tests.fakes.scripted_fleet import PATIENCE_S, FrontEnd
 from tests.integration.faults.lab import long_only

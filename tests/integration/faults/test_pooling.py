@@ -26,11 +26,12 @@ async def ask(client, server, prompt):
 
 
 async def test_a_killed_core_loses_no_vector(server):
-    async with httpx.AsyncClient(timeout=120) as client:
-        tasks = [asyncio.ensure_future(ask(client, server, prompt)) for prompt in PROMPTS]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        assert sum(task.done() for task in tasks) < len(tasks)
-        pid = server.kill("engine core 0")
+    async with httpx.AsyncClient(timeout=300) as client:
+        with server.pace(0.25):
+            tasks = [asyncio.ensure_future(ask(client, server, prompt)) for prompt in PROMPTS]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            assert sum(task.done() for task in tasks) < len(tasks)
+            pid = server.kill("engine core 0")
         assert await asyncio.gather(*tasks) == [vector_alone(prompt) for prompt in PROMPTS]
     assert server.pid("engine core 0") != pid
     server.wait_empty()

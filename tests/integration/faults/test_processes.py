@@ -1,11 +1,12 @@
 """Which processes there are, what they are called, and that they need no place to write their logs to."""
 
+import contextlib
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
-from pagemill.transport.addresses import free_port
 from tests.integration.faults.lab import Server, wait_for
 from tests.integration.faults.traffic import ask_all, asks, same
 
@@ -36,12 +37,11 @@ async def test_counts_and_titles(checkpoint, arguments, titles):
 
 
 async def test_a_full_disk_for_logs(checkpoint):
-    port = free_port()
     with (
         Path("/dev/full").open("wb") as full,
-        Server(checkpoint, "--port", port, scripted=True, stderr=full, ready=False) as server,
+        Server(checkpoint, scripted=True, stderr=full, ready=False) as server,
     ):
-        server.url = f"http://127.0.0.1:{port}"
+        server.url = wait_for(lambda: url_of(server), "a port")
         wait_for(lambda: answers(server), "readiness")
         requests = asks(8, max_tokens=40)
         calm = await ask_all(server, requests)
@@ -50,6 +50,15 @@ async def test_a_full_disk_for_logs(checkpoint):
         server.wait_healthy()
         assert same(await ask_all(server, requests), calm)
         server.stop()
+
+
+def url_of(server):
+    """Where it listens, which no log tells."""
+    with contextlib.suppress(psutil.Error):
+        for end in psutil.Process(server.process.pid).net_connections("tcp"):
+            if end.status == psutil.CONN_LISTEN:
+                return f"http://127.0.0.1:{end.laddr.port}"
+    return None
 
 
 def answers(server):

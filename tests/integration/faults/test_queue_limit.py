@@ -3,26 +3,30 @@ and a front end that dies takes nothing of it along."""
 
 import asyncio
 import os
+import re
 import signal
 
 import httpx
 import pytest
 
-from tests.integration.faults.lab import Server, long_only, wait_for
+from tests.integration.faults.lab import PATIENCE_S, Server, long_only, wait_for
 from tests.integration.faults.traffic import Traffic, asks
 
+WAITS_ONE = re.compile(r"^vllm:num_requests_waiting\{.*\} 1\.0$", re.MULTILINE)
 LIMITS = ("--max-num-seqs", 4, "--max-num-queued-reqs", 1)
 
 
 async def in_flight(server, traffic, num_refused):
     """Wait until so many were refused and the others run or wait; the refusals."""
-    for _ in range(600):
-        refused = [answer for answer in traffic.answers_so_far if answer.status == 503]
-        if len(refused) >= num_refused:
-            break
-        await asyncio.sleep(0.05)
+
+    def refused():
+        return [answer for answer in traffic.answers_so_far if answer.status == 503]
+
+    async with asyncio.timeout(PATIENCE_S):
+        while len(refused()) < num_refused:
+            await asyncio.sleep(0.05)
     await asyncio.sleep(0.3)
-    return [answer for answer in traffic.answers_so_far if answer.status == 503]
+    return refused()
 
 
 @pytest.mark.parametrize("counts", [(1, 3), (2, 2), *long_only((2, 1))], ids=str)
@@ -31,7 +35,7 @@ async def test_engines_and_api_servers_accept_exactly_what_they_promise(checkpoi
     room = 4 * num_engines + 1
     arguments = ("--data-parallel-size", num_engines, "--api-server-count", num_servers, *LIMITS)
     with Server(checkpoint, *arguments, scripted=True, LAB_STEP_S=0.2) as server:
-        async with Traffic(server, asks(20, max_tokens=100, stream=True)) as traffic:
+        async with Traffic(server, asks(20, max_tokens=490, stream=True)) as traffic:
             refused = await in_flight(server, traffic, 20 - room)
             assert len(refused) == 20 - room
             assert all(answer.error["code"] == "engine_overloaded" for answer in refused)
@@ -39,7 +43,7 @@ async def test_engines_and_api_servers_accept_exactly_what_they_promise(checkpoi
             if num_servers > 1:
                 await one_dies(server)
         server.wait_empty()
-        async with Traffic(server, asks(room + 2, max_tokens=100, stream=True)) as traffic:
+        async with Traffic(server, asks(room + 2, max_tokens=490, stream=True)) as traffic:
             assert len(await in_flight(server, traffic, 2)) == 2
 
 
@@ -53,12 +57,14 @@ async def one_dies(server):
 async def test_prompt_tokens_that_wait_are_limited(checkpoint):
     arguments = ("--max-num-seqs", 1, "--max-num-queued-tokens", 100)
     with Server(checkpoint, *arguments, scripted=True, LAB_STEP_S=0.2) as server:
-        async with Traffic(server, asks(1, max_tokens=100, stream=True)) as traffic:
+        async with Traffic(server, asks(1, max_tokens=490, stream=True)) as traffic:
             await traffic.until(1)
             body = {"prompt": [7] * 60, "max_tokens": 1}
-            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
                 waiting = asyncio.create_task(client.post("/v1/completions", json=body))
-                await asyncio.sleep(0.5)
+                async with asyncio.timeout(PATIENCE_S):
+                    while not WAITS_ONE.search((await client.get("/metrics")).text):
+                        await asyncio.sleep(0.05)
                 refused = await client.post("/v1/completions", json=body)
                 assert refused.status_code == 503 and "--max-num-queued-tokens" in refused.text
                 metrics = (await client.get("/metrics")).text

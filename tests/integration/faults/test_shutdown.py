@@ -32,11 +32,12 @@ async def test_sigterm_drains(checkpoint, num_api_servers):
         calm = await ask_all(server, requests)
         processes = server.tree()
         async with Traffic(server, requests) as traffic:
-            await traffic.until(3)
-            server.process.send_signal(signal.SIGTERM)
-            refused = wait_for(lambda: refusal(server), "503")
-            assert refused.headers["retry-after"]
-            assert traffic.is_running()
+            with server.pace(0.5):
+                await traffic.until(3)
+                server.process.send_signal(signal.SIGTERM)
+                refused = wait_for(lambda: refusal(server), "503")
+                assert refused.headers["retry-after"]
+                assert traffic.is_running()
             assert same(await traffic.answers(), calm)
         assert server.wait_gone(processes) == 0
         with socket.create_server(("127.0.0.1", port_of(server))):
@@ -44,22 +45,22 @@ async def test_sigterm_drains(checkpoint, num_api_servers):
 
 
 def refusal(server):
-    answer = httpx.post(server.url + "/v1/completions", json={"prompt": [5], "max_tokens": 1}, timeout=60)
+    answer = httpx.post(server.url + "/v1/completions", json={"prompt": [5], "max_tokens": 1}, timeout=300)
     return answer if answer.status_code == 503 else None
 
 
 @FRONT_ENDS
 async def test_a_second_signal_ends_at_once(checkpoint, num_api_servers):
-    with start(checkpoint, num_api_servers, LAB_STEP_S=0.1) as server:
+    with start(checkpoint, num_api_servers, "--shutdown-timeout", 300, LAB_STEP_S=0.5) as server:
         processes = server.tree()
         async with Traffic(server, [ENDLESS | {"stream": True}] * 4) as traffic:
-            await traffic.until(3)
+            await traffic.until(1)
             server.process.send_signal(signal.SIGTERM)
             wait_for(lambda: refusal(server), "503")
             begin = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             assert server.wait_gone(processes) == 0
-            assert time.monotonic() - begin < 10, "it would drain for 30 s"
+            assert time.monotonic() - begin < 120, "it would drain for 250 s"
         assert "Traceback" not in server.log
 
 
@@ -87,6 +88,14 @@ def test_sigterm_during_start_up(checkpoint, num_api_servers):
 @pytest.mark.parametrize("ready", [True, False], ids=["serving", "starting"])
 @pytest.mark.parametrize("number", [signal.SIGHUP, *long_only(signal.SIGUSR2)])
 def test_signals_that_do_what_sigterm_does(checkpoint, number, ready):
+    previous = signal.signal(number, signal.SIG_DFL)  # or nohup, and all below it, would not hear of SIGHUP
+    try:
+        check_signal(checkpoint, number, ready)
+    finally:
+        signal.signal(number, previous)
+
+
+def check_signal(checkpoint, number, ready):
     with start(checkpoint, 1, ready=ready) as server:
         if not ready:
             (server.folder / "hold").touch()
@@ -124,17 +133,23 @@ def test_sigterm_at_any_moment_of_the_start(checkpoint):
 
 @pytest.mark.parametrize("arguments", [("-tp", 2), *long_only(("-dp", 2))], ids=["tp", "dp"])
 async def test_children_die_with_a_parent_that_is_killed(checkpoint, arguments):
-    shared_memory = set(Path("/dev/shm").iterdir())
     with Server(checkpoint, *arguments, scripted=True, LAB_STEP_S=0.01) as server:
         async with Traffic(server, [ENDLESS | {"stream": True}] * 4) as traffic:
             await traffic.until(3)
             processes = server.tree()
+            shared_memory = [path for process in processes for path in shared_by(process)]
             server.process.kill()
-            _, alive = psutil.wait_procs(processes[1:], 20)
+            _, alive = psutil.wait_procs(processes[1:], 60)
             assert not alive
-        assert set(Path("/dev/shm").iterdir()) <= shared_memory
+        assert not [path for path in shared_memory if path.exists()]
         base = server.folder / "s"
         left = list(base.iterdir())
         with Server(checkpoint, scripted=True, PAGEMILL_RPC_BASE_PATH=base):
             assert not [folder for folder in left if folder.exists()]
             assert [folder.name.startswith(PREFIX) for folder in base.iterdir()] == [True]
+
+
+def shared_by(process):
+    """Files in /dev/shm that a process has mapped; what others have there is theirs."""
+    lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    return [Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line]

@@ -8,7 +8,7 @@ from tests.integration.faults.lab import Server, signal, wait_for
 from tests.integration.faults.traffic import Traffic, ask_all, asks, same
 from tests.integration.faults.worker import HANG
 
-TIMEOUTS = ("--engine-stall-timeout", 1, "--engine-hang-timeout", 2.5)
+TIMEOUTS = ("--engine-stall-timeout", 2, "--engine-hang-timeout", 8)
 
 
 @pytest.fixture(scope="module")

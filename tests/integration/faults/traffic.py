@@ -70,7 +70,7 @@ class Traffic:
         self.answers_so_far = [Answer() for _ in requests]
         self._requests = requests
         self._client = httpx.AsyncClient(
-            timeout=patience_s, limits=httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            timeout=patience_s, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
         )
         self.tasks = []
 

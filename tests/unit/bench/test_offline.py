@@ -33,7 +33,7 @@ def test_throughput():
     llm = FakeLLM(0.05)
     result = measure_throughput(llm, WORK)
     assert (result.num_requests, result.num_prompt_tokens, result.num_output_tokens) == (2, 4, 6)
-    assert 0.05 <= result.duration_s < 0.5
+    assert 0.05 <= result.duration_s < 60
     assert result.output_tokens_per_s == pytest.approx(6 / result.duration_s)
     assert result.total_tokens_per_s == pytest.approx(10 / result.duration_s)
     assert result.requests_per_s == pytest.approx(2 / result.duration_s)

@@ -18,7 +18,7 @@ def modules_loaded_by(*argv: str) -> set[str]:
         "import sys; from pagemill.cli.main import main; code = main(sys.argv[1:])\n"
         "print('\\nLOADED', *{name.partition('.')[0] for name in sys.modules}); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=True, timeout=300)
     return set(done.stdout.rpartition("LOADED")[2].split())
 
 

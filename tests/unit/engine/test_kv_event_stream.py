@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from pagemill.config.sections import KVEventsConfig
 from pagemill.errors import ConfigError
-from pagemill.transport.addresses import free_port
 from tests.fakes.engine_setup import Client, chunked, core_request, full, make_core, mamba, sliding
 from tests.fakes.kv_subscriber import StrictSubscriber, documented_subscriber, findable
+from tests.fakes.ports import free_port
 
 Subscriber = documented_subscriber()
 LAYERS = (

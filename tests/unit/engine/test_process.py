@@ -38,7 +38,7 @@ def case(tmp_path):
 
 
 def connect(address, role=Role.API_SERVER, index=0):
-    return ClientSocket(address, Hello(secret="s", role=role, index=index), timeout_s=10)
+    return ClientSocket(address, Hello(secret="s", role=role, index=index), timeout_s=60)
 
 
 def say(connection, call):
@@ -50,13 +50,13 @@ def test_a_front_end_that_connects_again_has_forgotten_what_it_asked_for(case):
     _, loop, address = case
     first, other = connect(address), connect(address, index=1)
     say(first, CoreCall(1, "a"))
-    assert loop.inbox.get(timeout=10) == (0, CoreCall(1, "a"))
+    assert loop.inbox.get(timeout=60) == (0, CoreCall(1, "a"))
     say(other, CoreCall(2, "b"))
-    assert loop.inbox.get(timeout=10) == (1, CoreCall(2, "b"))
+    assert loop.inbox.get(timeout=60) == (1, CoreCall(2, "b"))
     second = connect(address)
     say(second, CoreCall(3, "c"))
-    assert loop.inbox.get(timeout=10) == (0, FrontEndGone(0))
-    assert loop.inbox.get(timeout=10) == (2, CoreCall(3, "c"))
+    assert loop.inbox.get(timeout=60) == (0, FrontEndGone(0))
+    assert loop.inbox.get(timeout=60) == (2, CoreCall(3, "c"))
     say(first, CoreCall(4, "late, from the dead"))
     time.sleep(0.1)
     assert loop.inbox.empty()
@@ -72,9 +72,9 @@ def test_only_the_supervisor_says_who_is_gone(case):
     supervisor = connect(address, Role.SUPERVISOR)
     say(liar, FrontEndGone(7))
     say(liar, CoreCall(1, "a"))
-    assert loop.inbox.get(timeout=10) == (1, CoreCall(1, "a"))
+    assert loop.inbox.get(timeout=60) == (1, CoreCall(1, "a"))
     say(supervisor, FrontEndGone(7))
-    assert loop.inbox.get(timeout=10) == (0, FrontEndGone(0))
+    assert loop.inbox.get(timeout=60) == (0, FrontEndGone(0))
     say(supervisor, FrontEndGone(8))
     say(supervisor, CoreCall(1, "the answer would go to a front end"))
     time.sleep(0.1)
@@ -88,16 +88,16 @@ def test_what_a_lost_connection_had_asked_for_is_aborted_and_answered_to_nobody(
     server, loop, address = case
     first = connect(address)
     say(first, CoreCall(1, "a"))
-    number, _ = loop.inbox.get(timeout=10)
+    number, _ = loop.inbox.get(timeout=60)
     second = connect(address)
-    assert loop.inbox.get(timeout=10) == (number, FrontEndGone(number))
+    assert loop.inbox.get(timeout=60) == (number, FrontEndGone(number))
     server.send(number, CallResult(1, value="for the one before"))
     say(second, CoreCall(2, "b"))
-    new_number, _ = loop.inbox.get(timeout=10)
+    new_number, _ = loop.inbox.get(timeout=60)
     server.send(new_number, CallResult(2, value="for this one"))
     assert REPORTS.decode(second.receive(10)) == CallResult(2, value="for this one")
     second.close()
-    assert loop.inbox.get(timeout=10) == (new_number, FrontEndGone(new_number))
+    assert loop.inbox.get(timeout=60) == (new_number, FrontEndGone(new_number))
     first.close()
 
 
@@ -114,7 +114,7 @@ def test_whoever_sent_what_cannot_be_read_is_told(case):
     assert "could not read" in REPORTS.decode(front_end.receive(10)).error
     assert loop.inbox.empty()
     front_end.send([b"\xc1 no message at all"])
-    assert loop.inbox.get(timeout=10) == (0, FrontEndGone(0))
+    assert loop.inbox.get(timeout=60) == (0, FrontEndGone(0))
     with pytest.raises(PeerGoneError, match="introduce yourself"):
         front_end.receive(10)
     front_end.close()
@@ -124,7 +124,7 @@ def test_a_core_whose_mail_fails_ends(case):
     server, loop, address = case
     connection = connect(address)
     say(connection, CoreCall(1, "a"))
-    loop.inbox.get(timeout=10)
+    loop.inbox.get(timeout=60)
     server.send(0, CallResult(1, value=object()))
     deadline = time.monotonic() + 10
     while loop._failure is None:

@@ -27,7 +27,7 @@ def test_it_waits_until_something_is_known_of_every_engine():
     thread.join(0.05)
     assert thread.is_alive()
     ups(up(1))
-    thread.join(10)
+    thread.join(60)
     assert results == [[up(0), up(1)]]
 
 
@@ -40,7 +40,7 @@ def test_an_engine_that_is_down_is_not_waited_for_but_one_must_be_up():
     thread.join(0.05)
     assert thread.is_alive()
     ups(up(0, 1))
-    thread.join(10)
+    thread.join(60)
     assert results == [[up(0, 1)]]
 
 

@@ -13,7 +13,7 @@ from pagemill.messages.fleet import EngineUp
 from pagemill.messages.waves import StartWave
 from pagemill.transport.handshake import new_secret
 
-PATIENCE_S = 30
+PATIENCE_S = 120
 UP = EngineUp(0, 0, "ipc:///nowhere", EngineReady(max_model_len=64, vocab_size=8, num_blocks=9, block_size=16))
 
 

@@ -84,7 +84,7 @@ async def test_a_sender_that_blocks_holds_up_nobody_and_loses_no_question():
 
     def blocked(counts):
         first.set()
-        free.wait(10)
+        free.wait(60)
         two.sent.append((0, counts))
         two.pool.take(0, counts)
 

@@ -240,7 +240,7 @@ def test_endless_templates_are_stopped(monkeypatch, source):
     start = time.monotonic()
     with pytest.raises(RequestError, match=r"runs for more than 0.1 s"):
         render(source, [USER])
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 60
 
 
 def test_the_clock_is_not_a_variable_of_the_template():

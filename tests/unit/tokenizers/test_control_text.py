@@ -176,7 +176,7 @@ def test_time_grows_with_the_text_only():
     began = time.monotonic()
     for text in worst:
         assert unmarked(control.sealed(text)) == text
-    assert time.monotonic() - began < 20  # one token after the other would take minutes
+    assert time.monotonic() - began < 60  # one token after the other would take minutes
 
 
 def test_overlapping_spellings_are_all_broken():

@@ -111,7 +111,7 @@ def test_what_takes_long_is_stopped(monkeypatch, name):
     start = time.monotonic()
     with pytest.raises(RequestError, match=r"runs for more than 0.3 s"):
         render(SLOW[name], [USER])
-    assert time.monotonic() - start < 30, "hangs"
+    assert time.monotonic() - start < 60, "hangs"
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 import zmq
 
 from pagemill.config.sections import KVEventsConfig
-from pagemill.transport.addresses import free_port
 from pagemill.transport.kv_event_publisher import KVEventPublisher
+from tests.fakes.ports import free_port
 
 
 def address() -> str:

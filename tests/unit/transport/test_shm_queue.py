@@ -84,17 +84,17 @@ def test_every_reader_gets_every_message():
     with queue(3) as (writer, readers):
         for number in range(100):
             message = [b"%d" % number, bytes(number), b""]
-            writer.put(message, 1)
+            writer.put(message, 60)
             for reader in readers:
-                assert plain(reader.get(1)) == message
+                assert plain(reader.get(60)) == message
         assert [reader.get(0) for reader in readers] == [None] * 3
 
 
 def test_frames_belong_to_the_reader():
     with queue(num_slots=1) as (writer, (reader,)):
-        writer.put([b"first"], 1)
-        frames = reader.get(1)
-        writer.put([b"other"], 1)
+        writer.put([b"first"], 60)
+        frames = reader.get(60)
+        writer.put([b"other"], 60)
         assert bytes(frames[0]) == b"first" and not frames[0].readonly
 
 
@@ -106,13 +106,13 @@ def test_messages_of_any_size_arrive_in_order(messages, num_slots):
 
         def read(index):
             while len(received[index]) < len(messages):
-                received[index].append(plain(readers[index].get(5)))
+                received[index].append(plain(readers[index].get(60)))
 
         threads = [threading.Thread(target=read, args=(index,)) for index in range(2)]
         for thread in threads:
             thread.start()
         for message in messages:
-            writer.put(message, 5)
+            writer.put(message, 60)
         for thread in threads:
             thread.join()
         assert received == [messages, messages]
@@ -121,17 +121,17 @@ def test_messages_of_any_size_arrive_in_order(messages, num_slots):
 def test_a_full_queue_times_out_and_names_the_slow_reader():
     with queue(2, num_slots=2) as (writer, (fast, slow)):
         for _ in range(2):
-            writer.put([b"x"], 1)
-        fast.get(1)
+            writer.put([b"x"], 60)
+        fast.get(60)
         started = time.monotonic()
         with pytest.raises(TimeoutError, match="reader 1"):
             writer.put([b"lost"], 0.05)
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 60
         for _ in range(2):
-            slow.get(1)
-        fast.get(1)
-        writer.put([b"later"], 1)
-        assert plain(fast.get(1)) == plain(slow.get(1)) == [b"later"]
+            slow.get(60)
+        fast.get(60)
+        writer.put([b"later"], 60)
+        assert plain(fast.get(60)) == plain(slow.get(60)) == [b"later"]
 
 
 def test_a_message_cut_off_half_way_is_dropped_by_the_readers():
@@ -139,8 +139,8 @@ def test_a_message_cut_off_half_way_is_dropped_by_the_readers():
         with pytest.raises(TimeoutError):
             writer.put([bytes(1000)], 0.01)
         assert reader.get(0.01) is None
-        writer.put([b"whole"], 1)
-        assert plain(reader.get(1)) == [b"whole"]
+        writer.put([b"whole"], 60)
+        assert plain(reader.get(60)) == [b"whole"]
 
 
 def test_a_message_over_the_limit_is_dropped():
@@ -151,11 +151,11 @@ def test_a_message_over_the_limit_is_dropped():
         contextlib.closing(QueueReader(reader_end, limits)) as reader,
     ):
         for message in ([b"x"] * 3, [bytes(101)], [bytes(90), bytes(90)], [bytes(1000)]):
-            writer.put(message, 1)
+            writer.put(message, 60)
             with pytest.raises(TransportError):
-                reader.get(1)
-        writer.put([b"fine"], 1)
-        assert plain(reader.get(1)) == [b"fine"]
+                reader.get(60)
+        writer.put([b"fine"], 60)
+        assert plain(reader.get(60)) == [b"fine"]
 
 
 @given(st.binary(max_size=100), st.integers(0, 2**64 - 1), st.integers(0, 3))
@@ -167,10 +167,10 @@ def test_noise_in_the_memory_is_a_transport_error_or_a_message(noise, size, flag
             payload[: len(noise)] = noise
         ring.publish(0, size, flags | FIRST | LAST)
         with contextlib.suppress(TransportError):
-            reader.get(1)
+            reader.get(60)
         writer._next = 1
-        writer.put([b"fine"], 1)
-        assert plain(reader.get(1)) == [b"fine"]
+        writer.put([b"fine"], 60)
+        assert plain(reader.get(60)) == [b"fine"]
 
 
 def test_memory_that_is_not_a_queue():
@@ -183,31 +183,31 @@ def test_memory_that_is_not_a_queue():
 
 def test_both_sides_notice_the_end():
     with queue() as (writer, (reader,)):
-        writer.put([b"last words"], 1)
+        writer.put([b"last words"], 60)
         writer.close()
-        assert plain(reader.get(1)) == [b"last words"]
+        assert plain(reader.get(60)) == [b"last words"]
         with pytest.raises(PeerGoneError):
-            reader.get(1)
+            reader.get(60)
     with queue(num_slots=1) as (writer, (reader,)):
-        writer.put([b"x"], 1)
+        writer.put([b"x"], 60)
         reader.close()
         with pytest.raises(PeerGoneError):
-            writer.put([b"x"], 1)
+            writer.put([b"x"], 60)
 
 
 def test_waiting_for_any_of_several_queues():
     with queue() as (writer, (reader,)), queue() as (other_writer, (other,)):
         assert not wait_any([reader, other], 0.01)
-        timer = threading.Timer(0.05, other_writer.put, ([b"x"], 1))
+        timer = threading.Timer(0.05, other_writer.put, ([b"x"], 60))
         timer.start()
-        assert wait_any([reader, other], 5)
+        assert wait_any([reader, other], 60)
         assert not reader.has_message() and other.has_message()
         timer.join()
         writer.close()
-        assert plain(other.get(1)) == [b"x"]
+        assert plain(other.get(60)) == [b"x"]
         started = time.monotonic()
-        assert not wait_any([reader, other], 5)
-        assert time.monotonic() - started < 1
+        assert not wait_any([reader, other], 300)
+        assert time.monotonic() - started < 60
 
 
 def test_between_processes():
@@ -215,35 +215,35 @@ def test_between_processes():
         noise = random.Random(0)
         for _ in range(200):
             message = [noise.randbytes(noise.randrange(3000)) for _ in range(noise.randrange(1, 5))]
-            writer.put(message, 20)
+            writer.put(message, 60)
             for back in backs:
-                assert plain(back.get(20)) == message
+                assert plain(back.get(60)) == message
 
 
 @pytest.mark.slow
 def test_a_killed_reader_is_noticed_by_who_waits_for_it():
     with echo_processes(2) as (writer, backs, children):
-        writer.put([b"x"], 20)
+        writer.put([b"x"], 60)
         for back in backs:
-            back.get(20)
+            back.get(60)
         killer = threading.Timer(0.1, os.kill, (children[1].pid, signal.SIGKILL))
         killer.start()
         started = time.monotonic()
         with pytest.raises(PeerGoneError):
-            backs[1].get(20)
-        assert time.monotonic() - started < 2
+            backs[1].get(300)
+        assert time.monotonic() - started < 60
         with pytest.raises(PeerGoneError):
             for _ in range(1000):
-                writer.put([b"x"], 5)
-                backs[0].get(5)
+                writer.put([b"x"], 60)
+                backs[0].get(60)
         killer.join()
 
 
 @pytest.mark.slow
 def test_waiting_costs_no_processor_time():
     with echo_processes(1) as (writer, (back,), (child,)):
-        writer.put([b"x"], 20)
-        back.get(20)
+        writer.put([b"x"], 60)
+        back.get(60)
 
         def seconds():
             here = resource.getrusage(resource.RUSAGE_SELF)

@@ -44,7 +44,7 @@ def running(server, answer=True):
 
     def run():
         while not stop.is_set():
-            message = server.receive(5)
+            message = server.receive(60)
             if message is not None:
                 received.append(message)
                 if answer:
@@ -57,7 +57,7 @@ def running(server, answer=True):
     finally:
         stop.set()
         server.wake()
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -80,9 +80,9 @@ def wait_for(condition):
 
 
 def test_messages_go_both_ways(server):
-    with running(server), contextlib.closing(ClientSocket(server.address, hello(3), timeout_s=5)) as client:
+    with running(server), contextlib.closing(ClientSocket(server.address, hello(3), timeout_s=60)) as client:
         client.send([b"body", bytes(200_000)])
-        assert [bytes(frame) for frame in client.receive(5)] == [b"body", bytes(200_000)]
+        assert [bytes(frame) for frame in client.receive(60)] == [b"body", bytes(200_000)]
         assert [(peer.role, peer.index) for peer in server.peers] == [(Role.API_SERVER, 3)]
         assert client.receive(0.01) is None
     assert not server.dropped
@@ -90,7 +90,7 @@ def test_messages_go_both_ways(server):
 
 async def test_from_an_event_loop(server):
     with running(server):
-        client = await AsyncClientSocket.connect(server.address, hello(), timeout_s=5)
+        client = await AsyncClientSocket.connect(server.address, hello(), timeout_s=60)
         for size in (1, 100_000):
             await client.send([b"body", bytes(size)])
             assert [bytes(frame) for frame in await client.receive()] == [b"body", bytes(size)]
@@ -104,7 +104,7 @@ async def test_several_front_ends_and_several_cores(folder):
             stack.callback(server.close)
             stack.enter_context(running(server))
         pairs = [(index, server) for index in range(3) for server in servers]
-        clients = [await AsyncClientSocket.connect(s.address, hello(index), timeout_s=5) for index, s in pairs]
+        clients = [await AsyncClientSocket.connect(s.address, hello(index), timeout_s=60) for index, s in pairs]
         for number, client in enumerate(clients):
             await client.send([b"%d" % number])
         answers = await asyncio.gather(*(client.receive() for client in clients))
@@ -124,7 +124,7 @@ def test_who_does_not_belong_is_refused_on_both_sides(server, changes, says, cap
     logging.getLogger("pagemill").addHandler(caplog.handler)
     try:
         with running(server), pytest.raises(HandshakeError, match=says):
-            ClientSocket(server.address, hello(**changes), timeout_s=5)
+            ClientSocket(server.address, hello(**changes), timeout_s=60)
     finally:
         logging.getLogger("pagemill").removeHandler(caplog.handler)
     assert server.peers == [] and server.dropped == {"refused": 1}
@@ -134,15 +134,16 @@ def test_who_does_not_belong_is_refused_on_both_sides(server, changes, says, cap
 async def test_who_has_another_secret_does_not_get_in(server):
     """Through a file it is told why; over tcp nothing of it arrives."""
     is_file = server.address.startswith("ipc")
+    patience_s = 60 if is_file else 1  # over tcp there is no answer to wait for
     says = "secret is wrong" if is_file else "does not answer who has this secret"
     with running(server):
         with pytest.raises(HandshakeError if is_file else NotLetInError, match=says):
-            ClientSocket(server.address, hello(secret="wrong"), timeout_s=1)
+            ClientSocket(server.address, hello(secret="wrong"), timeout_s=patience_s)
         with pytest.raises(HandshakeError, match="secret is wrong" if is_file else "did not answer"):
-            await AsyncClientSocket.connect(server.address, hello(secret="wrong"), timeout_s=1)
+            await AsyncClientSocket.connect(server.address, hello(secret="wrong"), timeout_s=patience_s)
         with raw_dealer(server, has_key=False) as stranger:
             stranger.send_multipart(hello_frames(hello()))
-            assert bool(stranger.poll(1000)) == is_file, "the right secret, and no key"
+            assert bool(stranger.poll(60_000 if is_file else 1000)) == is_file, "the right secret, and no key"
     assert server.dropped == ({"refused": 2} if is_file else {})
 
 
@@ -154,7 +155,7 @@ def test_wrong_secrets_do_not_fill_the_log(folder, caplog):
                 for _ in range(300):
                     stranger.send_multipart(hello_frames(hello(secret="wrong")))
                 for _ in range(300):
-                    assert stranger.poll(5000)
+                    assert stranger.poll(60_000)
                     stranger.recv_multipart()
             assert server.dropped == {"refused": 300}
     finally:
@@ -180,16 +181,16 @@ def test_strangers_and_noise_are_dropped_and_counted(server):
         wait_for(lambda: server.dropped.total() == 6)
         assert server.dropped == {"stranger": 2, "refused": 2, "oversized": 2}
         assert received == []
-        with contextlib.closing(ClientSocket(server.address, hello(), timeout_s=5)) as client:
+        with contextlib.closing(ClientSocket(server.address, hello(), timeout_s=60)) as client:
             client.send([b"still here"])
-            assert bytes(client.receive(5)[0]) == b"still here"
+            assert bytes(client.receive(60)[0]) == b"still here"
 
 
 def test_a_peer_that_sends_too_much_loses_the_message_only(server):
-    with running(server) as received, contextlib.closing(ClientSocket(server.address, hello(), timeout_s=5)) as client:
+    with running(server) as received, contextlib.closing(ClientSocket(server.address, hello(), timeout_s=60)) as client:
         client.send([b"x"] * (LIMITS.max_frames + 1))
         client.send([b"fine"])
-        assert bytes(client.receive(5)[0]) == b"fine"
+        assert bytes(client.receive(60)[0]) == b"fine"
     assert len(received) == 1 and server.dropped == {"oversized": 1}
 
 
@@ -203,9 +204,9 @@ def test_bytes_that_are_not_zmq(server):
         for noise in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" + bytes(8) + b"\x7f" * 100):
             with socket.create_connection((host, int(port))) as stranger:
                 stranger.sendall(noise)
-        with contextlib.closing(ClientSocket(server.address, hello(), timeout_s=5)) as client:
+        with contextlib.closing(ClientSocket(server.address, hello(), timeout_s=60)) as client:
             client.send([b"still here"])
-            assert bytes(client.receive(5)[0]) == b"still here"
+            assert bytes(client.receive(60)[0]) == b"still here"
 
 
 def test_a_frame_over_the_limit_ends_the_connection(server):
@@ -213,9 +214,9 @@ def test_a_frame_over_the_limit_ends_the_connection(server):
         peer.send_multipart(hello_frames(hello()))
         wait_for(lambda: server.peers)
         peer.send(bytes(LIMITS.max_frame_bytes + 1))
-        with contextlib.closing(ClientSocket(server.address, hello(1), timeout_s=5)) as client:
+        with contextlib.closing(ClientSocket(server.address, hello(1), timeout_s=60)) as client:
             client.send([b"still here"])
-            assert bytes(client.receive(5)[0]) == b"still here"
+            assert bytes(client.receive(60)[0]) == b"still here"
         assert len(received) == 1
 
 
@@ -252,7 +253,7 @@ def test_a_peer_that_does_not_read_blocks_nobody_for_long(folder):
             with pytest.raises(PeerGoneError, match="takes nothing"):
                 for _ in range(10_000):
                     server.send(server.peers[0], [bytes(100_000)])
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 60
 
 
 def test_a_server_that_is_stuck_blocks_no_client_for_long(folder):
@@ -260,7 +261,7 @@ def test_a_server_that_is_stuck_blocks_no_client_for_long(folder):
         ServerSocket(folder.ipc("core"), SECRET, accepts=[Role.API_SERVER], high_water_mark=2)
     ) as server:
         with running(server):
-            client = ClientSocket(server.address, hello(), timeout_s=5, high_water_mark=2, send_timeout_s=0.05)
+            client = ClientSocket(server.address, hello(), timeout_s=60, high_water_mark=2, send_timeout_s=0.05)
         with pytest.raises(PeerGoneError, match="takes nothing"):
             for _ in range(10_000):
                 client.send([bytes(100_000)])
@@ -270,7 +271,7 @@ def test_a_server_that_is_stuck_blocks_no_client_for_long(folder):
 def test_a_process_that_connects_again_is_another_peer(server):
     with running(server):
         for _ in range(2):
-            ClientSocket(server.address, hello(), timeout_s=5).close()
+            ClientSocket(server.address, hello(), timeout_s=60).close()
     assert len({peer.routing_id for peer in server.peers}) == 2
 
 
@@ -278,12 +279,12 @@ def test_a_process_that_connects_again_and_again_leaves_room_for_others(server, 
     monkeypatch.setattr("pagemill.transport.sockets.MAX_PEERS", 3)
     with running(server), contextlib.ExitStack() as stack:
         for index in (0, 1, 1, 1, 1, 2):
-            client = stack.enter_context(contextlib.closing(ClientSocket(server.address, hello(index), timeout_s=5)))
+            client = stack.enter_context(contextlib.closing(ClientSocket(server.address, hello(index), timeout_s=60)))
         assert [peer.index for peer in server.peers] == [0, 1, 2]
         client.send([b"still here"])
-        assert bytes(client.receive(5)[0]) == b"still here"
+        assert bytes(client.receive(60)[0]) == b"still here"
         with pytest.raises(HandshakeError, match="3 processes are connected"):
-            ClientSocket(server.address, hello(3), timeout_s=5)
+            ClientSocket(server.address, hello(3), timeout_s=60)
 
 
 def test_an_address_in_use_and_an_open_folder(server, folder):
@@ -299,14 +300,14 @@ def test_waiting_ends_early_when_woken(server):
     thread = threading.Timer(0.05, server.wake)
     thread.start()
     started = time.monotonic()
-    assert server.receive(10) is None
-    assert time.monotonic() - started < 5
+    assert server.receive(300) is None
+    assert time.monotonic() - started < 60
     thread.join()
 
 
 def ClientSocketInThread(server):
     with running(server):
-        return ClientSocket(server.address, hello(), timeout_s=5)
+        return ClientSocket(server.address, hello(), timeout_s=60)
 
 
 def test_a_server_without_descriptors_leaves_none(folder, monkeypatch):
@@ -326,6 +327,6 @@ async def test_a_client_without_descriptors_may_try_again(server):
             raise zmq.ZMQError(errno.EMFILE)
 
     with pytest.raises(NoAnswerError, match="Too many open files"):
-        ClientSocket(server.address, hello(), timeout_s=5, context=Exhausted())
+        ClientSocket(server.address, hello(), timeout_s=60, context=Exhausted())
     with pytest.raises(NoAnswerError, match="Too many open files"):
-        await AsyncClientSocket.connect(server.address, hello(), timeout_s=5, context=Exhausted())
+        await AsyncClientSocket.connect(server.address, hello(), timeout_s=60, context=Exhausted())

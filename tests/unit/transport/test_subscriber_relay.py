@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from pagemill.transport import subscriber_relay
-from pagemill.transport.addresses import free_port
 from pagemill.transport.subscriber_relay import MAX_BURST_BYTES, SubscriberRelay
+from tests.fakes.ports import free_port
 
-WAIT_S = 20
+WAIT_S = 120
 
 
 @pytest.fixture

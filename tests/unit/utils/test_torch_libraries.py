@@ -38,7 +38,7 @@ def torch_in(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="it is loaded ahead on Linux only")
 def test_the_library_is_loaded_and_torch_uses_it():
     folder = importlib.util.find_spec("torch").submodule_search_locations[0]
-    subprocess.run([sys.executable, "-c", CODE, f"{folder}/lib"], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", CODE, f"{folder}/lib"], check=True, timeout=300)
 
 
 def test_a_library_that_cannot_be_loaded_is_left_to_the_import(torch_in):

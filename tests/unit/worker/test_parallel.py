@@ -6,7 +6,6 @@ it is what `make check` runs.
 """
 
 import os
-import socket
 
 import numpy as np
 import psutil
@@ -24,6 +23,7 @@ from pagemill.worker.worker import Worker
 from tests.fakes.compressed_checkpoint import Layout, compress
 from tests.fakes.engine_setup import core_request
 from tests.fakes.masked_worker import forms, wide_table
+from tests.fakes.ports import free_port
 from tests.fakes.ranks import record, replay, run_ranks
 from tests.fakes.scripted_grammar import SOME_PLACES, at_positions, grammar_of
 from tests.fakes.tiny_checkpoint import LAYER_NORMS, SPECIFIC, make_checkpoint
@@ -283,12 +283,6 @@ def test_group_operations_and_the_death_of_a_peer(two_processes):
     assert first["gathered"] == [[0, 1, 10, 11], [2, 3, 12, 13]]
     assert first["stacked"] == [[0, 1], [2, 3], [10, 11], [12, 13]]
     assert first["broadcast"] == [[10, 11], [12, 13]]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("kind", ["tcp", slow("file")])

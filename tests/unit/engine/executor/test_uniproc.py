@@ -46,7 +46,7 @@ class SlowWorker(ScriptedWorker):
 
     def execute_model(self, step):
         self.started.set()
-        if not self.may_go_on.wait(10):
+        if not self.may_go_on.wait(60):
             raise TimeoutError("nobody let the step go on")
         super().execute_model(step)
 
@@ -56,7 +56,7 @@ def test_with_overlap_the_next_step_is_scheduled_while_one_runs():
     core, _ = make_core(overlap=True, worker=worker)
     core.add(core_request("a", 5))
     assert core.step() == []
-    assert worker.started.wait(10)
+    assert worker.started.wait(60)
     assert core.has_work()
     worker.may_go_on.set()
     client = Client(core)

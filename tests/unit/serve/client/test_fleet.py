@@ -126,7 +126,7 @@ async def test_when_no_engine_will_come_back_everything_raises():
     fleet.tell(EngineDown(0, 0, "it failed to start 3 times", final=True))
     with pytest.raises(EngineDeadError, match="failed to start 3 times"):
         for _ in range(100):
-            await asyncio.wait_for(fleet.client.outputs(), 5)
+            await asyncio.wait_for(fleet.client.outputs(), 60)
     with pytest.raises(EngineDeadError, match="failed to start 3 times"):
         await fleet.client.add(core_request("b", 3))
     assert "failed to start" in fleet.client.problem()

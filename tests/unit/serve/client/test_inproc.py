@@ -23,7 +23,7 @@ async def collect(client: InprocClient, request_id: str) -> tuple[list[int], Any
     """All tokens of a request and how it ended."""
     tokens: list[int] = []
     while True:
-        outputs = await asyncio.wait_for(client.outputs(), 5)
+        outputs = await asyncio.wait_for(client.outputs(), 60)
         tokens += [tok for rid, tok in zip(outputs.request_ids, outputs.token_ids, strict=True) if rid == request_id]
         for output in outputs.outputs:
             if output.request_id == request_id:
@@ -84,7 +84,7 @@ async def test_outputs_waits_until_something_is_added(closing: list[InprocClient
     await asyncio.sleep(0.02)
     assert not waiting.done()
     await client.add(request())
-    assert (await asyncio.wait_for(waiting, 5)).outputs[0].request_id == "a"
+    assert (await asyncio.wait_for(waiting, 60)).outputs[0].request_id == "a"
 
 
 async def test_a_dead_core_raises_for_everybody(closing: list[InprocClient]) -> None:
@@ -96,7 +96,7 @@ async def test_a_dead_core_raises_for_everybody(closing: list[InprocClient]) -> 
     assert "0x" not in str(raised.value)
     for again in (client.outputs(), client.add(request()), client.call("reset_prefix_cache")):
         with pytest.raises(EngineDeadError):
-            await asyncio.wait_for(again, 5)
+            await asyncio.wait_for(again, 60)
     await client.abort(["a"])
 
 

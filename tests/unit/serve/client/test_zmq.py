@@ -36,7 +36,7 @@ async def test_who_waits_to_send_learns_that_the_engine_is_gone(folder):
     await client.close()
     for task in (adding, calling, waiting):
         with pytest.raises(EngineDeadError):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 60)
 
 
 async def test_who_is_cancelled_stays_cancelled(folder):

@@ -164,8 +164,8 @@ async def test_earlier_calls_reach_the_template_as_objects(connect: Connect, mon
 def test_a_stream_that_is_written_directly_says_the_same() -> None:
     core = FakeCore(say(TEXT, EOS), step_s=0.002)
     with running_server(core, **FLAGS) as url:
-        whole = of_body(httpx.post(url + PATH, json=BODY, timeout=30))
-        with httpx.stream("POST", url + PATH, json=BODY | {"stream": True}, timeout=30) as answer:
+        whole = of_body(httpx.post(url + PATH, json=BODY, timeout=300))
+        with httpx.stream("POST", url + PATH, json=BODY | {"stream": True}, timeout=300) as answer:
             lines = answer.read().decode().split("\n\n")[:-2]
     assert joined([json.loads(line.removeprefix("data: ")) for line in lines]) == whole
     assert len(lines) > 20
