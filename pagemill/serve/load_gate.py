@@ -115,9 +115,12 @@ class LoadGate:
     def check(self, more: Load = ANY_REQUEST) -> None:
         """Raises EngineOverloadedError when `more` is more than the limits allow now, RequestError when they never
         will, UnavailableError after `drain`."""
+        self._check(more, self._table.total())
+
+    def _check(self, more: Load, total: Load) -> None:
+        """The same, with so much in flight."""
         if self.draining:
             raise UnavailableError("the server is shutting down and takes no new requests")
-        total = self._table.total()
         limits = self._limits
         most = limits.num_requests
         if most is not None and more.num_requests > most:
@@ -146,10 +149,21 @@ class LoadGate:
         room, otherwise raises as `check`."""
         reservation = Reservation(load)
         with self._table.lock() if limited else contextlib.nullcontext():
-            if limited:
-                self.check(load)
+            # First it is written down, then the others are counted: of two front ends, one of which could not have the
+            # lock in time, at least one sees the other, and there is never more in flight than the limits allow.
             self._reserved.add(reservation)
             self._publish()
+            if limited:
+                try:
+                    total = self._table.total()
+                    others = Load(
+                        total.num_requests - load.num_requests, total.num_queued_tokens - load.num_queued_tokens
+                    )
+                    self._check(load, others)
+                except BaseException:
+                    self._reserved.discard(reservation)
+                    self._publish()
+                    raise
         try:
             yield reservation
         finally:

@@ -20,8 +20,12 @@ ROW_WORDS = 8
 """Counters that different processes write lie on cache lines of their own."""
 WORD_BYTES = 8
 MAX_ROWS = 4096
-LOCK_S = 0.002
-"""How long the lock is tried for: its holder does not wait for anything, unless it was stopped."""
+LOCK_S = 0.5
+"""How long the lock is tried for. Its holder has it for microseconds, but while it has it, it may have to wait for a
+processor, on a machine that has more to do than it can."""
+STUCK_S = 0.002
+"""How long it is tried for after it was not had in time: the holder may have been stopped."""
+RETRY_S = 0.0005
 
 
 class Load(NamedTuple):
@@ -53,6 +57,7 @@ class SharedLoad:
         self._fd = fd
         self._memory = mmap.mmap(fd, 0)
         self._words = memoryview(self._memory).cast("Q")
+        self._is_stuck = False
         self._num_rows = self._words[1] if self._words[0] == MAGIC else 0
         if not 0 < self._num_rows <= MAX_ROWS or len(self._words) != (1 + self._num_rows) * ROW_WORDS:
             raise TransportError("the shared memory does not hold the load of API servers")
@@ -87,12 +92,14 @@ class SharedLoad:
 
     def _try_lock(self) -> bool:
         # A lock of the process, and not of the open file: the descriptor is inherited, so all have the same open file.
-        deadline = time.monotonic() + LOCK_S
+        deadline = time.monotonic() + (STUCK_S if self._is_stuck else LOCK_S)
         while True:
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._is_stuck = False
                 return True
             except OSError:
                 if time.monotonic() > deadline:
+                    self._is_stuck = True
                     return False
-                os.sched_yield()
+                time.sleep(RETRY_S)

@@ -51,13 +51,13 @@ class Load:
         self.num_refused = 0
         self._address = httpx.URL(server.url).host, httpx.URL(server.url).port
         self._num_clients = num_clients
-        self._ends = []
+        self.ends = []
 
     async def run(self):
         """Requests per second that were answered, once all clients are at it."""
         until = time.monotonic() + RAMP_S + PHASE_S
         await asyncio.gather(*(self._ask_again_and_again(until) for _ in range(self._num_clients)))
-        return sum(until - PHASE_S < end <= until for end in self._ends) / PHASE_S
+        return sum(until - PHASE_S < end <= until for end in self.ends) / PHASE_S
 
     async def _ask_again_and_again(self, until):
         reader, writer = await asyncio.open_connection(*self._address)
@@ -68,7 +68,7 @@ class Load:
             body = json.loads(await reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1])))
             if status == 200:
                 assert body["usage"]["completion_tokens"] == BODY["max_tokens"]
-                self._ends.append(time.monotonic())
+                self.ends.append(time.monotonic())
             else:
                 self.num_refused += 1
                 self.refusals.add((status, b"retry-after: " in head))
@@ -97,7 +97,7 @@ async def test_overload_does_not_collapse(checkpoint):
             f"/health p99 {1000 * p99_s:.1f} ms; {grown / 1e6:+.1f} MB"
         )
         assert load.refusals == {(503, True)}
-        assert goodput > MIN_RATIO * peak
+        assert load.ends and goodput >= MIN_RATIO * peak
         assert p99_s < MAX_HEALTH_P99_S
         assert grown < 30e6
         server.wait_empty()

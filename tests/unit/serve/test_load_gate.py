@@ -1,5 +1,8 @@
 """The limits of a deployment, as its front ends see them."""
 
+import contextlib
+from collections.abc import Callable
+
 import pytest
 
 from pagemill.errors import EngineOverloadedError, RequestError, UnavailableError
@@ -69,6 +72,42 @@ def test_front_ends_see_what_the_others_have() -> None:
         with two.reserve(Load(1, 1), limited=True), pytest.raises(EngineOverloadedError):
             one.check()
         two.check()
+    assert shared.total() == (0, 0)
+    shared.close()
+
+
+class Hasty(LoadRow):
+    """A front end that has no lock, and another that asks for room at the moment when this one has written itself
+    down."""
+
+    def __init__(self, shared: SharedLoad, row: int, then: Callable[[], object]) -> None:
+        super().__init__(shared, row)
+        self.lock = contextlib.nullcontext
+        self.then: Callable[[], object] | None = then
+
+    def set(self, load: Load) -> None:
+        super().set(load)
+        if load.num_requests and self.then is not None:
+            then, self.then = self.then, None
+            then()
+
+
+def test_without_the_lock_there_is_never_too_much_either() -> None:
+    shared = SharedLoad(create_load(2))
+    two, _ = make_gate(LoadLimits(num_requests=3), LoadRow(shared, 1))
+    refused = []
+
+    def ask() -> None:
+        with (
+            pytest.raises(EngineOverloadedError, match="2 requests run and wait already"),
+            two.reserve(Load(2, 0), True),
+        ):
+            pass
+        refused.append(shared.total())
+
+    one, _ = make_gate(LoadLimits(num_requests=3), Hasty(shared, 0, ask))
+    with one.reserve(Load(2, 0), limited=True):
+        assert refused == [(2, 0)], "the other one saw it, and has withdrawn what it asked for"
     assert shared.total() == (0, 0)
     shared.close()
 

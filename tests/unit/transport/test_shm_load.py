@@ -3,16 +3,18 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from pagemill.errors import TransportError
-from pagemill.transport.shm_load import Load, SharedLoad, create_load
+from pagemill.transport.shm_load import LOCK_S, Load, SharedLoad, create_load
 
 HOLD = """
 import sys
-from pagemill.transport.shm_load import SharedLoad
+import time
+from pagemill.transport.shm_load import LOCK_S, SharedLoad
 shared = SharedLoad(int(sys.argv[1]))
 with shared.lock() as locked:
     print(locked, flush=True)
@@ -20,7 +22,8 @@ with shared.lock() as locked:
 """
 ADD = """
 import sys
-from pagemill.transport.shm_load import Load, SharedLoad
+import time
+from pagemill.transport.shm_load import LOCK_S, Load, SharedLoad
 shared, row = SharedLoad(int(sys.argv[1])), int(sys.argv[2])
 mine = 0
 for _ in range(3000):
@@ -73,12 +76,18 @@ def test_who_holds_the_lock_keeps_others_out_until_it_dies(shared: SharedLoad) -
     holder = child(shared, HOLD)
     with holder:
         assert holder.stdout is not None and holder.stdout.readline() == "True\n"
+        begun = time.monotonic()
+        with shared.lock() as locked:
+            assert not locked
+        assert time.monotonic() - begun >= LOCK_S, "it may wait for a processor"
+        assert shared._is_stuck, "so the next one does not wait for it again"
         with shared.lock() as locked:
             assert not locked
         holder.kill()
         holder.wait()
     with shared.lock() as locked:
         assert locked
+    assert not shared._is_stuck
 
 
 @pytest.mark.slow
