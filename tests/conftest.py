@@ -34,6 +34,19 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None
     native.library.cache_clear()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with the mark `cases(one_in=N)`, all but every Nth case are slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("cases")
+        if mark is not None:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % mark.kwargs["one_in"]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests live as long as the run: every pass of the garbage collector over them takes half a second."""
     gc.freeze()

@@ -92,14 +92,19 @@ class SharedLoad:
 
     def _try_lock(self) -> bool:
         # A lock of the process, and not of the open file: the descriptor is inherited, so all have the same open file.
-        deadline = time.monotonic() + (STUCK_S if self._is_stuck else LOCK_S)
+        begun = time.monotonic()
+        deadline = begun + (STUCK_S if self._is_stuck else LOCK_S)
         while True:
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._is_stuck = False
                 return True
             except OSError:
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                if now > deadline:
                     self._is_stuck = True
                     return False
-                time.sleep(RETRY_S)
+                if now < begun + STUCK_S:
+                    os.sched_yield()
+                else:
+                    time.sleep(RETRY_S)

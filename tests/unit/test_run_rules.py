@@ -37,6 +37,7 @@ def test_what_ci_must_have_is_not_skipped_there(tmp_path: Path, marker: str, bod
     assert "not here" in output
 
 
+@pytest.mark.slow
 def test_elsewhere_the_summary_says_what_is_missing(tmp_path: Path):
     status, output = run(tmp_path, "@pytest.mark.browser\ndef test(): pytest.skip('not here')\n", ci=False)
     assert status == 0

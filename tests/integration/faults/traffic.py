@@ -96,6 +96,13 @@ class Traffic:
             ):
                 await asyncio.sleep(0.005)
 
+    def states(self):
+        """What became of each so far: for reports of failures."""
+        errors = [task.done() and not task.cancelled() and task.exception() for task in self.tasks]
+        return [
+            (answer.status, answer.num_tokens, error) for answer, error in zip(self.answers_so_far, errors, strict=True)
+        ]
+
     def is_running(self):
         return any(not task.done() for task in self.tasks)
 

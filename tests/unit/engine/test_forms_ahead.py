@@ -12,6 +12,8 @@ from tests.fakes.engine_setup import Client, core_request, engine_config
 from tests.fakes.masked_worker import MaskedWorker, forms
 from tests.marks import slow
 
+pytestmark = pytest.mark.cases(one_in=4)
+
 WAYS = pytest.mark.parametrize(("depth", "overlap"), [(1, False), (2, False), (3, False), (2, True)])
 ANIMAL = {
     "type": "object",
@@ -111,6 +113,7 @@ def test_what_is_resumed_goes_on_as_it_would_have(grammar_of, expected, depth, o
     client.core.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 1}, slow({"pipeline_parallel_size": 2})], ids=str)
 def test_masks_reach_workers_in_processes_of_their_own(grammar_of, expected, sizes):
     config = engine_config(max_model_len=128, num_blocks=200)

@@ -52,7 +52,7 @@ ASKED = {
     "of named tokens": {"logprob_token_ids": [ord("{"), ord("}"), 7], "max_tokens": 33},
 }
 
-pytestmark = pytest.mark.usefixtures("plain_kernels")
+pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in=7)]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ CLOSE = 2e-4
 PROMPTS = {"long": list(range(20, 61)), "short": [5], "same": list(range(20, 57)), "other": list(range(100, 113))}
 ASKED = {"logprobs": 3, "prompt_logprobs": 2}
 
-pytestmark = pytest.mark.usefixtures("plain_kernels")
+pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in=2)]
 
 
 @pytest.fixture(scope="module")

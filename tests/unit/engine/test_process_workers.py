@@ -48,6 +48,7 @@ def core(tmp_path_factory, monkeypatch):
     assert set(psutil.Process().children(recursive=True)) <= children
 
 
+@pytest.mark.slow
 def test_every_worker_has_a_process_and_all_end_together(core):
     child, workers = core
     assert sorted(workers) == ["pagemill: worker 6", "pagemill: worker 7"]

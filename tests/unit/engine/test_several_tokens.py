@@ -9,6 +9,8 @@ from tests.fakes.engine_setup import Client, core_request, engine_config, full, 
 from tests.fakes.scripted_grammar import after_start, after_threes, grammar_of
 from tests.fakes.scripted_worker import ScriptedWorker, alone
 
+pytestmark = pytest.mark.cases(one_in=4)
+
 LENGTH = 64
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 RULES = pytest.mark.parametrize("rule", [after_threes, after_start])

@@ -28,6 +28,8 @@ from pagemill.engine.scheduler.slots import SlotStates
 from tests.fakes.random_traffic import random_run
 from tests.marks import slow
 
+pytestmark = pytest.mark.cases(one_in=6)
+
 NUM_STEPS = int(os.environ.get("SOUNDNESS_STEPS", "5000"))
 SEED = int(os.environ.get("SOUNDNESS_SEED", "0"))
 

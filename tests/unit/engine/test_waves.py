@@ -9,6 +9,8 @@ from pagemill.engine.waves import ROUND_STEPS, NoWaves, WaveMember
 from pagemill.fleet.dp_coordinator import WaveState
 from pagemill.messages.waves import JoinWaves, RoundDecision, RoundDone, StartWave, WaveStarted
 
+pytestmark = pytest.mark.cases(one_in=6)
+
 
 class Engine:
     """A member with work that is a number of steps."""

@@ -111,6 +111,7 @@ def test_later_starts_that_fail_are_tried_again_with_pauses(monkeypatch):
         assert not case.servers.lost
 
 
+@pytest.mark.slow
 def test_it_is_given_up_at_last(monkeypatch):
     monkeypatch.setattr(children, "MAX_FAILED_STARTS", 3)
     monkeypatch.setattr(children, "FIRST_PAUSE_S", 0.01)

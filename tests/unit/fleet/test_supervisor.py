@@ -124,6 +124,7 @@ def test_a_first_start_that_fails_is_not_repeated(script, error, message):
         case.supervisor.first_up()
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_start_again_is_given_up(monkeypatch):
     monkeypatch.setattr(children, "MAX_FAILED_STARTS", 3)
     monkeypatch.setattr(children, "FIRST_PAUSE_S", 0.01)
@@ -187,6 +188,7 @@ def test_a_start_that_takes_too_long_is_killed():
         case.supervisor.first_up()
 
 
+@pytest.mark.slow
 def test_a_restart_that_takes_too_long_is_a_start_that_failed():
     with Case("start die", "nothing", "start idle") as case:
         assert case.next(EngineDown).reason == "killed by SIGKILL"

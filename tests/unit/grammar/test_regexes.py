@@ -6,6 +6,8 @@ import pytest
 from pagemill.grammar.regexes import lengths, searched, whole
 from tests.fakes.byte_vocabulary import Following, accepts
 
+pytestmark = pytest.mark.cases(one_in=6)
+
 PATTERNS = [
     "abc", "a|b|", "(ab)*c", "a{2,3}b?", "[a-c]+", "[^a]b", "a.b", r"\d+-\d{2}", r"\w\W", "(?:a|b){2}c*?", "^ab$|^c$",
     "(^a|b$)", "^(a|bc)+$", r"\x61\u0062", r"[\d-]a", "x{", r"\.\/", "[.]", "()a", "^$", "a{0}b", "[a-]{2}",

@@ -21,6 +21,8 @@ from tests.unit.tokenizers.vocabularies import (
     write_spm_gguf,
 )  # fmt: skip
 
+pytestmark = pytest.mark.cases(one_in=8)
+
 MORE = ("<|start|>", "<|start", "[INST]", "</s>")
 TEMPLATES = {
     "chatml": "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|start|>assistant\n",

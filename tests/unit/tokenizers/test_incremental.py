@@ -18,6 +18,8 @@ from tests.unit.tokenizers.vocabularies import (
     write_spm_gguf,
 )
 
+pytestmark = pytest.mark.cases(one_in=4)
+
 REPLACEMENT = "\ufffd"
 RARE = "\U0001d539"  # four tokens, one per byte
 

@@ -12,6 +12,8 @@ from pagemill.tokenizers import template_budget
 from pagemill.tokenizers.chat_template import render
 from pagemill.tokenizers.template_budget import MAX_VALUE, max_value_of
 
+pytestmark = pytest.mark.cases(one_in=4)
+
 USER = {"role": "user", "content": "hello"}
 LARGE = {
     "dag eq": "{% set ns=namespace(a=[1],b=[1]) %}{% for i in range(40) %}{% set ns.a=[ns.a,ns.a] %}{% set ns.b=[ns.b,ns.b] %}{% endfor %}{{ ns.a == ns.b }}",

@@ -158,6 +158,7 @@ def test_a_message_over_the_limit_is_dropped():
         assert plain(reader.get(60)) == [b"fine"]
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=100), st.integers(0, 2**64 - 1), st.integers(0, 3))
 @settings(deadline=None)
 def test_noise_in_the_memory_is_a_transport_error_or_a_message(noise, size, flags):

@@ -51,6 +51,7 @@ def test_huge_numbers_are_named_by_their_size() -> None:
     assert shown([1, 1 << 100_000]) == "[1, a number of 100001 bits]"
 
 
+@pytest.mark.slow
 def test_a_large_value_is_not_walked_through() -> None:
     value = Counting({str(number): [number] for number in range(100_000)})
     shown({"logit_bias": value})

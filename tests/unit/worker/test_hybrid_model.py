@@ -44,6 +44,7 @@ def run(prompts, rounds=1, **settings):
     return [client.tokens[name] for name in names], client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caching", [True, False])
 def test_a_batch_equals_the_naive_model(prompts, expected, caching):
     assert run(prompts, caching=caching)[0] == expected
@@ -64,6 +65,7 @@ def test_cached_prefixes_do_not_matter_and_are_found(prompts, expected):
     assert sum(cached) > 100
 
 
+@pytest.mark.slow
 def test_preemption_does_not_matter(prompts, expected):
     tokens, client = run(prompts, num_blocks=64, budget=16)
     assert tokens == expected

@@ -92,6 +92,7 @@ def test_the_same_tokens_as_in_one_process(sizes, steps):
     assert client.tokens["3"] == alone(requests()[3], [SPEC], 13, 64)
 
 
+@pytest.mark.slow
 def test_steps_overlap():
     with executor(overlap=True, tensor_parallel_size=2) as multiproc:
         assert multiproc.max_concurrent_steps == 2
@@ -155,6 +156,7 @@ def test_only_methods_of_a_worker_can_be_called(method):
         multiproc.check_health()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "error", "says"),
     [
@@ -184,6 +186,7 @@ def test_an_error_of_the_callers_to_mend_ends_nothing():
         assert len(multiproc.available_kv_bytes()) == 2
 
 
+@pytest.mark.slow
 def test_an_error_in_a_step_is_told_with_its_traceback():
     deaths = []
     with executor(tensor_parallel_size=2, on_death=deaths.append) as multiproc:
@@ -201,6 +204,7 @@ def test_an_error_in_a_step_is_told_with_its_traceback():
     assert len(deaths) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_a_step():
     with executor(tensor_parallel_size=2) as multiproc:
         core = EngineCore(engine_config(), multiproc)

@@ -11,6 +11,8 @@ from pagemill.model.attention.interface import CommonAttentionMetadata
 from pagemill.model.kernels.reference import packed_cache, quantized_rows
 from tests.marks import slow
 
+pytestmark = pytest.mark.cases(one_in=6)
+
 SHAPES = [(9, 3, 64), (4, 4, 16), (8, 1, 80), (6, 2, 128), (4, 1, 256), (7, 7, 24), (14, 2, 64)]
 TRAITS = [(None, None), (20, None), (None, 8.0), (5, 30.0)]
 ON_CPUS = [name for name in ATTENTION if "cpu" in (able := ATTENTION.resolve(name).capability).devices and not able.mla]

@@ -15,6 +15,8 @@ from pagemill.model.kernels.linear import (
 from pagemill.model.kernels.ops import gated
 from tests.marks import slow
 
+pytestmark = pytest.mark.cases(one_in=12)
+
 
 def random_case(rows: int, outputs: int, inputs: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)

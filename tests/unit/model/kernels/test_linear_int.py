@@ -11,6 +11,8 @@ from pagemill.model.kernels import reference
 from pagemill.model.kernels.linear import GELU_TANH, SILU, linear, weight_rows, with_bias
 from pagemill.model.kernels.linear_int import BLOCK, FORMATS, Q8_0, BlockFormat, dequantize, pack_blocks, quantize_q8
 
+pytestmark = pytest.mark.cases(one_in=12)
+
 KINDS = pytest.mark.parametrize("kind", FORMATS.values(), ids=lambda kind: kind.name)
 # Outputs and inputs: less than a panel, a few panels, neither a multiple of what is processed at once.
 SIZES = [(1, 32), (31, 64), (33, 96), (200, 576), (70, 40), (64, 1), (96, 1536)]

@@ -20,6 +20,8 @@ from .conftest import make_paged
 from .cpu.test_sample import settings_of
 from .test_linear_int import make_blocks
 
+pytestmark = pytest.mark.cases(one_in=6)
+
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -186,6 +188,7 @@ class Block(nn.Module):
         return self.head.logits(hidden + residual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [slow("eager"), "aot_eager"])
 @pytest.mark.parametrize("name", [slow("BF16"), "Q4_1"])
 def test_layers_are_compiled_whole(library: native.Library, backend: str, name: str) -> None:

@@ -13,6 +13,8 @@ from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
 from tests.marks import slow
 
+pytestmark = pytest.mark.cases(one_in=5)
+
 TOKENS = [random.Random(0).randrange(3, 259) for _ in range(90)]
 
 
@@ -59,6 +61,7 @@ def test_a_cache_of_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ar
     assert torch.equal(found, logits(path, None, planned=False, kv_cache_dtype="int8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [slow(1), 2, slow(3)])
 def test_chunks_and_threads_change_nothing(tmp_path: Path, threads: int) -> None:
     path = make_checkpoint(tmp_path, "Gemma3ForCausalLM")

@@ -14,6 +14,8 @@ from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.toy_models import STYLES
 
+pytestmark = pytest.mark.cases(one_in=4)
+
 TOKENS = [(7 * index) % 250 + 3 for index in range(45)]
 
 

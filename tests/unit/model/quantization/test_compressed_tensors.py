@@ -28,6 +28,8 @@ from tests.fakes.configs import model_config
 from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
+pytestmark = pytest.mark.cases(one_in=4)
+
 TOKENS = torch.randint(3, 250, (60,), generator=torch.Generator().manual_seed(0)).tolist()
 LAYOUTS = {
     "w4-groups": Layout(),

@@ -18,6 +18,8 @@ from tests.fakes.configs import model_config
 from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
+pytestmark = pytest.mark.cases(one_in=4)
+
 TOKENS = [3 + (index * 37) % 250 for index in range(40)]
 
 

@@ -21,6 +21,8 @@ from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_gguf import convert
 
+pytestmark = pytest.mark.cases(one_in=3)
+
 TOKENS = torch.randint(3, 250, (60,), generator=torch.Generator().manual_seed(0)).tolist()
 FORMATS = {"BF16": 0, "Q8_0": 1, "Q4_0": 2, "Q4_1": 3}
 

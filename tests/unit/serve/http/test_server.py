@@ -21,6 +21,7 @@ from tests.marks import slow
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
+@pytest.mark.slow
 def test_openai_client() -> None:
     import openai  # a second, which other processes of a test run need not take
 

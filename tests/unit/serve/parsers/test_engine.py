@@ -18,6 +18,8 @@ from pagemill.serve.parsers.interface import MessageForm, MessageParser
 from tests.fakes.messages import cut, parse
 from tests.fakes.tool_fixtures import BELIEVED_WRONG, FIXTURES, check, form_of, settings_of
 
+pytestmark = pytest.mark.cases(one_in=12)
+
 NUM_RANDOM = 50
 
 

@@ -24,6 +24,8 @@ from tests.fakes.fake_tokenizer import ByteTokenizer
 from tests.fakes.messages import Message
 from tests.fakes.tool_fixtures import FIXTURES, check, family_of, form_of, settings_of
 
+pytestmark = pytest.mark.cases(one_in=12)
+
 ORDINARY = 0
 PIECE_CHARS = 3
 CHARS_PER_TOKEN = 4

@@ -18,6 +18,8 @@ from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.queued_platform import QueuedPlatform
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
+pytestmark = pytest.mark.cases(one_in=3)
+
 ANSWERS = []
 
 

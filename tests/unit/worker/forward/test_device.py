@@ -46,7 +46,7 @@ OWN_BACKENDS = {
 
 
 # A fake graph records what torch is told; native kernels would go unseen.
-pytestmark = pytest.mark.usefixtures("plain_kernels")
+pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in=7)]
 
 
 @pytest.fixture(scope="module")

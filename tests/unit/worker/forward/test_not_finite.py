@@ -19,6 +19,8 @@ from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
+pytestmark = pytest.mark.cases(one_in=8)
+
 SAMPLING = (
     {"temperature": 0.0},
     {"temperature": 0.9},

@@ -19,6 +19,8 @@ from tests.fakes.scripted_grammar import SOME_PLACES, at_positions, grammar_of
 from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
 from tests.marks import slow
 
+pytestmark = pytest.mark.cases(one_in=5)
+
 
 @pytest.fixture(autouse=True)
 def native() -> None:

@@ -20,6 +20,8 @@ from tests.fakes.masked_worker import forms, wide_table
 from tests.fakes.queued_platform import QueuedPlatform
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
+pytestmark = pytest.mark.cases(one_in=4)
+
 SETTINGS = {"max_model_len": 128, "max_num_seqs": 4, "num_gpu_blocks_override": 100, "max_num_batched_tokens": 24}
 FORMS = {
     "digits": {"regex": "[0-9]{25}"},

@@ -16,6 +16,8 @@ from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.queued_platform import QueuedPlatform
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
+pytestmark = pytest.mark.cases(one_in=2)
+
 SETTINGS = {"max_model_len": 128, "max_num_seqs": 8, "num_gpu_blocks_override": 100}
 LENGTH = 40
 ASKED = {
@@ -68,6 +70,7 @@ def run(checkpoint, platform=None, **settings):
     return client
 
 
+@pytest.mark.slow
 def test_in_parts(checkpoint, expected):
     assert run(checkpoint).tokens == expected
 

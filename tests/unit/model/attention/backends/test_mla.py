@@ -13,6 +13,8 @@ from tests.marks import slow
 
 from pagemill.model.attention.backends import torch_mla, triton_mla  # isort: skip
 
+pytestmark = pytest.mark.cases(one_in=2)
+
 BACKENDS = [torch_mla.TorchMlaBackend, triton_mla.TritonMlaBackend]
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 BLOCK = 16

@@ -10,6 +10,8 @@ from pagemill.model.kernels import native, reference
 from tests.marks import slow
 from tests.unit.model.kernels.conftest import DTYPES, KV_DTYPES, MIXED, Paged, expected, make_paged
 
+pytestmark = pytest.mark.cases(one_in=12)
+
 
 def check(case: Paged) -> None:
     found = case.run()

@@ -9,6 +9,8 @@ from pagemill.model.kernels import reference
 from tests.marks import slow
 from tests.unit.model.kernels.conftest import DTYPES, MIXED, Paged, expected, make_paged
 
+pytestmark = pytest.mark.cases(one_in=12)
+
 
 def make(lengths: list[tuple[int, int]], *sizes: int, **settings: object) -> Paged:
     return make_paged(lengths, *sizes, kv_dtype=torch.int8, **settings)

@@ -15,6 +15,8 @@ from pagemill.model.kernels.linear_int import Q8_0, pack_blocks, quantize_q8
 from pagemill.model.kernels.mirrors import Batch, Layer
 from tests.marks import slow
 
+pytestmark = pytest.mark.cases(one_in=4)
+
 HIDDEN, INNER, HEADS, KV_HEADS, SIZE, BLOCK_SIZE = 96, 160, 4, 2, 32, 16
 LONGEST = 700
 BATCHES = {

@@ -15,6 +15,8 @@ from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.gemv import gemv
 from pagemill.model.kernels.triton.norm import rms_norm, rms_norm_floats
 
+pytestmark = pytest.mark.cases(one_in=6)
+
 STEP = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 GATES = [None, "silu", slow("gelu_tanh")]
 

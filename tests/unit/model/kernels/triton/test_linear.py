@@ -16,6 +16,8 @@ from pagemill.model.kernels.triton.gemv import gemv
 from pagemill.model.kernels.triton.norm_before import NormBefore
 from pagemill.model.kernels.triton.skinny import reads, skinny
 
+pytestmark = pytest.mark.cases(one_in=8)
+
 STEP = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 GATES = [None, "silu", slow("gelu_tanh")]
 TILES = [GemvChoice(4, 64, 4, 1), GemvChoice(16, 32, 4, 3), GemvChoice(1, 512, 4, 1)]

@@ -80,6 +80,7 @@ def in_small_parts(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
         monkeypatch.setattr(sampling, name, size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.02, slow(0.5), slow(1.5), slow(4.0)])
 def test_rows_of_many_parts(scale: float, monkeypatch: pytest.MonkeyPatch):
     in_small_parts(monkeypatch)
@@ -87,6 +88,7 @@ def test_rows_of_many_parts(scale: float, monkeypatch: pytest.MonkeyPatch):
     assert tokens == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"_ROOM": 3}, slow({"_LISTED": 16}), slow({"_MAX_CANDIDATES": 2000})])
 def test_rows_for_which_there_is_no_room_are_read_in_full(sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch):
     in_small_parts(monkeypatch, **sizes)
@@ -126,6 +128,7 @@ def test_masked_logits_are_never_drawn():
     assert set(tokens) <= {3, 300, 690}
 
 
+@pytest.mark.slow
 def test_rows_that_are_no_distribution_have_no_token_and_others_keep_theirs(monkeypatch: pytest.MonkeyPatch):
     in_small_parts(monkeypatch)
     logits = logits_of(2 * len(ASKED), 300, 2.0)

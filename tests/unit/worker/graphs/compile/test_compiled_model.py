@@ -56,6 +56,7 @@ def eager_logits(checkpoint, monkeypatch, padded=MAX_TOKENS):
     return model.logits(TOKENS, COUNTS, GraphMode.NONE, padded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("LlamaForCausalLM", slow("Gemma3ForCausalLM")))
 def test_one_piece_more_than_layers_and_the_same_logits(checkpoints, monkeypatch, tmp_path, name):
     model = PaddedModel(checkpoints[name], compiled(config(tmp_path)))
