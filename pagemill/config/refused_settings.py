@@ -95,7 +95,7 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
     ("texts are given in the form that the template takes; leave it out", "chat_template_content_format"),
     ("answers are those of an assistant; leave it out", "response_role"),
     ("have a proxy in front of the server do it",
-     "ssl_keyfile ssl_certfile ssl_ca_certs enable_ssl_refresh ssl_cert_reqs ssl_ciphers uds root_path"),
+     "root_path"),
     ("all methods and headers are allowed for --allowed-origins, without credentials",
      "allow_credentials allowed_methods allowed_headers"),
     ("requests and answers are not logged; have a proxy do it",

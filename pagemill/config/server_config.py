@@ -63,6 +63,13 @@ class ServerConfig:
     timeout_slow_reader: float = setting(
         60.0, "seconds after which a client that does not read its answer is disconnected, and its request ended", low=1
     )
+    uds: str | None = setting(None, "path of a unix socket to listen on, in place of host and port")
+    ssl_certfile: str | None = setting(None, "file with the certificate, for TLS")
+    ssl_keyfile: str | None = setting(None, "file with its key (default: it is in the same file)")
+    ssl_ca_certs: str | None = setting(None, "file with the authorities whose certificates clients may have")
+    ssl_cert_reqs: int = setting(0, "whether clients need a certificate: 0 no, 1 they may have one, 2 yes", low=0)
+    ssl_ciphers: str | None = setting(None, "ciphers of TLS up to 1.2 (default: those of Python)")
+    enable_ssl_refresh: bool = setting(False, "load the certificate again when its files change")
     rate_limit_requests: int | None = setting(
         None,
         "requests that each API key (without keys: all) may send to each API server in a minute; more get 429",

@@ -32,6 +32,7 @@ from pagemill.serve.http.orders import Orders
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperSpec
 from pagemill.serve.http.server import announce_ready, serve
+from pagemill.serve.http.tls import Tls
 from pagemill.serve.load_gate import LoadRow
 from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.serve.processing.seeds import RequestSeeds
@@ -91,7 +92,9 @@ def serve_fleet(
     with gc_paused():
         llm = _make_llm(spec, fleet, tokenizer)
         app = build_app(llm, server, helpers=_make_helpers(spec, fleet), secret=spec.secret, info=_info(spec))
-    serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server))
+    serve(
+        app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server), Tls.of(server)
+    )
 
 
 def _given_name(spec: ApiServerSpec) -> str | None:
@@ -225,7 +228,9 @@ def run(payload: bytes, report: Report) -> None:
             info=_info(spec),
             orders=orders,
         )
-    serve(app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server))
+    serve(
+        app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server), Tls.of(server)
+    )
 
 
 def _load_tokenizer(config: EngineConfig) -> Tokenizer:

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,8 @@ from pagemill.fleet.supervisor import LivenessTimeouts
 from pagemill.launch import WORKER, build_config, log_ready
 from pagemill.log import get_logger
 from pagemill.observability.metrics_pool import MetricsPool
-from pagemill.serve.http.server import announce_ready, bind, url_of
+from pagemill.serve.http.server import announce_ready, bind, bind_unix, url_of
+from pagemill.serve.http.tls import Tls
 from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.tokenizers.load import tokenizer_of
 from pagemill.utils.containers import container
@@ -57,6 +59,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     if not plan.headless:
         server = _with_keys(server)
         _check_store(server, fleet)
+        Tls.of(server)
         ParserSettings.of(server)  # raises for settings of parsers that cannot work, before an engine is started
     raise_limit()
     config = build_config(args, plan)
@@ -75,7 +78,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
         return run_headless(spec)
     with (
         _ended_by_signals(),
-        contextlib.closing(bind(server.host, server.port)) as sock,
+        _bound(server) as sock,
         EngineFleet(spec, on_lost=end_this_process) as engines,
     ):
         engines.start()
@@ -94,6 +97,20 @@ def _check_store(server: ServerConfig, fleet: FleetConfig) -> None:
         )
 
 
+@contextlib.contextmanager
+def _bound(server: ServerConfig) -> Iterator[socket.socket]:
+    """The socket to listen on. Raises ConfigError."""
+    if server.uds is None:
+        with contextlib.closing(bind(server.host, server.port)) as sock:
+            yield sock
+        return
+    with contextlib.closing(bind_unix(server.uds)) as sock:
+        try:
+            yield sock
+        finally:
+            Path(server.uds).unlink(missing_ok=True)
+
+
 def _with_keys(server: ServerConfig) -> ServerConfig:
     """The settings with the API key of the environment, where none is given. Raises ConfigError for settings that let
     nobody in, or everybody by mistake."""
@@ -103,6 +120,8 @@ def _with_keys(server: ServerConfig) -> ServerConfig:
             f"PAGEMILL_SERVER_DEV_MODE=1 with --host {server.host} needs --api-key: anybody who reaches the server "
             "could end requests and read its settings"
         )
+    if server.uds is not None:
+        return dataclasses.replace(server, api_key=access.api_keys or None)
     if not access.api_keys and not is_loopback(server.host):
         logger.warning("anybody who reaches %s can use this server: it has no --api-key", server.host)
     if is_loopback(server.host):
@@ -249,7 +268,7 @@ def _start_api_servers(spec: FleetSpec, engines: EngineFleet, pool: "ApiServerPo
 def _run_until_signal(pool: "ApiServerPool", server: ServerConfig, sock: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM, then let the API servers drain. Raises EngineDeadError when all are given up."""
     signals = _StopSignals()
-    announce_ready(url_of(sock))
+    announce_ready(url_of(sock, server.ssl_certfile is not None))
     signals.wait()
     pool.stop(server.shutdown_timeout + CLOSING_S, hurry=signals.again)
     if pool.lost:

@@ -19,7 +19,8 @@ from pagemill.serve.client.inproc import InprocClient
 from pagemill.serve.http.app import build_app
 from pagemill.serve.http.limits import limits_of
 from pagemill.serve.http.preparer_pool import PreparerPool
-from pagemill.serve.http.server import HttpServer, bind
+from pagemill.serve.http.server import HttpServer, bind, bind_unix
+from pagemill.serve.http.tls import Tls
 from tests.fakes.configs import cache_config, scheduler_config
 from tests.fakes.fake_core import FakeCore
 from tests.fakes.fake_tokenizer import IM_END, VOCAB_SIZE, ByteTokenizer
@@ -80,7 +81,9 @@ def running_server(
     engine = make_engine(core, **(scheduler or {}))
     app = build_app(engine, ServerConfig(**server), endpoints(), helpers=helpers)
     limits = limits_of(ServerConfig(**server))
-    http = HttpServer(app, bind("127.0.0.1", 0), limits=limits)
+    config = ServerConfig(**server)
+    sock = bind_unix(config.uds) if config.uds else bind("127.0.0.1", 0)
+    http = HttpServer(app, sock, limits=limits, tls=Tls.of(config))
     thread = threading.Thread(target=http.run_until_stopped)
     thread.start()
     try:

@@ -111,7 +111,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._parse(memoryview(bytes(self._rest) + data) if self._rest else memoryview(data))
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """True: the connection stays open, for answers to complete requests."""
+        """True: the connection stays open, for answers to complete requests. With TLS it cannot: its end is that of
+        both directions."""
+        if self.transport.get_extra_info("ssl_object") is not None:
+            return False
         running = self._running
         if self._is_deaf or running is None or running.more_body:
             return False

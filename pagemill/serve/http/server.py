@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from pagemill.log import get_logger
 from pagemill.serve.http.connections import Connections
 from pagemill.serve.http.limits import ACCEPTED_AT_ONCE, HttpLimits
 from pagemill.serve.http.protocol import DirectProtocol
+from pagemill.serve.http.tls import Tls
 
 logger = get_logger(__name__)
 
@@ -57,6 +59,30 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+def bind_unix(path: str) -> socket.socket:
+    """A socket bound to a path, in place of one that nobody listens on. Raises ConfigError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if Path(path).is_socket():
+            _check_unused(path)
+            Path(path).unlink()
+        sock.bind(path)
+    except (OSError, ValueError) as error:
+        sock.close()
+        raise ConfigError(f"--uds {path!r} cannot be listened on: {error}") from None
+    except ConfigError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def _check_unused(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other, contextlib.suppress(ConnectionRefusedError):
+        other.connect(path)
+        raise ConfigError(f"--uds {path!r} is in use: a server listens there")
+
+
 def announce_ready(url: str) -> None:
     """Log the line that says where the server is."""
     logger.info("ready: %s", url)
@@ -84,10 +110,13 @@ class Drainable(Protocol):
         """End those that are not finished, with an error that their clients get."""
 
 
-def url_of(sock: socket.socket) -> str:
+def url_of(sock: socket.socket, with_tls: bool = False) -> str:
     """Where clients find what listens on a socket."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if with_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class HttpServer(uvicorn.Server):
@@ -106,7 +135,9 @@ class HttpServer(uvicorn.Server):
         drain_s: float = 0.0,
         announce: Callable[[str], None] = announce_ready,
         limits: HttpLimits | None = None,
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self._connections = Connections(limits or HttpLimits())
         super().__init__(
             uvicorn.Config(
@@ -120,6 +151,7 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 lifespan="on",
                 ws="none",
+                ssl_context_factory=None if tls is None else lambda config, make_default: tls.context,
             )
         )
         self.sock = sock
@@ -145,6 +177,8 @@ class HttpServer(uvicorn.Server):
             self._go_on_draining(self._engine, self._drain_until)
         if counter % TICKS_PER_SWEEP == 0:
             self._connections.sweep(asyncio.get_running_loop().time())
+            if self._tls is not None:
+                self._tls.refresh()
         return await super().on_tick(counter)
 
     def _go_on_draining(self, engine: Drainable, until: float) -> None:
@@ -161,7 +195,7 @@ class HttpServer(uvicorn.Server):
     @property
     def url(self) -> str:
         """Where clients find it."""
-        return url_of(self.sock)
+        return url_of(self.sock, self._tls is not None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Say so when it is done."""
@@ -203,12 +237,13 @@ def serve(
     drain_s: float = 0.0,
     announce: Callable[[str], None] = announce_ready,
     limits: HttpLimits | None = None,
+    tls: Tls | None = None,
 ) -> None:
     """Serve an application on a bound socket until SIGINT or SIGTERM (see HttpServer); returns when all is shut down.
 
     Raises ConfigError when the port is taken after all.
     """
-    server = HttpServer(app, sock, log_level, engine, drain_s, announce, limits)
+    server = HttpServer(app, sock, log_level, engine, drain_s, announce, limits, tls)
     if threading.current_thread() is not threading.main_thread():
         server.run_until_stopped()
         return
