@@ -13,6 +13,7 @@ ENDPOINTS: Registry[Any] = Registry(
     "endpoint",
     {
         "chat": "pagemill.serve.http.routes.chat:router",
+        "batch_chat": "pagemill.serve.http.routes.batch_chat:router",
         "completions": "pagemill.serve.http.routes.completions:router",
         "embeddings": "pagemill.serve.http.routes.embeddings:router",
         "responses": "pagemill.serve.http.routes.responses:router",

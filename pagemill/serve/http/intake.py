@@ -57,10 +57,7 @@ class Intake:
 
     async def prepare(self, kind: str, request: Request) -> PreparedBody:
         """The requests of a body of this kind (see preparer.py). Raises what `parts` does."""
-        body = self._gathered(await self.parts(kind, request), request)
-        num_tokens = sum(len(item.request.prompt_token_ids) for item in body.requests)
-        self._limits.use_tokens(request.scope.get("api_key"), num_tokens)
-        return body
+        return await self.prepare_read(kind, await read_body(request), request)
 
     async def parts(self, kind: str, request: Request) -> list[Part]:
         """What becomes of a body of this kind. Load is checked before any work is done for it.
@@ -72,7 +69,13 @@ class Intake:
 
     async def prepare_read(self, kind: str, raw: bytes, request: Request) -> PreparedBody:
         """`prepare`, of a body that was read."""
-        return self._gathered(await self.parts_of(kind, raw, request), request)
+        return self._counted(self._gathered(await self.parts_of(kind, raw, request), request), request)
+
+    async def prepare_several(self, kind: str, request: Request) -> tuple[list[AnswerForm], PreparedBody]:
+        """`prepare`, of a body whose prompts have a form each."""
+        parts = await self.parts(kind, request)
+        forms = [part for part in parts if isinstance(part, AnswerForm)]
+        return forms, self._counted(self._gathered(parts, request), request)
 
     async def parts_of(self, kind: str, raw: bytes, request: Request) -> list[Part]:
         """`parts`, of a body that was read."""
@@ -98,6 +101,12 @@ class Intake:
         if parts is None:
             raise ClientDisconnect
         return parts
+
+    def _counted(self, body: PreparedBody, request: Request) -> PreparedBody:
+        """The body, whose tokens its client has used now."""
+        num_tokens = sum(len(item.request.prompt_token_ids) for item in body.requests)
+        self._limits.use_tokens(request.scope.get("api_key"), num_tokens)
+        return body
 
     def _gathered(self, parts: Iterable[Part], request: Request) -> PreparedBody:
         found = PreparedBody(AnswerForm(), [], [])

@@ -18,6 +18,7 @@ from pagemill.serve.beam_search import first_params
 from pagemill.serve.http.connection import parse_body
 from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.http.schemas.anthropic import CountTokensBody, MessagesBody
+from pagemill.serve.http.schemas.batch_chat import BatchChatBody
 from pagemill.serve.http.schemas.chat import ChatBody, naming_top_logprobs
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
@@ -46,6 +47,7 @@ SCORE = "score"
 RERANK = "rerank"
 MESSAGES = "messages"
 COUNT_TOKENS = "count_tokens"
+BATCH_CHAT = "batch chat"
 RESPONSES = "responses"
 CONTINUED_RESPONSES = "continued responses"
 OLLAMA_CHAT = "ollama chat"
@@ -172,6 +174,7 @@ class Preparer:
             TOKENIZE: self._tokenize,
             DETOKENIZE: self._detokenize,
             COUNT_TOKENS: self._count_tokens,
+            BATCH_CHAT: self._batch_chat,
             RESPONSES: self._response,
             CONTINUED_RESPONSES: self._continued_response,
             SCORE: functools.partial(self._scores, ScoreBody),
@@ -243,9 +246,20 @@ class Preparer:
     def _chat(self, raw: bytes) -> Iterator[Part]:
         return self._chat_parts(parse_body(raw, ChatBody))
 
-    def _chat_parts(self, body: ChatBody, of_another_api: bool = False) -> Iterator[Part]:
+    def _batch_chat(self, raw: bytes) -> Iterator[Part]:
+        """A form and a prompt for each conversation."""
+        body = parse_body(raw, BatchChatBody)
+        chats = body.chats()
+        self._check_total(len(chats), 1, body.max_tokens or body.max_completion_tokens)
+        size = _AnswerSize()
+        for chat in chats:
+            yield from self._chat_parts(chat, size=size)
+
+    def _chat_parts(
+        self, body: ChatBody, of_another_api: bool = False, size: _AnswerSize | None = None
+    ) -> Iterator[Part]:
         """`of_another_api`: a max_tokens beyond the room in the context means the room, as clients of those expect, and
-        reasoning may be left out where none is told apart."""
+        reasoning may be left out where none is told apart. `size`: of the answer that it is a part of."""
         self._model.check(body.model)
         params = body.to_sampling_params(self._preparation.default_params, self._preparation.max_new_tokens)
         self._check_total(1, params.n, params.max_tokens)
@@ -273,7 +287,7 @@ class Preparer:
         )
         with naming_top_logprobs(), naming_form(body.form_field):
             prepared = self._prepared(prompt, params, options)
-            _AnswerSize().add(prepared.request)
+            (size or _AnswerSize()).add(prepared.request)
         yield msgspec.structs.replace(prepared, echo=body.echoed)
 
     def _check_parsers(self, body: ChatBody, of_another_api: bool) -> None:

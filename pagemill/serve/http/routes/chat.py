@@ -76,7 +76,8 @@ class ChatDeltas:
         self.usage = usage
         self._with_usage = with_usage
         self._tokens = tokens
-        self._extras: dict[str, Any] = {}
+        self.extras: dict[str, Any] = {}
+        """What a body says of the prompt's tokens."""
         self._echo = echo
         self._make_parser = make_parser
         self._prefix, self._suffix = head.around_choices(self.chunk_kind, with_usage)
@@ -125,9 +126,9 @@ class ChatDeltas:
         if self._tokens is None:
             return whole
         if self._tokens.prompt_logprobs:
-            self._extras["prompt_logprobs"] = prompt_logprobs(output)
+            self.extras["prompt_logprobs"] = prompt_logprobs(output)
         if self._tokens.token_ids:
-            self._extras["prompt_token_ids"] = output.prompt_token_ids
+            self.extras["prompt_token_ids"] = output.prompt_token_ids
         return whole | {"logprobs": chat_logprobs(self._tokens, completion)} | token_ids(self._tokens, completion)
 
     def end(self) -> bytes:
@@ -141,7 +142,7 @@ class ChatDeltas:
     def body(self, choices: list[dict[str, Any]]) -> bytes:
         """With what is said of the prompt's tokens."""
         fields = {**self.head.fields(self.body_kind), "choices": choices, "usage": self.usage.to_json()}
-        return _encode(fields | self._extras)
+        return _encode(fields | self.extras)
 
     def _first_event(self, index: int, output: RequestOutput) -> bytes:
         event = self._event(index, {"role": "assistant", "content": ""})

@@ -298,3 +298,9 @@ async def test_an_engine_that_dies_ends_the_stream_with_the_answer_so_far(connec
     assert [item["status"] for item in last["output"]] == ["incomplete"]
     whole = await client.post(PATH, json=BODY)
     assert (whole.status_code, whole.json()["error"]["code"]) == (503, "engine_dead")
+
+
+async def test_tokens_count_for_the_limit_of_the_client(connect: Connect) -> None:
+    client = await connect(FakeCore(say("hello", EOS)), rate_limit_tokens=5, response_store_bytes=1 << 20)
+    assert (await client.post(PATH, json=BODY | {"background": True})).status_code == 200
+    assert (await client.post(PATH, json=BODY)).status_code == 429
