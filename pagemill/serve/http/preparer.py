@@ -72,6 +72,7 @@ class AnswerForm(msgspec.Struct, frozen=True, tag="form"):
 
     stream: bool = False
     with_usage: bool = False
+    with_running_usage: bool = False
     num_per_prompt: int = 1
     """Completions of each prompt."""
     as_base64: bool = False
@@ -421,6 +422,7 @@ def _form_of(body: ChatBody | CompletionBody, params: SamplingParams, beam: Beam
     return AnswerForm(
         bool(body.stream),
         body.wants_usage,
+        body.wants_running_usage,
         params.n,
         tokens=details if details.any() else None,
         ignored_fields=body.ignored_fields,

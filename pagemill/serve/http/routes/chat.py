@@ -15,6 +15,7 @@ from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.message_choice import MakeParser, MessageChoice
 from pagemill.serve.http.preparer import CHAT
 from pagemill.serve.http.responses import ResponseHead, Usage, broken_off, now
+from pagemill.serve.http.running_usage import RunningUsage
 from pagemill.serve.http.schemas.answers import ChatChunk, ChatCompletion
 from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.state import services
@@ -41,7 +42,11 @@ async def create_chat_completion(request: Request) -> Response:
     make_parser = functools.partial(here.parsers.make, form.message)
     usage = Usage(prepared, here.engine.block_size)
     deltas = ChatDeltas(head, usage, form.with_usage, echo, make_parser, form.tokens)
-    return await answer(request, form, Generation(here.engine, prepared, deltas, form.beam))
+    return await answer(
+        request,
+        form,
+        Generation(here.engine, prepared, RunningUsage(deltas) if form.with_running_usage else deltas, form.beam),
+    )
 
 
 class _Choice(MessageChoice):

@@ -12,6 +12,7 @@ from pagemill.serve.http.errors import ApiError
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.preparer import COMPLETIONS
 from pagemill.serve.http.responses import ResponseHead, Usage, broken_off, now
+from pagemill.serve.http.running_usage import RunningUsage
 from pagemill.serve.http.schemas.answers import Completion
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.state import services
@@ -36,7 +37,11 @@ async def create_completion(request: Request) -> Response:
     head = ResponseHead(f"cmpl-{request.scope['request_id']}", here.model.name, now())
     usage = Usage(prepared, here.engine.block_size)
     deltas = CompletionDeltas(head, usage, form.with_usage, form.num_per_prompt, echoes, form.tokens)
-    return await answer(request, form, Generation(here.engine, prepared, deltas, form.beam))
+    return await answer(
+        request,
+        form,
+        Generation(here.engine, prepared, RunningUsage(deltas) if form.with_running_usage else deltas, form.beam),
+    )
 
 
 class CompletionDeltas:

@@ -31,12 +31,18 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     """End with an event that has the token counts."""
+    continuous_usage_stats: bool | None = None
+    """All events have the counts so far; only with include_usage."""
 
     @model_validator(mode="after")
     def _known(self) -> "StreamOptions":
         for name, value in (self.model_extra or {}).items():
             if value:
                 raise RequestError(f"stream_options.{name} is not supported", "stream_options")
+        if self.continuous_usage_stats and not self.include_usage:
+            raise RequestError(
+                "stream_options.continuous_usage_stats=true is only allowed with include_usage=true", "stream_options"
+            )
         return self
 
 
@@ -162,6 +168,11 @@ class GenerationBody(PromptBody):
     def wants_usage(self) -> bool:
         """Whether a stream ends with its token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every event of a stream has the counts so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
     def form_field(self) -> str | None:

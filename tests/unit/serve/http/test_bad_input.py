@@ -53,6 +53,7 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"other": True}}, "stream_options"),
     ({"stream": True, "stream_options": 1}, "stream_options"),
     ({"cache_salt": "a/b"}, "cache_salt"),
     ({"cache_salt": ""}, "cache_salt"),
