@@ -38,9 +38,11 @@ test: $(VENV)/.stamp-dev ## every test but the GPU's and the long conformance ru
 test-gpu: ## tests that need a GPU, with $(PYTHON) as it is: nothing is installed (docs/gpu.md)
 	PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest tests/gpu -m gpu -W default $(ARGS)
 
-nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, others every day (SOUNDNESS_SEED= repeats a day)
+nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, others every day (SOUNDNESS_SEED= repeats a day); all schemas, twice
 	SOUNDNESS_STEPS=$(or $(SOUNDNESS_STEPS),100000) SOUNDNESS_SEED=$(or $(SOUNDNESS_SEED),$(shell date +%Y%m%d)) \
 	  $(BIN)/pytest tests/unit/engine/test_soundness_random.py -s $(ARGS)
+	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
+	$(BIN)/pytest tests/conformance/test_structured_corpus.py -m "not gpu" $(ARGS)
 
 faults: $(VENV)/.stamp-dev ## the fault lab with its large counts: processes killed, stopped and flooded (many minutes)
 	FAULTS=long $(BIN)/pytest tests/integration/faults -s $(ARGS)

@@ -120,11 +120,16 @@ class EngineCore:
         except Exception as error:
             raise self._die(error) from error
 
+    def only_waits(self) -> bool:
+        """Whether there are requests, and a step would do nothing for any of them: their grammars are being made."""
+        return len(self._grammars) > 0 and not (self._paused or self._in_flight or self._scheduler.has_work())
+
     def execute_dummy_step(self) -> None:
-        """Run a step of no request on all workers, while there is no work here: other replicas wait for this one's
-        part. Raises EngineDeadError."""
+        """Run a step of no request on all workers, while there is no work here, or none that can begin: other replicas
+        wait for this one's part. Raises EngineDeadError."""
         self._check_alive()
         try:
+            self._take_ready(idle=False)
             self._executor.call_all("execute_dummy_step")
         except Exception as error:
             raise self._die(error) from error
@@ -233,9 +238,7 @@ class EngineCore:
         return True
 
     def _step(self) -> list[EngineCoreOutputs]:
-        if len(self._grammars) and not self._paused:
-            for request in self._grammars.take_ready(idle=not self._scheduler.has_work()):
-                self._scheduler.add(request)
+        self._take_ready(idle=not self._scheduler.has_work())
         has_room = len(self._in_flight) < self._depth and not self._paused
         step = self._scheduler.schedule() if has_room else None
         outputs = []
@@ -253,6 +256,12 @@ class EngineCore:
             outputs.append(EngineCoreOutputs(outputs=unreported, stats=self._scheduler.stats()))
         self._publish_events()
         return outputs
+
+    def _take_ready(self, *, idle: bool) -> None:
+        """Queue requests whose grammar is there; `idle`: wait a little for one."""
+        if len(self._grammars) and not self._paused:
+            for request in self._grammars.take_ready(idle):
+                self._scheduler.add(request)
 
     def _publish_events(self) -> None:
         """After whatever may change what is cached: an idle engine takes no step that would do it later."""

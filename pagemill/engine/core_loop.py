@@ -89,7 +89,8 @@ class CoreLoop:
 
     def _step(self) -> None:
         core = self._core
-        if core.has_work():
+        # Others wait in the middle of their steps for one of this engine: it takes one also while it waits itself.
+        if core.has_work() and not (self._waves.shared and core.only_waits()):
             for outputs in core.step():
                 self._deliver(outputs)
         else:

@@ -17,6 +17,9 @@ ROUND_STEPS = 16
 class Waves(Protocol):
     """Decides when a loop takes a step."""
 
+    shared: bool
+    """Whether other engines wait for each step that is due."""
+
     def due(self) -> bool:
         """Whether a step is to be taken now."""
 
@@ -29,6 +32,8 @@ class Waves(Protocol):
 
 class NoWaves:
     """An engine that steps when it has work, whatever others do."""
+
+    shared = False
 
     def __init__(self, has_work: Callable[[], bool]) -> None:
         self.due = has_work
@@ -50,6 +55,8 @@ class WaveMember:
 
     Until it has joined it takes no step.
     """
+
+    shared = True
 
     def __init__(self, has_work: Callable[[], bool], report: Callable[[WaveReport], None]) -> None:
         self._has_work = has_work

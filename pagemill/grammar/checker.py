@@ -1,10 +1,19 @@
 """The process that tries grammars before anybody relies on them: some take minutes or gigabytes, and nothing but the
-end of the process stops the library then. Knows of a model only what its tokens are."""
+end of a process stops the library then. So it forks one for each lane of grammars, and another when that has ended.
+Knows of a model only what its tokens are."""
 
 import contextlib
+import ctypes
+import gc
+import mmap
+import os
 import resource
 import signal
 import socket
+import sys
+import warnings
+from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -13,38 +22,106 @@ from pagemill.catalog.grammars import GRAMMARS
 from pagemill.grammar.interface import GrammarBackend, num_words
 from pagemill.grammar.vocabulary import TokenTable
 from pagemill.transport.stream_frames import receive_frame, send_frame
+from pagemill.utils.child import PR_SET_PDEATHSIG
 from pagemill.utils.processes import Report
 
-MAX_MEMORY_BYTES = 4 << 30
-"""Of addresses; a grammar within the limits takes a few MiB."""
-NUM_TRIED = 8
+MAX_MEMORY_BYTES: Final = 1 << 30
+"""Of addresses, beyond what the process has at its start; a grammar within the limits takes a few MiB."""
+NUM_TRIED: Final = 8
 """Tokens of an output that are tried."""
+FOUND, TOO_MUCH, KILLED = b"=", b"!", b"?"
+"""First byte of an answer: what is wrong with the grammar follows; it took too much; somebody ended the process."""
+_FROM_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM)
+"""Ends that say nothing about the grammar that was being looked at."""
+
+
+class LaneSpec(msgspec.Struct, frozen=True):
+    """Grammars that are tried one after the other."""
+
+    socket_fd: int
+    check_s: float
+    """Processor time that one of them may take."""
+    niceness: int
+    """Of what tries them, beside other processes."""
 
 
 class CheckerSpec(msgspec.Struct, frozen=True):
     """What the process is given."""
 
-    socket_fd: int
+    lanes: list[LaneSpec]
     backend: str
     """Its line in the catalogue."""
     table: TokenTable
-    check_s: float
-    """Processor time that one grammar may take; the process ends with SIGPROF then."""
 
 
 def run(payload: bytes, report: Report) -> None:
     """Entry of the process (utils/processes.py): grammars in, what is wrong with each of them out."""
     spec = msgspec.msgpack.decode(payload, type=CheckerSpec)
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     backend: GrammarBackend = GRAMMARS.resolve(spec.backend)(spec.table)
-    # EOFError: the other end is gone.
-    with socket.socket(fileno=spec.socket_fd) as connection, contextlib.suppress(EOFError, OSError):
-        while True:
-            source = receive_frame(connection)
-            signal.setitimer(signal.ITIMER_PROF, spec.check_s)
-            found = problem(backend, spec.table, source.decode())
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            send_frame(connection, found.encode())
+    gc.freeze()  # what is there is shared with the processes below, and copied where a collection touches it
+    lanes = [_Lane(lane, backend, spec.table) for lane in spec.lanes]
+    by_pid = {lane.start(): lane for lane in lanes}
+    while by_pid:
+        pid, status = os.wait()
+        lane = by_pid.pop(pid)
+        if lane.tell_end(os.waitstatus_to_exitcode(status)):
+            by_pid[lane.start()] = lane
+
+
+class _Lane:
+    """The process of one lane, as its parent sees it, and what it does."""
+
+    def __init__(self, spec: LaneSpec, backend: GrammarBackend, table: TokenTable) -> None:
+        self._spec = spec
+        self._backend = backend
+        self._table = table
+        self._connection = socket.socket(fileno=spec.socket_fd)
+        self._busy = mmap.mmap(-1, 1)
+        """One byte that both processes see: whether a grammar is being looked at."""
+
+    def start(self) -> int:
+        """Fork it; its id."""
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # another thread waits for the end of the parent
+            pid = os.fork()
+        if pid:
+            return pid
+        with contextlib.suppress(BaseException):
+            self._answer(parent)
+        os._exit(0)
+
+    def tell_end(self, status: int) -> bool:
+        """Answer for the process, which has ended. Whether another one is wanted."""
+        with contextlib.suppress(OSError):
+            if self._busy[0]:
+                self._busy[0] = 0
+                send_frame(self._connection, KILLED if -status in _FROM_OUTSIDE else TOO_MUCH)
+                return True
+            if status:
+                return True
+        self._connection.close()
+        return False
+
+    def _answer(self, parent: int) -> None:
+        """Until the other end of the connection is gone."""
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            limit = _address_bytes() + MAX_MEMORY_BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        if os.getppid() != parent:
+            return
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.nice(self._spec.niceness)
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                source = receive_frame(self._connection)
+                self._busy[0] = 1
+                signal.setitimer(signal.ITIMER_PROF, self._spec.check_s)  # the process ends with SIGPROF then
+                found = problem(self._backend, self._table, source.decode())
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                self._busy[0] = 0
+                send_frame(self._connection, FOUND + found.encode())
 
 
 def problem(backend: GrammarBackend, table: TokenTable, source: str) -> str:
@@ -64,3 +141,8 @@ def problem(backend: GrammarBackend, table: TokenTable, source: str) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def _address_bytes() -> int:
+    """What this process has of addresses."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

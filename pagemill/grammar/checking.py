@@ -1,22 +1,23 @@
 """`GrammarChecker`: whether a grammar can be used, found out in another process within a time limit.
 
-Does not know what a grammar is for. What was found is remembered, so that each grammar is tried once.
+Does not know what a grammar is for. What was found is remembered, so that each grammar is tried once. Those that take
+long are tried apart from the others, which wait for none of them for longer than an instant.
 """
 
-import concurrent.futures
 import contextlib
 import hashlib
-import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 import msgspec
 
 from pagemill.catalog.grammars import GUIDANCE
 from pagemill.errors import EngineOverloadedError, TransportError
-from pagemill.grammar.checker import CheckerSpec
+from pagemill.grammar.checker import FOUND, TOO_MUCH, CheckerSpec, LaneSpec
 from pagemill.grammar.translate import translated
 from pagemill.grammar.vocabulary import TokenTable
 from pagemill.messages.structured_outputs import StructuredOutputsParams
@@ -27,20 +28,26 @@ from pagemill.utils.sized_cache import SizedCache
 ENTRY: Final = "pagemill.grammar.checker:run"
 CHECK_S: Final = 1.5
 """Processor time that the library gets for one grammar; nearly all take a few milliseconds."""
-WAIT_FACTOR: Final = 8
+SHORT_S: Final = 0.1
+"""What it gets first, while others wait behind it."""
+NICENESS: Final = 5
+"""Of what tries those that take longer: the engine goes first."""
+WAIT_FACTOR: Final = 40
 """Times as long, a grammar is waited for: on a busy machine the process may have to wait as well."""
+MAX_QUEUED_S: Final = 6.0
+"""How long a grammar that takes long waits for others like it."""
 START_S: Final = 60.0
 """What the process gets for its start."""
 GONE_S: Final = 1.0
-"""What a process that has closed its socket gets to be gone."""
-_FROM_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM)
-"""Exit statuses that say nothing about the grammar that was being looked at."""
+"""What a process that has closed its sockets gets to be gone."""
 MAX_WAITING: Final = 64
 MAX_REMEMBERED: Final = 8192
+_SHORT, _LONG = 0, 1
+"""Lanes: each tries one grammar at a time."""
 
 
 class GrammarChecker:
-    """One process, started with the first grammar and again after one that took too long. From any thread."""
+    """One process, started with the first grammar. From any thread."""
 
     def __init__(self, table: Callable[[], TokenTable], check_s: float = CHECK_S, backend: str = GUIDANCE) -> None:
         """`table`: makes the model's vocabulary when it is first needed; what it raises as ValueError is what is wrong
@@ -48,13 +55,16 @@ class GrammarChecker:
         self._backend = backend
         self._check_s = check_s
         self._table = table
+        self._lock = threading.Lock()
         self._known: SizedCache[bytes, str] = SizedCache(MAX_REMEMBERED)
         """Digests of grammars, and what is wrong with them."""
-        self._lock = threading.Lock()
-        self._num_waiting = 0
+        self._long: SizedCache[bytes, bool] = SizedCache(MAX_REMEMBERED)
+        """Digests of those that take long."""
+        self._waiting: set[Future[str]] = set()
+        self._starting = threading.Lock()
         self._process: _Process | None = None
-        # One thread that lives as long as this: a child ends with the thread that started it.
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="pagemill-grammars")
+        # Threads that live as long as this: a child ends with the thread that started it.
+        self._lanes = [ThreadPoolExecutor(1, thread_name_prefix="pagemill-grammars") for _ in (_SHORT, _LONG)]
 
     def known(self, source: str) -> str | None:
         """What is wrong with a grammar that was looked at before, empty when nothing is; None for others."""
@@ -62,111 +72,177 @@ class GrammarChecker:
         with self._lock:
             return self._known.get(digest)
 
-    def submit(self, source: str) -> concurrent.futures.Future[str]:
+    def submit(self, source: str) -> Future[str]:
         """What is wrong with a grammar, in time; empty when nothing is. Raises EngineOverloadedError when too many
-        wait for that."""
+        wait for that; the future does when one that takes long has waited too long for others."""
+        found: Future[str] = Future()
         with self._lock:
-            if self._num_waiting >= MAX_WAITING:
-                raise EngineOverloadedError(f"{self._num_waiting} grammars are being checked already; try again later")
-            self._num_waiting += 1
-        found = self._thread.submit(self._check, source)
+            if len(self._waiting) >= MAX_WAITING:
+                raise EngineOverloadedError(f"{len(self._waiting)} grammars are being checked; try again later")
+            self._waiting.add(found)
         found.add_done_callback(self._done)  # also when whoever waits for it goes away before it is begun
+        self._lanes[_SHORT].submit(self._check, source, found)
         return found
 
     def close(self) -> None:
         """End the process that checks grammars, and forget those that wait for it."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        self._stop()
-
-    def _done(self, found: concurrent.futures.Future[str]) -> None:
         with self._lock:
-            self._num_waiting -= 1
+            waiting = list(self._waiting)
+        for found in waiting:
+            found.cancel()
+        for lane in self._lanes:
+            lane.shutdown(wait=True, cancel_futures=True)
+        if self._process is not None:
+            self._process.stop()
 
-    def _check(self, source: str) -> str:
-        found = self.known(source)
-        if found is not None:
-            return found
+    def _done(self, found: Future[str]) -> None:
+        with self._lock:
+            self._waiting.discard(found)
+
+    def _check(self, source: str, found: Future[str]) -> None:
+        """In the short lane. What takes too long for it goes to the other one."""
+        if found.cancelled():
+            return
+        digest = _digest(source)
+        with self._lock:
+            takes_long = self._long.get(digest)
+        if not takes_long:
+            problem = self._outcome(found, source, _SHORT)
+            if problem is None:
+                return
+            if problem != _too_much(self._check_s):
+                _set(found, problem)
+                return
+            with self._lock:
+                self._long.put(digest, True)
+        self._lanes[_LONG].submit(self._check_long, source, found, time.monotonic())
+
+    def _check_long(self, source: str, found: Future[str], since: float) -> None:
+        """In the long lane."""
+        if found.cancelled():
+            return
+        if time.monotonic() - since > MAX_QUEUED_S and self.known(source) is None:
+            _fail(found, EngineOverloadedError("too many grammars take long to be checked; try again later"))
+            return
+        problem = self._outcome(found, source, _LONG)
+        if problem is not None:
+            _set(found, problem)
+
+    def _outcome(self, found: Future[str], source: str, lane: int) -> str | None:
+        """What is wrong with a grammar; None when that is not known, and `found` says why."""
+        problem = self.known(source)
+        if problem is not None:
+            return problem
         try:
-            return self._ask(source)
+            return self._ask(source, lane)
         except ValueError as error:
             return str(error)
+        except Exception as error:
+            _fail(found, error)
+            return None
 
-    def _ask(self, source: str) -> str:
+    def _ask(self, source: str, lane: int) -> str:
         """What the process says, or that the grammar ended it. Raises EngineOverloadedError when it does not start or
         gets no time, ValueError for a model without a vocabulary."""
-        too_much = f"it takes more than {self._check_s:g} s or too much memory to make a grammar of it"
         for _ in range(2):
-            found = self._start().problem(source, WAIT_FACTOR * self._check_s)
-            if found is not None:
-                self._remember(source, found)
-                return found
-            status = self._stop()
-            if status is None:
-                raise EngineOverloadedError("the machine is too busy to check a grammar; try again later")
-            if status not in _FROM_OUTSIDE:
-                self._remember(source, too_much)
-                break
-        with contextlib.suppress(RuntimeError):  # this is being closed
-            # The next grammar need not wait until another process has started.
-            self._thread.submit(self._start)
-        return too_much
+            process = self._started()
+            answer = process.answer(source, lane, WAIT_FACTOR * self._check_s)
+            if answer is None:  # it said nothing, or is gone
+                process.stop()
+                if process.silent:
+                    raise EngineOverloadedError("the machine is too busy to check a grammar; try again later")
+            elif answer[:1] == FOUND:
+                return self._remember(source, answer[1:].decode())
+            elif answer[:1] == TOO_MUCH:
+                too_much = _too_much(self._check_s)
+                return too_much if lane == _SHORT else self._remember(source, too_much)
+        return _too_much(self._check_s)
 
-    def _start(self) -> "_Process":
+    def _started(self) -> "_Process":
         """The process, which runs."""
-        if self._process is not None and not self._process.runs:
-            self._stop()
-        if self._process is None:
-            self._process = _Process(self._table(), self._check_s, self._backend)
-        return self._process
+        with self._starting:
+            if self._process is None or not self._process.runs:
+                if self._process is not None:
+                    self._process.stop()
+                    self._process = None
+                self._process = _Process(self._table(), self._check_s, self._backend)
+            return self._process
 
-    def _remember(self, source: str, found: str) -> None:
+    def _remember(self, source: str, found: str) -> str:
         digest = _digest(source)
         with self._lock:
             self._known.put(digest, found)
-
-    def _stop(self) -> int | None:
-        """The exit status, if it ended by itself."""
-        process, self._process = self._process, None
-        return None if process is None else process.stop()
+        return found
 
 
 class _Process:
-    """The process and the socket to it."""
+    """The process and the sockets to it, one for each lane."""
 
     def __init__(self, table: TokenTable, check_s: float, backend: str) -> None:
         """Raises EngineOverloadedError when it does not start in time."""
-        self._socket, there = socket.socketpair()
-        with there:
-            payload = msgspec.msgpack.encode(CheckerSpec(there.fileno(), backend, table, check_s))
-            self._child = Child(ENTRY, "pagemill: grammars", payload, pass_fds=[there.fileno()])
-        self._silent = False
-        if self.problem(translated(StructuredOutputsParams(choice=["a"]), backend=backend), START_S) is None:
+        pairs = [socket.socketpair() for _ in (_SHORT, _LONG)]
+        self._sockets = [here for here, _ in pairs]
+        self._in_use = [threading.Lock() for _ in pairs]
+        self._stopped = False
+        self.silent = False
+        """Whether it ran and gave no answer in time."""
+        fds = [there.fileno() for _, there in pairs]
+        try:
+            lanes = [LaneSpec(fds[_SHORT], min(SHORT_S, check_s), 0), LaneSpec(fds[_LONG], check_s, NICENESS)]
+            payload = msgspec.msgpack.encode(CheckerSpec(lanes, backend, table))
+            self._child = Child(ENTRY, "pagemill: grammars", payload, pass_fds=fds)
+        finally:
+            for _, there in pairs:
+                there.close()
+        first = translated(StructuredOutputsParams(choice=["a"]), backend=backend)
+        if self.answer(first, _LONG, START_S) is None:
             self.stop()
             raise EngineOverloadedError("the process that checks grammars did not start; try again later")
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
-        return self._child.exit_status is None
+        """Whether it has not ended, and was not stopped."""
+        return not self._stopped and self._child.exit_status is None
 
-    def problem(self, source: str, timeout_s: float) -> str | None:
+    def answer(self, source: str, lane: int, timeout_s: float) -> bytes | None:
         """What the process says; None when it says nothing in time, or ends."""
-        self._socket.settimeout(timeout_s)
-        try:
-            send_frame(self._socket, source.encode())
-            return receive_frame(self._socket).decode()
-        except TimeoutError:
-            self._silent = True
-        except (EOFError, OSError, TransportError):
-            pass
+        connection = self._sockets[lane]
+        with self._in_use[lane]:
+            try:
+                connection.settimeout(timeout_s)
+                send_frame(connection, source.encode())
+                return receive_frame(connection)
+            except TimeoutError:
+                self.silent = not self._stopped and self._child.exit_status is None
+            except (EOFError, OSError, TransportError):
+                pass
         return None
 
-    def stop(self) -> int | None:
-        """End it. Its exit status, if it ended by itself."""
-        self._socket.close()
-        status = None if self._silent else self._child.wait(GONE_S)
+    def stop(self) -> None:
+        """End it; whoever waits for an answer gets none. May be called twice, from any thread."""
+        self._stopped = True
+        for connection, in_use in zip(self._sockets, self._in_use, strict=True):
+            with contextlib.suppress(OSError):  # it is gone already
+                connection.shutdown(socket.SHUT_RDWR)
+            with in_use:
+                connection.close()
+        if not self.silent:
+            self._child.wait(GONE_S)
         self._child.kill()
-        return status
+
+
+def _set(found: Future[str], problem: str) -> None:
+    if found.set_running_or_notify_cancel():
+        found.set_result(problem)
+
+
+def _fail(found: Future[str], error: Exception) -> None:
+    if found.set_running_or_notify_cancel():
+        found.set_exception(error)
+
+
+def _too_much(check_s: float) -> str:
+    return f"it takes more than {check_s:g} s or too much memory to make a grammar of it"
 
 
 def _digest(source: str) -> bytes:

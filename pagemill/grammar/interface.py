@@ -35,6 +35,10 @@ class TokenMatcher(Protocol):
     def copy(self) -> "TokenMatcher":
         """Another output from here on."""
 
+    @property
+    def worn(self) -> bool:
+        """Whether what copies share has reached a limit: then the next output needs a matcher that is made anew."""
+
     def accept(self, token_ids: Sequence[int]) -> int:
         """The output goes on with these tokens; how many of them may come, from the first one on. What follows the
         first that may not is not taken. Raises GrammarTooComplexError."""

@@ -32,6 +32,9 @@ class CoreApi(Protocol):
     def has_work(self) -> bool:
         """Whether a step would do anything."""
 
+    def only_waits(self) -> bool:
+        """Whether there are requests, and a step would do nothing for any of them yet."""
+
     def execute_dummy_step(self) -> None:
         """A step of no request, for the workers of other engines that step together with these."""
 

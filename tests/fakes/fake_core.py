@@ -129,6 +129,9 @@ class FakeCore:
     def has_work(self) -> bool:
         return bool(self._running)
 
+    def only_waits(self) -> bool:
+        return False
+
     def step(self) -> list[EngineCoreOutputs]:
         self._note_thread()
         self.num_steps += 1

@@ -115,7 +115,8 @@ def test_a_process_that_was_killed_is_not_held_against_the_next_grammar(alone, n
 @pytest.mark.slow
 def test_a_process_that_is_killed_at_work_is_not_held_against_the_grammar(alone):
     checker, pid = alone
-    os.kill(pid, signal.SIGSTOP)
+    for process in psutil.Process(pid).children():
+        process.suspend()
     found = checker.submit(translated(StructuredOutputsParams(choice=["b"])))
     time.sleep(0.2)
     os.kill(pid, signal.SIGKILL)
@@ -125,9 +126,42 @@ def test_a_process_that_is_killed_at_work_is_not_held_against_the_grammar(alone)
 @pytest.mark.slow
 def test_a_process_that_gets_no_time_is_not_held_against_the_grammar(alone, monkeypatch):
     checker, pid = alone
-    monkeypatch.setattr(checking, "WAIT_FACTOR", 0.1)
-    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(checking, "WAIT_FACTOR", 0.5)
+    for process in psutil.Process(pid).children():
+        process.suspend()
     with pytest.raises(EngineOverloadedError):
         check(checker, choice=["b"])
     monkeypatch.undo()
     assert check(checker, choice=["b"]) == ""
+
+
+@pytest.mark.slow
+def test_a_process_that_tries_grammars_is_replaced_when_it_is_killed(alone):
+    """Idle or at work: the next one answers."""
+    checker, pid = alone
+    for number in range(3):
+        for process in psutil.Process(pid).children():
+            process.kill()
+        assert check(checker, choice=["b", str(number)]) == ""
+    assert pid in started()
+
+
+@pytest.mark.slow
+def test_honest_grammars_do_not_wait_for_those_that_take_long(alone, monkeypatch):
+    checker, pid = alone
+    endless = [translated(StructuredOutputsParams(choice=[f"endless {number}"])) for number in range(5)]
+    children = psutil.Process(pid).children()
+    assert len(children) == 2
+    long = max(children, key=lambda process: process.nice())
+    long.suspend()  # what it looks at takes as long as it takes
+    for source in endless:
+        checker._long.put(checking._digest(source), True)
+    waiting = [checker.submit(source) for source in endless]
+    assert [check(checker, choice=[text]) for text in "abc"] == ["", "", ""]
+    assert not any(found.done() for found in waiting)
+    monkeypatch.setattr(checking, "MAX_QUEUED_S", 0)
+    long.resume()
+    assert waiting[0].result(PATIENCE_S) == ""
+    for found in waiting[1:]:
+        with pytest.raises(EngineOverloadedError, match="take long"):
+            found.result(PATIENCE_S)

@@ -102,6 +102,15 @@ class GrammarQueue:
         return future
 
     def _make(self, request: EngineCoreRequest) -> FollowedGrammar:
+        """Raises ValueError, whatever a library raises: it is about this request alone."""
+        try:
+            return self._followed(request)
+        except ValueError:
+            raise
+        except BaseException as error:
+            raise ValueError(f"its grammar cannot be made: {type(error).__name__}: {str(error)[:200]}") from None
+
+    def _followed(self, request: EngineCoreRequest) -> FollowedGrammar:
         spec = request.grammar
         if spec is None:
             raise ValueError(f"request {request.request_id} has no grammar")
@@ -119,7 +128,7 @@ class GrammarQueue:
         """At the beginning of an output. Made once, however many requests ask for it at the same time."""
         with self._lock:
             found = self._cache.get(source)
-            if found is not None:
+            if found is not None and not found.worn:
                 return found
             others = self._making.get(source)
             making = self._making.setdefault(source, Future())

@@ -19,7 +19,7 @@ from pagemill.messages.structured_outputs import FreeStart
 from pagemill.tokenizers.interface import Tokenizer
 
 MAX_LEXER_STATES: Final = 50_000
-"""One or two KiB each."""
+"""Some 350 bytes each, of all outputs that share them; when they run out, they are made anew."""
 MAX_GRAMMAR_SIZE: Final = 200_000
 INITIAL_FUEL: Final = 200_000
 STEP_FUEL: Final = 100_000
@@ -28,8 +28,11 @@ BOUNDED_WHITESPACE: Final = r"\n?[ ]{0,40}"
 BYTES_PER_CHAR: Final = 512
 """What a grammar is taken to need for each character of its source, several times what schemas of the conformance
 corpus were seen to take, since a grammar grows while outputs follow it."""
-LEAST_BYTES: Final = 256 << 10
+LEAST_BYTES: Final = 1 << 20
 """What a small one is taken to need."""
+LEAST_USES: Final = 200
+"""Masks and tokens that states must have served before they are made anew for an output that goes on. Where they run
+out sooner, the form is too complex, and making them again and again would cost others their time."""
 MAX_THREADS: Final = 8
 """That fill masks, at most half as many as there are CPUs: more would wake up for a mask or two each."""
 _MAX_MESSAGE: Final = 300
@@ -69,25 +72,73 @@ class GuidanceBackend:
         return json.dumps(found, ensure_ascii=False)
 
     def matcher(self, source: str) -> "GuidanceMatcher":
+        states = _States(lambda: self._made(source))
+        return GuidanceMatcher(states.begin(), states, max(LEAST_BYTES, BYTES_PER_CHAR * len(source)))
+
+    def _made(self, source: str) -> llguidance.LLMatcher:
         found = llguidance.LLMatcher(self._vocabulary, source, log_level=0, limits=limits())
         if found.is_error():
             raise ValueError(explain(found.get_error()))
-        return GuidanceMatcher(found, max(LEAST_BYTES, BYTES_PER_CHAR * len(source)))
+        return found
+
+
+class _States:
+    """What the library works out of one grammar, for all outputs that follow it: it has a limit, and when that is
+    reached, none of them can go on with it."""
+
+    def __init__(self, make: Callable[[], llguidance.LLMatcher]) -> None:
+        """Raises ValueError that says what is wrong with the grammar."""
+        self._make = make
+        self._start = make()
+        self._next: _States | None = None
+        self.num_uses = 0
+        self.worn = False
+
+    def begin(self) -> llguidance.LLMatcher:
+        """An output that is about to begin."""
+        return self._start.deep_copy()
+
+    def next(self) -> "_States":
+        """New ones, the same for all outputs that ask."""
+        if self._next is None:
+            self._next = _States(self._make)
+        return self._next.next() if self._next.ran_out else self._next
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether a limit was reached after so much use that new ones would serve as long."""
+        return self.worn and self.num_uses >= LEAST_USES
 
 
 class GuidanceMatcher:
-    """Implements `TokenMatcher`."""
+    """Implements `TokenMatcher`. When what it shares with other outputs has run out, it goes on with new states, in
+    which it follows its tokens again."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, num_bytes: int) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, states: _States, num_bytes: int, taken: Sequence[int] = ()
+    ) -> None:
+        """`taken`: the tokens that it has followed."""
         self._matcher = matcher
+        self._states = states
+        self._taken = list(taken)
         self.num_bytes = num_bytes
 
     def copy(self) -> "GuidanceMatcher":
-        return GuidanceMatcher(self._matcher.deep_copy(), self.num_bytes)
+        return GuidanceMatcher(self._matcher.deep_copy(), self._states, self.num_bytes, self._taken)
+
+    @property
+    def worn(self) -> bool:
+        return self._states.worn
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        count = self._matcher.try_consume_tokens(list(token_ids))
+        tokens = list(token_ids)
+        self._states.num_uses += 1
+        count = self._matcher.try_consume_tokens(tokens)
+        # States that have run out refuse tokens, too, and do not always say why.
+        while count < len(tokens) and self._ran_out() and self._renew(tokens[:count]):
+            count += self._matcher.try_consume_tokens(tokens[count:])
         self._check()
+        self._taken += tokens[:count]
         return count
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
@@ -107,7 +158,10 @@ class GuidanceMatcher:
     def fill(self, mask: npt.NDArray[np.int32]) -> None:
         if not mask.flags.c_contiguous:
             raise ValueError("a mask must be contiguous")
+        self._states.num_uses += 1
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error() and self._renew():
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check()
 
     @staticmethod
@@ -116,12 +170,44 @@ class GuidanceMatcher:
         # A single thread beside this one would only be waited for, and look for work where there is none.
         return _fill_with(llguidance.LLExecutor(num_threads)) if num_threads > 1 else _fill_here
 
-    def problem(self) -> str | None:
-        """Why the output cannot be followed any further within the limits; None where it can."""
-        return explain(self._matcher.get_error()) if self._matcher.is_error() else None
+    def filled(self, mask: npt.NDArray[np.int32]) -> str | None:
+        """Why the output cannot be followed any further within the limits, after a call that was to fill its mask; None
+        where it can, and the mask is there."""
+        self._states.num_uses += 1
+        if not self._matcher.is_error():
+            return None
+        if self._renew():
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return self._problem()
+
+    def _ran_out(self) -> bool:
+        if self._matcher.is_stopped():
+            return self._matcher.is_error()
+        probe = self._matcher.deep_copy()
+        probe.compute_bitmask()
+        return probe.is_error()
+
+    def _renew(self, taken: Sequence[int] = ()) -> bool:
+        """Follow the output in new states, with these further tokens. Whether it can go on."""
+        self._states.worn = True
+        if not self._states.ran_out:
+            return False
+        states = self._states.next()
+        matcher = states.begin()
+        tokens = [*self._taken, *taken]
+        if matcher.try_consume_tokens(tokens) < len(tokens) or matcher.is_error():
+            return False
+        self._matcher, self._states = matcher, states
+        return True
+
+    def _problem(self) -> str | None:
+        if not self._matcher.is_error():
+            return None
+        self._states.worn = True
+        return explain(self._matcher.get_error())
 
     def _check(self) -> None:
-        problem = self.problem()
+        problem = self._problem()
         if problem is not None:
             raise GrammarTooComplexError(problem)
 
@@ -131,7 +217,7 @@ def _fill_here(matchers: Sequence[GuidanceMatcher], masks: npt.NDArray[np.int32]
     address, num_bytes = masks.ctypes.data, masks.strides[0]
     for row, matcher in enumerate(matchers):
         matcher._matcher.unsafe_compute_mask_ptr(address + row * num_bytes, num_bytes)
-    return [matcher.problem() for matcher in matchers]
+    return [matcher.filled(mask) for matcher, mask in zip(matchers, masks, strict=True)]
 
 
 def _fill_with(executor: llguidance.LLExecutor) -> BatchFill:
@@ -140,7 +226,7 @@ def _fill_with(executor: llguidance.LLExecutor) -> BatchFill:
     def fill(matchers: Sequence[GuidanceMatcher], masks: npt.NDArray[np.int32]) -> list[str | None]:
         handles = [(matcher._matcher, row) for row, matcher in enumerate(matchers)]
         executor.unsafe_compute_mask_ptr(handles, masks.ctypes.data, masks.strides[0], len(masks))
-        return [matcher.problem() for matcher in matchers]
+        return [matcher.filled(mask) for matcher, mask in zip(matchers, masks, strict=True)]
 
     return fill
 

@@ -60,6 +60,8 @@ class XGrammarBackend:
 class XGrammarMatcher:
     """Implements `TokenMatcher`. Forces no tokens: a mask with one token says as much."""
 
+    worn = False
+
     def __init__(self, matcher: Any, ends: frozenset[int], only_ends: npt.NDArray[np.int32], num_bytes: int) -> None:
         """`only_ends`: the mask of the tokens `ends`."""
         self._matcher = matcher

@@ -1,13 +1,25 @@
 """Outputs with a form are the same however many steps are in flight, and requests with one run in every step."""
 
+import threading
+import time
+
+import msgspec
 import pytest
 
 from pagemill.engine.core import EngineCore
+from pagemill.engine.core_loop import CoreLoop
 from pagemill.engine.executor.multiproc import MultiprocExecutor
 from pagemill.engine.executor.uniproc import UniprocExecutor
+from pagemill.engine.scheduler.scheduler import no_grammar
+from pagemill.engine.structured_output.compiling import GrammarQueue
+from pagemill.engine.waves import ROUND_STEPS, WaveMember
+from pagemill.grammar.backends.guidance import GuidanceBackend
+from pagemill.grammar.translate import translated
+from pagemill.messages.core_calls import AddRequests
 from pagemill.messages.engine_io import FinishReason
-from pagemill.messages.structured_outputs import StructuredOutputsParams
-from tests.fakes.byte_vocabulary import END, TABLE, Following, accepts
+from pagemill.messages.structured_outputs import GrammarSpec, StructuredOutputsParams
+from pagemill.messages.waves import JoinWaves, RoundDecision, RoundDone, WaveStarted
+from tests.fakes.byte_vocabulary import END, TABLE, ByteTokens, Following, accepts
 from tests.fakes.engine_setup import Client, core_request, engine_config
 from tests.fakes.masked_worker import MaskedWorker, forms
 from tests.marks import slow
@@ -46,6 +58,55 @@ def requests():
     """With free ones among them."""
     names = ["animal", "free", "digits", "letters", "other", "word"]
     return [core_request(name, 5 + 3 * seed, seed=seed, **LONG) for seed, name in enumerate(names)]
+
+
+def test_an_engine_that_waits_for_a_grammar_takes_part_in_the_steps_of_others(monkeypatch):
+    """Others would stand in the middle of their steps until it is made."""
+    go_on = threading.Event()
+    matcher = GuidanceBackend.matcher
+
+    def held_up(backend, source):
+        assert go_on.wait(60)
+        return matcher(backend, source)
+
+    monkeypatch.setattr(GuidanceBackend, "matcher", held_up)
+    client, worker = make_client(no_grammar)
+    core = client.core
+    core._grammars = GrammarQueue(ByteTokens, len(TABLE.tokens), ())
+    reports = []
+
+    def take(report):
+        reports.append(report)
+        if go_on.is_set():
+            loop.inbox.put((0, RoundDecision(1, report.round, go_on=True)))
+
+    loop = CoreLoop(core, lambda index, report: None, WaveMember(core.has_work, take))
+    loop.inbox.put((0, JoinWaves(0, None)))
+    request = core_request("word", 5, max_tokens=60)
+    source = translated(StructuredOutputsParams(**FORMS["word"]))
+    loop.inbox.put((0, AddRequests([msgspec.structs.replace(request, grammar=GrammarSpec(source))])))
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        wait_until(lambda: worker.num_dummy_steps == 2 * ROUND_STEPS)
+        assert reports == [WaveStarted(1), RoundDone(1, 0, has_work=True)]
+        assert worker.num_masked == 0
+        go_on.set()
+        loop.inbox.put((0, RoundDecision(1, 0, go_on=True)))
+        wait_until(lambda: worker.num_masked)
+    finally:
+        go_on.set()
+        loop.stop()
+        thread.join(60)
+        core.shutdown()
+    assert not thread.is_alive()
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 @pytest.fixture(scope="module")
