@@ -95,7 +95,7 @@ class GrammarQueue:
             return None
         with self._lock:
             matcher = self._cache.get(request.grammar.source)
-        if matcher is None:
+        if matcher is None or matcher.worn:
             return None
         future: Future[FollowedGrammar] = Future()
         future.set_result(self._followed(matcher, request.grammar, self._backend[1]))
@@ -104,13 +104,13 @@ class GrammarQueue:
     def _make(self, request: EngineCoreRequest) -> FollowedGrammar:
         """Raises ValueError, whatever a library raises: it is about this request alone."""
         try:
-            return self._followed(request)
+            return self._resumed(request)
         except ValueError:
             raise
         except BaseException as error:
             raise ValueError(f"its grammar cannot be made: {type(error).__name__}: {str(error)[:200]}") from None
 
-    def _followed(self, request: EngineCoreRequest) -> FollowedGrammar:
+    def _resumed(self, request: EngineCoreRequest) -> FollowedGrammar:
         spec = request.grammar
         if spec is None:
             raise ValueError(f"request {request.request_id} has no grammar")

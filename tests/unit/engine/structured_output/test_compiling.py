@@ -121,6 +121,28 @@ def test_the_grammar_that_was_used_longest_ago_is_forgotten_first(queue, monkeyp
     assert list(queue._cache._values) == [translated(StructuredOutputsParams(choice=[text])) for text in "ac"]
 
 
+def test_a_grammar_whose_states_ran_out_is_made_again(queue):
+    for name in ("a", "b"):
+        queue.add(request_of(name, choice=["xy", "z"]))
+        (request,) = take(queue)
+        assert queue.grammar_of(request).end() is None
+        (kept,) = queue._cache._values.values()
+        assert not kept.worn
+        kept._states.worn = True
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd"), SystemExit(1)])
+def test_whatever_a_library_raises_ends_its_request_alone(queue, monkeypatch, error):
+    def raises(backend, source):
+        raise error
+
+    monkeypatch.setattr(guidance.GuidanceBackend, "matcher", raises)
+    queue.add(request_of("a", choice=["x"]))
+    (request,) = take(queue)
+    with pytest.raises(ValueError, match="cannot be made"):
+        queue.grammar_of(request)
+
+
 def test_the_cache_is_bounded_by_bytes(queue, monkeypatch):
     monkeypatch.setattr(queue, "_cache", SizedCache(3 * guidance.LEAST_BYTES, compiling._num_bytes))
     for number in range(8):
