@@ -1,6 +1,7 @@
 """Names that settings choose from and that other modules compare. Each is a string as well, as users write it."""
 
 from enum import StrEnum
+from typing import Final
 
 
 class Runner(StrEnum):
@@ -46,3 +47,30 @@ class HashAlgorithm(StrEnum):
     SHA256_CBOR = "sha256_cbor"
     XXHASH = "xxhash"
     XXHASH_CBOR = "xxhash_cbor"
+
+
+class StrictLevel(StrEnum):
+    """What calls of tools are held to that the model decides to make."""
+
+    OFF = "off"
+    """Nothing: they are read as they come."""
+    STRICT_FUNCTIONS = "strict-functions"
+    """Where a function of the request is strict: its arguments to its schema, and every call to the format."""
+    ENVELOPE = "envelope"
+    """All calls to the format; arguments of strict functions to their schemas."""
+    ALL = "all"
+    """All calls to the format, all arguments to their schemas."""
+
+    @classmethod
+    def of(cls, name: str) -> "StrictLevel":
+        """Of a setting, which may be one of VLLM_STRICT_LEVELS."""
+        return cls(VLLM_STRICT_LEVELS.get(name, name))
+
+
+VLLM_STRICT_LEVELS: Final = {
+    "auto": StrictLevel.STRICT_FUNCTIONS,
+    "function": StrictLevel.ENVELOPE,
+    "parameter": StrictLevel.ALL,
+}
+"""Other names of the levels."""
+STRICT_LEVELS: Final = (*StrictLevel, *VLLM_STRICT_LEVELS)

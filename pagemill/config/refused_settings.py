@@ -43,7 +43,6 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
      "speculative_config spec_method spec_model spec_tokens per_request_spec_decode_metrics"),
     ("install a plug-in that adds the parser (docs/how-to/add-a-parser.md)",
      "tool_parser_plugin reasoning_parser_plugin"),
-    ("arguments of tool calls are not held to a schema yet; leave it out", "tool_strict_level"),
     ("tools are called by clients only; leave it out", "tool_server"),
     ("how much is thought cannot be limited yet; leave it out", "reasoning_config anthropic_disabled_thinking_effort"),
     ("there is no parser for that model yet; leave it out", "cohere_is_reasoning_model cohere_format"),

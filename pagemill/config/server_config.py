@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pagemill.config.choices import STRICT_LEVELS, StrictLevel
 from pagemill.config.fields import setting
 
 
@@ -31,6 +32,12 @@ class ServerConfig:
     )
     tool_call_parser: str | None = setting(
         None, "format in which the model calls tools; auto: by the chat template (docs/tool-calls.md)"
+    )
+    tool_strict_level: str = setting(
+        StrictLevel.ENVELOPE,
+        "what calls are held to that the model decides to make: off, strict-functions, envelope, all "
+        "(docs/tool-calls.md); auto, function and parameter are other names of the last three",
+        choices=tuple(STRICT_LEVELS),
     )
     exclude_tools_when_tool_choice_none: bool = setting(
         False, "with tool_choice none, the chat template does not get the tools of the request"

@@ -73,6 +73,9 @@ class LarkWriter:
     def text(self, value: str) -> str:
         return text(value)
 
+    def token(self, token_id: int) -> str:
+        return f"<[{token_id}]>"
+
     def any_text(self) -> str:
         return self.rule(ANY_TEXT)
 

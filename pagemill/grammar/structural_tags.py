@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-MAX_DEPTH: Final = 32
+MAX_DEPTH: Final = 48
 MAX_REPEATS: Final = 1024
+MAX_TOKEN_ID: Final = 2**31
 LEGACY: Final = "structures"
 
 
@@ -17,6 +18,9 @@ class TagWriter(Protocol):
 
     def text(self, value: str) -> str:
         """A text as it is."""
+
+    def token(self, token_id: int) -> str:
+        """The token with this id, also a control token, which no text is."""
 
     def any_text(self) -> str:
         """Any text."""
@@ -89,6 +93,13 @@ def _either(spec: Mapping[str, Any], writer: TagWriter, depth: int) -> str:
     return writer.rule(" | ".join(_format(item, writer, depth + 1) for item in _list(spec, "elements")))
 
 
+def _token(spec: Mapping[str, Any], writer: TagWriter, depth: int) -> str:
+    token = spec.get("token")
+    if type(token) is not int or not 0 <= token < MAX_TOKEN_ID:
+        raise ValueError("token of a structural tag must be the id of a token")
+    return writer.rule(writer.token(token))
+
+
 def _repeated(mark: str) -> Callable[[Mapping[str, Any], TagWriter, int], str]:
     def make(spec: Mapping[str, Any], writer: TagWriter, depth: int) -> str:
         return writer.rule(f"({_format(spec.get('content'), writer, depth + 1)}){mark}")
@@ -141,7 +152,12 @@ def _triggered(spec: Mapping[str, Any], writer: TagWriter, depth: int) -> str:
 
 def _separated(spec: Mapping[str, Any], writer: TagWriter, depth: int) -> str:
     one = writer.rule(" | ".join(_tag(tag, writer, depth + 1) for tag in _list(spec, "tags")))
-    several = one if spec.get("stop_after_first") else f"{one} ({writer.text(_text(spec, 'separator'))} {one})*"
+    separator = spec.get("separator")
+    if isinstance(separator, Mapping):
+        between = _format(separator, writer, depth + 1)
+    else:
+        between = writer.text(_text(spec, "separator"))
+    several = one if spec.get("stop_after_first") else f"{one} ({between} {one})*"
     return writer.rule(several if spec.get("at_least_one") else f"({several})?")
 
 
@@ -159,6 +175,7 @@ _KINDS: Final[dict[str, Callable[[Mapping[str, Any], TagWriter, int], str]]] = {
     "star": _repeated("*"),
     "tag": _tag,
     "tags_with_separator": _separated,
+    "token": _token,
     "triggered_tags": _triggered,
 }
 

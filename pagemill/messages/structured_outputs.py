@@ -9,6 +9,8 @@ from pagemill.errors import RequestError
 from pagemill.messages.bounds import check_switch, refusal
 
 MAX_CHOICES: Final = 4096
+CONTROL: Final = b"\xff"
+"""Stands before the name of a control token among the bytes of an output. Text has no such byte."""
 MAX_SPEC_BYTES: Final = 256 << 10
 """Of a schema, an expression, a grammar, all choices together, or a structural tag."""
 MAX_PATTERN_CHARS: Final = 256
@@ -120,15 +122,44 @@ class FreeTokens(msgspec.Struct, frozen=True, array_like=True):
     """Where it may be left out: the token that it begins with otherwise. None: it is there."""
 
 
+class Thinking(msgspec.Struct, frozen=True, array_like=True):
+    """Where an output reasons, as its bytes show it: control tokens are there as CONTROL and their names."""
+
+    begin: bytes
+    end: bytes
+    end_ids: tuple[int, ...]
+    """The tokens of `end`."""
+    is_open: bool = False
+    """Whether the output begins in the middle of reasoning."""
+    again: bool = False
+    """Whether reasoning may begin anywhere; otherwise only where nothing but white space has come."""
+    budget: int | None = None
+    """After so many tokens of it, its end is written; None: it ends by itself."""
+
+
 class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
     """A form as the engine gets it: checked, and in the terms of the library that follows it."""
 
     source: str
-    """The grammar, as the backend of the engine reads it."""
+    """The grammar, as the backend of the engine reads it; empty: there is none, and only reasoning is limited."""
     free: FreeTokens | None = None
     """What may come before the grammar holds; None: it holds from the first token of the output on."""
     field: str = "structured_outputs"
     """What the client calls the form, for errors."""
+    thinking: Thinking | None = None
+    """Where the output reasons, if that matters."""
+    triggers: tuple[bytes, ...] = ()
+    """Outside of reasoning, the grammar begins with any of these; as long as none has come, the output is free. None
+    here and in `first_triggers`: there is nothing to wait for."""
+    first_triggers: tuple[bytes, ...] = ()
+    """Likewise, where nothing but white space has come."""
+    parts: tuple[tuple[str, str], ...] = ()
+    """Field of the request and the grammar of what it holds alone, for errors; not for the engine."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the output is free until a trigger has come."""
+        return bool(self.triggers or self.first_triggers)
 
 
 def _check_kind(params: StructuredOutputsParams, kind: str) -> None:

@@ -3,6 +3,7 @@
 Does not know what is scheduled. Making a grammar lets go of the interpreter.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -11,10 +12,11 @@ from typing import Final
 from pagemill.catalog.grammars import GRAMMARS, GUIDANCE
 from pagemill.engine.grammar import Grammar
 from pagemill.engine.structured_output.following import FollowedGrammar
+from pagemill.engine.structured_output.watching import OutputWatch
 from pagemill.grammar.interface import GrammarBackend, TokenMatcher, num_words
 from pagemill.grammar.vocabulary import TokenTable, token_table
 from pagemill.messages.engine_io import EngineCoreRequest
-from pagemill.messages.structured_outputs import GrammarSpec
+from pagemill.messages.structured_outputs import CONTROL, GrammarSpec
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.utils.sized_cache import SizedCache
 
@@ -115,14 +117,18 @@ class GrammarQueue:
         if spec is None:
             raise ValueError(f"request {request.request_id} has no grammar")
         backend, table = self._backend_of_model()
-        matcher = self._matcher_of(backend, spec.source)
+        matcher = self._matcher_of(backend, spec.source) if spec.source else None
         followed = self._followed(matcher, spec, table)
         followed.accept(request.emitted_token_ids)
         return followed
 
-    def _followed(self, matcher: TokenMatcher, spec: GrammarSpec, table: TokenTable) -> FollowedGrammar:
-        """An output that is about to begin."""
-        return FollowedGrammar(matcher.copy(), num_words(self._vocab_size), table.ends, spec.free)
+    def _followed(self, matcher: TokenMatcher | None, spec: GrammarSpec, table: TokenTable) -> FollowedGrammar:
+        """An output that is about to begin. `matcher`: None: nothing but its reasoning is limited."""
+        watch = None
+        if spec.waits or spec.thinking is not None:
+            watch = OutputWatch(spec, functools.partial(_named_bytes, table.tokens, frozenset(table.special)))
+        begun = matcher.copy() if matcher is not None else None
+        return FollowedGrammar(begun, num_words(self._vocab_size), table.ends, spec.free, watch, waits=spec.waits)
 
     def _matcher_of(self, backend: GrammarBackend, source: str) -> TokenMatcher:
         """At the beginning of an output. Made once, however many requests ask for it at the same time."""
@@ -155,6 +161,11 @@ class GrammarQueue:
                 table = token_table(tokenizer, self._vocab_size, (*self._ends, *tokenizer.eos_token_ids))
                 self._backend = self._backend_class(table, tokenizer), table
             return self._backend
+
+
+def _named_bytes(tokens: Sequence[bytes], control: frozenset[int], token: int) -> bytes:
+    """The bytes of a token, by which an `OutputWatch` knows it."""
+    return CONTROL + tokens[token] if token in control else tokens[token]
 
 
 def _num_bytes(source: str, matcher: TokenMatcher) -> int:

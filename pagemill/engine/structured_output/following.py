@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from pagemill.engine.structured_output.watching import OutputWatch
 from pagemill.grammar.interface import GrammarTooComplexError, TokenMatcher
 from pagemill.grammar.mask_filler import MaskFiller
 from pagemill.messages.engine_io import Finish, FinishReason
@@ -15,10 +16,20 @@ class FollowedGrammar:
     """Implements `engine.grammar.Grammar`. Before the form there may be tokens that are free."""
 
     def __init__(
-        self, matcher: TokenMatcher, num_words: int, ends: Sequence[int], free: FreeTokens | None = None
+        self,
+        matcher: TokenMatcher | None,
+        num_words: int,
+        ends: Sequence[int],
+        free: FreeTokens | None = None,
+        watch: OutputWatch | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
-        """`num_words`: of a mask; `ends`: tokens that end an output."""
+        """`matcher`: None: nothing but the end of reasoning is ever restricted. `num_words`: of a mask; `ends`: tokens
+        that end an output. `waits`: for a trigger, which the watch tells."""
         self._matcher = matcher
+        self._watch = watch
+        self._waits = waits
         self._ends = ends
         self._steps = () if free is None else free.ends
         self._begin = None if free is None else free.begin
@@ -26,18 +37,23 @@ class FollowedGrammar:
         self._recent: list[int] = []
         self._problem: str | None = None
         self.num_words = num_words
-        self.holds = self._begin is not None or not self._steps
+        self._follows = matcher is not None and not waits and (self._begin is not None or not self._steps)
+        """Whether the grammar has begun, or may."""
+
+    @property
+    def holds(self) -> bool:
         """Whether there is a mask for what comes next."""
+        return self._follows or bool(self._end_of_thinking())
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """The output goes on with these."""
-        left = list(token_ids)
+        left = list(token_ids) if self._watch is None else self._watched(self._watch, token_ids)
         if left and self._begin is not None:
-            self.holds = left[0] != self._begin
+            self._follows = left[0] != self._begin
             self._begin = None
-        while left and not self.holds:
+        while left and not self._follows and self._steps:
             self._pass(left.pop(0))
-        if not left or self._problem is not None:
+        if not left or not self._follows or self._matcher is None or self._problem is not None:
             return
         try:
             count = self._matcher.accept(left)
@@ -49,13 +65,19 @@ class FollowedGrammar:
 
     def forced_tokens(self) -> Sequence[int]:
         """Those that must come next, as far as there is no choice."""
-        if not self.holds or self._begin is not None or self._problem is not None or self._matcher.ended:
+        if end := self._end_of_thinking():
+            return end
+        if not self._follows or self._matcher is None or self._begin is not None:
+            return ()
+        if self._problem is not None or self._matcher.ended:
             return ()
         found = self._matcher.forced()
         return found[: self._matcher.count_allowed(found)]
 
     def is_complete_with(self, token_ids: Sequence[int]) -> bool:
         """Whether nothing may follow these, which may come next."""
+        if not self._follows or self._matcher is None:
+            return False
         ahead = self._matcher.copy()
         try:
             return ahead.accept(token_ids) < len(token_ids) or ahead.ended
@@ -67,7 +89,8 @@ class FollowedGrammar:
         if self._problem is not None:
             message = f"the output cannot be held to its form any further: {self._problem}"
             return Finish(FinishReason.ERROR, message=message)
-        return Finish(FinishReason.STOP) if self.holds and self._matcher.ended else None
+        ended = self._follows and self._matcher is not None and self._matcher.ended
+        return Finish(FinishReason.STOP) if ended else None
 
     def count_allowed(self, draft_ids: Sequence[int]) -> int:
         """None of them: a mask is made for one token."""
@@ -77,9 +100,10 @@ class FollowedGrammar:
     def fill(grammars: "Sequence[FollowedGrammar]", masks: npt.NDArray[np.int32], filler: MaskFiller) -> None:
         """[K, W] the masks of what may come next of [K] outputs that are restricted, in one call. Where that cannot be
         told, one that ends the output, which is an error."""
-        rows = [row for row, grammar in enumerate(grammars) if grammar._problem is None]
+        rows = [row for row, grammar in enumerate(grammars) if grammar._is_followed()]
         found = masks if len(rows) == len(grammars) else np.empty((len(rows), masks.shape[1]), np.int32)
-        for row, problem in zip(rows, filler.fill([grammars[row]._matcher for row in rows], found), strict=True):
+        matchers = [matcher for row in rows if (matcher := grammars[row]._matcher) is not None]
+        for row, problem in zip(rows, filler.fill(matchers, found), strict=True):
             grammars[row]._problem = problem
         if found is not masks:
             masks[rows] = found
@@ -87,8 +111,39 @@ class FollowedGrammar:
             if grammar._problem is not None:
                 mask[:] = 0
                 _allow(mask, grammar._ends[0])
+            elif end := grammar._end_of_thinking():
+                mask[:] = 0
+                _allow(mask, end[0])
             elif grammar._begin is not None:
                 _allow(mask, grammar._begin)
+
+    def _is_followed(self) -> bool:
+        """Whether the grammar says what may come next."""
+        return self._problem is None and self._matcher is not None and not self._end_of_thinking()
+
+    def _end_of_thinking(self) -> Sequence[int]:
+        """What is left of the end of a reasoning that has had its budget."""
+        return self._watch.forced if self._watch is not None else ()
+
+    def _watched(self, watch: OutputWatch, token_ids: Sequence[int]) -> list[int]:
+        """The tokens that the grammar is still to see. Where it cannot go on from a trigger, because the token that
+        completes it goes on otherwise, the output stays free."""
+        left = [] if self._waits else list(token_ids)
+        for number, token in enumerate(token_ids):
+            begun = watch.take(token)
+            if not begun or not self._waits or self._matcher is None:
+                continue
+            attempt = self._matcher.copy()
+            try:
+                fits = attempt.accept(begun) == len(begun)
+            except GrammarTooComplexError:
+                fits = False
+            if fits:
+                self._matcher = attempt
+                self._waits = False
+                self._follows = True
+                left = list(token_ids[number + 1 :])
+        return left
 
     def _pass(self, token: int) -> None:
         """A token that is free."""
@@ -97,7 +152,7 @@ class FollowedGrammar:
         if any(self._recent[-len(end) :] == list(end) for end in ends):
             self._steps = self._steps[1:]
             self._recent = []
-            self.holds = not self._steps
+            self._follows = not self._steps
 
 
 def _allow(mask: npt.NDArray[np.int32], token: int) -> None:

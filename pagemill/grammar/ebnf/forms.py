@@ -59,6 +59,9 @@ class _FormWriter(EbnfWriter):
     def text(self, value: str) -> str:
         return text(value)
 
+    def token(self, token_id: int) -> str:
+        raise ValueError("control tokens cannot be part of a form here: start with the backend guidance")
+
     def any_text(self) -> str:
         return self.rule(any_text())
 

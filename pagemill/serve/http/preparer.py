@@ -31,11 +31,13 @@ from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
 from pagemill.serve.http.schemas.tokenize import DetokenizeBody, TokenizeBody
 from pagemill.serve.http.schemas.translation import Translation
 from pagemill.serve.http.token_details import TokenDetails
+from pagemill.serve.http.tool_forms import ToolForms, naming_tools
 from pagemill.serve.parsers.choose import ParserSettings
 from pagemill.serve.parsers.interface import MessageForm
 from pagemill.serve.preparation import Preparation
 from pagemill.serve.processing.checks import check_answer_logprobs, num_answer_logprobs
 from pagemill.serve.processing.input_processor import RequestOptions
+from pagemill.serve.processing.tool_choice import REQUIRED
 from pagemill.tokenizers.control_text import unmarked
 
 CHAT = "chat"
@@ -165,6 +167,7 @@ class Preparer:
         self._preparation = preparation
         self._model = model
         self._parsers = parsers = parsers.for_model(preparation.tokenizer)
+        self._tools = ToolForms(parsers, preparation.inputs, preparation.tokenizer)
         hides = preparation.tokenizer.hides
         self._hides_markers = any(hides(marker) for marker in parsers.markers)
         """Whether what parsers look for are special tokens, which texts leave out unless they are to be shown."""
@@ -286,19 +289,31 @@ class Preparer:
             reasoning=reasoning,
             form_field=body.form_field or "",
         )
-        with naming_top_logprobs(), naming_form(body.form_field):
+        with naming_top_logprobs(), naming_tools(body), naming_form(body.form_field):
+            params, options = self._tools.hold(body, message, params, options)
             prepared = self._prepared(prompt, params, options)
             (size or _AnswerSize()).add(prepared.request)
         yield msgspec.structs.replace(prepared, echo=body.echoed)
 
     def _check_parsers(self, body: ChatBody, of_another_api: bool) -> None:
         """Raises RequestError when the answer needs a parser that the server was not started with."""
-        if body.calls_tools and self._parsers.tool_calls is None:
+        if body.choice.mode == REQUIRED and body.use_beam_search:
+            raise RequestError("tool_choice cannot be kept by a beam search", "tool_choice")
+        if body.calls_tools and self._parsers.tool_calls is None and body.choice.mode != REQUIRED:
             raise RequestError(
                 "tools can be called where the server was started with --enable-auto-tool-choice and "
                 "--tool-call-parser, which this one was not; send tool_choice 'none', or no tools",
                 "tools",
             )
+        if body.thinking_token_budget is not None and self._parsers.reasoning_format is None:
+            if not of_another_api:
+                raise RequestError(
+                    "thinking_token_budget needs a server that was started with --reasoning-parser: this one does not "
+                    "know where reasoning ends",
+                    "thinking_token_budget",
+                )
+            body.leave_out(["thinking.budget_tokens"])
+            body.thinking_token_budget = None
         if body.include_reasoning is False and self._parsers.reasoning is None and not of_another_api:
             raise RequestError(
                 "include_reasoning=false needs a server that was started with --reasoning-parser: this one does not "

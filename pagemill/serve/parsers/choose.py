@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import msgspec
 
 from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
+from pagemill.config.choices import StrictLevel
 from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 from pagemill.messages.structured_outputs import FreeStart
 from pagemill.serve.parsers.auto import AUTO, REASONING_SIGNS, TOOL_SIGNS, found_by
 from pagemill.serve.parsers.engine import make_parser
 from pagemill.serve.parsers.format import Calls, Channels, Format, Reasoning, markers_of
+from pagemill.serve.parsers.formats.json_calls import FORCED
 from pagemill.serve.parsers.interface import Delta, MessageForm, MessageParser, MessageParserType, merged
 from pagemill.serve.parsers.opening import reasoning_before
 from pagemill.serve.parsers.token_marks import TokenMarkParser, TokenMarks
@@ -26,6 +28,10 @@ class ParserSettings(msgspec.Struct, frozen=True):
     """Name of the parser of tool calls; None: no tools can be called."""
     hide_unused_tools: bool = False
     """Whether the template gets no tools where tool_choice is "none"."""
+    forced_calls: str | None = None
+    """Name of the parser of calls that requests insist on; None: that of tool calls, or one of JSON."""
+    strict_level: StrictLevel = StrictLevel.ENVELOPE
+    """What calls are held to that the model decides to make."""
 
     @classmethod
     def of(cls, config: ServerConfig) -> "ParserSettings":
@@ -43,6 +49,8 @@ class ParserSettings(msgspec.Struct, frozen=True):
             config.reasoning_parser,
             config.tool_call_parser if config.enable_auto_tool_choice else None,
             config.exclude_tools_when_tool_choice_none,
+            config.tool_call_parser,
+            StrictLevel.of(config.tool_strict_level),
         )
 
     def for_model(self, tokenizer: Tokenizer) -> "ParserSettings":
@@ -52,18 +60,33 @@ class ParserSettings(msgspec.Struct, frozen=True):
             found = msgspec.structs.replace(found, reasoning=found_by(REASONING_SIGNS, tokenizer.chat_template))
         if self.tool_calls == AUTO:
             found = msgspec.structs.replace(found, tool_calls=found_by(TOOL_SIGNS, tokenizer.chat_template))
+        if self.forced_calls == AUTO:
+            found = msgspec.structs.replace(found, forced_calls=found_by(TOOL_SIGNS, tokenizer.chat_template))
         return found
 
     def reasoning_before(self, form: MessageForm) -> FreeStart | None:
         """What a form of a message's content leaves free before it; None: nothing. Nothing is known of the reasoning
         that a parser of a plug-in's own reads."""
+        kind = self.reasoning_format
+        return None if kind is None else reasoning_before(kind, form)
+
+    @property
+    def reasoning_format(self) -> Reasoning | Channels | None:
+        """The format of the reasoning; None where there is none, or a parser of its own reads it."""
         kind = None if self.reasoning is None else REASONING_PARSERS.resolve(self.reasoning)
-        return reasoning_before(kind, form) if isinstance(kind, Reasoning | Channels) else None
+        return kind if isinstance(kind, Reasoning | Channels) else None
+
+    def calls_format(self, is_forced: bool) -> Calls | Channels | None:
+        """The format that calls are written in; None where a parser of its own reads them, which no call that is
+        insisted on is left to."""
+        name = self.tool_calls or (self.forced_calls if is_forced else None)
+        kind = None if name is None else TOOL_PARSERS.resolve(name)
+        return kind if isinstance(kind, Calls | Channels) else FORCED if is_forced else None
 
     @property
     def markers(self) -> frozenset[str]:
         """The texts that the parsers look for."""
-        kinds = _kinds(self.reasoning, self.tool_calls)
+        kinds = _kinds(self.reasoning, self.tool_calls or self.forced_calls)
         return frozenset(marker for kind in kinds for marker in _markers(kind))
 
 
@@ -73,7 +96,7 @@ class MessageParsers:
     def __init__(self, settings: ParserSettings, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer`: that of the model; None: marks are found by their text alone."""
         self._settings = settings
-        kinds = _kinds(settings.reasoning, settings.tool_calls)
+        kinds = _kinds(settings.reasoning, settings.tool_calls or settings.forced_calls)
         self._token_marks = _token_marks(kinds, tokenizer) if tokenizer is not None else None
 
     @property
@@ -85,7 +108,10 @@ class MessageParsers:
         """None when the whole text is content."""
         if form is None:
             return None
-        kinds = _kinds(self._settings.reasoning, self._settings.tool_calls if form.tools else None)
+        settings = self._settings
+        kinds = _kinds(settings.reasoning, settings.tool_calls if form.tools and not form.is_forced else None)
+        if form.is_forced and (forced := settings.calls_format(is_forced=True)) is not None:
+            kinds += [forced] if forced not in kinds else []
         if not kinds:
             return None
         parsers = _parsers(kinds, form)

@@ -50,7 +50,6 @@ class Plan:
         openers = calls.begin + self.bare
         self.content = marks_of(openers + calls.drops + skips + drops)
         self.openers = frozenset(openers)
-        self.starts = marks_of(calls.starts)
         self.start_marks = marks_of(calls.starts + calls.begin + calls.drops)
         self.body_starts = marks_of(tuple(start for start in heads if start))
         self.gaps = marks_of(calls.between + calls.end + _LIST_MARKS)
@@ -292,7 +291,7 @@ class FormatParser:
         if mark in self._calls.drops:
             self._state = self._begin_content
             return place + len(mark)
-        if self._plan.starts.at(text, place):
+        if mark in self._calls.starts:
             self._at_start = True
             self._open([lead])
             self._state = self._begin_call

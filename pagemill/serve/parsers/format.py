@@ -47,6 +47,9 @@ class Head(msgspec.Struct, frozen=True):
     argument, `string` whether it is a string. A call of no name is none."""
     escaped: bool = False
     """Whether the name is escaped as in XML."""
+    written: str = "{name}"
+    """What is written between `start` and the first of `end`: a text with `{name}`, `{number}` (some digits), `{type}`
+    (of an argument) and `{string}` (`true` or `false`: whether it is a string)."""
 
 
 class JsonCall(msgspec.Struct, frozen=True, tag=True):
@@ -56,6 +59,8 @@ class JsonCall(msgspec.Struct, frozen=True, tag=True):
     arguments: tuple[str, ...] = ("arguments", "parameters")
     needs_arguments: bool = False
     """Whether an object without arguments is no call."""
+    lead: str = ""
+    """A regular expression for members that are written before the name."""
 
 
 class NamedCall(msgspec.Struct, frozen=True, tag=True):
@@ -96,11 +101,28 @@ class NotationCall(msgspec.Struct, frozen=True, tag=True):
 CallForm = JsonCall | NamedCall | ElementCall | NotationCall
 
 
+class Written(msgspec.Struct, frozen=True):
+    """How calls are written where an output is held to the format, which may be read in more ways than one."""
+
+    begin: str = ""
+    """Before the first call: one of the format's marks, and what follows it."""
+    between: str | None = None
+    """Between two calls; None: there is one only."""
+    end: str = ""
+    """After the last."""
+    form: int = 0
+    """Which of the forms of a call."""
+    needs: tuple[str, ...] = ()
+    """Marks that the model must have as tokens; otherwise the next way to write calls is taken."""
+
+
 class Calls(msgspec.Struct, frozen=True):
     """Where calls stand in the content."""
 
     form: tuple[CallForm, ...]
     """Which forms a call may have; the first that fits is taken."""
+    written: tuple[Written, ...] = (Written(),)
+    """How calls are written; the first for which the model has the tokens."""
     begin: tuple[str, ...] = ()
     """Marks before one call or several."""
     end: tuple[str, ...] = ()
@@ -143,6 +165,16 @@ class Channels(msgspec.Struct, frozen=True):
     content: tuple[str, ...]
     recipient: str
     """A regular expression with the group `name`, for the header of a call to a function of the request."""
+    thought: str
+    """The header of reasoning, as it is written."""
+    thought_end: str
+    """What is written after reasoning, before the next message."""
+    call: str
+    """The header of a call, as it is written, up to the name."""
+    call_starts: tuple[str, ...]
+    """Other beginnings of such headers, up to the name."""
+    call_rest: str
+    """A regular expression for the rest of such a header, before `body`; `constraint` may stand before it."""
     tokens: tuple[str, ...] = ()
     """Marks that are tokens only: text of other tokens that spells one is text."""
     models: str = ""

@@ -42,6 +42,8 @@ class MessageForm(msgspec.Struct, frozen=True):
     """Functions that may be called, as the API describes them; empty: calls are not looked for."""
     parallel_tool_calls: bool = True
     """Whether the message may have more than one call; False: those after the first are left out."""
+    is_forced: bool = False
+    """Whether the message is a call, whatever the model would write."""
     include_reasoning: bool = True
     """Whether reasoning is part of the answer; False: it is left out."""
 

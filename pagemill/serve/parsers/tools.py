@@ -7,7 +7,7 @@ from pagemill.serve.parsers.json_scan import Scan
 
 NO_ARGUMENTS: Final = "{}"
 JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
-_MAX_DEPTH: Final = 8
+MAX_DEPTH: Final = 8
 """Of alternatives in a schema that are looked into."""
 
 
@@ -64,10 +64,10 @@ class Tools:
         schema = self._schemas.get(name)
         properties = schema.get("properties") if isinstance(schema, dict) else None
         described = properties.get(argument) if isinstance(properties, dict) else None
-        return frozenset(_types(described, schema, _MAX_DEPTH))
+        return frozenset(types_of(described, schema))
 
 
-def _types(schema: Any, root: Any, depth: int) -> set[str]:
+def types_of(schema: Any, root: Any, depth: int = MAX_DEPTH) -> set[str]:
     """The types that a schema names, its alternatives included."""
     if not isinstance(schema, dict) or depth == 0:
         return set()
@@ -79,17 +79,17 @@ def _types(schema: Any, root: Any, depth: int) -> set[str]:
     for key in ("anyOf", "oneOf", "allOf"):
         alternatives = schema.get(key)
         for alternative in alternatives if isinstance(alternatives, list) else []:
-            found |= _types(alternative, root, depth - 1)
+            found |= types_of(alternative, root, depth - 1)
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if not found and isinstance(values, list):
         found |= {_type_of(value) for value in values}
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
-        found |= _types(_referred(root, reference), root, depth - 1)
+        found |= types_of(referred(root, reference), root, depth - 1)
     return found
 
 
-def _referred(root: Any, reference: str) -> Any:
+def referred(root: Any, reference: str) -> Any:
     """What a reference within a schema points to; None when it is not there."""
     place = root
     for part in reference[2:].split("/"):

@@ -25,17 +25,22 @@ class FormChecks:
     async def check(self, specs: Iterable[GrammarSpec | None]) -> None:
         """Raises RequestError for a grammar that cannot be followed, EngineOverloadedError when too many are being
         looked at. Grammars that were looked at before cost nothing."""
-        sources = {spec.source: spec.field for spec in specs if spec is not None}
-        if not sources:
-            return
-        if self._checker is None:
-            self._checker = GrammarChecker(self._table, backend=self._backend)
-        for source, field in sources.items():
-            problem = self._checker.known(source)
-            if problem is None:
-                problem = await asyncio.wrap_future(self._checker.submit(source))
+        wanted = {spec.source: spec for spec in specs if spec is not None and spec.source}
+        for source, spec in wanted.items():
+            problem, field = await self._problem(source), spec.field
+            for name, part in spec.parts if problem else ():
+                if found := await self._problem(part):
+                    problem, field = found, name
+                    break
             if problem:
                 raise RequestError(f"{field} is not supported: {problem}", field)
+
+    async def _problem(self, source: str) -> str:
+        """What is wrong with a grammar; empty: nothing."""
+        if self._checker is None:
+            self._checker = GrammarChecker(self._table, backend=self._backend)
+        known = self._checker.known(source)
+        return await asyncio.wrap_future(self._checker.submit(source)) if known is None else known
 
     def close(self) -> None:
         """End the process that checks grammars, if there is one."""

@@ -18,7 +18,7 @@ from pagemill.messages.engine_io import EngineCoreRequest, EngineReady
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt
 from pagemill.messages.sampling_params import MAX_BAD_WORD_TOKENS, MAX_END_TOKEN_IDS, MAX_SEED, SamplingParams
-from pagemill.messages.structured_outputs import FreeStart, GrammarSpec
+from pagemill.messages.structured_outputs import FreeStart, GrammarSpec, StructuredOutputsParams, Thinking
 from pagemill.serve.processing.checks import (
     CHECKS,
     Admission,
@@ -39,6 +39,17 @@ MAX_CHARS_PER_TOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
+class WatchedOutput:
+    """What an output is watched for: where it reasons, and where a form begins that does not hold before."""
+
+    thinking: Thinking | None = None
+    triggers: tuple[bytes, ...] = ()
+    first_triggers: tuple[bytes, ...] = ()
+    parts: tuple[tuple[str, str], ...] = ()
+    """See `GrammarSpec`."""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOptions:
     """How a prompt is to be taken, besides its sampling parameters."""
 
@@ -56,6 +67,8 @@ class RequestOptions:
     """What a form leaves free before it, unless it says so itself; None: nothing."""
     form_field: str = "structured_outputs"
     """What the client calls the form, for errors that are found later."""
+    watched: WatchedOutput | None = None
+    """What the output is watched for; None: nothing."""
 
 
 class PreparedRequest(NamedTuple):
@@ -155,6 +168,11 @@ class InputProcessor:
         if wrong is not None:
             raise RequestError(f"{field} holds {shown(wrong)}; token ids are 0 to {self._bounds.vocab_size - 1}", field)
 
+    def source_of(self, form: StructuredOutputsParams, hurried: bool = False) -> str:
+        """A form as the source of a grammar. Raises RequestError for one that cannot be followed, as far as that shows
+        without trying; and TakesTimeError where it is `hurried`."""
+        return self._translations.of(self._forms.applied(form), HURRIED_STEPS if hurried else None)
+
     @property
     def end_token_ids(self) -> tuple[int, ...]:
         """Tokens that end an output by themselves."""
@@ -237,13 +255,22 @@ class InputProcessor:
 
     def _grammar(self, params: SamplingParams | PoolingParams, options: RequestOptions) -> GrammarSpec | None:
         form = params.structured_outputs if isinstance(params, SamplingParams) else None
+        watched = options.watched or WatchedOutput()
         if form is None:
-            return None
+            return None if watched.thinking is None else GrammarSpec("", thinking=watched.thinking)
         form = self._forms.applied(form)
         start, tokens = free_before(form, options.reasoning, self._tokenizer)
         form = msgspec.structs.replace(form, free_until=None)
         source = self._translations.of(form, HURRIED_STEPS if options.hurried else None, start)
-        return GrammarSpec(source, tokens, options.form_field)
+        return GrammarSpec(
+            source,
+            tokens,
+            options.form_field,
+            watched.thinking,
+            watched.triggers,
+            watched.first_triggers,
+            watched.parts,
+        )
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """What must not be generated, as tokens: a word is other tokens after a blank than without."""

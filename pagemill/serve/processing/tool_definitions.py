@@ -21,19 +21,6 @@ def parse_tools(value: Any) -> list[dict[str, Any]]:
     return [_parse_tool(tool, f"tools.{index}") for index, tool in enumerate(value)]
 
 
-def parse_choice(value: Any) -> str | None:
-    """Which tools are to be called: "auto", "none", or None where nothing is said. Raises RequestError."""
-    if value is None or value in ("auto", "none"):
-        return value  # type: ignore[no-any-return]
-    if value == "required" or (isinstance(value, Mapping) and value.get("type") in ("function", "allowed_tools")):
-        raise RequestError(
-            f"tool_choice={shown(value)} is not supported: calls are not held to a form yet, which calls that are "
-            "sure to be made need; use 'auto', and say in a message which tool to call",
-            "tool_choice",
-        )
-    raise RequestError(f"tool_choice={shown(value)} is not allowed: 'auto' or 'none'", "tool_choice")
-
-
 def _parse_tool(tool: Any, field: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
         raise RequestError(f"{field}={shown(tool)} is not an object of type 'function'", field)
@@ -57,10 +44,7 @@ def _parse_tool(tool: Any, field: str) -> dict[str, Any]:
             f"{field}.function.parameters={shown(parameters)} is not a JSON schema, which is an object",
             f"{field}.function.parameters",
         )
-    if function.get("strict"):
-        raise RequestError(
-            f"{field}.function.strict={shown(function['strict'])} is not supported: calls are not held to a form yet; "
-            "leave it out",
-            f"{field}.function.strict",
-        )
+    strict = function.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise RequestError(f"{field}.function.strict={shown(strict)} is not true or false", f"{field}.function.strict")
     return dict(tool)

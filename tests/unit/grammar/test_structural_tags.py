@@ -74,7 +74,7 @@ def test_refusals(vocabulary, form, word):
 
 def test_nesting_is_bounded(vocabulary):
     form = const("a")
-    for _ in range(40):
+    for _ in range(60):
         form = {"type": "optional", "content": form}
     with pytest.raises(ValueError, match="levels deep"):
         accepts(vocabulary, "", structural_tag={"format": form})

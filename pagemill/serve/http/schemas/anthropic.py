@@ -30,7 +30,7 @@ class Thinking(BaseModel):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
-    """A hint: how much is thought is not limited."""
+    """After so many tokens the reasoning ends, where a parser tells it apart."""
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -53,6 +53,7 @@ class CountTokensBody(Translation):
         "response_format": "output_config",
         "structured_outputs": "output_config",
         "include_reasoning": "thinking",
+        "thinking_token_budget": "thinking.budget_tokens",
         "reasoning_effort": "output_config",
     }
 
@@ -113,8 +114,7 @@ class CountTokensBody(Translation):
         if self.output_config is not None:
             fields |= _output_of(self.output_config)
         chat = checked(ChatBody, fields | self._sampling())
-        limits = self.thinking is not None and self.thinking.budget_tokens is not None
-        chat.leave_out([*self.unknown_fields, *["thinking.budget_tokens"] * limits])
+        chat.leave_out(self.unknown_fields)
         return chat
 
     def _sampling(self) -> dict[str, Any]:
@@ -141,6 +141,8 @@ def _thinking_of(thinking: Thinking) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if thinking.type in ("enabled", "disabled"):
         fields["chat_template_kwargs"] = {"enable_thinking": thinking.type == "enabled"}
+    if thinking.type == "enabled":
+        fields["thinking_token_budget"] = thinking.budget_tokens
     if thinking.display == "omitted":
         fields["include_reasoning"] = False
     return fields

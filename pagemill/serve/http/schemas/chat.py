@@ -14,7 +14,8 @@ from pagemill.serve.http.schemas.shapes import Messages, Tool
 from pagemill.serve.http.schemas.support import CHAT_HINTS, CHAT_REFUSED, Refused
 from pagemill.serve.parsers.interface import MessageForm
 from pagemill.serve.processing.conversation import Conversation, parse_conversation
-from pagemill.serve.processing.tool_definitions import parse_choice, parse_tools
+from pagemill.serve.processing.tool_choice import NONE, REQUIRED, ToolChoice
+from pagemill.serve.processing.tool_definitions import parse_tools
 
 PROMPT_END_CHARS = 64
 """Of a prompt, for parsers: the template may have begun the answer there."""
@@ -63,6 +64,9 @@ class ChatBody(GenerationBody):
     tools: Any = None
     """After validation a list of functions."""
     tool_choice: Any = None
+    """After validation a `ToolChoice`, or None."""
+    thinking_token_budget: int | None = None
+    """After so many tokens of reasoning, its end is written."""
     parallel_tool_calls: bool | None = None
     """Whether an answer may call several tools; by default it may."""
 
@@ -78,8 +82,19 @@ class ChatBody(GenerationBody):
 
     @field_validator("tool_choice", mode="plain", json_schema_input_type=str | dict[str, Any] | None)
     @classmethod
-    def _tool_choice(cls, value: Any) -> str | None:
-        return parse_choice(value)
+    def _tool_choice(cls, value: Any) -> ToolChoice | None:
+        return ToolChoice.of(value)
+
+    @model_validator(mode="after")
+    def _tools_can_be_chosen(self) -> "ChatBody":
+        if self.tool_choice is not None:
+            self.tool_choice.check(self.tools or [])
+        budget = self.thinking_token_budget
+        if budget is not None and budget < 0:
+            raise RequestError(
+                f"thinking_token_budget={budget} is not allowed: a number of tokens, 0 or more", "thinking_token_budget"
+            )
+        return self
 
     @model_validator(mode="after")
     def _template_variables_are_free(self) -> "ChatBody":
@@ -117,7 +132,12 @@ class ChatBody(GenerationBody):
     @property
     def calls_tools(self) -> bool:
         """Whether the answer may call any."""
-        return bool(self.tools) and self.tool_choice != "none"
+        return bool(self.tools) and self.choice.mode != NONE
+
+    @property
+    def choice(self) -> ToolChoice:
+        """Which tools are to be called."""
+        return self.tool_choice or ToolChoice()
 
     def message_form(self, prompt: str) -> MessageForm:
         """What parsers are told of the answer to this prompt."""
@@ -125,8 +145,9 @@ class ChatBody(GenerationBody):
             prompt_end=prompt[-PROMPT_END_CHARS:],
             begun=str(self.messages[-1]["content"]) if self.continue_final_message else "",
             tools=self.tools if self.calls_tools else [],
-            parallel_tool_calls=self.parallel_tool_calls is not False,
+            parallel_tool_calls=self.parallel_tool_calls is not False and not self.choice.one,
             include_reasoning=self.include_reasoning is not False,
+            is_forced=self.choice.mode == REQUIRED,
         )
 
     def to_chat_options(self, hide_unused_tools: bool = False) -> ChatOptions:

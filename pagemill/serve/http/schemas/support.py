@@ -36,7 +36,7 @@ _SAMPLING: dict[str, Refused] = {
     "best_of": Refused("use n, and choose", (1,)),
     "detokenize": Refused("leave it out; answers have text", (True,)),
     "logits_processors": Refused("start the server with --logits-processors, and send vllm_xargs", ([],)),
-    "thinking_token_budget": Refused("leave it out, or use max_tokens; how much is thought cannot be limited yet"),
+    "thinking_token_budget": Refused(_CHAT_ONLY),
     "top_logprobs": Refused("use logprobs, which is a number here", (0,)),
 }
 _GRAMMAR: dict[str, Refused] = {
@@ -65,7 +65,9 @@ _MESSAGES: dict[str, Refused] = {
     "verbosity": Refused("say in a message how long the answer shall be", ("medium",)),
     "web_search_options": Refused(_WRITE_IT_OUT),
 }
-_DECLARED_BY_CHATS = ("include_reasoning", "parallel_tool_calls", "tool_choice", "tools", "top_logprobs")
+_DECLARED_BY_CHATS = (
+    "include_reasoning", "parallel_tool_calls", "thinking_token_budget", "tool_choice", "tools", "top_logprobs",
+)  # fmt: skip
 GENERATION_REFUSED = _SAMPLING | _GRAMMAR | _PLUMBING | _MESSAGES
 CHAT_REFUSED = {name: rule for name, rule in GENERATION_REFUSED.items() if name not in _DECLARED_BY_CHATS}
 EMBEDDINGS_REFUSED: dict[str, Refused] = {

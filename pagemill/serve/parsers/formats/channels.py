@@ -14,5 +14,10 @@ HARMONY: Final = Channels(
     reasoning=("analysis",),
     content=("final", "commentary"),
     recipient=r"\bto=functions\.(?P<name>[^\s<]+)",
+    thought="<|channel|>analysis<|message|>",
+    thought_end="<|end|><|start|>assistant",
+    call="<|channel|>commentary to=functions.",
+    call_starts=("<|start|>assistant to=functions.",),
+    call_rest="(?:json)?",
     tokens=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
 )

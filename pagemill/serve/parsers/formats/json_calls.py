@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from pagemill.serve.parsers.format import Calls, ElementCall, Head, JsonCall, NamedCall
+from pagemill.serve.parsers.format import Calls, ElementCall, Head, JsonCall, NamedCall, Written
 from pagemill.serve.parsers.formats.reasoning import COHERE_DROPS, ERNIE_DROPS
 
 _BAR: Final = "\uff5c"
@@ -15,6 +15,7 @@ _SEPARATOR: Final = f"<{_BAR}tool▁sep{_BAR}>"
 
 HERMES: Final = Calls(
     models="Hermes 2 Pro, Qwen2.5, Qwen3, Granite 4, SmolLM",
+    written=(Written("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),),
     form=(JsonCall(),),
     begin=("<tool_call>",),
     end=("</tool_call>",),
@@ -22,13 +23,15 @@ HERMES: Final = Calls(
 )
 LLAMA3_JSON: Final = Calls(
     models="Llama 3.1, 3.2 and 3.3",
-    form=(JsonCall(needs_arguments=True),),
+    written=(Written("", "; "),),
+    form=(JsonCall(arguments=("parameters", "arguments"), needs_arguments=True),),
     begin=("<|python_tag|>",),
     starts=("{",),
     keeps_space=True,
 )
 MISTRAL: Final = Calls(
     models="Mistral, Ministral, Magistral, Devstral",
+    written=(Written("[TOOL_CALLS]", "[TOOL_CALLS]", form=1, needs=("[ARGS]",)), Written("[TOOL_CALLS][", ", ", "]")),
     form=(
         JsonCall(),
         NamedCall(
@@ -41,6 +44,7 @@ MISTRAL: Final = Calls(
 )
 DEEPSEEK_V3: Final = Calls(
     models="DeepSeek-V3, DeepSeek-R1",
+    written=(Written(_CALLS_BEGIN, f"\n```{_CALL_END}\n", f"\n```{_CALL_END}{_CALLS_END}"),),
     form=(NamedCall(Head(f"{_CALL_BEGIN}function{_SEPARATOR}", ("\n```json\n",), chars=r"[^<\n`]")),),
     begin=(_CALLS_BEGIN,),
     end=(_CALLS_END,),
@@ -49,6 +53,7 @@ DEEPSEEK_V3: Final = Calls(
 )
 DEEPSEEK_V31: Final = Calls(
     models="DeepSeek-V3.1",
+    written=(Written(_CALLS_BEGIN, _CALL_END, f"{_CALL_END}{_CALLS_END}"),),
     form=(NamedCall(Head(_CALL_BEGIN, (_SEPARATOR,))),),
     begin=(_CALLS_BEGIN,),
     end=(_CALLS_END,),
@@ -57,12 +62,16 @@ DEEPSEEK_V31: Final = Calls(
 )
 KIMI_K2: Final = Calls(
     models="Kimi K2",
+    written=(
+        Written("<|tool_calls_section_begin|>", "<|tool_call_end|>", "<|tool_call_end|><|tool_calls_section_end|>"),
+    ),
     form=(
         NamedCall(
             Head(
                 "<|tool_call_begin|>",
                 ("<|tool_call_argument_begin|>",),
                 pattern=r"\s*(?:functions\.)?(?P<name>[^\s:]+)(?::\d+)?\s*",
+                written="functions.{name}:{number}",
             )
         ),
     ),
@@ -74,28 +83,44 @@ KIMI_K2: Final = Calls(
 )
 GRANITE: Final = Calls(
     models="Granite 3",
+    written=(Written("<|tool_call|>[", ", ", "]"),),
     form=(JsonCall(),),
     begin=("<|tool_call|>", "<tool_call>"),
     end=("<|/tool_call|>", "</tool_call>"),
 )
 TOOL_CALLS_TAG: Final = Calls(
-    models="Jamba, Hunyuan-A13B, MiniMax-M1", form=(JsonCall(),), begin=("<tool_calls>",), end=("</tool_calls>",)
+    models="Jamba, Hunyuan-A13B, MiniMax-M1",
+    form=(JsonCall(),),
+    begin=("<tool_calls>",),
+    end=("</tool_calls>",),
+    written=(Written("<tool_calls>[", ", ", "]</tool_calls>"),),
 )
 """Jamba, Hunyuan and MiniMax-M1: a list, or one object on each line."""
 TOOLCALL: Final = Calls(
-    models="Nemotron Nano v2, Nemotron Super v1.5", form=(JsonCall(),), begin=("<TOOLCALL>",), end=("</TOOLCALL>",)
+    models="Nemotron Nano v2, Nemotron Super v1.5",
+    form=(JsonCall(),),
+    begin=("<TOOLCALL>",),
+    end=("</TOOLCALL>",),
+    written=(Written("<TOOLCALL>[", ", ", "]</TOOLCALL>"),),
 )
 """Nemotron Nano v2 and Nemotron Super v1.5."""
 INTERNLM: Final = Calls(
     models="InternLM 2 and 3",
+    written=(Written("<|action_start|><|plugin|>\n", None, "<|action_end|>"),),
     form=(JsonCall(),),
     begin=("<|action_start|><|plugin|>",),
     end=("<|action_end|>",),
     many=False,
 )
-PHI4_MINI: Final = Calls(models="Phi-4-mini", form=(JsonCall(),), begin=("functools",))
+PHI4_MINI: Final = Calls(
+    models="Phi-4-mini",
+    written=(Written("functools[", ", ", "]"),),
+    form=(JsonCall(),),
+    begin=("functools",),
+)
 XLAM: Final = Calls(
     models="xLAM",
+    written=(Written("[", ", ", "]"),),
     form=(JsonCall(needs_arguments=True),),
     begin=("[TOOL_CALLS]", "<tool_call>"),
     end=("</tool_call>",),
@@ -103,6 +128,9 @@ XLAM: Final = Calls(
 )
 LONGCAT: Final = Calls(
     models="LongCat",
+    written=(
+        Written("<longcat_tool_call>\n", "\n</longcat_tool_call>\n<longcat_tool_call>\n", "\n</longcat_tool_call>"),
+    ),
     form=(
         JsonCall(),
         ElementCall(
@@ -121,6 +149,7 @@ LONGCAT: Final = Calls(
 )
 ERNIE45: Final = Calls(
     models="ERNIE 4.5",
+    written=(Written("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),),
     form=(JsonCall(),),
     begin=("<tool_call>",),
     end=("</tool_call>",),
@@ -129,6 +158,7 @@ ERNIE45: Final = Calls(
 )
 GIGACHAT3: Final = Calls(
     models="GigaChat 3",
+    written=(Written("function call<|role_sep|>\n"),),
     form=(JsonCall(),),
     begin=("function call<|role_sep|>\n",),
     drops=("<|message_sep|>",),
@@ -136,8 +166,16 @@ GIGACHAT3: Final = Calls(
 )
 COHERE: Final = Calls(
     models="Command A, Command R7B",
-    form=(JsonCall(name="tool_name"),),
+    written=(Written("<|START_ACTION|>[\n    ", ",\n    ", "\n]<|END_ACTION|>"),),
+    form=(JsonCall(name="tool_name", arguments=("parameters", "arguments"), lead=r'"tool_call_id": "[0-9]{1,3}", '),),
     begin=("<|START_ACTION|>",),
     end=("<|END_ACTION|>",),
     drops=COHERE_DROPS,
+)
+
+FORCED: Final = Calls(
+    models="any, where no format is chosen and a call is asked for",
+    written=(Written("[", ", ", "]"),),
+    form=(JsonCall(),),
+    starts=("[",),
 )

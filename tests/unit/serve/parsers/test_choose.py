@@ -39,7 +39,7 @@ def test_settings_follow_the_flags() -> None:
     assert ParserSettings.of(ServerConfig()) == ParserSettings()
     flags = {"reasoning_parser": "qwen3", "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
     settings = ParserSettings.of(ServerConfig(**flags, exclude_tools_when_tool_choice_none=True))
-    assert settings == ParserSettings("qwen3", "hermes", True)
+    assert settings == ParserSettings("qwen3", "hermes", True, "hermes")
     assert settings.markers == {"<think>", "</think>", "<tool_call>", "</tool_call>"}
     assert ParserSettings.of(ServerConfig(tool_call_parser="hermes")).tool_calls is None
 

@@ -211,6 +211,19 @@ async def test_how_much_it_thinks(connect: Connect, fields: dict[str, Any], show
     assert named == ("thinking.budget_tokens" if "budget_tokens" in str(fields) else None)
 
 
+async def test_how_much_is_thought_is_limited(connect: Connect) -> None:
+    core = FakeCore(say("ok", EOS))
+    client = await connect(core, reasoning_parser="qwen3")
+    answer = await client.post(PATH, json=BODY | {"thinking": {"type": "enabled", "budget_tokens": 7}})
+    assert "x-pagemill-ignored-fields" not in answer.headers
+    grammar = core.seen[0].grammar
+    assert grammar is not None
+    assert grammar.thinking is not None
+    assert (grammar.source, grammar.thinking.budget) == ("", 7)
+    wrong = await client.post(PATH, json=BODY | {"thinking": {"type": "enabled", "budget_tokens": -1}})
+    assert "thinking.budget_tokens=-1" in wrong.text
+
+
 async def test_the_form_of_the_answer(connect: Connect) -> None:
     core = FakeCore(say("1", EOS))
     client = await connect(core)

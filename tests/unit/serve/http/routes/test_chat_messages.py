@@ -169,3 +169,67 @@ def test_a_stream_that_is_written_directly_says_the_same() -> None:
             lines = answer.read().decode().split("\n\n")[:-2]
     assert joined([json.loads(line.removeprefix("data: ")) for line in lines]) == whole
     assert len(lines) > 20
+
+
+STRICT = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
+
+
+@pytest.mark.parametrize(("level", "held"), [
+    ("off", [False, None]), ("strict-functions", [False, True]), ("auto", [False, True]),
+    ("envelope", [True, True]), ("function", [True, True]), ("all", [True, True]), ("parameter", [True, True]),
+])  # fmt: skip
+async def test_what_calls_are_held_to(connect: Connect, level: str, held: list[bool | None]) -> None:
+    """Whether there is a grammar for calls that the model decides to make: without and with a strict function. None: it
+    is refused."""
+    core = FakeCore(say(CALL, EOS))
+    client = await connect(core, **FLAGS, tool_strict_level=level)
+    for tools, expected in zip((TOOLS, STRICT), held, strict=True):
+        answer = await client.post(PATH, json={"messages": HI, "tools": tools})
+        assert answer.status_code == (400 if expected is None else 200), answer.text
+        if expected is not None:
+            assert (core.seen[-1].grammar is not None) == expected
+    await client.post(PATH, json=BODY | {"ignore_eos": True, "max_tokens": 3})
+    assert core.seen[-1].grammar is None
+
+
+async def test_calls_are_insisted_on_without_a_parser(connect: Connect) -> None:
+    core = FakeCore(say('[{"name": "get", "arguments": {"a": 1}}]', EOS))
+    for flags in ({}, {"tool_call_parser": "hermes"}):
+        client = await connect(core, **flags)
+        answer = of_body(await client.post(PATH, json=BODY | {"tool_choice": "required"}))
+        assert core.seen[-1].grammar is not None
+        if not flags:
+            assert answer["calls"] == [{"name": "get", "arguments": '{"a": 1}'}]
+            assert answer["finish_reason"] == "tool_calls"
+    assert "<tool_call>" in core.seen[-1].grammar.source
+
+
+async def test_only_tools_that_may_be_called_are_in_the_form(connect: Connect) -> None:
+    core = FakeCore(say("ok", EOS))
+    client = await connect(core, **FLAGS)
+    tools = [TOOLS[0], {"type": "function", "function": {"name": "other"}}]
+    named = {"type": "function", "function": {"name": "other"}}
+    for choice in (
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "other"}]},
+        named,
+    ):
+        answer = await client.post(PATH, json={"messages": HI, "tools": tools, "tool_choice": choice})
+        assert answer.status_code == 200, answer.text
+        source = core.seen[-1].grammar.source
+        assert "other" in source
+        assert "get" not in source
+    wrong = named | {"function": {"name": "third"}}
+    answer = await client.post(PATH, json={"messages": HI, "tools": tools, "tool_choice": wrong})
+    assert answer.json()["error"]["param"] == "tool_choice"
+
+
+async def test_an_answer_with_a_form_may_call_as_well(connect: Connect) -> None:
+    core = FakeCore(say(CALL, EOS))
+    client = await connect(core, **FLAGS)
+    for form in (
+        {"response_format": {"type": "json_object"}}, {"guided_choice": ["yes"]}, {"guided_regex": "yes"},
+        {"guided_json": {"type": "boolean"}}, {"guided_grammar": 'start: "yes"'},
+    ):  # fmt: skip
+        assert (await client.post(PATH, json=BODY | form)).status_code == 200
+        assert "<tool_call>" in core.seen[-1].grammar.source

@@ -57,7 +57,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "messages": HI[:1], "max_completion_tokens": 5, "add_generation_prompt": False, "add_special_tokens": True,
         "continue_final_message": True, "chat_template_kwargs": {"x": 1}, "reasoning_effort": "low",
         "include_reasoning": False, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False,
-        "logprobs": True, "top_logprobs": 2,
+        "logprobs": True, "top_logprobs": 2, "thinking_token_budget": 5,
     },
     COMPLETIONS: GENERATION | {"prompt": "ho", "add_special_tokens": False, "logprobs": 1},
     EMBEDDINGS: {
