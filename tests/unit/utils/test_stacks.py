@@ -79,8 +79,8 @@ def test_the_last_stacks_are_written_while_native_code_holds_the_interpreter():
         "import ctypes\n"
         "from pagemill.utils.stacks import write_stacks_on_signals\n"
         "write_stacks_on_signals()\n"
-        "print('up', flush=True)\n"
-        "ctypes.PyDLL(None).sleep(600)\n"
+        "native = ctypes.PyDLL(None)\n"
+        "print('up', flush=True); native.sleep(600)\n"  # one line: it may still be at the first half of it
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with process:
