@@ -15,7 +15,7 @@ from pagemill.errors import EngineOverloadedError, ModelNotFoundError, RequestEr
 from pagemill.messages.engine_io import EngineReady
 from pagemill.serve.http import preparer_pool
 from pagemill.serve.http.errors import GenerationFailedError
-from pagemill.serve.http.preparer import CHAT, COMPLETIONS, AnswerForm, PreparedPrompt
+from pagemill.serve.http.preparer import CHAT, COMPLETIONS, CONTINUED_RESPONSES, AnswerForm, PreparedPrompt
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperSpec
 from tests.fakes.configs import model_config, scheduler_config
@@ -56,6 +56,11 @@ async def test_bodies_come_back_as_the_requests_that_they_ask_for(pool: Preparer
     assert one.request.request_id != two.request.request_id
     _, chat = await pool.prepare(CHAT, json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode())
     assert isinstance(chat, PreparedPrompt) and bytes(chat.request.prompt_token_ids) == b"[user]hi[assistant]"
+    continued = b'{"before":[{"type":"message","role":"user","content":[{"text":"hi"}]}],"body":{"input":"ho"}}'
+    form, response = await pool.prepare(CONTINUED_RESPONSES, continued)
+    assert isinstance(form, AnswerForm) and form.response is not None and b'"text":"ho"' in form.response.items
+    assert isinstance(response, PreparedPrompt)
+    assert bytes(response.request.prompt_token_ids) == b"[user]hi[user]ho[assistant]"
 
 
 class NeverWritten(bytes):

@@ -130,6 +130,16 @@ def test_a_stream_in_the_background_is_followed(client):
         assert stream.get_final_response().output_text == found[-1].response.output_text
 
 
+def test_a_client_that_leaves_ends_no_work_in_the_background(client):
+    with client.responses.create(**ASK, background=True, stream=True) as stream:
+        name = next(iter(stream)).response.id
+    deadline = time.monotonic() + 120
+    while client.responses.retrieve(name).status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert client.responses.retrieve(name).status == "completed"
+
+
 def test_conversations(client):
     made = client.conversations.create(items=[{"role": "user", "content": "hi"}], metadata={"a": "b"})
     assert client.conversations.retrieve(made.id) == made
