@@ -203,7 +203,7 @@ def _answer(about: Description, schemas: _Schemas) -> dict[str, Any]:
         return {"description": "done; the body is empty"}
     content: dict[str, Any] = {about.media_type: {"schema": schemas.of(about.answer)}}
     if about.event is not None:
-        content[about.stream_type] = {"schema": {"type": "string"}, "x-event-schema": schemas.of(about.event)}
+        content[about.stream_type] = {"schema": {}, "x-event-schema": schemas.of(about.event)}
     return {
         "description": "the answer; a stream, where one is asked for" if about.event else "the answer",
         "content": content,
