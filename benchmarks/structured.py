@@ -4,16 +4,19 @@
 that of a step of the engine in which all of them get one, medians over all repetitions; with the tokens that a grammar
 forces appended, and sampled like others. Then what a known schema adds to the first token, and how long it takes to
 make grammars. `--peer`: the same of vLLM's CPU build with xgrammar, in the same run (`benchmarks/setup_peers.sh vllm`).
+`--shape NAME`: dummy weights in a shape of benchmarks/configs with the tokenizer of the same model, for a GPU.
 """
 
 import argparse
 import json
 import lzma
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,9 @@ from pagemill.messages.structured_outputs import StructuredOutputsParams
 from pagemill.tokenizers.load import load_tokenizer
 
 CORPUS = Path(__file__).parents[1] / "tests/conformance/data/json-schemas.jsonl.xz"
+CONFIGS = Path(__file__).parent / "configs"
 MIN_PROPERTIES = 3
+MANY_ITEMS = 1000
 COLUMNS = (
     *("engine", "requests", "step, ms", "ratio", "CPU, ms", "ratio", "steps of all", "steps", "tokens", "tokens/s"),
     "complete",
@@ -38,14 +43,19 @@ Schema = dict[str, Any]
 Figures = dict[str, float]
 
 
-def schemas() -> list[Schema]:
-    """Objects of the corpus that are supported here."""
+def schemas(endless: bool) -> list[Schema]:
+    """Objects of the corpus that are supported here. `endless`: long arrays of them instead, as random weights would
+    end most objects after a few tokens; an object that refers to itself as the root is left out then."""
     found = []
     with lzma.open(CORPUS, "rt") as lines:
         for line in lines:
             schema = json.loads(line)["schema"]
             if not isinstance(schema, dict) or len(schema.get("properties", ())) < MIN_PROPERTIES:
                 continue
+            if endless:
+                if "$ref" in line:
+                    continue
+                schema = {"type": "array", "items": schema, "minItems": MANY_ITEMS}
             try:
                 translated(StructuredOutputsParams(json=schema))
             except RequestError:
@@ -83,6 +93,14 @@ class Contestant:
         if not line:
             raise RuntimeError(f"{self.name} ended:\n{last_words(f'structured-{self.name}')}")
         return json.loads(line)
+
+
+def in_shape(name: str, target: Path) -> Path:
+    """A folder without weights: a configuration of benchmarks/configs, and the tokenizer of FOLDER."""
+    shutil.copy(CONFIGS / name / "config.json", target)
+    for file in FOLDER.glob("*token*.json"):
+        shutil.copy(file, target)
+    return target
 
 
 def compile_times(found: list[Schema]) -> list[float]:
@@ -137,15 +155,23 @@ def main() -> None:
     parser.add_argument(
         "--apart", action="store_true", help="also with masks that change logits in a pass of their own"
     )
+    parser.add_argument("--shape", help="dummy weights in a shape of benchmarks/configs, such as qwen3-8b")
     arguments = parser.parse_args()
-    engine = str(ENGINES / "structured_engine.py")
-    sizes = str(arguments.requests), str(arguments.threads)
-    wanted = {"pagemill": ours(engine, "pagemill", str(FOLDER), *sizes)}
-    if arguments.peer:
-        wanted["vllm"] = vllm(engine, "vllm", str(FOLDER), *sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        model = in_shape(arguments.shape, Path(folder)) if arguments.shape else FOLDER
+        engine = str(ENGINES / "structured_engine.py")
+        sizes = str(model), str(arguments.requests), str(arguments.threads)
+        wanted = {"pagemill": ours(engine, "pagemill", *sizes)}
+        if arguments.peer:
+            wanted["vllm"] = vllm(engine, "vllm", *sizes)
+        measure(wanted, arguments)
+
+
+def measure(wanted: dict[str, Command], arguments: argparse.Namespace) -> None:
+    """Prints tables of these contestants."""
     contestants = [Contestant(name, command) for name, command in wanted.items()]
     try:
-        chosen = schemas()[: 2 * arguments.requests]
+        chosen = schemas(arguments.shape is not None)[: 2 * arguments.requests]
         for contestant in contestants:
             supported = contestant.ask("supported", schemas=chosen)
             print(f"{contestant.name} supports {sum(supported)} of {len(chosen)} schemas", file=sys.stderr)

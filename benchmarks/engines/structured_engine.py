@@ -11,6 +11,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 PROMPT = "Write one example as JSON:"
@@ -107,7 +108,14 @@ class Pagemill(Engine):
         from pagemill.engine.core import EngineCore
 
         super().__init__(model, num_requests)
-        self._llm = LLM(model, max_model_len=2048, max_num_seqs=num_requests, cpu_threads=num_threads or None)
+        has_weights = any(Path(model).glob("*.safetensors"))
+        self._llm = LLM(
+            model,
+            max_model_len=2048,
+            max_num_seqs=num_requests,
+            cpu_threads=num_threads or None,
+            load_format="auto" if has_weights else "dummy",
+        )
         self._steps = Steps(0)
         step = EngineCore.step
 

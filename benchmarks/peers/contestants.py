@@ -56,7 +56,8 @@ class Contestant(Protocol):
 
 def ours(*argv: str) -> Command:
     """A Python of ours."""
-    return Command([sys.executable, *argv], {"PYTHONPATH": str(REPOSITORY)})
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return Command([sys.executable, *argv], {"PYTHONPATH": os.pathsep.join(paths)})
 
 
 def vllm(*argv: str) -> Command:

@@ -57,4 +57,9 @@ class MasksOfWorker(WorkerExtension):
 
     def _on_device(self, words: Int32Array) -> Tensor:
         found = torch.from_numpy(words)
-        return found.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else found
+        if self._device.type != "cuda":
+            return found
+        # Tensor.pin_memory() would copy with a thread for each core, which go on spinning for milliseconds.
+        staged = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        staged.numpy()[:] = words
+        return staged.to(self._device, non_blocking=True)

@@ -103,7 +103,6 @@ class ResponsesBody(Translation):
     include: Any = None
     top_logprobs: int | None = None
     metadata: Any = None
-    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
@@ -221,7 +220,7 @@ class ResponsesBody(Translation):
             "tool_choice": self.tool_choice or "auto",
             "tools": [{"type": "function", "strict": False} | tool["function"] for tool in self.tools or ()],
             "top_logprobs": self.top_logprobs or 0,
-            "truncation": self.truncation or "disabled",
+            "truncation": "disabled",
             "user": self.user,
         }
         return ResponseForm(_encode(fields), _encode(self.input), self.store, bool(self.background), self.conversation)

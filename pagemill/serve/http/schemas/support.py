@@ -134,6 +134,7 @@ RESPONSES_REFUSED: dict[str, Refused] = {
     "n": Refused("send the request several times", (1,)),
     "prompt": Refused("write the prompt into input; there are no templates of prompts"),
     "thinking_token_budget": _SAMPLING["thinking_token_budget"],
+    "truncation": Refused("send a shorter input; nothing is taken out of a conversation", ("disabled",)),
 }
 RESPONSES_HINTS: dict[str, str] = {
     "max_tool_calls": "a limit on tools that a server runs; there are none",

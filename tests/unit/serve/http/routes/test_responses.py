@@ -266,7 +266,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
     ({"tools": TOOLS}, "tools"), ({"tool_choice": "required"}, "tool_choice"), ({"include": ["x"]}, "include"),
     ({"include": "x"}, "include"), ({"top_logprobs": 99}, "top_logprobs"), ({"metadata": {"a": 5}}, "metadata"),
     ({"metadata": {str(n): "" for n in range(17)}}, "metadata"), ({"metadata": {"a": "b" * 513}}, "metadata"),
-    ({"truncation": "x"}, "truncation"), ({"prompt": {"id": "x"}}, "prompt"), ({"n": 2}, "n"),
+    ({"truncation": "auto"}, "truncation"), ({"prompt": {"id": "x"}}, "prompt"), ({"n": 2}, "n"),
     ({"store": True}, "store"), ({"background": True}, "background"),
     ({"previous_response_id": "resp_x"}, "previous_response_id"), ({"conversation": "conv_x"}, "conversation"),
     ({"stop": 5}, "stop"), ({"stream": "yes"}, "stream"),
