@@ -120,10 +120,12 @@ def kinds_of(chosen: list[Schema], *, whole: bool, apart: bool) -> dict[str, dic
     """What is compared, and how it is asked for. `whole`: also what only this project knows."""
     kinds: dict[str, dict[str, Any]] = {"free": {"schemas": None}}
     kinds["with forms, nothing forced"] = {"schemas": chosen, "forces": False}
-    if whole and apart:
-        kinds["with forms, nothing forced, masks apart"] = {"schemas": chosen, "forces": False, "apart": True}
     if whole:
         kinds["with forms, forced"] = {"schemas": chosen}
+    if whole and apart:
+        for forces in (False, True):
+            name = f"with forms, {'' if forces else 'nothing '}forced, masks apart"
+            kinds[name] = {"schemas": chosen, "forces": forces, "apart": True}
     return kinds
 
 

@@ -5,7 +5,7 @@
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Library:
     rope: Callable[..., None]
     argmax: Callable[..., None]
     sample: Callable[..., None]
+    choose: Callable[..., None]
     mask: Callable[..., None]
     attention: Callable[..., int]
     linear: Callable[..., None]
@@ -114,6 +115,7 @@ def _load(path: Path) -> Library:
         rope=function(holding, "pm_rope", None, *[_POINTER] * 3, *[_INT] * 9),
         argmax=function(releasing, "pm_argmax", None, *[_POINTER] * 2, *[_INT] * 5),
         sample=function(releasing, "pm_sample", None, *[_POINTER] * 7, *[_INT] * 4),
+        choose=function(releasing, "pm_choose", None, *[_POINTER] * 9, *[_INT] * 4),
         mask=function(releasing, "pm_mask", None, *[_POINTER] * 2, *[_INT] * 5),
         linear_rows=function(holding, "pm_linear_rows", ctypes.c_int, *[_POINTER] * 3, *[_INT] * 2),
         linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
@@ -206,6 +208,23 @@ def sample(
     loaded_library().sample(
         out.data_ptr(), logits.data_ptr(), temperature.data_ptr(), min_p.data_ptr(), top_k.data_ptr(),
         top_p.data_ptr(), uniforms.data_ptr(), *logits.shape, logits.stride(0), torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def choose(
+    logits: Tensor, greedy: Tensor, settings: Sequence[Tensor], uniforms: Tensor, words: Tensor, rows: Tensor
+) -> Tensor:
+    """[L, V] float32 -> [L] int32, as `reference.choose`: `greedy` [L] bool; `settings`: temperature, min_p, top_k and
+    top_p as for `sample`; `words` [M, W] int32, contiguous; `rows` [L] int32. Raises ValueError for masks that are too
+    short."""
+    if len(words) and words.shape[1] * 32 < logits.shape[1]:
+        raise ValueError(f"masks of {words.shape[1]} words for {logits.shape[1]} logits")
+    masks = torch.where(rows < 0, 0, words.data_ptr() + rows.long() * (4 * words.stride(0)))
+    out = torch.empty(logits.shape[0], dtype=torch.int32)
+    loaded_library().choose(
+        out.data_ptr(), logits.data_ptr(), greedy.data_ptr(), *(values.data_ptr() for values in settings),
+        uniforms.data_ptr(), masks.data_ptr(), *logits.shape, logits.stride(0), torch.get_num_threads(),
     )  # fmt: skip
     return out
 

@@ -4,7 +4,7 @@ Arguments are not checked. Knows nothing about layers; tensors of other devices 
 does what is traced for a compiler, which fuses by itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 
@@ -99,6 +99,15 @@ def sample(
 ) -> Tensor:
     """[L, V] float32 logits to [L] int32 tokens, one draw each; see `reference.sample`."""
     result: Tensor = _for(logits).sample(logits, temperature, min_p, top_k, top_p, uniforms)
+    return result
+
+
+def choose(
+    logits: Tensor, greedy: Tensor, settings: Sequence[Tensor], uniforms: Tensor, words: Tensor, rows: Tensor
+) -> Tensor:
+    """[L, V] float32 logits, which stay as they are, to [L] int32 tokens by their masks; see `reference.choose`. Where
+    `samples_natively`."""
+    result: Tensor = _for(logits).choose(logits, greedy, settings, uniforms, words, rows)
     return result
 
 

@@ -1,5 +1,7 @@
 """What the kernels compute, in plain torch: the definition that they are tested against, and the way without them."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -261,6 +263,20 @@ def sample(
     cumulative = scaled.double().masked_fill(scaled.double() < least, -torch.inf).softmax(-1).cumsum(-1)
     tokens = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
     return token_or_none(logits, tokens.clamp(max=vocab_size - 1)).to(torch.int32)
+
+
+def choose(
+    logits: Tensor, greedy: Tensor, settings: Sequence[Tensor], uniforms: Tensor, words: Tensor, rows: Tensor
+) -> Tensor:
+    """[L, V] -> [L] int32: what `mask_` leaves by words[rows[i]] of row i, by nothing where that is negative; of this
+    the `argmax` where `greedy` [L], else what `sample` draws. `settings`: temperature, min_p, top_k, top_p."""
+    left, masked = logits.clone(), rows >= 0
+    allowed = left[masked]
+    mask_(allowed, words[rows[masked].long()])
+    left[masked] = allowed
+    temperature, min_p, top_k, top_p = settings
+    drawn = sample(left, temperature, min_p, top_k, top_p, uniforms)
+    return torch.where(greedy, argmax(left), drawn).to(torch.int32)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -223,6 +223,9 @@ class Sampler:
         """`sample`, and log-probabilities of the tokens, where slots ask for them."""
         if not self._num_processed:
             return self._choose(logits, rows), None
+        masks = self._masks_of_all(logits, rows)
+        if masks is not None:
+            return self._choose_by(masks, logits, rows), None
         tokens = np.empty(len(rows), np.int32)
         found: list[SampledLogprobs] = []
         for part in self.logprobs.parts(rows):
@@ -280,6 +283,23 @@ class Sampler:
         drawn = ~greedy
         some = logits[torch.from_numpy(drawn)] if greedy.any() else logits
         tokens[drawn] = self._draw(some, rows.slots[drawn], rows.positions[drawn])
+        return tokens
+
+    def _masks_of_all(self, logits: Tensor, rows: SampledRows) -> RowMasks | None:
+        """Masks, where nobody wants anything else of these rows, and tokens are chosen by them in one pass."""
+        slots = rows.slots
+        if (self._states.processed[slots] & ~self._masked[slots]).any() or not ops.samples_natively(logits):
+            return None
+        return self.masks(slots)
+
+    def _choose_by(self, masks: RowMasks, logits: Tensor, rows: SampledRows) -> npt.NDArray[np.int32]:
+        states, slots = self._states, rows.slots
+        settings = [
+            torch.from_numpy(values[slots]) for values in (states.temperature, states.min_p, states.top_k, states.top_p)
+        ]
+        uniforms = torch.from_numpy(uniform(states.seed[slots], rows.positions))
+        greedy, words, which = (torch.from_numpy(values) for values in (states.greedy[slots], masks.words, masks.rows))
+        tokens: npt.NDArray[np.int32] = ops.choose(logits, greedy, settings, uniforms, words, which).numpy()
         return tokens
 
     def _draw(

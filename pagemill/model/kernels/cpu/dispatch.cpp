@@ -133,6 +133,24 @@ void pm_sample(int32_t* out, const float* logits, const float* temperature, cons
   queue.run([&](int64_t row) { selected->sample(args, row, row + 1); });
 }
 
+void pm_choose(int32_t* out, const float* logits, const uint8_t* greedy, const float* temperature, const float* min_p,
+               const int32_t* top_k, const float* top_p, const double* uniforms, const uint32_t* const* masks,
+               int64_t rows, int64_t cols, int64_t stride, int64_t threads) {
+  const SampleArgs drawn = {out, logits, temperature, min_p, top_k, top_p, uniforms, cols, stride, masks};
+  const ArgmaxArgs likeliest = {logits, cols, stride, PM_FLOAT32, masks};
+  const auto choose = [&](int64_t row) {
+    if (greedy[row])
+      out[row] = (int32_t)token_of(selected->argmax(likeliest, row, 0, cols));
+    else
+      selected->sample(drawn, row, row + 1);
+  };
+  WorkQueue queue(rows);
+  const bool few = rows * cols * (int64_t)sizeof(float) < MIN_PARALLEL_BYTES;
+  if (threads <= 1 || rows == 1 || few) return queue.run(choose);
+#pragma omp parallel num_threads((int)threads)
+  queue.run(choose);
+}
+
 // Most words say the same of all their tokens: a quote may follow and little else, or any text.
 void pm_mask(float* logits, const uint32_t* words, int64_t rows, int64_t cols, int64_t stride, int64_t words_stride,
              int64_t threads) {

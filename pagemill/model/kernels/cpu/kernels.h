@@ -315,6 +315,10 @@ PM_EXPORT void pm_argmax(int64_t* out, const void* logits, int64_t rows, int64_t
 PM_EXPORT void pm_sample(int32_t* out, const float* logits, const float* temperature, const float* min_p,
                          const int32_t* top_k, const float* top_p, const double* uniforms, int64_t rows, int64_t cols,
                          int64_t stride, int64_t threads);
+// The same, where greedy rows have the likeliest token, and each row a mask, as PmChoice has it.
+PM_EXPORT void pm_choose(int32_t* out, const float* logits, const uint8_t* greedy, const float* temperature,
+                         const float* min_p, const int32_t* top_k, const float* top_p, const double* uniforms,
+                         const uint32_t* const* masks, int64_t rows, int64_t cols, int64_t stride, int64_t threads);
 // Minus infinity where bit t % 32 of word t / 32 of a row's words is 0; float32 logits [rows, cols], in place.
 PM_EXPORT void pm_mask(float* logits, const uint32_t* words, int64_t rows, int64_t cols, int64_t stride,
                        int64_t words_stride, int64_t threads);

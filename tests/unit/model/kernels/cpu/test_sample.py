@@ -88,3 +88,34 @@ def test_a_row_that_is_part_of_a_wider_one_and_threads(isa: str) -> None:
         for r in range(33)
     ]
     assert native.sample(wide[:, :4000], *settings, uniforms).tolist() == alone
+
+
+@pytest.mark.parametrize("shape", [(1, 49_152), (5, 1000), (3, 17), (40, 600)])
+def test_choices_by_masks(isa: str, shape: tuple[int, int]) -> None:
+    """The tokens of logits that were masked before, for rows with a mask and without, greedy ones and others."""
+    generator = torch.Generator().manual_seed(shape[1])
+    count, num_words = shape[0], -(-shape[1] // 32)
+    words = torch.randint(-(2**31), 2**31, (count, num_words), generator=generator, dtype=torch.int32)
+    words[:, ::2] = 0
+    words[:, 0] = 1
+    rows = torch.arange(count, dtype=torch.int32).flip(0)
+    rows[1::3] = -1
+    greedy = torch.arange(count) % 2 == 0
+    settings, uniforms = settings_of(count, generator), torch.rand(count, generator=generator, dtype=torch.float64)
+    logits = torch.randn(shape, generator=generator)
+    before, masked = logits.clone(), logits.clone()
+    for row, mask in enumerate(rows.tolist()):
+        if mask >= 0:
+            native.mask_(masked[row : row + 1], words[mask : mask + 1])
+    expected = torch.where(greedy, native.argmax(masked), native.sample(masked, *settings, uniforms))
+    assert native.choose(logits, greedy, settings, uniforms, words, rows).tolist() == expected.tolist()
+    assert torch.equal(logits, before)
+    near = reference.choose(logits, greedy, settings, uniforms, words, rows)
+    assert (near == expected).float().mean() > 0.9 or count < 10
+
+
+def test_masks_that_are_too_short_are_refused(isa: str) -> None:
+    one, words = torch.ones(1), torch.zeros(1, 2, dtype=torch.int32)
+    settings = (one, one * 0, torch.zeros(1, dtype=torch.int32), one)
+    with pytest.raises(ValueError, match="2 words for 65 logits"):
+        native.choose(torch.zeros(1, 65), one > 0, settings, one.double(), words, torch.zeros(1, dtype=torch.int32))
