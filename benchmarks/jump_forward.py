@@ -107,7 +107,12 @@ def run(
 async def _run(
     model: str, schemas: dict[str, Any], params: SamplingParams, form: dict[str, Any], settings: dict[str, Any]
 ) -> Run:
-    config = build_config(EngineArgs(model, **({"max_model_len": 1024, "kv_cache_memory_bytes": 4 << 30, "max_num_seqs": NUM_AT_A_TIME} | settings)))
+    config = build_config(
+        EngineArgs(
+            model,
+            **({"max_model_len": 1024, "kv_cache_memory_bytes": 4 << 30, "max_num_seqs": NUM_AT_A_TIME} | settings),
+        )
+    )
     executor = CountingExecutor(Worker(config))
     tokenizer = tokenizer_of(config.model, config.facts)
     client = InprocClient(EngineCore(config, executor))
