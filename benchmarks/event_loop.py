@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import mmap
-import os
 import re
 import socket
 import statistics
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from ready_server import wait_ready
 
 from tests.fakes.expensive_forms import FORMS
 
@@ -306,18 +306,6 @@ def run(cases: list[str], arguments: list[str], timeout_s: float, num_streams: i
         finally:
             process.terminate()
             process.wait()
-
-
-def wait_ready(process: "subprocess.Popen[bytes]", log: Any) -> int:
-    """The server's port."""
-    while True:
-        said = os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")
-        found = re.search(r"ready: http://127\.0\.0\.1:(\d+)", said)
-        if found:
-            return int(found[1])
-        if process.poll() is not None:
-            raise SystemExit(f"the server did not start:\n{said}")
-        time.sleep(0.05)
 
 
 def format_row(row: dict[str, Any]) -> str:

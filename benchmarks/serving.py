@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+from ready_server import wait_ready
 
 TICK_S = 0.005
 PLACES = 1 << 16
@@ -147,17 +148,6 @@ def own_server(cpu: int, num_streams: int, step_s: float, arguments: list[str]) 
         finally:
             process.terminate()
             process.wait()
-
-
-def wait_ready(process: "subprocess.Popen[bytes]", log: Any) -> int:
-    """The server's port."""
-    while True:
-        said = os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")
-        if found := re.search(r"ready: http://127\.0\.0\.1:(\d+)", said):
-            return int(found[1])
-        if process.poll() is not None:
-            raise SystemExit(f"the server did not start:\n{said}")
-        time.sleep(0.05)
 
 
 # --- the clients ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pagemill.config.fields import setting
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The HTTP server."""
+    """Where the HTTP server listens, who may use it, and how much of it."""
 
     host: str = setting("127.0.0.1", "address to listen on; the default is reachable from this machine only")
     port: int = setting(8000, "port to listen on; 0 takes a free one", low=0)

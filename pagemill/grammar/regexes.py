@@ -19,7 +19,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Chars:
-    """One character."""
+    """A regular expression that matches one character of some ranges of code points."""
 
     ranges: Ranges
 

@@ -1,7 +1,12 @@
-"""`Pending`: a value that may not be there yet, such as the tokens of a step under way; `Ready`: one that is there."""
+"""`Pending`: a value that may not be there yet, such as the tokens of a step under way; `Ready`: one that is there;
+`OnThread`: one that a thread makes."""
 
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -29,3 +34,18 @@ class Ready(Generic[T_co]):
     def result(self) -> T_co:
         """The value, which was there from the beginning."""
         return self._value
+
+
+class OnThread(Generic[T]):
+    """A `Pending` whose value is that of work on another thread."""
+
+    def __init__(self, future: "Future[T]") -> None:
+        self._future = future
+
+    def ready(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._future.done()
+
+    def result(self) -> T:
+        """The value, waited for. Raises what the work raised."""
+        return self._future.result()

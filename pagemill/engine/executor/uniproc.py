@@ -10,7 +10,7 @@ from pagemill.catalog.registry import load_path
 from pagemill.engine.executor.interface import Executor, ExecutorSpec
 from pagemill.errors import EngineDeadError
 from pagemill.messages.extensions import SamplingPayloads
-from pagemill.messages.pending import Pending
+from pagemill.messages.pending import OnThread, Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_api import WorkerApi
 from pagemill.messages.worker_rank import ranks_of
@@ -54,7 +54,7 @@ class UniprocExecutor(Executor):
         """Sample from the last step. The result raises what either call of the worker raised, unless that has."""
         if self._thread is None or self._executed is None:
             return self._worker.sample_tokens(payloads)
-        return _OnThread(self._thread.submit(self._sample_after, self._executed, payloads))
+        return OnThread(self._thread.submit(self._sample_after, self._executed, payloads))
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
         """Call a method of the worker by name, after the steps that are in flight."""
@@ -77,18 +77,3 @@ class UniprocExecutor(Executor):
     def _sample_after(self, executed: "Future[None]", payloads: SamplingPayloads | None) -> ModelRunnerOutput:
         executed.result()  # done, as the thread runs one after the other; raises what the forward pass raised
         return self._worker.sample_tokens(payloads).result()
-
-
-class _OnThread:
-    """The `Pending` tokens of a worker on a thread of its own."""
-
-    def __init__(self, future: "Future[ModelRunnerOutput]") -> None:
-        self._future = future
-
-    def ready(self) -> bool:
-        """Whether `result` would not wait."""
-        return self._future.done()
-
-    def result(self) -> ModelRunnerOutput:
-        """The tokens. Raises what the worker raised."""
-        return self._future.result()

@@ -1,6 +1,6 @@
 """`MasksOfStep`: the engine's half of the step extension "grammar_masks". Knows no grammar's library."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from pagemill.engine.extensions.interface import EngineContext, EngineExtension,
 from pagemill.engine.structured_output.following import FollowedGrammar
 from pagemill.grammar.mask_filler import MaskFiller
 from pagemill.messages.grammar_masks import FormsBegun, GrammarMasks
-from pagemill.messages.pending import Pending, Ready
+from pagemill.messages.pending import OnThread, Pending, Ready
 from pagemill.messages.step import SchedulerOutput
 
 FEW = 4
@@ -48,7 +48,7 @@ class MasksOfStep(EngineExtension):
             return Ready(self._filled(held))
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "pagemill-masks")
-        return _Meanwhile(self._thread.submit(self._filled, held))
+        return OnThread(self._thread.submit(self._filled, held))
 
     def joins_every_step(self, slots: IntArray) -> bool:
         return bool(self._followed)
@@ -58,18 +58,3 @@ class MasksOfStep(EngineExtension):
         masks = np.empty((len(held), num_words), np.int32)
         FollowedGrammar.fill(list(held.values()), masks, self._filler)
         return GrammarMasks(list(held), masks)
-
-
-class _Meanwhile:
-    """The `Pending` masks that a thread makes."""
-
-    def __init__(self, future: "Future[GrammarMasks]") -> None:
-        self._future = future
-
-    def ready(self) -> bool:
-        """Whether `result` would not wait."""
-        return self._future.done()
-
-    def result(self) -> GrammarMasks:
-        """The masks, when the thread has made them; waits for it."""
-        return self._future.result()

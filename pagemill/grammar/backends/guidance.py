@@ -39,7 +39,7 @@ _MAX_MESSAGE: Final = 300
 
 
 class GuidanceBackend:
-    """Implements `GrammarBackend`."""
+    """Implements `GrammarBackend` with llguidance, for one vocabulary."""
 
     def __init__(self, table: TokenTable, tokenizer: Tokenizer | None = None) -> None:
         writer = TokenWriter(table.tokens, table.special, tokenizer)

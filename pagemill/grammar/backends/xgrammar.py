@@ -19,7 +19,7 @@ _MAX_MESSAGE: Final = 300
 
 
 class XGrammarBackend:
-    """Implements `GrammarBackend`."""
+    """Implements `GrammarBackend` with xgrammar, for one vocabulary."""
 
     def __init__(self, table: TokenTable, tokenizer: Tokenizer | None = None) -> None:
         # Deferred: an optional package, which imports torch.

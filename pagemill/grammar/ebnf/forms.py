@@ -48,7 +48,7 @@ def _before(free: FreeStart, writer: EbnfWriter) -> str:
 
 
 class _FormWriter(EbnfWriter):
-    """Implements `structural_tags.TagWriter`."""
+    """Writes structural tags as EBNF rules: implements `structural_tags.TagWriter`."""
 
     def __init__(self, form: Form) -> None:
         super().__init__(form.budget)

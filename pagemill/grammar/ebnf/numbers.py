@@ -225,6 +225,6 @@ def _multiples(writer: EbnfWriter, bounds: Bounds, step: Decimal) -> str | None:
 
 
 def _plain(value: Decimal) -> str:
-    """Without an exponent."""
+    """A number in decimal notation, without an exponent and without zeros at its end."""
     found = format(value, "f")
     return found.rstrip("0").rstrip(".") if "." in found else found

@@ -53,7 +53,7 @@ class EbnfWriter:
         return name
 
     def source(self, start: str) -> str:
-        """All of it."""
+        """The whole grammar as EBNF text; its root is `start`, the body of a rule."""
         return "\n".join([f"root ::= {start}", *(f"r{at} ::= {body}" for at, body in enumerate(self._bodies))])
 
     def expression(self, node: Node, of_chars: Callable[[Ranges], str] | None = None) -> str:
@@ -146,7 +146,7 @@ def chars(ranges: Ranges) -> str:
 
 
 def any_text() -> str:
-    """Any text."""
+    """The body of a rule for any text, also none."""
     return f"{chars(ANY.ranges)}*"
 
 
