@@ -44,9 +44,7 @@ class CompatConfig:
     enable_request_id_headers: bool = setting(False, "every answer has the header X-Request-Id")
     enable_server_load_tracking: bool = setting(False, "/load always answers")
     enable_offline_docs: bool = setting(False, "/docs never loads anything from elsewhere")
-    disable_log_requests: bool = setting(False, "requests are not logged")
-    disable_uvicorn_access_log: bool = setting(False, "requests are not logged")
-    disable_access_log_for_endpoints: str | None = setting(None, "requests are not logged")
+    disable_log_requests: bool = setting(False, "requests are logged with --enable-log-requests only")
 
 
 class Place(NamedTuple):

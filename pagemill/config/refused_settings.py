@@ -21,7 +21,7 @@ _ELSEWHERE: Final[tuple[tuple[str, str], ...]] = (
     ("use --hf-overrides", "hf_config_path"),
     ("set HF_TOKEN in the environment", "hf_token"),
     ("send chat_template_kwargs with each request", "default_chat_template_kwargs"),
-    ("set PAGEMILL_LOGGING_LEVEL", "logging_config log_level log_config_file log_error_stack"),
+    ("set PAGEMILL_LOGGING_LEVEL", "logging_config log_level log_config_file"),
     ("clients ask for it with stream_options.include_usage", "enable_force_include_usage"),
     ("use --distributed-executor-backend ray", "worker_use_ray engine_use_ray"),
     ("use --runner", "task"),
@@ -97,8 +97,6 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
      "root_path"),
     ("all methods and headers are allowed for --allowed-origins, without credentials",
      "allow_credentials allowed_methods allowed_headers"),
-    ("requests and answers are not logged; have a proxy do it",
-     "enable_log_requests enable_log_outputs enable_log_deltas max_log_len"),
     ("see docs/metrics.md for what is counted; leave it out",
      "show_hidden_metrics_for_version otlp_traces_endpoint collect_detailed_traces custom_histogram_buckets "
      "enable_mfu_metrics enable_logging_iteration_details aggregate_engine_logging jit_monitor_mode "
@@ -123,13 +121,17 @@ REFUSED_SETTINGS: Final[dict[str, str]] = ELSEWHERE | {
 }
 """Name of the keyword -> what to do instead; those of `ELSEWHERE` too."""
 
+_OF_SERVERS: Final[dict[str, str]] = {"enable_log_requests": "it is a flag of `pagemill serve`, which logs them"}
+"""The same of keywords of engines there that are settings of the server here."""
+
 
 def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is left of keywords without those that ask for nothing. Raises ConfigError for one that is refused."""
-    for name in sorted(REFUSED_SETTINGS.keys() & given):
+    refused = REFUSED_SETTINGS | _OF_SERVERS
+    for name in sorted(refused.keys() & given):
         if not asks_for_nothing(name, given[name]):
-            raise ConfigError(f"{name} is not supported: {REFUSED_SETTINGS[name]}")
-    return {name: value for name, value in given.items() if name not in REFUSED_SETTINGS}
+            raise ConfigError(f"{name} is not supported: {refused[name]}")
+    return {name: value for name, value in given.items() if name not in refused}
 
 
 def asks_for_nothing(name: str, value: Any) -> bool:

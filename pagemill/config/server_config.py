@@ -46,8 +46,22 @@ class ServerConfig:
         False, "with several API keys: requests of different keys may use each other's cached prefixes"
     )
     uvicorn_log_level: str = setting(
-        "warning", "log level of the HTTP server", choices=("debug", "info", "warning", "error", "critical")
+        "warning",
+        "log level of the HTTP server; at debug and info, there is a line for each request that was answered (access "
+        "log)",
+        choices=("debug", "info", "warning", "error", "critical"),
     )
+    disable_uvicorn_access_log: bool = setting(False, "no access log, whatever --uvicorn-log-level says")
+    disable_access_log_for_endpoints: str | None = setting(
+        None, "paths that the access log leaves out, separated by commas, such as /health,/metrics"
+    )
+    enable_log_requests: bool = setting(
+        False, "log a line for each request for the model, without its prompt but at PAGEMILL_LOGGING_LEVEL=DEBUG"
+    )
+    enable_log_outputs: bool = setting(False, "with --enable-log-requests: log what was generated, when it has ended")
+    enable_log_deltas: bool = setting(False, "with --enable-log-outputs: log every part of it that is streamed")
+    max_log_len: int = setting(2048, "most characters of a prompt or an answer in one line of the log", low=0)
+    log_error_stack: bool = setting(False, "log where an error was raised that a client is told of")
     shutdown_timeout: float = setting(
         30.0, "seconds that running requests get to finish after SIGTERM, while new ones get 503", low=0
     )

@@ -22,6 +22,7 @@ from pagemill.config.model_names import ModelNames
 from pagemill.config.sections import FleetConfig
 from pagemill.config.server_access import access_of, is_loopback
 from pagemill.config.server_config import ServerConfig
+from pagemill.config.server_logs import ServerLogs
 from pagemill.errors import ConfigError, EngineDeadError
 from pagemill.fleet.engines import EngineFleet, FleetSpec
 from pagemill.fleet.event_feed import EventFeed
@@ -60,6 +61,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
         server = _with_keys(server)
         _check_store(server, fleet)
         Tls.of(server)
+        ServerLogs.of(server)  # raises for switches that contradict each other
         ParserSettings.of(server)  # raises for settings of parsers that cannot work, before an engine is started
     raise_limit()
     config = build_config(args, plan)

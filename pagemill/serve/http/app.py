@@ -17,8 +17,10 @@ from pagemill.catalog.registry import Registry
 from pagemill.config.model_names import ModelNames
 from pagemill.config.server_access import access_of
 from pagemill.config.server_config import ServerConfig
+from pagemill.config.server_logs import ServerLogs
 from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
+from pagemill.serve.http.access_log import AccessLogMiddleware
 from pagemill.serve.http.auth import AuthMiddleware
 from pagemill.serve.http.client_limits import ClientLimits
 from pagemill.serve.http.client_store import ClientStore
@@ -27,6 +29,7 @@ from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from pagemill.serve.http.orders import Orders
 from pagemill.serve.http.preparer_pool import PreparerPool
+from pagemill.serve.http.request_log import RequestLog
 from pagemill.serve.http.responses import ServedModel, now
 from pagemill.serve.http.routing import SlashRedirect, with_head
 from pagemill.serve.http.salts import KeySalts
@@ -54,7 +57,7 @@ def build_app(
 
     Requests need a key of `config.api_key` (or PAGEMILL_API_KEY) when one is set, except by routes that say `PUBLIC`
     (auth.py).
-    Raises ConfigError for settings of access or of parsers that cannot work.
+    Raises ConfigError for settings of access, of parsers or of the log that cannot work.
     """
 
     kept = _store(config)
@@ -83,12 +86,13 @@ def build_app(
     model = ServedModel.of(ModelNames.of(config, engine.facts.name), now())
     parsers = ParserSettings.of(config).for_model(engine.tokenizer)
     limits = _limits(config, engine)
-    intake = Intake(engine, model, helpers, _salts(config, secret), parsers, limits)
+    log = RequestLog(ServerLogs.of(config), engine.tokenizer)
+    intake = Intake(engine, model, helpers, _salts(config, secret), parsers, limits, log)
     message_parsers = MessageParsers(parsers, engine.tokenizer)
     app.state.needs_key = bool(access_of(config).api_keys)
     silence_s = config.sse_keep_alive_interval
     app.state.services = Services(
-        engine, model, intake, message_parsers, orders, metrics, limits, silence_s, kept, info or {}
+        engine, model, intake, message_parsers, orders, log, metrics, limits, silence_s, kept, info or {}
     )
     return app
 
@@ -125,7 +129,9 @@ def _salts(config: ServerConfig, secret: str) -> KeySalts | None:
 def _middleware(config: ServerConfig) -> list[Middleware]:
     """Outermost first. Errors are answered inside CORS, so that browsers may read them."""
     access = access_of(config)
-    stack = [Middleware(RequestIdMiddleware)]
+    logs = ServerLogs.of(config)
+    stack = [Middleware(AccessLogMiddleware, silent_paths=logs.silent_paths)] if logs.answered else []
+    stack.append(Middleware(RequestIdMiddleware))
     if access.origins:
         stack.append(
             Middleware(
@@ -136,7 +142,7 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
                 expose_headers=["X-Request-Id", IGNORED_FIELDS_HEADER],
             )
         )
-    stack.append(Middleware(ErrorMiddleware))
+    stack.append(Middleware(ErrorMiddleware, log_stacks=logs.error_stacks))
     if access.api_keys:
         stack.append(Middleware(AuthMiddleware, api_keys=access.api_keys, protect_metrics=config.protect_metrics))
     stack.append(Middleware(SiteGuardMiddleware, access=access))

@@ -26,6 +26,7 @@ from pagemill.errors import (
 from pagemill.log import get_logger
 from pagemill.serve.http.client_limits import RateLimitedError
 from pagemill.serve.http.routing import route_of, says
+from pagemill.utils.log_text import stack_of
 
 logger = get_logger(__name__)
 
@@ -222,8 +223,10 @@ def request_error(error: ValidationError) -> RequestError:
 class ErrorMiddleware:
     """Turns exceptions of everything inside it into responses, so that no route has to."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, log_stacks: bool = False) -> None:
+        """`log_stacks`: log where errors were raised that clients are told of."""
         self.app = app
+        self._log_stacks = log_stacks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on; answer when an exception comes back and nothing was sent yet."""
@@ -245,7 +248,10 @@ class ErrorMiddleware:
             if started:
                 logger.exception("a response broke off")
                 raise
-            await api_error(error).response(scope)(scope, receive, send)
+            answer = api_error(error)
+            if self._log_stacks:
+                logger.error("request %s gets %d: %s", scope.get("request_id"), answer.status, stack_of(error))
+            await answer.response(scope)(scope, receive, send)
 
 
 async def answer_http_exception(request: Any, error: Exception) -> Response:

@@ -26,6 +26,7 @@ from pagemill.serve.http.connection import (
 from pagemill.serve.http.errors import ApiError, GenerationFailedError, api_error
 from pagemill.serve.http.load_metrics import ASKS, load_headers
 from pagemill.serve.http.preparer import AnswerForm
+from pagemill.serve.http.request_log import AnswerLog
 from pagemill.serve.http.responses import ResponseHead, Usage
 from pagemill.serve.http.state import services
 from pagemill.serve.http.token_details import PART_VALUES, num_values
@@ -88,16 +89,18 @@ class Generation:
         self._limits = ClientLimits()
         self._key: Hashable = None
         self._running: Running | None = None
+        self._log: AnswerLog | None = None
         self._waiting: set[int] = set()
         """Prompts that have no output yet, where that is counted."""
         self._scored_prompts: set[int] = set()
         """Prompts whose log-probabilities were written, if there were any."""
         self._prompt_index = {request_id: index for index, request_id in enumerate(ids)}
 
-    def limit(self, limits: ClientLimits, key: Hashable) -> None:
-        """Count it for the client that has this key."""
-        self._limits = limits
-        self._key = key
+    def belongs_to(self, request: Request) -> None:
+        """Count it for the client of a request, and log what is generated where that is asked for."""
+        self._limits = services(request).limits
+        self._key = request.scope.get("api_key")
+        self._log = services(request).log.answer(request.scope["request_id"])
 
     async def stream(self, sink: EventSink[RequestOutput]) -> AsyncGenerator[bytes, None]:
         """Events; those of outputs that the sink gets are written there. An error after the first one ends the stream
@@ -154,6 +157,8 @@ class Generation:
                         yield output
             finally:
                 self._running.generated(self._builder.usage.num_completion_tokens)
+                if self._log is not None:
+                    self._log.end()
 
     def _engine_outputs(self, sink: Sink[RequestOutput] | None) -> AsyncGenerator[RequestOutput, None]:
         if self._beam is not None:
@@ -204,6 +209,8 @@ class Generation:
         """The index of its prompt."""
         index = self._prompt_index[output.request_id]
         self._builder.usage.count(index, output)
+        if self._log is not None:
+            self._log.note(index, output)
         if self._waiting and index in self._waiting and self._running is not None:
             self._waiting.discard(index)
             self._running.begun(len(self._requests[index].request.prompt_token_ids))
@@ -238,7 +245,7 @@ async def answer(
     """The response to a checked body: a stream of events, or one JSON body unless the client is gone before.
     `media_type`: of the stream. `headers`: in addition to those of the form. `ping`: the event that says that a silent
     stream is alive."""
-    generation.limit(services(request).limits, request.scope.get("api_key"))
+    generation.belongs_to(request)
     headers = form.headers() | dict(headers or {}) | generation.load_headers(request.headers.get(ASKS))
     if form.stream:
         interval_s = services(request).keep_alive_s if media_type == EVENT_STREAM else 0.0

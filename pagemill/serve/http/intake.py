@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
+from pagemill.config.server_logs import ServerLogs
 from pagemill.grammar.translate import TakesTimeError
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.client_limits import ClientLimits
 from pagemill.serve.http.connection import read_body, until_disconnect
 from pagemill.serve.http.preparer import NO_PARSERS, AnswerForm, Part, PreparedPrompt, Preparer, Tokens
 from pagemill.serve.http.preparer_pool import PreparerPool
+from pagemill.serve.http.request_log import RequestLog
 from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.http.salts import KeySalts
 from pagemill.serve.http.schemas.forms import check_form_bytes
@@ -45,10 +47,12 @@ class Intake:
         salts: KeySalts | None = None,
         parsers: ParserSettings = NO_PARSERS,
         limits: ClientLimits | None = None,
+        log: RequestLog | None = None,
     ) -> None:
         """`salts`: of the clients' keys; None: all share cached prefixes. `parsers`: those of the answers' messages.
-        `limits`: what each key may ask for."""
+        `limits`: what each key may ask for. `log`: of requests; None: there is none."""
         self._limits = limits or ClientLimits()
+        self._log = log or RequestLog(ServerLogs(), engine.tokenizer)
         self._engine = engine
         self._salts = salts
         self._preparer = Preparer(engine.preparation, model, parsers, hurried=helpers is not None)
@@ -106,6 +110,7 @@ class Intake:
         """The body, whose tokens its client has used now."""
         num_tokens = sum(len(item.request.prompt_token_ids) for item in body.requests)
         self._limits.use_tokens(request.scope.get("api_key"), num_tokens)
+        self._log.received(request.scope["request_id"], request.scope["path"], body.requests)
         return body
 
     def _gathered(self, parts: Iterable[Part], request: Request) -> PreparedBody:

@@ -80,7 +80,7 @@ async def create_response(request: Request) -> Response:
     if not started.form.background:
         return await answer(request, started.body.form, generation)
     store.put_new(owner, stored)
-    generation.limit(here.limits, request.scope.get("api_key"))
+    generation.belongs_to(request)
     stored.start(generation, deltas, functools.partial(_has_room, store, owner, stored))
     headers = started.body.form.headers()
     if streams:
