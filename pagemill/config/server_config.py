@@ -93,11 +93,11 @@ class ServerConfig:
     enable_ssl_refresh: bool = setting(False, "load the certificate again when its files change")
     rate_limit_requests: int | None = setting(
         None,
-        "requests that each API key (without keys: all) may send to each API server in a minute; more get 429",
+        "requests that each API key (without keys: all clients together) may send in a minute; more get 429",
         low=1,
     )
     rate_limit_tokens: int | None = setting(
-        None, "tokens of prompts and answers that each API key may use in a minute, of each API server; then 429", low=1
+        None, "tokens of prompts and answers that each API key may use in a minute; then 429", low=1
     )
     sse_keep_alive_interval: float = setting(
         15.0, "seconds of silence after which a stream of events says that it is alive, by a comment; 0: never", low=0

@@ -27,6 +27,7 @@ from pagemill.serve.client.balancer import BALANCERS
 from pagemill.serve.client.fleet import FleetClient
 from pagemill.serve.client.zmq import ZmqClient
 from pagemill.serve.http.app import build_app
+from pagemill.serve.http.client_limits import ClientRows
 from pagemill.serve.http.limits import limits_of
 from pagemill.serve.http.orders import Orders
 from pagemill.serve.http.preparer_pool import PreparerPool
@@ -113,7 +114,7 @@ def _info(spec: ApiServerSpec) -> dict[str, Any]:
 def _make_llm(spec: ApiServerSpec, fleet: FleetClient, tokenizer: Tokenizer) -> AsyncLLM:
     """The `AsyncLLM` over a client of all engines."""
     config = spec.config
-    llm = AsyncLLM(
+    return AsyncLLM(
         fleet,
         tokenizer,
         config.facts,
@@ -125,9 +126,6 @@ def _make_llm(spec: ApiServerSpec, fleet: FleetClient, tokenizer: Tokenizer) -> 
         seeds=RequestSeeds(config.model.seed, spec.index),
         pooler=config.model.pooler_config if config.model.pools else None,
     )
-    if spec.load_fd >= 0:
-        llm.share_load(LoadRow(SharedLoad(spec.load_fd), spec.index))
-    return llm
 
 
 def _make_helpers(spec: ApiServerSpec, fleet: FleetClient) -> PreparerPool:
@@ -199,6 +197,8 @@ def run(payload: bytes, report: Report) -> None:
     tokenizer = _load_tokenizer(spec.config)
     fleet = make_fleet(spec, ups.wait())
     llm = _make_llm(spec, fleet, tokenizer)
+    load = SharedLoad(spec.load_fd)
+    llm.share_load(LoadRow(load, spec.index))
     metrics = SharedMetrics(llm.metrics, spec.index, lambda counts: report(msgspec.msgpack.encode(counts)))
     orders = Orders(llm, lambda order: report(msgspec.msgpack.encode(order)))
 
@@ -227,6 +227,7 @@ def run(payload: bytes, report: Report) -> None:
             secret=spec.secret,
             info=_info(spec),
             orders=orders,
+            clients=ClientRows(load, spec.index),
         )
     serve(
         app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server), Tls.of(server)

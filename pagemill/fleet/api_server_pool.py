@@ -22,7 +22,7 @@ from pagemill.messages.process_reports import FrontEndReport, Listening
 from pagemill.observability.metrics_pool import MetricsPool
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
-from pagemill.transport.shm_load import Load, SharedLoad, create_load
+from pagemill.transport.shm_load import SharedLoad, create_load
 from pagemill.transport.sockets import ClientSocket
 from pagemill.utils.children import Restarts, WatchedChild
 from pagemill.utils.processes import Child
@@ -49,7 +49,8 @@ class ApiServerPool:
     flight in shared memory; the counts of one that died are reset.
 
     `spec(index)` is what an API server is given; `engines()` returns the addresses to notify when one dies. What they
-    count goes into `metrics`; what one tells the others goes to `relay`. One that shows no sign of life for `silent_s`
+    count goes into `metrics`; what one tells the others goes to `relay`. What clients have in flight is
+    counted for `num_clients` of them. One that shows no sign of life for `silent_s`
     seconds, or none at all within `start_s`, is replaced. `on_lost` is called, on one of those threads, when the last
     is given up.
     """
@@ -63,6 +64,7 @@ class ApiServerPool:
         metrics: MetricsPool,
         relay: Callable[[FrontEndOrder], None] = lambda order: None,
         *,
+        num_clients: int = 1,
         silent_s: float = SILENT_S,
         start_s: float = START_S,
         on_lost: Callable[[], None] = lambda: None,
@@ -76,7 +78,7 @@ class ApiServerPool:
         self._start_s = start_s or math.inf
         self._on_lost = on_lost
         self._given_up: set[int] = set()
-        self._load_fd = create_load(count)
+        self._load_fd = create_load(count, num_clients)
         self._load = SharedLoad(self._load_fd)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -190,7 +192,7 @@ class ApiServerPool:
         finally:
             child.stop(grace_s=0.0)
             self._metrics.lost(index)
-            self._load.set(index, Load(0, 0))
+            self._load.clear(index)
 
     def _start(self, index: int) -> Child | None:
         """A new process; None after `stop`. Raises OSError when no process can be made."""

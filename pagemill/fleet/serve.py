@@ -229,6 +229,7 @@ def _serve_in_others(
             lambda: list(engines.addresses().values()),
             metrics,
             feed.publish,
+            num_clients=max(1, len(access_of(server).api_keys)),
             start_s=fleet.engine_start_timeout,
             on_lost=end_this_process,
         )

@@ -21,8 +21,8 @@ from pagemill.config.server_logs import ServerLogs
 from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.access_log import AccessLogMiddleware
-from pagemill.serve.http.auth import AuthMiddleware
-from pagemill.serve.http.client_limits import ClientLimits
+from pagemill.serve.http.auth import AuthMiddleware, name_of_key
+from pagemill.serve.http.client_limits import ClientLimits, ClientTable
 from pagemill.serve.http.client_store import ClientStore
 from pagemill.serve.http.errors import ErrorMiddleware, answer_http_exception
 from pagemill.serve.http.intake import Intake
@@ -49,11 +49,12 @@ def build_app(
     secret: str = "",
     info: Mapping[str, Any] | None = None,
     orders: Orders | None = None,
+    clients: ClientTable | None = None,
 ) -> FastAPI:
     """The application around an engine, which is shut down with it. `metrics` are those of several servers; None: this
     one answers for itself. `helpers` prepare large bodies, and end with the application; None: it is done here.
     `secret` is one that all API servers of the engines share. `info`: settings, for the operator.
-    `orders`: to other API servers; None: there are none.
+    `orders`: to other API servers, and `clients`: what these have in flight and left; None: there are none.
 
     Requests need a key of `config.api_key` (or PAGEMILL_API_KEY) when one is set, except by routes that say `PUBLIC`
     (auth.py).
@@ -85,7 +86,7 @@ def build_app(
     _mount(app, endpoints, config)
     model = ServedModel.of(ModelNames.of(config, engine.facts.name), now())
     parsers = ParserSettings.of(config).for_model(engine.tokenizer)
-    limits = _limits(config, engine)
+    limits = _limits(config, engine, clients)
     log = RequestLog(ServerLogs.of(config), engine.tokenizer)
     intake = Intake(engine, model, helpers, _salts(config, secret), parsers, limits, log)
     message_parsers = MessageParsers(parsers, engine.tokenizer)
@@ -107,9 +108,11 @@ def _mount(app: FastAPI, endpoints: Registry[Any], config: ServerConfig) -> None
     app.router.default = SlashRedirect(app.router.routes)
 
 
-def _limits(config: ServerConfig, engine: AsyncLLM) -> ClientLimits:
-    num_keys = len(access_of(config).api_keys)
-    return ClientLimits(config.rate_limit_requests, config.rate_limit_tokens, num_keys, engine.load_limits, engine.load)
+def _limits(config: ServerConfig, engine: AsyncLLM, table: ClientTable | None) -> ClientLimits:
+    keys = [name_of_key(key) for key in access_of(config).api_keys]
+    return ClientLimits(
+        config.rate_limit_requests, config.rate_limit_tokens, keys, engine.load_limits, engine.load, table=table
+    )
 
 
 def _store(config: ServerConfig) -> ClientStore | None:

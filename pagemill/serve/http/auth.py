@@ -30,7 +30,7 @@ class AuthMiddleware:
         self.app = app
         self._protect_metrics = protect_metrics
         keys = (api_keys,) if isinstance(api_keys, str) else api_keys  # a text is not many keys of one character
-        self._digests = [digest for key in keys for digest in _digests(key)]
+        self._digests = [(digest, name_of_key(key)) for key in keys for digest in _digests(key)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises UnauthorizedError, which the error middleware around this one answers."""
@@ -51,8 +51,8 @@ class AuthMiddleware:
         found = b""
         for given in _given_keys(scope):
             digest = _digest(given)
-            for known in self._digests:  # all of them: how long it takes must not say which
-                found = known if hmac.compare_digest(digest, known) else found
+            for known, name in self._digests:  # all of them: how long it takes must not say which
+                found = name if hmac.compare_digest(digest, known) else found
         if found:
             scope["api_key"] = found
             return True
@@ -70,6 +70,11 @@ def _given_keys(scope: Scope) -> list[bytes]:
         scheme, _, key = bearers[0].partition(b" ")
         given += [key.strip()] if scheme.lower() == b"bearer" else []
     return given + ([keys[0].strip()] if len(keys) == 1 else [])
+
+
+def name_of_key(key: str) -> bytes:
+    """What scope["api_key"] is for requests with this key, however they encode it."""
+    return _digest(key.encode())
 
 
 def _digest(key: bytes) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pagemill.errors import TransportError
-from pagemill.transport.shm_load import LOCK_S, Load, SharedLoad, create_load
+from pagemill.transport.shm_load import LOCK_S, Load, Remainder, SharedLoad, create_load
 
 HOLD = """
 import sys
@@ -58,6 +58,23 @@ def test_other_memory_is_refused() -> None:
     with pytest.raises(TransportError):
         SharedLoad(fd)
     os.close(fd)
+
+
+def test_each_client_has_its_load_and_allowances() -> None:
+    shared = SharedLoad(create_load(2, num_clients=5))
+    for row in range(2):
+        shared.set(row, Load(9, 9))
+        for client in range(5):
+            shared.set_client(row, client, Load(client, 10 * client))
+            shared.set_remainder(client, 3, Remainder(-1.5 * client, 7.0))
+    assert shared.total() == (18, 18)
+    assert [shared.client(client) for client in range(5)] == [(2 * n, 20 * n) for n in range(5)]
+    shared.clear(0)
+    assert shared.total() == (9, 9)
+    assert [shared.client(client) for client in range(5)] == [(n, 10 * n) for n in range(5)]
+    assert [shared.remainder(client, 3) for client in range(5)] == [(-1.5 * n, 7.0) for n in range(5)]
+    assert shared.remainder(4, 0) == (0.0, 0.0)
+    shared.close()
 
 
 def child(shared: SharedLoad, code: str, *args: int) -> subprocess.Popen[str]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
+from pagemill.serve.http.client_limits import Running
 from pagemill.serve.http.connection import LargeJson, respond_unless_gone
 from pagemill.serve.http.described import describes
 from pagemill.serve.http.errors import GenerationFailedError, NotHereError
@@ -19,6 +20,7 @@ from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.state import Services, services
 from pagemill.serve.preparation import in_slices
 from pagemill.serve.processing.input_processor import PreparedRequest
+from pagemill.transport.shm_load import Load
 
 router = APIRouter()
 _encode = msgspec.json.encode
@@ -54,17 +56,25 @@ class Names(NamedTuple):
 
 
 async def _answer(request: Request, prefix: str, names: Names) -> Response:
-    here = services(request)
-    form, prepared, _ = await here.intake.prepare(EMBEDDINGS, request)
+    form, prepared, _ = await services(request).intake.prepare(EMBEDDINGS, request)
     name = f"{prefix}-{request.scope['request_id']}"
-    return await respond_unless_gone(request, _collected(here, name, prepared, form, names))
+    return await respond_unless_gone(request, _collected(request, name, prepared, form, names))
 
 
 async def vectors_of(
-    here: Services, name: str, requests: list[PreparedRequest]
+    request: Request, name: str, requests: list[PreparedRequest]
 ) -> tuple[list[npt.NDArray[np.float32]], int]:
-    """A vector for each request, in order, and how many of their tokens were found in the prefix cache, as far as
-    clients are told. Raises GenerationFailedError."""
+    """A vector for each of the `requests` of one body, in order, and how many of their tokens were found in the prefix
+    cache, as far as clients are told. They count for the client. Raises GenerationFailedError, RateLimitedError."""
+    here = services(request)
+    tokens = [len(item.request.prompt_token_ids) for item in requests]
+    with here.limits.running(request.scope.get("api_key"), Load(len(tokens), sum(tokens))) as running:
+        return await _vectors(here, running, name, requests)
+
+
+async def _vectors(
+    here: Services, running: Running, name: str, requests: list[PreparedRequest]
+) -> tuple[list[npt.NDArray[np.float32]], int]:
     number_of = {f"{name}-{number}": number for number in range(len(requests))}
     vectors: dict[int, npt.NDArray[np.float32]] = {}
     num_cached = 0
@@ -75,20 +85,21 @@ async def vectors_of(
             number = number_of[output.request_id]
             vectors[number] = output.outputs.data
             request = requests[number].request
+            running.begun(len(request.prompt_token_ids))
             num_cached += told_cached_tokens(request, output.num_cached_tokens, here.engine.block_size)
     return [vectors[number] for number in range(len(requests))], num_cached
 
 
 async def _collected(
-    here: Services, name: str, requests: list[PreparedRequest], form: AnswerForm, names: Names
+    request: Request, name: str, requests: list[PreparedRequest], form: AnswerForm, names: Names
 ) -> Response:
-    vectors, num_cached = await vectors_of(here, name, requests)
+    vectors, num_cached = await vectors_of(request, name, requests)
     num_tokens = sum(len(item.request.prompt_token_ids) for item in requests)
     rows = await in_slices(
         _encode({"object": names.kind, "index": number, names.field: _as_json(vector, form.as_base64)})
         for number, vector in enumerate(vectors)
     )
-    head = {"id": name, "object": "list", "created": now(), "model": here.model.name}
+    head = {"id": name, "object": "list", "created": now(), "model": services(request).model.name}
     tail = {
         "usage": {
             "prompt_tokens": num_tokens,

@@ -22,7 +22,7 @@ from pagemill.serve.http.routes.embeddings import vectors_of
 from pagemill.serve.http.schemas.answers import OllamaAnswer, OllamaVector, OllamaVectors
 from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
 from pagemill.serve.http.site_guard import ANY_CONTENT_TYPE
-from pagemill.serve.http.state import Services, services
+from pagemill.serve.http.state import services
 from pagemill.serve.parsers.interface import Delta
 from pagemill.serve.preparation import in_slices
 from pagemill.serve.processing.input_processor import PreparedRequest
@@ -179,9 +179,8 @@ async def embed(request: Request) -> Response:
 
     Raises RequestError, EngineOverloadedError, EngineDeadError.
     """
-    here = services(request)
-    form, prepared, _ = await here.intake.prepare(OLLAMA_EMBED, request)
-    return await respond_unless_gone(request, _embedded(here, request.scope["request_id"], prepared, form))
+    form, prepared, _ = await services(request).intake.prepare(OLLAMA_EMBED, request)
+    return await respond_unless_gone(request, _embedded(request, request.scope["request_id"], prepared, form))
 
 
 @router.post(
@@ -194,26 +193,25 @@ async def embeddings(request: Request) -> Response:
 
     Raises RequestError, EngineOverloadedError, EngineDeadError.
     """
-    here = services(request)
-    form, prepared, _ = await here.intake.prepare(OLLAMA_EMBEDDINGS, request)
-    return await respond_unless_gone(request, _one_embedded(here, request.scope["request_id"], prepared, form))
+    form, prepared, _ = await services(request).intake.prepare(OLLAMA_EMBEDDINGS, request)
+    return await respond_unless_gone(request, _one_embedded(request, request.scope["request_id"], prepared, form))
 
 
-async def _one_embedded(here: Services, name: str, requests: list[PreparedRequest], form: AnswerForm) -> Response:
-    (vector,), _ = await vectors_of(here, name, requests)
+async def _one_embedded(request: Request, name: str, requests: list[PreparedRequest], form: AnswerForm) -> Response:
+    (vector,), _ = await vectors_of(request, name, requests)
     return Response(_encode({"embedding": vector.tolist()}), headers=form.headers(), media_type="application/json")
 
 
-async def _embedded(here: Services, name: str, requests: list[PreparedRequest], form: AnswerForm) -> Response:
+async def _embedded(request: Request, name: str, requests: list[PreparedRequest], form: AnswerForm) -> Response:
     began_at = time.monotonic_ns()
-    vectors, _ = await vectors_of(here, name, requests)
+    vectors, _ = await vectors_of(request, name, requests)
     rows = await in_slices(_encode(vector.tolist()) for vector in vectors)
     tail = {
         "total_duration": time.monotonic_ns() - began_at,
         "load_duration": 0,
         "prompt_eval_count": sum(len(item.request.prompt_token_ids) for item in requests),
     }
-    return LargeJson({"model": here.model.name}, "embeddings", rows, tail, form.headers())
+    return LargeJson({"model": services(request).model.name}, "embeddings", rows, tail, form.headers())
 
 
 def timestamp() -> str:

@@ -29,7 +29,7 @@ async def score(request: Request) -> Response:
     """
     here = _pooling(request)
     body = await here.intake.prepare(SCORE, request)
-    return await respond_unless_gone(request, _scored(here, f"score-{request.scope['request_id']}", body))
+    return await respond_unless_gone(request, _scored(request, f"score-{request.scope['request_id']}", body))
 
 
 @router.post("/rerank", response_model=None, openapi_extra=describes(Ranking, body=RerankBody))
@@ -42,7 +42,7 @@ async def rerank(request: Request) -> Response:
     """
     here = _pooling(request)
     body = await here.intake.prepare(RERANK, request)
-    return await respond_unless_gone(request, _ranked(here, f"rerank-{request.scope['request_id']}", body))
+    return await respond_unless_gone(request, _ranked(request, f"rerank-{request.scope['request_id']}", body))
 
 
 def _pooling(request: Request) -> Services:
@@ -52,26 +52,26 @@ def _pooling(request: Request) -> Services:
     return here
 
 
-async def _scored(here: Services, name: str, body: PreparedBody) -> Response:
-    scores = await _scores(here, name, body)
+async def _scored(request: Request, name: str, body: PreparedBody) -> Response:
+    scores = await _scores(request, name, body)
     answer = {
         "id": name,
         "object": "list",
         "created": now(),
-        "model": here.model.name,
+        "model": services(request).model.name,
         "data": [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)],
         "usage": _usage(body),
     }
     return Response(_encode(answer), headers=body.form.headers(), media_type="application/json")
 
 
-async def _ranked(here: Services, name: str, body: PreparedBody) -> Response:
-    scores = await _scores(here, name, body)
+async def _ranked(request: Request, name: str, body: PreparedBody) -> Response:
+    scores = await _scores(request, name, body)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.form.most]
     texts = body.echoes[body.form.num_queries :]
     answer = {
         "id": name,
-        "model": here.model.name,
+        "model": services(request).model.name,
         "usage": _usage(body),
         "results": [
             {"index": index, "document": {"text": texts[index]}, "relevance_score": scores[index]} for index in order
@@ -80,9 +80,9 @@ async def _ranked(here: Services, name: str, body: PreparedBody) -> Response:
     return Response(_encode(answer), headers=body.form.headers(), media_type="application/json")
 
 
-async def _scores(here: Services, name: str, body: PreparedBody) -> list[float]:
+async def _scores(request: Request, name: str, body: PreparedBody) -> list[float]:
     """Of each document, with its query or with the only one. The vectors have length 1."""
-    vectors, _ = await vectors_of(here, name, body.requests)
+    vectors, _ = await vectors_of(request, name, body.requests)
     num_queries = body.form.num_queries
     queries = vectors[:num_queries]
     documents = vectors[num_queries:]

@@ -1,13 +1,18 @@
 """Requests and tokens of a minute, and the queue's parts of several keys."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import httpx
 import pytest
 
-from pagemill.serve.http.client_limits import ClientLimits, RateLimitedError
+from pagemill.config.sections import PoolerConfig
+from pagemill.serve.http.auth import name_of_key
+from pagemill.serve.http.client_limits import ClientLimits, ClientRows, RateLimitedError
 from pagemill.serve.load_gate import LoadLimits
-from pagemill.transport.shm_load import Load
+from pagemill.transport.shm_load import Load, SharedLoad, create_load
+from tests.fakes.engine import make_app, make_engine
 from tests.unit.serve.http.conftest import Connect
 
 
@@ -20,7 +25,7 @@ class Clock:
 
 def test_requests_of_a_minute() -> None:
     clock = Clock()
-    limits = ClientLimits(requests_per_minute=2, clock=clock)
+    limits = ClientLimits(requests_per_minute=2, keys="ab", clock=clock)
     limits.check("a")
     limits.check("a")
     with pytest.raises(RateLimitedError, match="at most 2") as raised:
@@ -35,7 +40,7 @@ def test_requests_of_a_minute() -> None:
 
 def test_tokens_of_prompts_and_answers() -> None:
     clock = Clock()
-    limits = ClientLimits(tokens_per_minute=60, clock=clock)
+    limits = ClientLimits(tokens_per_minute=60, keys="ab", clock=clock)
     limits.check("a")
     limits.use_tokens("a", 50)
     with pytest.raises(RateLimitedError) as raised:
@@ -69,7 +74,7 @@ def test_one_key_does_not_take_the_places_of_another() -> None:
     def total() -> Load:
         return Load(sum(load.num_requests for load in running), sum(load.num_queued_tokens for load in running))
 
-    limits = ClientLimits(num_keys=2, shared=LoadLimits(10, 100), total=total)
+    limits = ClientLimits(keys="ab", shared=LoadLimits(10, 100), total=total)
 
     def start(key: str, load: Load) -> None:
         stack.enter_context(limits.running(key, load))
@@ -92,7 +97,7 @@ def flood(start: Callable[[str, Load], None]) -> None:
 
 def test_queued_tokens_have_parts_too() -> None:
     now = Load(0, 0)
-    limits = ClientLimits(num_keys=2, shared=LoadLimits(None, 100), total=lambda: now)
+    limits = ClientLimits(keys="ab", shared=LoadLimits(None, 100), total=lambda: now)
     with limits.running("a", Load(1, 50)) as first:
         now = Load(1, 50)
         with pytest.raises(RateLimitedError, match="prompt tokens of this key"), limits.running("a", Load(1, 10)):
@@ -106,9 +111,77 @@ def test_queued_tokens_have_parts_too() -> None:
 
 
 def test_a_single_key_has_it_all() -> None:
-    limits = ClientLimits(num_keys=1, shared=LoadLimits(1, 1), total=lambda: Load(9, 9))
+    limits = ClientLimits(keys="a", shared=LoadLimits(1, 1), total=lambda: Load(9, 9))
     with limits.running("a", Load(5, 5)):
         pass
+
+
+@pytest.fixture
+def shared() -> Iterator[SharedLoad]:
+    shared = SharedLoad(create_load(3, num_clients=2))
+    yield shared
+    shared.close()
+
+
+def test_allowances_are_those_of_all_api_servers(shared: SharedLoad) -> None:
+    clock = Clock()
+    servers = [ClientLimits(2, 60, keys="ab", clock=clock, table=ClientRows(shared, row)) for row in range(3)]
+    servers[0].check("a")
+    servers[1].check("a")
+    with pytest.raises(RateLimitedError, match="its requests of a minute: at most 2"):
+        servers[2].check("a")
+    servers[2].check("b")
+    servers[0].use_tokens("b", 50)
+    with servers[1].running("b", Load(1, 50)) as running:
+        running.generated(40)
+    with pytest.raises(RateLimitedError, match="its tokens of a minute: at most 60"):
+        servers[2].check("b")
+    shared.clear(1)  # a server that has died: what was used there stays used
+    clock.now += 29
+    with pytest.raises(RateLimitedError, match="tokens"):
+        servers[0].check("b")
+    clock.now += 2
+    servers[0].check("b")
+
+
+def test_parts_of_the_queue_are_those_of_all_api_servers(shared: SharedLoad) -> None:
+    one, two, _ = (
+        ClientLimits(keys="ab", shared=LoadLimits(4, None), table=ClientRows(shared, row)) for row in range(3)
+    )
+    with contextlib.ExitStack() as stack:
+        for server in (one, two):
+            stack.enter_context(server.running("a", Load(1, 5)))
+        with pytest.raises(RateLimitedError, match="2 requests of this key"), two.running("a", Load(1, 5)):
+            pass
+        assert shared.client(0) == (2, 10), "what was refused is not counted"
+        for server in (one, two):
+            stack.enter_context(server.running("b", Load(1, 5)))
+    assert shared.client(0) == shared.client(1) == (0, 0)
+    with one.running("a", Load(2, 9)):
+        shared.clear(0)
+        stack.enter_context(two.running("a", Load(2, 9)))
+        assert shared.client(0) == (2, 9), "what a server that has died had in flight does not count"
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/embeddings", {"input": "a"}), ("/pooling", {"input": "a"}), ("/api/embed", {"model": "fake", "input": "a"}),
+    ("/api/embeddings", {"model": "fake", "prompt": "a"}), ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ("/score", {"text_1": "a", "text_2": "b"}),
+])  # fmt: skip
+async def test_vectors_count_for_the_part_of_their_key(path: str, body: dict[str, Any]) -> None:
+    pooler = PoolerConfig(pooling_type="LAST", normalize=False)
+    engine = make_engine(pooler=pooler, max_num_seqs=1, max_num_queued_reqs=3)
+    app = make_app(engine, api_key=("a", "b"))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        with app.state.services.limits.running(name_of_key("a"), Load(2, 0)):
+            refused = await client.post(path, json=body, headers={"x-api-key": "a"})
+            assert refused.status_code == 429, refused.text
+            assert "2 requests of this key" in refused.text
+            answer = await client.post(path, json=body, headers={"x-api-key": "b"})
+            assert answer.status_code == 200, answer.text
+        assert (await client.post(path, json=body, headers={"x-api-key": "a"})).status_code == 200
+    await engine.shutdown()
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize"])
