@@ -305,9 +305,14 @@ class FormatParser:
         marks = self._plan.content
         match = marks.find(text, at)
         if match is None:
-            place = len(text) if self._final else marks.certain(text, at)
+            place = marks.certain(text, at)
             self._say(text[at:place], deltas)
-            return self._wait(place) if place < len(text) else place
+            if not self._final:
+                return self._wait(place) if place < len(text) else place
+            # Right after a call, the beginning of a mark is that of a call which was cut off.
+            if not self._follows_call:
+                self._say(text[place:], deltas)
+            return len(text)
         self._say(text[at : match.start()], deltas)
         mark = match.group()
         if mark not in self._plan.openers:

@@ -129,3 +129,14 @@ def test_every_format_is_shown() -> None:
     assert set(REASONING_PARSERS) <= reasoning
     for name, other in SAME_AS.items():
         assert TOOL_PARSERS.resolve(name) is TOOL_PARSERS.resolve(other)
+
+
+@pytest.mark.parametrize("size", range(1, len("<tool_call>") + 1))
+def test_a_mark_that_is_cut_off_after_a_call_is_left_out(size: int) -> None:
+    """Elsewhere what may be a mark is text: nothing says that a call was meant."""
+    text = f"<tool_call>\n{WEATHER}\n</tool_call>\n" + "<tool_call>"[:size]
+    expected = Message("", "", [Call("get_weather", ARGUMENTS, True)])
+    assert parsed(None, "hermes", [text]) == expected
+    assert parsed(None, "hermes", list(text)) == expected
+    if size < len("<tool_call>"):
+        assert parsed(None, "hermes", list("so " + "<tool_call>"[:size])).content == "so " + "<tool_call>"[:size]
