@@ -73,7 +73,7 @@ def deepseek_v32(reasoning: str, content: str, calls: Sequence[Call]) -> str:
         )
         parts.append(f'<{mark}invoke name="{name}">\n{values}</{mark}invoke>\n')
     around = (f"\n\n<{mark}function_calls>\n", f"</{mark}function_calls>")
-    return f"<think>{reasoning}</think>{content}" + (parts and around[0] + "".join(parts) + around[1] or "")
+    return f"<think>{reasoning}</think>{content}" + ((parts and around[0] + "".join(parts) + around[1]) or "")
 
 
 def kimi_k2(reasoning: str, content: str, calls: Sequence[Call]) -> str:

@@ -4,6 +4,7 @@ A parser is a class, listed in catalog/parsers.py, with one instance for each me
 message; how the text is cut into pieces never changes them. So a stream and a whole answer are parsed in the same way.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -75,23 +76,22 @@ class MessageParserType(Protocol):
 
 def merged(deltas: Sequence[Delta]) -> list[Delta]:
     """The same message in as few deltas as possible."""
-    found: list[Delta] = []
-    for delta in deltas:
-        if found and (both := _joined(found[-1], delta)) is not None:
-            found[-1] = both
-        else:
-            found.append(delta)
-    return found
+    return [_joined(list(group)) for _, group in itertools.groupby(deltas, _kind)]
 
 
-def _joined(first: Delta, second: Delta) -> Delta | None:
-    """Two deltas as one; None when they say different things."""
-    if first.content and second.content:
-        return Delta(content=first.content + second.content)
-    if first.reasoning and second.reasoning:
-        return Delta(reasoning=first.reasoning + second.reasoning)
-    one = first.tool_call
-    two = second.tool_call
-    if one is None or two is None or one.number != two.number:
-        return None
-    return Delta(tool_call=ToolCallDelta(one.number, one.name, one.arguments + two.arguments, two.complete))
+def _kind(delta: Delta) -> tuple[bool, int]:
+    """The same for deltas of one kind, and of one call."""
+    return bool(delta.reasoning), -1 if delta.tool_call is None else delta.tool_call.number
+
+
+def _joined(deltas: Sequence[Delta]) -> Delta:
+    """Deltas of one kind as one. Their texts are copied once, so time is linear in them."""
+    if len(deltas) == 1:
+        return deltas[0]
+    calls = [delta.tool_call for delta in deltas if delta.tool_call is not None]
+    call = None
+    if calls:
+        arguments = "".join([call.arguments for call in calls])
+        call = ToolCallDelta(calls[0].number, calls[0].name, arguments, calls[-1].complete)
+    content = "".join([delta.content for delta in deltas])
+    return Delta(content, "".join([delta.reasoning for delta in deltas]), call)

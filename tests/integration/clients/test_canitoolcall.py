@@ -1,5 +1,5 @@
-"""`canitoolcall probe`: its scenarios of tool use, whole and streamed, against servers on scripted engines, one for each
-family of formats, and against the embedded model."""
+"""`canitoolcall probe`: its scenarios of tool use, whole and streamed, against servers on scripted engines, one for
+each family of formats, and against the embedded model."""
 
 import dataclasses
 from collections.abc import Sequence
