@@ -12,7 +12,7 @@ from pagemill.artifacts import gguf_metadata
 from pagemill.artifacts.gguf_file import GgufFile, read_gguf
 from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.errors import ModelError
-from pagemill.tokenizers import gguf_bpe, gguf_spm
+from pagemill.tokenizers import fill_in, gguf_bpe, gguf_spm
 from pagemill.tokenizers.gguf_vocab import CONTROL, USER_DEFINED, GgufVocab, read_vocab, token_id
 from pagemill.tokenizers.hf_tokenizer import HfTokenizer, SpecialTokens
 from pagemill.tokenizers.pre_tokenizers import pre_kind
@@ -23,6 +23,16 @@ _BUILDERS: Final[dict[str, Callable[[GgufFile, GgufVocab], tokenizers.Tokenizer]
 }
 # Name in the file -> variable of chat templates.
 _NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+# Of prompts with a gap: names in the file, the newer one first.
+_FILL_IN: Final = {
+    fill_in.PREFIX: ("fim_pre", "prefix"),
+    fill_in.SUFFIX: ("fim_suf", "suffix"),
+    fill_in.MIDDLE: ("fim_mid", "middle"),
+    fill_in.PADDING: ("fim_pad",),
+    fill_in.REPOSITORY: ("fim_rep",),
+    fill_in.FILE: ("fim_sep",),
+    fill_in.END: ("eot",),
+}
 
 
 def load(path: Path, chat_template: str | None = None) -> HfTokenizer:
@@ -54,4 +64,15 @@ def _special(file: GgufFile, keys: GgufKeys, vocab: GgufVocab, kind: str) -> Spe
         adds_bos=keys.flag("tokenizer.ggml.add_bos_token", default_bos),
         adds_eos=keys.flag("tokenizer.ggml.add_eos_token", False) and ids["eos"] is not None,
         named={_NAMED[name]: vocab.tokens[i] for name, i in ids.items() if i is not None},
+        fill_in=_fill_in(file, num_tokens),
     )
+
+
+def _fill_in(file: GgufFile, num_tokens: int) -> dict[str, int]:
+    """Part of a prompt with a gap -> id, as far as the file says so."""
+    found = {}
+    for part, names in _FILL_IN.items():
+        ids = [known for name in names if (known := token_id(file, name, num_tokens)) is not None]
+        if ids:
+            found[part] = ids[0]
+    return found

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, normalizers
 from pagemill.errors import RequestError
 from pagemill.tokenizers.backtracking import may_stall
 from pagemill.tokenizers.control_text import MARK, ControlText
+from pagemill.tokenizers.fill_in import FillInTokens, find_fill_in
 from pagemill.tokenizers.incremental import PieceDecoder, WindowDecoder
 from pagemill.tokenizers.interface import IncrementalDecoder, VocabularyBytes
 from pagemill.tokenizers.pieces import PieceTable, piece_rule
@@ -33,6 +34,8 @@ class SpecialTokens:
     """Every text ends with the first EOS; one that does already gets no second."""
     named: dict[str, str] = field(default_factory=dict)
     """bos_token, eos_token, ... -> text, for chat templates."""
+    fill_in: dict[str, int] = field(default_factory=dict)
+    """Part of a prompt with a gap -> id, where the model says so itself (see `fill_in`)."""
 
 
 class HfTokenizer:
@@ -52,6 +55,7 @@ class HfTokenizer:
         self._hidden = frozenset(token_id for token_id, token in added.items() if token.special)
         control = [token for token in added.values() if token.special]
         self._control = ControlText(token.content for token in control)
+        self.fill_in: FillInTokens | None = find_fill_in(backend.token_to_id, special.fill_in)
         normalized = [token.content for token in control if token.normalized]
         self._finds_in_normalized = bool(
             normalized and backend.normalizer and all(backend.normalizer.normalize_str(t) == t for t in normalized)
@@ -79,15 +83,16 @@ class HfTokenizer:
             backend = self._marked_backend
             while text.startswith(MARK):  # nothing is before it; pipelines may treat the very first word differently
                 text = text.removeprefix(MARK)
-        try:
-            ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(f"the text is not valid Unicode: {_surrogate(text)}", "prompt") from error
-        except BaseException as error:
-            if type(error).__name__ != _PANIC:
-                raise
-            raise RequestError(f"the model's tokenizer gives up on this text: {str(error)[:200]}", "prompt") from error
+        ids = _encoded(backend, text, add_special_tokens)
         return self._framed(ids) if add_special_tokens else ids
+
+    def encode_literal(self, text: str) -> list[int]:
+        """Token ids of a part of a text, in which nothing is a control token, or one of `fill_in`, whatever it spells.
+        Raises RequestError as `encode` does."""
+        marked = self._literal.as_text(text)
+        if MARK not in marked and not self._finds_in_normalized:
+            return _encoded(self._backend, text, add_special_tokens=False)
+        return _encoded(self._marked_backend, marked, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids without a token show nothing, bytes that are no character show as U+FFFD."""
@@ -162,6 +167,12 @@ class HfTokenizer:
         return None if source is None else variables_of(source)
 
     @functools.cached_property
+    def _literal(self) -> ControlText:
+        """The control tokens, and those of `fill_in`, which vocabularies may count among the others."""
+        ids = self._hidden if self.fill_in is None else self._hidden | self.fill_in.all
+        return ControlText(text for token in ids if (text := self._backend.id_to_token(token)) is not None)
+
+    @functools.cached_property
     def _marked_backend(self) -> tokenizers.Tokenizer:
         """The pipeline for texts with marks: it removes them after it has looked for control tokens, which it does
         before anything else. Shares the vocabulary, which is nearly all of a pipeline."""
@@ -196,6 +207,19 @@ class HfTokenizer:
 
     def _decode_whole(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+
+def _encoded(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Raises RequestError for lone surrogates, and where the library gives up."""
+    try:
+        ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
+    except (UnicodeEncodeError, TypeError) as error:
+        raise RequestError(f"the text is not valid Unicode: {_surrogate(text)}", "prompt") from error
+    except BaseException as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        raise RequestError(f"the model's tokenizer gives up on this text: {str(error)[:200]}", "prompt") from error
+    return ids
 
 
 def _surrogate(text: object) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from pagemill.tokenizers.fill_in import FillInTokens
+
 
 class VocabularyBytes(NamedTuple):
     """What the tokens of a vocabulary stand for."""
@@ -35,10 +37,15 @@ class Tokenizer(Protocol):
     """Whether a short text may take very long to encode: patterns of the tokenizer's file backtrack."""
     chat_template: str | None
     """Jinja source; None when the model has none."""
+    fill_in: FillInTokens | None
+    """Of which prompts with a gap are made; None when the model has no such tokens."""
 
     def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
         """Token ids of a text: of a prompt, or `rendered` by `render_chat`, whose marks keep text that spells a control
         token from being one (see `control_text`)."""
+
+    def encode_literal(self, text: str) -> list[int]:
+        """Token ids of a part of a text, in which nothing is a control token, or one of `fill_in`."""
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagemill.errors import RequestError
+from pagemill.tokenizers.fill_in import FillInTokens
 
 
 class NoText:
@@ -27,10 +28,15 @@ class NoTokenizer:
     eos_token_ids: tuple[int, ...] = ()
     may_stall = False
     chat_template: str | None = None
+    fill_in: FillInTokens | None = None
 
     def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
         """Raises RequestError."""
         raise RequestError("skip_tokenizer_init=True: give the prompt as prompt_token_ids, not as text", "prompt")
+
+    def encode_literal(self, text: str) -> list[int]:
+        """Raises RequestError."""
+        return self.encode(text)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Always empty."""

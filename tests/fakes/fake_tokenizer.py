@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagemill.errors import RequestError
+from pagemill.tokenizers.fill_in import FillInTokens
 from pagemill.tokenizers.interface import VocabularyBytes
 
 BOS, EOS, IM_END = 256, 257, 258
@@ -40,9 +41,13 @@ class ByteTokenizer:
     eos_token_ids: tuple[int, ...] = (EOS,)
     may_stall = False
     chat_template: str | None = "fake"
+    fill_in: FillInTokens | None = None
 
     def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
+
+    def encode_literal(self, text: str) -> list[int]:
+        return list(text.encode())
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         decoder = ByteDecoder(skip_special_tokens)

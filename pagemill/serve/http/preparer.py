@@ -24,6 +24,7 @@ from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.schemas.forms import naming_form
 from pagemill.serve.http.schemas.generation import GenerationBody
+from pagemill.serve.http.schemas.infill import InfillBody, InfillForm
 from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
 from pagemill.serve.http.schemas.responses import Continued, ResponseForm, ResponsesBody
 from pagemill.serve.http.schemas.scores import RerankBody, ScoreBody
@@ -50,6 +51,7 @@ RERANK = "rerank"
 MESSAGES = "messages"
 COUNT_TOKENS = "count_tokens"
 BATCH_CHAT = "batch chat"
+INFILL = "infill"
 RESPONSES = "responses"
 CONTINUED_RESPONSES = "continued responses"
 OLLAMA_CHAT = "ollama chat"
@@ -90,6 +92,8 @@ class AnswerForm(msgspec.Struct, frozen=True, tag="form"):
     """The beam search that it is the result of; None: its completions are sampled."""
     response: ResponseForm | None = None
     """Of the Responses API: what it repeats of the body."""
+    infill: InfillForm | None = None
+    """Of what fills a gap."""
     ignored_fields: str = ""
     """Names of fields of the body that have no effect: nobody knows them, or the chat template does not read them."""
 
@@ -177,6 +181,7 @@ class Preparer:
             EMBEDDINGS: self._embeddings,
             TOKENIZE: self._tokenize,
             DETOKENIZE: self._detokenize,
+            INFILL: self._infill,
             COUNT_TOKENS: self._count_tokens,
             BATCH_CHAT: self._batch_chat,
             RESPONSES: self._response,
@@ -208,6 +213,25 @@ class Preparer:
                     yield from self._completion_parts(completion, of_another_api=True)
                 case EmbeddingBody() as embedding:
                     yield from self._embedding_parts(embedding, given.truncates)
+
+    def _infill(self, raw: bytes) -> Iterator[Part]:
+        """What stands in a gap. The echo is the whole prompt."""
+        given = parse_body(raw, InfillBody)
+        inputs = self._preparation.inputs
+        with given.naming():
+            self._model.check(given.served_model)
+            inputs.check_generates()
+            prompt = inputs.tokenize_gap(given.gap, None if given.n_predict == -1 else given.n_predict)
+            given.take_prompt(prompt.token_ids)
+            body = given.translated()
+            body.call_fields(given.names)
+            body.stop_token_ids = list(inputs.fill_in_end_ids)
+            for part in self._completion_parts(body, of_another_api=True):
+                if isinstance(part, AnswerForm):
+                    yield msgspec.structs.replace(part, stream=given.streams, infill=given.form(prompt.is_cut))
+                elif isinstance(part, PreparedPrompt):
+                    text = self._preparation.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+                    yield msgspec.structs.replace(part, echo=text)
 
     def _count_tokens(self, raw: bytes) -> Iterator[Part]:
         given = parse_body(raw, CountTokensBody)

@@ -27,6 +27,7 @@ from pagemill.serve.processing.checks import (
     check_tokens_are_left,
     check_unicode,
 )
+from pagemill.serve.processing.fill_in import Gap, GapPrompt, gap_prompt
 from pagemill.serve.processing.free_start import free_before
 from pagemill.tokenizers.control_text import unmarked
 from pagemill.tokenizers.interface import Tokenizer
@@ -160,6 +161,20 @@ class InputProcessor:
         """The first tokens of a text, as many as fit the context. Raises RequestError."""
         most = self._bounds.max_model_len
         return self._tokenize(text[: most * MAX_CHARS_PER_TOKEN], options)[:most]
+
+    def tokenize_gap(self, gap: Gap, max_tokens: int | None) -> GapPrompt:
+        """A text with a gap as tokens, cut to leave room for `max_tokens`, up to half of the context (None: a quarter).
+        Raises RequestError, also for a model without tokens to fill in with."""
+        if self._tokenizer.fill_in is None:
+            raise RequestError("this model has no tokens to fill in with")
+        most = self._bounds.max_model_len
+        room = most - (most // 4 if max_tokens is None else max(1, min(max_tokens, most // 2)))
+        return gap_prompt(self._tokenizer, self._tokenizer.fill_in, gap, room)
+
+    @property
+    def fill_in_end_ids(self) -> tuple[int, ...]:
+        """Tokens that end what fills a gap, besides those that end any output."""
+        return () if self._tokenizer.fill_in is None else self._tokenizer.fill_in.ends
 
     def check_token_ids(self, token_ids: list[int], field: str) -> None:
         """Raises RequestError, which names the field, for ids that the model does not have."""

@@ -42,7 +42,7 @@ def byte_level(corpus: Sequence[str] = CORPUS, vocab_size: int = 400) -> tokeniz
     return pipeline
 
 
-def write_bpe_gguf(path: Path, pipeline: tokenizers.Tokenizer, pre: str | None, **flags: bool | str) -> Path:
+def write_bpe_gguf(path: Path, pipeline: tokenizers.Tokenizer, pre: str | None, **flags: bool | int | str) -> Path:
     """The tokenizer above as a .gguf file."""
     state = json.loads(pipeline.to_str())
     tokens = [pipeline.id_to_token(i) for i in range(pipeline.get_vocab_size())]
@@ -75,7 +75,7 @@ def sentencepiece_bpe(add_dummy_prefix: bool, symbols: Sequence[str] = SYMBOLS) 
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
-def write_spm_gguf(path: Path, model: sentencepiece.SentencePieceProcessor, **flags: bool | str) -> Path:
+def write_spm_gguf(path: Path, model: sentencepiece.SentencePieceProcessor, **flags: bool | int | str) -> Path:
     """A SentencePiece model as a .gguf file."""
 
     def kind(i: int) -> int:
@@ -98,10 +98,12 @@ def write_spm_gguf(path: Path, model: sentencepiece.SentencePieceProcessor, **fl
     return write_gguf(path, keys=keys)
 
 
-def add_flags(writer: gguf.GGUFWriter, flags: dict[str, bool | str]) -> None:
-    """Keys below tokenizer.: booleans and texts."""
+def add_flags(writer: gguf.GGUFWriter, flags: dict[str, bool | int | str]) -> None:
+    """Keys below tokenizer.: booleans, ids of tokens and texts."""
     for name, value in flags.items():
         if isinstance(value, bool):
             writer.add_bool(f"tokenizer.ggml.{name}", value)
+        elif isinstance(value, int):
+            writer.add_uint32(f"tokenizer.ggml.{name}", value)
         else:
             writer.add_string(f"tokenizer.{name}", value)

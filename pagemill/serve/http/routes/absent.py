@@ -41,7 +41,6 @@ ABSENT: Final[dict[str, str]] = {
     "/reset_mm_cache": "models here take text only: there is no cache of media",
     "/reset_encoder_cache": "models here take text only: there is no cache of media",
     "/invocations": "send the body to the route that it is for: /v1/chat/completions, /v1/completions, /v1/embeddings",
-    "/infill": "nothing is filled in between two texts: send the first to /v1/completions",
     "/inference/v1/generate": "send token ids to /v1/completions, with return_token_ids",
     "/generative_scoring": "use /v1/completions with logprobs",
     "/api/create": _ONE_MODEL,

@@ -411,6 +411,28 @@ class Slot(BaseModel):
     is_processing: bool
 
 
+class Infilled(BaseModel):
+    """What stands in a gap, or a part of it; the last has what follows `tokens_evaluated`. Members may be left out by
+    `response_fields`."""
+
+    index: int | None = None
+    content: str | None = None
+    tokens: list[int] | None = None
+    stop: bool | None = None
+    id_slot: int | None = None
+    tokens_predicted: int | None = None
+    tokens_evaluated: int | None = None
+    model: str | None = None
+    prompt: str | None = None
+    generation_settings: dict[str, Any] | None = None
+    has_new_line: bool | None = None
+    truncated: bool | None = None
+    stop_type: str | None = None
+    stopping_word: str | None = None
+    tokens_cached: int | None = None
+    timings: dict[str, float] | None = None
+
+
 class ServerInfo(BaseModel):
     """The settings of a server."""
 

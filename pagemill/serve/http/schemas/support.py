@@ -179,6 +179,36 @@ OLLAMA_OPTION_HINTS: dict[str, str] = {
 }  # fmt: skip
 
 
+_OTHER_SAMPLING = "use temperature, top_k, top_p or min_p"
+INFILL_REFUSED: dict[str, Refused] = {
+    "dry_multiplier": Refused("use repeat_penalty", (0,)),
+    "dynatemp_range": Refused(_OTHER_SAMPLING, (0,)),
+    "lora": Refused("serve a checkpoint into which the adapter is merged", ([],)),
+    "mirostat": Refused(_OTHER_SAMPLING, (0,)),
+    "n_cmpl": Refused("send the request several times", (1,)),
+    "n_probs": Refused("use /v1/completions with logprobs", (0,)),
+    "typical_p": Refused(_OTHER_SAMPLING, (1,)),
+    "xtc_probability": Refused(_OTHER_SAMPLING, (0,)),
+}
+INFILL_HINTS: dict[str, str] = {
+    **dict.fromkeys(
+        ("dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"), "of dry_multiplier"
+    ),
+    "cache_prompt": "prefixes are found by what they are",
+    "dynatemp_exponent": "of dynatemp_range",
+    "id_slot": "slots are no places here",
+    "min_keep": "at least one token is kept",
+    "mirostat_eta": "of mirostat",
+    "mirostat_tau": "of mirostat",
+    "n_keep": "nothing is taken out of a context",
+    "post_sampling_probs": "of n_probs",
+    "repeat_last_n": OLLAMA_OPTION_HINTS["repeat_last_n"],
+    "t_max_prompt_ms": "a prompt is not given up",
+    "timings_per_token": "the last event has the timings",
+    "xtc_threshold": "of xtc_probability",
+}
+
+
 def check_extras(extra: Mapping[str, Any], refused: Mapping[str, Refused], hints: Mapping[str, str]) -> list[str]:
     """The names that are unknown. Raises RequestError for a refused field, unless its value asks for nothing."""
     unknown = []
