@@ -1,8 +1,9 @@
 """Text of a growing token sequence, piece by piece, without ever showing part of a character.
 Knows nothing about requests or stop strings.
 
-Definition: with P the text of the prompt up to its last complete character, the pieces of `step` and `flush` together
-are the text of prompt + output with P taken off the front.
+Definition: with P the text of the prompt, the pieces of `step` and `flush` together are the text of prompt + output
+with P taken off the front. Where the prompt ends within a character, P ends before it if the output completes it, so
+that the pieces begin with that character; otherwise its bytes are the prompt's alone, and U+FFFD for them is part of P.
 """
 
 import codecs
@@ -32,6 +33,8 @@ class PieceDecoder:
         tail = self._last_bytes(prompt_token_ids)
         self._at_start = strips_first_space and not tail
         self._utf8.decode(_from_last_lead(tail))
+        self._begun: bytes = self._utf8.getstate()[0]
+        """Bytes of a character that the prompt began, and those that follow, until it is known what becomes of it."""
 
     def step(self, token_ids: Sequence[int]) -> str:
         """Append tokens; return the text that is now certain (may be empty)."""
@@ -41,11 +44,22 @@ class PieceDecoder:
         if self._at_start and data:
             self._at_start = False
             data = data.removeprefix(b" ")
-        return self._utf8.decode(data)
+        text = self._utf8.decode(data)
+        return self._after_prompt(data, text) if self._begun else text
 
     def flush(self) -> str:
         """U+FFFD for bytes that never became a character; the decoder then starts a new sequence."""
-        return self._utf8.decode(b"", True)
+        text = self._utf8.decode(b"", True)
+        return self._after_prompt(b"", text) if self._begun else text
+
+    def _after_prompt(self, data: bytes, text: str) -> str:
+        """What `text`, of which `data` was decoded last, has of the output: its first character is what became of the
+        prompt's last bytes."""
+        self._begun += data
+        if not text:
+            return ""
+        begun, self._begun = self._begun, b""
+        return text if begun.startswith(text[0].encode()) else text[1:]
 
     def _last_bytes(self, token_ids: Sequence[int]) -> bytes:
         """The prompt's last bytes: enough to hold an unfinished character, empty only if the prompt shows nothing."""
@@ -71,7 +85,10 @@ class WindowDecoder:
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt_token_ids: Sequence[int] = ()) -> None:
         self._decode = decode
         self._window = list(prompt_token_ids[-self._CONTEXT :])
-        self._shown = len(self._decode(self._window).rstrip(_REPLACEMENT))
+        prompt = self._decode(self._window)
+        self._shown = len(prompt.rstrip(_REPLACEMENT))
+        self._begun = prompt[self._shown :]
+        """What the prompt shows of a character that it began, until it is known whether the output completes it."""
 
     def step(self, token_ids: Sequence[int]) -> str:
         """Append tokens; return the text that is now certain (may be empty)."""
@@ -79,7 +96,7 @@ class WindowDecoder:
         text = self._decode(self._window)
         if text.endswith(_REPLACEMENT) and len(self._window) <= self._CONTEXT + self._MAX_HELD:
             return ""
-        new = text[self._shown :]
+        new = self._new(text)
         self._window = self._window[-self._CONTEXT :]
         self._shown = len(self._decode(self._window))
         return new
@@ -87,7 +104,14 @@ class WindowDecoder:
     def flush(self) -> str:
         """The text still held back when the sequence ends."""
         text = self._decode(self._window)
-        new, self._shown = text[self._shown :], len(text)
+        new = self._new(text)
+        self._shown = len(text)
+        return new
+
+    def _new(self, text: str) -> str:
+        """What has not been shown, and is not the prompt's."""
+        new = text[self._shown :].removeprefix(self._begun)
+        self._begun = ""
         return new
 
 

@@ -94,6 +94,16 @@ def test_structured_kinds(llm, form, pattern):
         assert re.fullmatch(pattern, one.text)
 
 
+@pytest.mark.parametrize("fields", [{}, {"stop": ["-zz"]}])
+def test_structured_outputs_after_a_prompt_that_ends_within_a_character(llm, fields):
+    """Its last bytes, which no form completes, are none of the output's."""
+    whole = llm.get_tokenizer().encode("Number \U0001d539", add_special_tokens=False)
+    prompts = [{"prompt_token_ids": whole[: len(whole) - count]} for count in (1, 2, 3)]
+    params = hot(3, regex="[0-9]{3}-[a-f]{2}").replace(**fields)
+    for output in llm.generate(prompts, params, use_tqdm=False):
+        assert re.fullmatch("[0-9]{3}-[a-f]{2}", output.outputs[0].text)
+
+
 def test_structured_outputs_are_the_same_alone_and_together(llm):
     params = [hot(seed, json=NESTED) for seed in range(3)]
     together = [one.token_ids for one in completions(llm, params)]

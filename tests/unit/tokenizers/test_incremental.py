@@ -46,9 +46,11 @@ def streamed(tokenizer, prompt, output, skip=True):
     return [decoder.step([token]) for token in output] + [decoder.flush()]
 
 
-def complete_part(tokenizer, ids, skip):
-    """The text of ids without an unfinished character at its end: what a decoder that is never flushed shows."""
-    return tokenizer.incremental([], skip).step(ids)
+def shown_by_prompt(tokenizer, prompt, output, skip):
+    """The text of a prompt, without a character at its end that it begins and the output completes."""
+    complete = tokenizer.incremental([], skip).step(prompt)
+    follows = tokenizer.decode(prompt + output, skip)[len(complete) :]
+    return complete if follows and not follows.startswith(REPLACEMENT) else tokenizer.decode(prompt, skip)
 
 
 ids = st.lists(st.integers(0, 420), max_size=24)
@@ -57,14 +59,13 @@ ids = st.lists(st.integers(0, 420), max_size=24)
 @given(ids, ids, st.booleans(), st.randoms())
 def test_pieces_of_any_tokens_add_up(tokenizer, prompt, output, skip, random):
     whole = tokenizer.decode(prompt + output, skip)
-    shown_by_prompt = complete_part(tokenizer, prompt, skip)
-    assert whole.startswith(shown_by_prompt)
-    assert shown_by_prompt + "".join(streamed(tokenizer, prompt, output, skip)) == whole
+    before = shown_by_prompt(tokenizer, prompt, output, skip)
+    assert before + "".join(streamed(tokenizer, prompt, output, skip)) == whole
     decoder, text, rest = tokenizer.incremental(prompt, skip), "", list(output)
     while rest:
         size = random.randint(0, len(rest))
         text, rest = text + decoder.step(rest[:size]), rest[size:]
-    assert shown_by_prompt + text + decoder.flush() == whole
+    assert before + text + decoder.flush() == whole
 
 
 @pytest.mark.slow
@@ -109,6 +110,28 @@ def test_bytes_that_are_no_character_become_one_replacement_each(bpe):
 def test_a_character_that_the_prompt_began(bpe):
     ids = bpe.encode(f"x{RARE}y", add_special_tokens=False)
     assert streamed(bpe, ids[:3], ids[3:]) == ["", RARE, "y", ""]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 3])
+def test_a_character_that_the_prompt_began_and_nobody_completes_is_the_prompts(bpe, num_bytes):
+    begun = bpe.encode(f"x{RARE}", add_special_tokens=False)[: 1 + num_bytes]
+    assert streamed(bpe, begun, bpe.encode("{y", add_special_tokens=False)) == ["{", "y", ""]
+    assert streamed(bpe, begun, bpe.encode(RARE, add_special_tokens=False)) == ["", "", "", RARE, ""]
+    assert streamed(bpe, begun, []) == [""]
+    assert bpe.incremental(begun).step(bpe.encode("{y", add_special_tokens=False)) == "{y"
+
+
+def test_a_character_that_only_seems_to_be_completed(bpe):
+    """Its bytes, the output's too, are one U+FFFD, which the prompt has shown."""
+    begun = bpe.encode(RARE, add_special_tokens=False)
+    assert streamed(bpe, begun[:2], [begun[2], *bpe.encode("x")]) == ["", "x", ""]
+    assert streamed(bpe, begun[:2], [begun[2]]) == ["", ""]
+
+
+def test_a_replacement_character_that_prompt_and_output_make_together(bpe):
+    begun = bpe.encode(REPLACEMENT, add_special_tokens=False)
+    assert len(begun) == 3
+    assert "".join(streamed(bpe, begun[:1], begun[1:])) == REPLACEMENT
 
 
 def test_leading_space_right_after_a_prompt(spm):
@@ -189,6 +212,19 @@ def test_word_pieces(bpe):
     pieces = other_tokenizer(decoders.WordPiece(cleanup=False), ["un", "##believ", "##able", "story", "."])
     ids = [0, 1, 2, 3] * 10
     assert "".join(streamed(pieces, [], ids)) == pieces.decode(ids)
+
+
+def test_a_window_leaves_the_prompt_what_it_shows_of_a_character():
+    def text(ids):
+        return bytes(ids).decode(errors="replace")
+
+    begun = list("x\U0001d539".encode())
+    for num_bytes in (2, 3, 4):
+        decoder = WindowDecoder(text, begun[:num_bytes])
+        assert decoder.step(b"{y") + decoder.flush() == "{y"
+        decoder = WindowDecoder(text, begun[:num_bytes])
+        assert decoder.step(begun[num_bytes:]) + decoder.flush() == RARE
+        assert WindowDecoder(text, begun[:num_bytes]).flush() == ""
 
 
 def test_a_window_does_not_wait_for_ever():

@@ -1,0 +1,9 @@
+"""Rules for unit tests: how fast hypothesis finds its examples says nothing on a machine that does much else."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+if not os.environ.get("CI"):  # there hypothesis has a profile of its own, which does not measure either
+    settings.register_profile("unmeasured", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("unmeasured")
