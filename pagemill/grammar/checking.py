@@ -26,7 +26,7 @@ from pagemill.utils.processes import Child
 from pagemill.utils.sized_cache import SizedCache
 
 ENTRY: Final = "pagemill.grammar.checker:run"
-CHECK_S: Final = 1.5
+CHECK_S: Final = 0.5
 """Processor time that the library gets for one grammar; nearly all take a few milliseconds."""
 SHORT_S: Final = 0.1
 """What it gets first, while others wait behind it."""

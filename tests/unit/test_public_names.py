@@ -49,6 +49,12 @@ def test_importing_the_package_is_cheap():
     assert not modules_loaded_by("import pagemill; pagemill.SamplingParams") & {"torch", "transformers", "fastapi"}
 
 
+@pytest.mark.parametrize("module", ["pagemill.serve.http.preparer_process", "pagemill.grammar.checker"])
+def test_helper_processes_start_cheaply(module: str):
+    """The first large body, or the first grammar, waits for their start."""
+    assert not modules_loaded_by(f"import {module}") & {"torch", "transformers", "fastapi"}
+
+
 def test_help_is_cheap():
     code = (
         "import contextlib, io\n"

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from pagemill import envs
 from pagemill.catalog.endpoints import DOCS, ENDPOINTS, OPERATOR
@@ -18,13 +19,14 @@ from pagemill.config.model_names import ModelNames
 from pagemill.config.server_access import access_of
 from pagemill.config.server_config import ServerConfig
 from pagemill.config.server_logs import ServerLogs
+from pagemill.errors import RequestError
 from pagemill.observability.shared_metrics import SharedMetrics
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.access_log import AccessLogMiddleware
 from pagemill.serve.http.auth import AuthMiddleware, name_of_key
 from pagemill.serve.http.client_limits import ClientLimits, ClientTable
 from pagemill.serve.http.client_store import ClientStore
-from pagemill.serve.http.errors import ErrorMiddleware, answer_http_exception
+from pagemill.serve.http.errors import ErrorMiddleware, answer_http_exception, api_error
 from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from pagemill.serve.http.orders import Orders
@@ -81,7 +83,7 @@ def build_app(
         openapi_url=None,
         lifespan=lifespan,
         middleware=_middleware(config),
-        exception_handlers=dict.fromkeys((HTTPException, RequestValidationError), answer_http_exception),
+        exception_handlers={HTTPException: answer_http_exception, RequestValidationError: _answer_query_error},
     )
     _mount(app, endpoints, config)
     model = ServedModel.of(ModelNames.of(config, engine.facts.name), now())
@@ -96,6 +98,14 @@ def build_app(
         engine, model, intake, message_parsers, orders, log, metrics, limits, silence_s, kept, info or {}
     )
     return app
+
+
+async def _answer_query_error(request: Any, error: Exception) -> Response:
+    """For a parameter of a query that is not what its route declares."""
+    problems = error.errors() if isinstance(error, RequestValidationError) else []
+    field = str(problems[0]["loc"][-1]) if problems else "query"
+    reason = problems[0]["msg"] if problems else error
+    return api_error(RequestError(f"{field} is not valid: {reason}", field)).response(request.scope)
 
 
 def _mount(app: FastAPI, endpoints: Registry[Any], config: ServerConfig) -> None:

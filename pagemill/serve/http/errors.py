@@ -7,7 +7,6 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -179,10 +178,6 @@ def _excess_of_client(error: Exception) -> ApiError | None:
             return ApiError(413, str(error), "invalid_request_error", None, "body_too_large")
         case UnsupportedTypeError():
             return ApiError(415, str(error), "invalid_request_error", None, "unsupported_media_type")
-        case RequestValidationError():  # of a query
-            first = error.errors()[0]
-            field = str(first["loc"][-1])
-            return ApiError(400, f"{field} is not valid: {first['msg']}", "invalid_request_error", field)
         case RateLimitedError():
             headers = {"Retry-After": str(error.retry_after_s)}
             return ApiError(429, str(error), "rate_limit_error", None, "rate_limit_exceeded", headers)
