@@ -13,10 +13,10 @@ from pagemill.log import get_logger
 from pagemill.messages.core_calls import EngineCall, EngineReport
 from pagemill.messages.fleet import EngineDown, EngineUp, FleetEvent
 from pagemill.messages.waves import JoinWaves, RoundDecision, RoundDone, StartWave, WaveOrder, WaveReport, WaveStarted
+from pagemill.transport.async_client import AsyncClientSocket
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
 from pagemill.transport.liveness import Introductions
-from pagemill.transport.sockets import AsyncClientSocket
 from pagemill.utils.backoff import Backoff
 
 logger = get_logger(__name__)

@@ -1,4 +1,5 @@
-"""ZMQ between processes: a server socket that knows its peers, and the sockets that connect to one.
+"""ZMQ between processes: a server socket that knows its peers, and the socket that connects to one; async_client.py has
+that of an event loop.
 
 Knows nothing about messages: what it carries are lists of frames. One connection carries both directions: the server
 (an engine core) binds, each client (an API server) connects to every server, and the server answers each peer by
@@ -8,7 +9,6 @@ A connection that is lost is never mended, but noticed at both ends within secon
 `receive` and `send` raise PeerGoneError, and whoever owns it connects anew; a server tells who watches it.
 """
 
-import asyncio
 import contextlib
 import time
 from collections import Counter
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from pagemill.errors import (
     ConfigError,
@@ -25,11 +24,10 @@ from pagemill.errors import (
     NoAnswerError,
     NotLetInError,
     PeerGoneError,
-    TransportError,
 )
 from pagemill.log import get_logger
 from pagemill.transport.addresses import check_private
-from pagemill.transport.codec import DEFAULT_LIMITS, NETWORK_LIMITS, Frame, Limits, check_limits
+from pagemill.transport.codec import DEFAULT_LIMITS, Frame, Limits
 from pagemill.transport.curve import is_guarded, protect
 from pagemill.transport.handshake import (
     LOST,
@@ -42,17 +40,21 @@ from pagemill.transport.handshake import (
     reply_frames,
 )
 from pagemill.transport.liveness import PULSE_S, SILENT_S, Silence, is_pulse, pulse_frames
+from pagemill.transport.zmq_sockets import (
+    HIGH_WATER_MARK,
+    check_own,
+    configure,
+    message_in,
+    milliseconds,
+    new_dealer,
+    receive_bounded,
+    taken_at,
+)
 from pagemill.utils.wake_pipe import WakePipe
 
 logger = get_logger(__name__)
 
-HIGH_WATER_MARK = 10_000
-"""Messages that may wait in each direction, per peer."""
-LINGER_MS = 500
-"""How long a closed socket tries to deliver what was sent."""
 MAX_PEERS = 1024
-HEARTBEAT_MS = 5_000
-"""Between machines: a peer that does not answer six of them is gone."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class ServerSocket:
         self.dropped: Counter[str] = Counter()
         self._secret = secret
         self._accepts = frozenset(accepts)
-        self._limits = limits = limits or _taken_at(address)
+        self._limits = limits = limits or taken_at(address)
         self._silent_s = silent_s
         self._peers: dict[bytes, Peer] = {}
         self._silences: dict[bytes, Silence] = {}
@@ -108,7 +110,7 @@ class ServerSocket:
         self._joined: Callable[[Peer], None] = _take_no_notice
         self._lost: Callable[[Peer, str], None] = _take_no_notice
         socket = (context or zmq.Context.instance()).socket(zmq.ROUTER)
-        _configure(socket, address, limits, high_water_mark)
+        configure(socket, address, limits, high_water_mark)
         protect(socket, address, secret, serves=True)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.SNDTIMEO, int(send_timeout_s * 1000))
@@ -145,13 +147,13 @@ class ServerSocket:
                 self._give_pulse()
             with contextlib.suppress(zmq.Again):
                 while True:
-                    message = self._sort(*_receive_bounded(self._socket, self._limits, zmq.NOBLOCK))
+                    message = self._sort(*receive_bounded(self._socket, self._limits, zmq.NOBLOCK))
                     if message is not None:
                         return message
                     if time.monotonic() > deadline:
                         return None
             now = time.monotonic()
-            ready = dict(self._poller.poll(_milliseconds(min(deadline, self._next_pulse) - now)))
+            ready = dict(self._poller.poll(milliseconds(min(deadline, self._next_pulse) - now)))
             if self._wakeup.fd in ready:
                 self._wakeup.drain()
                 return None
@@ -294,19 +296,19 @@ class ClientSocket:
         check_private(address)
         self.address = address
         self._limits = limits or DEFAULT_LIMITS
-        self._taken = limits or _taken_at(address)
+        self._taken = limits or taken_at(address)
         self._silence = Silence(silent_s)
         self._next_pulse = 0.0
-        self._socket = _new_dealer(context or zmq.Context.instance(), address)
-        _configure(self._socket, address, self._limits, high_water_mark)
+        self._socket = new_dealer(context or zmq.Context.instance(), address)
+        configure(self._socket, address, self._limits, high_water_mark)
         protect(self._socket, address, hello.secret, serves=False)
         self._socket.set(zmq.SNDTIMEO, int(send_timeout_s * 1000))
         try:
             self._socket.connect(address)
             self._socket.send_multipart(hello_frames(hello))
-            if not self._socket.poll(_milliseconds(timeout_s)):
+            if not self._socket.poll(milliseconds(timeout_s)):
                 raise NoAnswerError(f"{address} did not answer within {timeout_s:g} s")
-            check_reply(_receive_bounded(self._socket, self._limits, 0, routed=False)[1] or [])
+            check_reply(receive_bounded(self._socket, self._limits, 0, routed=False)[1] or [])
         except (zmq.ZMQError, HandshakeError) as error:
             self._socket.close(0)
             kind = NoAnswerError if isinstance(error, NoAnswerError) else HandshakeError
@@ -322,10 +324,10 @@ class ClientSocket:
             if time.monotonic() >= self._next_pulse:
                 self._give_pulse()
             wait_s = min(deadline, self._next_pulse) - time.monotonic()
-            if self._socket.poll(_milliseconds(wait_s)):
+            if self._socket.poll(milliseconds(wait_s)):
                 self._silence.end()
-                frames = _receive_bounded(self._socket, self._limits, 0, routed=False)[1]
-                if (message := _message_in(frames, self.address)) is not None:
+                frames = receive_bounded(self._socket, self._limits, 0, routed=False)[1]
+                if (message := message_in(frames, self.address)) is not None:
                     return message
             elif time.monotonic() >= deadline:
                 return None
@@ -333,7 +335,7 @@ class ClientSocket:
     def send(self, frames: Sequence[Frame]) -> None:
         """Send a message. Large frames are not copied: they must not change any more. Raises PeerGoneError when the
         server takes nothing for `send_timeout_s`, TransportError when the message is over the limits."""
-        _check_own(frames, self._taken)
+        check_own(frames, self._taken)
         try:
             self._socket.send_multipart(frames, copy=False)
         except zmq.Again as error:
@@ -351,204 +353,9 @@ class ClientSocket:
             self._socket.send_multipart(pulse_frames(), flags=zmq.NOBLOCK)
 
 
-class AsyncClientSocket:
-    """`ClientSocket` for one event loop: `await AsyncClientSocket.connect(...)`, the arguments are the same. Pulses are
-    given by a task of its own."""
-
-    def __init__(
-        self, socket: zmq.asyncio.Socket, address: str, limits: Limits | None = None, silent_s: float = SILENT_S
-    ) -> None:
-        self.address = address
-        self.problem: str | None = None
-        """Why the connection is lost; None while it is not."""
-        self._limits = limits or DEFAULT_LIMITS
-        self._taken = limits or _taken_at(address)
-        self._silence = Silence(silent_s)
-        self._socket = socket
-        self._receiving: asyncio.Future[list[Any]] | None = None
-        self._pulse: asyncio.Task[None] | None = None
-
-    @classmethod
-    async def connect(
-        cls,
-        address: str,
-        hello: Hello,
-        *,
-        timeout_s: float,
-        context: "zmq.asyncio.Context | None" = None,
-        limits: Limits | None = None,
-        high_water_mark: int = HIGH_WATER_MARK,
-        send_timeout_s: float = 5.0,
-        silent_s: float = SILENT_S,
-    ) -> "AsyncClientSocket":
-        """Connect and introduce this process. Raises HandshakeError."""
-        check_private(address)
-        socket: zmq.asyncio.Socket = _new_dealer(context or zmq.asyncio.Context.instance(), address)
-        _configure(socket, address, limits or DEFAULT_LIMITS, high_water_mark)
-        protect(socket, address, hello.secret, serves=False)
-        socket.set(zmq.SNDTIMEO, int(send_timeout_s * 1000))
-        client = cls(socket, address, limits, silent_s)
-        try:
-            socket.connect(address)
-            await socket.send_multipart(hello_frames(hello))
-            if not await socket.poll(_milliseconds(timeout_s)):
-                raise NoAnswerError(f"{address} did not answer within {timeout_s:g} s")
-            check_reply([_buffer(frame) for frame in await socket.recv_multipart(copy=False)])
-        except (zmq.ZMQError, HandshakeError) as error:
-            socket.close(0)
-            kind = NoAnswerError if isinstance(error, NoAnswerError) else HandshakeError
-            raise kind(f"no connection to {address}: {error}") from error
-        except BaseException:  # cancelled: nobody else will close it
-            socket.close(0)
-            raise
-        client._pulse = asyncio.get_running_loop().create_task(client._give_pulses(), name=f"pulse-{address}")
-        return client
-
-    async def receive(self) -> list[Frame]:
-        """The next message; waits for it. Raises PeerGoneError when the connection is lost or closed. One task at a
-        time."""
-        while True:
-            if self.problem is not None:
-                raise PeerGoneError(self.problem)
-            try:
-                self._receiving = receiving = asyncio.ensure_future(self._socket.recv_multipart(copy=False))
-                frames: list[Frame] | None = [_buffer(frame) for frame in await receiving]
-            except zmq.ZMQError as error:
-                raise PeerGoneError(f"the connection to {self.address} is closed: {error}") from error
-            self._silence.end()
-            try:
-                check_limits([memoryview(frame).nbytes for frame in frames or ()], self._limits)
-            except TransportError:
-                frames = None
-            try:
-                message = _message_in(frames, self.address)
-            except PeerGoneError as error:
-                self._lose(str(error))
-                raise
-            if message is not None:
-                return message
-
-    async def send(self, frames: Sequence[Frame]) -> None:
-        """Send a message. Large frames are not copied: they must not change any more. Raises PeerGoneError when the
-        connection is lost or closed, or the server takes nothing for `send_timeout_s`: then it is lost, too; and
-        TransportError when the message is over the limits."""
-        if self.problem is not None:
-            raise PeerGoneError(self.problem)
-        _check_own(frames, self._taken)
-        try:
-            await self._socket.send_multipart(frames, copy=False)
-        except zmq.Again as error:
-            problem = f"{self.address} takes nothing any more"
-            self._lose(problem)
-            raise PeerGoneError(problem) from error
-        except zmq.ZMQError as error:  # it was closed meanwhile
-            raise PeerGoneError(f"the connection to {self.address} is closed: {error}") from error
-
-    def close(self) -> None:
-        """Close the connection; what was sent is still delivered for a moment. May be called twice."""
-        self._lose(f"the connection to {self.address} is closed")
-        if self._pulse is not None:
-            self._pulse.cancel()
-        self._socket.close()
-
-    async def _give_pulses(self) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # it was closed
-            while True:
-                with contextlib.suppress(zmq.Again):  # much is on its way; if it never gets there, silence tells
-                    await self._socket.send_multipart(pulse_frames(), flags=zmq.NOBLOCK)
-                await asyncio.sleep(PULSE_S)
-                if self._silence.lasts_too_long() and not await self._socket.poll(0):
-                    self._lose(f"the connection to {self.address} is lost: {self._silence}")
-                    return
-
-    def _lose(self, problem: str) -> None:
-        """From now on, `receive` and `send` raise PeerGoneError; so does a `receive` that waits."""
-        self.problem = self.problem or problem
-        if self._receiving is not None and not self._receiving.done():
-            self._receiving.set_exception(PeerGoneError(self.problem))
-
-
-def _new_dealer(context: "zmq.Context[Any]", address: str) -> Any:
-    """A socket of this context. Raises NoAnswerError while there are no descriptors left: that may pass."""
-    try:
-        return context.socket(zmq.DEALER)
-    except zmq.ZMQError as error:
-        raise NoAnswerError(f"no connection to {address}: {error}") from error
-
-
-def _configure(socket: "zmq.Socket[Any]", address: str, limits: Limits, high_water_mark: int) -> None:
-    socket.set(zmq.SNDHWM, high_water_mark)
-    socket.set(zmq.RCVHWM, high_water_mark)
-    socket.set(zmq.LINGER, LINGER_MS)
-    socket.set(zmq.MAXMSGSIZE, limits.max_frame_bytes)
-    if address.startswith("tcp://"):
-        socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        socket.set(zmq.HEARTBEAT_TIMEOUT, 6 * HEARTBEAT_MS)
-        socket.set(zmq.IPV6, 1 if "[" in address else 0)
-
-
-def _receive_bounded(
-    socket: "zmq.Socket[Any]", limits: Limits, flags: int, *, routed: bool = True
-) -> tuple[bytes, list[Frame] | None]:
-    """(routing id, frames) of the next message; frames is None when it is over the limits, whose parts are not kept.
-    Raises zmq.Again when there is none."""
-    routing_id = b""
-    frames: list[Frame] | None = []
-    total = 0
-    frame = socket.recv(flags, copy=False)
-    if routed:
-        routing_id = frame.bytes
-    else:
-        frames = [_buffer(frame)]
-        total = len(frame)
-    while frame.more:
-        frame = socket.recv(copy=False)  # the parts of a message arrive together
-        total += len(frame)
-        if frames is not None and len(frames) < limits.max_frames and total <= limits.max_message_bytes:
-            frames.append(_buffer(frame))
-        else:
-            frames = None
-    return routing_id, frames
-
-
-def _message_in(frames: list[Frame] | None, address: str) -> list[Frame] | None:
-    """What a server sent, if it is not about the connection itself. Raises PeerGoneError when that is lost: the server
-    does not know it any more, or a message is over the limits, for none may be missing."""
-    if frames is None:
-        raise PeerGoneError(f"the connection to {address} is given up: a message is over the limits")
-    if is_pulse(frames):
-        return None
-    if not is_hello(frames):
-        return frames
-    try:
-        check_reply(frames)
-    except HandshakeError as error:
-        raise PeerGoneError(f"the connection to {address} is lost: {error}") from error
-    return None
-
-
-def _taken_at(address: str) -> Limits:
-    """What a server takes, if nothing else is said."""
-    return NETWORK_LIMITS if address.startswith("tcp://") else DEFAULT_LIMITS
-
-
-def _check_own(frames: Sequence[Frame], limits: Limits) -> None:
-    """Raise TransportError for a message that the other end would drop."""
-    check_limits([memoryview(frame).nbytes for frame in frames], limits)
-
-
 def _why_unsent(error: zmq.ZMQError) -> str:
     return "it takes nothing any more" if error.errno == zmq.EAGAIN else "it is gone"
 
 
 def _take_no_notice(*_: object) -> None:
     """Of peers that come and go."""
-
-
-def _milliseconds(seconds: float) -> int:
-    """For poll: at least 1 of what is left, or waiting would turn into spinning."""
-    return max(1, int(seconds * 1000)) if seconds > 0 else 0
-
-
-def _buffer(frame: "zmq.Frame") -> memoryview:
-    return memoryview(frame.buffer)

@@ -21,9 +21,9 @@ from pagemill.messages.core_calls import (
 from pagemill.messages.engine_io import EngineCoreOutputs, EngineCoreRequest
 from pagemill.messages.fleet import EngineUp
 from pagemill.messages.stats import SchedulerStats
+from pagemill.transport.async_client import AsyncClientSocket
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello
-from pagemill.transport.sockets import AsyncClientSocket
 
 CONNECT_S = 5.0
 """How long one attempt waits for an answer."""

@@ -10,10 +10,11 @@ import zmq
 
 from pagemill.errors import PeerGoneError
 from pagemill.transport.addresses import PrivateDirectory, tcp_address
+from pagemill.transport.async_client import AsyncClientSocket
 from pagemill.transport.codec import Limits
 from pagemill.transport.handshake import Hello, Role, hello_frames
 from pagemill.transport.liveness import Introductions, Silence
-from pagemill.transport.sockets import AsyncClientSocket, ClientSocket, ServerSocket
+from pagemill.transport.sockets import ClientSocket, ServerSocket
 from tests.fakes.proxy import Proxy
 
 HELLO = Hello(secret="s", role=Role.API_SERVER, index=3)

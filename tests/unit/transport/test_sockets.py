@@ -11,10 +11,11 @@ import zmq
 
 from pagemill.errors import ConfigError, HandshakeError, NoAnswerError, NotLetInError, PeerGoneError
 from pagemill.transport.addresses import PrivateDirectory, tcp_address
+from pagemill.transport.async_client import AsyncClientSocket
 from pagemill.transport.codec import Limits
 from pagemill.transport.curve import protect
 from pagemill.transport.handshake import MAGIC, Hello, Role, hello_frames, new_secret
-from pagemill.transport.sockets import AsyncClientSocket, ClientSocket, ServerSocket
+from pagemill.transport.sockets import ClientSocket, ServerSocket
 
 SECRET = new_secret()
 LIMITS = Limits(max_frames=4, max_frame_bytes=1 << 20, max_message_bytes=1 << 20)
