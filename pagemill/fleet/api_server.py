@@ -30,6 +30,7 @@ from pagemill.serve.http.app import build_app
 from pagemill.serve.http.client_limits import ClientRows
 from pagemill.serve.http.limits import limits_of
 from pagemill.serve.http.orders import Orders
+from pagemill.serve.http.peers import Peers
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperSpec
 from pagemill.serve.http.server import announce_ready, serve
@@ -65,6 +66,8 @@ class ApiServerSpec(msgspec.Struct, frozen=True):
     """Address of the feed of events, for a process of its own."""
     socket_fd: int = -1
     """The bound HTTP socket, for a process of its own."""
+    peers: list[str] = []
+    """Paths of the sockets on which API servers in processes of their own ask each other for what they have stored."""
     load_fd: int = -1
     """Memory with the load of all front ends (transport/shm_load.py), for a process of its own."""
 
@@ -228,6 +231,7 @@ def run(payload: bytes, report: Report) -> None:
             info=_info(spec),
             orders=orders,
             clients=ClientRows(load, spec.index),
+            peers=Peers(spec.peers, spec.index),
         )
     serve(
         app, sock, server.uvicorn_log_level, llm, server.shutdown_timeout, announce, limits_of(server), Tls.of(server)

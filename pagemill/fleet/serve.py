@@ -59,7 +59,6 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
     secret = _shared_secret(plan)
     if not plan.headless:
         server = _with_keys(server)
-        _check_store(server, fleet)
         Tls.of(server)
         ServerLogs.of(server)  # raises for switches that contradict each other
         ParserSettings.of(server)  # raises for settings of parsers that cannot work, before an engine is started
@@ -88,15 +87,6 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
         serve_here(spec, server, fleet, engines, sock)
         _ignore_signals()
     return 1 if engines.lost else 0
-
-
-def _check_store(server: ServerConfig, fleet: FleetConfig) -> None:
-    """Raises ConfigError where what one API server stores would be asked of another."""
-    if server.response_store_bytes and fleet.num_api_servers > 1:
-        raise ConfigError(
-            f"response_store_bytes={server.response_store_bytes} needs one API server, and there are "
-            f"{fleet.num_api_servers}: what one stores in its memory, the others do not find; add --api-server-count 1"
-        )
 
 
 @contextlib.contextmanager
@@ -220,6 +210,7 @@ def _serve_in_others(
                 secret=engines.secret,
                 feed=feed.address,
                 socket_fd=sock.fileno(),
+                peers=[engines.folder.path_of(f"peer-{number}") for number in range(fleet.num_api_servers)],
             )
 
         pool = ApiServerPool(

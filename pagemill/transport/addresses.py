@@ -38,13 +38,17 @@ class PrivateDirectory:
 
     def ipc(self, name: str) -> str:
         """Address of a socket in this folder. Raises ConfigError when the path is too long for one."""
+        return f"ipc://{self.path_of(name)}"
+
+    def path_of(self, name: str) -> str:
+        """The path of the same."""
         path = self.path / name
         if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
             raise ConfigError(
                 f"the socket path {str(path)!r} has more than {MAX_IPC_PATH_BYTES} bytes: "
                 "set PAGEMILL_RPC_BASE_PATH to a shorter folder"
             )
-        return f"ipc://{path}"
+        return str(path)
 
     def remove(self) -> None:
         """Remove the folder and every socket in it. May be called twice."""

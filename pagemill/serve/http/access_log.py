@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagemill.log import get_logger
+from pagemill.serve.http.peers import is_passed_on
 from pagemill.utils.log_text import one_line
 
 logger = get_logger(__name__)
@@ -27,8 +28,9 @@ class AccessLogMiddleware:
         self._silent_paths = frozenset(silent_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, and log when the answer has ended, however that was."""
-        if scope["type"] != "http" or scope["path"] in self._silent_paths:
+        """Pass on, and log when the answer has ended, however that was. What another API server has passed on is logged
+        there."""
+        if scope["type"] != "http" or scope["path"] in self._silent_paths or is_passed_on(scope):
             await self.app(scope, receive, send)
             return
         status: int | str = NO_STATUS

@@ -30,6 +30,7 @@ from pagemill.serve.http.errors import ErrorMiddleware, answer_http_exception, a
 from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from pagemill.serve.http.orders import Orders
+from pagemill.serve.http.peers import Peers
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.request_log import RequestLog
 from pagemill.serve.http.responses import ServedModel, now
@@ -52,36 +53,29 @@ def build_app(
     info: Mapping[str, Any] | None = None,
     orders: Orders | None = None,
     clients: ClientTable | None = None,
+    peers: Peers | None = None,
 ) -> FastAPI:
     """The application around an engine, which is shut down with it. `metrics` are those of several servers; None: this
     one answers for itself. `helpers` prepare large bodies, and end with the application; None: it is done here.
     `secret` is one that all API servers of the engines share. `info`: settings, for the operator.
-    `orders`: to other API servers, and `clients`: what these have in flight and left; None: there are none.
+    `orders`: to other API servers, `clients`: what the clients of all of them have in flight and left, `peers`: to ask
+    them for what they have stored; None: there are none.
 
     Requests need a key of `config.api_key` (or PAGEMILL_API_KEY) when one is set, except by routes that say `PUBLIC`
     (auth.py).
     Raises ConfigError for settings of access, of parsers or of the log that cannot work.
     """
 
-    kept = _store(config)
+    peers = peers or Peers()
+    kept = _store(config, peers.count)
     orders = orders or Orders(engine)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with contextlib.nullcontext() if metrics is None else metrics.running(), orders.running():
-            yield
-        if kept is not None:
-            await kept.close()
-        if helpers is not None:
-            await helpers.close()
-        await engine.shutdown()
 
     app = FastAPI(
         title="pagemill",
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        lifespan=lifespan,
+        lifespan=lambda app: _running(app, helpers),
         middleware=_middleware(config),
         exception_handlers={HTTPException: answer_http_exception, RequestValidationError: _answer_query_error},
     )
@@ -95,7 +89,7 @@ def build_app(
     app.state.needs_key = bool(access_of(config).api_keys)
     silence_s = config.sse_keep_alive_interval
     app.state.services = Services(
-        engine, model, intake, message_parsers, orders, log, metrics, limits, silence_s, kept, info or {}
+        engine, model, intake, message_parsers, orders, log, peers, metrics, limits, silence_s, kept, info or {}
     )
     return app
 
@@ -106,6 +100,23 @@ async def _answer_query_error(request: Any, error: Exception) -> Response:
     field = str(problems[0]["loc"][-1]) if problems else "query"
     reason = problems[0]["msg"] if problems else error
     return api_error(RequestError(f"{field} is not valid: {reason}", field)).response(request.scope)
+
+
+@contextlib.asynccontextmanager
+async def _running(app: FastAPI, helpers: PreparerPool | None) -> AsyncIterator[None]:
+    """From the start of the application to its end, which is that of all that it was given."""
+    here: Services = app.state.services
+    async with (
+        contextlib.nullcontext() if here.shared_metrics is None else here.shared_metrics.running(),
+        here.orders.running(),
+        contextlib.nullcontext() if here.kept is None else here.peers.running(app),
+    ):
+        yield
+    if here.kept is not None:
+        await here.kept.close()
+    if helpers is not None:
+        await helpers.close()
+    await here.engine.shutdown()
 
 
 def _mount(app: FastAPI, endpoints: Registry[Any], config: ServerConfig) -> None:
@@ -125,12 +136,12 @@ def _limits(config: ServerConfig, engine: AsyncLLM, table: ClientTable | None) -
     )
 
 
-def _store(config: ServerConfig) -> ClientStore | None:
-    """None: nothing is stored."""
+def _store(config: ServerConfig, num_servers: int) -> ClientStore | None:
+    """This one's part of what all API servers may store. None: nothing is stored."""
     if not config.response_store_bytes:
         return None
     num_owners = max(len(access_of(config).api_keys), 1)
-    return ClientStore(config.response_store_bytes // num_owners, config.response_store_ttl)
+    return ClientStore(config.response_store_bytes // num_owners // num_servers, config.response_store_ttl)
 
 
 def _salts(config: ServerConfig, secret: str) -> KeySalts | None:

@@ -13,6 +13,7 @@ from pagemill.serve.http.errors import BodyTooLargeError
 MAX_BODY_BYTES = 16 * 2**20
 MAX_BYTES_OF_ALL_BODIES = 16 * MAX_BODY_BYTES
 """Of those that are being received."""
+REQUEST_ID_HEADER = b"x-request-id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 

@@ -12,6 +12,7 @@ from pagemill.serve.http.client_limits import ClientLimits
 from pagemill.serve.http.client_store import ClientStore
 from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.orders import Orders
+from pagemill.serve.http.peers import Peers
 from pagemill.serve.http.request_log import RequestLog
 from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.parsers.choose import MessageParsers
@@ -29,6 +30,8 @@ class Services:
     """For all API servers."""
     log: RequestLog
     """About requests for the model."""
+    peers: Peers
+    """The other API servers, and which of them has stored what."""
     shared_metrics: SharedMetrics | None = None
     """Those of several servers together; None where this is the only one."""
     limits: ClientLimits = field(default_factory=ClientLimits)

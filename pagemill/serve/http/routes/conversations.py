@@ -8,6 +8,7 @@ from pagemill.serve.http.connection import read_small
 from pagemill.serve.http.described import describes
 from pagemill.serve.http.errors import NotKeptError
 from pagemill.serve.http.item_lists import Page
+from pagemill.serve.http.peers import StoredRoute
 from pagemill.serve.http.preparer import AnswerForm
 from pagemill.serve.http.responses import now
 from pagemill.serve.http.routes.responses import json_answer, owner_of, store_of
@@ -19,10 +20,10 @@ from pagemill.serve.http.schemas.answers import (
 )
 from pagemill.serve.http.schemas.base import RequestBody
 from pagemill.serve.http.schemas.conversations import ConversationBody, ConversationUpdateBody, NewItemsBody
-from pagemill.serve.http.schemas.response_items import new_id
+from pagemill.serve.http.state import services
 from pagemill.serve.http.stored_conversations import StoredConversation, extend_conversation
 
-router = APIRouter()
+router = APIRouter(route_class=StoredRoute)
 MAX_BODY_BYTES = 1 << 20
 """Of items: they are parsed on the event loop."""
 PATH = "/v1/conversations"
@@ -34,7 +35,9 @@ async def create_conversation(request: Request) -> Response:
     """Begin a conversation. Raises RequestError, NotHereError."""
     store = store_of(request)
     body = await read_small(request, ConversationBody, MAX_BODY_BYTES)
-    new = StoredConversation(new_id("conv"), now(), body.metadata or {}).with_items(body.items or [])
+    new = StoredConversation(services(request).peers.new_id("conv"), now(), body.metadata or {}).with_items(
+        body.items or []
+    )
     if not store.put(owner_of(request), new):
         raise RequestError(f"there is no room to store {new.num_bytes} bytes", "items")
     return json_answer(new.to_json(), _headers(body))

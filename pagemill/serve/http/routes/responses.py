@@ -15,17 +15,17 @@ from pagemill.serve.http.errors import NotHereError, NotKeptError
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.intake import PreparedBody
 from pagemill.serve.http.item_lists import Page, number_of
+from pagemill.serve.http.peers import StoredRoute
 from pagemill.serve.http.preparer import CONTINUED_RESPONSES, RESPONSES
 from pagemill.serve.http.response_deltas import COMPLETED, FAILED, INCOMPLETE, QUEUED, ResponseDeltas
 from pagemill.serve.http.responses import ResponseHead, Usage, now
 from pagemill.serve.http.schemas.answers import DeletedResponse, ItemList, ResponseEvent, ResponseObject
-from pagemill.serve.http.schemas.response_items import new_id
 from pagemill.serve.http.schemas.responses import ResponseForm, ResponsesBody, conversation_id
 from pagemill.serve.http.state import Services, services
 from pagemill.serve.http.stored_conversations import StoredConversation, extend_conversation
 from pagemill.serve.http.stored_responses import NO_ROOM, StoredResponse, joined
 
-router = APIRouter()
+router = APIRouter(route_class=StoredRoute)
 NO_STORE = "this server stores nothing: start it with --response-store-bytes"
 MAX_EVENTS = 2**31 - 1
 _TRUE = ("true", "1", "True")
@@ -37,6 +37,17 @@ class _Peek(msgspec.Struct):
 
     previous_response_id: str | None = None
     conversation: Any = None
+
+
+class _Follows(NamedTuple):
+    """What a body goes on with."""
+
+    name: str | None = None
+    """The id of something that is stored; None: nothing."""
+    is_conversation: bool = False
+
+
+NOTHING_BEFORE = _Follows()
 
 
 class _Started(NamedTuple):
@@ -58,9 +69,13 @@ async def create_response(request: Request) -> Response:
     Raises RequestError, EngineOverloadedError, EngineDeadError.
     """
     here = services(request)
-    started = await _prepared(here, request)
+    raw = await read_body(request)
+    follows = _followed_by(raw) if here.kept is not None else NOTHING_BEFORE
+    if here.peers.are_asked(request.scope, follows.name):
+        return await here.peers.ask(request, follows.name, raw)
+    started = await _prepared(here, request, raw, follows)
     store = _store_for(here, started.form)
-    head = ResponseHead(new_id("resp"), here.model.name, now())
+    head = ResponseHead(here.peers.new_id("resp"), here.model.name, now())
     deltas = _deltas(here, started, head, is_stored=store is not None)
     generation = Generation(here.engine, started.body.requests, deltas)
     owner = owner_of(request)
@@ -150,10 +165,9 @@ def store_of(request: Request) -> ClientStore:
     return store
 
 
-async def _prepared(here: Services, request: Request) -> _Started:
+async def _prepared(here: Services, request: Request, raw: bytes, follows: _Follows) -> _Started:
     """What came before is looked up first, because it is part of the prompt."""
-    raw = await read_body(request)
-    before = _before(here, request, raw) if here.kept is not None else b""
+    before = _before(request, follows)
     if before:
         body = await here.intake.prepare_read(CONTINUED_RESPONSES, b'{"before":%b,"body":%b}' % (before, raw), request)
     else:
@@ -163,20 +177,27 @@ async def _prepared(here: Services, request: Request) -> _Started:
     return _Started(body, body.form.response, before or b"[]")
 
 
-def _before(here: Services, request: Request, raw: bytes) -> bytes:
-    """JSON of the items that a body follows; b"" where it follows none, or cannot be read. Raises RequestError."""
+def _followed_by(raw: bytes) -> _Follows:
+    """What a body goes on with; nothing, where it cannot be read. Raises RequestError."""
     try:
         peek = msgspec.json.decode(raw, type=_Peek)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return b""  # those who read it say what is wrong
-    if peek.conversation is not None:
-        if peek.previous_response_id is not None:
-            raise RequestError("previous_response_id is not allowed with conversation", "previous_response_id")
-        return _conversation_of(request, conversation_id(peek.conversation) or "").items_json
-    if peek.previous_response_id is None:
+        return NOTHING_BEFORE  # those who read it say what is wrong
+    if peek.conversation is None:
+        return _Follows(peek.previous_response_id)
+    if peek.previous_response_id is not None:
+        raise RequestError("previous_response_id is not allowed with conversation", "previous_response_id")
+    return _Follows(conversation_id(peek.conversation), is_conversation=True)
+
+
+def _before(request: Request, follows: _Follows) -> bytes:
+    """JSON of the items that a body follows; b"" where it follows none. Raises RequestError."""
+    if follows.is_conversation:
+        return _conversation_of(request, follows.name or "").items_json
+    if follows.name is None:
         return b""
     try:
-        previous = store_of(request).get(owner_of(request), peek.previous_response_id, StoredResponse)
+        previous = store_of(request).get(owner_of(request), follows.name, StoredResponse)
     except NotKeptError as error:
         raise RequestError(f"previous_response_id: {error}", "previous_response_id") from None
     if previous.in_progress:
