@@ -7,7 +7,14 @@ if TYPE_CHECKING:
     from pagemill.config.arguments import EngineArgs
     from pagemill.llm import LLM
     from pagemill.messages.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from pagemill.messages.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
+    from pagemill.messages.outputs import (
+        CompletionOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
     from pagemill.messages.pooling_params import PoolingParams
     from pagemill.messages.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from pagemill.serve.async_llm import AsyncLLM
@@ -31,6 +38,8 @@ _PUBLIC = {
     "RequestOutput": "pagemill.messages.outputs",
     "RequestOutputKind": "pagemill.messages.sampling_params",
     "SamplingParams": "pagemill.messages.sampling_params",
+    "ScoringOutput": "pagemill.messages.outputs",
+    "ScoringRequestOutput": "pagemill.messages.outputs",
 }
 
 __all__ = [
@@ -49,6 +58,8 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "__version__",
 ]
 

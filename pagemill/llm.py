@@ -19,7 +19,7 @@ from pagemill.config.arguments import EngineArgs
 from pagemill.errors import RequestError
 from pagemill.launch import build_inproc
 from pagemill.messages.beam_search import BeamSearchOutput, BeamSearchParams
-from pagemill.messages.outputs import PoolingRequestOutput, RequestOutput
+from pagemill.messages.outputs import PoolingRequestOutput, RequestOutput, ScoringOutput, ScoringRequestOutput
 from pagemill.messages.pooling_params import PoolingParams
 from pagemill.messages.prompts import Prompt, Prompts
 from pagemill.messages.sampling_params import RequestOutputKind, SamplingParams
@@ -199,6 +199,30 @@ class LLM(OfflineControl):
         """`encode`; `outputs.embedding` of each is a list of numbers."""
         return self.encode(prompts, pooling_params, use_tqdm, **others)
 
+    def score(
+        self,
+        data_1: Prompts,
+        data_2: Prompts,
+        /,
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        **others: Any,
+    ) -> list[ScoringRequestOutput]:
+        """How like each other prompts are, by a model that makes vectors: as many of the first as of the second are
+        compared in pairs, or one of the first with all of the second. Prompts are given as for `generate`; each is
+        computed once. Raises RequestError, also when the model was loaded to generate (runner="generate")."""
+        refuse_others("LLM.score", others)
+        first, second = _as_batch(data_1), _as_batch(data_2)
+        if len(first) not in (1, len(second)) or not second:
+            raise RequestError(
+                f"data_1 has {len(first)} prompts and data_2 {len(second)}: as many, not none, or one data_1 for all",
+                "data_1",
+            )
+        params = (pooling_params or PoolingParams()).replace(normalize=True)
+        found = self.encode([*first, *second], params, use_tqdm)
+        return [_compared(found[index % len(first)], other) for index, other in enumerate(found[len(first) :])]
+
     def shutdown(self) -> None:
         """Give the model's memory back. Called by itself at the end of a `with` block and of the program."""
         self._close()
@@ -262,6 +286,16 @@ class LLM(OfflineControl):
 
     def _finish(self, requests: dict[str, PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
         return self._loop.run(_run_batch(self._engine, requests, use_tqdm))
+
+
+def _compared(first: PoolingRequestOutput, second: PoolingRequestOutput) -> ScoringRequestOutput:
+    """Of vectors whose length is 1."""
+    return ScoringRequestOutput(
+        f"{first.request_id}_{second.request_id}",
+        ScoringOutput(float(first.outputs.data @ second.outputs.data)),
+        [*first.prompt_token_ids, *second.prompt_token_ids],
+        num_cached_tokens=first.num_cached_tokens + second.num_cached_tokens,
+    )
 
 
 async def _prepare_batch(

@@ -28,6 +28,7 @@ ENDPOINTS: Registry[Any] = Registry(
         "health": "pagemill.serve.http.routes.health:router",
         "metrics": "pagemill.serve.http.routes.metrics:router",
         "llama_cpp": "pagemill.serve.http.routes.llama_cpp:router",
+        "generate": "pagemill.serve.http.routes.generate:router",
         "infill": "pagemill.serve.http.routes.infill:router",
         DOCS: "pagemill.serve.http.routes.docs:router",
         OPERATOR: "pagemill.serve.http.routes.operator:router",

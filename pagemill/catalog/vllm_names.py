@@ -10,7 +10,14 @@ VERSION: Final = "0.32.0"
 
 _OUTPUTS: Final = {
     name: f"pagemill.messages.outputs:{name}"
-    for name in ("CompletionOutput", "PoolingOutput", "PoolingRequestOutput", "RequestOutput")
+    for name in (
+        "CompletionOutput",
+        "PoolingOutput",
+        "PoolingRequestOutput",
+        "RequestOutput",
+        "ScoringOutput",
+        "ScoringRequestOutput",
+    )
 }
 _SAMPLING: Final = {
     name: f"pagemill.messages.sampling_params:{name}"
@@ -79,8 +86,6 @@ MISSING: Final[dict[str, str]] = {
     "vllm.EmbeddingRequestOutput": "use PoolingRequestOutput, whose .outputs has .embedding",
     "vllm.LLMEngine": "use LLM with enqueue() and wait_for_completion(), or AsyncLLM from vllm.v1.engine.async_llm",
     "vllm.ModelRegistry": "models are added by plug-ins: docs/how-to/add-a-model.md",
-    "vllm.ScoringOutput": "models that score pairs are not supported yet",
-    "vllm.ScoringRequestOutput": "models that score pairs are not supported yet",
     "vllm.assets": "models here take text only",
     "vllm.attention": "name the backend instead, as attention_backend='TRITON_ATTN'; plug-ins add others: "
     "docs/attention.md",

@@ -1,4 +1,5 @@
-"""What users get back: `RequestOutput` with one `CompletionOutput` per completion; `PoolingRequestOutput`: a vector."""
+"""What users get back: `RequestOutput` with one `CompletionOutput` per completion; `PoolingRequestOutput`: a vector;
+`ScoringRequestOutput`: the likeness of two texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -90,3 +91,25 @@ class PoolingRequestOutput:
     finished: bool = True
     num_cached_tokens: int = 0
     """Prompt tokens that were found in the prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How like each other two prompts are."""
+
+    score: float
+    """The cosine of the angle between their vectors, -1 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """A pair of prompts, compared."""
+
+    request_id: str
+    """Those of the two requests, with an underscore between them."""
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    """Of the first prompt, then of the second."""
+    finished: bool = True
+    num_cached_tokens: int = 0
+    """Tokens of both that were found in the prefix cache."""

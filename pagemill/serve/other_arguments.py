@@ -12,6 +12,7 @@ _ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "lora_request": ((), "adapters are not loaded yet; use a checkpoint into which the adapter is merged"),
     "tokenization_kwargs": (({},), "texts are tokenized as the model asks for; give prompt_token_ids for another way"),
     "mm_processor_kwargs": (({},), "models here take text only"),
+    "chat_template": ((), "texts are compared as they are; write what a template would add into them"),
     "chat_template_content_format": (("auto",), "texts are given in the form that the template takes"),
     "data_parallel_rank": ((), "the engine of a request is chosen by --data-parallel-balancer"),
     "pooling_task": (("embed", "token_embed"), "prompts become vectors only: pooling_task='embed'"),
@@ -25,12 +26,11 @@ _ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
 _HINTS: Final = frozenset({"concurrency_limit"})
 """Arguments that cannot change an answer."""
 
-_MODELS_SCORE = "models that classify or score are not supported yet; embed() makes vectors"
+_NO_HEADS = "no model here has a head for classes or rewards; embed() makes vectors, score() compares texts by them"
 _STAYS = "weights and cache stay where they are; shut the engine down to free its memory"
 METHODS: Final[dict[str, str]] = {
-    "classify": _MODELS_SCORE,
-    "score": _MODELS_SCORE,
-    "reward": _MODELS_SCORE,
+    "classify": _NO_HEADS,
+    "reward": _NO_HEADS,
     "sleep": _STAYS,
     "wake_up": _STAYS,
     "is_sleeping": _STAYS,

@@ -11,8 +11,12 @@ from typing import NoReturn
 
 from pagemill.__main__ import run as run_command
 
-API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
-"""Modules of vLLM that are command lines: of a server, and of all subcommands."""
+API_SERVERS = {
+    "vllm.entrypoints.openai.api_server": ("serve",),
+    "vllm.entrypoints.api_server": ("serve",),
+    "vllm.entrypoints.cli.main": (),
+}
+"""Modules of vLLM that are command lines: of a server, of the one with /generate, and of all subcommands."""
 
 
 def command_of(argv: list[str]) -> list[str] | None:
@@ -20,7 +24,7 @@ def command_of(argv: list[str]) -> list[str] | None:
     if argv[:1] == ["-m"] and len(argv) > 1:
         if argv[1] not in API_SERVERS:
             return None
-        return [*(["serve"] if argv[1] == API_SERVERS[0] else []), *argv[2:]]
+        return [*API_SERVERS[argv[1]], *argv[2:]]
     return None if argv and Path(argv[0]).suffix == ".py" else argv
 
 

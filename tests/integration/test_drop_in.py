@@ -10,7 +10,8 @@ from tests.fakes.tiny_checkpoint import make_checkpoint
 
 OFFLINE = """
 import pagemill.vllm
-from vllm import LLM, EngineArgs, PoolingParams, RequestOutput, SamplingParams, TextPrompt, TokensPrompt
+from vllm import (LLM, EngineArgs, PoolingParams, RequestOutput, SamplingParams, ScoringRequestOutput, TextPrompt,
+    TokensPrompt)
 from vllm.sampling_params import BeamSearchParams, RequestOutputKind, StructuredOutputsParams
 import os, sys
 
@@ -52,7 +53,7 @@ assert os.path.getsize(trace) > 1000
 assert llm.reset_prefix_cache(reset_running_requests=False, reset_connector=False) is True
 assert llm.generate("ab", greedy, use_tqdm=False)[0].num_cached_tokens == 0
 assert isinstance(llm.get_default_sampling_params(), SamplingParams) and llm.get_tokenizer() and llm.get_metrics()
-for name in ("sleep", "wake_up", "score", "classify", "reward", "apply_model", "reset_mm_cache"):
+for name in ("sleep", "wake_up", "classify", "reward", "apply_model", "reset_mm_cache"):
     try:
         getattr(llm, name)()
         raise SystemExit(name)
@@ -63,11 +64,21 @@ try:
     raise SystemExit("encode")
 except ValueError as error:
     assert "--runner pooling" in str(error), error
+try:
+    llm.score("ab", "cd")
+    raise SystemExit("score")
+except ValueError as error:
+    assert "--runner pooling" in str(error), error
 llm.shutdown()
 
 other = LLM.from_engine_args(EngineArgs(model=sys.argv[1], runner="pooling", **settings))
 vectors = other.embed(["ab", "cd"], use_tqdm=False, pooling_params=None, lora_request=None, tokenization_kwargs=None)
 assert abs(sum(number ** 2 for number in vectors[0].outputs.embedding) - 1) < 1e-3
+pairs = other.score("ab", ["ab", "cd"], use_tqdm=False, pooling_params=None, lora_request=None,
+    tokenization_kwargs=None, chat_template=None)
+cosine = sum(a * b for a, b in zip(vectors[0].outputs.embedding, vectors[1].outputs.embedding))
+assert all(isinstance(pair, ScoringRequestOutput) for pair in pairs)
+assert abs(pairs[0].outputs.score - 1) < 1e-4 and abs(pairs[1].outputs.score - cosine) < 1e-4, pairs
 assert len(other.encode("ab", pooling_params=PoolingParams(), use_tqdm=False, pooling_task="embed")) == 1
 print("done")
 """

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pagemill.config.arguments import EngineArgs
+from pagemill.config.sections import PoolerConfig
 from pagemill.errors import ConfigError, EngineDeadError, RequestError
 from pagemill.messages.sampling_params import SamplingParams
 from tests.fakes.engine import FACTS, make_engine
@@ -31,10 +32,12 @@ def make_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLLM]:
     monkeypatch.setitem(sys.modules, "pagemill.launch", launch)
     monkeypatch.delitem(sys.modules, "pagemill.llm", raising=False)
 
-    def make(core: FakeCore | None = None, *, log_stats: bool = True, **settings: Any) -> Any:
+    def make(
+        core: FakeCore | None = None, *, log_stats: bool = True, pooler: PoolerConfig | None = None, **settings: Any
+    ) -> Any:
         def build_inproc(args: Any) -> Any:
             policy = args.settings.scheduler.scheduling_policy
-            engine = make_engine(core, log_stats=log_stats, scheduling_policy=policy)
+            engine = make_engine(core, log_stats=log_stats, pooler=pooler, scheduling_policy=policy)
             return types.SimpleNamespace(llm=engine, config=args, tokenizer=engine.tokenizer, facts=FACTS)
 
         launch.build_inproc = build_inproc  # type: ignore[attr-defined]
@@ -288,3 +291,37 @@ def test_from_engine_args(make_llm: MakeLLM) -> None:
     assert not llm.config.settings.observability.disable_log_stats
     assert texts(llm.generate("hello", GREEDY, use_tqdm=False)) == ["hell"]
     llm.shutdown()
+
+
+class Angles(FakeCore):
+    """The vector of a prompt points where its first token says."""
+
+    def step(self) -> Any:
+        outputs = super().step()
+        for batch in outputs:
+            for output in batch.outputs:
+                first = next(r for r in self.seen if r.request_id == output.request_id).prompt_token_ids[0]
+                assert output.pooled is not None
+                output.pooled[:] = 0
+                output.pooled[:2] = np.cos(first / 100), np.sin(first / 100)
+        return outputs
+
+
+def test_scores_are_cosines(make_llm: MakeLLM) -> None:
+    core = Angles()
+    llm = make_llm(core, pooler=PoolerConfig(pooling_type="LAST", normalize=False))
+    prompts = [[5, 1], [25, 2], [90, 3]]
+    pairs = llm.score(prompts, [[7], [8], [9]], use_tqdm=False)
+    expected = [np.cos((5 - 7) / 100), np.cos((25 - 8) / 100), np.cos((90 - 9) / 100)]
+    assert [pair.outputs.score for pair in pairs] == pytest.approx(expected)
+    assert pairs[1].prompt_token_ids == [25, 2, 8]
+    before = len(core.seen)
+    one_for_all = llm.score([5], prompts, use_tqdm=False)
+    assert [pair.outputs.score for pair in one_for_all] == pytest.approx([np.cos((5 - x) / 100) for x in (5, 25, 90)])
+    assert len(core.seen) == before + 4, "each prompt is computed once"
+    assert all(request.params.normalize for request in core.seen)
+    for first, second in ((prompts, [[7], [8]]), ("a", []), ([], "a")):
+        with pytest.raises(RequestError, match=r"data_1 has \d prompts and data_2 \d"):
+            llm.score(first, second)
+    with pytest.raises(AttributeError, match=r"LLM.classify is not supported: no model here has a head for classes"):
+        llm.classify("a")

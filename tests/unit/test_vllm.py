@@ -108,6 +108,7 @@ def test_a_script_of_flags_runs_unchanged(tmp_path: Path) -> None:
 def test_its_subcommands_are_those_of_pagemill() -> None:
     assert run("", "-m", "pagemill.vllm", "--version") == f"pagemill {pagemill.__version__}"
     assert "usage: pagemill serve" in run("", "-m", "pagemill.vllm", "serve", "--help")
-    assert "usage: pagemill serve" in run("", "-m", "pagemill.vllm", "-m", "vllm.entrypoints.openai.api_server", "-h")
+    for module in ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server"):
+        assert "usage: pagemill serve" in run("", "-m", "pagemill.vllm", "-m", module, "-h")
     words = ("-m", "pagemill.vllm", "serve", "m", "--trust-remote-code")
     assert "--trust-remote-code is not supported: code of a repository is never run" in run("", *words)

@@ -23,6 +23,7 @@ from pagemill.serve.http.schemas.chat import ChatBody, naming_top_logprobs
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.schemas.forms import naming_form
+from pagemill.serve.http.schemas.generate import GenerateBody
 from pagemill.serve.http.schemas.generation import GenerationBody
 from pagemill.serve.http.schemas.infill import InfillBody, InfillForm
 from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
@@ -51,6 +52,7 @@ RERANK = "rerank"
 MESSAGES = "messages"
 COUNT_TOKENS = "count_tokens"
 BATCH_CHAT = "batch chat"
+GENERATE = "generate"
 INFILL = "infill"
 RESPONSES = "responses"
 CONTINUED_RESPONSES = "continued responses"
@@ -181,6 +183,7 @@ class Preparer:
             EMBEDDINGS: self._embeddings,
             TOKENIZE: self._tokenize,
             DETOKENIZE: self._detokenize,
+            GENERATE: self._generate,
             INFILL: self._infill,
             COUNT_TOKENS: self._count_tokens,
             BATCH_CHAT: self._batch_chat,
@@ -347,6 +350,12 @@ class Preparer:
 
     def _completions(self, raw: bytes) -> Iterator[Part]:
         return self._completion_parts(parse_body(raw, CompletionBody))
+
+    def _generate(self, raw: bytes) -> Iterator[Part]:
+        """The echo is the prompt."""
+        body = parse_body(raw, GenerateBody)
+        body.echo = True
+        return self._completion_parts(body)
 
     def _completion_parts(self, body: CompletionBody, of_another_api: bool = False) -> Iterator[Part]:
         self._model.check(body.model)

@@ -411,6 +411,12 @@ class Slot(BaseModel):
     is_processing: bool
 
 
+class Generated(BaseModel):
+    """A prompt with each of its continuations, as far as they have come."""
+
+    text: list[str]
+
+
 class Infilled(BaseModel):
     """What stands in a gap, or a part of it; the last has what follows `tokens_evaluated`. Members may be left out by
     `response_fields`."""
