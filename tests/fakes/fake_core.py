@@ -42,7 +42,7 @@ def pools(request: EngineCoreRequest) -> bool:
 
 def vector_of(token_ids: Sequence[int], size: int = 8) -> np.ndarray:
     """What `FakeCore` makes of a prompt."""
-    return np.array([sum(token_ids) / (place + 1) for place in range(size)], np.float32)
+    return np.array([(1 + sum(token_ids)) / (place + 1) for place in range(size)], np.float32)
 
 
 def logprobs_of(token_ids: Sequence[int], num_candidates: int) -> TokenLogprobs:

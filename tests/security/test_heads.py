@@ -61,6 +61,14 @@ def test_an_error_of_the_protocol_is_an_error_object():
         assert b"connection: close" in answer
 
 
+def test_an_error_of_the_protocol_has_the_form_of_the_routes_api():
+    with running_server(FakeCore()) as url:
+        assert b'{"error":"the headers are too large or too many"}' in answer_to(
+            url, get("/api/tags", "1.1", "x: " + "y" * 100_000)
+        )
+        assert b'{"type":"error","error":' in answer_to(url, get("/v1/messages", "1.1", "a b"))
+
+
 def test_trailers_are_no_headers():
     """They come when the application has the headers, or just before: what they say counts for nothing."""
     request = (

@@ -7,6 +7,7 @@ from starlette.routing import Route
 from pagemill.config.server_access import access_of
 from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
+from pagemill.serve.http.routes.absent import ABSENT
 from tests.fakes.engine import make_app, make_engine, running_server
 from tests.fakes.fake_core import FakeCore
 from tests.security.raw import answer_to, statuses
@@ -32,8 +33,9 @@ ELSEWHERE = [
     "a.b",
 ]
 
-OF_OLLAMA = {"/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"}
-"""Bodies may be of any type there, from what is no browser: Ollama's own examples send a form's."""
+ANY_TYPE = {"/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show", *ABSENT}
+"""Bodies may be of any type there, from what is no browser: Ollama's own examples send a form's, and where nothing is
+done with a body the reason is told."""
 
 
 def routes():
@@ -83,7 +85,7 @@ def test_bodies_that_a_form_can_send_are_refused_on_every_route(url):
     for method, path in routes():
         if method == "POST":
             for kind in types:
-                if path in OF_OLLAMA:
+                if path in ANY_TYPE:
                     assert ask(url, method, path, content_type=kind).status_code != 415
                     answer = ask(url, method, path, content_type=kind, origin="http://127.0.0.1")
                     assert answer.status_code in (403, 415), (path, kind)
@@ -94,6 +96,18 @@ def test_bodies_that_a_form_can_send_are_refused_on_every_route(url):
                 if not path.startswith(("/v1/messages", "/api/")):
                     assert answer.json()["error"]["code"] == "unsupported_media_type"
             assert ask(url, method, path, sec_fetch_site="cross-site").status_code == 415
+
+
+def test_packed_bodies_are_refused_on_every_route(url):
+    for method, path in routes():
+        if method == "POST":
+            for coding in ("gzip", "deflate", "br", "identity, zstd"):
+                answer = ask(url, method, path, content_type="application/json", content_encoding=coding)
+                assert answer.status_code == 415, (path, coding)
+                assert "content-encoding" in answer.text
+    assert ask(url, content_type="application/json", content_encoding="identity").status_code == 200
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\nconnection: close\r\n\r\n"
+    assert statuses(answer_to(url, head.encode() + b"2\r\n{}\r\n0\r\n\r\n")) == [415]
 
 
 @pytest.mark.parametrize("host", HERE)

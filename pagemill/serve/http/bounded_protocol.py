@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from pagemill.serve.http.connections import Connections
-from pagemill.serve.http.errors import ApiError
+from pagemill.serve.http.errors import ApiError, form_of_errors
 
 PART_BYTES = 4096
 """What the parser is given at once: the shortest request has 18 bytes."""
@@ -65,6 +65,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._all = connections
         self._limits = connections.limits
+        self.url = b""
         self._phase = Phase.BETWEEN
         self._rest = memoryview(b"")
         """What was read and waits to be parsed."""
@@ -281,7 +282,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if begun or not self._all.linger(self):
             self.transport.close()
             return
-        self.transport.write(_closing_answer(error))
+        self.transport.write(_closing_answer(error, form_of_errors(self.url.decode("latin-1"))))
         self.transport.write_eof()
         self._read_until = self.loop.time() + LINGER_S
         self.flow.resume_reading()
@@ -389,9 +390,9 @@ def _disconnect(cycle: RequestResponseCycle | None) -> None:
         cycle.message_event.set()
 
 
-def _closing_answer(error: ApiError) -> bytes:
+def _closing_answer(error: ApiError, form: str) -> bytes:
     """As it goes over the wire."""
-    body = error.body()
+    body = error.body(form)
     headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     lines = [f"{name}: {value}\r\n".encode() for name, value in (headers | error.headers).items()]
     return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagemill.errors import (
@@ -24,7 +23,6 @@ from pagemill.errors import (
 )
 from pagemill.log import get_logger
 from pagemill.serve.http.client_limits import RateLimitedError
-from pagemill.serve.http.routing import route_of, says
 from pagemill.utils.log_text import stack_of
 
 logger = get_logger(__name__)
@@ -33,7 +31,8 @@ MAX_MESSAGE_CHARS = 1000
 OPENAI = "openai"
 ANTHROPIC = "anthropic"
 OLLAMA = "ollama"
-_FORM = "x-error-form"
+_FORMS: Final = {"/api/": OLLAMA, "/v1/messages": ANTHROPIC}
+"""What paths begin with -> the form of errors there, also where no route is. Elsewhere: OpenAI's."""
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -87,7 +86,7 @@ class ForbiddenError(PagemillError):
 
 
 class UnsupportedTypeError(PagemillError):
-    """The body of a request is not JSON."""
+    """The body of a request is not JSON, or packed."""
 
 
 class ApiError(msgspec.Struct, frozen=True):
@@ -105,9 +104,8 @@ class ApiError(msgspec.Struct, frozen=True):
         return msgspec.json.encode(ERROR_FORMS[form](self, self.message[:MAX_MESSAGE_CHARS], request_id))
 
     def response(self, scope: Scope) -> Response:
-        """As the answer to a request, in the form of the route's API."""
-        form = form_of_errors(route_of(scope, any_method=True))
-        body = self.body(form, scope.get("request_id"))
+        """As the answer to a request, in the form of the API that its path belongs to."""
+        body = self.body(form_of_errors(scope["path"]), scope.get("request_id"))
         return Response(body, self.status, self.headers, "application/json")
 
 
@@ -133,14 +131,9 @@ ERROR_FORMS: Final[dict[str, Callable[[ApiError, str, str | None], dict[str, Any
 """API -> the object that tells its clients of an error."""
 
 
-def errors_as(form: str) -> dict[str, Any]:
-    """`openapi_extra` of a route whose clients know errors in this form."""
-    return {_FORM: form}
-
-
-def form_of_errors(route: BaseRoute | None) -> str:
-    """The form in which clients of a route know errors."""
-    return says(route, _FORM) or OPENAI
+def form_of_errors(path: str) -> str:
+    """The form in which clients of the API that a path belongs to know errors: a name of ERROR_FORMS."""
+    return next((form for beginning, form in _FORMS.items() if path.startswith(beginning)), OPENAI)
 
 
 def api_error(error: Exception) -> ApiError:

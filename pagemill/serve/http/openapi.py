@@ -30,7 +30,7 @@ STATUSES: Final[dict[int, str]] = {
     409: "it cannot be done while requests run",
     413: "the body is too large",
     414: "the URL is too long",
-    415: "the body is not JSON by its content type",
+    415: "the body is not JSON by its content type, or compressed",
     429: "this key, or client, has used up what it may; `retry-after` says when to try again",
     431: "the headers are too large, or too many",
     500: "the server failed on this request",
@@ -41,8 +41,6 @@ STATUSES: Final[dict[int, str]] = {
 OF_ALL: Final = (400, 403, 405, 408, 414, 431, 500, 503)
 OF_BODIES: Final = (404, 413, 415, 429)
 """Of routes that take a body, besides."""
-_OF_CONNECTIONS: Final = (408, 414, 431)
-"""Told before it is known what the request is for: in one form for all."""
 _ERRORS: Final[dict[str, type[BaseModel]]] = {OPENAI: OpenAIError, ANTHROPIC: ClaudeError, OLLAMA: OllamaError}
 _FORMS: Final = {OPENAI: "", ANTHROPIC: "Claude", OLLAMA: "Ollama"}
 _PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -95,7 +93,7 @@ def operations_of(routes: Iterable[BaseRoute]) -> Iterator[Operation]:
                 _summary(getattr(route, "endpoint", None)),
                 description or Description(answer=Any),
                 is_public(route),
-                form_of_errors(route),
+                form_of_errors(path),
                 query,
                 description is not None,
             )
@@ -183,10 +181,8 @@ def _operation(operation: Operation, schemas: _Schemas, with_keys: bool) -> dict
         written["parameters"] = parameters
     if about.body is not None:
         written["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas.of(about.body)}}}
-    errors = {}
-    for status in operation.statuses:
-        form = _FORMS[OPENAI if status in _OF_CONNECTIONS else operation.errors]
-        errors[str(status)] = {"$ref": f"#/components/responses/{form}Error{status}"}
+    error = f"#/components/responses/{_FORMS[operation.errors]}Error"
+    errors = {str(status): {"$ref": f"{error}{status}"} for status in operation.statuses}
     written["responses"] = {"200": _answer(about, schemas)} | errors
     if with_keys and not operation.is_public:
         written["security"] = [{"bearer": []}, {"key": []}]

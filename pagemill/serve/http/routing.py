@@ -20,17 +20,9 @@ def with_head(routes: Sequence[BaseRoute]) -> Sequence[BaseRoute]:
     return routes
 
 
-def route_of(scope: Scope, *, any_method: bool = False) -> BaseRoute | None:
-    """The route that the router will choose; None: there is none. `any_method`: also one of this path that does not
-    take the request's method."""
-    partial: BaseRoute | None = None
-    for route in scope["app"].router.routes:
-        match = route.matches(scope)[0]
-        if match is Match.FULL:
-            return route  # type: ignore[no-any-return]
-        if match is Match.PARTIAL and partial is None:
-            partial = route
-    return partial if any_method else None
+def route_of(scope: Scope) -> BaseRoute | None:
+    """The route that the router will choose; None: there is none that takes this method of this path."""
+    return next((route for route in scope["app"].router.routes if route.matches(scope)[0] is Match.FULL), None)
 
 
 def says(route: BaseRoute | None, name: str) -> Any:

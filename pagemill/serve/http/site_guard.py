@@ -21,6 +21,8 @@ _ANY_TYPE = "x-any-content-type"
 ANY_CONTENT_TYPE: Final[dict[str, Any]] = {_ANY_TYPE: True}
 """`openapi_extra` of a route that takes bodies of any type as JSON, but from no browser: its clients send none, or that
 of a form."""
+_PLAIN = frozenset({"", "identity", "chunked"})
+"""Codings of a body that leave it as it is."""
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -40,6 +42,7 @@ class SiteGuardMiddleware:
                 self._check_names(headers, self._hosts)
             if scope["method"] not in _WITHOUT_BODY:
                 _check_type(headers, scope)
+                _check_coding(headers)
         await self.app(scope, receive, send)
 
     def _check_names(self, headers: Headers, names: tuple[str, ...]) -> None:
@@ -91,3 +94,11 @@ def _check_type(headers: Headers, scope: Scope) -> None:
         return
     shown = ", ".join(given)[:100]
     raise UnsupportedTypeError(f"content-type {shown!r} is not supported: send {JSON}")
+
+
+def _check_coding(headers: Headers) -> None:
+    """Bodies are not unpacked: how much comes out cannot be told from what goes in."""
+    for name in ("content-encoding", "transfer-encoding"):
+        for value in headers.getlist(name):
+            if not _PLAIN.issuperset(coding.strip().lower() for coding in value.split(",")):
+                raise UnsupportedTypeError(f"{name} {value[:100]!r} is not supported: send the body as it is")

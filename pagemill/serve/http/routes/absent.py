@@ -5,7 +5,8 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
-from pagemill.serve.http.errors import OLLAMA, OPENAI, NotHereError, errors_as
+from pagemill.serve.http.errors import NotHereError
+from pagemill.serve.http.site_guard import ANY_CONTENT_TYPE
 
 router = APIRouter(include_in_schema=False)
 
@@ -65,5 +66,5 @@ for _path, _reason in ABSENT.items():
         _teller(_reason),
         methods=["GET", "POST", "DELETE"],
         response_model=None,
-        openapi_extra=errors_as(OLLAMA if _path.startswith("/api/") else OPENAI),
+        openapi_extra=ANY_CONTENT_TYPE,  # sounds come as forms, and pulls as curl sends them: the reason is the answer
     )

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.serve.http.described import describes
-from pagemill.serve.http.errors import ANTHROPIC, ApiError, errors_as
+from pagemill.serve.http.errors import ANTHROPIC, ApiError
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.message_choice import MakeParser, MessageChoice
 from pagemill.serve.http.preparer import COUNT_TOKENS, MESSAGES
@@ -32,7 +32,7 @@ _encode = msgspec.json.encode
 @router.post(
     "/v1/messages",
     response_model=None,
-    openapi_extra=errors_as(ANTHROPIC) | describes(ClaudeMessage, body=MessagesBody, event=ClaudeEvent),
+    openapi_extra=describes(ClaudeMessage, body=MessagesBody, event=ClaudeEvent),
 )
 async def create_message(request: Request) -> Response:
     """Continue a conversation. Everything is checked before anything runs.
@@ -52,7 +52,7 @@ async def create_message(request: Request) -> Response:
 @router.post(
     "/v1/messages/count_tokens",
     response_model=None,
-    openapi_extra=errors_as(ANTHROPIC) | describes(InputTokens, body=CountTokensBody),
+    openapi_extra=describes(InputTokens, body=CountTokensBody),
 )
 async def count_tokens(request: Request) -> Response:
     """How many tokens a conversation has, as it would be run.

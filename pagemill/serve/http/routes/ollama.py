@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.serve.http.connection import LargeJson, respond_unless_gone
 from pagemill.serve.http.described import describes
-from pagemill.serve.http.errors import OLLAMA, ApiError, errors_as
+from pagemill.serve.http.errors import OLLAMA, ApiError
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.message_choice import MakeParser, MessageChoice
 from pagemill.serve.http.preparer import OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, AnswerForm
@@ -29,8 +29,6 @@ from pagemill.serve.processing.input_processor import PreparedRequest
 
 router = APIRouter()
 NDJSON = "application/x-ndjson"
-EXTRA = errors_as(OLLAMA) | ANY_CONTENT_TYPE
-"""What these routes say of themselves: curl sends a form's content type, as in the examples of Ollama."""
 DONE_REASONS = {"length": "length", "abort": "abort"}
 """Why an answer ended -> what clients are told. Whatever else ended it: it stopped."""
 _encode = msgspec.json.encode
@@ -39,7 +37,8 @@ _encode = msgspec.json.encode
 @router.post(
     "/api/chat",
     response_model=None,
-    openapi_extra=EXTRA | describes(OllamaAnswer, body=OllamaChatBody, event=OllamaAnswer, stream_type=NDJSON),
+    openapi_extra=ANY_CONTENT_TYPE
+    | describes(OllamaAnswer, body=OllamaChatBody, event=OllamaAnswer, stream_type=NDJSON),
 )
 async def chat(request: Request) -> Response:
     """Continue a conversation; without messages, say that the model is loaded.
@@ -52,7 +51,8 @@ async def chat(request: Request) -> Response:
 @router.post(
     "/api/generate",
     response_model=None,
-    openapi_extra=EXTRA | describes(OllamaAnswer, body=OllamaGenerateBody, event=OllamaAnswer, stream_type=NDJSON),
+    openapi_extra=ANY_CONTENT_TYPE
+    | describes(OllamaAnswer, body=OllamaGenerateBody, event=OllamaAnswer, stream_type=NDJSON),
 )
 async def generate(request: Request) -> Response:
     """Answer a prompt, through the chat template unless it is raw; without one, say that the model is loaded.
@@ -172,7 +172,7 @@ class OllamaDeltas:
 @router.post(
     "/api/embed",
     response_model=None,
-    openapi_extra=EXTRA | describes(OllamaVectors, body=OllamaEmbedBody),
+    openapi_extra=ANY_CONTENT_TYPE | describes(OllamaVectors, body=OllamaEmbedBody),
 )
 async def embed(request: Request) -> Response:
     """Make vectors of texts. Every text is checked before any runs.
@@ -186,7 +186,7 @@ async def embed(request: Request) -> Response:
 @router.post(
     "/api/embeddings",
     response_model=None,
-    openapi_extra=EXTRA | describes(OllamaVector, body=OllamaEmbeddingsBody),
+    openapi_extra=ANY_CONTENT_TYPE | describes(OllamaVector, body=OllamaEmbeddingsBody),
 )
 async def embeddings(request: Request) -> Response:
     """Make the vector of one text, as older clients ask.

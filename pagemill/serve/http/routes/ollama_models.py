@@ -13,10 +13,9 @@ from fastapi import APIRouter, Request
 from pagemill.config.facts import ModelFacts
 from pagemill.serve.http.connection import read_small
 from pagemill.serve.http.described import describes
-from pagemill.serve.http.errors import OLLAMA, errors_as
-from pagemill.serve.http.routes.ollama import EXTRA
 from pagemill.serve.http.schemas.answers import OllamaModels, OllamaShown, Version
 from pagemill.serve.http.schemas.ollama import ShowBody
+from pagemill.serve.http.site_guard import ANY_CONTENT_TYPE
 from pagemill.serve.http.state import Services, services
 
 router = APIRouter()
@@ -36,13 +35,13 @@ _NUMBERS = {
 """Key of a Hugging Face config -> key of `model_info`, below the architecture."""
 
 
-@router.get("/api/version", openapi_extra=errors_as(OLLAMA) | describes(Version))
+@router.get("/api/version", openapi_extra=describes(Version))
 async def version() -> dict[str, str]:
     """The version of the API that these routes follow."""
     return {"version": API_VERSION}
 
 
-@router.get("/api/tags", openapi_extra=errors_as(OLLAMA) | describes(OllamaModels))
+@router.get("/api/tags", openapi_extra=describes(OllamaModels))
 async def tags(request: Request) -> dict[str, Any]:
     """The names of the model."""
     here = services(request)
@@ -50,7 +49,7 @@ async def tags(request: Request) -> dict[str, Any]:
     return {"models": [{"name": name, "model": name, **card} for name in here.model.listed]}
 
 
-@router.get("/api/ps", openapi_extra=errors_as(OLLAMA) | describes(OllamaModels))
+@router.get("/api/ps", openapi_extra=describes(OllamaModels))
 async def ps(request: Request) -> dict[str, Any]:
     """The model, which is always loaded."""
     here = services(request)
@@ -59,7 +58,7 @@ async def ps(request: Request) -> dict[str, Any]:
     return {"models": [{"name": here.model.name, "model": here.model.name, **card, **loaded}]}
 
 
-@router.post("/api/show", openapi_extra=EXTRA | describes(OllamaShown, body=ShowBody))
+@router.post("/api/show", openapi_extra=ANY_CONTENT_TYPE | describes(OllamaShown, body=ShowBody))
 async def show(request: Request) -> dict[str, Any]:
     """What the model is and can do. Raises RequestError, ModelNotFoundError."""
     here = services(request)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from pagemill.catalog.endpoints import ENDPOINTS
 from pagemill.serve.http.auth import PUBLIC
 from pagemill.serve.http.described import describes
-from pagemill.serve.http.errors import ANTHROPIC, errors_as
+from pagemill.serve.http.errors import ANTHROPIC
 from pagemill.serve.http.openapi import STATUSES, document_of, field_texts, operations_of
 from pagemill.serve.http.schemas.answers import TokenCounts
 from pagemill.serve.http.schemas.chat import ChatBody
@@ -61,7 +61,7 @@ def test_a_route_lists_what_it_may_answer_with(document: dict[str, Any]) -> None
 def test_errors_have_the_form_of_the_routes_api(document: dict[str, Any]) -> None:
     responses = document["paths"]["/v1/messages"]["post"]["responses"]
     assert responses["404"]["$ref"].endswith("/ClaudeError404")
-    assert responses["431"]["$ref"].endswith("/Error431"), "told before it is known what the request is for"
+    assert responses["431"]["$ref"].endswith("/ClaudeError431"), "told before there is a request"
     assert document["paths"]["/api/chat"]["post"]["responses"]["400"]["$ref"].endswith("/OllamaError400")
 
 
@@ -73,7 +73,7 @@ def test_a_route_of_somebody_else() -> None:
         """Do it. More about it."""
         return Response()
 
-    @router.get("/bar", openapi_extra=errors_as(ANTHROPIC))
+    @router.get("/v1/messages/bar")
     async def bar() -> Response:
         return Response()
 
@@ -82,7 +82,7 @@ def test_a_route_of_somebody_else() -> None:
     assert (plain.errors, plain.is_described) == (ANTHROPIC, False)
     written = document_of(router.routes)["paths"]
     assert [found["name"] for found in written["/foo/{name}"]["post"]["parameters"]] == ["name", "size"]
-    assert written["/bar"]["get"]["responses"]["200"]["content"]["application/json"]["schema"] == {}
+    assert written["/v1/messages/bar"]["get"]["responses"]["200"]["content"]["application/json"]["schema"] == {}
 
 
 def test_fields_are_described_by_the_texts_below_them() -> None:
