@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.serve.http.connections import Connections
+from pagemill.serve.http.handshake import Handshake
 from pagemill.serve.http.limits import ACCEPTED_AT_ONCE, HttpLimits
 from pagemill.serve.http.protocol import DirectProtocol
 from pagemill.serve.http.tls import Tls
@@ -142,7 +143,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=functools.partial(DirectProtocol, connections=self._connections),  # type: ignore[arg-type]
+                http=self._protocol(),
                 log_level=log_level,
                 access_log=False,
                 backlog=ACCEPTED_AT_ONCE,  # also the number of connections that asyncio accepts in one go
@@ -151,7 +152,6 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 lifespan="on",
                 ws="none",
-                ssl_context_factory=None if tls is None else lambda config, make_default: tls.context,
             )
         )
         self.sock = sock
@@ -160,6 +160,13 @@ class HttpServer(uvicorn.Server):
         self._drain_until: float | None = None
         self._has_logged_drain = False
         self._announce = announce
+
+    def _protocol(self) -> Any:
+        """Makes a connection."""
+        if self._tls is None:
+            return functools.partial(DirectProtocol, connections=self._connections)
+        context = self._tls.context
+        return functools.partial(Handshake, make=DirectProtocol, context=context, connections=self._connections)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal arrived. Nothing is logged here: the handler may have interrupted the logging of something else."""

@@ -1,6 +1,8 @@
 """Certificates: used, replaced while the server runs, and wrong ones."""
 
+import contextlib
 import logging
+import socket
 import ssl
 from pathlib import Path
 
@@ -59,6 +61,87 @@ def test_a_client_that_leaves_is_aborted(pem: Path) -> None:
         with httpx.stream("POST", f"{url}/v1/completions", json=body, verify=trust, timeout=60) as answer:
             next(answer.iter_lines())
         wait_until(lambda: core.aborted, 60)
+
+
+def dial(url: str) -> socket.socket:
+    """A connection that says nothing yet."""
+    host, port = url.removeprefix("https://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def is_hung_up(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_handshakes_that_are_not_finished_count_as_connections_and_give_way(pem: Path) -> None:
+    trust = ssl.create_default_context(cafile=pem)
+    with running_server(FakeCore(), ssl_certfile=str(pem), limit_concurrency=8) as url:
+        silent = [dial(url) for _ in range(30)]
+        silent[25].sendall(b"\x16\x03\x01\x00")  # the beginning of a handshake
+        wait_until(lambda: sum(map(is_hung_up, silent)) == 22, 120)
+        assert not is_hung_up(silent[-1]), "the oldest give way"
+        assert httpx.get(f"{url}/health", verify=trust, timeout=60).status_code == 200
+        for sock in silent:
+            sock.close()
+
+
+def test_where_all_connections_are_at_work_a_handshake_is_hung_up(pem: Path) -> None:
+    core = FakeCore(step_s=0.1)
+    body = BODY | {"stream": True, "max_tokens": 200}
+    trust = ssl.create_default_context(cafile=pem)
+    with running_server(core, ssl_certfile=str(pem), limit_concurrency=1) as url:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, verify=trust, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            with dial(url) as other:
+                wait_until(lambda: is_hung_up(other), 120)
+            assert next(line for line in lines if line), "it goes on"
+        wait_until(lambda: core.aborted, 120)
+
+
+@pytest.mark.parametrize("begin", [b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n"])
+def test_a_handshake_must_be_finished_in_time(pem: Path, begin: bytes) -> None:
+    with running_server(FakeCore(), ssl_certfile=str(pem), timeout_request_head=1.0) as url, dial(url) as sock:
+        sock.sendall(begin)
+        wait_until(lambda: is_hung_up(sock), 120)
+
+
+def test_a_request_may_come_with_the_end_of_the_handshake(pem: Path) -> None:
+    """As the client's last message and the request may be in one packet."""
+    coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
+    trust = ssl.create_default_context(cafile=pem)
+    with running_server(FakeCore(), ssl_certfile=str(pem)) as url, dial(url) as sock:
+        client = trust.wrap_bio(coming, going, server_hostname="127.0.0.1")
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                sock.sendall(going.read())
+                coming.write(sock.recv(65536))
+        client.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        sock.sendall(going.read())
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            coming.write(sock.recv(65536))
+            with contextlib.suppress(ssl.SSLWantReadError):
+                answer += client.read(65536)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_the_server_ends_while_handshakes_are_open(pem: Path) -> None:
+    with running_server(FakeCore(), ssl_certfile=str(pem)) as url:
+        silent = [dial(url) for _ in range(3)]
+        wait_until(lambda: httpx.get(f"{url}/health", verify=False, timeout=60).status_code == 200)
+    for sock in silent:
+        wait_until(lambda sock=sock: is_hung_up(sock))  # type: ignore[misc]
+        sock.close()
 
 
 def test_a_new_certificate_is_used_by_new_connections(pem: Path) -> None:
