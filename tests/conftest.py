@@ -20,6 +20,7 @@ for _wait in ("connect", "read", "write", "pool"):  # 5 s by default, which a ma
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _wait, 120.0)
 
 NEEDS = {"browser": "Chromium", "model": "the embedded default model", "gpu": "a CUDA device"}
+FREEZE, UNFREEZE = gc.freeze, gc.unfreeze
 NEVER_SKIPPED_IN_CI = ("browser", "model")
 
 
@@ -48,8 +49,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests live as long as the run: every pass of the garbage collector over them takes half a second."""
-    gc.freeze()
+    """Modules and tests live as long as the run: every pass of the garbage collector over them takes half a second.
+
+    An engine that ends thaws all that is frozen, and one that starts freezes what other tests have left: not here,
+    unless a test uses `freezing`."""
+    FREEZE()
+    gc.freeze = gc.unfreeze = lambda: None
+
+
+@pytest.fixture
+def freezing(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+    """`gc.freeze` and `gc.unfreeze` as they are elsewhere."""
+    monkeypatch.setattr(gc, "freeze", FREEZE)
+    monkeypatch.setattr(gc, "unfreeze", UNFREEZE)
+    yield
+    FREEZE()
 
 
 @pytest.hookimpl(wrapper=True)

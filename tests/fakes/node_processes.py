@@ -10,15 +10,16 @@ from pagemill.fleet.node import run_headless
 from tests.fakes.scripted_fleet import WORKER, fleet_config
 
 SECRET = "a secret of the test's"
-TIMEOUT_S = 2.0
+TIMEOUT_S = 10.0
+"""Of silence, after which the other side is given up: on a busy machine nobody falls silent for so long."""
 HEAD_RETURN_S = 20.0
 
 
 def run_node(payload: bytes, report: Callable[[bytes], object]) -> None:
     """Entry of a node's process: engines from a rank on, of so many in all."""
-    folder, port, first, count, size, lockstep = json.loads(payload)
+    folder, port, first, count, size, lockstep, timeout_s = json.loads(payload)
     plan = FleetPlan(size, range(first, first + count), True, ("127.0.0.1", port), lockstep=lockstep)
-    spec = FleetSpec(fleet_config(folder), WORKER, plan, secret=SECRET, node_timeout_s=TIMEOUT_S)
+    spec = FleetSpec(fleet_config(folder), WORKER, plan, secret=SECRET, node_timeout_s=timeout_s)
     run_headless(spec, head_return_s=HEAD_RETURN_S)
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -23,6 +24,8 @@ class HostileTokenizer(ByteTokenizer):
         match text[:5]:
             case "kill!":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "slow!" if len(text) > 5:
+                _wait_for_release(Path(text[5:]))
             case "slow!":
                 time.sleep(3)
             case "hang!":
@@ -32,6 +35,14 @@ class HostileTokenizer(ByteTokenizer):
             case "fail!":
                 raise RuntimeError("a library failed at 0x7f00deadbeef")
         return super().encode(text, add_special_tokens, rendered=rendered)
+
+
+def _wait_for_release(folder: Path) -> None:
+    """Say so in a folder, and wait until somebody else does."""
+    (folder / "begun").touch()
+    end_s = time.monotonic() + 300
+    while not (folder / "end").exists() and time.monotonic() < end_s:
+        time.sleep(0.01)
 
 
 def run(payload: bytes, report: Report) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.openai_server import FakeOpenAIServer
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 CTRL_C, CTRL_D = b"\x03", b"\x04"
 # The new session takes the terminal as its controlling one, so that Ctrl-C becomes SIGINT.
 LAUNCH = """
@@ -70,7 +70,7 @@ def test_a_chat_on_a_terminal(server: FakeOpenAIServer, tmp_path: Path):
     terminal.type(b"Tell me.\r")
     terminal.expect("The .*ocean.* is wide")
     terminal.expect("4 tokens, .* tokens/s, first token after")
-    server.script.pieces, server.script.delay_s = ["word "] * 500, 0.02
+    server.script.pieces, server.script.delay_s = ["word "] * 5000, 0.02
     terminal.expect("> ")
     terminal.type(b"Go on.\r")
     terminal.expect("word word")
@@ -97,7 +97,7 @@ def test_a_completion_on_a_terminal_has_a_faint_last_line(server: FakeOpenAIServ
 
 
 def test_ctrl_c_ends_a_completion_with_130_and_aborts_the_request(server: FakeOpenAIServer, tmp_path: Path):
-    server.script.pieces, server.script.delay_s = ["word "] * 500, 0.02
+    server.script.pieces, server.script.delay_s = ["word "] * 5000, 0.02
     terminal = Terminal(tmp_path, "complete", "Hi", "--url", server.url)
     terminal.expect("word word")
     terminal.type(CTRL_C)
@@ -123,11 +123,13 @@ def test_a_reader_that_leaves_is_no_error(server: FakeOpenAIServer):
 
 
 def test_help_is_quick():
+    """In processor time, which does not depend on what else the machine does."""
     seconds = []
     for _ in range(3):
-        start_s = time.perf_counter()
+        before = os.times()
         subprocess.run([sys.executable, "-m", "pagemill", "--help"], check=True, stdout=subprocess.DEVNULL)
-        seconds.append(time.perf_counter() - start_s)
+        after = os.times()
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert min(seconds) < 0.3
 
 

@@ -25,11 +25,13 @@ from tests.fakes.tiny_checkpoint import make_checkpoint
 class Machines:
     """A head in this process, which has the first of two engines, and nodes."""
 
+    timeout_s = TIMEOUT_S
+
     def __init__(self, folder, lockstep=False):
         self.folder, self.port, self.lockstep = str(folder), free_port(), lockstep
         self.nodes = []
         plan = FleetPlan(2, range(1), head=("127.0.0.1", self.port), lockstep=lockstep)
-        spec = FleetSpec(fleet_config(folder), WORKER, plan, secret=SECRET, node_timeout_s=TIMEOUT_S)
+        spec = FleetSpec(fleet_config(folder), WORKER, plan, secret=SECRET, node_timeout_s=self.timeout_s)
         self.head = EngineFleet(spec)
 
     def __enter__(self):
@@ -42,7 +44,7 @@ class Machines:
             node.stop(grace_s=10)
 
     def add_node(self, first=1, count=1, size=2):
-        payload = json.dumps([self.folder, self.port, first, count, size, self.lockstep]).encode()
+        payload = json.dumps([self.folder, self.port, first, count, size, self.lockstep, self.timeout_s]).encode()
         self.nodes.append(Child("tests.fakes.node_processes:run_node", "node", payload))
         return self.nodes[-1]
 
@@ -123,7 +125,9 @@ def test_a_node_ends_with_a_head_that_is_killed(folder):
     with Child("tests.fakes.node_processes:run_head", "head", payload) as head:
         port = json.loads(payload)[1]
         node = Child(
-            "tests.fakes.node_processes:run_node", "node", json.dumps([str(folder), port, 1, 1, 2, False]).encode()
+            "tests.fakes.node_processes:run_node",
+            "node",
+            json.dumps([str(folder), port, 1, 1, 2, False, TIMEOUT_S]).encode(),
         )
         with node:
             assert head.report(PATIENCE_S) == b"ready"

@@ -12,7 +12,7 @@ from pagemill.serve.http.intake import LARGE_BODY_BYTES
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.preparer_process import HelperSpec
 from tests.fakes.configs import model_config, scheduler_config
-from tests.fakes.engine import FACTS, running_server
+from tests.fakes.engine import FACTS, running_server, wait_until
 from tests.fakes.fake_core import FakeCore
 from tests.fakes.fake_tokenizer import ByteTokenizer
 from tests.fakes.preparer_child import ENTRY
@@ -43,19 +43,16 @@ def ask(url, prompt, answers, **fields):
     answers.append(httpx.post(url + PATH, json={"prompt": prompt, "max_tokens": 4} | fields, timeout=300))
 
 
-def test_others_are_answered_while_a_large_body_is_prepared(url):
-    ask(url, "warm", [], **PADDING)
-    answers, num_healthy = [], 0
-    large = threading.Thread(target=ask, args=(url, "slow!", answers), kwargs=PADDING)
+def test_others_are_answered_while_a_large_body_is_prepared(url, tmp_path):
+    answers = []
+    large = threading.Thread(target=ask, args=(url, f"slow!{tmp_path}", answers), kwargs=PADDING)
     large.start()
-    time.sleep(0.2)
-    while large.is_alive():
+    wait_until((tmp_path / "begun").exists)
+    for _ in range(10):
         assert httpx.get(f"{url}/health", timeout=300).status_code == 200
-        if not num_healthy:
-            ask(url, "hi", answers)
-        num_healthy += 1
+    ask(url, "hi", answers)
+    (tmp_path / "end").touch()
     large.join()
-    assert num_healthy
     small, late = answers
     assert [answer.status_code for answer in answers] == [200, 200]
     assert small.json()["choices"][0]["text"] == "hihi" and late.json()["choices"][0]["text"] == "slow"

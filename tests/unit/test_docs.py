@@ -7,6 +7,7 @@ A block tagged `python` must compile; one tagged `python run` is executed with t
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def blocks(*tags: str) -> list[object]:
     return found
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """Anchors that the headings of a page get."""
     prose = FENCE.sub("", page.read_text())
@@ -45,9 +47,19 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", gen_docs.generated(), ids=lambda path: page_name(path))
+GENERATED = gen_docs.generated()
+
+
+@pytest.mark.parametrize("path", GENERATED, ids=page_name)
 def test_generated_pages_are_current(path: Path):
-    assert path.read_text() == gen_docs.generated()[path], "run `make docs`"
+    assert path.read_text() == GENERATED[path], "run `make docs`"
+
+
+@cache
+def source_files() -> list[str]:
+    """Paths of the files that documents may name."""
+    folders = ("pagemill", "tests", "tools", "benchmarks")
+    return [str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.*")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -66,8 +78,7 @@ def test_links_lead_somewhere(page: Path):
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=page_name)
 def test_files_that_are_named_exist(page: Path):
     """By their end: `worker/worker.py` is a file of the package."""
-    folders = ("pagemill", "tests", "tools", "benchmarks")
-    files = [str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    files = source_files()
     named = FILE_NAME.findall(FENCE.sub("", page.read_text()))
     missing = [
         name

@@ -74,10 +74,16 @@ async def test_a_connection_that_is_reset_costs_nobody_anything(folder):
             await front_end.answered("1-again")
 
 
+class HastyMachines(CutMachines):
+    """Which give up the other side soon."""
+
+    timeout_s = 2.0
+
+
 @pytest.mark.parametrize("side", ["client", None, *long_only("server")], ids=["node gone", "silence", "head gone"])
 async def test_a_connection_that_is_silent_is_given_up_and_made_anew(folder, side):
     """The head takes the node's engines for gone; the node keeps them, and they are back with it."""
-    with CutMachines(folder) as machines:
+    with HastyMachines(folder) as machines:
         node = machines.add_node()
         async with FrontEnd(machines.head) as front_end:
             engines = psutil.Process(node.pid).children()
@@ -91,7 +97,7 @@ async def test_a_connection_that_is_silent_is_given_up_and_made_anew(folder, sid
             else:
                 machines.proxy.half_open(side)
             await front_end.answered(*names)
-            await asyncio.sleep(2 * TIMEOUT_S)
+            await asyncio.sleep(2 * machines.timeout_s)
             await front_end.until(lambda: front_end.client.problem() is None, "the return of the node")
             await front_end.ask("1-again", max_tokens=9)
             await front_end.answered("1-again")
@@ -102,7 +108,9 @@ def test_a_head_that_is_started_again_has_the_engines_back(folder):
     port = free_port()
     head = json.dumps([str(folder), port]).encode()
     node = Child(
-        "tests.fakes.node_processes:run_node", "node", json.dumps([str(folder), port, 1, 1, 2, False]).encode()
+        "tests.fakes.node_processes:run_node",
+        "node",
+        json.dumps([str(folder), port, 1, 1, 2, False, TIMEOUT_S]).encode(),
     )
     with node:
         engines = []

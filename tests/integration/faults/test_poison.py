@@ -53,6 +53,7 @@ async def test_several_at_once_fail_nobody_else(server):
         for answer in await poisoned.answers():
             assert (answer.status, answer.error["code"]) == (500, "generation_failed")
         assert same(await traffic.answers(), calm)
-    assert num_crashes(server) - before <= 8
+    # Three completions, none of which is computed more than three times, whenever they come.
+    assert num_crashes(server) - before <= 9
     server.wait_healthy()
     server.wait_empty()

@@ -16,9 +16,8 @@ class Ring:
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was():
+def _as_it_was(freezing):
     yield
-    gc.unfreeze()
     gc.enable()
 
 

@@ -313,13 +313,14 @@ def test_a_step_has_a_deadline():
 @pytest.mark.slow
 def test_an_actor_without_a_pulse_shows_no_sign_of_life(ray):
     with executor(tensor_parallel_size=2) as on_ray:
-        on_ray._workers._health._silent_s = 0.5
-        time.sleep(0.6)
+        on_ray._workers._health._silent_s = 3.0
+        time.sleep(3.5)
         on_ray.check_health()
-        ray.actors[1].object.pulse = lambda: released.wait(10) or b""
-        time.sleep(0.7)
+        ray.actors[1].object.pulse = lambda: released.wait(120) or b""
         with pytest.raises(EngineDeadError, match=r"worker 1 .* has given no sign of life for"):
-            on_ray.check_health()
+            for _ in range(1200):
+                on_ray.check_health()
+                time.sleep(0.05)
 
 
 def test_a_step_that_was_lost_is_not_answered_with_another():

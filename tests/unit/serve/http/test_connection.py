@@ -60,7 +60,6 @@ async def test_a_large_object_is_sent_in_parts(num_rows: int, tail: dict[str, An
 
 @pytest.fixture
 def _uncollected() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     yield
     gc.enable()
