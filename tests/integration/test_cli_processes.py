@@ -18,7 +18,8 @@ TIMEOUT_S = 120.0
 CTRL_C, CTRL_D = b"\x03", b"\x04"
 # The new session takes the terminal as its controlling one, so that Ctrl-C becomes SIGINT.
 LAUNCH = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # not ignored, whatever started the tests
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, "-m", "pagemill", *sys.argv[1:]])
 """

@@ -80,6 +80,7 @@ def test_ours_come_before_an_installed_vllm(tmp_path: Path) -> None:
     assert run(f"import pagemill.vllm\n{theirs}", cwd=tmp_path) == "pagemill.messages.sampling_params"
 
 
+@pytest.mark.slow
 def test_a_script_of_flags_runs_unchanged(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -105,6 +106,7 @@ def test_a_script_of_flags_runs_unchanged(tmp_path: Path) -> None:
     assert run("", *module, cwd=tmp_path) == "hello 1 m 1 True"
 
 
+@pytest.mark.slow
 def test_its_subcommands_are_those_of_pagemill() -> None:
     assert run("", "-m", "pagemill.vllm", "--version") == f"pagemill {pagemill.__version__}"
     assert "usage: pagemill serve" in run("", "-m", "pagemill.vllm", "serve", "--help")

@@ -4,9 +4,12 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "balancer.py"
 
 
+@pytest.mark.slow
 def test_affinity_finds_more_than_taking_turns(monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location("balancer_script", SCRIPT)
     script = importlib.util.module_from_spec(spec)

@@ -66,6 +66,7 @@ def test_an_environment_without_the_engine():
         peer.call("__init__", {"block_size": 16}, 7, [1])
 
 
+@pytest.mark.slow
 def test_both_do_the_same_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The peer's process is replaced by our own scheduler in this one."""
 

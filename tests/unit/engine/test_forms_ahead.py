@@ -145,6 +145,7 @@ def test_preempted_outputs_go_on_as_they_would_have(grammar_of, expected, depth,
     client.core.shutdown()
 
 
+@pytest.mark.slow
 @WAYS
 def test_an_abort_changes_no_other_output(grammar_of, expected, depth, overlap):
     """At any step, and the slot is another request's after it."""

@@ -52,7 +52,7 @@ ASKED = {
     "of named tokens": {"logprob_token_ids": [ord("{"), ord("}"), 7], "max_tokens": 33},
 }
 
-pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in=7)]
+pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in=15)]
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,7 @@ def test_on_a_device_that_works_ahead(checkpoint, matcher, asked, mode):
     check_same(run(make_client(checkpoint, matcher, platform=QueuedPlatform(), **settings), ASKED[asked]), without)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["hot", "log-probabilities"])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_preempted_requests(checkpoint, matcher, asked, depth):
@@ -142,6 +143,7 @@ def test_preempted_requests(checkpoint, matcher, asked, depth):
     check_same(found, without)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_log_probabilities_of_forced_tokens_are_those_of_the_model(checkpoint, matcher):
     from transformers import AutoModelForCausalLM
@@ -182,6 +184,7 @@ def test_one_that_goes_on_after_a_restart(checkpoint, matcher, asked, count):
     assert sum(map(len, resumed.logprobs.get("long", []))) in (0, len(resumed.tokens["long"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["processed_logprobs", "processed_logits"])
 def test_nothing_is_forced_where_what_is_told_depends_on_the_grammar(checkpoint, matcher, mode):
     asked = ASKED["log-probabilities"]
@@ -192,6 +195,7 @@ def test_nothing_is_forced_where_what_is_told_depends_on_the_grammar(checkpoint,
     assert run(make_client(checkpoint, matcher, logprobs_mode=mode), {}).core.num_executed < found.core.num_executed
 
 
+@pytest.mark.slow
 def test_nothing_is_forced_where_tokens_are_ruled_out(checkpoint, matcher):
     asked = {"bad_words_token_ids": [[ord("1")], [ord("t"), ord("r")]]}
     without = run(make_client(checkpoint, matcher, jump=False), asked)
@@ -200,6 +204,7 @@ def test_nothing_is_forced_where_tokens_are_ruled_out(checkpoint, matcher):
     assert found.core.num_executed == without.core.num_executed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["hot", "log-probabilities"])
 @pytest.mark.parametrize("begin", [None, 8])
 def test_free_until_an_end_of_reasoning(checkpoint, matcher, asked, begin):

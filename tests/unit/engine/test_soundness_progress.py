@@ -54,6 +54,7 @@ class Stream:
         return self.engine.num_steps - start
 
 
+@pytest.mark.slow
 @FEW
 @given(
     depth=DEPTHS,
@@ -147,6 +148,7 @@ def test_whoever_generates_gets_a_token_in_every_step_while_prompts_are_computed
     engine.drain()
 
 
+@pytest.mark.slow
 @FEW
 @given(
     depth=DEPTHS,

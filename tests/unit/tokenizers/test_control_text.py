@@ -112,6 +112,7 @@ def test_prompts_are_as_ever_or_all_text(text, policy):
     assert (ids == before) if policy else not special_ids(pipeline, ids)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(text=UNICODE)
 def test_marks_leave_no_trace(text):

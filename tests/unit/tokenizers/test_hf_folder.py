@@ -125,6 +125,7 @@ def test_no_template_is_a_request_error(trained):
         HfTokenizer(trained, SpecialTokens(), None).render_chat([])
 
 
+@pytest.mark.slow
 def test_imports_stay_light():
     code = (
         "import sys, pagemill.tokenizers.load, pagemill.artifacts.describe as d\n"

@@ -211,6 +211,7 @@ def test_waiting_for_any_of_several_queues():
         assert time.monotonic() - started < 60
 
 
+@pytest.mark.slow
 def test_between_processes():
     with echo_processes(2, num_slots=4, slot_bytes=4096) as (writer, backs, _):
         noise = random.Random(0)

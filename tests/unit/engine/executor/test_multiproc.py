@@ -146,6 +146,7 @@ def test_processes_are_called_what_they_are():
         assert titles == ["pagemill: worker 4", "pagemill: worker 5"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [*map(slow, ["execute_model", "shutdown", "__init__", "_write"]), "no_such"])
 def test_only_methods_of_a_worker_can_be_called(method):
     with executor() as multiproc:
@@ -215,6 +216,7 @@ def test_a_worker_killed_in_a_step():
         assert time.monotonic() - started < 60
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_idle_is_noticed_at_once():
     died = threading.Event()
     with executor(tensor_parallel_size=2, on_death=lambda error: died.set()) as multiproc:

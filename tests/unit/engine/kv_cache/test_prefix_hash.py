@@ -102,6 +102,7 @@ def test_the_root_is_random_unless_pinned():
     assert hashes(4, seed="1") == hashes(4, seed="1") != hashes(4, seed="2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["sha256", slow("sha256_cbor")])
 def test_a_pinned_seed_gives_the_same_hashes_in_another_process(algorithm):
     code = (

@@ -204,6 +204,7 @@ def test_layers_are_compiled_whole(library: native.Library, backend: str, name: 
         assert (found - wanted).abs().max() <= 0.02 * wanted.abs().max()
 
 
+@pytest.mark.slow
 def test_operations_of_a_compiled_function(library: native.Library) -> None:
     """Arguments that change inside compiled code, a view among them, change for the caller as well."""
 

@@ -87,6 +87,7 @@ def test_batch_and_threads_change_nothing(tmp_path):
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_changed_logits_are_left_to_the_sampler(tmp_path, monkeypatch):
     checkpoint = make_checkpoint(tmp_path, "LlamaForCausalLM")
     wanted = {"min_tokens": 8, "stop_token_ids": tuple(range(2, 200))}
@@ -96,6 +97,7 @@ def test_changed_logits_are_left_to_the_sampler(tmp_path, monkeypatch):
     assert min(map(len, found.values())) >= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "special",
     [
@@ -117,6 +119,7 @@ def test_one_request_whose_logits_are_changed_takes_no_other_off_the_native_path
     assert tokens_of(checkpoint, [one, *requests()]) == (found, 0)
 
 
+@pytest.mark.slow
 def test_why_a_step_is_not_one_call_is_logged_once(tmp_path, caplog):
     checkpoint = make_checkpoint(tmp_path, "Gemma3ForCausalLM")
     with caplog.at_level("INFO", "pagemill"):

@@ -81,6 +81,7 @@ def test_on_the_host(checkpoint, grammar_of, dtype):
     assert short.tokens == plain.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_chosen_by_their_masks_have_the_tokens_of_changed_logits(checkpoint, grammar_of, monkeypatch, dtype):
     """In bfloat16 by the native call of a decode step, in float32 by that of any other."""
@@ -102,6 +103,7 @@ def test_rows_chosen_by_their_masks_have_the_tokens_of_changed_logits(checkpoint
     assert run(checkpoint, grammar_of, dtype).tokens == by_masks.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_kernels")
 @pytest.mark.parametrize("num_blocks", [100, 10])
 def test_on_a_device_that_works_ahead(checkpoint, grammar_of, num_blocks):

@@ -75,6 +75,7 @@ def test_in_parts(checkpoint, expected):
     assert run(checkpoint).tokens == expected
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_kernels")
 def test_on_a_device_that_works_ahead(checkpoint, expected):
     assert run(checkpoint, QueuedPlatform(), attention_backend="TORCH_PAGED").tokens == expected

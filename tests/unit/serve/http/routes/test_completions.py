@@ -117,6 +117,7 @@ async def test_more_tokens_than_a_full_queue_are_refused_when_they_were_asked_fo
     assert (await client.post(PATH, json={"prompt": ["a"] * 5, "temperature": 1})).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_long_list_of_prompts_may_ask_for_more_tokens_than_the_cache_holds_at_once(connect: Connect) -> None:
     client = await connect(FakeCore(num_blocks=4096))  # 65,536 tokens, as by default
     body = {"prompt": [f"{index:04d}" for index in range(1024)], "max_tokens": 100}
