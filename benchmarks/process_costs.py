@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -29,12 +28,12 @@ from typing import Any
 
 import httpx
 import psutil
+from ready_server import wait_ready
 
 MODEL = "smollm2"
 NUM_PAIRS, NUM_REQUESTS, NUM_TOKENS = 15, 16, 64
 NUM_STREAMS, STREAM_TOKENS = 1000, 100
 IDLE_S = 20.0
-READY = re.compile(r"ready: (http://\S+)")
 TINY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -79,22 +78,11 @@ def served(*arguments: str, module: str = "pagemill") -> "Iterator[tuple[subproc
             env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )
         try:
-            yield process, _wait_ready(process, log)
+            yield process, f"http://127.0.0.1:{wait_ready(process, log)}"
         finally:
             if process.poll() is None:
                 process.terminate()
             process.wait()
-
-
-def _wait_ready(process: "subprocess.Popen[bytes]", log: Any) -> str:
-    while True:
-        log.seek(0)
-        text = log.read().decode(errors="replace")
-        if found := READY.search(text):
-            return found[1]
-        if process.poll() is not None:
-            raise SystemExit(f"the server did not start:\n{text}")
-        time.sleep(0.01)
 
 
 async def _generate(llm: Any) -> int:

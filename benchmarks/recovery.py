@@ -10,7 +10,6 @@ Both as medians over the runs, and their ratio. Arguments after `--` go to `page
 import argparse
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -18,27 +17,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import psutil
+from ready_server import wait_ready
 
-READY = re.compile(r"ready: (http://\S+)")
 BODY = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "temperature": 0, "stream": True}
 TOKENS_BEFORE, TOKENS_AFTER = 20, 5
-
-
-def wait_ready(process: "subprocess.Popen[bytes]", log: Any) -> str:
-    """The server's address."""
-    while True:
-        log.seek(0)
-        text = log.read().decode(errors="replace")
-        found = READY.search(text)
-        if found:
-            return found[1]
-        if process.poll() is not None:
-            raise SystemExit(f"the server did not start:\n{text}")
-        time.sleep(0.005)
 
 
 def token_times(url: str) -> Iterator[float]:
@@ -65,7 +50,7 @@ def run_once(command: list[str]) -> tuple[float, float]:
         begin = time.perf_counter()
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
-            times = token_times(wait_ready(process, log))
+            times = token_times(f"http://127.0.0.1:{wait_ready(process, log)}")
             last = next(times)
             cold_s = last - begin
             for _ in range(TOKENS_BEFORE):
