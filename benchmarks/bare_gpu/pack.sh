@@ -6,10 +6,10 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 out=${1:-$root}
 python=${PYTHON:-python3}
-engine=(msgspec pyzmq setproctitle gguf pytest-asyncio)
+engine=(msgspec pyzmq setproctitle gguf llguidance pytest-asyncio)
 server=(fastapi starlette pydantic pydantic-core annotated-types typing-inspection uvicorn httptools opentelemetry-api)
 options=(--no-deps --only-binary=:all: --python-version 3.12 --implementation cp)
-for tag in 2_28 2_27 2_26 2_24 2_17 2_12 2_5; do options+=(--platform "manylinux_${tag}_x86_64"); done
+for tag in 2_31 2_28 2_27 2_26 2_24 2_17 2_12 2_5; do options+=(--platform "manylinux_${tag}_x86_64"); done
 options+=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
 
 fetch() { # FOLDER PACKAGE...

@@ -19,37 +19,31 @@ from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.argmax import is_finite, ordered, value_of
 from pagemill.model.kernels.triton.sampling_finish import finish_wide
 from pagemill.model.kernels.triton.sampling_rows import (
-    FINITE_KEY,
-    NEAR_BITS,
     base_of,
-    largest_key,
     load_logits,
     load_row,
-    sampled,
     uniform,
 )
-from pagemill.model.kernels.triton.sampling_wide import list_bracket, place_pivots, reach
+from pagemill.model.kernels.triton.sampling_wide import place_bracket, scan_parts
 
 _GROUP = 128
 _GROUPS_AT_ONCE = 32
 _MAX_CANDIDATES = 8192
 """Of a row; rows with more are wide."""
-_NUCLEUS_GROUPS = 256
+_NUCLEUS_GROUPS = 128
 """Without top-k, what is above this many group maxima is looked at first."""
-_TOP_GROUPS = 256
-"""With more in top-k, the bound comes from a sample of the row: fewer logits are above it."""
+_RANKED = 256
+"""A row with more than this in top-k is wide."""
 _TILE = 1024
 _SAMPLE = 4096
-"""Logits of a row that a bound may come from."""
-_PART = 4096
-"""Logits of a wide row that a program reads at once."""
-_PIVOTS = 16
-_PIVOT_SAMPLE = 1024
-"""For pivots, of which each needs its own search."""
-_ROOM = 768
-"""Logits that are listed of a part of a wide row."""
+"""Logits of a wide row that its bracket comes from."""
+_PART = 2048
+"""Logits of a wide row that are summed up and listed by themselves."""
+_PART_TILE = 128
 _LISTED = 16384
-"""Of all of it."""
+"""Logits of a wide row that have room in its list, twice as many in those of a large vocabulary."""
+_LARGE = 80 * _PART
+"""Vocabularies up to this are not large."""
 _PROGRAMS = 4096
 """Of a kernel for wide rows: those that find nothing to do cost time, too."""
 NUM_SETTINGS = 7
@@ -238,27 +232,19 @@ def _draw_any(logits, maximum, mass, groups, top, V, temperature, drawn, GROUP: 
 
 @triton.jit
 def _bound(
-    logits, maximum, whole, share, floor, k, V, G, top_p, min_p,
-    NUCLEUS: tl.constexpr, RANKED: tl.constexpr, SAMPLE: tl.constexpr,
+    maximum, whole, share, floor, k, V, G, top_p, min_p, NUCLEUS: tl.constexpr, RANKED: tl.constexpr,
 ):  # fmt: skip
-    """(a bound that no logit that may be kept is below, whether that is sure); minus infinity where so many may be kept
-    that looking for them is of no use."""
+    """A bound that no logit that may be kept is below; minus infinity where so many may be kept that looking for them
+    is of no use."""
     bound = floor
-    sure = k == k
     if (k < V) & (k > RANKED):
-        # As many of the sample as hold the k largest of the row but once in a billion rows.
-        expected = k.to(tl.float32) * tl.minimum(V, SAMPLE) / V
-        keys, _value = sampled(logits, V, SAMPLE)
-        wanted = expected + 6.0 * tl.sqrt(expected) + 6.0
-        key = tl.maximum(largest_key(keys, tl.full([SAMPLE], 1.0, tl.float32), wanted, NEAR_BITS), FINITE_KEY)
-        bound = tl.maximum(value_of(key), floor)
-        sure = (value_of(key) <= floor) | (key <= FINITE_KEY)
+        bound = tl.full((), float("-inf"), tl.float32)
     elif (k < V) | (min_p == 0.0):
         rank = tl.where(k < V, k, NUCLEUS)
         ranked = tl.where(rank <= G, value_of(_kth_largest(ordered(maximum), tl.minimum(rank, G))), float("-inf"))
         worth = (k < V) | (tl.sum(tl.where(maximum >= ranked, share, 0.0), 0) >= top_p * whole)
         bound = tl.where(worth, tl.maximum(ranked, floor), float("-inf"))
-    return bound, sure
+    return bound
 
 
 @triton.jit
@@ -266,7 +252,7 @@ def _sample(
     out, wide, tops, wholes, logits, maxima, masses, group_ids, candidates, indices, settings, slots, positions, stride,
     V, G,
     GROUP: tl.constexpr, BLOCK_G: tl.constexpr, TILE: tl.constexpr, MOST: tl.constexpr, NUCLEUS: tl.constexpr,
-    RANKED: tl.constexpr, SAMPLE: tl.constexpr, BY_SLOT: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
+    RANKED: tl.constexpr, BY_SLOT: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The token of each row, -1 for one that is no distribution; or that it is `wide`, its largest logit, its mass."""
     row = tl.program_id(0)
@@ -291,9 +277,7 @@ def _sample(
                 share = mass * tl.exp((base_of(maximum) - top) / temperature)
                 whole = tl.sum(share, 0)
                 floor = tl.where(min_p > 0.0, top + temperature * tl.log(tl.maximum(min_p, 1e-30)), float("-inf"))
-                bound, sure = _bound(
-                    logits, maximum, whole, share, floor, k, V, G, top_p, min_p, NUCLEUS, RANKED, SAMPLE
-                )
+                bound = _bound(maximum, whole, share, floor, k, V, G, top_p, min_p, NUCLEUS, RANKED)
                 found = tl.full((), MOST + 1, tl.int32)
                 candidates += row * MOST
                 indices += row * MOST
@@ -302,7 +286,7 @@ def _sample(
                         candidates, indices, group_ids + row * G, logits, maximum, bound, V, G, GROUP, BLOCK_G, TILE,
                         MOST,
                     )  # fmt: skip
-                is_wide = (found > MOST) | (found == 0) | ((sure == 0) & (found < k))
+                is_wide = (found > MOST) | (found == 0)
                 if (is_wide == 0) & (k == V) & (min_p == 0.0):
                     # The candidates must hold the nucleus.
                     lowest = tl.full([_PIVOTS_AT_ONCE], -0x80000000, tl.int32)
@@ -326,17 +310,19 @@ class _Wide:
     """What the kernels tell each other of wide rows, L of P parts. Each is memory of its own: of parts of one, whether
     they are aligned would depend on L, and a kernel be compiled for either."""
 
-    def __init__(self, rows: int, parts: int, device: torch.device) -> None:
+    def __init__(self, rows: int, parts: int, listed: int, device: torch.device) -> None:
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
         self.flags = empty(rows, dtype=torch.int32)
         self.tops = empty(rows, dtype=torch.float32)
         self.wholes = empty(rows, dtype=torch.float64)
-        self.pivots = empty(rows, _PIVOTS, dtype=torch.int32)
-        self.reached = empty(rows, parts, _PIVOTS, dtype=torch.float32)
+        self.brackets = empty(rows, 2, dtype=torch.int32)
+        self.above = empty(rows, parts, dtype=torch.float32)
+        self.numbers = empty(rows, parts, dtype=torch.int32)
+        self.kept = empty(rows, parts, dtype=torch.float32)
         self.counts = empty(rows, parts, dtype=torch.int32)
-        self.lists = empty(rows, parts, _ROOM, dtype=torch.float32)
+        self.lists = empty(rows, listed, dtype=torch.float32)
 
 
 def sample(
@@ -359,7 +345,7 @@ def sample(
     ids = torch.empty(num_rows, num_groups, dtype=torch.int32, device=device)
     candidates = torch.empty(num_rows, _MAX_CANDIDATES, dtype=torch.float32, device=device)
     indices = torch.empty(num_rows, _MAX_CANDIDATES, dtype=torch.int32, device=device)
-    here = _Wide(num_rows, num_parts, device)
+    here = _Wide(num_rows, num_parts, _LISTED if vocab_size <= _LARGE else 2 * _LISTED, device)
     asked = (settings, positions if slots is None else slots)
     row = (logits.stride(0), vocab_size)
     fixed: dict[str, Any] = {
@@ -371,7 +357,7 @@ def sample(
     launch.on(_sample, (num_rows,))(
         out, here.flags, here.tops, here.wholes, logits, maxima, masses, ids, candidates, indices, *asked, positions,
         *row, num_groups, GROUP=_GROUP, BLOCK_G=launch.power_of_two(num_groups), TILE=_TILE, MOST=_MAX_CANDIDATES,
-        NUCLEUS=_NUCLEUS_GROUPS, RANKED=_TOP_GROUPS, SAMPLE=_SAMPLE, **fixed,
+        NUCLEUS=_NUCLEUS_GROUPS, RANKED=_RANKED, **fixed,
     )  # fmt: skip
     _sample_wide(out, here, (logits, *asked), row, positions, num_parts, fixed)
     return out
@@ -385,14 +371,15 @@ def _sample_wide(
     num_rows = len(here.flags)
     each = (num_rows,)
     parts = (num_rows, max(1, min(num_parts, _PROGRAMS // num_rows)))
-    plan = {
-        "PIVOTS": _PIVOTS, "LISTED": _LISTED, "BLOCK_P": launch.power_of_two(num_parts), "PART": _PART, "ROOM": _ROOM,
-    }  # fmt: skip
-    found = (here.flags, here.tops, here.wholes, here.pivots)
-    lists = (here.counts, here.lists, here.reached)
-    launch.on(place_pivots, each)(*found, *asked, *row, SAMPLE=_PIVOT_SAMPLE, PIVOTS=_PIVOTS, **fixed)
-    launch.on(reach, parts)(here.reached, *found, *asked, *row, num_parts, PIVOTS=_PIVOTS, PART=_PART, **fixed)
-    launch.on(list_bracket, parts)(*lists, *found, *asked, *row, num_parts, **plan, **fixed)
-    launch.on(finish_wide, each)(
-        out, positions, *lists, *found, *asked, *row, num_parts, **plan, **(fixed | launch.options(16))
+    listed = here.lists.shape[1]
+    plan = {"LISTED": listed, "PART": _PART, "ROOM": min(_PART, listed // num_parts)}
+    found = (here.brackets, here.flags, here.tops, here.wholes)
+    of_parts = (here.above, here.numbers, here.kept, here.counts, here.lists)
+    launch.on(place_bracket, each)(*found, *asked, *row, SAMPLE=_SAMPLE, **fixed)
+    launch.on(scan_parts, parts)(
+        *of_parts, *found, *asked, *row, num_parts, TILE=_PART_TILE, **plan, **(fixed | launch.options(1))
     )
+    launch.on(finish_wide, each)(
+        out, positions, *of_parts, *found, *asked, *row, num_parts, BLOCK_P=launch.power_of_two(num_parts), **plan,
+        **(fixed | launch.options(16)),
+    )  # fmt: skip

@@ -5,8 +5,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.triton.argmax import ordered, value_of
-from pagemill.model.kernels.triton.sampling_rows import largest_key, load_logits, load_row, uniform
-from pagemill.model.kernels.triton.sampling_wide import bracket, load_wide
+from pagemill.model.kernels.triton.sampling_rows import LOWEST_KEY, load_logits, load_row, uniform
+from pagemill.model.kernels.triton.sampling_wide import load_wide
 
 _BITS = tl.constexpr(32)
 _SURE = tl.constexpr(1.0 - 1e-12)
@@ -15,24 +15,20 @@ _SURE = tl.constexpr(1.0 - 1e-12)
 
 @triton.jit
 def _listed(lists, counts, P, floor, top, temperature, ROOM: tl.constexpr, TILE: tl.constexpr):
-    """Keys and weights of the list of a row, in order; the lowest, and 0, beyond it and below `floor`."""
+    """Keys and weights of the list of a row, ROOM for each part; the lowest, and 0, where there is none."""
     lanes = tl.arange(0, TILE)
-    part, start = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
-    end = tl.zeros((), tl.int32)
-    for index in range(0, P):
-        end += tl.load(counts + index)
-        part += (lanes >= end).to(tl.int32)
-        start = tl.where(lanes >= end, end, start)
-    value = tl.load(lists + part * ROOM + lanes - start, lanes < end, float("-inf"))
+    part = lanes // ROOM
+    count = tl.load(counts + part, part < P, 0)
+    value = tl.load(lists + lanes, lanes - part * ROOM < count, float("-inf"))
     keys = ordered(value)
-    kept = (lanes < end) & (keys >= floor)
-    return tl.where(kept, keys, -0x80000000), tl.where(kept, tl.exp((value - top) / temperature), 0.0)
+    there = keys >= floor
+    return tl.where(there, keys, LOWEST_KEY), tl.where(there, tl.exp((value - top) / temperature), 0.0)
 
 
 @triton.jit
-def _choose_part(above, weights, count, parts, P, drawn, BLOCK_P: tl.constexpr, TILE: tl.constexpr):
+def _choose_part(above, weights, parts, P, drawn, ROOM: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr):
     """The part in which the cumulative mass passes `drawn` times the whole: `above` [P] of each part, and the weights
-    of a list, `count` [P] of them in each. (part, the mass before it, that times the whole)."""
+    of a list, ROOM of them in each. (part, the mass before it, that times the whole)."""
     lanes = tl.arange(0, TILE)
     exact = weights.to(tl.float64)
     total = tl.sum(above, 0) + tl.sum(exact, 0)
@@ -42,8 +38,7 @@ def _choose_part(above, weights, count, parts, P, drawn, BLOCK_P: tl.constexpr, 
     step = tl.full((), BLOCK_P // 2, tl.int32)
     while step > 0:
         trial = found + step
-        end = tl.sum(tl.where(parts < trial, count, 0), 0)
-        mass = tl.sum(tl.where(parts < trial, above, 0.0), 0) + tl.sum(tl.where(lanes < end, exact, 0.0), 0)
+        mass = tl.sum(tl.where(parts < trial, above, 0.0), 0) + tl.sum(tl.where(lanes < trial * ROOM, exact, 0.0), 0)
         passed = (trial < P) & (mass <= target) & (mass < total * _SURE)
         found, before = tl.where(passed, trial, found), tl.where(passed, mass, before)
         step = step // 2
@@ -51,20 +46,42 @@ def _choose_part(above, weights, count, parts, P, drawn, BLOCK_P: tl.constexpr, 
 
 
 @triton.jit
-def _settle(
-    lists, counts, count, above, parts, P, floor, low, target, top, temperature, drawn,
-    ROOM: tl.constexpr, BLOCK_P: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """From the list of a row: (key of the least kept logit, part of the token, mass before it, mass to pass, whether
-    the list was the right one)."""
-    keys, weights = _listed(lists, counts, P, floor, top, temperature, ROOM, TILE)
-    rest = target - tl.sum(above, 0)
-    # Rounding aside, what is to be found is there.
-    right = (rest > 0.0) & ((tl.sum(weights, 0) >= rest * (1 - 1e-5)) | (low <= floor))
-    least = tl.maximum(largest_key(keys, weights, rest.to(tl.float32), _BITS), low)
-    kept = tl.where(keys >= least, weights, 0.0)
-    part, before, mass = _choose_part(above, kept, count, parts, P, drawn, BLOCK_P, TILE)
-    return least, part, before, mass, right
+def _largest_between(keys, weights, target, low, high):
+    """The largest key, `low` at least and below `high`, for which what reaches it weighs at least `target`."""
+    found = low.to(tl.int64)
+    span = high.to(tl.int64) - found
+    step = tl.full((), 1, tl.int64)
+    while step * 2 < span:
+        step = step * 2
+    while step > 0:
+        trial = found + step
+        reached = tl.sum(tl.where(keys >= trial.to(tl.int32), weights, 0.0), 0)
+        found = tl.where((reached >= target) & (trial < high), trial, found)
+        step = step // 2
+    return found.to(tl.int32)
+
+
+@triton.jit
+def _least_of_list(keys, weights, number, mass, whole, limit, V, top_p, low, high, top, temperature):
+    """(key of the least kept logit, whether the list has it), where `number` logits of this mass are above the list,
+    and the row, or what min-p keeps of it, weighs `whole`."""
+    high = tl.minimum(high.to(tl.int64), ordered(top).to(tl.int64) + 1)
+    there = tl.where(keys > LOWEST_KEY, 1.0, 0.0)
+    least = low
+    missing = top_p * whole - mass
+    enough = (missing > 0.0) & (tl.sum(weights, 0) >= missing * (1 - 1e-5))
+    if limit < V:
+        wanted = (limit - number).to(tl.float32)
+        enough = (wanted > 0.0) & (tl.sum(there, 0) >= wanted)
+        least = tl.where(enough, _largest_between(keys, there, wanted, low, high), LOWEST_KEY)
+        over = keys > least
+        equal = tl.where(least > LOWEST_KEY, tl.exp((value_of(least) - top) / temperature), 0.0)
+        # Of its equals as many as top-k has room for. Here nothing is above the list.
+        room = tl.maximum(wanted - tl.sum(tl.where(over, there, 0.0), 0), 0.0)
+        missing = top_p * (tl.sum(tl.where(over, weights, 0.0), 0) + room * equal).to(tl.float64)
+    if top_p < 1.0:
+        least = tl.maximum(least, _largest_between(keys, weights, missing.to(tl.float32), low, high))
+    return tl.maximum(least, low), enough
 
 
 @triton.jit
@@ -143,30 +160,34 @@ def _token(logits, part, before, mass, least, V, top, temperature, PART: tl.cons
 
 @triton.jit
 def _draw_wide(
-    counts, lists, reached, pivots, logits, parts, P, floor, top, whole, temperature, top_p, min_p, limit, V, drawn,
-    PIVOTS: tl.constexpr, LISTED: tl.constexpr, BLOCK_P: tl.constexpr, PART: tl.constexpr, ROOM: tl.constexpr,
+    above, numbers, kept, counts, lists, bracket, logits, parts, P, floor, top, whole, temperature, top_p, min_p, limit,
+    V, drawn,
+    LISTED: tl.constexpr, BLOCK_P: tl.constexpr, PART: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """The token of a wide row: by its list, by min-p alone, or by reading all of it often."""
-    least = floor
-    part = floor * 0
+    low = tl.load(bracket)
+    high = tl.load(bracket + 1)
+    masses = tl.load(above + parts, parts < P, 0.0).to(tl.float64)
+    least = low
+    part = low * 0
     before = whole * 0.0
     mass = whole * 0.0
-    right = limit == V
+    right = low >= high
     if right:
-        low, _high, target, which = bracket(reached, pivots, parts, P, floor, top_p, min_p, whole, PIVOTS)
-        places = reached + parts * PIVOTS + tl.maximum(which, 0)
-        above = tl.load(places, parts < tl.where(which >= 0, P, 0), 0.0).to(tl.float64)
-        if top_p < 1.0:
-            count = tl.load(counts + parts, parts < P, 0)
-            right = (tl.max(count, 0) <= ROOM) & (tl.sum(count, 0) <= LISTED)
-            if right:
-                least, part, before, mass, right = _settle(
-                    lists, counts, count, above, parts, P, floor, low, target, top, temperature, drawn, ROOM,
-                    BLOCK_P, LISTED,
-                )  # fmt: skip
-        else:
-            none = tl.zeros([BLOCK_P], tl.int32)
-            part, before, mass = _choose_part(above, none, none, parts, P, drawn, BLOCK_P, BLOCK_P)
+        none = tl.zeros([BLOCK_P], tl.float32)
+        part, before, mass = _choose_part(masses, none, parts, P, drawn, ROOM, BLOCK_P, BLOCK_P)
+    elif tl.max(tl.load(counts + parts, parts < P, 0), 0) <= ROOM:
+        number = tl.sum(tl.load(numbers + parts, (parts < P) & (limit < V), 0), 0)
+        if (min_p > 0.0) & (top_p < 1.0):
+            whole = tl.sum(tl.load(kept + parts, parts < P, 0.0).to(tl.float64), 0)
+        keys, weights = _listed(lists, counts, P, floor, top, temperature, ROOM, LISTED)
+        least, enough = _least_of_list(
+            keys, weights, number, tl.sum(masses, 0), whole, limit, V, top_p, low, high, top, temperature
+        )  # fmt: skip
+        # Rounding aside, what is to be found is there.
+        right = enough | (low <= floor)
+        weights = tl.where(keys >= least, weights, 0.0)
+        part, before, mass = _choose_part(masses, weights, parts, P, drawn, ROOM, BLOCK_P, LISTED)
     if right == 0:
         least, part, before, mass = _settle_row(logits, V, P, floor, top, temperature, top_p, limit, drawn, PART)
     return _token(logits, part, before, mass, least, V, top, temperature, PART)
@@ -174,8 +195,9 @@ def _draw_wide(
 
 @triton.jit
 def finish_wide(
-    out, positions, counts, lists, reached, flags, tops, wholes, pivots, logits, settings, slots, stride, V, P,
-    PIVOTS: tl.constexpr, LISTED: tl.constexpr, BLOCK_P: tl.constexpr, PART: tl.constexpr, ROOM: tl.constexpr,
+    out, positions, above, numbers, kept, counts, lists, brackets, flags, tops, wholes, logits, settings, slots, stride,
+    V, P,
+    LISTED: tl.constexpr, BLOCK_P: tl.constexpr, PART: tl.constexpr, ROOM: tl.constexpr,
     BY_SLOT: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The token of each wide row."""
@@ -189,10 +211,9 @@ def finish_wide(
     )
     if wide:
         place, _t, _p, _m, _limit, _greedy, _filters = load_row(settings, slots, row, V, BY_SLOT, WORDS)
-        parts_before = row.to(tl.int64) * P
         token = _draw_wide(
-            counts + row * P, lists + parts_before * ROOM, reached + parts_before * PIVOTS, pivots + row * PIVOTS,
-            logits + row.to(tl.int64) * stride, parts, P, floor, top, whole, temperature, top_p, min_p, limit, V,
-            uniform(place, tl.load(positions + row).to(tl.int64)), PIVOTS, LISTED, BLOCK_P, PART, ROOM,
+            above + row * P, numbers + row * P, kept + row * P, counts + row * P, lists + row.to(tl.int64) * LISTED,
+            brackets + row * 2, logits + row.to(tl.int64) * stride, parts, P, floor, top, whole, temperature, top_p,
+            min_p, limit, V, uniform(place, tl.load(positions + row).to(tl.int64)), LISTED, BLOCK_P, PART, ROOM,
         )  # fmt: skip
         tl.store(out + row, token.to(out.dtype.element_ty))

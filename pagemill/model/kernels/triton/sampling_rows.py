@@ -6,6 +6,8 @@ import triton.language as tl
 from pagemill.model.kernels.triton.argmax import ordered
 
 LOWEST_KEY = tl.constexpr(-0x80000000)
+HIGHEST_KEY = tl.constexpr(0x7FFFFFFF)
+"""Of a NaN, which a row that is sampled from does not have."""
 FINITE_KEY = tl.constexpr(-0x7F7FFFFF - 0x1)
 """The least key of a logit that is not minus infinity."""
 NEAR_BITS = tl.constexpr(20)

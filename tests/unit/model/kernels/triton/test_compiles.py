@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[5]
 KERNELS = {
     "_attention_inputs", "_combine", "_gated", "_gather_pair", "_gemv", "_group_stats", "_mask", "_merge", "_quantize",
     "_rms_norm", "_rotate", "_route", "_sample", "_scan", "_skinny", "_sort", "finish_wide",
-    "list_bracket", "merge_splits", "paged_attention", "place_pivots", "plan_items", "reach", "write_cache",
+    "merge_splits", "paged_attention", "place_bracket", "plan_items", "scan_parts", "write_cache",
 }  # fmt: skip
 
 

@@ -74,8 +74,8 @@ def test_tokens_are_the_hosts(vocab_size: int, scale: float):
 
 def in_small_parts(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
     """Rows of a thousand logits are cut and listed as those of a large vocabulary are."""
-    small = {"_PART": 128, "_SAMPLE": 64, "_PIVOT_SAMPLE": 64, "_PIVOTS": 8, "_ROOM": 128, "_LISTED": 512}
-    narrow = {"_MAX_CANDIDATES": 40, "_NUCLEUS_GROUPS": 3, "_TOP_GROUPS": 10}
+    small = {"_PART": 128, "_PART_TILE": 32, "_SAMPLE": 256, "_LISTED": 2048}
+    narrow = {"_MAX_CANDIDATES": 40, "_NUCLEUS_GROUPS": 3, "_RANKED": 10}
     for name, size in (small | narrow | sizes).items():
         monkeypatch.setattr(sampling, name, size)
 
@@ -89,7 +89,7 @@ def test_rows_of_many_parts(scale: float, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [{"_ROOM": 3}, slow({"_LISTED": 16}), slow({"_MAX_CANDIDATES": 2000})])
+@pytest.mark.parametrize("sizes", [{"_LISTED": 64}, slow({"_LISTED": 256}), slow({"_MAX_CANDIDATES": 2000})])
 def test_rows_for_which_there_is_no_room_are_read_in_full(sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch):
     in_small_parts(monkeypatch, **sizes)
     for scale in (0.5, 4.0):
@@ -104,7 +104,7 @@ def test_a_sample_that_misleads_costs_time_only(monkeypatch: pytest.MonkeyPatch)
     logits = logits_of(len(ASKED), 1500, 0.3)
     places = torch.arange(1500, device=DEVICE)
     sampled = torch.isin(
-        places, (torch.arange(8) * 1500 // 8 // 8 * 8)[:, None].add(torch.arange(8)).view(-1).to(DEVICE)
+        places, (torch.arange(32) * 1500 // 32 // 8 * 8)[:, None].add(torch.arange(8)).view(-1).to(DEVICE)
     )
     logits[:, ~sampled] += 3.0
     tokens, expected = both(logits, ASKED, seed=5)
