@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from pagemill.catalog.grammars import GUIDANCE
+from pagemill.catalog.grammars import GRAMMARS, GUIDANCE
 from pagemill.errors import EngineOverloadedError, TransportError
 from pagemill.grammar.checker import FOUND, TOO_MUCH, CheckerSpec, LaneSpec
 from pagemill.grammar.translate import translated
@@ -26,13 +26,11 @@ from pagemill.utils.processes import Child
 from pagemill.utils.sized_cache import SizedCache
 
 ENTRY: Final = "pagemill.grammar.checker:run"
-CHECK_S: Final = 0.5
-"""Processor time that the library gets for one grammar; nearly all take a few milliseconds."""
 SHORT_S: Final = 0.1
 """What it gets first, while others wait behind it."""
 NICENESS: Final = 5
 """Of what tries those that take longer: the engine goes first."""
-WAIT_FACTOR: Final = 40
+WAIT_FACTOR: Final = 150
 """Times as long, a grammar is waited for: on a busy machine the process may have to wait as well."""
 MAX_QUEUED_S: Final = 6.0
 """How long a grammar that takes long waits for others like it."""
@@ -49,11 +47,12 @@ _SHORT, _LONG = 0, 1
 class GrammarChecker:
     """One process, started with the first grammar. From any thread."""
 
-    def __init__(self, table: Callable[[], TokenTable], check_s: float = CHECK_S, backend: str = GUIDANCE) -> None:
+    def __init__(self, table: Callable[[], TokenTable], check_s: float | None = None, backend: str = GUIDANCE) -> None:
         """`table`: makes the model's vocabulary when it is first needed; what it raises as ValueError is what is wrong
-        with every grammar; `backend`: what follows them."""
+        with every grammar; `check_s`: processor time for each (default: what the backend gives them); `backend`: what
+        follows them."""
         self._backend = backend
-        self._check_s = check_s
+        self._check_s: float = GRAMMARS.resolve(backend).check_s if check_s is None else check_s
         self._table = table
         self._lock = threading.Lock()
         self._known: SizedCache[bytes, str] = SizedCache(MAX_REMEMBERED)

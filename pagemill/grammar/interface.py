@@ -3,7 +3,7 @@ output down as a source, and makes a `TokenMatcher` of a source. Knows no librar
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +114,10 @@ class Form:
 
 class GrammarBackend(Protocol):
     """A library, and the vocabulary of one model in the form that it works with. Used from several threads."""
+
+    check_s: ClassVar[float]
+    """Processor time that one grammar may take to be tried; what takes more is refused. Nearly all should take much
+    less, also on a slow machine; where all cores are busy, the refusal takes several times as long."""
 
     def __init__(self, table: TokenTable, tokenizer: Tokenizer | None = None) -> None:
         """Takes up to seconds for a large vocabulary. Without a tokenizer, forced tokens need not be those that it

@@ -33,11 +33,41 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("tiny"), "Qwen3ForCausalLM")
 
 
+class Reference:
+    """transformers' model. What it says of a sequence is computed once, by one thread: several wait for each other on a
+    machine that does much else."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._rows: dict[tuple[int, ...], Rows] = {}
+
+    def logits(self, token_ids: list[int]) -> Rows:
+        """[T, V] of the token after each."""
+        name = tuple(token_ids)
+        if name not in self._rows:
+            num_threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            with torch.inference_mode():
+                self._rows[name] = self._model(torch.tensor([token_ids])).logits[0].float().numpy()
+            torch.set_num_threads(num_threads)
+        return self._rows[name]
+
+    def log_softmax(self, token_ids: list[int]) -> Rows:
+        """The same as log-probabilities."""
+        rows: Rows = torch.from_numpy(self.logits(token_ids)).log_softmax(-1).numpy()
+        return rows
+
+
 @pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> Any:
+def reference(checkpoint: Path) -> Reference:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    return Reference(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval())
+
+
+@pytest.fixture(scope="module")
+def embedded_reference(smollm2_path: Path) -> Reference:
+    return Reference(load_gguf_reference(smollm2_path))
 
 
 def open_llm(checkpoint: Path, **settings: Any) -> LLM:
@@ -47,13 +77,6 @@ def open_llm(checkpoint: Path, **settings: Any) -> LLM:
 
 def run(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams = ASKED) -> list[RequestOutput]:
     return llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-
-
-@torch.inference_mode()
-def log_softmax(model: Any, token_ids: list[int]) -> Rows:
-    """[T, V] of the token after each."""
-    rows: Rows = model(torch.tensor([token_ids])).logits[0].float().log_softmax(-1).numpy()
-    return rows
 
 
 def check_row(found: dict[int, Logprob], token: int, row: Rows, num_likeliest: int, close: float = CLOSE) -> None:
@@ -68,14 +91,14 @@ def check_row(found: dict[int, Logprob], token: int, row: Rows, num_likeliest: i
     np.testing.assert_allclose(likeliest, np.sort(row)[::-1][:num_likeliest], atol=close)
 
 
-def check(model: Any, output: RequestOutput, close: float = CLOSE) -> None:
+def check(reference: Reference, output: RequestOutput, close: float = CLOSE) -> None:
     """An output that was asked for with ASKED."""
     prompt = output.prompt_token_ids
     assert output.prompt_logprobs is not None
     assert len(output.prompt_logprobs) == len(prompt)
     assert output.prompt_logprobs[0] is None
     for completion in output.outputs:
-        rows = log_softmax(model, prompt + completion.token_ids)
+        rows = reference.log_softmax(prompt + completion.token_ids)
         assert completion.logprobs is not None
         assert len(completion.logprobs) == len(completion.token_ids)
         for place, (token, found) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
@@ -93,7 +116,7 @@ def check(model: Any, output: RequestOutput, close: float = CLOSE) -> None:
 @pytest.mark.parametrize("budget", [16, 96])
 @pytest.mark.parametrize("caching", [True, False])
 def test_cached_or_not_in_chunks_or_whole_alone_or_together(
-    checkpoint: Path, reference: Any, caching: bool, budget: int, together: bool
+    checkpoint: Path, reference: Reference, caching: bool, budget: int, together: bool
 ) -> None:
     with open_llm(checkpoint, enable_prefix_caching=caching, max_num_batched_tokens=budget, max_num_seqs=5) as llm:
         outputs = run(llm, IDS) if together else [run(llm, [ids])[0] for ids in IDS]
@@ -103,14 +126,14 @@ def test_cached_or_not_in_chunks_or_whole_alone_or_together(
         assert output.num_cached_tokens == 0
 
 
-def test_several_completions_of_a_prompt(checkpoint: Path, reference: Any) -> None:
+def test_several_completions_of_a_prompt(checkpoint: Path, reference: Reference) -> None:
     with open_llm(checkpoint) as llm:
         (output,) = run(llm, [SHARED], ASKED.replace(n=3))
     assert len({tuple(completion.token_ids) for completion in output.outputs}) == 3
     check(reference, output)
 
 
-def test_preempted_requests(checkpoint: Path, reference: Any) -> None:
+def test_preempted_requests(checkpoint: Path, reference: Reference) -> None:
     with open_llm(checkpoint, num_gpu_blocks_override=8, max_model_len=80, disable_log_stats=False) as llm:
         outputs = run(llm, [ids[:30] for ids in IDS], ASKED.replace(max_tokens=30, ignore_eos=True))
         preemptions = [metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"]
@@ -120,12 +143,11 @@ def test_preempted_requests(checkpoint: Path, reference: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"])
-def test_four_modes(checkpoint: Path, reference: Any, mode: str) -> None:
+def test_four_modes(checkpoint: Path, reference: Reference, mode: str) -> None:
     params = SamplingParams(max_tokens=4, temperature=0.5, top_k=5, seed=3, logit_bias={7: 3.0}, logprobs=5)
     with open_llm(checkpoint, logprobs_mode=mode) as llm:
         (only,) = run(llm, [SHARED], params)[0].outputs
-    with torch.inference_mode():
-        logits = reference(torch.tensor([SHARED + only.token_ids])).logits[0].numpy()
+    logits = reference.logits(SHARED + only.token_ids)
     assert only.logprobs is not None
     for place, found in enumerate(only.logprobs):
         row = logits[len(SHARED) - 1 + place].copy()
@@ -139,12 +161,12 @@ def test_four_modes(checkpoint: Path, reference: Any, mode: str) -> None:
             assert item.logprob == pytest.approx(row[token], abs=2 * CLOSE)
 
 
-def test_named_tokens_all_tokens_and_no_tokens(checkpoint: Path, reference: Any) -> None:
+def test_named_tokens_all_tokens_and_no_tokens(checkpoint: Path, reference: Reference) -> None:
     with open_llm(checkpoint, max_logprobs=-1) as llm:
         named = run(llm, [SHARED], SamplingParams(max_tokens=2, temperature=0, logprob_token_ids=[9, 3]))[0]
         every = run(llm, [SHARED], SamplingParams(max_tokens=1, temperature=0, logprobs=-1))[0]
         nothing = run(llm, [SHARED], ASKED.replace(max_tokens=0))[0]
-    rows = log_softmax(reference, SHARED + named.outputs[0].token_ids)
+    rows = reference.log_softmax(SHARED + named.outputs[0].token_ids)
     for place, (token, found) in enumerate(
         zip(named.outputs[0].token_ids, named.outputs[0].logprobs or (), strict=True)
     ):
@@ -168,18 +190,19 @@ def test_more_than_the_server_allows(checkpoint: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_embedded_model(smollm2_path: Path, dtype: str) -> None:
+def test_the_embedded_model(smollm2_path: Path, embedded_reference: Reference, dtype: str) -> None:
     """In bfloat16 decode steps are native calls; values are those of float32 within what bfloat16 rounds."""
-    model, tokenizer = load_gguf_reference(smollm2_path), load_tokenizer(smollm2_path)
-    params = ASKED.replace(max_tokens=12, temperature=0)
-    with LLM(str(smollm2_path), dtype=dtype, max_num_seqs=4) as llm:
-        outputs = llm.generate([tokenizer.encode(prompt) for prompt in PROMPTS[:4]], params, use_tqdm=False)
+    tokenizer = load_tokenizer(smollm2_path)
+    params = ASKED.replace(max_tokens=8, temperature=0)
+    with LLM(str(smollm2_path), dtype=dtype, max_model_len=256, max_num_seqs=4) as llm:
+        prompts = [tokenizer.encode(prompt)[:24] for prompt in PROMPTS[:3]]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
     for output in outputs:
         if dtype == "float32":
-            check(model, output, 5e-3)
+            check(embedded_reference, output, 5e-3)
             continue
         prompt, completion = output.prompt_token_ids, output.outputs[0]
-        rows = log_softmax(model, prompt + completion.token_ids)
+        rows = embedded_reference.log_softmax(prompt + completion.token_ids)
         assert completion.logprobs is not None
         own = [found[token] for token, found in zip(completion.token_ids, completion.logprobs, strict=True)]
         assert {item.rank for item in own} == {1}, "greedy"

@@ -4,7 +4,7 @@ of one token."""
 import json
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import llguidance
 import numpy as np
@@ -40,6 +40,8 @@ _MAX_MESSAGE: Final = 300
 
 class GuidanceBackend:
     """Implements `GrammarBackend` with llguidance, for one vocabulary."""
+
+    check_s: ClassVar[float] = 0.4
 
     def __init__(self, table: TokenTable, tokenizer: Tokenizer | None = None) -> None:
         writer = TokenWriter(table.tokens, table.special, tokenizer)

@@ -3,7 +3,7 @@ own reading of JSON schemas ignores what it does not know. It bounds nothing by 
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ _MAX_MESSAGE: Final = 300
 
 class XGrammarBackend:
     """Implements `GrammarBackend` with xgrammar, for one vocabulary."""
+
+    check_s: ClassVar[float] = 1.5
 
     def __init__(self, table: TokenTable, tokenizer: Tokenizer | None = None) -> None:
         # Deferred: an optional package, which imports torch.
