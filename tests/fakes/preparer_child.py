@@ -46,7 +46,7 @@ def _wait_for_release(folder: Path) -> None:
 
 
 def run(payload: bytes, report: Report) -> None:
-    birth = msgspec.msgpack.decode(payload, type=HelperSpec)
-    preparation = Preparation(HostileTokenizer(), birth.facts, birth.ready, birth.scheduler)
-    with socket.socket(fileno=birth.socket_fd) as sock:
-        serve(sock, Preparer(preparation, ServedModel.of(birth.model_names, 0)))
+    spec = msgspec.msgpack.decode(payload, type=HelperSpec)
+    preparation = Preparation(HostileTokenizer(), spec.facts, spec.ready, spec.scheduler)
+    with socket.socket(fileno=spec.socket_fd) as sock:
+        serve(sock, Preparer(preparation, ServedModel.of(spec.model_names, 0)))

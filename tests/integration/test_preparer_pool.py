@@ -26,7 +26,7 @@ from tests.fakes.tiny_checkpoint import make_checkpoint
 
 pytestmark = pytest.mark.slow
 
-BIRTH = HelperSpec(
+SPEC = HelperSpec(
     model=model_config(),
     facts=FACTS,
     scheduler=scheduler_config(),
@@ -38,7 +38,7 @@ BIRTH = HelperSpec(
 
 @pytest.fixture
 async def pool() -> AsyncIterator[PreparerPool]:
-    pool = PreparerPool(BIRTH, ENTRY, max_helpers=1)
+    pool = PreparerPool(SPEC, ENTRY, max_helpers=1)
     yield pool
     await pool.close()
 
@@ -157,8 +157,8 @@ async def test_a_helper_whose_memory_grew_is_started_anew(pool: PreparerPool) ->
 
 async def test_files_of_the_model_that_are_gone_for_a_while(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = make_checkpoint(tmp_path / "model", "LlamaForCausalLM")
-    birth = msgspec.structs.replace(BIRTH, model=model_config(model=str(folder)), facts=describe("m", folder))
-    pool = PreparerPool(birth)
+    spec = msgspec.structs.replace(SPEC, model=model_config(model=str(folder)), facts=describe("m", folder))
+    pool = PreparerPool(spec)
     away = folder.rename(tmp_path / "away")
     try:
         with pytest.raises(UnavailableError, match="files of the model cannot be read") as refused:

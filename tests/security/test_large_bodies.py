@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def url():
     core = FakeCore()
-    birth = HelperSpec(
+    spec = HelperSpec(
         model=model_config(),
         facts=FACTS,
         scheduler=scheduler_config(),
@@ -35,7 +35,7 @@ def url():
         num_engines=1,
         model_names=ModelNames(("fake",)),
     )
-    with running_server(core, helpers=PreparerPool(birth, ENTRY, max_helpers=1)) as url:
+    with running_server(core, helpers=PreparerPool(spec, ENTRY, max_helpers=1)) as url:
         yield url
 
 
@@ -94,8 +94,8 @@ def test_bodies_of_clients_that_left_are_not_prepared(url):
 def test_all_bodies_are_large_where_the_tokenizer_may_take_very_long(monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "may_stall", True)
     core = FakeCore()
-    birth = HelperSpec(model_config(), FACTS, scheduler_config(), core.ready, 1, ModelNames(("fake",)))
-    with running_server(core, helpers=PreparerPool(birth, ENTRY, max_helpers=1)) as url:
+    spec = HelperSpec(model_config(), FACTS, scheduler_config(), core.ready, 1, ModelNames(("fake",)))
+    with running_server(core, helpers=PreparerPool(spec, ENTRY, max_helpers=1)) as url:
         answers = []
         for prompt in ("kill!", "good"):
             ask(url, prompt, answers)

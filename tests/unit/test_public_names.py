@@ -1,19 +1,21 @@
 """What `import pagemill` offers, and what it costs."""
 
+import importlib
+import pkgutil
 import subprocess
 import sys
 
 import pytest
 
 import pagemill
-from pagemill.catalog import attention, endpoints, executors, logits, models, platforms, stat_loggers, weights
+from pagemill import catalog
 from pagemill.catalog.registry import Registry
 from pagemill.errors import ConfigError
 
 REGISTRIES = [
     value
-    for table in (attention, endpoints, executors, logits, models, platforms, stat_loggers, weights)
-    for value in vars(table).values()
+    for module in pkgutil.iter_modules(catalog.__path__, f"{catalog.__name__}.")
+    for value in vars(importlib.import_module(module.name)).values()
     if isinstance(value, Registry)
 ]
 LINES = [pytest.param(registry, name, id=f"{registry.kind}-{name}") for registry in REGISTRIES for name in registry]

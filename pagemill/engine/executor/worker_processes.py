@@ -62,8 +62,8 @@ class WorkerProcesses:
         self._folder: PrivateDirectory | None = None
         try:
             self._folder = PrivateDirectory() if sizes != (1, 1) else None
-            meeting = f"file://{self._folder.path}/ranks" if self._folder else ""
-            for rank in ranks_of(*sizes, meeting, replicas):
+            rendezvous = f"file://{self._folder.path}/ranks" if self._folder else ""
+            for rank in ranks_of(*sizes, rendezvous, replicas):
                 self._start(worker, config, rank, first_index + rank.rank)
         except BaseException:
             self.stop(None, 0.0, 0.0)

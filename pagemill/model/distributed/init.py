@@ -28,7 +28,7 @@ def init_distributed(
     """Meet the other ranks at `init_method` (tcp://HOST:PORT or file://PATH) and connect to them.
 
     `backend`: gloo, or nccl for CUDA devices, of which this rank takes number `local_rank`. A world of one needs no
-    meeting and gets groups of one. Raises ConfigError for numbers that contradict each other, DistributedError that
+    rendezvous and gets groups of one. Raises ConfigError for numbers that contradict each other, DistributedError that
     names the ranks that did not come within `timeout_s` seconds.
     """
     if backend not in BACKENDS:

@@ -1,7 +1,7 @@
 """`meet`: the ranks of an engine find each other, or say who is missing.
 
-Knows nothing about groups. Every socket listens on the address of the meeting only, loopback on one host: torch's
-own defaults listen on all interfaces, and nothing in these protocols asks who is calling.
+Knows nothing about groups. Every socket listens on the address of the rendezvous only, loopback on one host:
+torch's own defaults listen on all interfaces, and nothing in these protocols asks who is calling.
 """
 
 import socket

@@ -61,6 +61,8 @@ def test_an_executor_is_a_class_and_a_line():
 class ToyGrammars:
     """Follows nothing but choices, and those without a library."""
 
+    check_s = 1.0
+
     def __init__(self, table, tokenizer=None):
         self.table = table
 

@@ -40,8 +40,8 @@ def core(tmp_path_factory, monkeypatch):
     parallel = parallel_config(tensor_parallel_size=2, distributed_executor_backend=MP)
     config = dataclasses.replace(engine_config(), parallel=parallel)
     with PrivateDirectory() as folder:
-        birth = CoreSpec(config, 3, f"{HERE}:ProcessWorker", folder.ipc("core"), new_secret())
-        with Child("pagemill.engine.process:run", "pagemill: engine core 3", msgspec.msgpack.encode(birth)) as child:
+        spec = CoreSpec(config, 3, f"{HERE}:ProcessWorker", folder.ipc("core"), new_secret())
+        with Child("pagemill.engine.process:run", "pagemill: engine core 3", msgspec.msgpack.encode(spec)) as child:
             wait_for(child, Started)
             yield child, {" ".join(p.cmdline()).strip(): p for p in psutil.Process(child.pid).children()}
             child.signal(signal.SIGTERM)

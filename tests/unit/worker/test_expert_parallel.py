@@ -48,7 +48,7 @@ def replays(rank, save, recordings, layouts, folder):
             world_size=tp * pp,
             tensor_parallel_size=tp,
             pipeline_parallel_size=pp,
-            init_address=f"file://{folder}/meeting{number}",
+            init_address=f"file://{folder}/rendezvous{number}",
             replica=replica,
             num_replicas=replicas,
         )

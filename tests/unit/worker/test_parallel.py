@@ -102,7 +102,7 @@ def replays(rank, recordings, cases, folder):
     """Every case (name, tp, pp) on one rank."""
     results = {}
     for number, (name, tp, pp) in enumerate(cases):
-        address = f"file://{folder}/meeting{number}"
+        address = f"file://{folder}/rendezvous{number}"
         me = WorkerRank(
             rank=rank,
             local_rank=rank,
@@ -287,7 +287,7 @@ def test_group_operations_and_the_death_of_a_peer(two_processes):
 
 @pytest.mark.parametrize("kind", ["tcp", slow("file")])
 def test_a_rank_that_does_not_come_is_named(tmp_path, kind):
-    address = f"file://{tmp_path}/meeting" if kind == "file" else f"tcp://127.0.0.1:{free_port()}"
+    address = f"file://{tmp_path}/rendezvous" if kind == "file" else f"tcp://127.0.0.1:{free_port()}"
     with pytest.raises(DistributedError, match=r"rank 0 of 3 waited .* missing: rank 1, rank 2"):
         init_distributed(0, 3, 0, address, "gloo", ParallelSizes(tp=3), timeout_s=0.3)
 

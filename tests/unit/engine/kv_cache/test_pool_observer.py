@@ -8,7 +8,7 @@ from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
 from tests.fakes.engine_setup import core_request, full
 
 
-class Diary(PoolObserver):
+class Recorder(PoolObserver):
     def __init__(self):
         self.lines = []
 
@@ -40,8 +40,8 @@ class OnlyStored(PoolObserver):
 
 
 def test_everything_that_happens_is_told_in_order():
-    diary, keys = Diary(), OnlyStored()
-    pool = BlockPool(3, [diary, keys])
+    recorder, keys = Recorder(), OnlyStored()
+    pool = BlockPool(3, [recorder, keys])
     first, second = pool.allocate(2)
     pool.commit(first, b"a")
     pool.commit(second, b"a")  # found by that key already
@@ -51,7 +51,7 @@ def test_everything_that_happens_is_told_in_order():
     pool.allocate(2)
     pool.commit(second, b"b")
     pool.forget_all()
-    assert diary.lines == [
+    assert recorder.lines == [
         ("taken", [first, second]),
         ("stored", b"a", first),
         ("released", [first, second]),
@@ -67,13 +67,13 @@ def test_everything_that_happens_is_told_in_order():
 
 
 def test_a_manager_tells_observers_of_its_own():
-    diary = Diary()
+    recorder = Recorder()
     config = KVCacheConfig(10, (KVCacheGroup(("layer",), full()),))
-    kv = KVCacheManager(config, "sha256", observers=[diary])
+    kv = KVCacheManager(config, "sha256", observers=[recorder])
     request = Request(core_request("a", list(range(9))), sequence=0, max_model_len=100)
     kv.begin(request, kv.cached_prefix(request), 9)
     kv.commit(request, 9)
     kv.free(request, 9)
-    assert [line[0] for line in diary.lines] == ["used", "taken", "stored", "stored", "released"]
+    assert [line[0] for line in recorder.lines] == ["used", "taken", "stored", "stored", "released"]
     assert kv.reset()
-    assert diary.lines[-1] == ("cleared",)
+    assert recorder.lines[-1] == ("cleared",)
