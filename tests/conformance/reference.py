@@ -1,22 +1,27 @@
 """Comparing with Hugging Face transformers on the same float32 weights. Heavy; tests only."""
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 
 def load_gguf_reference(path: Path) -> Any:
     """The model of a GGUF file, dequantized to float32."""
+    import gguf
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    return AutoModelForCausalLM.from_pretrained(
-        str(path.parent),
-        gguf_file=path.name,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    ).eval()
+    # transformers reads the file for its configuration and again for its tensors; each time takes many seconds.
+    with mock.patch.object(gguf, "GGUFReader", functools.cache(gguf.GGUFReader)):
+        return AutoModelForCausalLM.from_pretrained(
+            str(path.parent),
+            gguf_file=path.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        ).eval()
 
 
 @dataclass(frozen=True)
