@@ -97,7 +97,7 @@ HINTS: dict[str, str] = {
     "user": _OF_OTHERS,
 }
 GENERATION_HINTS: dict[str, str] = HINTS | {
-    "guided_decoding_backend": "there is one",
+    "guided_decoding_backend": "a server has one, that of --structured-outputs-config",
     "parallel_tool_calls": "a text calls no tools",
     "prediction": "may make an answer faster, and never changes it",
     "prompt_cache_key": "prefixes are found by what they are",
