@@ -128,6 +128,12 @@ def server_dev_mode() -> bool:
     return _read("SERVER_DEV_MODE") == "1"
 
 
+def profiler_folder() -> Path | None:
+    """PAGEMILL_TORCH_PROFILER_DIR: the folder for what /start_profile records (default: nothing is recorded)."""
+    folder = _read("TORCH_PROFILER_DIR")
+    return None if folder is None else Path(folder).expanduser().absolute()
+
+
 def shown_cuda_devices() -> list[str] | None:
     """CUDA_VISIBLE_DEVICES: the GPUs that may be used; None: all."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -15,6 +15,7 @@ READ: Final = frozenset(
         "PLUGINS",
         "RPC_BASE_PATH",
         "SERVER_DEV_MODE",
+        "TORCH_PROFILER_DIR",
     ]
 )
 """Those that `pagemill.envs` reads."""

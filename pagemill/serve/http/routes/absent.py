@@ -16,6 +16,7 @@ _NO_ADAPTERS = "adapters are not loaded; serve a checkpoint into which the adapt
 _WEIGHTS_STAY = "weights and cache stay where they are as long as the server runs"
 _NO_TRAINING = "weights are read when the server starts, and not changed"
 _ONE_MODEL = "the model is the one that the server was started with: no other is fetched, made, copied or removed"
+_PROFILES = "set PAGEMILL_SERVER_DEV_MODE=1 and PAGEMILL_TORCH_PROFILER_DIR, or use `pagemill bench --profile`"
 _FLEET = "the number of engines is chosen when the server is started: --data-parallel-size"
 
 ABSENT: Final[dict[str, str]] = {
@@ -37,8 +38,9 @@ ABSENT: Final[dict[str, str]] = {
     "/init_weight_transfer_engine": _NO_TRAINING,
     "/scale_elastic_ep": _FLEET,
     "/is_scaling_elastic_ep": _FLEET,
-    "/start_profile": "a server is not profiled; use `pagemill bench --profile`",
-    "/stop_profile": "a server is not profiled; use `pagemill bench --profile`",
+    "/start_profile": _PROFILES,
+    "/stop_profile": _PROFILES,
+    "/collective_rpc": "start the server with PAGEMILL_SERVER_DEV_MODE=1",
     "/reset_mm_cache": "models here take text only: there is no cache of media",
     "/reset_encoder_cache": "models here take text only: there is no cache of media",
     "/invocations": "send the body to the route that it is for: /v1/chat/completions, /v1/completions, /v1/embeddings",

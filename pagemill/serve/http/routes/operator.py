@@ -1,26 +1,31 @@
-"""What operators and benchmarks ask of a server: /server_info, /reset_prefix_cache, /pause, /resume, /is_paused and
-/abort_requests. Mounted where PAGEMILL_SERVER_DEV_MODE=1 says so."""
+"""What operators and benchmarks ask of a server: /server_info, /reset_prefix_cache, /pause, /resume, /is_paused,
+/abort_requests, /start_profile, /stop_profile and /collective_rpc. Mounted where PAGEMILL_SERVER_DEV_MODE=1 says so."""
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from pagemill import __version__
-from pagemill.errors import RequestError
+from pagemill import __version__, envs
+from pagemill.errors import EngineDeadError, RequestError
+from pagemill.log import get_logger
 from pagemill.messages.fleet import AbortOrder, HaltOrder
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.connection import read_small
 from pagemill.serve.http.described import describes
-from pagemill.serve.http.errors import BusyError
-from pagemill.serve.http.schemas.answers import Done, IsPaused, ServerInfo, Status
-from pagemill.serve.http.schemas.operator import AbortBody
+from pagemill.serve.http.errors import BusyError, NotHereError
+from pagemill.serve.http.schemas.answers import CallResults, Done, IsPaused, ProfileFiles, ServerInfo, Status
+from pagemill.serve.http.schemas.operator import AbortBody, CallBody
 from pagemill.serve.http.state import services
 
+logger = get_logger(__name__)
 router = APIRouter()
 MODES = ABORT, WAIT, KEEP = "abort", "wait", "keep"
 """What becomes of requests in a pause."""
+PROFILE = "pagemill-profile"
+"""What the names of recordings begin with."""
 RESET_TRIES = 200
 RESET_POLL_S = 0.05
 
@@ -96,3 +101,40 @@ async def abort_requests(request: Request) -> Response:
     here.orders.tell(AbortOrder(request_ids))
     await here.engine.abort(request_ids)
     return Response()
+
+
+@router.post("/start_profile", openapi_extra=describes(Status, statuses=(404, 409, 415)))
+async def start_profile(request: Request) -> dict[str, str]:
+    """Record what the workers compute, until /stop_profile. Raises NotHereError without PAGEMILL_TORCH_PROFILER_DIR,
+    BusyError where a recording cannot begin."""
+    folder = envs.profiler_folder()
+    if folder is None:
+        raise NotHereError("start the server with PAGEMILL_TORCH_PROFILER_DIR, the folder for profiles")
+    try:
+        await services(request).engine.start_profile(str(folder / PROFILE))
+    except EngineDeadError:
+        raise
+    except ValueError as error:
+        logger.warning("/start_profile: %s", error)
+        raise BusyError("a profile is being recorded already, or its folder is not there: see the log") from None
+    return {"status": "recording"}
+
+
+@router.post("/stop_profile", openapi_extra=describes(ProfileFiles, statuses=(409, 415)))
+async def stop_profile(request: Request) -> dict[str, list[str]]:
+    """End the recording, and write it to the folder. Raises BusyError where there is none."""
+    try:
+        files = await services(request).engine.stop_profile()
+    except EngineDeadError:
+        raise
+    except ValueError as error:
+        logger.warning("/stop_profile: %s", error)
+        raise BusyError("no profile is being recorded, or it cannot be written: see the log") from None
+    return {"files": [Path(file).name for file in files]}
+
+
+@router.post("/collective_rpc", openapi_extra=describes(CallResults, body=CallBody))
+async def collective_rpc(request: Request) -> dict[str, list[Any]]:
+    """Call a method of all workers of an engine, by its name. Raises RequestError."""
+    body = await read_small(request, CallBody)
+    return {"results": await services(request).engine.collective_rpc(body.method)}

@@ -447,6 +447,19 @@ class ServerInfo(BaseModel):
     config: dict[str, Any]
 
 
+class CallResults(BaseModel):
+    """What each worker has answered."""
+
+    results: list[Any]
+
+
+class ProfileFiles(BaseModel):
+    """What was recorded."""
+
+    files: list[str]
+    """Names in the folder for profiles, one per worker."""
+
+
 class Done(BaseModel):
     """What was asked for was done."""
 

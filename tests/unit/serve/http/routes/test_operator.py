@@ -1,12 +1,14 @@
 """/server_info, /reset_prefix_cache and /abort_requests."""
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
 import pytest
 
 from pagemill.config.server_config import ServerConfig
+from pagemill.errors import ConfigError
 from pagemill.messages.fleet import AbortOrder, HaltOrder
 from pagemill.serve.http.app import build_app
 from pagemill.serve.http.orders import Orders
@@ -16,7 +18,8 @@ from tests.unit.serve.http.conftest import Connect
 
 PATHS = {
     "/server_info": "GET", "/reset_prefix_cache": "POST", "/abort_requests": "POST", "/pause": "POST",
-    "/resume": "POST", "/is_paused": "GET",
+    "/resume": "POST", "/is_paused": "GET", "/start_profile": "POST", "/stop_profile": "POST",
+    "/collective_rpc": "POST",
 }  # fmt: skip
 
 
@@ -158,3 +161,57 @@ async def test_settings_are_told(connect: Connect) -> None:
     await engine.shutdown()
     assert info["model"] == "fake"
     assert info["config"]["cache"]["block_size"] == 16
+
+
+class Recording(FakeCore):
+    """A core with one worker, which records."""
+
+    prefix: str | None = None
+
+    def call(self, name: str, *args: Any) -> Any:
+        assert name == "collective_rpc"
+        method, *rest = args
+        if method == "start_profile":
+            if self.prefix is not None:
+                raise ConfigError("a profile is being recorded already, for /secret/path")
+            (self.prefix,) = rest
+            return "[null]"
+        if method == "stop_profile":
+            if self.prefix is None:
+                raise ConfigError("no profile is being recorded")
+            file, self.prefix = f"{self.prefix}-rank0.json.gz", None
+            return json.dumps([file])
+        return json.dumps([{"rank": 0}])
+
+
+async def test_a_profile(connect: Connect, dev_mode: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Recording()
+    client = await connect(core)
+    missing = await client.post("/start_profile", json={})
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_supported")
+    monkeypatch.setenv("VLLM_TORCH_PROFILER_DIR", "/some/folder")
+    assert (await client.post("/start_profile", json={})).json() == {"status": "recording"}
+    assert core.prefix == "/some/folder/pagemill-profile"
+    again = await client.post("/start_profile", json={})
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "busy")
+    assert "/secret" not in again.text
+    assert (await client.post("/stop_profile", json={})).json() == {"files": ["pagemill-profile-rank0.json.gz"]}
+    assert (await client.post("/stop_profile", json={})).status_code == 409
+
+
+@pytest.mark.parametrize(("body", "named"), [
+    ({}, "method"), ({"method": "load_model"}, "method"), ({"method": "start_profile", "args": ["/x"]}, "method"),
+    ({"method": ["describe"]}, "method"), ({"method": "describe", "args": [1]}, "args"),
+    ({"method": "describe", "kwargs": {"a": 1}}, "kwargs"), ({"method": "describe", "timeout": 1}, "timeout"),
+])  # fmt: skip
+async def test_calls_of_workers_that_are_refused(
+    connect: Connect, dev_mode: None, body: dict[str, Any], named: str
+) -> None:
+    answer = await (await connect(Recording())).post("/collective_rpc", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, named)
+
+
+async def test_a_call_of_the_workers(connect: Connect, dev_mode: None) -> None:
+    client = await connect(Recording())
+    answer = await client.post("/collective_rpc", json={"method": "describe", "args": [], "kwargs": {}})
+    assert answer.json() == {"results": [{"rank": 0}]}
