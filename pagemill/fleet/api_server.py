@@ -18,7 +18,7 @@ from pagemill.config.server_config import ServerConfig
 from pagemill.errors import PagemillError
 from pagemill.fleet.event_feed import follow
 from pagemill.log import get_logger, name_process
-from pagemill.messages.fleet import AbortOrder, EngineDown, EngineUp, FleetEvent, FrontEndMessage, HaltOrder
+from pagemill.messages.fleet import AbortOrder, DrainOrder, EngineDown, EngineUp, FleetEvent, FrontEndMessage, HaltOrder
 from pagemill.messages.metrics import MetricsTotals
 from pagemill.messages.process_reports import FrontEndPulse, Listening
 from pagemill.observability.shared_metrics import SharedMetrics
@@ -152,7 +152,7 @@ class FirstUps:
 
     def __init__(self, num_engines: int) -> None:
         self._num_engines = num_engines
-        self._events: list[FleetEvent | HaltOrder] = []
+        self._events: list[FleetEvent | HaltOrder | DrainOrder] = []
         self._changed = threading.Condition()
         self._listener: Callable[[FrontEndMessage], None] | None = None
 
@@ -209,7 +209,7 @@ def run(payload: bytes, report: Report) -> None:
         match message:
             case MetricsTotals():
                 metrics.take(message)
-            case AbortOrder():
+            case AbortOrder() | DrainOrder():
                 orders.take(message)
             case _:
                 fleet.notify(message)

@@ -16,7 +16,7 @@ from pagemill.errors import EngineDeadError, HandshakeError, PeerGoneError
 from pagemill.fleet.api_server import ApiServerSpec
 from pagemill.log import get_logger
 from pagemill.messages.core_calls import EngineCall, FrontEndGone
-from pagemill.messages.fleet import AbortOrder, FrontEndOrder, HaltOrder
+from pagemill.messages.fleet import AbortOrder, DrainOrder, FrontEndOrder, HaltOrder
 from pagemill.messages.metrics import FrontEndCounts
 from pagemill.messages.process_reports import FrontEndReport, Listening
 from pagemill.observability.metrics_pool import MetricsPool
@@ -216,7 +216,7 @@ class ApiServerPool:
                     self._listening[index].set()
                 case FrontEndCounts() as counts:
                     self._metrics.take(index, counts)
-                case AbortOrder() | HaltOrder():
+                case AbortOrder() | HaltOrder() | DrainOrder():
                     self._relay(report)
             limit_s = self._silent_s if watched.has_reported else self._start_s
             if watched.silent_s > limit_s:

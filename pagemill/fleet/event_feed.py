@@ -56,7 +56,7 @@ class EventFeed:
             received = self._socket.receive(POLL_S)
             if received is not None:
                 subscriber, _ = received
-                for event in (*self._states.halts, *self._states.events()):
+                for event in (*self._states.orders(), *self._states.events()):
                     self._send(subscriber, event)
             self._send_events()
 

@@ -64,7 +64,13 @@ class HaltOrder(msgspec.Struct, frozen=True, tag="halt"):
     """pause, hold or resume: a name of `CoreApi.call`."""
 
 
-FrontEndOrder = AbortOrder | HaltOrder
+class DrainOrder(msgspec.Struct, frozen=True, tag="drain"):
+    """Whether front ends refuse new requests, also those that are started from now on."""
+
+    drains: bool
+
+
+FrontEndOrder = AbortOrder | HaltOrder | DrainOrder
 """What one front end tells the others."""
 FleetEvent = EngineUp | EngineDown | EngineStalled | EngineLoadReport
 FrontEndMessage = FleetEvent | MetricsTotals | FrontEndOrder

@@ -3,7 +3,7 @@
 import msgspec
 
 from pagemill.messages.engine_io import EngineReady
-from pagemill.messages.fleet import AbortOrder, HaltOrder
+from pagemill.messages.fleet import FrontEndOrder
 from pagemill.messages.metrics import FrontEndCounts
 from pagemill.messages.stats import SchedulerStats
 
@@ -42,4 +42,4 @@ class FrontEndPulse(msgspec.Struct, frozen=True, tag="front end pulse"):
 
 
 ProcessReport = Started | Listening | Failed | Pulse
-FrontEndReport = Listening | FrontEndCounts | FrontEndPulse | AbortOrder | HaltOrder
+FrontEndReport = Listening | FrontEndCounts | FrontEndPulse | FrontEndOrder

@@ -103,7 +103,8 @@ class AsyncLLM(EngineCalls):
         )
         self.load_limits = limits
         """How much may run and wait in all front ends of the engine."""
-        self._gate = LoadGate(limits, self._outputs, self.metrics)
+        self.gate = LoadGate(limits, self._outputs, self.metrics)
+        """Says whether new requests are taken."""
         self._texts = TokenTexts(tokenizer)
         self._step_tokens = scheduler.max_num_batched_tokens
         self._count = itertools.count()
@@ -255,7 +256,7 @@ class AsyncLLM(EngineCalls):
         begun = False
         pacer = Pacer()
         try:
-            with self._gate.reserve(_load_of(requests), limited) as reservation:
+            with self.gate.reserve(_load_of(requests), limited) as reservation:
                 for external_id, prepared in zip(external_ids, requests, strict=True):
                     stream = make_stream(external_id, prepared, num_added, queue)
                     streams.append(stream)
@@ -299,13 +300,13 @@ class AsyncLLM(EngineCalls):
 
     def share_load(self, table: LoadTable) -> None:
         """Count what is in flight together with the other front ends of the engine. Called before the first request."""
-        self._gate.share(table)
+        self.gate.share(table)
 
     def check_load(self) -> None:
         """Raises EngineOverloadedError when as many requests run and wait, in all front ends of the engine, as the
         configuration allows; UnavailableError after `drain`, EngineDeadError when the engine is gone."""
         self._pump.check_alive()
-        self._gate.check()
+        self.gate.check()
 
     def render_chat(self, messages: Any, options: ChatOptions) -> str:
         """A conversation as the text of a prompt, special tokens included, for `prepare` with
@@ -347,11 +348,11 @@ class AsyncLLM(EngineCalls):
 
     def load(self) -> Load:
         """What runs and waits in all front ends of the engine, as far as this process can see."""
-        return self._gate.total()
+        return self.gate.total()
 
     def drain(self) -> None:
         """From now on, `check_load` refuses new requests; those in flight go on."""
-        self._gate.drain()
+        self.gate.drain()
 
     def give_up(self) -> None:
         """End all requests in flight with UnavailableError."""
@@ -363,7 +364,7 @@ class AsyncLLM(EngineCalls):
 
     def accepts(self) -> bool:
         """Whether a new request would be taken and worked on now."""
-        return not self.errored and not self._gate.draining and self._client.accepts()
+        return not self.errored and not (self.gate.draining or self.gate.holds_off) and self._client.accepts()
 
     async def shutdown(self) -> None:
         """End all requests with EngineDeadError and stop the engine. A second call does nothing."""

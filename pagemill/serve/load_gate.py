@@ -92,6 +92,8 @@ class LoadGate:
     def __init__(self, limits: LoadLimits, outputs: OutputProcessor, metrics: ServingMetrics) -> None:
         self.draining = False
         """Whether no new request is taken any more."""
+        self.holds_off = False
+        """Whether none is taken until an operator says so. Set from any thread."""
         self._limits = limits
         self._outputs = outputs
         self._metrics = metrics
@@ -121,6 +123,8 @@ class LoadGate:
         """The same, with so much in flight."""
         if self.draining:
             raise UnavailableError("the server is shutting down and takes no new requests")
+        if self.holds_off:
+            raise UnavailableError("an operator has this server take no new requests now (/drain)")
         limits = self._limits
         most = limits.num_requests
         if most is not None and more.num_requests > most:

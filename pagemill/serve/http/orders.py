@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from pagemill.errors import EngineDeadError
-from pagemill.messages.fleet import AbortOrder, FrontEndOrder
+from pagemill.messages.fleet import AbortOrder, DrainOrder, FrontEndOrder
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.utils.tasks import TaskSet
 
@@ -31,8 +31,11 @@ class Orders:
             self._loop = None
             await self._tasks.cancel()
 
-    def take(self, order: AbortOrder) -> None:
+    def take(self, order: AbortOrder | DrainOrder) -> None:
         """An order that some API server was given. From any thread."""
+        if isinstance(order, DrainOrder):
+            self._engine.gate.holds_off = order.drains
+            return
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing left to be told

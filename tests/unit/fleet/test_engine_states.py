@@ -2,7 +2,7 @@
 
 from pagemill.fleet.engine_states import EngineStates
 from pagemill.messages.engine_io import EngineReady
-from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, EngineUp
+from pagemill.messages.fleet import DrainOrder, EngineDown, EngineLoadReport, EngineStalled, EngineUp, HaltOrder
 from pagemill.messages.stats import SchedulerStats
 
 READY = EngineReady(max_model_len=64, vocab_size=8, num_blocks=9, block_size=16)
@@ -18,3 +18,11 @@ def test_the_latest_event_of_each_engine_counts():
     down = EngineDown(0, 0, "it hung and was killed")
     states.note(down)
     assert states.events() == (down, ups[1]), "a stall ends with the engine"
+
+
+def test_the_latest_orders_count():
+    states = EngineStates()
+    assert states.orders() == ()
+    for order in (HaltOrder("pause"), DrainOrder(True), HaltOrder("resume"), DrainOrder(False), DrainOrder(True)):
+        states.note(order)
+    assert set(states.orders()) == {HaltOrder("resume"), DrainOrder(True)}

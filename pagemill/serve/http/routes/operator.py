@@ -1,5 +1,5 @@
-"""What operators and benchmarks ask of a server: /server_info, /reset_prefix_cache, /pause, /resume, /is_paused,
-/abort_requests, /start_profile, /stop_profile and /collective_rpc. Mounted where PAGEMILL_SERVER_DEV_MODE=1 says so."""
+"""What operators and benchmarks ask of a server: its settings, to pause, to drain, to forget cached prefixes, to abort
+requests, to record a profile, and to call its workers. Mounted where PAGEMILL_SERVER_DEV_MODE=1 says so."""
 
 import asyncio
 import json
@@ -11,12 +11,12 @@ from fastapi import APIRouter, Request, Response
 from pagemill import __version__, envs
 from pagemill.errors import EngineDeadError, RequestError
 from pagemill.log import get_logger
-from pagemill.messages.fleet import AbortOrder, HaltOrder
+from pagemill.messages.fleet import AbortOrder, DrainOrder, HaltOrder
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.http.connection import read_small
 from pagemill.serve.http.described import describes
 from pagemill.serve.http.errors import BusyError, NotHereError
-from pagemill.serve.http.schemas.answers import CallResults, Done, IsPaused, ProfileFiles, ServerInfo, Status
+from pagemill.serve.http.schemas.answers import CallResults, Done, Draining, IsPaused, ProfileFiles, ServerInfo, Status
 from pagemill.serve.http.schemas.operator import AbortBody, CallBody
 from pagemill.serve.http.state import services
 
@@ -84,6 +84,16 @@ async def resume(request: Request) -> dict[str, str]:
     services(request).orders.tell(HaltOrder("resume"))
     await services(request).engine.control.resume()
     return {"status": "resumed"}
+
+
+@router.post("/drain", openapi_extra=describes(Draining, statuses=(415,)))
+async def drain(request: Request, undo: bool = False) -> dict[str, Any]:
+    """Refuse new requests, in every API server, also in one that is started later, until the same is said with
+    `undo=true`; what runs and waits is completed, and is counted in the answer."""
+    here = services(request)
+    here.orders.tell(DrainOrder(not undo))
+    here.engine.gate.holds_off = not undo
+    return {"status": "serving" if undo else "draining", "num_requests": here.engine.load().num_requests}
 
 
 @router.get("/is_paused", openapi_extra=describes(IsPaused))

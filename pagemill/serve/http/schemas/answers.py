@@ -472,6 +472,14 @@ class Status(BaseModel):
     status: str
 
 
+class Draining(BaseModel):
+    """Whether new requests are refused."""
+
+    status: str
+    num_requests: int
+    """That run and wait, in all API servers together."""
+
+
 class IsPaused(BaseModel):
     """Whether no step is begun."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
-from pagemill.messages.fleet import AbortOrder, HaltOrder
+from pagemill.messages.fleet import AbortOrder, DrainOrder, HaltOrder
 from pagemill.serve.http.app import build_app
 from pagemill.serve.http.orders import Orders
 from tests.fakes.engine import endpoints, make_engine
@@ -19,7 +19,7 @@ from tests.unit.serve.http.conftest import Connect
 PATHS = {
     "/server_info": "GET", "/reset_prefix_cache": "POST", "/abort_requests": "POST", "/pause": "POST",
     "/resume": "POST", "/is_paused": "GET", "/start_profile": "POST", "/stop_profile": "POST",
-    "/collective_rpc": "POST",
+    "/collective_rpc": "POST", "/drain": "POST",
 }  # fmt: skip
 
 
@@ -215,3 +215,32 @@ async def test_a_call_of_the_workers(connect: Connect, dev_mode: None) -> None:
     client = await connect(Recording())
     answer = await client.post("/collective_rpc", json={"method": "describe", "args": [], "kwargs": {}})
     assert answer.json() == {"results": [{"rank": 0}]}
+
+
+async def test_a_server_that_drains_completes_what_it_has(connect: Connect, dev_mode: None) -> None:
+    core = FakeCore(step_s=0.002)
+    client = await connect(core)
+    body = {"prompt": "a", "max_tokens": 100, "ignore_eos": True}
+    running = asyncio.create_task(client.post("/v1/completions", json=body))
+    while not core.num_running:
+        await asyncio.sleep(0.005)
+    assert (await client.post("/drain")).json() == {"status": "draining", "num_requests": 1}
+    refused = await client.post("/v1/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+    assert refused.headers["retry-after"] == "1"
+    assert [(await client.get(path)).status_code for path in ("/health/ready", "/health")] == [503, 200]
+    assert (await running).json()["usage"]["completion_tokens"] == 100
+    assert (await client.post("/drain?undo=true")).json() == {"status": "serving", "num_requests": 0}
+    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    assert (await client.get("/health/ready")).status_code == 200
+
+
+def test_other_api_servers_are_told_to_drain() -> None:
+    told: list[Any] = []
+    engine = make_engine()
+    orders = Orders(engine, told.append)
+    orders.take(DrainOrder(True))
+    assert not engine.accepts()
+    orders.take(DrainOrder(False))
+    assert engine.accepts()
+    assert told == []
