@@ -1,5 +1,6 @@
 """Three API servers of one model: what one has stored the others find, and the limits of clients are those of all."""
 
+import contextlib
 import re
 import time
 
@@ -32,7 +33,7 @@ def server(checkpoint, tmp_path_factory):
         "info",
     )
     keys = ("--api-key", "many", "few", "--rate-limit-requests", PER_MINUTE)
-    with Server(checkpoint, *arguments, *keys, scripted=True, LAB_STEP_S=0.005) as server:
+    with Server(checkpoint, *arguments, *keys, scripted=True, LAB_STEP_S=0.005, PAGEMILL_SERVER_DEV_MODE=1) as server:
         yield server
 
 
@@ -94,3 +95,21 @@ def test_a_minute_of_a_key_is_the_same_for_all(server):
     wait_for(refused_by_all, "a refusal of each API server")
     most = PER_MINUTE + (time.monotonic() - begun) * PER_MINUTE / 60
     assert PER_MINUTE <= accepted <= most + 1
+
+
+def test_all_drain_also_one_that_is_started_later(server):
+    def say_so(since, status):
+        """Whether each API server has said with this status whether it takes requests."""
+        with contextlib.suppress(httpx.TransportError):  # of one that dies
+            ask(server, "GET", "/health/ready")
+        return set(re.findall(rf"\[api (\d)\] .* /health/ready HTTP/1\.1\" {status} ", server.log[since:])) == ALL
+
+    assert ask(server, "POST", "/drain").json()["status"] == "draining"
+    wait_for(lambda: say_so(0, 503), "a refusal of each API server")
+    since = len(server.log)
+    victim = server.kill("api server 1")
+    wait_for(lambda: server.pid("api server 1") != victim, "a new API server")
+    wait_for(lambda: say_so(since, 503), "a refusal of each API server")
+    since = len(server.log)
+    assert ask(server, "POST", "/drain?undo=true").json()["status"] == "serving"
+    wait_for(lambda: say_so(since, 200), "each API server")
