@@ -16,7 +16,7 @@ import pytest
 from pagemill.config.fleet_plan import FleetPlan
 from pagemill.fleet.engines import EngineFleet, FleetSpec
 from pagemill.utils.processes import Child
-from tests.fakes.node_processes import SECRET, TIMEOUT_S
+from tests.fakes.node_processes import SECRET, TIMEOUT_S, node_payload
 from tests.fakes.ports import free_port
 from tests.fakes.scripted_fleet import PATIENCE_S, WORKER, FrontEnd, fleet_config
 from tests.fakes.tiny_checkpoint import make_checkpoint
@@ -44,7 +44,15 @@ class Machines:
             node.stop(grace_s=10)
 
     def add_node(self, first=1, count=1, size=2):
-        payload = json.dumps([self.folder, self.port, first, count, size, self.lockstep, self.timeout_s]).encode()
+        payload = node_payload(
+            self.folder,
+            self.port,
+            first=first,
+            count=count,
+            size=size,
+            lockstep=self.lockstep,
+            timeout_s=self.timeout_s,
+        )
         self.nodes.append(Child("tests.fakes.node_processes:run_node", "node", payload))
         return self.nodes[-1]
 
@@ -124,11 +132,7 @@ def test_a_node_ends_with_a_head_that_is_killed(folder):
     payload = msgspec.json.encode([str(folder), free_port()])
     with Child("tests.fakes.node_processes:run_head", "head", payload) as head:
         port = json.loads(payload)[1]
-        node = Child(
-            "tests.fakes.node_processes:run_node",
-            "node",
-            json.dumps([str(folder), port, 1, 1, 2, False, TIMEOUT_S]).encode(),
-        )
+        node = Child("tests.fakes.node_processes:run_node", "node", node_payload(folder, port, head_return_s=5.0))
         with node:
             assert head.report(PATIENCE_S) == b"ready"
             head.kill()

@@ -9,7 +9,7 @@ import pytest
 
 from pagemill.messages.fleet import EngineDown, EngineUp
 from pagemill.utils.processes import Child
-from tests.fakes.node_processes import TIMEOUT_S
+from tests.fakes.node_processes import TIMEOUT_S, node_payload
 from tests.fakes.ports import free_port
 from tests.fakes.proxy import Proxy
 from tests.fakes.scripted_fleet import PATIENCE_S, FrontEnd
@@ -107,11 +107,7 @@ async def test_a_connection_that_is_silent_is_given_up_and_made_anew(folder, sid
 def test_a_head_that_is_started_again_has_the_engines_back(folder):
     port = free_port()
     head = json.dumps([str(folder), port]).encode()
-    node = Child(
-        "tests.fakes.node_processes:run_node",
-        "node",
-        json.dumps([str(folder), port, 1, 1, 2, False, TIMEOUT_S]).encode(),
-    )
+    node = Child("tests.fakes.node_processes:run_node", "node", node_payload(folder, port))
     with node:
         engines = []
         for _ in range(2):

@@ -1,6 +1,8 @@
 """Tokens that a grammar forces, through the engine: where there is one way to write a text, the output is the one that
 is sampled token by token, in fewer steps."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -87,6 +89,18 @@ def run(client, asked, prompts=PROMPTS, **more):
     return client
 
 
+@pytest.fixture(scope="module")
+def without(checkpoint, matcher):
+    """`without(asked, *names)`: what is sampled token by token, of all prompts or of some. Computed once."""
+
+    @cache
+    def computed(asked, *names):
+        prompts = {name: PROMPTS[name] for name in names or PROMPTS}
+        return run(make_client(checkpoint, matcher, jump=False), ASKED[asked], prompts)
+
+    return computed
+
+
 def check_same(found, expected):
     assert found.tokens == expected.tokens
     assert found.finish == expected.finish
@@ -102,32 +116,32 @@ def check_same(found, expected):
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("budget", [9, slow(96)])
-def test_an_output_is_what_is_sampled_without(checkpoint, matcher, asked, budget):
+def test_an_output_is_what_is_sampled_without(checkpoint, matcher, without, asked, budget):
     """Prompts and forced stretches in chunks, too."""
-    without = run(make_client(checkpoint, matcher, jump=False), ASKED[asked])
+    expected = without(asked)
     found = run(make_client(checkpoint, matcher, max_num_batched_tokens=budget), ASKED[asked])
-    check_same(found, without)
+    check_same(found, expected)
     text = bytes(found.tokens["long"]).decode()
     assert text.startswith('{"kin')
     alone = run(make_client(checkpoint, matcher), ASKED[asked], {"long": PROMPTS["long"]})
     assert alone.tokens["long"] == found.tokens["long"]
-    one_by_one = run(make_client(checkpoint, matcher, jump=False), ASKED[asked], {"long": PROMPTS["long"]})
+    one_by_one = without(asked, "long")
     assert alone.core.num_executed <= 0.8 * one_by_one.core.num_executed
 
 
 @pytest.mark.parametrize("asked", ["hot", "penalties", "log-probabilities"])
 @pytest.mark.parametrize("depth", [2, slow(3)])
-def test_steps_ahead(checkpoint, matcher, asked, depth):
-    without = run(make_client(checkpoint, matcher, jump=False), ASKED[asked])
-    check_same(run(make_client(checkpoint, matcher, depth=depth), ASKED[asked]), without)
+def test_steps_ahead(checkpoint, matcher, without, asked, depth):
+    expected = without(asked)
+    check_same(run(make_client(checkpoint, matcher, depth=depth), ASKED[asked]), expected)
 
 
 @pytest.mark.parametrize("asked", ["hot", "penalties", "log-probabilities", "of named tokens"])
 @pytest.mark.parametrize("mode", ["eager", slow("graphs")])
-def test_on_a_device_that_works_ahead(checkpoint, matcher, asked, mode):
-    without = run(make_client(checkpoint, matcher, jump=False), ASKED[asked])
+def test_on_a_device_that_works_ahead(checkpoint, matcher, without, asked, mode):
+    expected = without(asked)
     settings = {"enforce_eager": mode == "eager", "attention_backend": "TORCH_PAGED", "max_num_batched_tokens": 16}
-    check_same(run(make_client(checkpoint, matcher, platform=QueuedPlatform(), **settings), ASKED[asked]), without)
+    check_same(run(make_client(checkpoint, matcher, platform=QueuedPlatform(), **settings), ASKED[asked]), expected)
 
 
 @pytest.mark.slow
