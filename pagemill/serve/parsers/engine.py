@@ -131,8 +131,8 @@ class FormatParser:
         """Whether the call stands at the beginning of the content, without a mark."""
         self._in_list = False
         self._num_calls = 0
-        self._follows_call = False
-        """Whether no content was passed on since the last call."""
+        self._follows_call = form.is_forced
+        """Whether no content was passed on since the last call, or since the beginning of a message that is a call."""
         self._state: State = self._first_state(reasoning, form)
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Delta]:
@@ -376,6 +376,8 @@ class FormatParser:
         could = self._plan.gaps.may_begin(text, at) or self._plan.body_starts.may_begin(text, at)
         if could and not self._final:
             return self._wait(at)
+        if could and self._has_told:  # the mark behind a call was cut off
+            return len(text)
         if self._calls.noise:
             match = self._plan.noise.find(text, at + 1)
             return match.start() if match is not None else max(at, self._plan.noise.certain(text, at + 1))

@@ -140,3 +140,19 @@ def test_a_mark_that_is_cut_off_after_a_call_is_left_out(size: int) -> None:
     assert parsed(None, "hermes", list(text)) == expected
     if size < len("<tool_call>"):
         assert parsed(None, "hermes", list("so " + "<tool_call>"[:size])).content == "so " + "<tool_call>"[:size]
+
+
+@pytest.mark.parametrize("size", range(1, len("</tool_call>") + 1))
+def test_the_mark_behind_a_call_that_is_cut_off_is_left_out(size: int) -> None:
+    text = f"<tool_call>\n{WEATHER}\n" + "</tool_call>"[:size]
+    expected = Message("", "", [Call("get_weather", ARGUMENTS, True)])
+    assert parsed(None, "hermes", [text]) == expected
+    assert parsed(None, "hermes", list(text)) == expected
+
+
+@pytest.mark.parametrize("size", range(1, len("<tool_call>") + 1))
+def test_the_mark_before_a_call_that_is_forced_and_cut_off_is_left_out(size: int) -> None:
+    parser = MessageParsers(ParserSettings(None, "hermes")).make(MessageForm(tools=TOOLS, is_forced=True))
+    assert parser is not None
+    deltas = [delta for char in "<tool_call>"[:size] for delta in parser.feed(char, [])] + parser.finish()
+    assert deltas == []
