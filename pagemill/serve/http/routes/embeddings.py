@@ -83,11 +83,19 @@ async def _vectors(
             if output.outputs.finish_reason != "stop":
                 raise GenerationFailedError(output.outputs.error)
             number = number_of[output.request_id]
-            vectors[number] = output.outputs.data
+            vectors[number] = _finite(output.outputs.data)
             request = requests[number].request
             running.begun(len(request.prompt_token_ids))
             num_cached += told_cached_tokens(request, output.num_cached_tokens, here.engine.block_size)
     return [vectors[number] for number in range(len(requests))], num_cached
+
+
+def _finite(vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The vector itself: JSON has no word for what is no number, and a client that gets none must be told. Raises
+    GenerationFailedError."""
+    if np.isfinite(vector).all():
+        return vector
+    raise GenerationFailedError("what the model computed is not a number")
 
 
 async def _collected(

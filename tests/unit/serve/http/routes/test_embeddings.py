@@ -180,3 +180,34 @@ async def test_encode_aborts_and_ends() -> None:
     assert output.outputs.embedding == vector_of([BOS, *A]).tolist()
     assert (output.finished, output.prompt, output.prompt_token_ids) == (True, "ab", [BOS, *A])
     await engine.shutdown()
+
+
+class NanCore(FakeCore):
+    """Its vectors have a place that is no number."""
+
+    def step(self) -> list[EngineCoreOutputs]:
+        found = super().step()
+        for output in (output for outputs in found for output in outputs.outputs):
+            if output.pooled is not None:
+                output.pooled[-1] = np.nan
+        return found
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"input": "a"}),
+        (PATH, {"input": ["a", "b"], "encoding_format": "base64"}),
+        ("/pooling", {"input": "a"}),
+        ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+        ("/api/embed", {"model": "fake", "input": "a"}),
+        ("/api/embeddings", {"model": "fake", "prompt": "a"}),
+    ],
+)
+async def test_what_is_no_number_is_an_error(connect: Connect, path: str, body: dict[str, Any]) -> None:
+    """In JSON it would be null, in a vector that looks whole."""
+    client = await connect(NanCore(), {"pooler": POOLER})
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 500
+    assert "not a number" in answer.text
