@@ -3,12 +3,13 @@
 import instructor
 import openai
 from checks import QUESTION, Server, expect, run
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class City(BaseModel):
-    """A city."""
+    """A city. A small model that may add members adds them without end."""
 
+    model_config = ConfigDict(extra="forbid")
     name: str = Field(max_length=20)
     population: int = Field(ge=0, le=99_999_999)
 

@@ -37,6 +37,8 @@ class Client(NamedTuple):
     needs_tokenizer: bool = False
     needs_configuration: bool = False
     """Whether it is configured by what `pagemill connect` prints."""
+    is_partial: bool = False
+    """Whether only what it imports is pinned: less than its package says that it depends on."""
 
 
 CLIENTS = {
@@ -46,7 +48,7 @@ CLIENTS = {
     "instructor": Client("instructor_client.py"),
     "pydantic-ai": Client("pydantic_ai_client.py"),
     "guidellm": Client("guidellm_client.py", needs_tokenizer=True),
-    "vllm": Client("vllm_bench.py", needs_tokenizer=True),
+    "vllm": Client("vllm_bench.py", needs_tokenizer=True, is_partial=True),
 }
 
 
@@ -72,6 +74,7 @@ def environment(name: str) -> Path:
     torch = folder / "torch.txt"
     torch.write_text("".join(re.findall(r"^torch==.*\n", (ROOT / "constraints.txt").read_text(), re.MULTILINE)))
     command = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-c", torch, "-r", pins]
+    command += ["--no-deps"] * CLIENTS[name].is_partial
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]

