@@ -63,8 +63,9 @@ class TokenMatcher(Protocol):
         GrammarTooComplexError, and ValueError for a mask that is not contiguous."""
 
     @staticmethod
-    def batch() -> "BatchFill":
-        """What fills the masks of several outputs of this library at once: `fill_each`, or something faster."""
+    def batch(parallel: bool) -> "BatchFill":
+        """What fills the masks of several outputs of this library at once: `fill_each`, or something faster.
+        `parallel`: whether there are cores with nothing to do for threads of its own."""
 
 
 BatchFill = Callable[[Sequence[Any], npt.NDArray[np.int32]], list[str | None]]

@@ -11,7 +11,9 @@ from pagemill.grammar.interface import BatchFill, TokenMatcher, fill_each
 class MaskFiller:
     """Used by one thread at a time, for matchers of one backend."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, parallel: bool = True) -> None:
+        """`parallel`: whether there are cores with nothing to do."""
+        self._parallel = parallel
         self._batch: BatchFill | None = None
 
     def fill(self, matchers: Sequence[TokenMatcher], masks: npt.NDArray[np.int32]) -> list[str | None]:
@@ -22,5 +24,5 @@ class MaskFiller:
         if not masks.flags.c_contiguous or len(masks) != len(matchers):
             raise ValueError(f"masks of shape {masks.shape} for {len(matchers)} outputs; they must be contiguous rows")
         if self._batch is None:
-            self._batch = matchers[0].batch()
+            self._batch = matchers[0].batch(self._parallel)
         return self._batch(matchers, masks)

@@ -7,7 +7,6 @@ from pagemill.catalog.registry import load_path
 from pagemill.catalog.step_extensions import STEP_EXTENSIONS
 from pagemill.engine.extensions.interface import BoolArray, EngineContext, EngineExtension, IntArray
 from pagemill.messages.extensions import StepAnswers, StepPayloads
-from pagemill.messages.pending import Pending
 from pagemill.messages.step import SchedulerOutput
 
 
@@ -47,9 +46,9 @@ class EngineExtensions:
                 found[name] = slots
         return found
 
-    def sampling_payload(self, name: str, slots: IntArray, meanwhile: bool) -> Pending[Any]:
+    def sampling_payload(self, name: str, slots: IntArray) -> Any:
         """What one of them says when a step is sampled; see `EngineExtension.sampling_payload`."""
-        return self._by_name[name].sampling_payload(slots, meanwhile)
+        return self._by_name[name].sampling_payload(slots)
 
     def join_every_step(self, slots: IntArray) -> bool:
         """Whether one of them must be asked even before steps that only go on with these [R] slots."""

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.request import Request
-from pagemill.messages.pending import Pending
 from pagemill.messages.step import SchedulerOutput
 
 IntArray = npt.NDArray[np.int64]
@@ -26,6 +25,8 @@ class EngineContext:
     """The request of a slot in use. Raises RuntimeError for any other."""
     num_slots: int
     """Slots are 0 to num_slots - 1."""
+    computes_elsewhere: bool = False
+    """Whether steps are computed while the engine goes on, by other processes, on other threads or on a device."""
 
 
 class EngineExtension(ABC):
@@ -47,14 +48,13 @@ class EngineExtension(ABC):
     def awaited(self, sampled: IntArray) -> IntArray | None:
         """Those of the [L] slots that sample in the step that `payload` was just asked about of which more is said
         later: with the call that samples the step, which may know tokens that were in flight when it was scheduled.
-        None: nothing is said later, which costs nothing more."""
+        None: nothing is said later, which costs nothing more. A step that repeats the one before awaits the same."""
         return None
 
-    def sampling_payload(self, slots: IntArray, meanwhile: bool) -> Pending[Any]:
+    def sampling_payload(self, slots: IntArray) -> Any:
         """What the workers' half is told when the step is sampled, of an extension whose line names a type of it.
         `slots`: those that were `awaited` and still have their request, all of whose tokens before the step's own are
-        known now. `meanwhile`: whether the step is yet to be computed before the result is asked for. Nothing else
-        happens to the slots until then."""
+        known now."""
         raise TypeError(f"{type(self).__name__} says nothing when a step is sampled")
 
     def joins_every_step(self, slots: IntArray) -> bool:

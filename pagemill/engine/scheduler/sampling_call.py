@@ -3,40 +3,45 @@
 Knows nothing about what they say.
 """
 
-from typing import Any
-
 from pagemill.engine.extensions.host import EngineExtensions
 from pagemill.engine.scheduler.limits import IntArray
 from pagemill.engine.scheduler.slots import SlotStates
 from pagemill.messages.extensions import SamplingPayloads
-from pagemill.messages.pending import Pending
 
 
 class SamplingCall:
     """For each step in turn: `begin` when it is scheduled; then, while `awaits_tokens`, the tokens of the steps before
     it are applied, the oldest first; then `take`."""
 
-    def __init__(self, extensions: EngineExtensions, states: SlotStates) -> None:
+    def __init__(self, extensions: EngineExtensions, states: SlotStates, *, early: bool = False) -> None:
+        """`early`: no step is in flight when one is scheduled, and it is computed before `take`: what is said of it is
+        made when it is scheduled. What that needs is in the caches then, from following the last tokens. Otherwise it
+        is made in `take`, while the step is computed."""
         self._extensions = extensions
         self._states = states
+        self._early = early
+        self._asked: dict[str, IntArray] | None = None
+        """Name of an extension -> slots of which it says more, in the step that was scheduled last."""
         self._awaited: dict[str, IntArray] | None = None
-        """Name of an extension -> slots of which it says more."""
+        """The same, until it is taken."""
         self._epochs: dict[str, IntArray] = {}
-        self._pending: dict[str, Pending[Any]] | None = None
+        self._made: SamplingPayloads | None = None
 
     def begin(self, sampled: IntArray) -> None:
-        """A step was scheduled anew that samples [L] slots, which expect its tokens already. What can be said of them
-        is made from now on, while the step is computed."""
-        self._pending = None
-        self._awaited = self._extensions.awaited(sampled)
-        if self._awaited is not None:
-            self._epochs = {name: self._states.epoch[slots] for name, slots in self._awaited.items()}
-            if not self.awaits_tokens():
-                self._start(self._awaited, True)
+        """A step was scheduled anew that samples [L] slots, which expect its tokens already."""
+        self._asked = self._extensions.awaited(sampled)
+        if self._asked is not None:
+            self._epochs = {name: self._states.epoch[slots] for name, slots in self._asked.items()}
+        self.repeat()
+
+    def repeat(self) -> None:
+        """The step that was scheduled last goes on."""
+        self._awaited = self._asked
+        self._made = None if self._asked is None or not self._early else self._make(self._asked)
 
     def awaits_tokens(self) -> bool:
         """Whether what is to be said depends on tokens of steps in flight."""
-        if self._awaited is None:
+        if self._awaited is None or self._made is not None:
             return False
         states = self._states
         return any(
@@ -45,20 +50,16 @@ class SamplingCall:
         )
 
     def take(self) -> SamplingPayloads | None:
-        """What goes with the call that samples the step; None: nothing. Waits for what is still being made."""
+        """What goes with the call that samples the step; None: nothing."""
         if self._awaited is None:
             return None
-        if self._pending is None:
-            self._start(self._awaited, False)
-        pending, self._pending = self._pending or {}, None
-        self._awaited = None
-        return SamplingPayloads({name: payload.result() for name, payload in pending.items()})
+        made = self._make(self._awaited) if self._made is None else self._made
+        self._awaited = self._made = None
+        return made
 
-    def _start(self, awaited: dict[str, IntArray], meanwhile: bool) -> None:
-        self._pending = {
-            name: self._extensions.sampling_payload(name, self._live(name, slots), meanwhile)
-            for name, slots in awaited.items()
-        }
+    def _make(self, awaited: dict[str, IntArray]) -> SamplingPayloads:
+        say = self._extensions.sampling_payload
+        return SamplingPayloads({name: say(name, self._live(name, slots)) for name, slots in awaited.items()})
 
     def _live(self, name: str, slots: IntArray) -> IntArray:
         """Those whose request is there, and samples in this step what counts."""

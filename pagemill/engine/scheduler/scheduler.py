@@ -84,8 +84,10 @@ class Scheduler:
         self._token_limits = token_limits(limits)
         # A slot's tokens are moved to its request whenever a block is full.
         self._states = SlotStates(limits.max_num_seqs, kv.granularity + depth)
-        self._extensions = EngineExtensions.load(EngineContext(kv, self._states.occupant, limits.max_num_seqs))
-        self.sampling = SamplingCall(self._extensions, self._states)
+        elsewhere = depth > 1
+        context = EngineContext(kv, self._states.occupant, limits.max_num_seqs, elsewhere)
+        self._extensions = EngineExtensions.load(context)
+        self.sampling = SamplingCall(self._extensions, self._states, early=not elsewhere)
         """What goes to the workers with the call that samples the step that was scheduled last."""
         self._waiting = make_queue(limits.policy)
         self._admission = Admission(limits, kv, self._states, self._waiting)
@@ -194,19 +196,26 @@ class Scheduler:
         if output.known_logprobs:
             note_known_logprobs(self._requests, output.known_logprobs)
         plain = output.counts is None and output.drafts is None and output.answers is None and output.logprobs is None
-        if steady is not None and steady is self._steady and plain and steady.append(output.token_ids):
-            return self._outputs(flight, steady.request_ids, output.token_ids.tolist())
         states = self._states
-        live = states.epoch[flight.slots] == flight.epochs
-        if output.answers is not None:
-            self._extensions.receive(output.answers, flight.slots, live)
-        if output.vectors is not None:
-            return self._update_pooled(flight, flight.slots[live], output.vectors[live])
-        new, finished = apply_tokens(states, self._settled(flight, output, live))
-        drafts = self._note_drafts(flight, output.drafts, live) if output.drafts or states.any_drafts else None
+        finished: dict[int, Finish] = {}
+        drafts = None
+        if steady is not None and steady is self._steady and plain and steady.append(output.token_ids):
+            if not states.grammars:
+                return self._outputs(flight, steady.request_ids, output.token_ids.tolist())
+            new = SlotTokens(steady.slots, output.token_ids.astype(np.int64))
+        else:
+            live = states.epoch[flight.slots] == flight.epochs
+            if output.answers is not None:
+                self._extensions.receive(output.answers, flight.slots, live)
+            if output.vectors is not None:
+                return self._update_pooled(flight, flight.slots[live], output.vectors[live])
+            new, finished = apply_tokens(states, self._settled(flight, output, live))
+            drafts = self._note_drafts(flight, output.drafts, live) if output.drafts or states.any_drafts else None
         if states.grammars:
             new, known = follow_grammars(states, new, finished, drafts, self._limits)
-            self._known += known
+            if known:
+                self._steady = None
+                self._known += known
         rows = report(states, new, finished, logprobs_by_slot(flight.slots, output))
         if finished:
             self._finish(new.slots, finished)
@@ -355,6 +364,8 @@ class Scheduler:
         sampled = slots[samples]
         only_decodes = len(sampled) == len(slots) == int(num_tokens.sum())
         repeats = only_decodes and len(slots) == len(states.running) and not self._extensions.join_every_step(slots)
+        # With more steps in flight, those with a grammar do not run in every step.
+        repeats = repeats and (self._depth <= 2 or not states.grammars)
         self._steady = SteadyBatch.of(states, slots) if repeats else None
         self._in_flight.append(
             StepInFlight(
@@ -379,6 +390,7 @@ class Scheduler:
         step_id = self._next_step_id
         self._next_step_id += 1
         self._in_flight.append(StepInFlight(step_id, steady.slots, steady.epochs, len(steady.slots), steady))
+        self.sampling.repeat()
         return SchedulerOutput(step_id, steady.slots32, steady.ones)
 
     def _match(self, output: ModelRunnerOutput) -> StepInFlight:

@@ -43,7 +43,7 @@ class SteadyBatch:
             if num_steps < 1:
                 return None
             num_steps = min(num_steps, int((ends - computed).min()))
-        if num_steps < 1 or _any_in(states.many_stop_ids, slots) or _any_in(states.grammars, slots):
+        if num_steps < 1 or _any_in(states.many_stop_ids, slots):
             return None
         return cls(states, slots, num_steps)
 

@@ -39,29 +39,37 @@ class FollowedGrammar:
         self.num_words = num_words
         self._follows = matcher is not None and not waits and (self._begin is not None or not self._steps)
         """Whether the grammar has begun, or may."""
+        self._is_plain = self._follows and watch is None and self._begin is None
+        """Whether the grammar has said from the first token on, alone, what may come next."""
 
     @property
     def holds(self) -> bool:
         """Whether there is a mask for what comes next."""
-        return self._follows or bool(self._end_of_thinking())
+        return self._is_plain or self._follows or bool(self._end_of_thinking())
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """The output goes on with these."""
+        if not self._is_plain:
+            token_ids = self._not_free(token_ids)
+        if not token_ids or self._matcher is None or self._problem is not None:
+            return
+        try:
+            count = self._matcher.accept(token_ids)
+        except GrammarTooComplexError as error:
+            self._problem = str(error)
+            return
+        if count < len(token_ids) and token_ids[count] not in self._ends:
+            self._problem = f"token {token_ids[count]} is not what the form allows"
+
+    def _not_free(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Those of the tokens, with which the output goes on, that the grammar is to see."""
         left = list(token_ids) if self._watch is None else self._watched(self._watch, token_ids)
         if left and self._begin is not None:
             self._follows = left[0] != self._begin
             self._begin = None
         while left and not self._follows and self._steps:
             self._pass(left.pop(0))
-        if not left or not self._follows or self._matcher is None or self._problem is not None:
-            return
-        try:
-            count = self._matcher.accept(left)
-        except GrammarTooComplexError as error:
-            self._problem = str(error)
-            return
-        if count < len(left) and left[count] not in self._ends:
-            self._problem = f"token {left[count]} is not what the form allows"
+        return left if self._follows else ()
 
     def forced_tokens(self) -> Sequence[int]:
         """Those that must come next, as far as there is no choice."""
@@ -107,7 +115,10 @@ class FollowedGrammar:
             grammars[row]._problem = problem
         if found is not masks:
             masks[rows] = found
-        for mask, grammar in zip(masks, grammars, strict=True):
+        for row, grammar in enumerate(grammars):
+            if grammar._is_plain and grammar._problem is None:
+                continue
+            mask = masks[row]
             if grammar._problem is not None:
                 mask[:] = 0
                 _allow(mask, grammar._ends[0])
@@ -119,7 +130,9 @@ class FollowedGrammar:
 
     def _is_followed(self) -> bool:
         """Whether the grammar says what may come next."""
-        return self._problem is None and self._matcher is not None and not self._end_of_thinking()
+        if self._problem is not None or self._matcher is None:
+            return False
+        return self._is_plain or not self._end_of_thinking()
 
     def _end_of_thinking(self) -> Sequence[int]:
         """What is left of the end of a reasoning that has had its budget."""

@@ -139,7 +139,8 @@ class GuidanceMatcher:
         # States that have run out refuse tokens, too, and do not always say why.
         while count < len(tokens) and self._ran_out() and self._renew(tokens[:count]):
             count += self._matcher.try_consume_tokens(tokens[count:])
-        self._check()
+        if self._matcher.is_error():
+            self._check()
         self._taken += tokens[:count]
         return count
 
@@ -167,18 +168,19 @@ class GuidanceMatcher:
         self._check()
 
     @staticmethod
-    def batch() -> BatchFill:
-        num_threads = min(MAX_THREADS, (os.cpu_count() or 1) // 2)
+    def batch(parallel: bool) -> BatchFill:
+        num_threads = min(MAX_THREADS, (os.cpu_count() or 1) // 2) if parallel else 1
         # A single thread beside this one would only be waited for, and look for work where there is none.
         return _fill_with(llguidance.LLExecutor(num_threads)) if num_threads > 1 else _fill_here
 
-    def filled(self, mask: npt.NDArray[np.int32]) -> str | None:
-        """Why the output cannot be followed any further within the limits, after a call that was to fill its mask; None
-        where it can, and the mask is there."""
+    def filled(self, masks: npt.NDArray[np.int32], row: int) -> str | None:
+        """Why the output cannot be followed any further within the limits, after a call that was to fill its mask, one
+        of several; None where it can, and the mask is there."""
         self._states.num_uses += 1
         if not self._matcher.is_error():
             return None
         if self._renew():
+            mask = masks[row]
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         return self._problem()
 
@@ -219,7 +221,7 @@ def _fill_here(matchers: Sequence[GuidanceMatcher], masks: npt.NDArray[np.int32]
     address, num_bytes = masks.ctypes.data, masks.strides[0]
     for row, matcher in enumerate(matchers):
         matcher._matcher.unsafe_compute_mask_ptr(address + row * num_bytes, num_bytes)
-    return [matcher.filled(mask) for matcher, mask in zip(matchers, masks, strict=True)]
+    return _filled(matchers, masks)
 
 
 def _fill_with(executor: llguidance.LLExecutor) -> BatchFill:
@@ -228,9 +230,13 @@ def _fill_with(executor: llguidance.LLExecutor) -> BatchFill:
     def fill(matchers: Sequence[GuidanceMatcher], masks: npt.NDArray[np.int32]) -> list[str | None]:
         handles = [(matcher._matcher, row) for row, matcher in enumerate(matchers)]
         executor.unsafe_compute_mask_ptr(handles, masks.ctypes.data, masks.strides[0], len(masks))
-        return [matcher.filled(mask) for matcher, mask in zip(matchers, masks, strict=True)]
+        return _filled(matchers, masks)
 
     return fill
+
+
+def _filled(matchers: Sequence[GuidanceMatcher], masks: npt.NDArray[np.int32]) -> list[str | None]:
+    return [matcher.filled(masks, row) for row, matcher in enumerate(matchers)]
 
 
 def limits() -> llguidance.LLParserLimits:

@@ -105,7 +105,7 @@ class XGrammarMatcher:
         mask[:] = self._next()
 
     @staticmethod
-    def batch() -> BatchFill:
+    def batch(parallel: bool) -> BatchFill:
         return fill_each
 
     def _takes(self, token: int) -> bool:

@@ -6,6 +6,7 @@ import pytest
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.scheduler.limits import SchedulerLimits
 from pagemill.engine.scheduler.scheduler import Scheduler
+from pagemill.engine.structured_output.following import FollowedGrammar
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
 from pagemill.messages.step import ModelRunnerOutput
 from pagemill.messages.structured_outputs import StructuredOutputsParams
@@ -13,6 +14,7 @@ from tests.fakes.engine_setup import core_request, full
 from tests.fakes.masked_worker import forms
 
 FORMS = {"digits": {"regex": "[0-9]{9}"}, "word": {"choice": ["ab", "cd"]}, "forced": {"regex": "[ab]xyz[ab]"}}
+FORMS |= {"pairs": {"regex": "[ab][cd][ef][ghij]"}, "letters": {"regex": "[pqrs]{20}"}}
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +107,56 @@ def test_a_request_that_is_gone_is_not_waited_for(make):
     assert allowed(scheduler) == {}
     deliver(scheduler, first, 5, 5)
     deliver(scheduler, second, 5, 5)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_steps_that_repeat_are_told_of_each_token(make, depth):
+    """Until one ends, and with it the batch that repeated."""
+    scheduler = make("pairs", "letters", depth=depth)
+    repeated, before, output = 0, None, {"pairs": [], "letters": []}
+    pairs = [b"ab", b"cd", b"ef", b"ghij"]
+    for tokens in (b"ap", b"dq", b"fr", b"hs"):
+        step = scheduler.schedule()
+        repeated += before is not None and step.slots is before.slots
+        masks = allowed(scheduler)
+        assert masks[1] == set(b"pqrs")
+        assert masks[0] == set(pairs.pop(0))
+        given = deliver(scheduler, step, *tokens[: len(step.slots)])
+        before = step
+        for name, token in zip(given.request_ids, given.token_ids, strict=True):
+            output[name].append(token)
+        for other in given.outputs:
+            output[other.request_id] += other.new_token_ids
+    assert repeated
+    assert bytes(output["pairs"]) == b"adfh"
+    assert bytes(output["letters"]) == b"pqrs"
+    assert scheduler.request_ids == {"letters"}
+    scheduler.check_integrity()
+
+
+def test_masks_are_made_before_a_step_that_is_computed_at_once_and_beside_any_other(make, monkeypatch):
+    made = []
+    fill = FollowedGrammar.fill
+    monkeypatch.setattr(FollowedGrammar, "fill", staticmethod(lambda *given: made.append(1) or fill(*given)))
+    for depth in (1, 2):
+        scheduler = make("letters", depth=depth)
+        step = scheduler.schedule()
+        assert len(made) == (depth == 1)
+        assert allowed(scheduler) == {0: set(b"pqrs")}
+        assert len(made) == 1
+        deliver(scheduler, step, ord("p"))
+        made.clear()
+
+
+def test_where_more_steps_are_in_flight_none_repeats_for_a_form(make):
+    """It runs in every other step: its mask needs the token before."""
+    scheduler = make("letters", depth=3)
+    steps = []
+    for _ in range(3):
+        steps.append(scheduler.schedule())
+        allowed(scheduler)
+        deliver(scheduler, steps[-1], ord("p"))
+    first, second, third = scheduler.schedule(), scheduler.schedule(), scheduler.schedule()
+    assert first.slots is not steps[-1].slots
+    assert second.slots is not first.slots
+    assert third is None
