@@ -9,6 +9,7 @@ import pytest
 from pagemill.artifacts.describe import describe
 from pagemill.catalog.executors import EXECUTORS
 from pagemill.catalog.grammars import GRAMMARS
+from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
 from pagemill.catalog.weights import WEIGHTS
 from pagemill.config.arguments import EngineArgs, add_flags, make_section
 from pagemill.config.decisions import Decisions
@@ -25,10 +26,14 @@ from pagemill.messages.structured_outputs import GrammarSpec, StructuredOutputsP
 from pagemill.model.factory import load_model
 from pagemill.model.loading.sources import safetensors
 from pagemill.platforms.cpu import CpuPlatform
+from pagemill.serve.parsers.choose import MessageParsers, ParserSettings
+from pagemill.serve.parsers.format import Calls, JsonCall, Reasoning
+from pagemill.serve.parsers.interface import MessageForm
 from pagemill.utils.timing import PhaseTimer
 from tests.fakes.byte_vocabulary import TABLE, ByteTokens
 from tests.fakes.configs import model_config
 from tests.fakes.engine_setup import engine_config
+from tests.fakes.messages import Call, Message, parse
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
 
@@ -101,6 +106,26 @@ def test_a_grammar_backend_is_a_class_and_a_line():
         queue.shutdown()
         GRAMMARS.remove("toy")
     assert source == "a or b"
+
+
+TOY_REASONING = Reasoning("<t>", "</t>", models="Toy")
+TOY_CALLS = Calls(models="Toy", form=(JsonCall(),), begin=("<call>",), end=("</call>",))
+TOY_TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+def test_a_format_of_messages_is_a_constant_and_a_line():
+    text = '<t>So.</t>I look.<call>{"name": "look", "arguments": {"a": 1}}</call>'
+    REASONING_PARSERS.add("toy", f"{__name__}:TOY_REASONING")
+    TOOL_PARSERS.add("toy", f"{__name__}:TOY_CALLS")
+    try:
+        parsers = MessageParsers(ParserSettings("toy", "toy"))
+        for pieces in ([text], list(text)):
+            parser = parsers.make(MessageForm(tools=TOY_TOOLS))
+            assert parser is not None
+            assert parse(parser, pieces) == Message("I look.", "So.", [Call("look", '{"a": 1}', True)])
+    finally:
+        REASONING_PARSERS.remove("toy")
+        TOOL_PARSERS.remove("toy")
 
 
 READ = []
