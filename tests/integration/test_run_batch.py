@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
 LIMIT_S = 300
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HI = [{"role": "user", "content": "Hello"}]
 PERSON = {
     "type": "object",
@@ -63,6 +63,9 @@ def test_texts_and_wrong_lines(tmp_path, checkpoint):
         line("chat", CHAT, messages=HI, **greedy),
         line("stream", CHAT, messages=HI, stream=True, **greedy),
         line("elsewhere", "/metrics"),
+        line("response", RESPONSES, input="Hello", model="tiny", max_output_tokens=8, temperature=0),
+        line("response of items", RESPONSES, input=HI, model="tiny", max_output_tokens=8, temperature=0),
+        line("stored response", RESPONSES, input="Hello", model="tiny", max_output_tokens=8, store=True),
         line("last", CHAT, messages=HI, **greedy),
     ]
     entries = answered(tmp_path, checkpoint, lines)
@@ -83,6 +86,13 @@ def test_texts_and_wrong_lines(tmp_path, checkpoint):
     assert whole["choices"] == found["last"]["response"]["body"]["choices"], "the same question has the same answer"
     assert whole["usage"]["completion_tokens"] <= 8
     assert found["chat"]["response"]["request_id"]
+    response = found["response"]["response"]["body"]
+    assert (status("response"), response["object"]) == (200, "response")
+    (message,) = response["output"]
+    assert message["content"][0]["text"] == whole["choices"][0]["message"]["content"], "it is the same chat"
+    assert response["usage"]["output_tokens"] == whole["usage"]["completion_tokens"]
+    assert found["response of items"]["response"]["body"]["output"][0]["content"] == message["content"]
+    assert (status("stored response"), problem("stored response")["param"]) == (400, "store")
     assert isinstance(json.loads(found["schema"]["response"]["body"]["choices"][0]["message"]["content"])["age"], int)
     assert [choice["index"] for choice in found["text"]["response"]["body"]["choices"]] == [0, 1]
     assert len(found["many"]["response"]["body"]["choices"]) == 3
