@@ -38,6 +38,7 @@ SEVERAL = frozenset(
         "serve/http/test_bad_input.py",
         "serve/http/test_keep_alive.py",
         "serve/http/test_new_endpoint.py",
+        "serve/http/schemas/test_other_apis.py",
         "serve/parsers/test_examples.py",
         "serve/test_several_tokens.py",
         "test_architecture.py",

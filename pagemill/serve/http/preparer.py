@@ -341,7 +341,10 @@ class Preparer:
                 )
             body.leave_out(["thinking.budget_tokens"])
             body.thinking_token_budget = None
-        if body.include_reasoning is False and self._parsers.reasoning is None and not of_another_api:
+        if body.include_reasoning is False and self._parsers.reasoning is None:
+            if of_another_api:
+                body.leave_out(["thinking.display"])
+                return
             raise RequestError(
                 "include_reasoning=false needs a server that was started with --reasoning-parser: this one does not "
                 "tell reasoning from content",

@@ -20,13 +20,17 @@ _ROLES = ("user", "assistant", "system")
 _EFFORTS = {"xhigh": "high", "max": "high"}
 """Efforts beyond the highest one that templates know."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_OF_TOOLS = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control"})
+"""Members of a tool that have an effect, or cannot have one (see ANTHROPIC_HINTS)."""
+_UNREAD = "unread"
+"""Key of a message or tool whose translation has none for some of its members: their names."""
 _encode = msgspec.json.encode
 
 
 class Thinking(BaseModel):
     """Whether the model shall think before it answers."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="allow")
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
@@ -37,7 +41,7 @@ class Thinking(BaseModel):
 class OutputConfig(BaseModel):
     """The form of the answer, and how much effort goes into it."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="allow")
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: Any = None
@@ -103,18 +107,23 @@ class CountTokensBody(Translation):
     def translated(self) -> ChatBody:
         """See `Translation`. A last message of the assistant is one to be continued."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        fields: dict[str, Any] = {"model": self.model, "messages": system + self.messages}
+        messages, unread = _without_unread(self.messages)
+        fields: dict[str, Any] = {"model": self.model, "messages": system + messages}
         last = self.messages[-1]
         if last["role"] == "assistant" and "tool_calls" not in last:
             fields["continue_final_message"] = True
         if self.tools:
-            fields |= {"tools": self.tools} | _choice_of(self.tool_choice)
+            tools, more = _without_unread(self.tools)
+            unread += more
+            fields |= {"tools": tools} | _choice_of(self.tool_choice)
         if self.thinking is not None:
             fields |= _thinking_of(self.thinking)
         if self.output_config is not None:
             fields |= _output_of(self.output_config)
         chat = checked(ChatBody, fields | self._sampling())
-        chat.leave_out(self.unknown_fields)
+        for name, part in (("thinking", self.thinking), ("output_config", self.output_config)):
+            unread += [f"{name}.{inner}" for inner in (part.model_extra if part is not None else None) or ()]
+        chat.leave_out([*self.unknown_fields, *unread])
         return chat
 
     def _sampling(self) -> dict[str, Any]:
@@ -134,6 +143,14 @@ class MessagesBody(CountTokensBody):
     def _sampling(self) -> dict[str, Any]:
         same = ("max_tokens", "stream", "temperature", "top_k", "top_p")
         return {name: getattr(self, name) for name in same} | {"stop": self.stop_sequences}
+
+
+def _without_unread(items: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Messages or tools, and the names of what nothing reads of them."""
+    if not any(_UNREAD in item for item in items):
+        return items, []
+    kept = [{name: value for name, value in item.items() if name != _UNREAD} for item in items]
+    return kept, [name for item in items for name in item.get(_UNREAD, ())]
 
 
 def _thinking_of(thinking: Thinking) -> dict[str, Any]:
@@ -188,7 +205,9 @@ def _tool_of(tool: Any, field: str) -> dict[str, Any]:
             f"{field}.input_schema",
         )
     function = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
-    return {"type": "function", "function": function | {"parameters": dict(tool["input_schema"])}}
+    found = {"type": "function", "function": function | {"parameters": dict(tool["input_schema"])}}
+    unread = [f"{field}.{name}" for name in tool if name not in _OF_TOOLS]
+    return found | ({_UNREAD: unread} if unread else {})
 
 
 def _texts_of(content: Any, field: str) -> Any:
@@ -242,7 +261,8 @@ def _messages_of(message: Any, field: str) -> list[dict[str, Any]]:
 
 def _result_of(block: Mapping[str, Any], field: str) -> dict[str, Any]:
     content = _texts_of(block.get("content") or "", f"{field}.content")
-    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", field), "content": content}
+    unread = {_UNREAD: [f"{field}.is_error"]} if block.get("is_error") else {}
+    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", field), "content": content} | unread
 
 
 def _answer_of(blocks: list[tuple[Mapping[str, Any], str]]) -> dict[str, Any]:

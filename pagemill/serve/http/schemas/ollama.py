@@ -1,6 +1,6 @@
 """Bodies of Ollama's API, as those of OpenAI's that they stand for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator, model_validator
@@ -95,9 +95,19 @@ class _Body(Translation):
         """See `Translation`."""
         return self.model.removesuffix(LATEST)
 
-    def _complete(self, body: Body) -> Body:
-        body.leave_out([*self.unknown_fields, *(self.options.unknown if self.options is not None else ())])
+    def _complete(self, body: Body, unread: Iterable[str] = ()) -> Body:
+        """`unread`: fields that have no effect on this one."""
+        body.leave_out([*self.unknown_fields, *(self.options.unknown if self.options is not None else ()), *unread])
         return body
+
+
+class _Embedding(_Body):
+    """Of those that make vectors: nothing is sampled."""
+
+    def _complete(self, body: Body, unread: Iterable[str] = ()) -> Body:
+        given = self.options.model_fields_set if self.options is not None else frozenset[str]()
+        names: list[str] = [f"options.{name}" for name in Options.model_fields if name in given]
+        return super()._complete(body, [*unread, *names])
 
 
 class _Generation(_Body):
@@ -183,12 +193,12 @@ class OllamaGenerateBody(_Generation):
             fields = self._common() | {"prompt": self.prompt}
             if fields.get("max_tokens") is None:
                 fields["max_tokens"] = ALL_ROOM
-            return self._complete(checked(CompletionBody, fields))
+            return self._complete(checked(CompletionBody, fields), () if self.think is None else ("think",))
         system = [{"role": "system", "content": self.system}] if self.system else []
         return self._chat([*system, {"role": "user", "content": self.prompt}], {})
 
 
-class OllamaEmbedBody(_Body):
+class OllamaEmbedBody(_Embedding):
     """POST /api/embed."""
 
     input: Any
@@ -207,7 +217,7 @@ class OllamaEmbedBody(_Body):
         return self.truncate is not False
 
 
-class OllamaEmbeddingsBody(_Body):
+class OllamaEmbeddingsBody(_Embedding):
     """POST /api/embeddings, an older route for one text, which is always cut to the context."""
 
     prompt: str

@@ -211,6 +211,27 @@ async def test_how_much_it_thinks(connect: Connect, fields: dict[str, Any], show
     assert named == ("thinking.budget_tokens" if "budget_tokens" in str(fields) else None)
 
 
+@pytest.mark.parametrize(("reasoning", "named"), [("qwen3", None), (None, "thinking.display")])
+async def test_thinking_that_is_to_be_left_out(connect: Connect, reasoning: str | None, named: str | None) -> None:
+    client = await connect(FakeCore(say("ok", EOS)), reasoning_parser=reasoning)
+    answer = await client.post(PATH, json=BODY | {"thinking": {"type": "adaptive", "display": "omitted"}})
+    assert answer.headers.get("x-pagemill-ignored-fields") == named
+
+
+async def test_members_without_effect_are_named(connect: Connect) -> None:
+    client = await connect(FakeCore(say("ok", EOS)), enable_auto_tool_choice=True, tool_call_parser="hermes")
+    tool = {"name": "f", "input_schema": {"type": "object"}, "input_examples": [{}]}
+    used = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "no", "is_error": True}
+    messages = [*HI, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+    answer = await client.post(
+        PATH, json=BODY | {"messages": messages, "tools": [tool], "thinking": {"type": "adaptive", "x": 1}}
+    )
+    assert answer.status_code == 200
+    names = "messages.2.content.0.is_error, tools.0.input_examples, thinking.x"
+    assert answer.headers["x-pagemill-ignored-fields"] == names
+
+
 async def test_how_much_is_thought_is_limited(connect: Connect) -> None:
     core = FakeCore(say("ok", EOS))
     client = await connect(core, reasoning_parser="qwen3")
