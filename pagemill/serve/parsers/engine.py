@@ -442,6 +442,8 @@ class FormatParser:
         place = after_space(text, at)
         if place == len(text):
             return place
+        if self._plan.gaps.may_begin(text, place) and not self._final:
+            return self._wait(place)  # a call of which only the name is known would fit as well
         more = self._calls.many or self._in_list
         form = self._plan.form_at(text, place, self._in_list, self._at_start) if more else None
         if form is not None and (self._calls.begin or self._plan.body_starts.at(text, place) or self._at_start):

@@ -9,8 +9,9 @@ from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
 from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 from pagemill.serve.parsers.choose import MessageParsers, ParserSettings
+from pagemill.serve.parsers.format import Calls, Head, NamedCall
 from pagemill.serve.parsers.interface import Delta, MessageForm, ToolCallDelta, merged
-from tests.fakes.messages import Call, Message, parse
+from tests.fakes.messages import Call, Message, cut, parse
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 TEXT = '<think>Why?</think>Well. <tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -86,6 +87,30 @@ def test_formats_and_classes_go_together() -> None:
         assert merged(deltas) == [Delta(reasoning="Hm"), Delta(tool_call=ToolCallDelta(0, "f", "{}", True))]
     finally:
         REASONING_PARSERS.remove("channels")
+
+
+FOO = Calls(
+    models="Foo",
+    form=(NamedCall(Head("", ("<json>",))),),
+    begin=("<call>",),
+    end=("</call>",),
+    between=("</json>",),
+)
+"""The example of docs/how-to/add-a-parser.md: nothing but a name begins a call."""
+
+
+def test_marks_after_a_call_are_no_call_however_they_are_cut() -> None:
+    text = 'I look.<call>f<json>{}</json>f<json>{"a": 1}</json></call>'
+    TOOL_PARSERS.add("foo", f"{__name__}:FOO")
+    try:
+        parsers = MessageParsers(ParserSettings(None, "foo"))
+        for place in range(len(text)):
+            parser = parsers.make(MessageForm(tools=TOOLS))
+            assert parser is not None
+            calls = [Call("f", "{}", True), Call("f", '{"a": 1}', True)]
+            assert parse(parser, cut(text, [place])) == Message("I look.", "", calls), place
+    finally:
+        TOOL_PARSERS.remove("foo")
 
 
 def test_calls_in_reasoning_are_reasoning() -> None:
