@@ -16,7 +16,7 @@ from pagemill.config.server_config import ServerConfig
 
 SERVER_SETTINGS = (
     "served_model_name", "reasoning_parser", "enable_auto_tool_choice", "tool_call_parser",
-    "exclude_tools_when_tool_choice_none", "tool_strict_level",
+    "exclude_tools_when_tool_choice_none", "tool_strict_level", "reasoning_parser_plugin", "tool_parser_plugin",
 )  # fmt: skip
 """Those of the HTTP server that change an answer."""
 HOST = "http://localhost"

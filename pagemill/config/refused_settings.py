@@ -41,8 +41,6 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
      "max_lora_cls_labels lora_modules"),
     ("there is no speculative decoding yet; leave it out",
      "speculative_config spec_method spec_model spec_tokens per_request_spec_decode_metrics"),
-    ("install a plug-in that adds the parser (docs/how-to/add-a-parser.md)",
-     "tool_parser_plugin reasoning_parser_plugin"),
     ("tools are called by clients only; leave it out", "tool_server"),
     ("how much is thought cannot be limited yet; leave it out", "reasoning_config anthropic_disabled_thinking_effort"),
     ("there is no parser for that model yet; leave it out", "cohere_is_reasoning_model cohere_format"),

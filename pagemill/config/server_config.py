@@ -33,6 +33,12 @@ class ServerConfig:
     tool_call_parser: str | None = setting(
         None, "format in which the model calls tools; auto: by the chat template (docs/tool-calls.md)"
     )
+    reasoning_parser_plugin: str | None = setting(
+        None, "Python file that adds parsers for --reasoning-parser (docs/how-to/add-a-parser.md)"
+    )
+    tool_parser_plugin: str | None = setting(
+        None, "Python file that adds parsers for --tool-call-parser (docs/how-to/add-a-parser.md)"
+    )
     tool_strict_level: str = setting(
         StrictLevel.ENVELOPE,
         "what calls are held to that the model decides to make: off, strict-functions, envelope, all "

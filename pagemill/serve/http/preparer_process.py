@@ -98,6 +98,7 @@ def run(payload: bytes, report: Report) -> None:
 
 
 def _make_preparer(spec: HelperSpec) -> Preparer:
+    spec.parsers.load_plugins()
     with gc_paused():
         pooler = spec.model.pooler_config if spec.model.pools else None
         tokenizer = tokenizer_of(spec.model, spec.facts)

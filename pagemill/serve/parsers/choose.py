@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
+from pagemill.catalog.plugin_files import load_plugin_file
 from pagemill.config.choices import StrictLevel
 from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
@@ -32,10 +33,18 @@ class ParserSettings(msgspec.Struct, frozen=True):
     """Name of the parser of calls that requests insist on; None: that of tool calls, or one of JSON."""
     strict_level: StrictLevel = StrictLevel.ENVELOPE
     """What calls are held to that the model decides to make."""
+    plugin_files: tuple[str, ...] = ()
+    """Files that add parsers; loaded in this process."""
 
     @classmethod
     def of(cls, config: ServerConfig) -> "ParserSettings":
-        """Raises ConfigError for a parser that is not in the catalogue, and for flags that need another one."""
+        """Loads the files that add parsers. Raises ConfigError for one that cannot be, for a parser that is not in the
+        catalogue, and for flags that need another one."""
+        asked = (
+            ("--reasoning-parser-plugin", config.reasoning_parser_plugin),
+            ("--tool-parser-plugin", config.tool_parser_plugin),
+        )
+        files = tuple(dict.fromkeys(load_plugin_file(flag, file) for flag, file in asked if file))
         if config.reasoning_parser not in (None, AUTO):
             REASONING_PARSERS.check(config.reasoning_parser)
         if config.tool_call_parser not in (None, AUTO):
@@ -51,7 +60,13 @@ class ParserSettings(msgspec.Struct, frozen=True):
             config.exclude_tools_when_tool_choice_none,
             config.tool_call_parser,
             StrictLevel.of(config.tool_strict_level),
+            files,
         )
+
+    def load_plugins(self) -> None:
+        """Load the files that add parsers, in a process that was given these settings by another one."""
+        for file in self.plugin_files:
+            load_plugin_file("parsers of", file)
 
     def for_model(self, tokenizer: Tokenizer) -> "ParserSettings":
         """The same, where what is to be chosen by the model's chat template is chosen; none where no format fits."""
