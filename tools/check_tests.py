@@ -40,6 +40,8 @@ SEVERAL = frozenset(
         "serve/http/test_new_endpoint.py",
         "serve/http/schemas/test_other_apis.py",
         "serve/parsers/test_examples.py",
+        "serve/parsers/test_linear_time.py",
+        "serve/parsers/test_templates.py",
         "serve/test_several_tokens.py",
         "test_architecture.py",
         "test_docs.py",

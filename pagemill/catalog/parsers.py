@@ -66,7 +66,7 @@ TOOL_PARSERS: Registry[Any] = Registry(
         "llama4_pythonic": f"{_FORMATS}.notation_calls:LLAMA4_PYTHONIC",
         "longcat": f"{_FORMATS}.json_calls:LONGCAT",
         "mimo": f"{_FORMATS}.element_calls:QWEN3_CODER",
-        "minimax": f"{_FORMATS}.json_calls:TOOL_CALLS_TAG",
+        "minimax": f"{_FORMATS}.json_calls:MINIMAX_M1",
         "minimax_m2": f"{_FORMATS}.element_calls:MINIMAX_M2",
         "mistral": f"{_FORMATS}.json_calls:MISTRAL",
         "nemotron_nano_v2": f"{_FORMATS}.json_calls:TOOLCALL",

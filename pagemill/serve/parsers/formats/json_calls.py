@@ -89,13 +89,20 @@ GRANITE: Final = Calls(
     end=("<|/tool_call|>", "</tool_call>"),
 )
 TOOL_CALLS_TAG: Final = Calls(
-    models="Jamba, Hunyuan-A13B, MiniMax-M1",
+    models="Jamba, Hunyuan-A13B",
     form=(JsonCall(),),
     begin=("<tool_calls>",),
     end=("</tool_calls>",),
     written=(Written("<tool_calls>[", ", ", "]</tool_calls>"),),
 )
-"""Jamba, Hunyuan and MiniMax-M1: a list, or one object on each line."""
+MINIMAX_M1: Final = Calls(
+    models="MiniMax-M1",
+    form=(JsonCall(),),
+    begin=("<tool_calls>",),
+    end=("</tool_calls>",),
+    written=(Written("<tool_calls>\n", "\n", "\n</tool_calls>"),),
+)
+"""One object on each line."""
 TOOLCALL: Final = Calls(
     models="Nemotron Nano v2, Nemotron Super v1.5",
     form=(JsonCall(),),

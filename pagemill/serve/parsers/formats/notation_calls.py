@@ -58,7 +58,7 @@ FUNCTIONGEMMA: Final = Calls(
 )
 OLMO3: Final = Calls(
     models="OLMo 3",
-    written=(Written("<function_calls>", "\n", "</function_calls>"),),
+    written=(Written("<function_calls>\n", "\n", "\n</function_calls>"),),
     form=(_PYTHON,),
     begin=("<function_calls>",),
     end=("</function_calls>",),
