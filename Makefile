@@ -15,10 +15,8 @@ DEFAULT_MODEL := smollm2
 BROWSERS := chromium chromium-browser google-chrome chrome
 # One process of tests per core, but no more than 4 (each loads torch), and one thread in each: they fill the cores, and
 # tests that wait for servers cost no time. Tests that want more threads have more than there are cores: those that wait
-# must not spin. Files in their own order: by itself, pytest-xdist begins with those of the most tests, and leaves the few
-# tests that take minutes to the end, where one process waits for another.
-PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile \
-  --no-loadscope-reorder
+# must not spin.
+PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
 # The fast unit tests run in two processes instead, each of which imports and collects its own half: that is half of what
 # they cost, and pytest-xdist collects everything in every process.
 NETWORK := tests/unit/engine tests/unit/model tests/unit/worker
