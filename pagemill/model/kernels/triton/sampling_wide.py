@@ -144,7 +144,7 @@ def scan_parts(
             number = tl.zeros([TILE], tl.int32)
             count = tl.zeros([TILE], tl.int32)
             listed = tl.zeros([TILE], tl.int32)
-            for tile in tl.static_range(PART // TILE):
+            for tile in tl.range(0, PART // TILE, loop_unroll_factor=4):
                 cols = part * PART + tile * TILE + lanes
                 value = load_logits(logits + cols, cols < V)
                 keys = ordered(value)
