@@ -86,11 +86,12 @@ class CountedClient(InprocClient):
     async def connected(self) -> None:
         """It is in this process."""
 
-    async def outputs(self) -> EngineCoreOutputs:
-        """The next batch."""
-        outputs = await super().outputs()
-        self.stats = outputs.stats or self.stats
-        return outputs
+    async def outputs(self) -> list[EngineCoreOutputs]:
+        """The next batches."""
+        batches = await super().outputs()
+        for outputs in batches:
+            self.stats = outputs.stats or self.stats
+        return batches
 
 
 class CountedBalancer(Balancer):
@@ -193,9 +194,10 @@ class Talk:
 
     async def _read(self) -> None:
         while True:
-            for output in (await self._fleet.outputs()).outputs:
-                if output.finish is not None:
-                    self._answered.pop(output.request_id).set()
+            for outputs in await self._fleet.outputs():
+                for output in outputs.outputs:
+                    if output.finish is not None:
+                        self._answered.pop(output.request_id).set()
 
     @staticmethod
     def _words(rng: random.Random, count: int) -> list[int]:

@@ -8,7 +8,8 @@ own whose worker computes nothing (engines/idle_worker.py): scheduler, ZMQ, text
 
 streams   N streams of /v1/chat/completions at once, counted from when all of them have begun. Events per second, of the
           clock and of the API process's own processor time, which other work on the machine adds little to; and a
-          timer of 5 ms on its event loop.
+          timer of 5 ms on its event loop. Steps of 10 ms have a token for every stream, which is more than is sent: an
+          event has what came since the last one.
 overhead  8 clients, one request after another each, of 8 tokens at 10 ms: the milliseconds that a client waited, less
           those that the engine had the request (the other server: all of them), whole and streamed; and the processor
           time of a request.
@@ -46,7 +47,8 @@ BEGIN_BYTES = 500
 PATH = "/v1/chat/completions"
 PROMPT = "Tell me, in a few words, what a paper mill does. " * 8
 NUM_CLIENTS, NUM_ASKED, NUM_ASKED_TOKENS, STEP_S = 8, 50, 8, 0.010
-STREAM_TOKENS = 7000
+STREAM_TOKENS, STREAM_STEP_S = 7000, 0.010
+"""With faster steps, the first streams would end before the last ones have begun."""
 WORKER = "benchmarks.engines.idle_worker:IdleWorker"
 
 
@@ -344,7 +346,7 @@ def main() -> int:
     else:
         with own_server(args.cpu, NUM_CLIENTS, STEP_S, args.arguments) as target:
             rows = measure_overhead(target, args.rounds)
-        with own_server(args.cpu, args.streams, 0.0, args.arguments) as target:
+        with own_server(args.cpu, args.streams, STREAM_STEP_S, args.arguments) as target:
             rows += measure_streams(target, args.streams, args.seconds, args.rounds)
     if args.out:
         args.out.write_text(json.dumps(rows, indent=1))

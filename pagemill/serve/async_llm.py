@@ -27,7 +27,7 @@ from pagemill.serve.engine_calls import EngineCalls
 from pagemill.serve.load_gate import LoadGate, LoadLimits, LoadTable
 from pagemill.serve.other_arguments import refuse_others
 from pagemill.serve.output_pump import OutputPump
-from pagemill.serve.preparation import Pacer, Preparation
+from pagemill.serve.preparation import Preparation
 from pagemill.serve.processing.forms import FormChecks
 from pagemill.serve.processing.input_processor import PreparedRequest, RequestOptions
 from pagemill.serve.processing.logprobs import TokenTexts
@@ -38,6 +38,7 @@ from pagemill.serve.processing.request_stream import OutputQueue, PoolingStream,
 from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.transport.shm_load import Load
+from pagemill.utils.pacer import Pacer
 
 LONG_TEXT_CHARS = 16_384
 """Texts from this length on are tokenized off the event loop's thread."""

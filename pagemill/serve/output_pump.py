@@ -2,6 +2,7 @@
 Does not know what a request is or who waits for it."""
 
 import asyncio
+from collections.abc import Sequence
 
 from pagemill.catalog.stat_loggers import STAT_LOGGERS
 from pagemill.errors import EngineDeadError
@@ -10,7 +11,8 @@ from pagemill.messages.engine_io import EngineCoreOutputs
 from pagemill.observability.serving_metrics import ServingMetrics
 from pagemill.observability.stat_logger import StatLogger
 from pagemill.serve.client.interface import EngineClient
-from pagemill.serve.processing.output_processor import OutputProcessor, in_chunks
+from pagemill.serve.processing.output_processor import CHUNK_ROWS, OutputProcessor, in_chunks
+from pagemill.utils.pacer import Pacer
 
 logger = get_logger(__name__)
 
@@ -55,18 +57,27 @@ class OutputPump:
     async def _read_outputs(self) -> None:
         try:
             while True:
-                outputs = await self._client.outputs()
-                self._count_step(outputs)
-                for part in in_chunks(outputs):
-                    aborts = self._outputs.process(part)
-                    if aborts:
-                        await self._client.abort(aborts)
-                    await asyncio.sleep(0)  # others have their turn between the chunks of a large step
+                await self._distribute(await self._client.outputs())
         except EngineDeadError as error:
             self._fail(error)
         except Exception as error:
             logger.exception("reading the engine's outputs failed")
             self._fail(EngineDeadError(f"reading the engine's outputs failed: {type(error).__name__}"))
+
+    async def _distribute(self, batches: Sequence[EngineCoreOutputs]) -> None:
+        """A consumer hears once of what several batches have for it: the more there is to do, the less a token costs.
+        Others have their turn in between."""
+        pacer = Pacer()
+        for outputs in batches:
+            self._count_step(outputs)
+            for part in in_chunks(outputs):
+                aborts = self._outputs.process(part)
+                if aborts:
+                    await self._client.abort(aborts)
+                await pacer.pause()
+        while self._outputs.tell(CHUNK_ROWS):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
     def _count_step(self, outputs: EngineCoreOutputs) -> None:
         if not self._metrics.enabled:

@@ -1,10 +1,8 @@
 """`Preparation`: all that a prompt needs before it can run: template, tokenizer, checks, the model's defaults.
 Does not know the engine beyond what it said of itself: a process that only tokenizes has one too."""
 
-import asyncio
-import time
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from pagemill.config.choices import SchedulingPolicy
 from pagemill.config.facts import ModelFacts
@@ -17,10 +15,6 @@ from pagemill.serve.chat_renderer import ChatRenderer
 from pagemill.serve.processing.input_processor import InputProcessor, Pooling
 from pagemill.tokenizers.interface import Tokenizer
 
-T = TypeVar("T")
-
-SLICE_S = 0.003
-"""How long one request may keep the event loop before others have their turn."""
 _GENERATION_FIELDS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")} | {
     "max_new_tokens": "max_tokens"
 }
@@ -71,30 +65,6 @@ class Preparation:
                 f"--max-logprobs {num_logprobs}",
                 field,
             )
-
-
-class Pacer:
-    """Lets others have their turn on the event loop while one request has a lot to do."""
-
-    def __init__(self, slice_s: float = SLICE_S) -> None:
-        self._slice_s = slice_s
-        self._began = time.monotonic()
-
-    async def pause(self) -> None:
-        """Wait for the others, if the present turn has lasted for a slice."""
-        if time.monotonic() - self._began >= self._slice_s:
-            await asyncio.sleep(0)
-            self._began = time.monotonic()
-
-
-async def in_slices(items: Iterable[T]) -> list[T]:
-    """All items. Others have their turn between two of them, whenever making them took longer than a slice."""
-    pacer = Pacer()
-    found = []
-    for item in items:
-        found.append(item)
-        await pacer.pause()
-    return found
 
 
 def _max_call_tokens(num_cache_tokens: int, scheduler: SchedulerConfig, num_engines: int) -> int | None:

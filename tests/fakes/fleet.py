@@ -73,7 +73,7 @@ class FakeEngine:
         if self.error:
             raise self.error
 
-    async def outputs(self) -> EngineCoreOutputs:
+    async def outputs(self) -> list[EngineCoreOutputs]:
         while not self.running or self.paused:
             if self.error:
                 raise self.error
@@ -96,9 +96,10 @@ class FakeEngine:
                 rows.request_ids.append(request_id)
                 rows.token_ids.append(token)
         stats = SchedulerStats(num_running=len(self.running))
-        return EngineCoreOutputs(
+        outputs = EngineCoreOutputs(
             engine_index=self.index, request_ids=rows.request_ids, token_ids=rows.token_ids, outputs=ended, stats=stats
         )
+        return [outputs]
 
     async def call(self, name: str, *args: Any) -> bool:
         self.calls.append((name, args))
@@ -144,16 +145,17 @@ class Fleet:
         while steps is None or steps:
             if steps is None and len(self.finish) == len(self.tokens):
                 return
-            outputs = await asyncio.wait_for(self.client.outputs(), 60)
-            for name, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
-                self.tokens[name].append(token)
-            for output in outputs.outputs:
-                self.tokens[output.request_id] += output.new_token_ids
-                if output.finish is not None:
-                    assert output.request_id not in self.finish
-                    self.finish[output.request_id] = output.finish
+            batches = await asyncio.wait_for(self.client.outputs(), 60)
+            for outputs in batches:
+                for name, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
+                    self.tokens[name].append(token)
+                for output in outputs.outputs:
+                    self.tokens[output.request_id] += output.new_token_ids
+                    if output.finish is not None:
+                        assert output.request_id not in self.finish
+                        self.finish[output.request_id] = output.finish
             if steps is not None:
-                steps -= 1
+                steps = max(steps - len(batches), 0)
 
     async def add(self, *requests: EngineCoreRequest) -> None:
         for request in requests:

@@ -104,10 +104,10 @@ class FrontEnd:
 
     async def _read(self) -> None:
         while True:
-            outputs = await self.client.outputs()
-            for name, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
-                self.tokens[name].append(token)
-            for output in outputs.outputs:
-                self.tokens[output.request_id] += output.new_token_ids
-                if output.finish is not None:
-                    self.finish[output.request_id] = output.finish
+            for outputs in await self.client.outputs():
+                for name, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
+                    self.tokens[name].append(token)
+                for output in outputs.outputs:
+                    self.tokens[output.request_id] += output.new_token_ids
+                    if output.finish is not None:
+                        self.finish[output.request_id] = output.finish

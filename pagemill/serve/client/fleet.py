@@ -6,7 +6,6 @@ connections are made and kept is known to links.py, who gets what to sending.py.
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -58,7 +57,7 @@ class FleetClient:
         self._in_flight = InFlightRequests()
         self._links = EngineLinks(connect, first, self.num_engines, self)
         self._sender = RequestSender(self._links, self._in_flight, self._balancer, self._publish)
-        self._ready_outputs: deque[EngineCoreOutputs] = deque()
+        self._ready_outputs: list[EngineCoreOutputs] = []
         self._wakeup = asyncio.Event()
         self._halt = RESUME
         """The last of HALTS that the engines were told."""
@@ -74,14 +73,15 @@ class FleetClient:
         """Stop requests, wherever they are. Whoever is cancelled while he waits here has stopped them, too."""
         await self._sender.abort(request_ids)
 
-    async def outputs(self) -> EngineCoreOutputs:
-        """The next batch of any engine."""
+    async def outputs(self) -> list[EngineCoreOutputs]:
+        """The batches of all engines, in the order in which they came."""
         self._links.apply_pending()
         while not self._ready_outputs:
             self._links.check_alive()
             self._wakeup.clear()
             await self._wakeup.wait()
-        return self._ready_outputs.popleft()
+        outputs, self._ready_outputs = self._ready_outputs, []
+        return outputs
 
     async def call(self, name: str, *args: Any) -> Any:
         """Call every engine that can be reached; the result of the first, or False when any says False. One that comes

@@ -5,7 +5,6 @@ For offline batches: no thread, no queue, no copy. Does not know what an engine 
 
 import asyncio
 import gc
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,7 +36,7 @@ class InprocClient:
     def __init__(self, core: CoreApi) -> None:
         self.ready = core.ready
         self._core = core
-        self._outputs: deque[EngineCoreOutputs] = deque()
+        self._outputs: list[EngineCoreOutputs] = []
         """Produced and not asked for yet."""
         self._work = asyncio.Event()
         self._closed = False
@@ -54,9 +53,8 @@ class InprocClient:
         if self._error is None and not self._closed:
             self._core.abort(request_ids)
 
-    async def outputs(self) -> EngineCoreOutputs:
-        """Step until something comes out, and return the next batch of outputs. Raises EngineDeadError when a step
-        failed."""
+    async def outputs(self) -> list[EngineCoreOutputs]:
+        """Step until something comes out, and return it. Raises EngineDeadError when a step failed."""
         self._check_alive()
         while not self._outputs:
             if self._core.has_work():
@@ -66,7 +64,8 @@ class InprocClient:
             else:
                 self._work.clear()
                 await self._work.wait()
-        return self._outputs.popleft()
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     async def call(self, name: str, *args: Any) -> Any:
         """A rare call by name. Raises EngineDeadError, or what the call raised."""

@@ -20,8 +20,8 @@ class EngineClient(Protocol):
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests; no further output comes for them."""
 
-    async def outputs(self) -> EngineCoreOutputs:
-        """The next batch of outputs; waits while there is nothing to do. Raises EngineDeadError."""
+    async def outputs(self) -> list[EngineCoreOutputs]:
+        """The batches of outputs that are there, oldest first; waits while there are none. Raises EngineDeadError."""
 
     async def call(self, name: str, *args: Any) -> Any:
         """A rare call by name."""

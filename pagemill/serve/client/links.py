@@ -17,6 +17,7 @@ from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled,
 from pagemill.messages.stats import SchedulerStats
 from pagemill.serve.client.interface import EngineConnection
 from pagemill.utils.backoff import Backoff
+from pagemill.utils.pacer import Pacer
 from pagemill.utils.tasks import TaskSet
 
 logger = get_logger(__name__)
@@ -220,15 +221,19 @@ class EngineLinks:
             link.client = self._connect(link.up)
 
     async def _read(self, link: Link, backoff: Backoff) -> None:
-        """Pass on what an engine sends until the connection is lost."""
+        """Pass on what an engine sends until the connection is lost. Others have their turn also while the engine is
+        faster than its answers are read."""
+        pacer = Pacer()
         while not link.lost:
-            outputs = await link.client.outputs()
+            batches = await link.client.outputs()
             if link.lost or self._links.get(link.index) is not link:
                 return  # it came too late: somebody else has the requests
-            if outputs.stats is not None:
-                link.note(outputs.stats)
-            self._listener.received(link.index, outputs)
+            for outputs in batches:
+                if outputs.stats is not None:
+                    link.note(outputs.stats)
+                self._listener.received(link.index, outputs)
             backoff.reset()
+            await pacer.pause()
 
     def _lose(self, link: Link, reason: str) -> None:
         if link.lost or self._links.get(link.index) is not link or self._closed:

@@ -60,8 +60,9 @@ class ZmqClient:
         """Send an abort. Raises EngineDeadError."""
         await self._send(AbortRequests(list(request_ids)))
 
-    async def outputs(self) -> EngineCoreOutputs:
-        """The next batch. Answers to calls arrive here too, so somebody must wait here for calls to end."""
+    async def outputs(self) -> list[EngineCoreOutputs]:
+        """The next batch; waits for nothing when it is there. Answers to calls arrive here too, so somebody must wait
+        here for calls to end."""
         while True:
             socket = await self._socket()
             try:
@@ -73,7 +74,7 @@ class ZmqClient:
             match report:
                 case StepOutputs(outputs):
                     self._stats = outputs.stats or self._stats
-                    return outputs
+                    return [outputs]
                 case CallResult():
                     self._answer(report)
 

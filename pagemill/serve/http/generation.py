@@ -30,10 +30,10 @@ from pagemill.serve.http.request_log import AnswerLog
 from pagemill.serve.http.responses import ResponseHead, Usage
 from pagemill.serve.http.state import services
 from pagemill.serve.http.token_details import PART_VALUES, num_values
-from pagemill.serve.preparation import Pacer
 from pagemill.serve.processing.input_processor import PreparedRequest
 from pagemill.serve.processing.request_stream import Sink
 from pagemill.transport.shm_load import Load
+from pagemill.utils.pacer import Pacer
 
 MAX_CANDIDATES_ON_LOOP = 64
 """Of one token; what is said of one with more is written on a thread."""

@@ -19,8 +19,8 @@ from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.http.salts import KeySalts
 from pagemill.serve.http.schemas.forms import check_form_bytes
 from pagemill.serve.parsers.choose import ParserSettings
-from pagemill.serve.preparation import in_slices
 from pagemill.serve.processing.input_processor import PreparedRequest
+from pagemill.utils.pacer import in_slices
 
 LARGE_BODY_BYTES = 16 << 10
 """Bodies above this go to a helper process: parsing and tokenizing more would keep the event loop. All do where the

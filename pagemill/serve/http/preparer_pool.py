@@ -14,8 +14,8 @@ from pagemill.log import get_logger
 from pagemill.serve.http.errors import GenerationFailedError
 from pagemill.serve.http.preparer import AnswerForm, Part, PreparedPrompt, Tokens
 from pagemill.serve.http.preparer_process import Answer, Done, HelperSpec, Job, Refused, Unready
-from pagemill.serve.preparation import Pacer
 from pagemill.transport.stream_frames import read_frame, write_frame
+from pagemill.utils.pacer import Pacer
 from pagemill.utils.processes import Child, describe_exit
 
 logger = get_logger(__name__)

@@ -42,6 +42,8 @@ class OutputProcessor:
         self.num_queued_tokens = 0
         """Prompt tokens of the requests for which the engine has done nothing yet."""
         self._completions: dict[str, CompletionState] = {}
+        self._news: dict[Stream[Any], None] = {}
+        """Streams that have got something since their consumers were told."""
         self._is_end_of_sequence = is_end_of_sequence
         self._metrics = metrics or NoMetrics()
 
@@ -61,10 +63,12 @@ class OutputProcessor:
         self.on_change()
 
     def process(self, outputs: EngineCoreOutputs) -> list[str]:
-        """Distribute what came. Returns the ids of requests that ended here (a stop string, an error in their own
-        text) while the engine still runs them. Ids that are not in flight are ignored: their tokens come late."""
+        """Distribute what came; `tell` lets the consumers know. Returns the ids of requests that ended here (a stop
+        string, an error in their own text) while the engine still runs them. Ids that are not in flight are ignored:
+        their tokens come late."""
         aborts: list[str] = []
         completions = self._completions
+        news = self._news
         count = self._metrics.tokens
         step_at = outputs.step_at
         for request_id, token_id in zip(outputs.request_ids, outputs.token_ids, strict=True):
@@ -78,13 +82,23 @@ class OutputProcessor:
                 if stopped:
                     aborts.append(request_id)
                     self._close(request_id, completion)
-                completion.stream.notify()
+                news[completion.stream] = None
         for output in outputs.outputs:
             if output.request_id in completions:
                 self._process_one(output, outputs, aborts)
         if outputs.outputs or aborts:
             self.on_change()
         return aborts
+
+    def tell(self, most: int | None = None) -> bool:
+        """Tell the consumers of streams, of so many at most, that there is something for them. Returns whether there
+        are others."""
+        news = self._news
+        for _ in range(len(news) if most is None else min(most, len(news))):
+            stream = next(iter(news))
+            del news[stream]
+            stream.notify()
+        return bool(news)
 
     def discard(self, streams: Iterable[Stream[Any]]) -> list[str]:
         """Forget streams whose consumer is gone. Returns the ids that the engine still runs."""
@@ -95,6 +109,7 @@ class OutputProcessor:
                 if completion is not None:
                     unfinished.append(child.request_id)
                     self._end(completion)
+            self._news.pop(stream, None)
             stream.release()
         self.on_change()
         return unfinished
@@ -152,7 +167,7 @@ class OutputProcessor:
             aborts.append(output.request_id)
         if finish is not None or stopped:
             self._close(output.request_id, completion)
-        stream.notify()
+        self._news[stream] = None
 
     def _stop_reason(self, finish: Finish, completion: CompletionState) -> int | None:
         """The stop token, unless it ended the output as the model's end of sequence: a request that ignores that stops

@@ -239,9 +239,13 @@ class Stream(ABC, Generic[Output]):
             self.prompt_logprobs = output.prompt_logprobs
 
     def notify(self) -> None:
-        """Tell the consumer, if it wants to hear of this already."""
-        if self._kind is not RequestOutputKind.FINAL_ONLY or self.finished:
-            self._queue.mark_ready(self)
+        """Tell the consumer, if there is something that it does not have, and wants to hear of already."""
+        if self._kind is RequestOutputKind.FINAL_ONLY and not self.finished:
+            return
+        for completion in self.completions:
+            if completion.has_delta:
+                self._queue.mark_ready(self)
+                return
 
     def fail(self, error: Exception) -> None:
         """Raise in the consumer."""

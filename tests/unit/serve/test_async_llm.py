@@ -24,7 +24,7 @@ from pagemill.serve import async_llm
 from pagemill.serve.async_llm import LONG_TEXT_CHARS, AsyncLLM
 from pagemill.serve.chat_renderer import ChatOptions
 from pagemill.serve.client.inproc import InprocClient
-from pagemill.serve.preparation import Pacer
+from pagemill.utils.pacer import Pacer
 from tests.fakes.configs import cache_config, scheduler_config
 from tests.fakes.engine import FACTS, make_engine, wait_until
 from tests.fakes.fake_core import FakeCore, say

@@ -18,9 +18,9 @@ from pagemill.serve.http.responses import now, told_cached_tokens
 from pagemill.serve.http.schemas.answers import Embeddings, Pooling
 from pagemill.serve.http.schemas.embeddings import EmbeddingBody
 from pagemill.serve.http.state import Services, services
-from pagemill.serve.preparation import in_slices
 from pagemill.serve.processing.input_processor import PreparedRequest
 from pagemill.transport.shm_load import Load
+from pagemill.utils.pacer import in_slices
 
 router = APIRouter()
 _encode = msgspec.json.encode

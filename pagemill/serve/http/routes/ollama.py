@@ -24,8 +24,8 @@ from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, 
 from pagemill.serve.http.site_guard import ANY_CONTENT_TYPE
 from pagemill.serve.http.state import services
 from pagemill.serve.parsers.interface import Delta
-from pagemill.serve.preparation import in_slices
 from pagemill.serve.processing.input_processor import PreparedRequest
+from pagemill.utils.pacer import in_slices
 
 router = APIRouter()
 NDJSON = "application/x-ndjson"

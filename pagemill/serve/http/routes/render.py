@@ -13,7 +13,7 @@ from pagemill.serve.http.schemas.answers import Rendered
 from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
 from pagemill.serve.http.state import services
-from pagemill.serve.preparation import in_slices
+from pagemill.utils.pacer import in_slices
 
 router = APIRouter()
 _encode = msgspec.json.encode

@@ -1,11 +1,13 @@
 """Engines die and come back; whoever reads the outputs sees no seam."""
 
 import asyncio
+import time
 
 import pytest
 
 from pagemill.errors import EngineDeadError
 from pagemill.messages.engine_io import (
+    EngineCoreOutputs,
     FinishReason,
 )
 from pagemill.messages.fleet import EngineDown, EngineLoadReport, EngineStalled, HaltOrder
@@ -294,4 +296,25 @@ async def test_an_engine_that_comes_later_halts_as_the_others_did(told_by_anothe
     await fleet.add(*requests(4))
     await fleet.read()
     assert fleet[1, 2].calls == []
+    await fleet.client.close()
+
+
+async def test_an_engine_that_is_faster_than_its_outputs_are_read_leaves_others_their_turns(monkeypatch):
+    """Nothing is waited for where there is always another batch: the event loop would do nothing else."""
+    batches = []
+    deadline = time.monotonic() + 120
+
+    async def more(_):
+        if time.monotonic() > deadline:
+            raise EngineDeadError("nobody else had a turn")
+        batches.append(None)
+        return [EngineCoreOutputs(request_ids=["a"], token_ids=[1])]
+
+    monkeypatch.setattr(FakeEngine, "outputs", more)
+    fleet = Fleet(1)
+    async with asyncio.timeout(240):
+        taken = await fleet.client.outputs()
+        while len(taken) < 100:
+            taken += await fleet.client.outputs()
+    assert fleet.client.problem() is None and len(batches) >= len(taken)
     await fleet.client.close()

@@ -23,13 +23,14 @@ async def collect(client: InprocClient, request_id: str) -> tuple[list[int], Any
     """All tokens of a request and how it ended."""
     tokens: list[int] = []
     while True:
-        outputs = await asyncio.wait_for(client.outputs(), 60)
-        tokens += [tok for rid, tok in zip(outputs.request_ids, outputs.token_ids, strict=True) if rid == request_id]
-        for output in outputs.outputs:
-            if output.request_id == request_id:
-                tokens += output.new_token_ids
-                if output.finish is not None:
-                    return tokens, output.finish
+        for outputs in await asyncio.wait_for(client.outputs(), 60):
+            pairs = zip(outputs.request_ids, outputs.token_ids, strict=True)
+            tokens += [token for name, token in pairs if name == request_id]
+            for output in outputs.outputs:
+                if output.request_id == request_id:
+                    tokens += output.new_token_ids
+                    if output.finish is not None:
+                        return tokens, output.finish
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ async def test_outputs_waits_until_something_is_added(closing: list[InprocClient
     await asyncio.sleep(0.02)
     assert not waiting.done()
     await client.add(request())
-    assert (await asyncio.wait_for(waiting, 60)).outputs[0].request_id == "a"
+    assert (await asyncio.wait_for(waiting, 60))[0].outputs[0].request_id == "a"
 
 
 async def test_a_dead_core_raises_for_everybody(closing: list[InprocClient]) -> None:

@@ -43,11 +43,14 @@ class Setup:
         aborts = []
         for token in text.encode():
             aborts += self.processor.process(EngineCoreOutputs(request_ids=[request_id], token_ids=[token]))
+            self.processor.tell()
         return aborts
 
     def output(self, ids: list[int], finish: Finish | None = None, request_id: str = "e", **more: Any) -> list[str]:
         output = EngineCoreOutput(request_id=request_id, new_token_ids=ids, finish=finish, **more)
-        return self.processor.process(EngineCoreOutputs(outputs=[output]))
+        aborts = self.processor.process(EngineCoreOutputs(outputs=[output]))
+        self.processor.tell()
+        return aborts
 
     async def get(self) -> RequestOutput:
         return await asyncio.wait_for(self.queue.get(), 1)
@@ -315,3 +318,57 @@ def test_large_steps_come_in_chunks_with_everything_in_them_once():
     assert [output for part in parts for output in part.outputs] == outputs.outputs
     assert all(part.engine_index == 3 for part in parts)
     assert list(in_chunks(outputs, 380)) == [outputs]
+
+
+def row(token: int) -> EngineCoreOutputs:
+    """A step that had one token."""
+    return EngineCoreOutputs(request_ids=["e"], token_ids=[token])
+
+
+async def test_a_consumer_hears_once_of_several_steps() -> None:
+    sink = Texts()
+    setup = Setup(sink=sink, output_kind=DELTA)
+    setup.output([97])
+    await setup.get()
+    waiting = asyncio.create_task(setup.queue.get())
+    await asyncio.sleep(0)
+    for token in b"bcd":
+        assert setup.processor.process(row(token)) == []
+    assert not sink.texts
+    assert not setup.processor.tell()
+    assert sink.texts == ["bcd"]
+    waiting.cancel()
+
+
+async def test_consumers_are_told_so_many_at_a_time() -> None:
+    setup = Setup(output_kind=DELTA)
+    setup.processor.process(row(97))
+    assert setup.processor.tell(0)
+    assert not setup.processor.tell(1)
+    assert (await setup.get()).outputs[0].text == "a"
+
+
+async def test_what_a_consumer_has_taken_already_is_not_told_again() -> None:
+    """It may look between a step and the telling, for what a step before has left."""
+    setup = Setup(output_kind=DELTA)
+    setup.processor.process(row(97))
+    setup.processor.tell()
+    setup.processor.process(row(98))
+    assert (await setup.get()).outputs[0].text == "ab"
+    setup.processor.tell()
+    waiting = asyncio.create_task(setup.queue.get())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    setup.tokens("c")
+    setup.processor.process(
+        EngineCoreOutputs(
+            outputs=[EngineCoreOutput(request_id="e", new_token_ids=[100], finish=Finish(FinishReason.LENGTH))]
+        )
+    )
+    last = await waiting
+    assert (last.outputs[0].text, last.finished) == ("cd", True)
+    setup.processor.tell()  # the stream is released: nobody takes what is left of it
+    again = asyncio.create_task(setup.queue.get())
+    await asyncio.sleep(0)
+    assert not again.done()
+    again.cancel()
