@@ -11,7 +11,7 @@ _ACCESS_LEVELS = ("debug", "info")
 
 @dataclass(frozen=True)
 class ServerLogs:
-    """What is logged."""
+    """Which lines a server logs of the requests that it gets and the answers that it gives."""
 
     answered: bool = False
     """A line for each answer: the access log."""
@@ -30,7 +30,8 @@ class ServerLogs:
 
     @classmethod
     def of(cls, config: ServerConfig) -> "ServerLogs":
-        """Raises ConfigError."""
+        """Which lines the settings of a server ask for. Raises ConfigError for settings that contradict each other, and
+        for paths that are none."""
         if config.enable_log_outputs and not config.enable_log_requests:
             raise ConfigError("enable_log_outputs needs enable_log_requests")
         if config.enable_log_deltas and not config.enable_log_outputs:

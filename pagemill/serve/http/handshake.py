@@ -62,7 +62,7 @@ class Handshake(asyncio.Protocol):
     # What the server calls
 
     def shutdown(self) -> None:
-        """The server closes."""
+        """End the connection, as the server shuts down."""
         self.give_way()
 
     # Connection

@@ -46,20 +46,20 @@ class PassedOn(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
-    """The answer begins."""
+    """Status and headers of the answer to a request that was passed on; its body follows, as `Part`s."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
 
 
 class Part(msgspec.Struct, frozen=True, tag="part"):
-    """Of its body."""
+    """A part of the body of an answer to a request that was passed on."""
 
     body: bytes
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """It is complete."""
+    """The answer to a request that was passed on is complete."""
 
 
 _REQUESTS = msgspec.msgpack.Decoder(PassedOn)

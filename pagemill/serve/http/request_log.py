@@ -70,7 +70,8 @@ class AnswerLog:
         """Of (prompt, completion) that have not ended."""
 
     def note(self, prompt_index: int, output: RequestOutput) -> None:
-        """What is new."""
+        """Add what an output has to the texts of the request's completions; log those that end with it, and with
+        --enable-log-deltas each part."""
         for completion in output.outputs:
             place = (prompt_index, completion.index)
             text = self._texts.setdefault(place, _Text())
@@ -108,7 +109,8 @@ class _Text:
         self._num_chars = 0
 
     def add(self, completion: CompletionOutput, most_chars: int) -> None:
-        """What is new."""
+        """Add the tokens that a completion's delta has, and its text while the beginning has fewer than `most_chars`
+        characters."""
         self.num_tokens += len(completion.token_ids)
         self._num_chars += len(completion.text)
         room = most_chars - len(self.beginning)

@@ -19,6 +19,7 @@ from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.argmax import is_finite, ordered, value_of
 from pagemill.model.kernels.triton.sampling_finish import finish_wide
 from pagemill.model.kernels.triton.sampling_rows import (
+    LOWEST_KEY,
     base_of,
     load_logits,
     load_row,
@@ -49,7 +50,6 @@ _PROGRAMS = 4096
 NUM_SETTINGS = 7
 """int32 words of a row of settings: temperature, top_p, min_p (float32), top_k, greedy, seed (low, high)."""
 
-_LOWEST_KEY = tl.constexpr(-0x80000000)
 _PIVOTS_AT_ONCE = tl.constexpr(8)
 
 
@@ -78,7 +78,7 @@ def _group_stats(
 @triton.jit
 def _kth_largest(keys, k):
     """The largest key that at least k keys reach."""
-    found = tl.full((), _LOWEST_KEY, tl.int64)
+    found = tl.full((), LOWEST_KEY, tl.int64)
     step = tl.full((), 1 << 31, tl.int64)
     for _ in range(32):
         trial = found + step
@@ -110,7 +110,7 @@ def _reach(values, count, floor, top, temperature, pivots, COUNT: tl.constexpr, 
 @triton.jit
 def _search(values, count, floor, top, temperature, target, COUNT: tl.constexpr, TILE: tl.constexpr):
     """The largest key for which what reaches it weighs at least `target`, three bits a pass; the lowest if none."""
-    found = tl.full((), _LOWEST_KEY, tl.int64)
+    found = tl.full((), LOWEST_KEY, tl.int64)
     step = tl.full((), 1 << 30, tl.int64)
     for _ in range(11):
         pivots = found + tl.arange(0, _PIVOTS_AT_ONCE).to(tl.int64) * step
@@ -132,7 +132,7 @@ def _top_k_mass(values, count, floor, top, temperature, key, k, TILE: tl.constex
     above = (tl.zeros([_PIVOTS_AT_ONCE], tl.int64) + key + 1).to(tl.int32)
     number = tl.max(_reach(values, count, floor, top, temperature, above, True, TILE), 0)
     mass = tl.max(_reach(values, count, floor, top, temperature, above, False, TILE), 0)
-    equal = tl.where(key > _LOWEST_KEY, tl.exp((value_of(key) - top) / temperature), 0.0)
+    equal = tl.where(key > LOWEST_KEY, tl.exp((value_of(key) - top) / temperature), 0.0)
     return mass + tl.maximum(k - number, 0.0) * equal
 
 
@@ -201,7 +201,7 @@ def _likeliest(logits, maximum, V, GROUP: tl.constexpr, BLOCK_G: tl.constexpr):
 @triton.jit
 def _least_kept(values, count, floor, top, temperature, k, V, top_p, min_p, whole, TILE: tl.constexpr):
     """Key of the least logit that top-k and top-p keep; `whole` is the mass of the row, where nothing limits it."""
-    threshold = tl.full((), _LOWEST_KEY, tl.int64)
+    threshold = tl.full((), LOWEST_KEY, tl.int64)
     if k < V:
         threshold = _search(values, count, floor, top, temperature, k.to(tl.float32), True, TILE)
         if top_p < 1.0:

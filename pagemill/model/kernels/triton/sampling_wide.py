@@ -35,12 +35,12 @@ def load_wide(row, flags, tops, wholes, settings, slots, V, BY_SLOT: tl.constexp
 
 
 @triton.jit
-def _top_k_bracket(keys, expected, BITS: tl.constexpr):
+def _top_k_bracket(keys, expected):
     """(low, high) of a top-k of which `expected` are in the sample."""
     ones = tl.where(keys > LOWEST_KEY, 1.0, 0.0)
     margin = _DEVIATIONS * (tl.sqrt(expected) + 1.0)
-    low = largest_key(keys, ones, expected + margin, BITS)
-    high = largest_key(keys, ones, expected - margin, BITS).to(tl.int64) + _STEP
+    low = largest_key(keys, ones, expected + margin, NEAR_BITS)
+    high = largest_key(keys, ones, expected - margin, NEAR_BITS).to(tl.int64) + _STEP
     return low, tl.where(expected > margin, tl.minimum(high, HIGHEST_KEY), HIGHEST_KEY).to(tl.int32)
 
 
@@ -52,7 +52,7 @@ def _variance(total, squares, SAMPLE: tl.constexpr):
 
 @triton.jit
 def _top_p_bracket(
-    keys, value, top, temperature, floor, whole, top_p, min_p, share, SAMPLE: tl.constexpr, BITS: tl.constexpr
+    keys, value, top, temperature, floor, whole, top_p, min_p, share, SAMPLE: tl.constexpr
 ):  # fmt: skip
     """(low, high) of top-p, from a sample with this share of the row's logits.
 
@@ -69,7 +69,7 @@ def _top_p_bracket(
     powers = tl.where(sides[:, None] == 0, kept[None, :], (kept * kept)[None, :])
     found = tl.full([2], LOWEST_KEY, tl.int64)
     step = tl.full((), 1 << 31, tl.int64)
-    for _ in range(BITS):
+    for _ in range(NEAR_BITS):
         trial = (found + step).to(tl.int32)
         below = tl.where(keys[None, None, :] < trial[:, None, None], powers[None, :, :], 0.0)
         mass, squares = tl.split(tl.sum(below, 2))
@@ -104,11 +104,11 @@ def place_bracket(
             keys, value = sampled(logits + row.to(tl.int64) * stride, V, SAMPLE)
             share = tl.minimum(V, SAMPLE).to(tl.float32) / V
             if limit < V:
-                low, high = _top_k_bracket(keys, limit.to(tl.float32) * share, NEAR_BITS)
+                low, high = _top_k_bracket(keys, limit.to(tl.float32) * share)
                 high = tl.where(top_p < 1.0, HIGHEST_KEY, high)
             else:
                 low, high = _top_p_bracket(
-                    keys, value, top, temperature, floor, whole, top_p, min_p, share, SAMPLE, NEAR_BITS
+                    keys, value, top, temperature, floor, whole, top_p, min_p, share, SAMPLE
                 )  # fmt: skip
         low = tl.maximum(low, floor)
         tl.store(brackets + row * 2, low)
