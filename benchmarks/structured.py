@@ -1,9 +1,16 @@
 """What structured output costs and saves: `python benchmarks/structured.py [--peer]`. For a quiet machine.
 
-32 requests with 32 different schemas of the corpus beside as many free ones, by turns: the time between two tokens is
-that of a step of the engine in which all of them get one, medians over all repetitions; with the tokens that a grammar
-forces appended, and sampled like others. Then what a known schema adds to the first token, and how long it takes to
-make grammars. `--peer`: the same of vLLM's CPU build with xgrammar, in the same run (`benchmarks/setup_peers.sh vllm`).
+32 requests with 32 different schemas of the corpus beside as many free ones, by turns, with the tokens that a grammar
+forces appended, and sampled like others. A step is one of the engine in which all requests got a token; the time of a
+token is that from the first tokens of a request to its last, divided by the tokens after the first ones. Ratios are
+medians of those to the free requests of the same turn. Then what a known schema adds to the first token, and how long
+it takes to make grammars.
+
+`--endless`: long arrays of the objects instead, so that no request ends before the others. Without it the batch
+gets smaller, and tokens come faster, as soon as an output is complete: compare times of a token with `--endless` only.
+`--seconds S --runs FILE`: as many turns as there is time for; figures of all turns in the file are shown, so that the
+quiet that this needs can come in pieces. `--model smollm2`: any model that this project reads, `--dtype` its type.
+`--peer`: the same of vLLM's CPU build with xgrammar, in the same run (`benchmarks/setup_peers.sh vllm`), turn by turn.
 `--shape NAME`: dummy weights in a shape of benchmarks/configs with the tokenizer of the same model, for a GPU.
 """
 
@@ -36,11 +43,15 @@ CONFIGS = Path(__file__).parent / "configs"
 MIN_PROPERTIES = 3
 MANY_ITEMS = 1000
 COLUMNS = (
-    *("engine", "requests", "step, ms", "ratio", "CPU, ms", "ratio", "steps of all", "steps", "tokens", "tokens/s"),
-    "complete",
+    *("engine", "requests", "step, ms", "ratio", "CPU, ms", "ratio", "token, ms", "ratio", "s in all", "ratio"),
+    *("steps of all", "steps", "tokens", "tokens/s", "complete", "turns"),
 )
+COMPARED = ("step_ms", "cpu_ms", "token_ms", "seconds")
+COUNTED = ("steps_of_all", "steps", "tokens", "tokens_per_s", "complete")
 Schema = dict[str, Any]
 Figures = dict[str, float]
+Turn = dict[str, Any]
+"""`engine`, and by the names of kinds of requests their figures."""
 
 
 def schemas(endless: bool) -> list[Schema]:
@@ -129,21 +140,38 @@ def kinds_of(chosen: list[Schema], *, whole: bool, apart: bool) -> dict[str, dic
     return kinds
 
 
-def compare(contestant: Contestant, kinds: dict[str, dict[str, Any]], num_tokens: int, turns: int) -> None:
-    """Prints the rows of one engine."""
-    found: dict[str, list[Figures]] = {kind: [] for kind in kinds}
-    for turn in range(turns):
-        for kind in list(kinds)[:: 1 if turn % 2 else -1]:
-            found[kind].append(contestant.ask("run", num_tokens=num_tokens, **kinds[kind]))
-    middle = {
-        kind: {name: statistics.median(run[name] for run in runs) for name in runs[0]} for kind, runs in found.items()
+def one_turn(contestant: Contestant, kinds: dict[str, dict[str, Any]], num_tokens: int, backwards: bool) -> Turn:
+    """All kinds of requests of one engine, one after the other."""
+    order = list(kinds)[:: -1 if backwards else 1]
+    return {"engine": contestant.name} | {
+        kind: contestant.ask("run", num_tokens=num_tokens, **kinds[kind]) for kind in order
     }
-    for kind, figures in middle.items():
-        columns = []
-        for name in ("step_ms", "cpu_ms"):
-            columns += [f"{figures[name]:.2f}", f"{figures[name] / middle['free'][name]:.3f}"]
-        columns += [f"{figures[name]:.0f}" for name in ("steps_of_all", "steps", "tokens", "tokens_per_s", "complete")]
-        print("|", " | ".join([contestant.name, kind, *columns]), "|")
+
+
+def print_turns(turns: list[Turn]) -> None:
+    """A table: medians over the turns of an engine, and of ratios within a turn."""
+    print("|", " | ".join(COLUMNS), "|")
+    print("|", " | ".join(["---"] * len(COLUMNS)), "|")
+    for engine in dict.fromkeys(turn["engine"] for turn in turns):
+        own = [turn for turn in turns if turn["engine"] == engine]
+        for kind in [name for name in own[0] if name != "engine"]:
+            runs = [turn for turn in own if kind in turn]
+            columns = []
+            for name in COMPARED:
+                columns.append(f"{statistics.median(turn[kind][name] for turn in runs):.2f}")
+                columns.append(f"{statistics.median(turn[kind][name] / turn['free'][name] for turn in runs):.3f}")
+            columns += [f"{statistics.median(turn[kind][name] for turn in runs):.0f}" for name in COUNTED]
+            print("|", " | ".join([engine, kind, *columns, str(len(runs))]), "|")
+
+
+def print_first_token(contestant: Contestant, schema: Schema) -> None:
+    """What a known schema adds to the first token."""
+    first = contestant.ask("first_token", schema=schema, times=30)
+    added, cpu = (first[f"held{kind}_ms"] - first[f"free{kind}_ms"] for kind in ("", "_cpu"))
+    print(
+        f"{contestant.name}: first token {first['free_ms']:.2f} ms, a known schema adds {added:.2f} ms; "
+        f"CPU {first['free_cpu_ms']:.2f} ms, and {cpu:.2f} ms"
+    )
 
 
 def main() -> None:
@@ -152,20 +180,25 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, help="begin no turn after so many seconds of turns")
+    parser.add_argument("--runs", type=Path, help="a file of turns, to which those of this run are added")
+    parser.add_argument("--endless", action="store_true", help="arrays of the objects of the corpus")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--threads", type=int, default=0, help="of this project; 0: a thread for each core")
+    parser.add_argument("--model", help=f"of this project (default: {FOLDER})")
+    parser.add_argument("--dtype", default="auto", help="of this project's model")
     parser.add_argument(
         "--apart", action="store_true", help="also with masks that change logits in a pass of their own"
     )
     parser.add_argument("--shape", help="dummy weights in a shape of benchmarks/configs, such as qwen3-8b")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = in_shape(arguments.shape, Path(folder)) if arguments.shape else FOLDER
+        model = in_shape(arguments.shape, Path(folder)) if arguments.shape else arguments.model or FOLDER
         engine = str(ENGINES / "structured_engine.py")
-        sizes = str(model), str(arguments.requests), str(arguments.threads)
-        wanted = {"pagemill": ours(engine, "pagemill", *sizes)}
+        sizes = str(arguments.requests), str(arguments.threads)
+        wanted = {"pagemill": ours(engine, "pagemill", str(model), *sizes, arguments.dtype)}
         if arguments.peer:
-            wanted["vllm"] = vllm(engine, "vllm", *sizes)
+            wanted["vllm"] = vllm(engine, "vllm", str(FOLDER), *sizes, "bfloat16")
         measure(wanted, arguments)
 
 
@@ -173,29 +206,38 @@ def measure(wanted: dict[str, Command], arguments: argparse.Namespace) -> None:
     """Prints tables of these contestants."""
     contestants = [Contestant(name, command) for name, command in wanted.items()]
     try:
-        chosen = schemas(arguments.shape is not None)[: 2 * arguments.requests]
+        chosen = schemas(arguments.endless or arguments.shape is not None)[: 2 * arguments.requests]
         for contestant in contestants:
             supported = contestant.ask("supported", schemas=chosen)
             print(f"{contestant.name} supports {sum(supported)} of {len(chosen)} schemas", file=sys.stderr)
             chosen = [schema for schema, can in zip(chosen, supported, strict=True) if can]
         chosen = chosen[: arguments.requests]
-        print("|", " | ".join(COLUMNS), "|")
-        print("|", " | ".join(["---"] * len(COLUMNS)), "|")
+        print_turns(all_turns(contestants, chosen, arguments))
         for contestant in contestants:
-            kinds = kinds_of(chosen, whole=contestant.name == "pagemill", apart=arguments.apart)
-            compare(contestant, kinds, arguments.tokens, arguments.turns)
-        for contestant in contestants:
-            first = contestant.ask("first_token", schema=chosen[0], times=30)
-            added, cpu = (first[f"held{kind}_ms"] - first[f"free{kind}_ms"] for kind in ("", "_cpu"))
-            print(
-                f"{contestant.name}: first token {first['free_ms']:.2f} ms, a known schema adds {added:.2f} ms; "
-                f"CPU {first['free_cpu_ms']:.2f} ms, and {cpu:.2f} ms"
-            )
+            print_first_token(contestant, chosen[0])
     finally:
         for contestant in contestants:
             contestant.close()
     times = compile_times(chosen)
     print(f"grammars: {len(times)}, median {statistics.median(times):.1f} ms, most {max(times):.1f} ms")
+
+
+def all_turns(contestants: list[Contestant], chosen: list[Schema], arguments: argparse.Namespace) -> list[Turn]:
+    """Those of the file, if there is one, and those that are run now: the engines in turn."""
+    file: Path | None = arguments.runs
+    found = [json.loads(line) for line in file.read_text().splitlines()] if file and file.exists() else []
+    began = time.perf_counter()
+    for number in range(arguments.turns):
+        if arguments.seconds is not None and time.perf_counter() - began > arguments.seconds:
+            break
+        for contestant in contestants:
+            kinds = kinds_of(chosen, whole=contestant.name == "pagemill", apart=arguments.apart)
+            turn = one_turn(contestant, kinds, arguments.tokens, backwards=number % 2 == 0)
+            found.append(turn)
+            if file:
+                with file.open("a") as lines:
+                    print(json.dumps(turn), file=lines)
+    return found
 
 
 if __name__ == "__main__":

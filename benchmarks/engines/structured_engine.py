@@ -1,4 +1,4 @@
-"""One engine of benchmarks/structured.py. Usage: python structured_engine.py pagemill|vllm MODEL REQUESTS THREADS.
+"""One engine of benchmarks/structured.py: python structured_engine.py pagemill|vllm MODEL REQUESTS THREADS DTYPE.
 
 Reads a job from stdin, as a line of JSON, and answers with one on stdout; see the methods of `Engine`. Knows no other
 engine; each is imported where it is asked for.
@@ -19,25 +19,42 @@ Schema = dict[str, Any]
 
 
 class Steps:
-    """Durations of the engine's steps in which all requests got a token, without those that compute prompts."""
+    """What the engine's steps took, and when each request got its tokens."""
 
     def __init__(self, num_requests: int) -> None:
         self._num_requests = num_requests
         self.wall_ms: list[float] = []
+        """Of steps in which all requests got a token, and none its first."""
         self.cpu_ms: list[float] = []
+        """The same, of all threads together."""
         self.count = 0
+        self._lengths: dict[str, int] = {}
+        self._firsts: dict[str, tuple[float, int]] = {}
+        """When a request got its first tokens, and how many these were."""
+        self._lasts: dict[str, float] = {}
 
-    def measure(self, step: Callable[[], Any], look: Callable[[Any], tuple[int, bool]]) -> Any:
-        """What `step` returns; `look` says of that how many requests got tokens, and whether some got their first."""
-        wall, cpu = time.perf_counter(), time.process_time()
+    def measure(self, step: Callable[[], Any], look: Callable[[Any], dict[str, int]]) -> Any:
+        """What `step` returns; `look` says of that which requests got how many tokens."""
+        began, cpu = time.perf_counter(), time.process_time()
         found = step()
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        num_served, begins = look(found)
-        self.count += num_served > 0
-        if num_served == self._num_requests and not begins:
-            self.wall_ms.append(1000 * wall)
+        now, cpu = time.perf_counter(), time.process_time() - cpu
+        counts = look(found)
+        begins = not counts.keys() <= self._firsts.keys()
+        for name, count in counts.items():
+            self._lengths[name] = self._lengths.get(name, 0) + count
+            self._firsts.setdefault(name, (now, count))
+            self._lasts[name] = now
+        self.count += bool(counts)
+        if len(counts) == self._num_requests and not begins:
+            self.wall_ms.append(1000 * (now - began))
             self.cpu_ms.append(1000 * cpu)
         return found
+
+    def token_ms(self) -> float:
+        """The mean time between two tokens of a request: from its first tokens to its last, over all requests. Several
+        tokens at once come with no time between them."""
+        taken = sum(self._lasts[name] - first for name, (first, _) in self._firsts.items())
+        return 1000 * taken / sum(self._lengths[name] - count for name, (_, count) in self._firsts.items())
 
 
 class Engine(ABC):
@@ -72,11 +89,13 @@ class Engine(ABC):
         total = sum(count for count, _ in served)
         return {
             "step_ms": statistics.median(steps.wall_ms),
+            "token_ms": steps.token_ms(),
             "cpu_ms": statistics.median(steps.cpu_ms),
             "steps_of_all": len(steps.wall_ms),
             "steps": steps.count,
             "tokens": total,
             "tokens_per_s": total / seconds,
+            "seconds": seconds,
             "complete": sum(complete for _, complete in served),
         }
 
@@ -103,26 +122,30 @@ class Engine(ABC):
 class Pagemill(Engine):
     """This project, in this process."""
 
-    def __init__(self, model: str, num_requests: int, num_threads: int) -> None:
+    def __init__(self, model: str, num_requests: int, num_threads: int, dtype: str) -> None:
         from pagemill import LLM
         from pagemill.engine.core import EngineCore
 
         super().__init__(model, num_requests)
-        has_weights = any(Path(model).glob("*.safetensors"))
+        is_bare = Path(model).is_dir() and not any(Path(model).glob("*.safetensors"))
         self._llm = LLM(
             model,
             max_model_len=2048,
             max_num_seqs=num_requests,
             cpu_threads=num_threads or None,
-            load_format="auto" if has_weights else "dummy",
+            load_format="dummy" if is_bare else "auto",
+            dtype=dtype,
         )
         self._steps = Steps(0)
         step = EngineCore.step
 
-        def look(found: list[Any]) -> tuple[int, bool]:
-            rows = sum(len(outputs.request_ids) + len(outputs.outputs) for outputs in found)
-            firsts = any(output.num_cached_tokens is not None for outputs in found for output in outputs.outputs)
-            return rows, firsts
+        def look(found: list[Any]) -> dict[str, int]:
+            counts: dict[str, int] = {}
+            for outputs in found:
+                counts |= dict.fromkeys(outputs.request_ids, 1)
+                several = {output.request_id: len(output.new_token_ids) for output in outputs.outputs}
+                counts |= {name: count for name, count in several.items() if count}
+            return counts
 
         EngineCore.step = lambda core: self._steps.measure(lambda: step(core), look)  # type: ignore[method-assign]
 
@@ -170,14 +193,14 @@ class Pagemill(Engine):
 class Vllm(Engine):
     """vLLM with xgrammar, its core in this process. It has its own number of threads."""
 
-    def __init__(self, model: str, num_requests: int, num_threads: int) -> None:
+    def __init__(self, model: str, num_requests: int, num_threads: int, dtype: str) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import LLM
 
         super().__init__(model, num_requests)
         config = {"backend": "xgrammar"}
         self._llm = LLM(
-            model, max_model_len=2048, dtype="bfloat16", max_num_seqs=num_requests, structured_outputs_config=config
+            model, max_model_len=2048, dtype=dtype, max_num_seqs=num_requests, structured_outputs_config=config
         )
         self._number = 0
 
@@ -205,27 +228,29 @@ class Vllm(Engine):
         lengths: dict[str, int] = {}
         complete: dict[str, bool] = {}
 
-        def look(outputs: list[Any]) -> tuple[int, bool]:
-            begins = any(output.request_id not in lengths for output in outputs)
+        def look(outputs: list[Any]) -> dict[str, int]:
+            counts: dict[str, int] = {}
             for output in outputs:
-                lengths[output.request_id] = len(output.outputs[0].token_ids)
+                length = len(output.outputs[0].token_ids)
+                counts[output.request_id] = length - lengths.get(output.request_id, 0)
+                lengths[output.request_id] = length
                 complete[output.request_id] = output.outputs[0].finish_reason == "stop"
-            return len(outputs), begins
+            return counts
 
         while engine.has_unfinished_requests():
             steps.measure(engine.step, look)
         return [(length, complete[name]) for name, length in lengths.items()]
 
 
-ENGINES: dict[str, Callable[[str, int, int], Engine]] = {"pagemill": Pagemill, "vllm": Vllm}
+ENGINES: dict[str, Callable[[str, int, int, str], Engine]] = {"pagemill": Pagemill, "vllm": Vllm}
 
 
 def main() -> None:
     """Says "ready", then answers jobs until stdin ends. Whatever the engine prints goes to stderr."""
-    name, model, num_requests, num_threads = sys.argv[1:]
+    name, model, num_requests, num_threads, dtype = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    engine = ENGINES[name](model, int(num_requests), int(num_threads))
+    engine = ENGINES[name](model, int(num_requests), int(num_threads), dtype)
     print(json.dumps("ready"), file=answers)
     for line in sys.stdin:
         job = json.loads(line)

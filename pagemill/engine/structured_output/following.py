@@ -80,7 +80,7 @@ class FollowedGrammar:
         if self._problem is not None or self._matcher.ended:
             return ()
         found = self._matcher.forced()
-        return found[: self._matcher.count_allowed(found)]
+        return found[: self._matcher.count_allowed(found)] if found else ()
 
     def is_complete_with(self, token_ids: Sequence[int]) -> bool:
         """Whether nothing may follow these, which may come next."""
