@@ -124,7 +124,8 @@ def show_perplexities(made: dict[str, tuple[Path, Path]], num_tokens: int) -> No
         for setting in (None, "int8"):
             losses = token_losses(stored, Settings("bfloat16", setting), token_ids, 512, 1)
             change = losses - reference
-            percent, error = change.mean().expm1() * 100, change.std() / len(change) ** 0.5 * 100
+            percent = change.mean().expm1() * 100
+            error = change.std() / len(change) ** 0.5 * 100
             print(
                 f"| {name}{', head in 8 bits' if setting else ''} | {reference.mean().exp():.3f} | "
                 f"{losses.mean().exp():.3f} | {percent:+.2f}% +- {error:.2f}% |",

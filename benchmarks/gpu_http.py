@@ -117,7 +117,8 @@ class Exchange(asyncio.Protocol):
     def ask(self, request: bytes) -> "asyncio.Future[bytes]":
         """Send it; the result is the end of the answer."""
         self.done = asyncio.get_running_loop().create_future()
-        self._tail, self.first_s = b"", 0.0
+        self._tail = b""
+        self.first_s = 0.0
         self._transport.write(request)  # type: ignore[attr-defined]
         return self.done
 

@@ -105,7 +105,8 @@ def sweep(rows: tuple[int, ...], workers: int, seconds: float) -> None:
     until = time.perf_counter() + seconds
     for name, shape in SHAPES.items():
         weight = packed_weight(shape)
-        weights, plain = copies(weight), packed.reference_floats(weight, torch.float32)
+        weights = copies(weight)
+        plain = packed.reference_floats(weight, torch.float32)
         for count in rows:
             if time.perf_counter() > until:
                 print("# out of time")
@@ -141,7 +142,8 @@ def _short(choice: packed_choices.PackedChoice) -> str:
 def checked_us(run: Callable, weights: list, wanted: torch.Tensor, choice: packed_choices.PackedChoice) -> float:
     """Time of a choice; infinity, with a line that says why, where it cannot run, is wrong, or does not repeat."""
     try:
-        result, again = run(weights[0]), run(weights[0])
+        result = run(weights[0])
+        again = run(weights[0])
     except Exception as error:
         if "out of resource" not in str(error).lower():
             print(f"    {choice}: {type(error).__name__}: {str(error)[:200]}")
@@ -156,7 +158,8 @@ def checked_us(run: Callable, weights: list, wanted: torch.Tensor, choice: packe
 def others_us(shape: Shape, rows: int) -> tuple[float, float]:
     """Microseconds of the same layer in 8-bit floats and in bfloat16."""
     outputs, inputs, gated = shape
-    stacked, gate = outputs * (2 if gated else 1), "silu" if gated else None
+    stacked = outputs * (2 if gated else 1)
+    gate = "silu" if gated else None
     count = max(2, -(-COLD_BYTES // (stacked * inputs)))
     x = torch.randn(rows, inputs, device="cuda").to(DTYPE)
     plain = [torch.randn(stacked, inputs, dtype=DTYPE, device="cuda") / inputs**0.5 for _ in range(count)]

@@ -69,7 +69,7 @@ class LLMEngine(OfflineControl):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's."""
+        """The tokenizer of the engine's model."""
         return self._engine.tokenizer
 
     def add_request(
@@ -111,7 +111,8 @@ class LLMEngine(OfflineControl):
             self._loop.run(self._step())
         if self._errors:
             raise self._errors.pop(0)
-        found, self._outputs = sorted(self._outputs, key=itemgetter(0)), []
+        found = sorted(self._outputs, key=itemgetter(0))
+        self._outputs = []
         return [output for _, output in found]
 
     def has_unfinished_requests(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from pagemill.errors import ModelError
+from pagemill.utils.text import shown
 
 Check = Callable[[Any], bool]
 MAX_LAYERS: Final = 1000
@@ -308,11 +309,3 @@ def _check_rope(where: object, name: str, settings: Mapping[str, Any] | None) ->
             f"{where}: {name}.low_freq_factor={settings['low_freq_factor']} is not below "
             f"high_freq_factor={settings['high_freq_factor']}"
         )
-
-
-def shown(value: Any) -> str:
-    """A value for a message: short, whatever it is."""
-    if isinstance(value, int) and abs(value) >= 10**40:
-        return "(a number of more than 40 digits)"
-    text = repr(value[:80] if isinstance(value, (str, list)) else value)
-    return text if len(text) <= 80 else text[:80] + "..."

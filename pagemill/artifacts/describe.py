@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pagemill.artifacts import aliases, gguf_metadata, hf_config, hub
-from pagemill.artifacts.config_fields import check_fields, check_sizes, shown
+from pagemill.artifacts.config_fields import check_fields, check_sizes
 from pagemill.artifacts.config_names import with_common_names
 from pagemill.artifacts.generation_config import GenerationConfig, named_generation_config, overridden
 from pagemill.artifacts.gguf_file import read_gguf
@@ -21,6 +21,7 @@ from pagemill.config.facts import ModelFacts
 from pagemill.config.pooling_facts import HeadFacts
 from pagemill.errors import ModelError
 from pagemill.messages.pooling_params import PoolingType
+from pagemill.utils.text import shown
 
 _PADDED_POSITIONS: Final = ("CamembertModel", "RobertaModel", "XLMRobertaModel")
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pagemill.artifacts.config_fields import shown
 from pagemill.artifacts.json_file import read_json_object, read_optional_json_object
 from pagemill.errors import ConfigError, ModelError
+from pagemill.utils.text import shown
 
 FILE: Final = "generation_config.json"
 _NUMBERS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")

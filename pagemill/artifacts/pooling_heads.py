@@ -4,10 +4,10 @@ Knows nothing about weights."""
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from pagemill.artifacts.config_fields import shown
 from pagemill.catalog.models import ENCODERS, MODELS
 from pagemill.config.pooling_facts import Activation, HeadFacts
 from pagemill.errors import ModelError
+from pagemill.utils.text import shown
 
 MAX_LABELS: Final = 1 << 16
 MAX_LABEL_CHARS: Final = 1000

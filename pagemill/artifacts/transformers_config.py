@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Final
 
-from pagemill.artifacts.config_fields import MAX_LAYERS, shown
+from pagemill.artifacts.config_fields import MAX_LAYERS
 from pagemill.errors import ModelError
+from pagemill.utils.text import shown
 
 PACKAGE: Final = "transformers"
 LOWEST_VERSION: Final = 5

@@ -146,7 +146,8 @@ class _Management:
 
     def _memory_bytes_per_s(self, handle: ctypes.c_void_p) -> float:
         """Width times the highest clock, with two transfers in each; 0 where the driver does not say."""
-        bits, megahertz = ctypes.c_uint(), ctypes.c_uint()
+        bits = ctypes.c_uint()
+        megahertz = ctypes.c_uint()
         try:
             self._call("nvmlDeviceGetMemoryBusWidth", handle, ctypes.byref(bits))
             self._call("nvmlDeviceGetMaxClockInfo", handle, ctypes.c_uint(_MEMORY_CLOCK), ctypes.byref(megahertz))

@@ -176,7 +176,8 @@ class LoadGate:
 
     def _publish(self) -> None:
         outputs = self._outputs
-        num_requests, num_queued_tokens = outputs.num_in_flight, outputs.num_queued_tokens
+        num_requests = outputs.num_in_flight
+        num_queued_tokens = outputs.num_queued_tokens
         for reservation in self._reserved:
             num_requests += reservation.load.num_requests
             num_queued_tokens += reservation.load.num_queued_tokens

@@ -42,5 +42,6 @@ def test_minilm_makes_the_published_vectors(reference, dtype, tolerance):
     error = max(float(np.abs(np.asarray(ours) - theirs).max()) for ours, theirs in zip(found, reference, strict=True))
     print(f"{dtype}: largest difference of a component {error:.1e}")
     assert error < tolerance
-    calm, still = np.asarray(found[0]), np.asarray(found[1])
+    calm = np.asarray(found[0])
+    still = np.asarray(found[1])
     assert float(calm @ still) > float(calm @ np.asarray(found[4])) + 0.3, "what means the same is closer"

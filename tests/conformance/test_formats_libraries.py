@@ -67,7 +67,8 @@ def compressed(scheme: QuantizationScheme, format_name: str) -> tuple[dict[str, 
         state["weight_global_scale"] = global_scale
     scales, zeros = calculate_qparams(groups.amin(dims), groups.amax(dims), scheme.weights, global_scale)
     if str(scheme.weights.strategy) == "tensor":
-        scales, zeros = scales.reshape(1), zeros.reshape(1)
+        scales = scales.reshape(1)
+        zeros = zeros.reshape(1)
     state |= {"weight_scale": scales, "weight_zero_point": zeros}
     library = BaseCompressor.get_value_from_registry(format_name)
     stored = library.compress(state, scheme)
@@ -101,7 +102,8 @@ def read(method: QuantMethod, stored: Mapping[str, Tensor], part: WeightPart) ->
 
 def parts(shape: tuple[int, int]) -> list[WeightPart]:
     """All of a weight, a rank's rows, and a rank's columns."""
-    rows, columns = range(shape[0]), range(shape[1])
+    rows = range(shape[0])
+    columns = range(shape[1])
     return [
         WeightPart(shape, rows, columns),
         WeightPart(shape, rows[40:72], columns),
@@ -133,7 +135,8 @@ def test_formats_of_compressed_tensors(preset: str) -> None:
 
 def test_formats_of_compressed_tensors_layer_by_layer() -> None:
     """Mixed formats, as the library writes them: each group has its own."""
-    first, second = preset_name_to_scheme("W4A16", ["re:.*up_proj"]), preset_name_to_scheme("FP8", ["Linear"])
+    first = preset_name_to_scheme("W4A16", ["re:.*up_proj"])
+    second = preset_name_to_scheme("FP8", ["Linear"])
     config = QuantizationConfig(
         config_groups={"a": first, "b": second}, format="mixed-precision", ignore=["re:.*down_proj"]
     ).model_dump(mode="json")

@@ -24,7 +24,8 @@ E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3,
 def store(folder: Path, to: Path, config: dict[str, Any], quantize: Callable[[Tensor], Stored]) -> tuple[Path, Path]:
     """(stored, dequantized): two copies of a checkpoint, every linear layer but the head in the format."""
     packed, plain = (Path(shutil.copytree(folder, to / name)) for name in ("packed", "plain"))
-    stored, dequantized = {}, {}
+    stored = {}
+    dequantized = {}
     for name, weight in load_file(folder / "model.safetensors").items():
         module = name.removesuffix(".weight")
         if weight.dim() != 2 or re.search("embed_tokens|lm_head", name):
@@ -55,7 +56,8 @@ def dense_words(integers: Tensor, bits: int) -> Tensor:
 def asymmetric(weight: Tensor, bits: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Integers [out, in] from 0 up, scales and zero points [out, groups]."""
     groups = weight.view(len(weight), -1, size)
-    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+    low = groups.amin(-1).clamp(max=0)
+    high = groups.amax(-1).clamp(min=0)
     scales = ((high - low) / (2**bits - 1)).clamp(min=1e-4).half().float()
     zeros = (-low / scales).round().clamp(0, 2**bits - 1)
     integers = (groups / scales.unsqueeze(-1) + zeros.unsqueeze(-1)).round().clamp(0, 2**bits - 1)

@@ -4,7 +4,8 @@ from typing import Any
 
 from tests.fakes.tiny_checkpoint import ABSENT
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING = "sliding_attention"
+FULL = "full_attention"
 SMALL: dict[str, Any] = {"num_hidden_layers": 2}
 MIXED: dict[str, Any] = SMALL | {"sliding_window": 24, "layer_types": [SLIDING, FULL]}
 PLAIN: dict[str, Any] = SMALL | {"head_dim": ABSENT, "num_key_value_heads": ABSENT, "intermediate_size": ABSENT}

@@ -92,3 +92,13 @@ def test_malformed_requests_do_not_fill_the_log(caplog):
             answer_to(url, b"nonsense\r\n\r\n")
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert 1 <= len(warnings) <= 2
+
+
+@pytest.mark.parametrize(("head", "status"), [
+    (b"GET /ping HTTP/1.1\r\n", 400), (b"GET /ping HTTP/1.1\r\nhost: x\r\nhost: x\r\n", 400),
+    (b"GET /ping HTTP/1.0\r\nhost: x\r\nHost: y\r\n", 400), (b"GET /ping HTTP/1.0\r\n", 200),
+    (b"GET /ping HTTP/1.1\r\nhost:\r\n", 200), (b"GET /ping HTTP/1.1\r\nHOST: x\r\n", 200),
+])  # fmt: skip
+def test_which_host_is_meant_is_never_a_guess(head, status):
+    with running_server(FakeCore()) as url:
+        assert statuses(answer_to(url, head + b"connection: close\r\n\r\n")) == [status]

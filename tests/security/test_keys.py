@@ -50,7 +50,10 @@ def bearer(key):
 
 def status_with(url, key):
     return statuses(
-        answer_to(url, b"GET /v1/models HTTP/1.1\r\nconnection: close\r\nauthorization: Bearer " + key + b"\r\n\r\n")
+        answer_to(
+            url,
+            b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer " + key + b"\r\n\r\n",
+        )
     )
 
 

@@ -78,7 +78,8 @@ class StatePlanner:
         counts = query_start[1:] - query_start[:-1]
         ends = (common.seq_lens if common.seq_lens_host is None else common.seq_lens_host).cpu().long()
         here = ((counts > 0) & (ends > 0)).nonzero().squeeze(1)
-        counts, ends = counts[here], ends[here]
+        counts = counts[here]
+        ends = ends[here]
         begins = ends - counts
         first_block = begins // size
         last_block = (ends - 1) // size

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pagemill.artifacts.config_fields import shown
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
 from pagemill.log import get_logger
@@ -29,6 +28,7 @@ from pagemill.model.network.native_plan import NotPlannable, make_plan
 from pagemill.model.network.operations import Network, Value
 from pagemill.model.network.program import Program
 from pagemill.model.network.rewrite import include_gates
+from pagemill.utils.text import shown
 
 logger = get_logger(__name__)
 

@@ -47,7 +47,7 @@ class SinkAttention(DecoderAttention):
         yield LayerTensor(StoredTensor("sinks", (self.traits.num_heads,)), 0, part)
 
     def load(self, kind: str, shard: int, tensor: Tensor) -> None:
-        """Take them."""
+        """Give the attention layer this rank's sinks, [H]."""
         self.attn.take_sinks(tensor)
 
 

@@ -92,11 +92,9 @@ class Mamba(RecurrentLayer):
         sizes = self.sizes
         dt, b, c = torch.split(self.x_proj(x), [sizes.rank, sizes.state_size, sizes.state_size], dim=-1)
         if self.dt_layernorm is not None:
-            dt, b, c = (
-                self.dt_layernorm(dt.contiguous()),
-                self.b_layernorm(b.contiguous()),
-                self.c_layernorm(c.contiguous()),
-            )
+            dt = self.dt_layernorm(dt.contiguous())
+            b = self.b_layernorm(b.contiguous())
+            c = self.c_layernorm(c.contiguous())
         steps = functional.softplus(self.dt_proj(dt.contiguous()).float())
         return x.float(), steps, -self.A_log.exp(), (b.float(), c.float())
 
@@ -132,7 +130,8 @@ class Mamba2(RecurrentLayer):
 
     def __init__(self, sizes: Mamba2Sizes, *, ctx: LayerContext) -> None:
         refuse_split(ctx)
-        inner, heads = sizes.inner_size, sizes.num_heads
+        inner = sizes.inner_size
+        heads = sizes.num_heads
         channels = inner + 2 * sizes.num_groups * sizes.state_size
         convolution = Convolution(channels, sizes.conv_size, bias=sizes.conv_bias, ctx=ctx.child("conv1d"))
         vectors = {"A_log": (heads,), "D": (heads,), "dt_bias": (heads,)}

@@ -15,13 +15,14 @@ from pagemill.errors import ModelError
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight, neighbours
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
-from pagemill.model.quantization.fields import Fields, shown
+from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest
 from pagemill.model.quantization.once import Once
 from pagemill.model.quantization.packed_method import PackedMethod, only_tensors
 from pagemill.model.quantization.selected import Selected
 from pagemill.utils.math import ceil_div
+from pagemill.utils.text import shown
 
 BLOCK = 64
 NESTED_BLOCK = 256
@@ -72,7 +73,8 @@ class TableWeights(PackedMethod):
         values = tensors["weight.quant_map"][torch.stack([packed >> 4, packed & 15], -1).flatten().long()]
         count = math.prod(part.shape)
         whole = values[:count].mul_(absmax.repeat_interleave(BLOCK)[:count]).view(part.shape)
-        rows, columns = part.rows, part.columns
+        rows = part.rows
+        columns = part.columns
         return whole[rows.start : rows.stop, columns.start : columns.stop].to(dtype)
 
 

@@ -64,7 +64,8 @@ class PackedIntegers(PackedMethod):
         self._scheme = scheme
 
     def tensors(self, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
-        scheme, (num_rows, width) = self._scheme, shape
+        scheme = self._scheme
+        num_rows, width = shape
         whole_words = WORD % scheme.bits == 0  # otherwise integers lie over the ends of words
         per_word = WORD // scheme.bits
         grid = scheme.grid.stored("weight_scale", shape)

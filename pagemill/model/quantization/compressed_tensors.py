@@ -11,10 +11,11 @@ from pagemill.errors import ModelError
 from pagemill.log import get_logger
 from pagemill.model.loading.packed_weight import Inputs
 from pagemill.model.quantization.compressed_layouts import PackedFloats, PackedIntegers, PlainNumbers, Scheme
-from pagemill.model.quantization.fields import MAX_PATTERNS, Fields, Names, shown
+from pagemill.model.quantization.fields import MAX_PATTERNS, Fields, Names
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, Role
 from pagemill.model.quantization.scale_grid import OUTPUT, TENSOR, ScaleGrid
+from pagemill.utils.text import shown
 
 logger = get_logger(__name__)
 
@@ -106,7 +107,8 @@ def _method(group: Fields, config: Fields, computing: QuantMethod) -> QuantMetho
     symmetric = weights.choose("symmetric", (True, False, None)) is not False
     if format_name == INTEGERS:
         weights.choose("type", ("int", None))
-        grid, ordered = _grid(weights, ("group", "channel", "tensor", None)), _ordered(weights)
+        grid = _grid(weights, ("group", "channel", "tensor", None))
+        ordered = _ordered(weights)
         return PackedIntegers(Scheme(bits, grid, symmetric, ordered and grid.columns is not None, inputs), computing)
     allowed = {PLAIN_INTEGERS: ("int", None), PLAIN: ("int", "float", None)}.get(format_name, ("float",))
     weights.choose("type", allowed)

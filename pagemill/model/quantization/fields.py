@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagemill.errors import ModelError
+from pagemill.utils.text import shown
 
 MAX_PATTERNS = 200
 _MAX_PATTERN = 200
@@ -79,11 +80,6 @@ class Names:
     def has(self, name: str) -> bool:
         """Whether the name is one of them."""
         return name in self.exact or any(pattern.match(name) for pattern in self.patterns)
-
-
-def shown(value: Any) -> str:
-    """A value as an error quotes it."""
-    return repr(value)[:80]
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

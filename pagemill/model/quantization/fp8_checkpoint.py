@@ -12,12 +12,13 @@ from pagemill.errors import ModelError
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
-from pagemill.model.quantization.fields import Fields, shown
+from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest
 from pagemill.model.quantization.packed_method import PackedMethod, only_tensors
 from pagemill.model.quantization.scale_grid import TENSOR, ScaleGrid
 from pagemill.model.quantization.selected import Selected
+from pagemill.utils.text import shown
 
 OF_INPUTS = ("input_scale", "activation_scale")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

@@ -22,7 +22,8 @@ from pagemill.model.quantization.scale_grid import ScaleGrid
 from pagemill.model.quantization.selected import Selected
 from pagemill.utils.math import ceil_div
 
-V1, V2 = "gptq", "gptq_v2"
+V1 = "gptq"
+V2 = "gptq_v2"
 """checkpoint_format: the first stores a zero point less one."""
 
 
@@ -47,7 +48,8 @@ class GptqWeights(PackedMethod):
         self._layout = layout
 
     def tensors(self, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
-        layout, (num_rows, width) = self._layout, shape
+        layout = self._layout
+        num_rows, width = shape
         if width * layout.bits % WORD or num_rows * layout.bits % WORD:
             raise ModelError(f"a weight of {num_rows} x {width} cannot be stored in words of {layout.bits} bits: gptq")
         whole_words = WORD % layout.bits == 0  # otherwise integers lie over the ends of words

@@ -13,15 +13,18 @@ from pagemill.model.loading.packed_weight import Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
 from pagemill.model.quantization.bit_packing import centred
-from pagemill.model.quantization.fields import Fields, shown
+from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest
 from pagemill.model.quantization.packed_method import PackedMethod, only_tensors
 from pagemill.model.quantization.scale_grid import OUTPUT, TENSOR, ScaleGrid
 from pagemill.model.quantization.selected import Selected
 from pagemill.utils.math import ceil_div
+from pagemill.utils.text import shown
 
-QDATA, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+QDATA = "_weight_qdata"
+SCALE = "_weight_scale"
+ZERO = "_weight_zero_point"
 
 
 class PlainWeights(PackedMethod):

@@ -33,6 +33,9 @@ _HUNG_UP = select.POLLERR | select.POLLHUP
 _SENDS_NO_MORE = getattr(select, "POLLRDHUP", 0)
 
 BAD_REQUEST = ApiError(400, "this is not an HTTP request", "invalid_request_error", None, "malformed_request")
+ONE_HOST = ApiError(
+    400, "an HTTP/1.1 request has exactly one Host header", "invalid_request_error", None, "malformed_request"
+)
 TOO_SLOW = ApiError(408, "the request did not arrive in time", "invalid_request_error", None, "request_timeout")
 URL_TOO_LONG = ApiError(414, "the URL of the request is too long", "invalid_request_error", None, "url_too_long")
 HEAD_TOO_LARGE = ApiError(431, "the headers are too large or too many", "invalid_request_error", None, "head_too_large")
@@ -142,6 +145,12 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        """A request with two hosts is refused, and one of HTTP/1.1 without one (RFC 9112, 3.2): what stands between
+        client and server may take the other one."""
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            self._refusal = ONE_HOST
+            raise ValueError
         self._phase = Phase.BODY
         self._num_dry = 0
         self._read_until = self.loop.time() + self._limits.body_s

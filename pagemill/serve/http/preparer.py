@@ -303,7 +303,9 @@ class Preparer:
             )
 
     def _chat(self, raw: bytes) -> Iterator[Part]:
-        return self._chat_parts(parse_body(raw, ChatBody))
+        body = parse_body(raw, ChatBody)
+        with body.naming():
+            yield from self._chat_parts(body)
 
     def _batch_chat(self, raw: bytes) -> Iterator[Part]:
         """A form and a prompt for each conversation."""
@@ -312,7 +314,8 @@ class Preparer:
         self._check_total(len(chats), 1, body.max_tokens or body.max_completion_tokens)
         size = _AnswerSize()
         for chat in chats:
-            yield from self._chat_parts(chat, size=size)
+            with chat.naming():
+                yield from self._chat_parts(chat, size=size)
 
     def _chat_parts(
         self, body: ChatBody, of_another_api: bool = False, size: _AnswerSize | None = None
@@ -413,7 +416,9 @@ class Preparer:
             yield prepared
 
     def _pooled(self, kind: type[EmbeddingBody] | type[ClassifyBody], raw: bytes) -> Iterator[Part]:
-        return self._embedding_parts(parse_body(raw, kind))
+        body = parse_body(raw, kind)
+        with body.naming():
+            yield from self._embedding_parts(body)
 
     def _embedding_parts(self, body: EmbeddingBody | ClassifyBody, truncates: bool = False) -> Iterator[Part]:
         self._model.check(body.model)
@@ -462,12 +467,15 @@ class Preparer:
         if pairs:
             params = PoolingParams(use_activation=body.use_activation)
             for index, text in enumerate(body.documents):
-                pair = inputs.prepare_pair(queries[index % len(queries)], text, params)
+                with body.naming(body.document_names):
+                    pair = inputs.prepare_pair(queries[index % len(queries)], text, params)
                 yield PreparedPrompt(pair.request, text)
             return
-        for text in (*body.queries, *body.documents):
-            prepared = inputs.prepare(text, PoolingParams(normalize=True), RequestOptions())
-            yield PreparedPrompt(prepared.request, text)
+        for names, texts in ((body.query_names, queries), (body.document_names, body.documents)):
+            for text in texts:
+                with body.naming(names):
+                    prepared = inputs.prepare(text, PoolingParams(normalize=True), RequestOptions())
+                yield PreparedPrompt(prepared.request, text)
 
     def _beam(
         self, body: ChatBody | CompletionBody, params: SamplingParams

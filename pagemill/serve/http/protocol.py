@@ -73,7 +73,8 @@ class _HeadWithBody:
         self.write = self._write_first
 
     def _write_first(self, data: bytes) -> None:
-        head, self._head = self._head, b""
+        head = self._head
+        self._head = b""
         self.write = self._transport.write
         if len(data) > MAX_JOINED_BYTES:
             self._transport.write(head)

@@ -283,7 +283,8 @@ def _opening(parts: Sequence[Part]) -> tuple[str, Head | None]:
         rest = rest[1:]
     if not rest or not isinstance(rest[0], Captured) or rest[0].name != "name":
         _refuse(f"{TOOL_CALLS}.open_pattern", "has no group (?P<name>...) after its fixed texts")
-    captured, rest = rest[0], rest[1:]
+    captured = rest[0]
+    rest = rest[1:]
     skips = bool(rest) and isinstance(rest[0], Anything)
     rest = _bare(rest[1:] if skips else rest)
     if any(not isinstance(part, Text) for part in rest) or len(rest) > 1 or (skips and not rest):

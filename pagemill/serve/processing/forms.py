@@ -60,7 +60,8 @@ class FormChecks:
 
 def _bad_words(request: EngineCoreRequest) -> BadWords:
     """What a request excludes from the first token on that its grammar says something of."""
-    params, spec = request.params, request.grammar
+    params = request.params
+    spec = request.grammar
     if spec is None or spec.free is not None or spec.waits or not isinstance(params, SamplingParams):
         return ()
     return tuple(tuple(word) for word in params.bad_words_token_ids or ())

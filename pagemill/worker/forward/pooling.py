@@ -47,6 +47,7 @@ class PoolingForward(Forward):
     def sample(self, batch: InputBatch) -> Ready[SampledTokens]:
         if self._pooled is None:
             raise RuntimeError("sample was called without a batch that was run")
-        pooled, self._pooled = self._pooled, None
+        pooled = self._pooled
+        self._pooled = None
         tokens = np.zeros(len(batch.sampled_slots), np.int32)
         return Ready(SampledTokens(tokens, pooled.rows.cpu().numpy(), row_counts=pooled.counts))

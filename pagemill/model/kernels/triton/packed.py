@@ -59,8 +59,10 @@ def _floats(
         gdc_launch_dependents()
         gdc_wait()
     SPAN: tl.constexpr = _PLANE * (16 // BITS)
-    tile, span = tl.program_id(0), tl.program_id(1)
-    inside, lanes = tl.arange(0, _TILE), tl.arange(0, _PLANE)
+    tile = tl.program_id(0)
+    span = tl.program_id(1)
+    inside = tl.arange(0, _TILE)
+    lanes = tl.arange(0, _PLANE)
     rows = tile * _TILE + inside
     places = (tile.to(tl.int64) * SPANS + span) * (_TILE * _PLANE) + inside[:, None] * _PLANE + lanes[None, :]
     packed = tl.load(words + places).to(tl.int32)

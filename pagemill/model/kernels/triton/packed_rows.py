@@ -119,7 +119,8 @@ def _packed_rows(
     """
     PART: tl.constexpr = (SPANS + SPLIT - 1) // SPLIT
     EVEN: tl.constexpr = K % SPAN == 0 and SPANS % SPLIT == 0
-    block, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
+    block = tl.program_id(0) // SPLIT
+    part = tl.program_id(0) % SPLIT
     first = block * BLOCK_N
     rows = first + tl.arange(0, BLOCK_N)
     tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -177,7 +178,8 @@ def packed_rows(
     shape = (split, num_rows, weight.num_outputs)
     parts = out if split == 1 else torch.empty(shape, dtype=torch.float32, device=x.device)
     block_n = choice.block_n if gate is None or num_outputs % choice.block_n == 0 else TILE
-    blocks, tiles = triton.cdiv(num_outputs, block_n), triton.cdiv(num_rows, choice.block_m)
+    blocks = triton.cdiv(num_outputs, block_n)
+    tiles = triton.cdiv(num_rows, choice.block_m)
     few = num_rows <= LAST_SUMS_ROWS and tiles == 1 and blocks <= MAX_COUNTERS
     counters = counters_of(x.device) if few and split > 1 else None
     by_asm = x.is_cuda and torch.version.hip is None and x.dtype.itemsize == 2

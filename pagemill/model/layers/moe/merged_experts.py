@@ -61,7 +61,8 @@ class MergedExperts(Experts):
         size, inner, count = self._whole
         mine = Part(0, self.held.start, self.held.stop)
         pairs = self._splits and self.form.pairs
-        first, last = self._inner.start, self._inner.stop
+        first = self._inner.start
+        last = self._inner.stop
         gate_up = Part(2, 2 * first, 2 * last) if pairs else mine
         down = Part(1, first, last) if self._splits else mine
         yield LayerTensor(StoredTensor("gate_up_proj", (count, size, 2 * inner)), 0, gate_up)

@@ -91,5 +91,5 @@ class UncapturedAttention:
         return self._layer.planning()
 
     def planner(self, device: torch.device) -> StepPlanner:
-        """The layer's planner."""
+        """What plans the steps of this layer and of those with the same backend and spec."""
         return self._layer.planner(device)

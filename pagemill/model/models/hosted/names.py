@@ -88,7 +88,8 @@ class HostedNames(WeightMap):
 
         key, pattern = rename_source_key(name, self._renamings, self._converters, self._prefix, self._meta)
         if key not in self._meta and name in self._meta:
-            key, pattern = name, None
+            key = name
+            pattern = None
         return key, apply_renamings(name, self._renamings), pattern
 
     def target(self, name: str) -> Target | None:

@@ -28,7 +28,7 @@ Pattern = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Attending:
-    """One attention module."""
+    """An attention module of a hosted model, and what its first call told of the layer it needs."""
 
     module: nn.Module
     spec: AttentionLayerSpec

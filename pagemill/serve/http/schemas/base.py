@@ -1,10 +1,12 @@
 """What bodies have in common: what becomes of fields that no schema declares, and the fields of all with prompts."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
 
+from pagemill.errors import RequestError
 from pagemill.serve.http.schemas.support import HINTS, Refused, check_extras, header_of
 
 
@@ -15,6 +17,8 @@ class RequestBody(BaseModel):
 
     refused: ClassVar[Mapping[str, Refused]] = {}
     hints: ClassVar[Mapping[str, str]] = HINTS
+    names: ClassVar[Mapping[str, str]] = {}
+    """What a field of the request is called in this body, where it is called otherwise; for errors."""
     _ignored: list[str] = PrivateAttr(default_factory=list)
 
     model: str | None = None
@@ -37,6 +41,20 @@ class RequestBody(BaseModel):
     def leave_out(self, names: Iterable[str]) -> None:
         """Name further fields among those without effect."""
         self._ignored += names
+
+    @contextlib.contextmanager
+    def naming(self, names: Mapping[str, str] | None = None) -> Iterator[None]:
+        """In errors: the fields of this body, by `names` (default: those of its class)."""
+        try:
+            yield
+        except RequestError as error:
+            name = (names or self.names).get(error.field or "")
+            if name is None:
+                raise
+            message = str(error)
+            if message.startswith(str(error.field)):
+                message = name + message.removeprefix(str(error.field))
+            raise type(error)(message, name) from None
 
 
 class PromptBody(RequestBody):

@@ -45,6 +45,7 @@ class ChatBody(GenerationBody):
 
     refused: ClassVar[Mapping[str, Refused]] = CHAT_REFUSED
     hints: ClassVar[Mapping[str, str]] = CHAT_HINTS
+    names: ClassVar[Mapping[str, str]] = {"prompt": "messages"}
 
     messages: Any
     logprobs: bool | None = None

@@ -17,6 +17,7 @@ class EmbeddingBody(PromptBody):
     """Texts to become vectors."""
 
     refused: ClassVar[Mapping[str, Refused]] = EMBEDDINGS_REFUSED
+    names: ClassVar[Mapping[str, str]] = {"prompt": "input"}
 
     input: Any
     """After validation a list of prompts, each a text or token ids."""
@@ -66,6 +67,7 @@ class ClassifyBody(PromptBody):
     """Texts whose classes are asked for."""
 
     refused: ClassVar[Mapping[str, Refused]] = EMBEDDINGS_REFUSED
+    names: ClassVar[Mapping[str, str]] = {"prompt": "input"}
 
     input: Any
     """After validation a list of prompts, each a text or token ids."""

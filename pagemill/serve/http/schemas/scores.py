@@ -17,6 +17,8 @@ class ScoreBody(RequestBody):
     """One text or several, each compared with one of as many others; or one with all of them."""
 
     refused: ClassVar[Mapping[str, Refused]] = SCORES_REFUSED
+    query_names: ClassVar[Mapping[str, str]] = {"prompt": "text_1"}
+    document_names: ClassVar[Mapping[str, str]] = {"prompt": "text_2"}
 
     text_1: Any
     """After validation a list of texts."""
@@ -64,6 +66,8 @@ class RerankBody(RequestBody):
     """A text, and others that are put in order of their likeness to it."""
 
     refused: ClassVar[Mapping[str, Refused]] = SCORES_REFUSED
+    query_names: ClassVar[Mapping[str, str]] = {"prompt": "query"}
+    document_names: ClassVar[Mapping[str, str]] = {"prompt": "documents"}
 
     query: str
     documents: Any

@@ -1,13 +1,9 @@
 """Bodies of other APIs, which stand for one of OpenAI's. Do not know how it is run."""
 
-import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import ClassVar
 
 from pydantic import PrivateAttr
 
-from pagemill.errors import RequestError
 from pagemill.serve.http.schemas.base import RequestBody
 from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import CompletionBody
@@ -19,9 +15,6 @@ class Translation(RequestBody):
     """A body that is run as another one."""
 
     _gap_token_ids: list[int] = PrivateAttr(default_factory=list)
-
-    names: ClassVar[Mapping[str, str]] = {}
-    """Field of the body that it stands for -> its own field, for errors."""
 
     @property
     def served_model(self) -> str | None:
@@ -65,17 +58,3 @@ class Translation(RequestBody):
     @abstractmethod
     def translated(self) -> ChatBody | CompletionBody | EmbeddingBody:
         """The body that it stands for. Raises RequestError."""
-
-    @contextlib.contextmanager
-    def naming(self) -> Iterator[None]:
-        """In errors: its own fields, in place of those of the body that it stands for."""
-        try:
-            yield
-        except RequestError as error:
-            name = self.names.get(error.field or "")
-            if name is None:
-                raise
-            message = str(error)
-            if message.startswith(str(error.field)):
-                message = name + message.removeprefix(str(error.field))
-            raise type(error)(message, name) from None

@@ -11,7 +11,8 @@ from tests.unit.model.kernels.packed_cases import made
 def test_the_operation_is_the_function(gate: str | None):
     values, scales, zeros = made(64, 96, 32, 4, True)
     weight = packed.pack(values, scales, zeros, 32, 4)
-    x, bias = torch.randn(3, 96), torch.randn(64)
+    x = torch.randn(3, 96)
+    bias = torch.randn(64)
     result = packed_op.traced_linear(x, weight, bias, gate)
     assert torch.equal(result, packed.linear(x, weight, bias, gate))
     sizes = (weight.words, weight.scales, weight.offsets, bias, 64, 4, 32, gate or "")

@@ -161,13 +161,17 @@ def test_rows_whose_logits_are_changed_are_computed_and_nothing_else(threads, nu
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_slot_may_compute_several_tokens_and_samples_after_the_last(threads, slots, counts, packed):
     """All that follows is as if each had computed one: also what is left to others, and chosen by masks."""
-    slots, counts = np.array(slots, np.int32), np.array(counts, np.int32)
-    decoder, single = Decoder(packed=packed), Decoder(packed=packed)
+    slots = np.array(slots, np.int32)
+    counts = np.array(counts, np.int32)
+    decoder = Decoder(packed=packed)
+    single = Decoder(packed=packed)
     for each in (decoder, single):
         each.slots.processed[slots[::3]] = True
-    logits, words = decoder.logits(slots, natively=True), random_masks(len(slots))
+    logits = decoder.logits(slots, natively=True)
+    words = random_masks(len(slots))
     rows = np.where(decoder.slots.processed[slots], np.arange(len(slots)), LEFT).astype(np.int32)
-    tokens, expected = decoder.run_several(slots, counts), single.run(slots)
+    tokens = decoder.run_several(slots, counts)
+    expected = single.run(slots)
     for each, chosen in ((decoder, tokens), (single, expected)):
         torch.testing.assert_close(each.step.logits(np.arange(len(slots))), logits, rtol=0, atol=0)
         each.step.choose(RowMasks(words, rows), chosen)

@@ -302,7 +302,8 @@ async def test_log_probabilities_of_a_message_are_those_of_its_tokens(
     messages = [item["content"][0] for item in whole["output"] if item["type"] == "message"]
     scored = [b"".join(bytes(token["bytes"]) for token in part["logprobs"]).decode() for part in messages]
     assert [part["text"].strip() for part in messages] == texts
-    first, last = scored[:1], scored[-1:]
+    first = scored[:1]
+    last = scored[-1:]
     assert all(text in scores for text, scores in zip(texts[:1] + texts[-1:], first + last, strict=True))
     assert not any("hm" in text or "think" in text or "tool_call" in text for text in first)
 

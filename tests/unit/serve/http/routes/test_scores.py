@@ -73,7 +73,7 @@ async def test_documents_are_put_in_order(client: httpx.AsyncClient, path: str) 
     ("/score", {"text_1": "a"}, "text_2"), ("/score", {"text_1": 5, "text_2": "a"}, "text_1"),
     ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
     ("/score", {"text_1": "a", "text_2": []}, "text_2"), ("/score", {"text_1": "a", "text_2": ["a"] * 1025}, "text_2"),
-    ("/score", {"text_1": "", "text_2": "a"}, "prompt"), ("/score", {"text_1": "a" * 500, "text_2": "a"}, "prompt"),
+    ("/score", {"text_1": "", "text_2": "a"}, "text_1"), ("/score", {"text_1": "a", "text_2": "a" * 500}, "text_2"),
     ("/rerank", {"query": "a"}, "documents"), ("/rerank", {"query": ["a"], "documents": ["a"]}, "query"),
     ("/rerank", {"query": "a", "documents": [{}]}, "documents"),
     ("/rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "top_n"),
