@@ -24,7 +24,7 @@ QUICK := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m "not (slow o
 # A half in which ARGS select nothing is no failure.
 NONE_SELECTED := [ $$? -eq 5 ]
 
-.PHONY: help run test test-gpu nightly faults fuzz-api clients check lint unit unit-network unit-serving conformance bench-smoke docs format clean
+.PHONY: help run test test-gpu nightly faults fuzz-api clients wheel wheel-test check lint unit unit-network unit-serving conformance bench-smoke docs format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -44,11 +44,19 @@ test: $(VENV)/.stamp-dev ## every test but the GPU's and the long conformance ru
 test-gpu: ## tests that need a GPU, with $(PYTHON) as it is: nothing is installed (docs/gpu.md)
 	PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest tests/gpu -m gpu -W default $(ARGS)
 
-nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, others every day (SOUNDNESS_SEED= repeats a day); all schemas, twice
+nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, others every day (SOUNDNESS_SEED= repeats a day); all schemas, twice; the wheel
 	SOUNDNESS_STEPS=$(or $(SOUNDNESS_STEPS),100000) SOUNDNESS_SEED=$(or $(SOUNDNESS_SEED),$(shell date +%Y%m%d)) \
 	  $(BIN)/pytest tests/unit/engine/test_soundness_random.py -s $(ARGS)
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
 	$(BIN)/pytest tests/conformance/test_structured_corpus.py -m "not gpu" $(ARGS)
+	@$(MAKE) --no-print-directory wheel-test
+
+wheel: $(VENV)/.stamp-run ## wheels with the kernels compiled, for x86_64 and aarch64 as far as compilers are here, in dist/
+	$(BIN)/python tools/build_wheel.py --into dist
+
+wheel-test: $(VENV)/.stamp-run ## build this machine's wheel, install it into a fresh environment without a compiler, and generate
+	$(BIN)/python tools/build_wheel.py --into build/wheels --only $$(uname -m)
+	$(BIN)/python tools/try_wheel.py build/wheels
 
 faults: $(VENV)/.stamp-dev ## the fault lab with its large counts: processes killed, stopped and flooded (many minutes)
 	FAULTS=long $(BIN)/pytest tests/integration/faults -s $(ARGS)

@@ -9,6 +9,7 @@ from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
 from pagemill.catalog.executors import UNI
 from pagemill.catalog.quantization import check_quantization
+from pagemill.catalog.weights import DUMMY, check_load_format
 from pagemill.catalog.vllm_environment import why_unread
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
@@ -60,7 +61,14 @@ def build_config(args: EngineArgs, fleet: FleetPlan = IN_PROCESS) -> EngineConfi
     model = settings.model
     if model.quantization is not None:
         check_quantization(model.quantization)
-    path = locate(model.model, revision=model.revision, download_dir=model.download_dir)
+    check_load_format(model.load_format)
+    path = locate(
+        model.model,
+        revision=model.revision,
+        download_dir=model.download_dir,
+        weights=model.load_format != DUMMY,
+        ignore_patterns=model.ignore_patterns,
+    )
     facts = describe(
         model.model,
         path,

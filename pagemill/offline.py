@@ -116,6 +116,11 @@ class OfflineControl:
         """Call a method on every worker, by name; the results by rank. See `AsyncLLM.collective_rpc`."""
         return self._loop.run(self._engine.collective_rpc(method, timeout, args, kwargs))
 
+    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[list[str]]:
+        """Write what each rank reads of the checkpoint into files of its own in a folder, for load_format
+        "sharded_state"; the names of the files by rank. See `AsyncLLM.save_sharded_state`."""
+        return self._loop.run(self._engine.save_sharded_state(path, pattern, max_size))
+
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what the workers compute, until `stop_profile`. See `AsyncLLM.start_profile`."""
         self._loop.run(self._engine.start_profile(profile_prefix))

@@ -2,7 +2,7 @@
 Knows nothing about the device or about how a model is computed."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from pagemill.artifacts.token_ids import token_id_in
 from pagemill.artifacts.transformers_config import SIZES, why_not, with_usual_names
 from pagemill.catalog.models import ENCODERS, MODELS, NATIVE, TRANSFORMERS
 from pagemill.catalog.quantization import QUANTIZED_CHECKPOINTS
+from pagemill.catalog.weights import AUTO, IN_FILES, SHARDED_STATE
 from pagemill.config.facts import ModelFacts
 from pagemill.config.pooling_facts import HeadFacts
 from pagemill.errors import ModelError
@@ -26,11 +27,18 @@ from pagemill.utils.text import shown
 _PADDED_POSITIONS: Final = ("CamembertModel", "RobertaModel", "XLMRobertaModel")
 
 
-def locate(model: str, revision: str | None = None, download_dir: str | None = None, *, weights: bool = True) -> Path:
+def locate(
+    model: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    *,
+    weights: bool = True,
+    ignore_patterns: Sequence[str] = (),
+) -> Path:
     """Folder or .gguf file of an alias, a path or a hub id, fetched when it is not on this machine.
 
     An alias wins over a folder of the same name (write ./name for that). Without `weights`, a repository of the hub is
-    fetched without them. Raises ModelError.
+    fetched without them, and always without what fits a pattern to be ignored. Raises ModelError.
     """
     if model in aliases.ALIASES:
         return aliases.fetch(model)
@@ -46,7 +54,7 @@ def locate(model: str, revision: str | None = None, download_dir: str | None = N
             f"{model or repr(model)} is not an alias (known: {', '.join(sorted(aliases.ALIASES))}), "
             "not a file or folder here, and not a hub id (org/name)"
         )
-    return hub.snapshot(model, revision, download_dir, weights=weights)
+    return hub.snapshot(model, revision, download_dir, weights=weights, ignore_patterns=ignore_patterns)
 
 
 def describe(
@@ -62,7 +70,7 @@ def describe(
 
     hf_overrides is laid over the config; generation_config "auto" means the model's own recommendations for sampling,
     "vllm" none, anything else a folder that has them, and override_generation_config is laid over those; load_format
-    "dummy" needs no weights; model_impl says whose implementation runs. Raises ModelError for damaged, missing or
+    "dummy" needs no weights, and only those of files are looked for here; model_impl says whose implementation runs. Raises ModelError for damaged, missing or
     unsupported files, ConfigError for settings that name no such folder or no such recommendation.
     """
     facts = _from_gguf(name, path) if path.is_file() else _from_folder(name, path, load_format)
@@ -78,13 +86,13 @@ def describe(
             f"{name}: quant_method {shown(quantization['quant_method'])} in its quantization_config is not supported; "
             f"supported: {', '.join(sorted(QUANTIZED_CHECKPOINTS))}"
         )
-    if load_format not in ("auto", "dummy", facts.weights_format):
+    if load_format in (*IN_FILES, SHARDED_STATE) and load_format != facts.weights_format:
         raise ModelError(f"{name}: load_format={load_format!r}, but the weights are {facts.weights_format}")
     head = head_of(ending, config, lambda token: token_id_in(path, token))
     generation = _generation(facts, generation_config, override_generation_config or {})
     return dataclasses.replace(
         facts,
-        weights_format="dummy" if load_format == "dummy" else facts.weights_format,
+        weights_format=facts.weights_format if load_format == AUTO else load_format,
         architecture=architecture,
         implementation=implementation,
         has_head=architecture == named and architecture not in ENCODERS,
@@ -142,13 +150,13 @@ def _from_gguf(name: str, path: Path) -> ModelFacts:
 def _from_folder(name: str, path: Path, load_format: str) -> ModelFacts:
     """Facts whose sizes are still 0: overrides may change what config.json says about them."""
     folder = hf_config.read_folder(path)
-    if load_format != "dummy":
+    if load_format in (AUTO, *IN_FILES):
         hf_config.require_safetensors(path)
     pooling = sentence_pooling(path)
     return ModelFacts(
         name=name,
         path=str(path),
-        weights_format="safetensors",
+        weights_format=SHARDED_STATE if load_format == SHARDED_STATE else "safetensors",
         architecture=folder.architecture,
         hf_config=folder.config,
         dtype=folder.dtype,

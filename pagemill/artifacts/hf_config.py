@@ -54,6 +54,8 @@ def require_safetensors(folder: Path) -> None:
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
             raise ModelError(f"{folder} has weights as pickles only (.bin, .pt), which are never loaded; "
                              "safetensors are needed")  # fmt: skip
+        if any(folder.glob("model-rank-*.safetensors")):
+            raise ModelError(f"{folder} has the weights of single ranks: use --load-format sharded_state")
         raise ModelError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
     missing = [name for name in names_of_weight_files(folder) if not (folder / name).exists()]
     if missing:

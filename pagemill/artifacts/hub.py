@@ -3,13 +3,15 @@ Knows nothing about what the files say."""
 
 import errno
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from pagemill.errors import ModelError
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_PATTERNS: Final = ("*.json", "tokenizer.model", "*.jinja")
+PATTERNS: Final = ("*.json", "tokenizer.model", "*.jinja")
+"""Files that describe a model."""
 _WEIGHTS: Final = ("*.safetensors",)
 _NOT_WRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
@@ -20,9 +22,16 @@ def is_hub_id(model: str) -> bool:
 
 
 def snapshot(
-    hub_id: str, revision: str | None = None, download_dir: str | None = None, *, weights: bool = True
+    hub_id: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    *,
+    weights: bool = True,
+    ignore_patterns: Sequence[str] = (),
 ) -> Path:
-    """Folder with the files of a hub repository, downloaded when they are not cached; those of weights if wanted.
+    """Folder with the files of a hub repository, downloaded when they are not cached; those of weights if wanted, and
+    none that a pattern to be ignored fits. The hub, the login and whether it may be asked are the library's business:
+    HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HOME.
 
     Raises ModelError when it does not exist, needs a login, the hub cannot be reached, or the folder cannot be written.
     """
@@ -37,7 +46,8 @@ def snapshot(
             hub_id,
             revision=revision,
             cache_dir=download_dir,
-            allow_patterns=[*_PATTERNS, *(_WEIGHTS if weights else ())],
+            allow_patterns=[*PATTERNS, *(_WEIGHTS if weights else ())],
+            ignore_patterns=list(ignore_patterns),
         )
     except errors.GatedRepoError as error:
         raise ModelError(f"{at} is gated: accept its terms on the hub, and set HF_TOKEN") from error
@@ -46,7 +56,9 @@ def snapshot(
     except errors.RevisionNotFoundError as error:
         raise ModelError(f"{hub_id} has no revision {revision!r}") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise ModelError(f"{at} is not cached and the hub cannot be reached") from error
+        hub = huggingface_hub.constants
+        why = "HF_HUB_OFFLINE is set" if hub.HF_HUB_OFFLINE else f"{hub.ENDPOINT} cannot be reached"
+        raise ModelError(f"{at} is not cached, and {why}") from error
     except OSError as error:
         if error.errno not in _NOT_WRITABLE:
             raise ModelError(f"{at} cannot be fetched from the hub: {_first_line(error)}") from error

@@ -60,7 +60,7 @@ _REFUSED: Final[tuple[tuple[str, str], ...]] = (
      "REGEX_COMPILATION_TIMEOUT_S XGRAMMAR_CACHE_MB"),
     ("chat templates have limits of their own", "CHAT_TEMPLATE_RENDER_TIMEOUT"),
     ("nothing that is received is unpickled", "ALLOW_INSECURE_SERIALIZATION"),
-    ("models come from folders, files or the Hugging Face hub", "USE_MODELSCOPE"),
+    ("models come from folders, files or the Hugging Face hub; HF_ENDPOINT names a mirror of it", "USE_MODELSCOPE"),
     ("hashes in events are numbers of 64 bits, always", "KV_EVENTS_USE_INT_BLOCK_HASHES"),
     ("use --hf-overrides for a model that can do more than its configuration says", "ALLOW_LONG_MAX_MODEL_LEN"),
 )  # fmt: skip

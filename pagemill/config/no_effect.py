@@ -22,8 +22,6 @@ class CompatConfig:
     tokenizer_mode: str = setting("auto", "there is one kind of tokenizer", choices=("auto", "hf"))
     config_format: str = setting("auto", "the format of a model's files is found out", choices=("auto", "hf"))
     allow_deprecated_quantization: bool = setting(False, "no way to quantize is deprecated")
-    ignore_patterns: tuple[str, ...] | None = setting(None, "only the files that are needed are fetched")
-    use_tqdm_on_load: bool = setting(True, "loading shows no progress bar")
     safetensors_load_strategy: str | None = setting(None, "files are mapped, and read as they are needed")
     safetensors_prefetch_num_threads: int | None = setting(None, "files are mapped, and read as they are needed")
     safetensors_prefetch_block_size: int | None = setting(None, "files are mapped, and read as they are needed")
@@ -110,7 +108,7 @@ IDLE: tuple[Idle, ...] = (
     Idle(("revision",), "with a model on this machine", "it is for the hub", _is_local),
     Idle(("tokenizer_revision",), "with a tokenizer on this machine", "it is for the hub", _tokenizer_is_local),
     Idle(
-        ("download_dir",), "with model and tokenizer on this machine", "nothing is fetched",
+        ("download_dir", "ignore_patterns"), "with model and tokenizer on this machine", "nothing is fetched",
         lambda place: _is_local(place) and _tokenizer_is_local(place),
     ),
     Idle(

@@ -86,7 +86,6 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
      "expert_placement_strategy dp_sync_interval disable_nccl_for_dp_synchronization enable_shm_tensor_arena"),
     ("install a plug-in (docs/plug-ins.md)",
      "worker_cls worker_extension_cls io_processor_plugin middleware model_class_overrides"),
-    ("convert the checkpoint to safetensors", "model_loader_extra_config"),
     ("start with --chat-template", "trust_request_chat_template"),
     ("texts are given in the form that the template takes; leave it out", "chat_template_content_format"),
     ("answers are those of an assistant; leave it out", "response_role"),

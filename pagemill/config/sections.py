@@ -18,7 +18,6 @@ from pagemill.messages.pooling_params import PoolingTask, PoolingType
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MODEL_IMPLS = ("auto", "native", "vllm", "transformers")
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 KV_CACHE_DTYPES = (
     *("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"),
     *("int8", "int8_per_token_head"),
@@ -119,7 +118,17 @@ class ModelSettings:
         "main branch)",
     )
     max_model_len: int | None = setting(None, "most tokens of prompt and output (default: the model's)", low=1)
-    load_format: str = setting("auto", "where weights come from; dummy makes random ones", choices=LOAD_FORMATS)
+    load_format: str = setting(
+        "auto",
+        "where weights come from: safetensors or gguf, of which auto takes what is there; dummy makes random ones, "
+        "sharded_state is what was saved of each rank, module:function a loader of one's own (docs/loading.md)",
+    )
+    model_loader_extra_config: dict[str, object] = setting(
+        {}, "JSON object: options of the load format; sharded_state has pattern, the names of its files"
+    )
+    use_tqdm_on_load: bool = setting(
+        True, "show how far loading is where it takes more than 2 seconds: a bar on a terminal, else lines in the log"
+    )
     model_impl: str = setting(
         "auto",
         "whose code computes the model: native (also called vllm) is what is implemented here, transformers the "
@@ -127,6 +136,9 @@ class ModelSettings:
         choices=MODEL_IMPLS,
     )
     download_dir: str | None = setting(None, "folder for hub downloads (default: the hub's own cache)")
+    ignore_patterns: tuple[str, ...] = setting(
+        ("original/**/*",), "files of a repository of the hub that are not fetched, as patterns"
+    )
     hf_overrides: dict[str, object] = setting({}, "JSON object laid over the model's config.json")
     generation_config: str = setting(
         "auto",

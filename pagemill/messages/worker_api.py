@@ -7,7 +7,7 @@ from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec
 from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 
-CALLED_BY_NAME = ("describe", "start_profile", "stop_profile")
+CALLED_BY_NAME = ("describe", "save_sharded_state", "start_profile", "stop_profile")
 """Methods that users may call on all workers at any time, by name; their results are plain."""
 
 
@@ -51,6 +51,11 @@ class WorkerApi(Protocol):
 
     def describe(self) -> dict[str, str | int]:
         """Its rank, its device and the memory that is free there, in bytes."""
+
+    def save_sharded_state(self, path: str = "", pattern: str | None = None, max_size: int | None = None) -> list[str]:
+        """Write what each rank reads of the checkpoint into files of its own in the folder `path`, which
+        --load-format sharded_state loads; the names of the files. `pattern`: of the names, with {rank} and {part};
+        `max_size`: bytes of a file, unless one tensor has more. Raises ConfigError."""
 
     def start_profile(self, prefix: str) -> None:
         """Record what is computed from now on. Raises ConfigError when that is done already, or the folder of `prefix`

@@ -3,25 +3,28 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from functools import partial
+from pathlib import Path
 
 import torch
 
 from pagemill.artifacts.config_fields import ModelFields
 from pagemill.catalog.models import ENCODERS, HOSTS, MODELS
-from pagemill.catalog.weights import WEIGHTS
+from pagemill.catalog.weights import DUMMY, weights_source
 from pagemill.config.choices import Convert
 from pagemill.config.facts import ModelFacts
 from pagemill.config.pooling_facts import HeadFacts
 from pagemill.config.sections import CacheSettings, ModelConfig
-from pagemill.errors import ModelError, PagemillError
+from pagemill.errors import ConfigError, ModelError, PagemillError
 from pagemill.model.attention.capability import AttentionContext
 from pagemill.model.attention.selector import BackendPreferences, BackendSelector
 from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_groups
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.moe.exchange import Exchange
 from pagemill.model.layers.pooling_head import HeadLayer, PoolingHead, TokenChoiceHead
-from pagemill.model.loading.load_weights import load_weights
+from pagemill.model.loading.load_place import LoadPlace
+from pagemill.model.loading.load_weights import Source, load_weights
+from pagemill.model.loading.save_shards import MAX_FILE_BYTES, copy_descriptions, save_shards
+from pagemill.model.loading.shards import PATTERN, checked_pattern
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.quantization.choose import choose as choose_quantization
 from pagemill.platforms.interface import Platform
@@ -47,10 +50,49 @@ def load_model(
     with timer.phase("build"), device, _buildable(facts):
         model = build_model(facts, config, platform, groups or solo_groups(), cache, expert_parallel)
     with timer.phase("weights"):
-        name = "dummy" if config.load_format == "dummy" else facts.weights_format
-        source = WEIGHTS.resolve(name)
-        load_weights(model, partial(source, facts, getattr(torch, config.dtype), config.seed, device=device), device)
+        place = _place(config, device, groups or solo_groups())
+        load_weights(
+            model, _source(facts, config, place), device, shows_progress=config.use_tqdm_on_load and place.rank == 0
+        )
     return model.eval()
+
+
+def save_sharded_state(
+    facts: ModelFacts,
+    config: ModelConfig,
+    platform: Platform,
+    groups: ParallelGroups,
+    folder: Path,
+    cache: CacheSettings = DEFAULT_CACHE,
+    expert_parallel: bool = False,
+    pattern: str = PATTERN,
+    max_bytes: int = MAX_FILE_BYTES,
+) -> list[str]:
+    """Write what this rank reads of a checkpoint into files of its own, and with the first rank what else the model's
+    folder says; the names of the files. Raises ConfigError for a folder that cannot be written, and a model that
+    cannot be saved so."""
+    if Path(facts.path).is_file():
+        raise ConfigError("a sharded state is saved from safetensors: every rank reads its own part of a GGUF file")
+    if expert_parallel and groups.dp.size > 1:
+        raise ConfigError("experts that are spread over several engines are not saved as a sharded state")
+    place = _place(config, torch.device("cpu"), groups)
+    if place.rank == 0:
+        copy_descriptions(Path(facts.path), folder)
+    with torch.device(platform.torch_device()):
+        empty = build_model(facts, config, platform, groups, cache, expert_parallel)
+    return save_shards(empty, _source(facts, config, place), folder, place, checked_pattern(pattern), max_bytes)
+
+
+def _place(config: ModelConfig, device: torch.device, groups: ParallelGroups) -> LoadPlace:
+    rank = groups.pp.rank * groups.tp.size + groups.tp.rank
+    return LoadPlace(device, rank, groups.tp.size * groups.pp.size, config.model_loader_extra_config)
+
+
+def _source(facts: ModelFacts, config: ModelConfig, place: LoadPlace) -> Source:
+    name = DUMMY if config.load_format == DUMMY else facts.weights_format
+    function = weights_source(name)
+    dtype = getattr(torch, config.dtype)
+    return lambda select: function(facts, dtype, config.seed, select, place)
 
 
 @contextlib.contextmanager

@@ -53,6 +53,15 @@ class EngineCalls:
         results: list[Any] = msgspec.json.decode(await self._client.call("collective_rpc", method, *args))
         return results
 
+    async def save_sharded_state(
+        self, path: str, pattern: str | None = None, max_size: int | None = None
+    ) -> list[list[str]]:
+        """Write what each rank reads of the checkpoint into files of its own in the folder `path`, beside what else the
+        model's folder says; the names of the files by rank. Loaded with load_format "sharded_state" by as many ranks.
+        `pattern`: of the names, with {rank} and {part}; `max_size`: bytes of a file, unless one tensor has more.
+        Requests wait meanwhile. Raises ConfigError for a folder that cannot be written, and GGUF files."""
+        return await self.collective_rpc("save_sharded_state", args=(path, pattern, max_size))
+
     async def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what the workers compute, until `stop_profile`. `profile_prefix`: folder and beginning of the names of
         the files (default: pagemill-profile, in the current folder). Raises ConfigError when a recording is under way,

@@ -47,4 +47,4 @@ def _path_of(model: ModelConfig, facts: ModelFacts) -> Path:
     name = model.tokenizer or model.model
     if revision is None and name == model.model:
         revision = model.revision
-    return locate(name, revision, model.download_dir, weights=False)
+    return locate(name, revision, model.download_dir, weights=False, ignore_patterns=model.ignore_patterns)

@@ -2,6 +2,7 @@
 
 import gc
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from pagemill.catalog.logits import load_processors
 from pagemill.config.compilation import NO_COMPILER
@@ -14,9 +15,11 @@ from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_rank import SOLO_RANK, WorkerRank
 from pagemill.model.distributed.init import init_distributed
-from pagemill.model.distributed.parallel_groups import ParallelGroups, ParallelSizes
-from pagemill.model.factory import load_model
+from pagemill.model.distributed.parallel_groups import ParallelGroups, ParallelSizes, solo_groups
+from pagemill.model.factory import load_model, save_sharded_state
 from pagemill.model.kernels import ops
+from pagemill.model.loading.save_shards import MAX_FILE_BYTES
+from pagemill.model.loading.shards import PATTERN
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.choose import choose_platform
 from pagemill.platforms.interface import Platform
@@ -175,6 +178,25 @@ class Worker:
         """Its rank, its device and the memory that is free there, in bytes."""
         facts = self._platform.facts()
         return {"rank": self._rank.rank, "device": facts.title or facts.kind, "free_bytes": facts.free_bytes}
+
+    def save_sharded_state(self, path: str = "", pattern: str | None = None, max_size: int | None = None) -> list[str]:
+        """Write what this rank reads of the checkpoint into files of its own; their names. Raises ConfigError."""
+        if not path:
+            raise ConfigError("path is missing: the folder that the state is saved in")
+        if max_size is not None and max_size < 1:
+            raise ConfigError(f"max_size={max_size} is too small: at least 1 byte")
+        config = self._config
+        return save_sharded_state(
+            config.facts,
+            config.model,
+            self._platform,
+            self._groups or solo_groups(),
+            Path(path),
+            config.cache,
+            config.parallel.enable_expert_parallel,
+            pattern or PATTERN,
+            max_size or MAX_FILE_BYTES,
+        )
 
     def start_profile(self, prefix: str) -> None:
         """Record what is computed from now on. Raises ConfigError."""

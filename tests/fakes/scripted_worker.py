@@ -172,6 +172,10 @@ class ScriptedWorker:
     def describe(self) -> dict[str, str | int]:
         return {"rank": 0, "device": "scripted", "free_bytes": 0}
 
+    def save_sharded_state(self, path: str = "", pattern: str | None = None, max_size: int | None = None) -> list[str]:
+        self.calls.append(f"save_sharded_state {path}")
+        return ["model-rank-0-part-0.safetensors"]
+
     def start_profile(self, prefix: str) -> None:
         self.calls.append(f"start_profile {prefix}")
 

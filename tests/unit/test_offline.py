@@ -25,6 +25,7 @@ def control() -> Any:
 def test_calls_by_name(control: OfflineControl) -> None:
     assert control.collective_rpc("describe") == [["describe"]]
     assert control.get_world_size() == control.get_world_size(include_dp=False) == 2
+    assert control.save_sharded_state("folder") == [["save_sharded_state"]]
     control.start_profile("folder/run")
     assert control.stop_profile() == [["stop_profile"]]
     assert control.reset_prefix_cache(reset_running_requests=False) is True
@@ -34,7 +35,7 @@ def test_calls_by_name(control: OfflineControl) -> None:
 
 @pytest.mark.parametrize(("method", "options", "message"), [
     (len, {}, "no function is sent to workers"),
-    ("shutdown", {}, "method='shutdown' is not one of describe, start_profile, stop_profile"),
+    ("shutdown", {}, "method='shutdown' is not one of describe, save_sharded_state, start_profile, stop_profile"),
     ("__class__", {}, "is not one of"),
     ("describe", {"kwargs": {"x": 1}}, "kwargs and timeout are not supported"),
     ("describe", {"timeout": 1.0}, "kwargs and timeout are not supported"),

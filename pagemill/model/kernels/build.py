@@ -1,16 +1,15 @@
-"""Compile the C++ kernels, once; `python -m pagemill.model.kernels.build` does it ahead.
+"""Find the library of C++ kernels: `prebuilt` in a wheel, or made by `build`, once for a machine; `python -m
+pagemill.model.kernels.build` does it ahead.
 
-Knows nothing about what the kernels do. One library holds every instruction set and chooses when it is loaded, so a
-cache may be shared between machines; it lies under a hash of all it depends on.
+Knows nothing about what the kernels do. A cache may be shared between machines: libraries lie under a hash of all they
+depend on.
 """
 
 import fcntl
 import hashlib
 import os
-import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,34 +18,41 @@ from torch import __file__ as _torch_file
 
 from pagemill import envs
 from pagemill.log import get_logger
+from pagemill.model.kernels.compile import COMPILE_LIMIT_S, compile_library, machine, sources_hash
 
 logger = get_logger(__name__)
 
-SOURCES = Path(__file__).parent / "cpu"
-FLAGS = (
-    *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fopenmp"),
-    # Contraction off: the same formula gives the same bits wherever it is inlined. See `fma` in vec.h.
-    *("-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing"),
-)
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
-_X86_FLAGS = {
-    "isa_avx2.cpp": ("-mavx2", "-mfma"),
-    "isa_avx512.cpp": _AVX512,
-    "isa_avx512_vnni.cpp": (*_AVX512, "-mavx512vnni"),
-    "isa_avx512_bf16.cpp": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
-}
-COMPILE_LIMIT_S = 300
+PREBUILT = Path(__file__).parent / "prebuilt"
+"""In a wheel, a library for its kind of machine (tools/build_wheel.py)."""
+_SLOWER = "plain torch runs instead, which is several times slower"
+
+
+def prebuilt_name(kind: str) -> str:
+    """The file in `PREBUILT` of the library that these sources make for a kind of machine."""
+    return f"{kind}-{sources_hash(kind)}.so"
+
+
+def prebuilt() -> Path | None:
+    """The library that came with the package, if it is of these sources and for this kind of machine. It is as
+    trustworthy as the modules beside it."""
+    found = PREBUILT / prebuilt_name(machine())
+    return found if found.exists() else None
 
 
 def build() -> Path | None:
-    """The library's path, compiled first when it is not there; None, with one line in the log, when it cannot be."""
-    folder = envs.cache_home() / "kernels" / _sources_hash()
+    """The path of a library for this machine, compiled first when it is not there; None, with one line in the log, when
+    it cannot be."""
+    folder = envs.cache_home() / "kernels" / _cache_hash()
     compiler = shutil.which(envs.compiler())
     if compiler is None:
         # Made ahead, where there was a compiler.
         found = next(iter(sorted(folder.glob("*.so"))), None)
         if found is None:
-            logger.warning("no C++ compiler (%s): kernels run in plain torch, which is slower", envs.compiler())
+            logger.warning(
+                "the CPU kernels are not compiled and there is no C++ compiler (%s): %s; install g++, set CXX, or "
+                "install a wheel of pagemill, which has them compiled",
+                envs.compiler(), _SLOWER,
+            )  # fmt: skip
             return None
         return _own(found)
     target = folder / f"{_compiler_hash(compiler)}.so"
@@ -58,9 +64,16 @@ def build() -> Path | None:
         with _locked(folder / "lock"):
             if not target.exists():
                 logger.info("compiling the CPU kernels, once for this machine")
-                _compile(compiler, target)
+                compile_library(compiler, target, machine(), _openmp())
+    except subprocess.TimeoutExpired:
+        logger.warning(
+            "the CPU kernels were not compiled within %d s, on a machine that is busy or slow: %s; run `python -m "
+            "pagemill.model.kernels.build` when it is idle, or install a wheel of pagemill, which has them compiled",
+            COMPILE_LIMIT_S, _SLOWER,
+        )  # fmt: skip
+        return None
     except (subprocess.SubprocessError, OSError) as error:
-        logger.warning("the CPU kernels do not compile, plain torch runs instead: %s", _first_problem(error))
+        logger.warning("the CPU kernels do not compile, %s: %s", _SLOWER, _first_problem(error))
         return None
     return _own(target)
 
@@ -86,50 +99,6 @@ def _first_problem(error: Exception) -> str:
     return next((line for line in lines if "error" in line.lower()), lines[0])
 
 
-def _compile(compiler: str, target: Path) -> None:
-    """All units side by side, then the library; it appears in its place complete. Raises SubprocessError."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        objects = {source: Path(scratch) / f"{source.stem}.o" for source in sorted(SOURCES.glob("*.cpp"))}
-        running = [
-            subprocess.Popen(
-                [compiler, *FLAGS, *_isa_flags(source), "-c", str(source), "-o", str(made)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for source, made in objects.items()
-        ]
-        try:
-            for process in running:
-                _finish(process)
-        finally:
-            for process in running:  # when one has failed, nobody needs the others
-                if process.poll() is None:
-                    process.kill()
-                if process.stderr is not None and not process.stderr.closed:
-                    process.communicate()
-        library = Path(scratch) / "kernels.so"
-        link = [compiler, "-shared", *map(str, objects.values()), *_openmp(), "-o", str(library)]
-        subprocess.run(link, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
-        library.chmod(0o755)
-        os.replace(library, target)  # noqa: PTH105 - atomic: another process may be loading
-
-
-def _finish(process: "subprocess.Popen[str]") -> None:
-    try:
-        _, errors = process.communicate(timeout=COMPILE_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise
-    if process.returncode != 0:
-        raise subprocess.CalledProcessError(process.returncode, process.args, stderr=errors)
-
-
-def _isa_flags(source: Path) -> tuple[str, ...]:
-    return _X86_FLAGS.get(source.name, ()) if platform.machine() in ("x86_64", "AMD64") else ()
-
-
 def _openmp() -> tuple[str, ...]:
     """torch's own OpenMP runtime where it ships one: a second one in the process would mean twice the threads."""
     torch_folder = Path(_torch_file).parent
@@ -139,12 +108,9 @@ def _openmp() -> tuple[str, ...]:
     return ("-fopenmp",)
 
 
-def _sources_hash() -> str:
-    digest = hashlib.sha256(repr((FLAGS, _X86_FLAGS, platform.machine())).encode())
-    digest.update(repr([Path(name).name for name in _openmp()]).encode())
-    for source in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
-        digest.update(source.name.encode() + source.read_bytes())
-    return digest.hexdigest()[:20]
+def _cache_hash() -> str:
+    runtimes = [Path(name).name for name in _openmp()]
+    return hashlib.sha256(repr((sources_hash(machine()), runtimes)).encode()).hexdigest()[:20]
 
 
 def _compiler_hash(compiler: str) -> str:
@@ -162,4 +128,4 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    print(build() or "not built")
+    print(prebuilt() or build() or "not built")

@@ -16,7 +16,7 @@ from torch import Tensor
 from pagemill import envs
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
-from pagemill.model.kernels.build import build
+from pagemill.model.kernels.build import build, prebuilt
 from pagemill.model.kernels.mirrors import check_layouts
 
 logger = get_logger(__name__)
@@ -67,19 +67,23 @@ ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 
 @functools.cache
 def library() -> Library | None:
-    """The loaded library. It uses torch's OpenMP runtime, which is in the process already, so there is one pool."""
+    """The loaded library, rather the prebuilt one. It uses torch's OpenMP runtime, which is in the process already, so
+    there is one pool."""
     if not envs.native_kernels():
         return None
-    path = build()
-    if path is None:
-        return None
-    try:
-        loaded = _load(path)
-    except OSError as error:
-        logger.warning("the CPU kernels cannot be loaded, plain torch runs instead: %s", error)
-        return None
-    loaded.init(None)
-    return loaded
+    for find in (prebuilt, build):
+        path = find()
+        if path is None:
+            continue
+        try:
+            loaded = _load(path)
+        except OSError as error:
+            why = " ".join(str(error).split())
+            logger.warning("CPU kernels cannot be loaded; without others, plain torch runs instead: %s", why)
+            continue
+        loaded.init(None)
+        return loaded
+    return None
 
 
 def loaded_library() -> Library:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pagemill.errors import ModelError
 from pagemill.model.loading.part import Part, whole
+from pagemill.model.loading.progress import LoadProgress
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import LayerTensor, LoadableLayer, StoredTensor
 from pagemill.model.loading.weight_map import Target, WeightMap
@@ -119,7 +120,20 @@ class Selection:
         except ModelError as error:
             raise ModelError(f"tensor {name}: {error}") from error
 
+    def size(self) -> int:
+        """Values in all that this rank loads."""
+        return sum(_part_size(tensor) for tensor in self._wanted.values() if not tensor.stored.unused)
+
+    def size_of(self, name: str) -> int:
+        """Values in what was selected of a tensor."""
+        return _part_size(self._wanted[self._targets[name]]) if name in self._targets else 0
+
     def finish(self) -> None:
+        """Raises ModelError for tensors that are missing, and those that nobody knows."""
+        self.check_complete()
+        self._model.finish_loading()
+
+    def check_complete(self) -> None:
         """Raises ModelError for tensors that are missing, and those that nobody knows."""
         if self._unexpected:
             raise ModelError(
@@ -129,20 +143,36 @@ class Selection:
         missing = sorted(self._model.weights.source_name(target) for target in needed - self._seen)
         if missing:
             raise ModelError(f"the checkpoint lacks tensors of the architecture: {_some(missing)}")
-        self._model.finish_loading()
 
 
 Source = Callable[[Selection], Iterable[tuple[str, Tensor | QuantizedTensor]]]
 """Reads what is selected: (checkpoint name, the selected part)."""
 
 
-def load_weights(model: LoadableModel, source: Source, device: torch.device = CPU) -> None:
+def load_weights(
+    model: LoadableModel, source: Source, device: torch.device = CPU, *, shows_progress: bool = False
+) -> None:
     """Hand this rank's part of every tensor to its layer, on `device`; nothing else is read. Raises ModelError that
     names missing and unexpected tensors, and those of a wrong shape or type."""
     selection = Selection(model)
-    for name, tensor in source(selection):
-        selection.load(name, tensor.to(device) if isinstance(tensor, Tensor) else tensor)
-    selection.finish()
+    progress = LoadProgress(selection.size(), shown=shows_progress)
+    try:
+        for name, tensor in source(selection):
+            selection.load(name, tensor.to(device) if isinstance(tensor, Tensor) else tensor)
+            progress.add(selection.size_of(name))
+        selection.finish()
+    finally:
+        progress.close()
+
+
+def _part_size(tensor: LayerTensor) -> int:
+    """Values in what a rank reads of a tensor."""
+    if tensor.part is None:
+        return 0
+    shape = tensor.stored.shape
+    if not shape:
+        return 1
+    return math.prod(shape) // max(shape[tensor.part.dim], 1) * (tensor.part.stop - tensor.part.start)
 
 
 def _positive(name: str, tensor: Tensor | QuantizedTensor) -> float:

@@ -131,9 +131,9 @@ def test_a_format_of_messages_is_a_constant_and_a_line():
 READ = []
 
 
-def toy_tensors(facts, dtype, seed, select, *, device):
+def toy_tensors(facts, dtype, seed, select, place):
     """The tensors of a format that looks much like another one."""
-    for name, tensor in safetensors.iterate(facts, dtype, seed, select, device=device):
+    for name, tensor in safetensors.iterate(facts, dtype, seed, select, place):
         READ.append(name)
         yield name, tensor
 

@@ -119,7 +119,7 @@ def test_workers_are_called_by_name():
     core.call("collective_rpc", "start_profile", "x")
     assert worker.calls[-1] == "start_profile x"
     for name in ("shutdown", "execute_model", "__class__"):
-        with pytest.raises(ValueError, match=f"method='{name}' is not one of describe, start_profile, stop_profile"):
+        with pytest.raises(ValueError, match=f"method='{name}' is not one of describe, save_sharded_state"):
             core.call("collective_rpc", name)
 
 

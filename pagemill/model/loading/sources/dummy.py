@@ -8,18 +8,20 @@ import torch
 from torch import Tensor
 
 from pagemill.config.facts import ModelFacts
+from pagemill.model.loading.load_place import ALONE, LoadPlace
 from pagemill.model.loading.load_weights import Selection
 from pagemill.model.loading.stored import StoredTensor
 
 _SCALE = 0.02
-CPU = torch.device("cpu")
 
 
 def iterate(
-    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Selection, *, device: torch.device = CPU
+    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Selection, place: LoadPlace = ALONE
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, selected part) of every tensor that the model needs, made on `device`. Devices of different kinds make
-    different numbers."""
+    """(name, selected part) of every tensor that the model needs, made on the device. Devices of different kinds make
+    different numbers. Raises ConfigError for any option."""
+    place.check_options("dummy")
+    device = place.device
     generator = torch.Generator(device)
     for name, stored in select.tensors():
         part = select(name, stored.shape)

@@ -19,6 +19,7 @@ from pagemill.artifacts.gguf_file import TENSOR_TYPES, GgufTensor, read_gguf
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
 from pagemill.model.loading.block_tensor import BlockTensor
+from pagemill.model.loading.load_place import ALONE, LoadPlace
 from pagemill.model.loading.part import Part, Select, whole
 from pagemill.model.loading.sources.gguf_blocks import FLOATS, as_blocks, dequantize, has_blocks
 from pagemill.utils.math import ceil_div
@@ -27,7 +28,6 @@ _AHEAD = 8
 _FORGET_BYTES = 32 << 20
 """After so many bytes of tensors, pages of the file are given back: beside the weights made of them, they would double
 a process's memory."""
-CPU = torch.device("cpu")
 
 SUPPORTED_TYPES = frozenset({name for name, _, _ in TENSOR_TYPES.values()} - {"Q8_K"})
 
@@ -69,12 +69,13 @@ class Conversion:
 
 
 def iterate(
-    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole, *, device: torch.device = CPU
+    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole, place: LoadPlace = ALONE
 ) -> Iterator[tuple[str, Tensor | BlockTensor]]:
     """(name, selected part in dtype, or as blocks where that is asked for and possible).
 
-    Raises ModelError for types and names that are not known.
+    Raises ModelError for types and names that are not known, ConfigError for any option.
     """
+    place.check_options("gguf")
     path = Path(facts.path)
     file = read_gguf(path)
     conversion = Conversion(family_of(file), facts.hf_config)

@@ -12,27 +12,34 @@ from torch import Tensor
 from pagemill.artifacts.weight_index import names_of_weight_files
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
+from pagemill.model.loading.load_place import ALONE, LoadPlace
 from pagemill.model.loading.part import Part, Select, whole
 
-CPU = torch.device("cpu")
 _FORGET_BYTES = 32 << 20
 """A file is mapped anew after so many bytes of tensors."""
 MAX_WHY_CHARS = 300
 
 
 def iterate(
-    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole, *, device: torch.device = CPU
+    facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole, place: LoadPlace = ALONE
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, selected part) of every file, as stored. Raises ModelError for a missing or damaged file."""
+    """(name, selected part) of every file, as stored. Raises ModelError for a missing or damaged file, ConfigError for
+    any option."""
+    place.check_options("safetensors")
     for path in weight_files(Path(facts.path)):
         try:
-            yield from _read_file(path, select)
+            yield from read_file(path, select)
         except (SafetensorError, OSError) as error:
-            why = " ".join(str(error).split())  # which repeats what the file says, at any length
-            raise ModelError(f"{path.name} cannot be read: {why[:MAX_WHY_CHARS]}") from error
+            raise ModelError(f"{path.name} cannot be read: {why(error)}") from error
 
 
-def _read_file(path: Path, select: Select) -> Iterator[tuple[str, Tensor]]:
+def why(error: Exception) -> str:
+    """What the library says in one line; it repeats what the file says, at any length."""
+    return " ".join(str(error).split())[:MAX_WHY_CHARS]
+
+
+def read_file(path: Path, select: Select) -> Iterator[tuple[str, Tensor]]:
+    """(name, selected part) of one file, as stored. Raises SafetensorError and OSError."""
     with safe_open(path, framework="pt") as file:
         names = deque(file.keys())
     while names:

@@ -7,7 +7,9 @@ import subprocess
 import pytest
 
 from pagemill.model.kernels import build as build_module
-from pagemill.model.kernels.build import _own, build
+from pagemill.model.kernels import native
+from pagemill.model.kernels.build import _own, build, prebuilt, prebuilt_name
+from pagemill.model.kernels.compile import machine
 
 FAILS_FAST = """#!/bin/sh
 case "$*" in
@@ -73,3 +75,54 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capl
     assert build() is None
     assert len(caplog.records) == 1
     assert "plain torch runs instead" in caplog.text
+
+
+def test_no_compiler_is_one_line_that_says_what_to_do(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(build_module.envs, "cache_home", lambda: tmp_path)
+    monkeypatch.setattr(build_module.envs, "compiler", lambda: "no-such-compiler")
+    assert build() is None
+    assert len(caplog.records) == 1
+    assert "install g++, set CXX, or install a wheel" in caplog.text
+
+
+def test_a_compiler_that_takes_too_long_is_one_line_that_says_what_to_do(tmp_path, monkeypatch, caplog):
+    def slow(compiler, *rest):
+        raise subprocess.TimeoutExpired([compiler], 300)
+
+    monkeypatch.setattr(build_module.envs, "cache_home", lambda: tmp_path)
+    monkeypatch.setattr(build_module.envs, "compiler", lambda: "sh")
+    monkeypatch.setattr(build_module, "compile_library", slow)
+    assert build() is None
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "not compiled within 300 s" in warning
+    assert "python -m pagemill.model.kernels.build" in warning
+
+
+@pytest.fixture
+def prebuilt_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_module, "PREBUILT", tmp_path / "prebuilt")
+    (tmp_path / "prebuilt").mkdir()
+    return tmp_path / "prebuilt"
+
+
+def test_a_prebuilt_library_is_of_these_sources_and_this_machine(prebuilt_folder):
+    assert prebuilt() is None
+    (prebuilt_folder / f"{machine()}-of-other-sources.so").write_bytes(b"")
+    (prebuilt_folder / prebuilt_name("riscv64")).write_bytes(b"")
+    assert prebuilt() is None
+    (prebuilt_folder / prebuilt_name(machine())).write_bytes(b"")
+    assert prebuilt() == prebuilt_folder / prebuilt_name(machine())
+
+
+def test_a_prebuilt_library_that_cannot_be_loaded_gives_way_to_one_that_is_compiled(prebuilt_folder, caplog):
+    (prebuilt_folder / prebuilt_name(machine())).write_bytes(b"no library")
+    before = native.library()
+    native.library.cache_clear()
+    try:
+        again = native.library()
+    finally:
+        native.library.cache_clear()
+        native.library()
+    assert "CPU kernels cannot be loaded" in caplog.text
+    assert (again is None) == (before is None)
+    assert again is None or again.path == before.path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagemill.model.kernels.build import FLAGS, SOURCES
+from pagemill.model.kernels.compile import FLAGS, SOURCES
 
 COMPILER = "aarch64-linux-gnu-g++"
 
