@@ -9,8 +9,8 @@ from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
 from pagemill.catalog.executors import UNI
 from pagemill.catalog.quantization import check_quantization
-from pagemill.catalog.weights import DUMMY, check_load_format
 from pagemill.catalog.vllm_environment import why_unread
+from pagemill.catalog.weights import DUMMY, check_load_format
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.facts import ModelFacts

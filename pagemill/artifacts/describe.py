@@ -70,8 +70,9 @@ def describe(
 
     hf_overrides is laid over the config; generation_config "auto" means the model's own recommendations for sampling,
     "vllm" none, anything else a folder that has them, and override_generation_config is laid over those; load_format
-    "dummy" needs no weights, and only those of files are looked for here; model_impl says whose implementation runs. Raises ModelError for damaged, missing or
-    unsupported files, ConfigError for settings that name no such folder or no such recommendation.
+    "dummy" needs no weights, and only those that are files of a known format are looked for here; model_impl says whose
+    implementation runs. Raises ModelError for damaged, missing or unsupported files, ConfigError for settings that name
+    no such folder or no such recommendation.
     """
     facts = _from_gguf(name, path) if path.is_file() else _from_folder(name, path, load_format)
     config = hf_config.with_classic_rope(with_common_names(facts.hf_config | dict(hf_overrides or {})))

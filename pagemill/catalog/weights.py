@@ -37,7 +37,9 @@ def check_load_format(name: str) -> None:
     if name == AUTO or name in WEIGHTS or ":" in name:
         return
     why = f" ({_ELSEWHERE[name]})" if name in _ELSEWHERE else ""
-    raise ConfigError(f"load_format={name!r} is none of {', '.join([AUTO, *sorted(WEIGHTS)])}, nor module:function{why}")
+    raise ConfigError(
+        f"load_format={name!r} is none of {', '.join([AUTO, *sorted(WEIGHTS)])}, nor module:function{why}"
+    )
 
 
 def weights_source(name: str) -> Any:

@@ -25,7 +25,7 @@ def control() -> Any:
 def test_calls_by_name(control: OfflineControl) -> None:
     assert control.collective_rpc("describe") == [["describe"]]
     assert control.get_world_size() == control.get_world_size(include_dp=False) == 2
-    assert control.save_sharded_state("folder") == [["save_sharded_state"]]
+    assert control.save_sharded_state("folder") == [["save_sharded_state", "folder", None, None]]
     control.start_profile("folder/run")
     assert control.stop_profile() == [["stop_profile"]]
     assert control.reset_prefix_cache(reset_running_requests=False) is True

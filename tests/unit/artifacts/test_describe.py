@@ -106,7 +106,7 @@ def test_locate_hub_id(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(hub, "snapshot", lambda *given, **more: seen.append((*given, more)) or tmp_path)
     assert locate("org/name", "main", "/elsewhere") == tmp_path
-    assert seen == [("org/name", "main", "/elsewhere", {"weights": True})]
+    assert seen == [("org/name", "main", "/elsewhere", {"weights": True, "ignore_patterns": ()})]
 
 
 @pytest.mark.parametrize("model", ["/no/such", "./no-such", "../x/y", "org/name.gguf", "~/no-such-folder"])

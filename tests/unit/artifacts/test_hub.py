@@ -43,6 +43,8 @@ def test_only_data_files_are_asked_for(monkeypatch, tmp_path):
         allow_patterns=seen["allow_patterns"],
     )  # fmt: skip
     assert list(kept) == ["config.json", "model-1-of-2.safetensors", "tokenizer.model", "chat_template.jinja"]
+    hub.snapshot("org/name", ignore_patterns=("original/*",))
+    assert seen["ignore_patterns"] == ["original/*"]
     hub.snapshot("org/name", weights=False)
     assert "*.safetensors" not in seen["allow_patterns"]
 

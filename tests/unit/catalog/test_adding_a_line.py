@@ -10,7 +10,7 @@ from pagemill.artifacts.describe import describe
 from pagemill.catalog.executors import EXECUTORS
 from pagemill.catalog.grammars import GRAMMARS
 from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
-from pagemill.catalog.weights import WEIGHTS
+from pagemill.catalog.weights import WEIGHTS, check_load_format
 from pagemill.config.arguments import EngineArgs, add_flags, make_section
 from pagemill.config.decisions import Decisions
 from pagemill.config.fields import setting
@@ -148,6 +148,28 @@ def test_a_weight_format_is_a_function_and_a_line(tmp_path):
         WEIGHTS.remove("toy")
     assert model.cache_layers()
     assert "model.embed_tokens.weight" in READ
+
+
+def test_a_weight_format_may_be_named_by_its_path(tmp_path):
+    name = f"{__name__}:toy_tensors"
+    check_load_format(name)
+    folder = make_checkpoint(tmp_path, "LlamaForCausalLM")
+    facts = describe("m", folder, load_format=name)
+    READ.clear()
+    load_model(facts, model_config(str(folder), load_format=name), CpuPlatform(), PhaseTimer())
+    assert "model.embed_tokens.weight" in READ
+    config = model_config(str(folder), model_loader_extra_config={"threads": 2})
+    with pytest.raises(ConfigError, match="'threads', no option of safetensors; it has none"):
+        load_model(describe("m", folder), config, CpuPlatform(), PhaseTimer())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("pt", "pickles are never loaded"), ("tensorizer", "use auto, or a plug-in"), ("x", "none of auto, dummy, gguf")],
+)
+def test_a_weight_format_that_nobody_knows(name, message):
+    with pytest.raises(ConfigError, match=message):
+        check_load_format(name)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ def test_it_is_fetched_with_its_own_revision_and_the_same_folder(
 ) -> None:
     asked: list[Any] = []
 
-    def locate(name: str, revision: str | None, folder: str | None, *, weights: bool) -> Path:
+    def locate(name: str, revision: str | None, folder: str | None, *, weights: bool, **ignored: Any) -> Path:
+        assert ignored == {"ignore_patterns": ("original/**/*",)}
         asked.append((name, revision, folder, weights))
         return Path("/tokenizers/t")
 
