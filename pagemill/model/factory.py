@@ -23,8 +23,7 @@ from pagemill.model.layers.moe.exchange import Exchange
 from pagemill.model.layers.pooling_head import HeadLayer, PoolingHead, TokenChoiceHead
 from pagemill.model.loading.load_place import LoadPlace
 from pagemill.model.loading.load_weights import Source, load_weights
-from pagemill.model.loading.save_shards import MAX_FILE_BYTES, copy_descriptions, save_shards
-from pagemill.model.loading.shards import PATTERN, checked_pattern
+from pagemill.model.loading.shards import MAX_FILE_BYTES, PATTERN, checked_pattern
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.quantization.choose import choose as choose_quantization
 from pagemill.platforms.interface import Platform
@@ -71,6 +70,8 @@ def save_sharded_state(
     """Write what this rank reads of a checkpoint into files of its own, and with the first rank what else the model's
     folder says; the names of the files. Raises ConfigError for a folder that cannot be written, and a model that
     cannot be saved so."""
+    from pagemill.model.loading.save_shards import copy_descriptions, save_shards  # deferred: safetensors.torch
+
     if Path(facts.path).is_file():
         raise ConfigError("a sharded state is saved from safetensors: every rank reads its own part of a GGUF file")
     if expert_parallel and groups.dp.size > 1:

@@ -18,8 +18,7 @@ from pagemill.model.distributed.init import init_distributed
 from pagemill.model.distributed.parallel_groups import ParallelGroups, ParallelSizes, solo_groups
 from pagemill.model.factory import load_model, save_sharded_state
 from pagemill.model.kernels import ops
-from pagemill.model.loading.save_shards import MAX_FILE_BYTES
-from pagemill.model.loading.shards import PATTERN
+from pagemill.model.loading.shards import MAX_FILE_BYTES, PATTERN
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.platforms.choose import choose_platform
 from pagemill.platforms.interface import Platform

@@ -4,8 +4,7 @@ where it is quick. Knows nothing about what is loaded."""
 import sys
 import time
 from collections.abc import Callable
-
-from tqdm import tqdm
+from typing import Any
 
 from pagemill.log import get_logger
 
@@ -29,19 +28,13 @@ class LoadProgress:
         on_terminal = sys.stderr.isatty()
         self._logs = shown and not on_terminal
         self._logged = False
-        self._bar = tqdm(
-            desc="loading weights",
-            total=self._total,
-            delay=PATIENCE_S,
-            disable=not (shown and on_terminal),
-            leave=False,
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
-        )
+        self._bar = _bar(self._total) if shown and on_terminal else None
 
     def add(self, amount: int) -> None:
         """So much more is loaded."""
         self._done += amount
-        self._bar.update(amount)
+        if self._bar is not None:
+            self._bar.update(amount)
         if self._logs and self._clock() >= self._next_line:
             self._next_line = self._clock() + INTERVAL_S
             self._logged = True
@@ -49,6 +42,19 @@ class LoadProgress:
 
     def close(self) -> None:
         """Leave the terminal as it was; a log that had lines gets a last one."""
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
         if self._logged:
             logger.info("loading weights took %.1f s", self._clock() - self._start)
+
+
+def _bar(total: int) -> Any:
+    from tqdm import tqdm  # deferred: only terminals have bars
+
+    return tqdm(
+        desc="loading weights",
+        total=total,
+        delay=PATIENCE_S,
+        leave=False,
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+    )

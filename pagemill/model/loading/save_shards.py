@@ -18,10 +18,7 @@ from pagemill.errors import ConfigError
 from pagemill.model.loading.load_place import LoadPlace
 from pagemill.model.loading.load_weights import LoadableModel, Selection, Source
 from pagemill.model.loading.part import Part
-from pagemill.model.loading.shards import ShardEntry, ShardHeader, file_name
-
-MAX_FILE_BYTES = 512 << 20
-"""Of one file, unless a tensor is larger: what is written is in memory meanwhile."""
+from pagemill.model.loading.shards import MAX_FILE_BYTES, ShardEntry, ShardHeader, file_name
 
 
 def copy_descriptions(model: Path, folder: Path) -> None:

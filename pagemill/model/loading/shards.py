@@ -13,6 +13,8 @@ from pagemill.errors import ConfigError, ModelError
 from pagemill.model.loading.part import Part
 
 PATTERN: Final = "model-rank-{rank}-part-{part}.safetensors"
+MAX_FILE_BYTES: Final = 512 << 20
+"""Of one file, unless a tensor is larger: what is written is in memory meanwhile."""
 METADATA: Final = "pagemill_sharded_state"
 VERSION: Final = 1
 MAX_DIMS: Final = 8
