@@ -1,7 +1,7 @@
 """Time of every GPU kernel but attention, in captured graphs with cold weights, beside cuBLAS and plain torch.
 
     PYTHONPATH=. python benchmarks/gpu_kernels.py [--only linear|skinny|small|layer|sampling] [--json FILE]
-    PYTHONPATH=. python benchmarks/gpu_kernels.py --only w4a16 [--sweep] [--rows 1,256] [--json FILE]
+    PYTHONPATH=. python benchmarks/gpu_kernels.py --only w4a16|fp8-blocks [--sweep] [--rows 1,256] [--json FILE]
 
 Tries the tiles of choices.py on the shapes of two models, prints the best of each shape and, at the end, the lines of
 choices.py that make them the choice. Kernels are compiled by several processes first, into Triton's own cache. Knows
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from benchmarks.gpu_checked import checked_us
 from pagemill.model.kernels import reference
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.routing import Routing
@@ -228,19 +229,10 @@ def skinny_call(x: torch.Tensor, shape: choices.Shape, choice: object) -> Callab
     return lambda w: skinny(x, w, choice, gate=gate, out_dtype=wide)
 
 
-def checked_us(x: torch.Tensor, shape: choices.Shape, weights: list[torch.Tensor], choice: object) -> float:
-    """Time of a choice; infinity, with a line that says why, where it cannot run, is wrong, or does not repeat."""
-    call, wanted = skinny_call(x, shape, choice), skinny_call(x, shape, None)(weights[0]).float()
-    try:
-        result, again = call(weights[0]), call(weights[0])
-    except Exception as error:
-        print(f"    {choice}: {type(error).__name__}: {str(error)[:200]}")
-        return float("inf")
-    wrong = (result.float() - wanted).abs().max().item() / wanted.abs().max().item()
-    if not wrong < 0.02 or not torch.equal(result, again):
-        print(f"    {choice}: off by {wrong:.3f}, {'repeats' if torch.equal(result, again) else 'does not repeat'}")
-        return float("inf")
-    return attempt(over(weights, call))
+def skinny_us(x: torch.Tensor, shape: choices.Shape, weights: list[torch.Tensor], choice: object) -> float:
+    """Time of a choice that computes what cuBLAS does."""
+    call, wanted = skinny_call(x, shape, choice), skinny_call(x, shape, None)(weights[0])
+    return checked_us(call, weights, wanted, choice, lambda: attempt(over(weights, call)))
 
 
 def bench_skinny(results: list[dict], measured: dict, workers: int) -> None:
@@ -257,7 +249,7 @@ def bench_skinny(results: list[dict], measured: dict, workers: int) -> None:
         weights = weights_of(shape)
         for rows in SKINNY_ROWS:
             x = torch.randn(rows, shape[1], dtype=DTYPE, device="cuda")
-            times = {c: checked_us(x, shape, weights, c) for c in (None, *candidates[rows, shape])}
+            times = {c: skinny_us(x, shape, weights, c) for c in (None, *candidates[rows, shape])}
             results.append(report_few(shape, name, rows, times, measured))
         del weights
 
@@ -539,22 +531,23 @@ def bench_layer(results: list[dict], fused: set) -> None:
         results.append({"kernel": "layer", "model": model.name, "plain, norm in, dependent, both": times})
 
 
-def bench_packed(arguments: argparse.Namespace, results: list[dict]) -> None:
-    """Weights of packed integers."""
-    from benchmarks import gpu_packed  # deferred: it takes its timer from here
+def bench_quantized(arguments: argparse.Namespace, results: list[dict]) -> None:
+    """Weights of packed integers (w4a16), or of 8 bits in blocks (fp8-blocks)."""
+    from benchmarks import gpu_eight_bits, gpu_packed  # deferred: they take their timer from here
 
-    rows = gpu_packed.ROWS if arguments.rows is None else tuple(map(int, arguments.rows.split(",")))
+    script = gpu_packed if arguments.only == "w4a16" else gpu_eight_bits
+    rows = script.ROWS if arguments.rows is None else tuple(map(int, arguments.rows.split(",")))
     with torch.inference_mode():
-        gpu_packed.run(results, swept=arguments.sweep, workers=arguments.workers, rows=rows)
+        script.run(results, swept=arguments.sweep, workers=arguments.workers, rows=rows)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(results, indent=1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("linear", "skinny", "small", "layer", "sampling", "w4a16"))
-    parser.add_argument("--sweep", action="store_true", help="of w4a16: try all tiles")
-    parser.add_argument("--rows", help="of w4a16: numbers of rows, with commas")
+    parser.add_argument("--only", choices=("linear", "skinny", "small", "layer", "sampling", "w4a16", "fp8-blocks"))
+    parser.add_argument("--sweep", action="store_true", help="of w4a16 and fp8-blocks: try all tiles")
+    parser.add_argument("--rows", help="of these: numbers of rows, with commas")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--workers", type=int, default=14)
     arguments = parser.parse_args()
@@ -563,8 +556,8 @@ def main() -> None:
     skinny_measured: dict[tuple[int, choices.Shape], tuple[object, bool]] = {}
     fused: set[choices.Shape] = set()
     print(torch.cuda.get_device_name(), f"torch {torch.__version__}")
-    if arguments.only == "w4a16":
-        bench_packed(arguments, results)
+    if arguments.only in ("w4a16", "fp8-blocks"):
+        bench_quantized(arguments, results)
         return
     if arguments.only not in ("small", "skinny", "sampling"):
         compile_all(tasks_of(arguments.only), arguments.workers)

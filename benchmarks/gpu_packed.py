@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
+from benchmarks.gpu_checked import checked_us
 from benchmarks.gpu_kernels import COLD_BYTES, READ_GB_S, over, time_us
 from pagemill.model.kernels import fp8, ops, packed
 from pagemill.model.kernels.triton import launch, packed_choices
@@ -118,12 +119,12 @@ def sweep(rows: tuple[int, ...], workers: int, seconds: float) -> None:
                 wanted = functional.silu(first) * second
             times = {}
             for choice in candidates(shape, count):
-                times[choice] = checked_us(call(x, shape, choice), weights, wanted, choice)
+                times[choice] = choice_us(call(x, shape, choice), weights, wanted, choice)
             best = min(times, key=lambda one: times[one])
             if count <= MAX_GATED_ROWS and not best.slices:
                 for prefetch in packed_choices.PREFETCHES:
                     other = replace(best, prefetch=prefetch)
-                    times[other] = checked_us(call(x, shape, other), weights, wanted, other)
+                    times[other] = choice_us(call(x, shape, other), weights, wanted, other)
             found = sorted(times, key=lambda one: times[one])
             key = packed_choices.rows_class(count), inside(shape, count), 4
             packed_choices.PACKED_MEASURED[key] = found[0]
@@ -139,20 +140,9 @@ def _short(choice: packed_choices.PackedChoice) -> str:
     )
 
 
-def checked_us(run: Callable, weights: list, wanted: torch.Tensor, choice: packed_choices.PackedChoice) -> float:
-    """Time of a choice; infinity, with a line that says why, where it cannot run, is wrong, or does not repeat."""
-    try:
-        result = run(weights[0])
-        again = run(weights[0])
-    except Exception as error:
-        if "out of resource" not in str(error).lower():
-            print(f"    {choice}: {type(error).__name__}: {str(error)[:200]}")
-        return float("inf")
-    wrong = (result.float() - wanted).abs().max().item() / wanted.abs().max().item()
-    if not wrong < 0.02 or not torch.equal(result, again):
-        print(f"    {choice}: off by {wrong:.3f}, {'repeats' if torch.equal(result, again) else 'does not repeat'}")
-        return float("inf")
-    return time_us(over(weights, run), replays=3)
+def choice_us(run: Callable, weights: list, wanted: torch.Tensor, choice: packed_choices.PackedChoice) -> float:
+    """Time of a choice that computes what is wanted."""
+    return checked_us(run, weights, wanted, choice, lambda: time_us(over(weights, run), replays=3))
 
 
 def others_us(shape: Shape, rows: int) -> tuple[float, float]:

@@ -75,6 +75,7 @@ class Script:
 LLAMA = Setup("llama-3.2-1b", "llama-3.2-1b")
 QWEN = Setup("qwen3-8b", "qwen3-8b")
 FP8 = Setup("qwen3-8b-fp8", "qwen3-8b", {"quantization": "fp8"})
+FP8_BLOCKS = Setup("qwen3-8b-fp8-blocks", "qwen3-8b", {"quantization": "fp8_per_block"})
 W4A16 = Setup("qwen3-8b-w4a16", "qwen3-8b-w4a16")
 MOE = Setup("qwen3-30b-a3b", "qwen3-30b-a3b")
 EAGER = Setup("qwen3-8b-eager", "qwen3-8b", {"enforce_eager": True})
@@ -163,7 +164,10 @@ ROWS: tuple[Row, ...] = (
     Row("8b-memory", QWEN, "memory", MEMORY),
     Row("8b-fp8-batch1", FP8, "single", _decode(ratio=1.3, recorded=271)),
     Row("8b-fp8-256", FP8, "many_256", _many(1.05, 12_381)),
+    Row("8b-fp8-blocks-batch1", FP8_BLOCKS, "single", _decode(least=348)),
+    Row("8b-fp8-blocks-256", FP8_BLOCKS, "many_256", (Goal("output_tokens_per_s", TOKENS, least=13_546),)),
     Row("8b-w4a16-batch1", W4A16, "single", _decode(least=476)),
+    Row("8b-w4a16-busy-1", W4A16, "busy_1", (Goal("busy_share", ""), Goal("step_ms", "ms"))),
     Row("8b-w4a16-256", W4A16, "many_256", (Goal("output_tokens_per_s", TOKENS, least=9_230),)),
     Row("30b-batch1", MOE, "single", _decode(ratio=1.25, recorded=244)),
     Row("30b-256", MOE, "many_256", _many(1.1, 8_323)),

@@ -44,7 +44,7 @@ class Packed:
 
     @property
     def num_spans(self) -> int:
-        """Of all inputs."""
+        """How many spans (128 inputs of 4 bits, 64 of 8) the inputs take, the last one padded."""
         return int(self.words.shape[1])
 
 

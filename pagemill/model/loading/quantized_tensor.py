@@ -22,12 +22,12 @@ class QuantizedTensor(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int]:
-        """(out, in)."""
+        """(out, in): numbers of outputs and of inputs."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device that holds the weight's tensors."""
 
     @abstractmethod
     def dequantized(self, dtype: torch.dtype) -> Tensor:

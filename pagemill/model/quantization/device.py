@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels import packed
-from pagemill.model.loading.packed_weight import PackedWeight
+from pagemill.model.kernels import eight_bits, packed
+from pagemill.model.loading.packed_weight import Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
+from pagemill.model.quantization.eight_bits import EightBitsWeight
 from pagemill.model.quantization.fp8 import MIN_CAPABILITY, Fp8Weight
 from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
 from pagemill.model.quantization.once import Once
@@ -41,7 +42,8 @@ class GroupedWeight(LinearWeight):
 
 class DeviceWeights(QuantMethod):
     """What there are kernels for is multiplied as it is stored: integers of up to 8 bits in groups of 32 inputs or a
-    multiple, with floats as inputs, and 8-bit floats with a scale per output. Everything else is dequantized, and a
+    multiple, with floats as inputs; integers of 8 bits with a scale per output, with integers as inputs where there are
+    many rows; and 8-bit floats with a scale per output or for each 128 inputs. Everything else is dequantized, and a
     line says so."""
 
     takes_packed = True
@@ -56,6 +58,9 @@ class DeviceWeights(QuantMethod):
         if isinstance(weight, PackedWeight):
             if _multiplies_floats(weight):
                 return Fp8Weight(weight.values.contiguous(), weight.scales.float().flatten().contiguous(), gate)
+            eight = _eight_bits(weight)
+            if eight is not None:
+                return EightBitsWeight(eight, gate)
             grouped = _grouped(weight, self._dtype, gate)
             if grouped is not None:
                 return grouped
@@ -71,6 +76,20 @@ def _multiplies_floats(weight: PackedWeight) -> bool:
     if not weight.is_float or weight.zeros is not None or weight.scales.shape[1] != 1:
         return False
     return torch.cuda.get_device_capability(weight.device) >= MIN_CAPABILITY
+
+
+def _eight_bits(weight: PackedWeight) -> eight_bits.EightBits | None:
+    """The weight for the kernels that multiply rows of 8 bits, too; None where it is none for them."""
+    if weight.zeros is not None:
+        return None
+    if weight.is_float:
+        blocks = weight.group_size == eight_bits.BLOCK
+        if not blocks or torch.cuda.get_device_capability(weight.device) < MIN_CAPABILITY:
+            return None
+        return eight_bits.blocks_of_floats(weight.values, weight.scales)
+    if weight.bits != 8 or weight.inputs is not Inputs.INT8 or weight.scales.shape[1] != 1:
+        return None
+    return eight_bits.integers(weight.values, weight.scales)
 
 
 def _grouped(weight: PackedWeight, dtype: torch.dtype, gate: str | None) -> LinearWeight | None:

@@ -1,17 +1,21 @@
 """Weights of 8-bit floats with a scale for each block of 128 x 128, made of a float checkpoint at load.
 
-Knows no file format. Half the bytes are held; where a device has no kernel for such blocks, a weight becomes floats
-whenever it is multiplied with, which is slow, and serves to see what the precision costs.
+Knows no file format. Half the bytes are held. On a GPU that has 8-bit floats, weights are multiplied as they are; on
+other devices, a weight becomes floats whenever it is multiplied with, which is slow, and serves to see what the
+precision costs.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagemill.model.kernels.eight_bits import blocks_of_floats
 from pagemill.model.kernels.fp8 import FP8, LARGEST, SMALLEST_FACTOR
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight, neighbours
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
+from pagemill.model.quantization.eight_bits import EightBitsWeight
 from pagemill.model.quantization.experts import SeparateExperts
+from pagemill.model.quantization.fp8 import MIN_CAPABILITY
 from pagemill.model.quantization.interface import (
     ExpertSizes,
     ExpertWeights,
@@ -58,7 +62,10 @@ class Fp8Blocks(QuantMethod):
     """Linear layers in blocks of 8-bit floats."""
 
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
-        return Fp8BlockWeight(quantize(floats(weight, torch.bfloat16)))
+        made = quantize(floats(weight, torch.bfloat16))
+        if made.values.is_cuda and torch.cuda.get_device_capability(made.device) >= MIN_CAPABILITY:
+            return EightBitsWeight(blocks_of_floats(made.values, made.scales), gate)
+        return Fp8BlockWeight(made)
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
         return SeparateExperts(self, sizes, gate)

@@ -13,7 +13,8 @@ NUM_PROCESSORS: Final = 132
 
 @dataclass(frozen=True, slots=True)
 class PackedChoice:
-    """Tiles of packed_rows.py."""
+    """How a product of rows and a weight of packed integers is divided over programs: the tiles and launch options of
+    packed_rows.py."""
 
     block_m: int
     """Rows (tokens) of a program: 8 to 256."""
@@ -50,7 +51,7 @@ PACKED_MEASURED: Final[dict[tuple[int, Shape, int], PackedChoice]] = {
     (128, (6144, 4096, False), 4): PackedChoice(64, 128, 4, 4, split_k=2, late=False),
     (256, (6144, 4096, False), 4): PackedChoice(64, 128, 4, 3, split_k=2, late=False),
     (1024, (6144, 4096, False), 4): PackedChoice(128, 128, 8, 3, late=False),
-    (1, (4096, 4096, False), 4): PackedChoice(8, 128, 4, 4, split_k=4, prefetch=8 << 10),
+    (1, (4096, 4096, False), 4): PackedChoice(1, 16, 4, 1, slices=32),
     (2, (4096, 4096, False), 4): PackedChoice(8, 128, 4, 4, split_k=4, prefetch=16 << 10),
     (4, (4096, 4096, False), 4): PackedChoice(8, 64, 2, 4, split_k=4, prefetch=8 << 10),
     (8, (4096, 4096, False), 4): PackedChoice(8, 128, 4, 4, split_k=4, prefetch=16 << 10),

@@ -15,10 +15,8 @@ from pagemill.model.kernels.packed import PLANE, TILE, Packed, span
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.packed_choices import PackedChoice
 from pagemill.model.kernels.triton.packed_unpack import added, four, scaled, two
-from pagemill.model.kernels.triton.parts import MAX_COUNTERS, all_parts, combine, counters_of, finish, leave
+from pagemill.model.kernels.triton.parts import LAST_SUMS_ROWS, MAX_COUNTERS, combine, counters_of, end
 
-LAST_SUMS_ROWS = 16
-"""Up to here the last program of an output sums its parts."""
 _PLANE = tl.constexpr(PLANE)
 _TILE = tl.constexpr(TILE)
 _WORDS = tl.constexpr(PLANE * TILE)
@@ -83,26 +81,6 @@ def _products(
     return sums
 
 
-@triton.jit
-def _end(
-    out, parts, counters, result, up, bias, tokens, rows, block, part, M, N, stacked, part_stride,
-    SPLIT: tl.constexpr, LAST_SUMS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
-):  # fmt: skip
-    """What a program does with its sums [M, N]."""
-    if SPLIT > 1:
-        leave(parts + part * part_stride, result, up, tokens, rows, M, N, stacked, GATED)
-    last = SPLIT == 1
-    if LAST_SUMS:
-        # All threads have written before one of them tells so.
-        tl.debug_barrier()
-        last = tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLIT - 1
-    if last:
-        if LAST_SUMS:
-            tl.store(counters + block, 0)
-            result, up = all_parts(parts, tokens, rows, M, N, stacked, part_stride, SPLIT, GATED)
-        finish(out, result, up, bias, tokens, rows, M, N, HAS_BIAS, GATED, GELU)
-
-
 # Numbers of rows differ from step to step: no step must wait for a variant of its own.
 @triton.jit(do_not_specialize=["M", "prefetch"])
 def _packed_rows(
@@ -160,7 +138,7 @@ def _packed_rows(
                 up_sums, up_words, x_places + span * SPAN, scales, offsets, N + rows, tokens, span * SPAN + lanes,
                 known, M, padded, K, GROUP, SHARE, BITS, LATE, HAS_OFFSETS, EVEN, ASM,
             )  # fmt: skip
-    _end(
+    end(
         out, parts, counters, sums.T, up_sums.T, bias, tokens, rows, block, part, M, N, stacked, part_stride,
         SPLIT, LAST_SUMS, HAS_BIAS, GATED, GELU,
     )  # fmt: skip

@@ -13,6 +13,8 @@ from pagemill.model.kernels.triton.gated import activate
 
 MAX_COUNTERS = 8192
 _COMBINED = 1024
+LAST_SUMS_ROWS = 16
+"""Up to here the last program of an output sums its parts."""
 _counters: dict[torch.device, Tensor] = {}
 
 
@@ -59,6 +61,26 @@ def all_parts(parts, tokens, rows, M, N, stacked, part_stride, SPLIT: tl.constex
     if GATED:
         up_sums = sum_parts(places + N, part_stride, mask, SPLIT)
     return sums, up_sums
+
+
+@triton.jit
+def end(
+    out, parts, counters, result, up, bias, tokens, rows, block, part, M, N, stacked, part_stride,
+    SPLIT: tl.constexpr, LAST_SUMS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
+):  # fmt: skip
+    """What a program does with its sums [M, N]."""
+    if SPLIT > 1:
+        leave(parts + part * part_stride, result, up, tokens, rows, M, N, stacked, GATED)
+    last = SPLIT == 1
+    if LAST_SUMS:
+        # All threads have written before one of them tells so.
+        tl.debug_barrier()
+        last = tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLIT - 1
+    if last:
+        if LAST_SUMS:
+            tl.store(counters + block, 0)
+            result, up = all_parts(parts, tokens, rows, M, N, stacked, part_stride, SPLIT, GATED)
+        finish(out, result, up, bias, tokens, rows, M, N, HAS_BIAS, GATED, GELU)
 
 
 @triton.jit(do_not_specialize=["M"])

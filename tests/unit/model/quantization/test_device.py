@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pagemill.model.loading.packed_weight import PackedWeight, neighbours
+from pagemill.model.loading.packed_weight import Inputs, PackedWeight, neighbours
 from pagemill.model.quantization.device import DeviceWeights, GroupedWeight
+from pagemill.model.quantization.eight_bits import EightBitsWeight
 from pagemill.model.quantization.ordered import OrderedWeight
 from pagemill.model.quantization.unquantized import PlainWeight
 from tests.unit.model.kernels.packed_cases import made
@@ -48,3 +49,17 @@ def test_what_the_kernels_cannot_hold_is_dequantized():
         held = DeviceWeights(torch.float32).prepare(weight)
         assert isinstance(held, PlainWeight)
         assert torch.equal(held.weight, weight.dequantized(torch.float32))
+
+
+@pytest.mark.parametrize("gate", [None, "silu"])
+def test_integers_whose_inputs_are_integers_are_kept_as_they_are(gate: str | None):
+    weight = replace(weight_of(8, 128), inputs=Inputs.INT8)
+    held = DeviceWeights(torch.float32).prepare(weight, gate)
+    assert isinstance(held, EightBitsWeight)
+    assert torch.equal(held.weight.values, weight.values)
+    x = torch.randn(3, 128)
+    expected = torch.nn.functional.linear(x, weight.dequantized(torch.float32))
+    if gate is not None:
+        first, second = expected.chunk(2, -1)
+        expected = torch.nn.functional.silu(first) * second
+    torch.testing.assert_close(held.apply(x, None), expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,68 @@
+"""Rows to 8-bit floats or integers with a factor for each group of inputs: as they are, or of a gated activation in one
+pass. Knows no layer."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.gated import activate
+
+MAX_COLUMNS = 32768
+"""Of a row that a program holds in its registers, where all inputs share a factor."""
+_AT_ONCE = 8192
+"""Inputs of a program, where groups are smaller."""
+
+
+@triton.jit
+def _quantize_groups(
+    numbers, factors, rows, stride, M, K, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (row, several groups). numbers [M, K], factors [groups, M]."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    INTEGERS: tl.constexpr = numbers.dtype.element_ty == tl.int8
+    LIMIT: tl.constexpr = 127.0 if INTEGERS else 448.0
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * BLOCK_G + tl.arange(0, BLOCK_G)
+    lanes = tl.arange(0, BLOCK)
+    columns = groups[:, None] * GROUP + lanes[None, :]
+    real = (lanes < GROUP)[None, :] & (columns < K)
+    values = tl.load(rows + row * stride + columns, real, 0.0).to(tl.float32)
+    if GATED:
+        up = tl.load(rows + row * stride + K + columns, real, 0.0).to(tl.float32)
+        values = activate(values, GELU).to(rows.dtype.element_ty).to(tl.float32)
+        values = (values * up).to(rows.dtype.element_ty).to(tl.float32)
+    factor = tl.maximum(tl.max(tl.abs(values), 1) / LIMIT, 1e-12)
+    scaled = tl.minimum(tl.maximum(values * (1.0 / factor)[:, None], -LIMIT), LIMIT)
+    if INTEGERS:
+        # Numbers of that size have no places after the point: the nearest integer, the even one of two.
+        scaled = (scaled + 12582912.0) - 12582912.0
+    tl.store(numbers + row * K + columns, scaled.to(numbers.dtype.element_ty), real)
+    tl.store(factors + groups.to(tl.int64) * M + row, factor, groups * GROUP < K)
+
+
+def quantize(rows: Tensor, group: int, dtype: torch.dtype, gate: str | None = None) -> tuple[Tensor, Tensor]:
+    """As kernels.eight_bits.reference_quantize: [M, K] -> [M, K] and [ceil(K / group), M]; with a gate (silu,
+    gelu_tanh) of what gated.gated gives, [M, 2 * K]. K up to MAX_COLUMNS where the group is as large."""
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    num_rows, size = rows.shape
+    if gate is not None:
+        size //= 2
+    group = min(group, size)
+    groups = triton.cdiv(size, group)
+    numbers = torch.empty(num_rows, size, dtype=dtype, device=rows.device)
+    factors = torch.empty(groups, num_rows, dtype=torch.float32, device=rows.device)
+    block = launch.power_of_two(group)
+    together = min(launch.power_of_two(groups), max(1, _AT_ONCE // block))
+    warps = min(16, max(1, block * together // 512))
+    if num_rows:
+        launch.on(_quantize_groups, (num_rows, triton.cdiv(groups, together)))(
+            numbers, factors, rows, rows.stride(0), num_rows, size, GROUP=group, BLOCK_G=together, BLOCK=block,
+            GATED=gate is not None, GELU=gate == "gelu_tanh", PDL=launch.dependent(), **launch.options(warps),
+        )  # fmt: skip
+    return numbers, factors
