@@ -13,6 +13,9 @@ from pagemill.model.kernels.triton.eight_bits_quantize import MAX_COLUMNS, quant
 from pagemill.model.kernels.triton.eight_bits_rows import few_rows
 from pagemill.model.kernels.triton.gemv import gemv
 
+MULTIPLE = 8
+"""Of quantized rows: cuBLAS refuses floats in blocks where their number is not aligned."""
+
 
 def quantizes(x: Tensor, weight: EightBits) -> bool:
     """Whether rows like x are quantized."""
@@ -46,5 +49,6 @@ def gated_linear(x: Tensor, gate: str, weight: EightBits, bias: Tensor | None = 
 
 
 def _quantized(x: Tensor, weight: EightBits, bias: Tensor | None, gate: str | None) -> Tensor:
-    numbers, factors = quantize(x, weight.group, weight.values.dtype, gate)
-    return product(numbers, factors, weight, many_choice(len(x), weight.num_outputs), x.dtype, bias)
+    numbers, factors = quantize(x, weight.group, weight.values.dtype, gate, MULTIPLE)
+    choice = many_choice(len(x), weight.num_outputs)
+    return product(numbers, factors, weight, choice, x.dtype, bias)[: len(x)]

@@ -46,23 +46,27 @@ def _quantize_groups(
     tl.store(factors + groups.to(tl.int64) * M + row, factor, groups * GROUP < K)
 
 
-def quantize(rows: Tensor, group: int, dtype: torch.dtype, gate: str | None = None) -> tuple[Tensor, Tensor]:
+def quantize(
+    rows: Tensor, group: int, dtype: torch.dtype, gate: str | None = None, multiple: int = 1
+) -> tuple[Tensor, Tensor]:
     """As kernels.eight_bits.reference_quantize: [M, K] -> [M, K] and [ceil(K / group), M]; with a gate (silu,
-    gelu_tanh) of what gated.gated gives, [M, 2 * K]. K up to MAX_COLUMNS where the group is as large."""
+    gelu_tanh) of what gated.gated gives, [M, 2 * K]. K up to MAX_COLUMNS where the group is as large. After the
+    last row comes room that is not written, up to a `multiple` of rows."""
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     num_rows, size = rows.shape
     if gate is not None:
         size //= 2
     group = min(group, size)
     groups = triton.cdiv(size, group)
-    numbers = torch.empty(num_rows, size, dtype=dtype, device=rows.device)
-    factors = torch.empty(groups, num_rows, dtype=torch.float32, device=rows.device)
+    room = triton.cdiv(num_rows, multiple) * multiple
+    numbers = torch.empty(room, size, dtype=dtype, device=rows.device)
+    factors = torch.empty(groups, room, dtype=torch.float32, device=rows.device)
     block = launch.power_of_two(group)
     together = min(launch.power_of_two(groups), max(1, _AT_ONCE // block))
     warps = min(16, max(1, block * together // 512))
     if num_rows:
         launch.on(_quantize_groups, (num_rows, triton.cdiv(groups, together)))(
-            numbers, factors, rows, rows.stride(0), num_rows, size, GROUP=group, BLOCK_G=together, BLOCK=block,
+            numbers, factors, rows, rows.stride(0), room, size, GROUP=group, BLOCK_G=together, BLOCK=block,
             GATED=gate is not None, GELU=gate == "gelu_tanh", PDL=launch.dependent(), **launch.options(warps),
         )  # fmt: skip
     return numbers, factors
