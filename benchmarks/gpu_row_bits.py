@@ -8,11 +8,13 @@ of the candidates for a mode in which all of them are. Needs a GPU of compute ca
 
 import traceback
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 from triton.testing import do_bench_cudagraph
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -32,7 +34,7 @@ COPIES = 6
 
 
 @triton.jit
-def _product(
+def _product(  # noqa: PLR0913
     out, x_map, weight_map, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, SWAPPED: tl.constexpr,
 ):  # fmt: skip
@@ -43,14 +45,14 @@ def _product(
     height = tl.minimum(num_m - first, GROUP)
     m = first + tile % (GROUP * num_n) % height
     n = tile % (GROUP * num_n) // height
-    if SWAPPED:
+    if SWAPPED:  # noqa: SIM108
         sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     else:
         sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in tl.range(0, K, BLOCK_K):
         rows = x_map.load([m * BLOCK_M, k])
         weight = weight_map.load([n * BLOCK_N, k])
-        if SWAPPED:
+        if SWAPPED:  # noqa: SIM108
             sums = tl.dot(weight, rows.T, sums)
         else:
             sums = tl.dot(rows, weight.T, sums)
@@ -173,34 +175,37 @@ def timings() -> None:
     """One row by gemv and by skinny, and many rows by cuBLAS and by the plainest kernel of ours."""
     for outputs, size in SHAPES:
         weights = [noise(outputs, size) for _ in range(COPIES)]
-        x = noise(1, size)
-        gemv_tiles = choices.gemv_choice((outputs, size, False), x.dtype)
-        one = _microseconds(lambda: [gemv(x, weight, gemv_tiles) for weight in weights])
-        line = f"{outputs}x{size}: 1 row gemv {one:.1f} us"
-        for split in (1, 2, 3, 4, 6, 8):
-            if size // split < 1024 or outputs // 64 * split > 400:
-                continue
-            for stages in (5, 8) if split < 3 else (4, 5):
-                few = SkinnyChoice(128, 4, stages, split, early=stages == 4)
-                taken = _microseconds(lambda few=few: [skinny(x, weight, few) for weight in weights])
-                line += f", skinny split {split} stages {stages} {taken:.1f}"
-        print(line, flush=True)
+        print(f"{outputs}x{size}: {_one_row(weights)}", flush=True)
         for rows in (128, 256, 8192):
-            x = noise(rows, size)
-            other = _microseconds(lambda: [torch.mm(x, weight.t()) for weight in weights])
-            line = f"{outputs}x{size}: {rows} rows cuBLAS {other:.1f} us"
-            for tiles in ((128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 128, 64, 8, 4), (128, 64, 128, 4, 4)):
-                try:
-                    taken = _microseconds(lambda t=tiles: [product(x, w, t, dtype=x.dtype) for w in weights])
-                except Exception as error:  # a tile that does not fit is an answer, too
-                    line += f", {tiles} {type(error).__name__}"
-                    continue
-                line += f", {'x'.join(map(str, tiles))} {taken:.1f}"
-            print(line, flush=True)
+            print(f"{outputs}x{size}: {rows} rows {_many_rows(noise(rows, size), weights)}", flush=True)
 
 
-def _microseconds(run: Callable[[], object]) -> float:
-    return float(do_bench_cudagraph(run, rep=12)) * 1000 / COPIES
+def _one_row(weights: list[Tensor]) -> str:
+    outputs, size = weights[0].shape
+    x = noise(1, size)
+    tiles = choices.gemv_choice((outputs, size, False), x.dtype)
+    line = f"1 row gemv {_microseconds(partial(gemv, x, choice=tiles), weights):.1f} us"
+    for split in (1, 2, 3, 4, 6, 8):
+        if size // split < 1024 or outputs // 64 * split > 400:
+            continue
+        for stages in (5, 8) if split < 3 else (4, 5):
+            few = SkinnyChoice(128, 4, stages, split, early=stages == 4)
+            taken = _microseconds(partial(skinny, x, choice=few), weights)
+            line += f", skinny split {split} stages {stages} {taken:.1f}"
+    return line
+
+
+def _many_rows(x: Tensor, weights: list[Tensor]) -> str:
+    line = f"cuBLAS {_microseconds(partial(functional.linear, x), weights):.1f} us"
+    for tiles in ((128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 128, 64, 8, 4), (128, 64, 128, 4, 4)):
+        taken = _microseconds(partial(product, x, tiles=tiles, dtype=x.dtype), weights)
+        line += f", {'x'.join(map(str, tiles))} {taken:.1f}"
+    return line
+
+
+def _microseconds(multiply: Callable[..., Tensor], weights: list[Tensor]) -> float:
+    """Of one product, in a graph of one with each of the weights in turns."""
+    return float(do_bench_cudagraph(lambda: [multiply(weight=weight) for weight in weights], rep=12)) * 1000 / COPIES
 
 
 def main() -> None:
