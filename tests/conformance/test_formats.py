@@ -39,6 +39,7 @@ from tests.fakes.stored_formats import (
     torchao_rows,
 )
 from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.fakes.tiny_families import FAMILIES
 
 TOKENS = torch.randint(3, 250, (40,), generator=torch.Generator().manual_seed(0)).tolist()
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 32}
@@ -204,6 +205,40 @@ def test_formats_of_gpt_oss_experts() -> None:
     ]
     with pytest.raises(ModelError, match="100 inputs are no whole groups of 32"):
         mxfp4.stored_experts("down_proj", 4, (6, 100))
+
+
+def mxfp4_experts(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights [N, in, out] as gpt-oss publishes them: blocks [N, out, in / 32, 16] and scales [N, out, in / 32]."""
+    groups = weight.transpose(1, 2).unflatten(2, (-1, 32))
+    exponents = (groups.abs().amax(-1) / 6).log2().ceil()
+    codes = ((groups / exponents.exp2().unsqueeze(-1)).unsqueeze(-1) - E2M1).abs().argmin(-1)
+    blocks = codes[..., ::2] | codes[..., 1::2] << 4
+    return blocks.to(torch.uint8).contiguous(), (exponents + 127).to(torch.uint8).contiguous()
+
+
+def test_formats_of_gpt_oss_checkpoints_equal_transformers(tmp_path: Path) -> None:
+    """The published layout, against what transformers dequantizes."""
+    import transformers
+
+    architecture, changes = FAMILIES["gpt-oss"]
+    folder = make_checkpoint(tmp_path / "model", architecture, **changes)
+    stored = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if tensor.dim() != 3:
+            stored[name] = tensor
+            continue
+        stored[f"{name}_blocks"], stored[f"{name}_scales"] = mxfp4_experts(tensor)
+    assert sum(name.endswith("_blocks") for name in stored) > 2
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    edit_config(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, quantization_config=transformers.Mxfp4Config(dequantize=True)
+    )
+    with torch.no_grad():
+        wanted = reference.eval()(torch.tensor([TOKENS])).logits[0].float()
+    found = load(folder).logits(TOKENS)
+    assert relative_error(found, wanted) < 1e-4
+    assert torch.equal(found.argmax(-1), wanted.argmax(-1))
 
 
 def test_formats_of_modelopt_in_a_file_of_their_own(plain_folder: Path, tmp_path: Path) -> None:

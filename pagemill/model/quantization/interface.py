@@ -104,6 +104,15 @@ class QuantMethod(ABC):
         weight = stored["weight"]
         return weight.to(dtype) if isinstance(weight, Tensor) else weight
 
+    def merged_tensors(self, name: str, num_experts: int, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
+        """What a checkpoint holds of the weights [in, out] of all experts of a layer, where it has them in one. Raises
+        ModelError for a shape that cannot be stored so."""
+        return (StoredTensor(name, (num_experts, *shape)),)
+
+    def decode_merged(self, name: str, stored: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """[N, in, out] in dtype, of what was read of each of `merged_tensors`, by kind: N whole experts."""
+        return stored[name].to(dtype)
+
     @abstractmethod
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
         """[out, in], as any `decode` of the same model gives it -> the computing form. The given tensor may be freed

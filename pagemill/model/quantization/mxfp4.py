@@ -1,7 +1,9 @@
 """Checkpoints of gpt-oss (`quant_method: mxfp4`): the experts are 4-bit floats in groups of 32, all else is floats.
 
-Knows no model: a layer of experts declares `stored_experts`, and makes each expert's weight with `expert_weight`.
+Knows no model. Layers that have their experts in one tensor find the format by `merged_tensors` and `decode_merged`.
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,7 +13,9 @@ from pagemill.model.loading.packed_weight import PackedWeight, neighbours
 from pagemill.model.loading.stored import StoredTensor
 from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
-from pagemill.model.quantization.interface import Quantization, QuantRequest, Uniform
+from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, Role
+from pagemill.model.quantization.once import Once
+from pagemill.model.quantization.packed_method import PackedMethod
 from pagemill.model.quantization.small_floats import EXPONENTS, HALVES_BITS, powers, unpack_halves
 
 GROUP = 32
@@ -37,7 +41,40 @@ def expert_weight(blocks: Tensor, scales: Tensor) -> PackedWeight:
     return PackedWeight(HALVES_BITS, values, powers(scales) / 2, neighbours(values.shape[1], GROUP, 0, values.device))
 
 
+class Mxfp4Experts(PackedMethod):
+    """Merged experts in blocks, dequantized at load: they are computed as floats."""
+
+    def __init__(self, computing: QuantMethod) -> None:
+        super().__init__(computing)
+        self._note = Once("experts of 4-bit floats in groups of 32 (mxfp4) are dequantized to %s")
+
+    def merged_tensors(self, name: str, num_experts: int, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
+        width, num_rows = shape
+        return stored_experts(name, num_experts, (num_rows, width))
+
+    def decode_merged(self, name: str, stored: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        blocks = stored[f"{name}_blocks"]
+        scales = stored[f"{name}_scales"]
+        num_experts, num_rows, num_groups = scales.shape
+        made = torch.empty(num_experts, num_groups * GROUP, num_rows, dtype=dtype, device=blocks.device)
+        for expert in range(num_experts):
+            made[expert] = expert_weight(blocks[expert], scales[expert]).dequantized(dtype).t()
+        self._note.warn(str(dtype)[6:])
+        return made
+
+
+class Mxfp4(Quantization):
+    """Experts in blocks, everything else as floats."""
+
+    def __init__(self, computing: QuantMethod) -> None:
+        self._floats = computing
+        self._experts = Mxfp4Experts(computing)
+
+    def method(self, module: str, role: Role) -> QuantMethod:
+        return self._experts if module.endswith(".experts") else self._floats
+
+
 def make(request: QuantRequest) -> Quantization:
-    """The linear layers beside the experts. Raises ModelError for a configuration that is damaged."""
+    """Raises ModelError for a configuration that is damaged."""
     Fields("quantization_config", request.config).strings("modules_to_not_convert")
-    return Uniform(as_stored(request))
+    return Mxfp4(as_stored(request))

@@ -15,6 +15,9 @@ from pagemill.model.layers.moe.experts import Experts
 from pagemill.model.loading.part import Part
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
 from pagemill.model.loading.stored import LayerTensor, StoredTensor
+from pagemill.model.quantization.interface import Role
+
+WEIGHTS = ("gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class MergedExperts(Experts):
         else:
             self.held = range(num_experts)
             self._inner = even_split(inner_size, group.rank, group.size, "intermediate_size")
+        self._method = ctx.method(0, Role.LINEAR)
+        self._waiting: dict[str, dict[str, Tensor]] = {}
+        """What has arrived of a weight that is stored in several tensors, by its name."""
         self._adds_bias = ctx.expert_parallel or group.rank == 0
         self.gate_up = self.down = torch.empty(0)
         """[X, E, 2 * I] and [X, I, E]."""
@@ -65,19 +71,45 @@ class MergedExperts(Experts):
         last = self._inner.stop
         gate_up = Part(2, 2 * first, 2 * last) if pairs else mine
         down = Part(1, first, last) if self._splits else mine
-        yield LayerTensor(StoredTensor("gate_up_proj", (count, size, 2 * inner)), 0, gate_up)
-        yield LayerTensor(StoredTensor("down_proj", (count, inner, size)), 0, down)
+        for name, part in (("gate_up_proj", gate_up), ("down_proj", down)):
+            stored = self._stored(name)
+            for one in stored:
+                yield LayerTensor(one, 0, part if len(stored) == 1 else mine)
         if self.form.biases:
             bias = Part(1, 2 * first, 2 * last) if pairs else mine
             yield LayerTensor(StoredTensor("gate_up_proj_bias", (count, 2 * inner)), 0, bias)
             yield LayerTensor(StoredTensor("down_proj_bias", (count, size)), 0, mine)
 
     def load(self, kind: str, shard: int, tensor: Tensor | QuantizedTensor) -> None:
-        values = floats(tensor, self._dtype).to(self._dtype)
+        name = next((name for name in WEIGHTS if any(one.kind == kind for one in self._stored(name))), None)
+        if name is None:
+            self._take(kind, floats(tensor, self._dtype).to(self._dtype))
+            return
+        declared = self._stored(name)
+        arrived = self._waiting.setdefault(name, {})
+        arrived[kind] = floats(tensor, self._dtype)
+        if len(arrived) < len(declared):
+            return
+        values = self._method.decode_merged(name, self._waiting.pop(name), self._dtype)
+        if len(declared) > 1 and self._splits:  # read whole, for what is stored of a part may begin within a group
+            first, last = self._inner.start, self._inner.stop
+            if name == "down_proj":
+                values = values[:, first:last]
+            elif self.form.pairs:
+                values = values[..., 2 * first : 2 * last]
+        self._take(name, values)
+
+    def _take(self, kind: str, values: Tensor) -> None:
+        """Hold a weight, or the biases of one."""
         if kind.startswith("gate_up") and not self.form.pairs:
             halves = values.view(*values.shape[:-1], 2, -1)
             values = halves[..., self._inner.start : self._inner.stop].flatten(-2)
         setattr(self, kind.replace("_proj", ""), values.contiguous())
+
+    def _stored(self, name: str) -> tuple[StoredTensor, ...]:
+        size, inner, count = self._whole
+        shape = (size, 2 * inner) if name == "gate_up_proj" else (inner, size)
+        return self._method.merged_tensors(name, count, shape)
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
