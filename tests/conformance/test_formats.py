@@ -6,6 +6,7 @@ publishing libraries themselves compress and decompress.
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from pagemill.artifacts.describe import describe
 from pagemill.errors import ConfigError, ModelError
 from pagemill.model.factory import load_model
 from pagemill.model.kernels.linear import packs_natively
+from pagemill.model.layers.moe.merged_experts import MergedExperts, MergedForm
 from pagemill.model.quantization import mxfp4
 from pagemill.model.quantization.choose import choose
 from pagemill.model.quantization.interface import Role
@@ -239,6 +241,36 @@ def test_formats_of_gpt_oss_checkpoints_equal_transformers(tmp_path: Path) -> No
     found = load(folder).logits(TOKENS)
     assert relative_error(found, wanted) < 1e-4
     assert torch.equal(found.argmax(-1), wanted.argmax(-1))
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_formats_of_gpt_oss_experts_over_two_ranks(pairs: bool) -> None:
+    """Each rank's slice of blocks that are read whole: of 48 inputs each, which begin within a group."""
+    generator = torch.Generator().manual_seed(0)
+    size, inner, count = 64, 96, 2
+    stored = {}
+    for name, shape in (("gate_up_proj", (size, 2 * inner)), ("down_proj", (inner, size))):
+        blocks, scales = mxfp4_experts(torch.randn(count, *shape, generator=generator))
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+
+    def held(rank: int, ranks: int) -> MergedExperts:
+        quantization = choose(None, {"quant_method": "mxfp4"}, torch.float32, "cpu")
+        tp = SimpleNamespace(rank=rank, size=ranks)
+        ctx = SimpleNamespace(
+            name="layers.0.mlp.experts", dtype=torch.float32, exchange=None, expert_parallel=False,
+            groups=SimpleNamespace(tp=tp, ep=tp), method=lambda _, role: quantization.method("0.experts", role),
+        )  # fmt: skip
+        experts = MergedExperts((size, inner, count), MergedForm(torch.mul, pairs=pairs), ctx=ctx)
+        for declared in experts.checkpoint_tensors():
+            experts.load(declared.stored.kind, 0, declared.part.of(stored[declared.stored.kind]))
+        return experts
+
+    x = torch.randn(5, size, generator=generator)
+    chosen, weights = torch.tensor([[0, 1]] * 5), torch.rand(5, 2, generator=generator)
+    whole = held(0, 1)(x, chosen, weights)
+    assert whole.abs().max() > 0
+    summed = held(0, 2)(x, chosen, weights) + held(1, 2)(x, chosen, weights)
+    assert (summed - whole).abs().max() < 1e-5 * whole.abs().max()  # sums in another order
 
 
 def test_formats_of_modelopt_in_a_file_of_their_own(plain_folder: Path, tmp_path: Path) -> None:
