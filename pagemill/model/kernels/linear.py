@@ -54,11 +54,27 @@ def pack_bf16(
     """[N, K] bfloat16, K even -> panels of outputs, each [K / 2, outputs, 2], in `memory` or a mapping of its own. With
     a gate, N is that of both halves, and there is no bias."""
     rows, cols = weight.shape
-    ordered = panel_rows(weight, gate).view(-1, PANEL, cols // 2, 2).transpose(1, 2)
-    panels = (memory or WeightMemory()).empty(*ordered.shape, dtype=ordered.dtype).copy_(ordered)
+    panels = _paired_panels(weight, gate, memory or WeightMemory())
     biases = () if bias is None else (bias.float().contiguous(),)
     struct = LinearStruct(panels.data_ptr(), biases[0].data_ptr() if biases else None, BF16_PANELS, rows, cols, gate)
     return PackedLinear(struct, (panels, *biases), rows if gate == NO_GATE else rows // 2)
+
+
+def _paired_panels(weight: Tensor, gate: int, memory: WeightMemory) -> Tensor:
+    """[N, K] bfloat16 -> [panels, K / 2, PANEL, 2], rows as `panel_rows` has them. Panel by panel, pairs of inputs as
+    32 bits: each is read once, from the file that it may be mapped from, and stays in the cache until it is written."""
+    rows, cols = weight.shape
+    weight = weight.contiguous()
+    words = (weight.clone() if weight.storage_offset() % 2 else weight).view(torch.int32)
+    parts = (words,) if gate == NO_GATE else (words[: rows // 2], words[rows // 2 :])
+    size = PANEL // len(parts)
+    panels = memory.empty(-(-len(parts[0]) // size), cols // 2, PANEL, dtype=torch.int32)
+    for place, part in enumerate(parts):
+        for number, panel in enumerate(panels[..., place * size : (place + 1) * size]):
+            outputs = part[number * size : (number + 1) * size]
+            panel[:, : len(outputs)].copy_(outputs.t())
+            panel[:, len(outputs) :].zero_()
+    return panels.view(torch.bfloat16).view(len(panels), cols // 2, PANEL, 2)
 
 
 def with_bias(packed: PackedLinear, bias: Tensor) -> PackedLinear:

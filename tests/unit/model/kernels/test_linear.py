@@ -6,10 +6,12 @@ from torch.nn import functional
 
 from pagemill.model.kernels.linear import (
     GELU_TANH,
+    NO_GATE,
     PANEL,
     SILU,
     linear,
     pack_bf16,
+    panel_rows,
     with_bias,
 )
 from pagemill.model.kernels.ops import gated
@@ -85,3 +87,12 @@ def test_a_packed_weight_can_be_had_back(outputs: int) -> None:
     _, weight = random_case(1, outputs, 48)
     unpacked = pack_bf16(weight).tensors[0].transpose(1, 2).reshape(-1, weight.shape[1])[: len(weight)]
     assert torch.equal(unpacked, weight)
+
+
+@pytest.mark.parametrize("gate", [NO_GATE, SILU])
+@pytest.mark.parametrize(("rows", "cols", "offset"), [(64, 8, 0), (70, 6, 0), (96, 10, 1), (2, 2, 1)])
+def test_panels_are_the_rows_in_pairs_of_inputs(gate: int, rows: int, cols: int, offset: int) -> None:
+    """Also of a weight whose numbers begin at no multiple of 32 bits."""
+    weight = torch.randn(offset + rows * cols).bfloat16()[offset:].view(rows, cols)
+    expected = panel_rows(weight, gate).view(-1, PANEL, cols // 2, 2).transpose(1, 2)
+    assert torch.equal(pack_bf16(weight, None, gate).tensors[0], expected)

@@ -1,0 +1,164 @@
+"""How long a checkpoint takes to load on the CPU, beside a copy of its bytes in memory, and what it holds meanwhile.
+
+Makes a checkpoint of random bfloat16 numbers of about the given size (Llama's shapes), and in a fresh process for each
+turn copies the file's bytes, warm, and loads the model. Both times are the least of several turns; anonymous memory is
+the highest that was seen, beside what the process had before. Knows no engine: `pagemill.model.factory` loads.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from pagemill.artifacts.describe import describe
+from pagemill.config.arguments import EngineArgs
+from pagemill.launch import build_config
+from pagemill.model.factory import load_model
+from pagemill.platforms.cpu import CpuPlatform
+from pagemill.utils.timing import PhaseTimer
+
+HIDDEN = 2048
+INNER = 8192
+KV_ROWS = 512
+VOCABULARY = 32_000
+LAYER_BYTES = 2 * (2 * HIDDEN * HIDDEN + 2 * KV_ROWS * HIDDEN + 3 * INNER * HIDDEN)
+POLL_S = 0.002
+
+
+def make_checkpoint(folder: Path, num_bytes: int) -> int:
+    """Write it in files of a few layers each; its bytes."""
+    num_layers = max(1, (num_bytes - 4 * VOCABULARY * HIDDEN) // LAYER_BYTES)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN,
+        "intermediate_size": INNER, "num_hidden_layers": num_layers, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "vocab_size": VOCABULARY, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_act": "silu",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    places: dict[str, str] = {}
+
+    def write(file: str, shapes: dict[str, tuple[int, ...]]) -> None:
+        made = {name: torch.randn(shape, dtype=torch.bfloat16) * 0.02 for name, shape in shapes.items()}
+        save_file(made, folder / file, {"format": "pt"})
+        places.update(dict.fromkeys(made, file))
+
+    ends = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "lm_head.weight": (VOCABULARY, HIDDEN)}
+    write("ends.safetensors", {**ends, "model.norm.weight": (HIDDEN,)})
+    for layer in range(num_layers):
+        write(f"layer-{layer:03}.safetensors", _layer(f"model.layers.{layer}."))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def _layer(prefix: str) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (KV_ROWS, HIDDEN),
+        "self_attn.v_proj": (KV_ROWS, HIDDEN), "self_attn.o_proj": (HIDDEN, HIDDEN), "mlp.gate_proj": (INNER, HIDDEN),
+        "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER), "input_layernorm": (HIDDEN,),
+        "post_attention_layernorm": (HIDDEN,),
+    }  # fmt: skip
+    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
+
+
+class AnonymousMemory:
+    """The highest anonymous memory of this process, looked at every POLL_S seconds by a thread."""
+
+    def __init__(self) -> None:
+        self.before = self.highest = anonymous_bytes()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(POLL_S):
+            self.highest = max(self.highest, anonymous_bytes())
+
+    def end(self) -> int:
+        """Bytes above what there was at first."""
+        self._ended.set()
+        self._thread.join()
+        return max(self.highest, anonymous_bytes()) - self.before
+
+
+def anonymous_bytes() -> int:
+    """RssAnon of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("the system tells no RssAnon")
+
+
+def copy_s(folder: Path) -> float:
+    """Seconds to copy all bytes of the mapped files into new memory, as a plain copy does."""
+    total = 0.0
+    for path in sorted(folder.glob("*.safetensors")):
+        mapped = np.memmap(path, dtype=np.uint8, mode="r")
+        start = time.perf_counter()
+        np.array(mapped)
+        total += time.perf_counter() - start
+    return total
+
+
+def measure(folder: Path, what: str) -> dict[str, float]:
+    """One turn, in this process: a copy, or a load with its memory."""
+    if what == "copy":
+        return {"seconds": copy_s(folder)}
+    config = build_config(EngineArgs(str(folder), device="cpu", dtype="bfloat16", skip_tokenizer_init=True))
+    platform = CpuPlatform()
+    platform.start(0)
+    facts = describe(str(folder), folder)
+    memory = AnonymousMemory() if what == "memory" else None
+    start = time.perf_counter()
+    model = load_model(facts, config.model, platform, PhaseTimer())
+    seconds = time.perf_counter() - start
+    peak = 0 if memory is None else memory.end()
+    del model
+    return {"seconds": seconds, "peak": peak}
+
+
+def turn(folder: Path, what: str) -> dict[str, float]:
+    """`measure` in a fresh process."""
+    command = [sys.executable, __file__, "--turn", what, "--folder", str(folder)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Print one line of results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gigabytes", type=float, default=5.0)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where the checkpoint is kept (default: made and removed)")
+    parser.add_argument("--turn", choices=("copy", "load", "memory"), help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    if asked.turn:
+        print(json.dumps(measure(asked.folder, asked.turn)))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="pagemill-loading-") as scratch:
+        folder = asked.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "config.json").exists():
+            make_checkpoint(folder, int(asked.gigabytes * 1e9))
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        turn(folder, "copy")  # the files are in the page cache from now on
+        found = [(turn(folder, "copy")["seconds"], turn(folder, "load")["seconds"]) for _ in range(asked.turns)]
+        copied, loaded = (min(times) for times in zip(*found, strict=True))
+        peak = turn(folder, "memory")["peak"]
+    print(
+        f"{size / 1e9:.2f} GB: copy {copied:.2f} s, load {loaded:.2f} s ({loaded / copied:.2f} times), anonymous "
+        f"memory {peak / 1e9:.2f} GB at most ({peak / size:.2f} of the file)"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
