@@ -16,6 +16,11 @@ USUAL: Final = {
     "norm_epsilon": "layer_norm_eps",
 }
 """Another name -> the usual one."""
+SIZES: Final = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"),
+    "max_position_embeddings",
+)
+"""What others read of a config, whoever computes the model."""
 DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "mamba": {"max_position_embeddings": 1 << 20, "num_attention_heads": 1},
     "mamba2": {"max_position_embeddings": 1 << 20, "num_attention_heads": 1},
@@ -28,8 +33,9 @@ DEFAULTS: Final[dict[str, dict[str, Any]]] = {
 anybody asks for."""
 
 
-def with_common_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy that has, beside its own fields, the usual names of those that it calls otherwise."""
+def with_common_names(config: Mapping[str, Any], made: object = None) -> dict[str, Any]:
+    """A copy that has, beside its own fields, the usual names of those that it calls otherwise. `made`: an object that
+    somebody made of the config, whose attributes of these names give sizes that it lacks."""
     named = dict(config)
     for name, usual in USUAL.items():
         if config.get(name) is not None and named.get(usual) is None:
@@ -37,4 +43,8 @@ def with_common_names(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in DEFAULTS.get(str(config.get("model_type")), {}).items():
         if named.get(name) is None:
             named[name] = value
+    for size in SIZES:
+        value = getattr(made, size, None)
+        if isinstance(value, int) and named.get(size) is None:
+            named[size] = value
     return named

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from pagemill.artifacts import aliases, gguf_metadata, hf_config, hub
 from pagemill.artifacts.config_fields import check_fields, check_sizes
-from pagemill.artifacts.config_names import with_common_names
+from pagemill.artifacts.config_names import SIZES, with_common_names
 from pagemill.artifacts.generation_config import GenerationConfig, named_generation_config, overridden
 from pagemill.artifacts.gguf_file import read_gguf
 from pagemill.artifacts.pooling_heads import head_of, known_architecture
 from pagemill.artifacts.sentence_pooling import max_text_tokens, sentence_pooling
 from pagemill.artifacts.token_ids import token_id_in
-from pagemill.artifacts.transformers_config import SIZES, why_not, with_usual_names
+from pagemill.artifacts.transformers_config import hf_config_of, why_not
 from pagemill.catalog.models import ENCODERS, MODELS, NATIVE, TRANSFORMERS
 from pagemill.catalog.quantization import QUANTIZED_CHECKPOINTS
 from pagemill.catalog.weights import AUTO, IN_FILES, SHARDED_STATE
@@ -80,7 +80,7 @@ def describe(
     architecture, ending = known_architecture(named)
     implementation = _implementation(name, architecture, config, model_impl, facts.weights_format)
     if implementation == TRANSFORMERS:
-        config = with_usual_names(name, config)
+        config = with_common_names(config, hf_config_of(name, config))
     quantization = hf_config.quantization_config(config)
     if quantization and quantization["quant_method"] not in QUANTIZED_CHECKPOINTS:
         raise ModelError(

@@ -1,6 +1,5 @@
-"""What transformers knows about an architecture that has no implementation here: whether it can compute it, and its
-config by the names that everything else here reads. Imports transformers when asked, and never code of a model's
-folder."""
+"""What transformers knows about an architecture that has no implementation here: whether it can compute it, and its own
+object for the config. Imports transformers when asked, and never code of a model's folder."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -8,17 +7,12 @@ from typing import Any, Final
 
 from pagemill.artifacts.config_fields import MAX_LAYERS
 from pagemill.errors import ModelError
+from pagemill.utils.reasons import reason
 from pagemill.utils.text import shown
 
 PACKAGE: Final = "transformers"
 LOWEST_VERSION: Final = 5
 MAX_INTEGER: Final = 2**31
-MAX_WHY_CHARS: Final = 300
-SIZES: Final = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"),
-    "max_position_embeddings",
-)
-"""What others read of a config, whoever computes the model."""
 _NO_LAYERS: Final = ("layer_norm", "layernorm", "layer_types", "max_window_layers")
 
 
@@ -47,31 +41,18 @@ def why_not(architecture: str, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def with_usual_names(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config, completed by what transformers makes of it under the names that are usual: hidden_size,
-    num_hidden_layers, max_position_embeddings and so on. `name`: the model, for messages. Raises ModelError for values
-    that transformers does not take, and for sizes out of bounds."""
-    _check_integers(name, config)
-    made = hf_config_of(name, config)
-    found = dict(config)
-    for field in SIZES:
-        value = getattr(made, field, None)
-        if isinstance(value, int) and config.get(field) is None:
-            found[field] = value
-    return found
-
-
 def hf_config_of(name: str, config: Mapping[str, Any]) -> Any:
-    """transformers' own object for a config.json. Raises ModelError."""
+    """transformers' own object for a config.json: `config_names.with_common_names` takes what it adds. `name`: the
+    model, for messages. Raises ModelError for values that transformers does not take, and sizes out of bounds."""
     from transformers import AutoConfig  # optional: transformers
 
+    _check_integers(name, config)
     fields = {key: value for key, value in config.items() if key not in ("model_type", "auto_map")}
     try:
         made = AutoConfig.for_model(config["model_type"], **fields)
         return made.get_text_config(decoder=True)
     except Exception as error:  # checks of fields are many libraries' errors
-        why = " ".join(str(error).split())[:MAX_WHY_CHARS]
-        raise ModelError(f"{name}: {PACKAGE} cannot read its config: {why or type(error).__name__}") from error
+        raise ModelError(f"{name}: {PACKAGE} cannot read its config: {reason(error)}") from error
 
 
 def _check_integers(name: str, config: Mapping[str, Any], prefix: str = "") -> None:

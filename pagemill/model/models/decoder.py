@@ -236,6 +236,13 @@ class MixtureOfExperts(nn.Module):
         return mixed + shared
 
 
+def has_experts(config: Mapping[str, Any], num_experts: int, index: int) -> bool:
+    """Whether a layer has them where decoder_sparse_step says that each n-th layer does, and mlp_only_layers which
+    others do not."""
+    step = config.get("decoder_sparse_step") or 1
+    return num_experts > 0 and index not in (config.get("mlp_only_layers") or ()) and (index + 1) % step == 0
+
+
 def _weighted(x: Tensor, logits: Tensor) -> Tensor:
     return x * logits.sigmoid()
 

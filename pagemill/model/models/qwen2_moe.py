@@ -8,7 +8,7 @@ from torch import nn
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
-from pagemill.model.models.decoder import AttentionTraits, DecoderLayer, GatedMLP, MixtureOfExperts
+from pagemill.model.models.decoder import AttentionTraits, DecoderLayer, GatedMLP, MixtureOfExperts, has_experts
 from pagemill.model.models.qwen2 import layer_window
 
 _EXPERTS = DECODER_WEIGHTS.with_experts("gate_proj", "up_proj", "down_proj")
@@ -24,14 +24,8 @@ class Qwen2MoeForCausalLM(CausalLM):
         config = self.config
         bias = bool(config.get("qkv_bias", True))
         traits = AttentionTraits.of(config, qkv_bias=bias, window=layer_window(config, index))
-        return DecoderLayer(
-            config, traits, ctx=ctx, mlp=self._experts(ctx.child("mlp")) if self._mixes(index) else None
-        )
-
-    def _mixes(self, index: int) -> bool:
-        step = self.config.get("decoder_sparse_step") or 1
-        dense = self.config.get("mlp_only_layers") or ()
-        return self.num_experts > 0 and index not in dense and (index + 1) % step == 0
+        mixes = has_experts(config, self.num_experts, index)
+        return DecoderLayer(config, traits, ctx=ctx, mlp=self._experts(ctx.child("mlp")) if mixes else None)
 
     def _experts(self, ctx: LayerContext) -> MixtureOfExperts:
         config = self.config

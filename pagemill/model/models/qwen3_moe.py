@@ -5,7 +5,13 @@ from torch import nn
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
-from pagemill.model.models.decoder import AttentionTraits, DecoderLayer, MixtureOfExperts, norm_of_each_head
+from pagemill.model.models.decoder import (
+    AttentionTraits,
+    DecoderLayer,
+    MixtureOfExperts,
+    has_experts,
+    norm_of_each_head,
+)
 from pagemill.model.models.qwen2 import layer_window
 
 
@@ -21,15 +27,8 @@ class Qwen3MoeForCausalLM(CausalLM):
         window = layer_window(config, index)
         norm = norm_of_each_head(config["rms_norm_eps"])
         traits = AttentionTraits.of(config, qk_norm=norm, qkv_bias=bias, out_bias=bias, window=window)
-        return DecoderLayer(
-            config, traits, ctx=ctx, mlp=self._experts(ctx.child("mlp")) if self._mixes(index) else None
-        )
-
-    def _mixes(self, index: int) -> bool:
-        """Whether a layer has experts."""
-        step = self.config.get("decoder_sparse_step") or 1
-        dense = self.config.get("mlp_only_layers") or ()
-        return self.num_experts > 0 and index not in dense and (index + 1) % step == 0
+        mixes = has_experts(config, self.num_experts, index)
+        return DecoderLayer(config, traits, ctx=ctx, mlp=self._experts(ctx.child("mlp")) if mixes else None)
 
     def _experts(self, ctx: LayerContext) -> MixtureOfExperts:
         config = self.config

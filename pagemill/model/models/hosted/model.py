@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pagemill.artifacts.transformers_config import MAX_WHY_CHARS, hf_config_of
+from pagemill.artifacts.transformers_config import hf_config_of
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ConfigError, ModelError, PagemillError
 from pagemill.log import get_logger
@@ -23,6 +23,7 @@ from pagemill.model.models.hosted.linear import HostedLinear, style_of
 from pagemill.model.models.hosted.names import HostedNames
 from pagemill.model.models.hosted.weights import Converted, Holder, Parameters, make_buffers
 from pagemill.model.network.operations import Network
+from pagemill.utils.reasons import reason
 
 logger = get_logger(__name__)
 
@@ -61,7 +62,7 @@ class TransformersForCausalLM(CausalLM):
         except PagemillError:
             raise
         except Exception as error:  # whatever the library's code runs into is the model's fault
-            raise ModelError(f"{name} cannot be built: {_why(error)}") from error
+            raise ModelError(f"{name} cannot be built: {reason(error)}") from error
         self.hosted = hosted
         self.tied = False  # what is tied, is so in there
         self._name = name
@@ -161,7 +162,7 @@ class TransformersForCausalLM(CausalLM):
                 raise ModelError(f"{self._name} cannot run here: {error}") from error
             raise
         except Exception as error:  # as above
-            raise ModelError(f"{self._name} cannot run here: {_why(error)}") from error
+            raise ModelError(f"{self._name} cannot run here: {reason(error)}") from error
         logger.info(
             "%s is computed by transformers, with attention of this engine: slower than an implementation made for it",
             self._facts.architecture,
@@ -178,7 +179,7 @@ class TransformersForCausalLM(CausalLM):
             name = f"{names[one.module]}.{attention.PLACE}"
             layer = Attention(one.spec, name=name, backend=self._ctx.attention(one.spec, name))
             if one.sinks is not None:
-                layer._impl.tensors.sinks = one.sinks
+                layer.take_sinks(one.sinks)
             setattr(one.module, attention.PLACE, layer)
 
 
@@ -225,8 +226,3 @@ def _place_of_base(name: str, model: Any) -> str:
     if "position_ids" not in inspect.signature(getattr(model, place).forward).parameters:
         raise ModelError(f"{name} cannot run here: it takes no position_ids, and so one request at a time")
     return str(place)
-
-
-def _why(error: Exception) -> str:
-    words = " ".join(str(error).split())[:MAX_WHY_CHARS]
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
