@@ -56,7 +56,7 @@ class MergedExperts(Experts):
             self.held = range(num_experts)
             self._inner = even_split(inner_size, group.rank, group.size, "intermediate_size")
         self._method = ctx.method(0, Role.LINEAR)
-        self._waiting: dict[str, dict[str, Tensor]] = {}
+        self._arrived: dict[str, dict[str, Tensor]] = {}
         """What has arrived of a weight that is stored in several tensors, by its name."""
         self._adds_bias = ctx.expert_parallel or group.rank == 0
         self.gate_up = self.down = torch.empty(0)
@@ -86,11 +86,11 @@ class MergedExperts(Experts):
             self._take(kind, floats(tensor, self._dtype).to(self._dtype))
             return
         declared = self._stored(name)
-        arrived = self._waiting.setdefault(name, {})
+        arrived = self._arrived.setdefault(name, {})
         arrived[kind] = floats(tensor, self._dtype)
         if len(arrived) < len(declared):
             return
-        values = self._method.decode_merged(name, self._waiting.pop(name), self._dtype)
+        values = self._method.decode_merged(name, self._arrived.pop(name), self._dtype)
         if len(declared) > 1 and self._splits:  # read whole, for what is stored of a part may begin within a group
             first, last = self._inner.start, self._inner.stop
             if name == "down_proj":
