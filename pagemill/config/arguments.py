@@ -113,6 +113,9 @@ def _make_nested(name: str, cls: type, values: Mapping[str, Any]) -> Any:
     """The value of a setting that has fields of its own; ConfigErrors name the setting too."""
     known = [field.name for field in dataclasses.fields(cls)]
     unknown = sorted(set(values) - set(known))
+    refused: Mapping[str, str] = getattr(cls, "REFUSED", {})
+    if unknown and unknown[0] in refused:
+        raise ConfigError(f"{name}: {unknown[0]} is not supported: {refused[unknown[0]]}")
     if unknown:
         raise ConfigError(f"{name}: unknown field {unknown[0]!r}; known: {', '.join(known)}")
     try:

@@ -12,6 +12,7 @@ from pagemill.config.sections import (
     ParallelConfig,
     SchedulerConfig,
 )
+from pagemill.config.speculation import NO_SPECULATION, SpeculationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class EngineConfig(EngineSettings):
     parallel: ParallelConfig = field()
     graphs: GraphConfig = field()
     cpu: CpuConfig = field()
+    speculation: SpeculationConfig = field(default=NO_SPECULATION)
     facts: ModelFacts
 
     def of_engine(self, number: int) -> "EngineConfig":

@@ -39,8 +39,8 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
      "enable_lora max_loras max_lora_rank lora_dtype enable_tower_connector_lora max_cpu_loras fully_sharded_loras "
      "lora_target_modules default_mm_loras specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras "
      "max_lora_cls_labels lora_modules"),
-    ("there is no speculative decoding yet; leave it out",
-     "speculative_config spec_method spec_model spec_tokens per_request_spec_decode_metrics"),
+    ("acceptance is counted for the whole engine so far (docs/speculation.md); leave it out",
+     "per_request_spec_decode_metrics"),
     ("tools are called by clients only; leave it out", "tool_server"),
     ("how much is thought cannot be limited yet; leave it out", "reasoning_config anthropic_disabled_thinking_effort"),
     ("there is no parser for that model yet; leave it out", "cohere_is_reasoning_model cohere_format"),

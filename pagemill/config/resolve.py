@@ -17,6 +17,7 @@ from pagemill.config.rules.graphs import resolve_graphs
 from pagemill.config.rules.model import resolve_model
 from pagemill.config.rules.parallel import resolve_parallel
 from pagemill.config.rules.scheduler import resolve_scheduler
+from pagemill.config.rules.speculation import resolve_speculation
 from pagemill.config.sections import DeviceConfig, EngineSettings
 
 
@@ -47,6 +48,7 @@ def resolve(
         device=device,
         graphs=graphs,
         cpu=cpu,
+        speculation=resolve_speculation(asked.speculation, model, parallel, machine, facts, decisions),
         facts=facts,
     )
     return config, tuple(decisions)

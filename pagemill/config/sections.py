@@ -12,6 +12,7 @@ from pagemill.config.choices import Convert, HashAlgorithm, LogprobsMode, Runner
 from pagemill.config.fields import setting
 from pagemill.config.graph_mode import GraphMode
 from pagemill.config.pooling_facts import Activation
+from pagemill.config.speculation import SPECULATION, SpeculationSettings
 from pagemill.config.structured_outputs import StructuredOutputsConfig
 from pagemill.config.thread_lists import join_lists, parse_lists
 from pagemill.messages.pooling_params import PoolingTask, PoolingType
@@ -594,3 +595,4 @@ class EngineSettings:
     device: DeviceConfig = DeviceConfig()
     graphs: GraphSettings = GraphSettings()
     cpu: CpuSettings = CpuSettings()
+    speculation: SpeculationSettings = SPECULATION

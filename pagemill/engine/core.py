@@ -297,6 +297,7 @@ def scheduler_limits(config: EngineConfig) -> SchedulerLimits:
         policy=config.scheduler.scheduling_policy,
         jump_forward=config.scheduler.enable_jump_forward,
         scores_forced=config.model.logprobs_mode in (LogprobsMode.RAW_LOGPROBS, LogprobsMode.RAW_LOGITS),
+        num_drafts=config.speculation.speculative_config.num_speculative_tokens or 0,
     )
 
 

@@ -22,5 +22,7 @@ class Grammar(Protocol):
     def end(self) -> Finish | None:
         """Why the output ends here: it is complete, or cannot be followed any further. None: it goes on."""
 
-    def count_allowed(self, draft_ids: Sequence[int]) -> int:
-        """How many of these drafts, from the first one on, may come next. The others are not worth verifying."""
+    def count_allowed(self, draft_ids: Sequence[int], *, forces: bool) -> int:
+        """How many of these drafts, from the first one on, the next step may verify. The others are not worth it, or
+        would take the place of what the grammar forces, where this is appended (`forces`). Until the output goes on,
+        the grammar has these drafts in mind."""

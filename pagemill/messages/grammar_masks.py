@@ -18,7 +18,8 @@ class GrammarMasks(msgspec.Struct, frozen=True, array_like=True):
     whose output has a form."""
 
     slots: list[int]
-    """[K] those that may not sample just anything."""
+    """[K] those that may not sample just anything. One that may verify drafts is there once more for each, in their
+    order, with what may come after it."""
     masks: npt.NDArray[np.int32]
     """[K, ceil(V / 32)] a bit for each token that may come: token t is bit t % 32 of word t // 32."""
 

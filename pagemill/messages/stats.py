@@ -14,6 +14,22 @@ class ResidencySamples(msgspec.Struct, array_like=True):
     """Between a use and the next one."""
 
 
+class DraftCounts(msgspec.Struct, frozen=True, array_like=True):
+    """What became of drafts; totals since the start of the engine."""
+
+    num_drafts: int = 0
+    """Times that a request had drafts verified."""
+    num_draft_tokens: int = 0
+    """Drafts that were verified."""
+    num_accepted_per_pos: tuple[int, ...] = ()
+    """Drafts that were accepted, by their place among those of one request in one step."""
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts that were accepted."""
+        return sum(self.num_accepted_per_pos)
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
     """State after one step; counters are totals since the start of the engine."""
 
@@ -28,3 +44,5 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     """Prompt tokens found there."""
     residency: ResidencySamples | None = None
     """Only where blocks are sampled (--kv-cache-metrics), and something was."""
+    drafts: DraftCounts | None = None
+    """Only where drafts are proposed (--speculative-config)."""

@@ -150,6 +150,8 @@ class ModelRunnerOutput:
     """[L] how many of them are of each slot; None: one each, L = N."""
     counts: Int32Array | None = None
     """[L] tokens of each slot: one, and one for each draft that was accepted. None: one each, L = N."""
+    verified: Int32Array | None = None
+    """[L] drafts that each slot verified, accepted or not. None: none."""
     drafts: Drafts | None = None
     """None where no slot has any."""
     answers: StepAnswers | None = None

@@ -19,6 +19,11 @@ ENGINE_COUNTERS = {
     "prefix_cache_hits": ("Prompt tokens found there.", "prefix_cache_hits"),
     "num_preemptions": ("Requests that lost their blocks and were computed again.", "num_preemptions"),
 }
+DRAFT_COUNTERS = {
+    "spec_decode_num_drafts": ("Times that a request had drafts verified.", "num_drafts"),
+    "spec_decode_num_draft_tokens": ("Drafts that were verified.", "num_draft_tokens"),
+    "spec_decode_num_accepted_tokens": ("Drafts that were accepted.", "num_accepted_tokens"),
+}
 OWN_COUNTERS = {
     "prompt_tokens": ("Prompt tokens of completions that got a first token.", "num_prompt_tokens"),
     "generation_tokens": ("Generated tokens.", "num_generation_tokens"),
@@ -68,12 +73,30 @@ def _counters(metrics: ServingMetrics, engines: Mapping[int, SchedulerStats]) ->
         for reason in FINISH_REASONS:
             ended.add_metric((*_labels(metrics, index), reason), metrics.of_engine(index).num_ended[reason])
     yield ended
+    yield from _of_drafts(metrics, engines)
     refused = CounterMetricFamily(
         "vllm:admission_rejections", "Requests refused at a limit.", labels=("model_name", "reason")
     )
     for reason, count in metrics.num_rejected.items():
         refused.add_metric((metrics.model_name, reason), count)
     yield refused
+
+
+def _of_drafts(metrics: ServingMetrics, engines: Mapping[int, SchedulerStats]) -> Iterator[Any]:
+    """Nothing where no engine has drafts."""
+    counts = {index: stats.drafts for index, stats in engines.items() if stats.drafts is not None}
+    if not counts:
+        return
+    yield from _plain(CounterMetricFamily, DRAFT_COUNTERS, metrics, counts)
+    by_place = CounterMetricFamily(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Drafts that were accepted, by their place among those of one request in one step.",
+        labels=(*LABELS, "position"),
+    )
+    for index, of_engine in counts.items():
+        for place, count in enumerate(of_engine.num_accepted_per_pos):
+            by_place.add_metric((*_labels(metrics, index), str(place)), count)
+    yield by_place
 
 
 def _plain(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from pagemill.log import get_logger
+from pagemill.observability.draft_rates import DraftRates
 from pagemill.observability.serving_metrics import ServingMetrics
 from pagemill.observability.stat_logger import StatLogger
 
@@ -18,16 +19,23 @@ class StatsLog(StatLogger):
         self._clock = clock
         self._at = clock()
         self._num_prompt_tokens = self._num_generation_tokens = 0
+        self._draft_rates = DraftRates()
+        self._elapsed_s = 0.0
 
     def report(self) -> None:
-        line = self.line()
-        if line is not None:
-            logger.info(line)
+        for line in (self.line(), self.draft_line()):
+            if line is not None:
+                logger.info(line)
+
+    def draft_line(self) -> str | None:
+        """What became of drafts between the last two calls of `line`; None where there were none."""
+        return self._draft_rates.line(self._metrics.engines().values(), self._elapsed_s)
 
     def line(self) -> str | None:
         """What happened since the last call, and what there is to do; None when both are nothing."""
         now = self._clock()
         elapsed_s, self._at = max(now - self._at, 1e-9), now
+        self._elapsed_s = elapsed_s
         prompt = self._metrics.total("num_prompt_tokens")
         generation = self._metrics.total("num_generation_tokens")
         num_prompt = prompt - self._num_prompt_tokens

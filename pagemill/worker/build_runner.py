@@ -140,8 +140,9 @@ def _check_verifiable(plan: KVCacheConfig, stage: Stage, elsewhere: bool) -> Non
 
 
 def _drafts(speculation: Speculation, states: RequestStates) -> SlotDrafts:
-    context = ProposerContext(states, speculation.max_drafts)
-    return SlotDrafts(states, PROPOSERS.resolve(speculation.proposer)(context), speculation.max_drafts)
+    context = ProposerContext(states, speculation.max_drafts, speculation)
+    proposer = PROPOSERS.resolve(speculation.proposer)(context)
+    return SlotDrafts(states, proposer, speculation.max_drafts, speculation.disable_by_batch_size)
 
 
 def _on_host(

@@ -155,6 +155,7 @@ class ModelRunner:
             verified.slots,
             verified.token_ids,
             counts=verified.counts,
+            verified=verified.num_drafts,
             logprobs=None if sampled.logprobs is None else verified.kept_logprobs(sampled.logprobs),
             known_logprobs=sampled.known_logprobs,
         )

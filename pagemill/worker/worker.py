@@ -31,7 +31,7 @@ from pagemill.worker.model_runner import ModelRunner
 from pagemill.worker.profiler import WorkerProfiler
 from pagemill.worker.sampling.processors.interface import LogitsProcessor
 from pagemill.worker.sampling.sampler import SamplerOptions
-from pagemill.worker.spec_decode.interface import Speculation
+from pagemill.worker.spec_decode.interface import Speculation, speculation_of
 from pagemill.worker.warm_up import dummy_step, warm_up_step, worst_steps
 
 logger = get_logger(__name__)
@@ -53,7 +53,7 @@ class Worker:
         platform: Platform | None = None,
         speculation: Speculation | None = None,
     ) -> None:
-        """`platform`: the configuration's, unless one is given. `speculation`: who proposes drafts, if anybody does.
+        """`platform` and `speculation`, who proposes drafts: the configuration's, unless they are given.
         Raises ConfigError when there are not as many workers as the configuration asks for."""
         wanted = (config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
         if (rank.tensor_parallel_size, rank.pipeline_parallel_size) != wanted:
@@ -63,7 +63,7 @@ class Worker:
             )
         self._config = config
         self._rank = rank
-        self._speculation = speculation
+        self._speculation = speculation or speculation_of(config.speculation)
         self._groups: ParallelGroups | None = None
         self._platform: Platform = platform or choose_platform(config.device.device)
         self.runs_ahead = self._platform.runs_ahead

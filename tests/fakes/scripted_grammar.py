@@ -58,11 +58,11 @@ class ScriptedGrammar:
     def forced_tokens(self) -> Sequence[int]:
         return self._rule(self.output)
 
-    def count_allowed(self, draft_ids: Sequence[int]) -> int:
+    def count_allowed(self, draft_ids: Sequence[int], *, forces: bool) -> int:
         """Up to the first after which something is forced: there is no mask that would make the model follow."""
         self.seen_drafts.append(list(draft_ids))
         for count in range(1, len(draft_ids) + 1):
-            if self._rule(self.output + list(draft_ids[:count])):
+            if forces and self._rule(self.output + list(draft_ids[:count])):
                 return count - 1
         return len(draft_ids)
 

@@ -44,6 +44,9 @@ class MasksOfStep(EngineExtension):
         held = [slot for slot in slots.tolist() if followed[slot].holds]
         grammars = [followed[slot] for slot in held]
         num_words = max((grammar.num_words for grammar in grammars), default=0)
-        masks = np.empty((len(held), num_words), np.int32)
-        FollowedGrammar.fill(grammars, masks, self._filler)
-        return GrammarMasks(held, masks)
+        ahead = [slot for slot, grammar in zip(held, grammars, strict=True) for _ in range(grammar.num_ahead)]
+        masks = np.empty((len(held) + len(ahead), num_words), np.int32)
+        FollowedGrammar.fill(grammars, masks[: len(held)], self._filler)
+        if ahead:
+            FollowedGrammar.fill_ahead(grammars, masks[len(held) :], self._filler)
+        return GrammarMasks(held + ahead, masks)

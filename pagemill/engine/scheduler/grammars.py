@@ -73,7 +73,8 @@ def follow_grammars(
         elif states.num_drafts[slot] and draft_ids is not None:
             # With a token in flight, it is another step that would verify them, and not these.
             in_flight = states.num_expected[slot] > states.num_known[slot]
-            states.num_drafts[slot] = 0 if in_flight else grammar.count_allowed(draft_ids[row])
+            forces = _may_force(request, limits)
+            states.num_drafts[slot] = 0 if in_flight else grammar.count_allowed(draft_ids[row], forces=forces)
     return _with_forced(new, lists), known
 
 

@@ -18,6 +18,7 @@ from pagemill.engine.grammar import Grammar
 from pagemill.engine.kv_cache.manager import KVCacheManager
 from pagemill.engine.request import Request, RequestStatus
 from pagemill.engine.scheduler.admission import Admission
+from pagemill.engine.scheduler.draft_tally import DraftTally
 from pagemill.engine.scheduler.grammars import begin_output, follow_grammars
 from pagemill.engine.scheduler.limits import IntArray, SchedulerLimits, share_budget, share_drafts, token_limits
 from pagemill.engine.scheduler.queues import make_queue
@@ -105,6 +106,7 @@ class Scheduler:
         self._next_step_id = 0
         self._num_added = 0
         self._num_preemptions = 0
+        self._draft_tally = DraftTally(limits.num_drafts)
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -170,6 +172,7 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_cache_queries=self._admission.num_prefix_queries,
             prefix_cache_hits=self._admission.num_prefix_hits,
+            drafts=self._draft_tally.counts,
         )
 
     # --- one step -------------------------------------------------------------------------------------------------
@@ -195,6 +198,8 @@ class Scheduler:
         steady = flight.steady
         if output.known_logprobs:
             note_known_logprobs(self._requests, output.known_logprobs)
+        if output.verified is not None:
+            self._draft_tally.add(output.verified, output.counts)
         plain = output.counts is None and output.drafts is None and output.answers is None and output.logprobs is None
         states = self._states
         finished: dict[int, Finish] = {}

@@ -159,9 +159,13 @@ class SlotStates:
         self.num_expected[slot] = self.num_known[slot]
 
     def draft_room(self, slots: IntArray, granted: IntArray) -> IntArray:
-        """[R] tokens that a slot may run in addition to those granted, if these reach its last expected token."""
+        """[R] tokens that a slot may run in addition to those granted, if these reach its last expected token; none
+        where a grammar must see a token in flight before it can say which drafts may follow."""
         end = self.num_computed[slots] + granted
-        return np.where(end == self.num_expected[slots], self.length_limit[slots] - 1 - end, 0)
+        room: IntArray = np.where(end == self.num_expected[slots], self.length_limit[slots] - 1 - end, 0)
+        if self.grammars:
+            room[(self.num_expected[slots] > self.num_known[slots]) & np.isin(slots, list(self.grammars))] = 0
+        return room
 
     def surely_computed(self, slots: IntArray, num_computed: IntArray) -> IntArray:
         """[R] tokens that stay computed whatever becomes of drafts in flight, of [R] that may be."""

@@ -41,6 +41,8 @@ class FollowedGrammar:
         """Whether the grammar has begun, or may."""
         self._is_plain = self._follows and watch is None and self._begin is None
         """Whether the grammar has said from the first token on, alone, what may come next."""
+        self._ahead: list[TokenMatcher] = []
+        """The grammar after each draft that the next step may verify."""
 
     @property
     def holds(self) -> bool:
@@ -49,6 +51,7 @@ class FollowedGrammar:
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """The output goes on with these."""
+        self._ahead = []
         if not self._is_plain:
             token_ids = self._not_free(token_ids)
         if not token_ids or self._matcher is None or self._problem is not None:
@@ -100,9 +103,38 @@ class FollowedGrammar:
         ended = self._follows and self._matcher is not None and self._matcher.ended
         return Finish(FinishReason.STOP) if ended else None
 
-    def count_allowed(self, draft_ids: Sequence[int]) -> int:
-        """None of them: a mask is made for one token."""
-        return 0
+    def count_allowed(self, draft_ids: Sequence[int], *, forces: bool) -> int:
+        """As long as the grammar alone says what may come, up to where it ends or, where that is appended, forces
+        something: what is sampled there would be void."""
+        self._ahead = []
+        matcher = self._matcher
+        if not self._is_plain or matcher is None or self._problem is not None:
+            return 0
+        for token in draft_ids:
+            matcher = matcher.copy()
+            try:
+                fits = matcher.accept([token]) == 1
+            except GrammarTooComplexError:
+                fits = False
+            if not fits or matcher.ended or (forces and matcher.forced()):
+                break
+            self._ahead.append(matcher)
+        return len(self._ahead)
+
+    @property
+    def num_ahead(self) -> int:
+        """Drafts that the next step may verify."""
+        return len(self._ahead)
+
+    @staticmethod
+    def fill_ahead(grammars: "Sequence[FollowedGrammar]", masks: npt.NDArray[np.int32], filler: MaskFiller) -> None:
+        """[sum of `num_ahead`, W] the masks of what may come after each draft, grammar after grammar. Where that cannot
+        be told nothing may come, which is an error if the output gets there."""
+        matchers = [matcher for grammar in grammars for matcher in grammar._ahead]
+        if matchers:
+            for row, problem in enumerate(filler.fill(matchers, masks)):
+                if problem is not None:
+                    masks[row] = 0
 
     @staticmethod
     def fill(grammars: "Sequence[FollowedGrammar]", masks: npt.NDArray[np.int32], filler: MaskFiller) -> None:

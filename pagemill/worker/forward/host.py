@@ -103,7 +103,7 @@ class HostForward(Forward):
         """Complete a native step, which leaves out rows whose logits a request wants changed or told of: [R] its slots,
         and the tokens that they sampled, which are changed in place. Returns their log-probabilities."""
         processed = self._states.processed[slots]
-        masks = self._sampler.masks(slots)
+        masks = self._sampler.masks(SampledRows(slots, self._states.num_tokens[slots].astype(np.int64)))
         if masks is not None:
             self._native.choose(masks, tokens)
             processed &= masks.rows == LEFT

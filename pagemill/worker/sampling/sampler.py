@@ -15,7 +15,7 @@ from torch import Tensor
 from pagemill.catalog.logits import load_processors
 from pagemill.config.choices import LogprobsMode
 from pagemill.log import get_logger
-from pagemill.messages.step import Int32Array, KnownTokens, NewRequest, SampledLogprobs
+from pagemill.messages.step import KnownTokens, NewRequest, SampledLogprobs
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.reference import token_or_none
 from pagemill.worker.batch.input_batch import SampledRows
@@ -191,13 +191,13 @@ class Sampler:
         `processed`."""
         return self._num_processed > 0
 
-    def masks(self, slots: Int32Array) -> RowMasks | None:
-        """What rows of these [R] slots may sample whose requests ask for nothing else; the other rows are LEFT. None:
-        they all are."""
-        masked = self._masked[slots]
+    def masks(self, rows: SampledRows) -> RowMasks | None:
+        """What those of [R] rows may sample whose requests ask for nothing else; the other rows are LEFT. None: they
+        all are."""
+        masked = self._masked[rows.slots]
         if self._masking is None or not masked.any():
             return None
-        found = self._masking.masks(slots)
+        found = self._masking.masks(rows)
         return found if masked.all() else RowMasks(found.words, np.where(masked, found.rows, np.int32(LEFT)))
 
     def process(self, logits: Tensor, rows: SampledRows) -> None:
@@ -290,7 +290,7 @@ class Sampler:
         slots = rows.slots
         if (self._states.processed[slots] & ~self._masked[slots]).any() or not ops.samples_natively(logits):
             return None
-        return self.masks(slots)
+        return self.masks(rows)
 
     def _choose_by(self, masks: RowMasks, logits: Tensor, rows: SampledRows) -> npt.NDArray[np.int32]:
         states, slots = self._states, rows.slots

@@ -26,6 +26,8 @@ class Verified(NamedTuple):
     """[L] tokens of each slot; None: one each."""
     kept: npt.NDArray[np.bool_]
     """Which of the tokens that were sampled are among them."""
+    num_drafts: Int32Array | None
+    """[L] drafts that each slot had; None: none."""
 
     def kept_logprobs(self, found: SampledLogprobs) -> SampledLogprobs:
         """Those of the tokens that are kept, of those of all that were sampled."""
@@ -35,12 +37,16 @@ class Verified(NamedTuple):
 
 
 class SlotDrafts:
-    """Owns the drafts of all slots. `max_drafts`: of one slot."""
+    """Owns the drafts of all slots. `max_drafts`: of one slot. `disabled_from`: as many slots that sample in one step
+    have none; None: however many do."""
 
-    def __init__(self, states: RequestStates, proposer: Proposer, max_drafts: int) -> None:
+    def __init__(
+        self, states: RequestStates, proposer: Proposer, max_drafts: int, disabled_from: int | None = None
+    ) -> None:
         self._states = states
         self._proposer = proposer
         self._max_drafts = max_drafts
+        self._disabled_from = disabled_from
         self._counts = np.zeros(len(states.num_tokens), np.int32)
         """[S] drafts of each slot."""
 
@@ -76,11 +82,15 @@ class SlotDrafts:
         states.num_sampled[slots] += counts.astype(np.int32)
         states.num_computed[slots] = states.num_tokens[slots] - 1
         plain = len(token_ids) == len(slots)
-        return Verified(slots, token_ids, None if plain else counts.astype(np.int32), kept)
+        num_drafts = (num_rows - 1).astype(np.int32) if len(rows) > len(slots) else None
+        return Verified(slots, token_ids, None if plain else counts.astype(np.int32), kept, num_drafts)
 
     def propose(self, slots: Int32Array) -> Drafts | None:
         """Drafts of [L] slots that have sampled, in place of those they had; None where there are none."""
         states = self._states
+        if self._disabled_from is not None and len(slots) >= self._disabled_from:
+            self._counts[slots] = 0
+            return None
         known = states.num_tokens[slots]
         room = np.minimum(states.token_ids.shape[1] - 1 - known, self._max_drafts)
         found = [ids[:most] for ids, most in zip(self._proposer.propose(slots), room.tolist(), strict=True)]

@@ -2,8 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from pagemill.config.speculation import SpeculationConfig
 from pagemill.messages.step import Int32Array
 from pagemill.worker.batch.request_states import RequestStates
 
@@ -16,6 +18,37 @@ class Speculation:
     """Name in catalog/proposers.py."""
     max_drafts: int
     """Tokens of one slot for one step, > 0."""
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    """Last tokens that `ngram` looks for, at least and at most."""
+    suffix_decoding_max_tree_depth: int = 24
+    """Last tokens that `suffix` looks for together with those that it proposes."""
+    suffix_decoding_max_cached_requests: int = 10_000
+    """Outputs that `suffix` remembers when their requests have ended; 0: none."""
+    suffix_decoding_max_spec_factor: float = 1.0
+    """Tokens that `suffix` proposes for each of the last ones that were seen before."""
+    suffix_decoding_min_token_prob: float = 0.1
+    """How likely it must be, by their frequencies, that all tokens come true which `suffix` proposes."""
+    disable_by_batch_size: int | None = None
+    """Steps in which so many slots sample, or more, have no drafts; None: all may."""
+
+
+def speculation_of(config: SpeculationConfig) -> Speculation | None:
+    """What settings say; None where they ask for no drafts. What they leave open is as by default in `Speculation`."""
+    asked = config.speculative_config
+    if asked.method is None or asked.num_speculative_tokens is None:
+        return None
+    said: dict[str, Any] = {
+        "prompt_lookup_min": asked.prompt_lookup_min,
+        "prompt_lookup_max": asked.prompt_lookup_max,
+        "suffix_decoding_max_tree_depth": asked.suffix_decoding_max_tree_depth,
+        "suffix_decoding_max_cached_requests": asked.suffix_decoding_max_cached_requests,
+        "suffix_decoding_max_spec_factor": asked.suffix_decoding_max_spec_factor,
+        "suffix_decoding_min_token_prob": asked.suffix_decoding_min_token_prob,
+        "disable_by_batch_size": asked.disable_by_batch_size,
+    }
+    plain = Speculation(asked.method, asked.num_speculative_tokens)
+    return replace(plain, **{name: value for name, value in said.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +59,7 @@ class ProposerContext:
     """By slot: all tokens that are known are there when `propose` is called."""
     max_drafts: int
     """Longer guesses are cut."""
+    settings: Speculation
 
 
 class Proposer(ABC):

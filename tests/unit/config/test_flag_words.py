@@ -57,7 +57,7 @@ def test_fields_of_objects_are_laid_over_each_other() -> None:
 
 
 def test_refused_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--enable_lora"], ["-sc", "{}"]):
+    for words in (["--enable_lora"], ["--lora-modules", "{}"]):
         with pytest.raises(SystemExit):
             settings_of(*words)
         assert "is not supported: " in capsys.readouterr().err

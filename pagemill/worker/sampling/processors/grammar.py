@@ -5,7 +5,7 @@ from typing import cast
 import numpy as np
 from torch import Tensor
 
-from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.messages.step import NewRequest
 from pagemill.worker.batch.input_batch import SampledRows
 from pagemill.worker.batch.row_masks import ANY_TOKEN, RowMasks
 from pagemill.worker.sampling.context import SamplerContext
@@ -26,9 +26,9 @@ class GrammarProcessor(MaskingProcessor):
 
     def apply(self, logits: Tensor, rows: SampledRows) -> None:
         if self._masks is not None:
-            self._masks.refuse(logits, rows.slots)
+            self._masks.refuse(logits, rows)
 
-    def masks(self, slots: Int32Array) -> RowMasks:
+    def masks(self, rows: SampledRows) -> RowMasks:
         if self._masks is None:
-            return RowMasks(np.zeros((0, 0), np.int32), np.full(len(slots), ANY_TOKEN, np.int32))
-        return self._masks.masks(slots)
+            return RowMasks(np.zeros((0, 0), np.int32), np.full(len(rows), ANY_TOKEN, np.int32))
+        return self._masks.masks(rows)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from pagemill.messages.sampling_params import SamplingParams
-from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.messages.step import NewRequest
 from pagemill.worker.batch.input_batch import SampledRows
 from pagemill.worker.batch.row_masks import RowMasks
 from pagemill.worker.sampling.context import SamplerContext
@@ -60,6 +60,6 @@ class MaskingProcessor(LogitsProcessor):
     by its mask, without `apply`. Of several such processors only the first is asked."""
 
     @abstractmethod
-    def masks(self, slots: Int32Array) -> RowMasks:
-        """The tokens of rows of [R] slots, some of which may take no part, that `apply` leaves as they are. On the
+    def masks(self, rows: SampledRows) -> RowMasks:
+        """The tokens of [R] rows, of slots of which some may take no part, that `apply` leaves as they are. On the
         host."""

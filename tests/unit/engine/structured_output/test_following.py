@@ -128,3 +128,29 @@ def test_outputs_that_can_be_followed_have_their_masks_beside_those_that_cannot(
     digits = set(range(ord("0"), ord("9") + 1))
     assert allowed_of(grammars) == [{ord("a")}, {END}, digits]
     assert [grammar.end() is None for grammar in grammars] == [True, False, True]
+
+
+def ahead_of(grammar):
+    masks = np.full((grammar.num_ahead, grammar.num_words), 77, np.int32)
+    FollowedGrammar.fill_ahead([grammar], masks, MaskFiller())
+    return [set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()) for mask in masks]
+
+
+def test_drafts_are_allowed_up_to_where_they_leave_the_form(vocabulary):
+    grammar = followed(vocabulary, regex="[ab][bc][cd][de]")
+    assert grammar.count_allowed(list(b"abx"), forces=True) == 2
+    assert ahead_of(grammar) == [set(b"bc"), set(b"cd")]
+    assert allowed(grammar) == set(b"ab")
+    assert grammar.count_allowed(list(b"x"), forces=True) == grammar.num_ahead == 0
+    grammar.count_allowed(list(b"ab"), forces=True)
+    grammar.accept([ord("a")])
+    assert grammar.num_ahead == 0
+
+
+def test_drafts_go_no_further_than_the_output_or_what_is_sampled(vocabulary):
+    assert followed(vocabulary, regex="[ab][bc][cd]").count_allowed(list(b"abc"), forces=True) == 2
+    forced = {"choice": ["abcx", "abcy", "adcx"]}
+    assert followed(vocabulary, **forced).count_allowed(list(b"abcx"), forces=True) == 1
+    assert followed(vocabulary, **forced).count_allowed(list(b"abcx"), forces=False) == 3
+    free = followed(vocabulary, free=FreeTokens((((7,),),)), choice=["ab"])
+    assert free.count_allowed([1, 2], forces=True) == 0

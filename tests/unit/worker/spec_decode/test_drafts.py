@@ -3,49 +3,29 @@
 import numpy as np
 import pytest
 
-from pagemill.catalog.proposers import PROPOSERS
 from pagemill.config.arguments import EngineArgs
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.errors import ConfigError
 from pagemill.launch import build_config
 from pagemill.messages.logprobs import joined
-from pagemill.worker.spec_decode.interface import Proposer, Speculation
+from pagemill.worker.spec_decode.interface import Speculation
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.queued_platform import QueuedPlatform
 from tests.fakes.scripted_grammar import SOME_PLACES, at_positions, grammar_of
 from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.fakes.toy_proposer import TEXTS, toy_proposer
 from tests.marks import slow
 
 PROMPTS = {"short": [5], "long": list(range(20, 61)), "other": list(range(100, 113)), "again": [9, 8, 7] * 5}
 SETTINGS = {"max_model_len": 96, "max_num_seqs": 3, "max_num_batched_tokens": 24}
-TEXTS = []
-"""Prompts and what follows them, as the toy knows them."""
-
-
-class Toy(Proposer):
-    """Proposes what will follow, up to a wrong token at every seventh position; more than it may, in the end."""
-
-    def __init__(self, context):
-        self.states = context.states
-
-    def propose(self, slots):
-        return [self.after(self.states.token_ids[slot, : self.states.num_tokens[slot]]) for slot in slots.tolist()]
-
-    def after(self, tokens):
-        count = len(tokens)
-        [text] = [text for text in TEXTS if text[:count] == tokens.tolist()][:1] or [[]]
-        found = np.array(text[count : count + 1 + count % 6] + [1] * (count % 3), np.int32)
-        wrong = (count + np.arange(len(found))) % 7 == 6
-        return found + wrong.astype(np.int32)
 
 
 @pytest.fixture
 def toy():
-    PROPOSERS.add("toy", f"{__name__}:Toy")
-    yield
-    PROPOSERS.remove("toy")
+    with toy_proposer():
+        yield
 
 
 @pytest.fixture(scope="module")

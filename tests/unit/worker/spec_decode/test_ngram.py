@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagemill.worker.batch.request_states import RequestStates
-from pagemill.worker.spec_decode.interface import ProposerContext
+from pagemill.worker.spec_decode.interface import ProposerContext, Speculation
 from pagemill.worker.spec_decode.ngram import NgramProposer
 
 
@@ -27,5 +27,5 @@ def test_a_slot_proposes_what_came_before(tokens, proposed):
     states.token_ids[1] = 4  # what a former request left
     states.token_ids[1, : len(tokens)] = tokens
     states.num_tokens[1] = len(tokens)
-    [found] = NgramProposer(ProposerContext(states, 3)).propose(np.array([1], np.int32))
+    [found] = NgramProposer(ProposerContext(states, 3, Speculation("ngram", 3))).propose(np.array([1], np.int32))
     assert found.tolist() == proposed

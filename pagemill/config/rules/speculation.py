@@ -1,0 +1,133 @@
+"""Rules of speculative decoding: which fields a method reads, and where drafts can be verified."""
+
+from dataclasses import fields, replace
+from typing import Any, Final
+
+from pagemill.catalog.proposers import PROPOSERS
+from pagemill.config.decisions import Decisions
+from pagemill.config.facts import DeviceFacts, ModelFacts
+from pagemill.config.sections import ModelConfig, ParallelConfig
+from pagemill.config.speculation import SpeculationConfig, SpeculationSettings, SpeculativeConfig
+from pagemill.errors import ConfigError
+
+DEFAULT_DRAFTS = 4
+_OF_ALL: Final = frozenset({"method", "num_speculative_tokens", "disable_by_batch_size"})
+READS: Final[dict[str, tuple[str, ...]]] = {
+    "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
+    "suffix": (
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_min_token_prob",
+    ),
+    "draft_model": ("model",),
+}
+"""Method -> fields that it reads besides those of all methods."""
+
+
+def resolve_speculation(
+    asked: SpeculationSettings,
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    device: DeviceFacts,
+    facts: ModelFacts,
+    decisions: Decisions,
+) -> SpeculationConfig:
+    """The section, complete. Raises ConfigError for a method that nobody knows, for a field that the method does not
+    read, for more drafts than a request can have, and where no drafts can be verified."""
+    wanted = _merged(asked)
+    if wanted.method is None:
+        _check_unused(wanted)
+        return SpeculationConfig()
+    _check_method(wanted.method)
+    _check_fields(wanted, wanted.method)
+    _check_place(wanted.method, model, parallel, device)
+    if wanted.num_speculative_tokens is None:
+        count = decisions.note("num_speculative_tokens", DEFAULT_DRAFTS, "default")
+        wanted = replace(wanted, num_speculative_tokens=count)
+    _check_sizes(wanted, model, facts)
+    return SpeculationConfig(speculative_config=wanted)
+
+
+def _merged(asked: SpeculationSettings) -> SpeculativeConfig:
+    """The object, with what flags of their own say."""
+    given = asked.speculative_config
+    flags = (
+        ("spec_method", "method", asked.spec_method, given.method),
+        ("spec_model", "model", asked.spec_model, given.model),
+        ("spec_tokens", "num_speculative_tokens", asked.spec_tokens, given.num_speculative_tokens),
+    )
+    said: dict[str, Any] = {}
+    for flag, name, value, stated in flags:
+        if value is None:
+            continue
+        if stated not in (None, value):
+            raise ConfigError(f"{flag}={value!r} contradicts {name}={stated!r} of speculative_config; give one")
+        said[name] = value
+    return replace(given, **said) if said else given
+
+
+def _check_unused(wanted: SpeculativeConfig) -> None:
+    given = [name for name in _given(wanted) if name != "method"]
+    if given:
+        raise ConfigError(
+            f"speculative_config: {given[0]}={getattr(wanted, given[0])!r} needs a method; known: {_known_methods()}"
+        )
+
+
+def _check_method(method: str) -> None:
+    if method not in PROPOSERS:
+        raise ConfigError(
+            f"speculative_config: method={method!r}: no such proposer is built in or added by a plug-in; known: "
+            f"{_known_methods()}"
+        )
+
+
+def _check_fields(wanted: SpeculativeConfig, method: str) -> None:
+    own = {name for names in READS.values() for name in names}
+    reads = READS.get(method, own)  # what a plug-in's method reads is its own affair
+    for name in _given(wanted):
+        if name not in _OF_ALL and name not in reads:
+            raise ConfigError(
+                f"speculative_config: {name}={getattr(wanted, name)!r} is not read by method={method!r}, which reads "
+                f"{', '.join((*sorted(_OF_ALL), *sorted(reads)))}"
+            )
+
+
+def _check_place(method: str, model: ModelConfig, parallel: ParallelConfig, device: DeviceFacts) -> None:
+    what = f"speculative_config: method={method!r}"
+    if model.pools:
+        raise ConfigError(f"{what}: prompts become vectors (runner=pooling), and no token follows; leave it out")
+    if device.runs_ahead:
+        raise ConfigError(f"{what}: drafts are verified on CPUs only so far, and the device is {device.kind}")
+    if parallel.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"{what}: drafts are verified by models of one stage, and pipeline_parallel_size="
+            f"{parallel.pipeline_parallel_size}; use tensor_parallel_size"
+        )
+
+
+def _check_sizes(wanted: SpeculativeConfig, model: ModelConfig, facts: ModelFacts) -> None:
+    count = wanted.num_speculative_tokens or 0
+    window = int(facts.hf_config.get("sliding_window") or model.max_model_len)
+    most = min(window, model.max_model_len) - 1
+    if count > most:
+        raise ConfigError(
+            f"speculative_config: num_speculative_tokens={count} is more than fit beside a token into the window of "
+            f"{most + 1} tokens; at most {most}"
+        )
+    shortest, longest = wanted.prompt_lookup_min, wanted.prompt_lookup_max
+    if shortest is not None and longest is not None and shortest > longest:
+        raise ConfigError(f"speculative_config: prompt_lookup_min={shortest} is more than prompt_lookup_max={longest}")
+    share = wanted.suffix_decoding_min_token_prob
+    if share is not None and share > 1:
+        raise ConfigError(f"speculative_config: suffix_decoding_min_token_prob={share} is not allowed: 0 to 1")
+
+
+def _given(wanted: SpeculativeConfig) -> list[str]:
+    """Names of the fields that are not as they are by default."""
+    return [field.name for field in fields(wanted) if getattr(wanted, field.name) != field.default]
+
+
+def _known_methods() -> str:
+    return ", ".join(sorted(PROPOSERS))

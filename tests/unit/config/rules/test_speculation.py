@@ -1,0 +1,108 @@
+"""Who proposes drafts, as settings say it: what fits is completed, what does not is refused by name."""
+
+import argparse
+from dataclasses import replace
+
+import pytest
+
+from pagemill.catalog.proposers import PROPOSERS
+from pagemill.config.arguments import EngineArgs
+from pagemill.config.facts import DeviceFacts, ModelFacts
+from pagemill.config.resolve import resolve
+from pagemill.errors import ConfigError
+from pagemill.worker.spec_decode.interface import Speculation, speculation_of
+
+FACTS = ModelFacts("m", "/m", "safetensors", "LlamaForCausalLM", {"num_hidden_layers": 2}, "float32", 2048, 100)
+CPU = DeviceFacts("cpu", 6, 2**34, ("float32",))
+
+
+def resolved(facts=FACTS, device=CPU, **given):
+    config, _ = resolve(EngineArgs("m", **given).settings, facts, device)
+    return config.speculation
+
+
+def test_nobody_proposes_by_default():
+    assert not resolved().active
+    assert speculation_of(resolved()) is None
+
+
+def test_an_object_is_completed():
+    found = resolved(speculative_config={"method": "ngram", "prompt_lookup_max": 3})
+    assert found.active
+    speculation = speculation_of(found)
+    assert (speculation.proposer, speculation.max_drafts, speculation.disable_by_batch_size) == ("ngram", 4, None)
+
+
+def test_flags_of_their_own_say_the_same():
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    words = ["--spec-method", "ngram", "--spec-tokens", "3", "-sc", '{"disable_by_batch_size": 5}']
+    given = EngineArgs.from_cli_args(parser.parse_args(words))
+    config, _ = resolve(given.settings, FACTS, CPU)
+    assert speculation_of(config.speculation) == Speculation("ngram", 3, disable_by_batch_size=5)
+
+
+NGRAM = {"method": "ngram"}
+REFUSED = [
+    ({"speculative_config": {"method": "eagle3"}}, "method='eagle3': no such proposer .*; known: .*ngram"),
+    ({"speculative_config": {"method": "ngram", "model": "m"}}, "model='m' is not read by method='ngram', which reads"),
+    ({"speculative_config": {"prompt_lookup_max": 3}}, "prompt_lookup_max=3 needs a method"),
+    ({"speculative_config": NGRAM, "spec_method": "suffix"}, "spec_method='suffix' contradicts method='ngram'"),
+    ({"speculative_config": NGRAM, "spec_tokens": 0}, "spec_tokens=0 is too small: at least 1"),
+    (
+        {"speculative_config": NGRAM, "spec_tokens": 64, "max_model_len": 64},
+        "num_speculative_tokens=64 is .* at most 63",
+    ),
+    ({"speculative_config": NGRAM | {"quantization": "fp8"}}, "quantization is not supported: no proposer is a model"),
+    ({"speculative_config": NGRAM | {"k": 3}}, "speculative_config: unknown field 'k'; known: method, model"),
+    (
+        {"speculative_config": NGRAM | {"rejection_sample_method": "block"}},
+        "rejection_sample_method is not supported: a draft is",
+    ),
+    (
+        {"speculative_config": NGRAM | {"prompt_lookup_min": 3, "prompt_lookup_max": 2}},
+        "prompt_lookup_min=3 is more than prompt_lookup_max=2",
+    ),
+    ({"speculative_config": NGRAM, "pipeline_parallel_size": 2}, "models of one stage, and pipeline_parallel_size=2"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED)
+def test_what_does_not_fit_is_refused_by_name(given, message):
+    with pytest.raises(ConfigError, match=message):
+        resolved(**given)
+
+
+def test_a_window_bounds_the_drafts():
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens=8 is .* window of 8 tokens; at most 7"):
+        resolved(replace(FACTS, hf_config={"sliding_window": 8}), speculative_config=NGRAM, spec_tokens=8)
+
+
+def test_there_are_no_drafts_where_nothing_can_verify_them():
+    with pytest.raises(ConfigError, match="prompts become vectors"):
+        resolved(runner="pooling", convert="embed", speculative_config=NGRAM)
+    with pytest.raises(ConfigError, match="on CPUs only so far, and the device is cuda"):
+        resolved(device=replace(CPU, kind="cuda", runs_ahead=True), speculative_config=NGRAM)
+
+
+def test_each_method_reads_what_concerns_it(monkeypatch):
+    monkeypatch.setitem(PROPOSERS._paths, "suffix", "somewhere:Suffix")
+    asked = {
+        "method": "suffix",
+        "suffix_decoding_max_tree_depth": 12,
+        "suffix_decoding_max_cached_requests": 0,
+        "suffix_decoding_max_spec_factor": 2,
+        "suffix_decoding_min_token_prob": 0.5,
+    }
+    found = speculation_of(resolved(speculative_config=asked))
+    assert (found.suffix_decoding_max_tree_depth, found.suffix_decoding_max_cached_requests) == (12, 0)
+    assert (found.suffix_decoding_max_spec_factor, found.suffix_decoding_min_token_prob) == (2.0, 0.5)
+    with pytest.raises(ConfigError, match="prompt_lookup_min=2 is not read by method='suffix'"):
+        resolved(speculative_config=asked | {"prompt_lookup_min": 2})
+    with pytest.raises(ConfigError, match=r"suffix_decoding_min_token_prob=1.5 is not allowed: 0 to 1"):
+        resolved(speculative_config=asked | {"suffix_decoding_min_token_prob": 1.5})
+
+
+@pytest.mark.parametrize("flags", [{"spec_method": "ngram", "spec_model": "m"}])
+def test_a_model_is_for_methods_that_have_one(flags):
+    with pytest.raises(ConfigError, match="model='m' is not read by method='ngram'"):
+        resolved(**flags)
