@@ -61,6 +61,10 @@ def items(of: Rule, most: int, words: str) -> Rule:
     return Rule(words, check)
 
 
+def _are_numbers(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all(SCALE.allows(item) for item in value)
+
+
 FLAG: Final = Rule("true or false", lambda value: isinstance(value, bool))
 TEXT: Final = Rule("a text of up to 200 characters", lambda value: isinstance(value, str) and len(value) <= 200)
 OBJECT: Final = Rule("an object", lambda value: isinstance(value, dict))
@@ -188,6 +192,21 @@ FIELDS: Final[dict[str, Rule]] = {
     "mamba_n_groups": COUNT,
     "mamba_conv_bias": FLAG,
     "mamba_proj_bias": FLAG,
+    "mamba_d_ssm": WIDTH,
+    "mamba_rms_norm": FLAG,
+    "mamba_norm_before_gate": FLAG,
+    "projectors_bias": FLAG,
+    "shared_intermediate_size": WIDTH,
+    "position_embedding_type": TEXT,
+    "layers_block_type": items(TEXT, MAX_LAYERS, f"a list of up to {MAX_LAYERS} names"),
+    "ssm_multipliers": Rule("a list of 5 numbers", lambda value: _are_numbers(value, 5)),
+    "mlp_multipliers": Rule("a list of 2 numbers", lambda value: _are_numbers(value, 2)),
+    "ssm_in_multiplier": SCALE,
+    "ssm_out_multiplier": SCALE,
+    "attention_in_multiplier": SCALE,
+    "attention_out_multiplier": SCALE,
+    "key_multiplier": SCALE,
+    "lm_head_multiplier": SCALE,
     "attn_layer_period": LAYER_NUMBER,
     "attn_layer_offset": LAYERS,
     "attn_layer_indices": items(LAYERS, MAX_LAYERS, f"a list of up to {MAX_LAYERS} numbers of layers"),

@@ -1,24 +1,25 @@
-"""Families whose layers keep states - Mamba, Mamba-2, Jamba, Bamba, Qwen3-Next - against transformers, in float32:
-logits whole, in chunks and token by token, and greedy continuations in batches, from the prefix cache and after
-preemption."""
+"""Families whose layers keep states - Mamba, Mamba-2, Jamba, Bamba, Granite 4, Falcon-H1, Qwen3-Next - against
+transformers, in float32: logits whole, in chunks and token by token, and greedy continuations in batches, from the
+prefix cache and after preemption; and two tensor-parallel ranks against one."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pagemill.errors import ConfigError
-from pagemill.model.models.mixers import refuse_split
+from pagemill.catalog.models import MODELS
+from pagemill.model.distributed.init import init_distributed
+from pagemill.model.distributed.parallel_groups import ParallelSizes
 from tests.conformance.served_runs import PROMPTS, ask, check_tokens, serve
 from tests.conformance.test_architectures import PROMPT, relative_error
 from tests.fakes.paged import PagedModel
 from tests.fakes.queued_platform import QueuedPlatform
+from tests.fakes.ranks import run_ranks
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_states import STATES
 
-ONE_OF_EACH = [case for case in STATES if "-" not in case or case == "qwen3-next"]
+ONE_OF_EACH = [case for case in STATES if "-" not in case or case in ("qwen3-next", "granite-hybrid", "falcon-h1")]
 ALONE = ("mamba", "mamba2")
 """States and nothing else."""
 ROOM = {"jamba": 9, "qwen3-next": 18}
@@ -96,6 +97,20 @@ def test_a_device_that_runs_ahead_computes_the_same(models: Models, case: str) -
     check_tokens(client, models.reference(case), ("", "again"))
 
 
-def test_several_tensor_parallel_ranks_are_refused(models: Models) -> None:
-    with pytest.raises(ConfigError, match=r"layers with states, such as layers\.0\.mixer, are not split"):
-        refuse_split(SimpleNamespace(groups=SimpleNamespace(tp=SimpleNamespace(size=2)), name="layers.0.mixer"))  # type: ignore[arg-type]
+@pytest.mark.parametrize("case", ONE_OF_EACH)
+def test_no_model_with_states_is_one_native_call(models: Models, case: str) -> None:
+    assert not MODELS.resolve(STATES[case][0]).plans_natively
+
+
+def _logits(rank: int, save: Any, paths: dict[str, Path], folder: Path) -> None:
+    groups = init_distributed(rank, 2, rank, f"file://{folder}/meet", "gloo", ParallelSizes(tp=2))
+    save({case: PagedModel.load(path, groups=groups, max_len=128).logits(PROMPT, 13) for case, path in paths.items()})
+
+
+def test_two_tensor_parallel_ranks_equal_one(models: Models, tmp_path: Path) -> None:
+    """Channels, heads and groups are dealt out; of a single group both ranks have all."""
+    paths = {case: models.path(case) for case in STATES}
+    for result in run_ranks(2, tmp_path, _logits, paths, tmp_path):
+        for case, ours in result.items():
+            expected = PagedModel.load(paths[case], max_len=128).logits(PROMPT, 13)
+            assert relative_error(ours, expected) < 1e-4, case

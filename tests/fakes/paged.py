@@ -11,6 +11,7 @@ from pagemill.engine.kv_cache.page_sizes import equal_pages
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup, cache_dtype
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest, SchedulerOutput
+from pagemill.model.distributed.parallel_groups import ParallelGroups
 from pagemill.model.factory import load_model
 from pagemill.model.forward_context import ForwardContext, forward_context
 from pagemill.model.models.causal_lm import CausalLM
@@ -55,12 +56,13 @@ class PagedModel:
         backend: str | None = None,
         kv_cache_dtype: str = "auto",
         model_impl: str = "auto",
+        groups: ParallelGroups | None = None,
         **settings: Any,
     ) -> "PagedModel":
         facts = describe(str(path), path, model_impl=model_impl)
         config = model_config(str(path), dtype=dtype, attention_backend=backend, max_model_len=2048)
         cache = cache_config(kv_cache_dtype=kv_cache_dtype)
-        model = load_model(facts, config, CpuPlatform(), PhaseTimer(), cache=cache)
+        model = load_model(facts, config, CpuPlatform(), PhaseTimer(), groups, cache)
         return cls(model, cache_dtype(kv_cache_dtype, dtype), **settings)
 
     @torch.inference_mode()

@@ -9,16 +9,24 @@ from torch import Tensor, nn
 from pagemill.model.attention.state_layer import Run, StateLayer
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.recurrences import convolve, convolve_one
-from pagemill.model.loading.stored import LayerTensor
+from pagemill.model.loading.part import Part
+from pagemill.model.loading.stored import LayerTensor, StoredTensor
 
 
 class Convolution(nn.Module):
-    """The weights of a short causal convolution of each channel."""
+    """The weights of a short causal convolution of each channel that this rank holds."""
 
-    def __init__(self, channels: int, size: int, *, bias: bool, ctx: LayerContext) -> None:
+    def __init__(
+        self, channels: int, size: int, held: Tensor, *, bias: bool, ctx: LayerContext, factors: Tensor | None = None
+    ) -> None:
+        """`channels`: of the model. `held`: the numbers of those that are held here, in their order. `factors`: one
+        for each of these, by which its inputs are multiplied first: the weight takes them in."""
         super().__init__()
-        self.channels = channels
+        self.channels = len(held)
         self.size = size
+        self._held = held
+        self._takes_all = torch.equal(held, torch.arange(channels, device=held.device))
+        self._factors = factors
         self._shapes: dict[str, tuple[int, ...]] = {"weight": (channels, 1, size)}
         if bias:
             self._shapes["bias"] = (channels,)
@@ -32,7 +40,13 @@ class Convolution(nn.Module):
 
     def load(self, kind: str, shard: int, tensor: Tensor) -> None:
         """Take a checkpoint tensor; the weight becomes [channels, size]."""
-        setattr(self, kind, tensor.to(self._dtype).squeeze(1) if kind == "weight" else tensor.to(self._dtype))
+        if not self._takes_all:
+            tensor = tensor[self._held.to(tensor.device)]
+        if kind == "weight":
+            tensor = tensor.squeeze(1)
+            if self._factors is not None:
+                tensor = tensor.float() * self._factors.to(tensor.device).unsqueeze(1)
+        setattr(self, kind, tensor.to(self._dtype))
 
 
 class RecurrentLayer(StateLayer):
@@ -47,20 +61,24 @@ class RecurrentLayer(StateLayer):
         state: tuple[int, ...],
         *,
         vectors: Mapping[str, tuple[int, ...]],
+        rows: range,
         ctx: LayerContext,
     ) -> None:
-        """`vectors`: parameters of the layer's own, kind -> shape; kept in float32."""
+        """`vectors`: parameters of the layer's own, kind -> shape; kept in float32, those `rows` of them that this rank
+        holds."""
         kept = (convolution.size - 1, convolution.channels)
         super().__init__([kept, state], [str(ctx.dtype)[6:], "float32"], name=ctx.name)
         self.conv1d = convolution
         self._vectors = dict(vectors)
+        self._rows = rows
 
     def checkpoint_tensors(self) -> tuple[LayerTensor, ...]:
         """The vectors; what has weights of its own declares them itself."""
-        return tuple(LayerTensor.whole(kind, shape) for kind, shape in self._vectors.items())
+        part = Part(0, self._rows.start, self._rows.stop)
+        return tuple(LayerTensor(StoredTensor(kind, shape), 0, part) for kind, shape in self._vectors.items())
 
     def load(self, kind: str, shard: int, tensor: Tensor) -> None:
-        """Take a checkpoint tensor."""
+        """Take this rank's part of a checkpoint tensor."""
         setattr(self, kind, tensor.float())
 
     def scan(self, x: Tensor, beside: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ class WeightMap:
 
     stack: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Module -> the checkpoint modules that it is stacked from, in order; of one, it has another name there. A module
-    may be named with the one that it is in: self_attn.o_proj."""
+    may be named with the one that it is in: self_attn.o_proj; so may be the one in the checkpoint: router.layer."""
     strip_prefix: str = ""
     ignore: tuple[str, ...] = ()
     """Name endings of tensors that the model does not use."""
@@ -50,11 +50,14 @@ class WeightMap:
             return Target(module, kind, int(number) * len(self.experts) + self.experts.index(leaf))
         if leaf.isdecimal() and self.numbered.get(module.rpartition(".")[2]) == number:
             return Target(module, kind, int(leaf))
+        named = _under(parent, leaf)
         for stacked, parts in self.stack.items():
             within, _, own = stacked.rpartition(".")
-            if leaf in parts and f".{parent}".endswith(f".{within}" if within else ""):
-                return Target(_under(parent, own), kind, parts.index(leaf))
-        return Target(_under(parent, leaf), kind, 0)
+            for shard, part in enumerate(parts):
+                outer = _without(named, part)
+                if outer is not None and f".{outer}".endswith(f".{within}" if within else ""):
+                    return Target(_under(outer, own), kind, shard)
+        return Target(named, kind, 0)
 
     def source_name(self, target: Target) -> str:
         """The checkpoint's name of a target."""
@@ -77,6 +80,13 @@ class WeightMap:
 
 def _under(parent: str, leaf: str) -> str:
     return f"{parent}.{leaf}" if parent else leaf
+
+
+def _without(name: str, end: str) -> str | None:
+    """The name of the module that has one of this name in it; None: the name ends otherwise."""
+    if name == end:
+        return ""
+    return name.removesuffix(f".{end}") if name.endswith(f".{end}") else None
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -58,6 +58,7 @@ class JambaForCausalLM(CausalLM):
     """Attention in every attn_layer_period-th layer, experts in every expert_layer_period-th."""
 
     weights = HYBRID_WEIGHTS
+    plans_natively = False
 
     def rope_kinds(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         return {}

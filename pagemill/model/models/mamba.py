@@ -26,6 +26,7 @@ class MambaForCausalLM(CausalLM):
     """Mamba."""
 
     weights = MAMBA_WEIGHTS
+    plans_natively = False
     ties_by_default = True
 
     def rope_kinds(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

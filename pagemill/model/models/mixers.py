@@ -1,4 +1,5 @@
-"""Mixers with a state in the place of attention: Mamba, Mamba-2 and the gated delta rule. One rank computes each."""
+"""Mixers with a state in the place of attention: Mamba, Mamba-2 and the gated delta rule. Each tensor-parallel rank
+computes some channels or heads, with their states, and its share of the projection back."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pagemill.errors import ConfigError
+from pagemill.model.distributed.split import even_split
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.layers.linear import Linear
+from pagemill.model.layers.linear import ColumnLinear, JoinedColumnLinear, PickedLinear, RowLinear
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.layers.recurrences import (
     delta_scan,
@@ -22,16 +23,31 @@ from pagemill.model.layers.recurrences import (
     selective_step,
 )
 from pagemill.model.layers.recurrent import Convolution, RecurrentLayer
+from pagemill.model.loading.part import Part
+from pagemill.model.loading.stored import LayerTensor, StoredTensor
 from pagemill.model.network.operations import Network, Value
 
 
-def refuse_split(ctx: LayerContext) -> None:
-    """Raise ConfigError over several tensor-parallel ranks."""
-    if ctx.groups.tp.size > 1:
-        raise ConfigError(
-            f"tensor_parallel_size={ctx.groups.tp.size}: layers with states, such as {ctx.name}, are not split; use "
-            "--tensor-parallel-size 1, or --pipeline-parallel-size"
-        )
+def numbers(*parts: range) -> Tensor:
+    """[n] int64: the parts' numbers, one part after the other."""
+    return torch.cat([torch.arange(part.start, part.stop) for part in parts])
+
+
+def scaled_up(part: range, size: int, first: int = 0) -> range:
+    """The elements of some heads, groups or channels of so many elements each, which begin at `first`."""
+    return range(first + part.start * size, first + part.stop * size)
+
+
+class SlicedNorm(RMSNorm):
+    """An RMSNorm whose weight is split over the ranks."""
+
+    def __init__(self, size: int, held: range, eps: float, *, ctx: LayerContext) -> None:
+        super().__init__(size, eps, ctx=ctx)
+        self._held = held
+
+    def checkpoint_tensors(self) -> tuple[LayerTensor, ...]:
+        """This rank's part."""
+        return (LayerTensor(StoredTensor("weight", (self.size,)), 0, Part(0, self._held.start, self._held.stop)),)
 
 
 @dataclass(frozen=True)
@@ -54,16 +70,22 @@ class Mamba(RecurrentLayer):
     """A selective state space with a state for each channel (Gu and Dao, 2023)."""
 
     def __init__(self, sizes: MambaSizes, *, ctx: LayerContext) -> None:
-        refuse_split(ctx)
         inner = sizes.inner_size
-        convolution = Convolution(inner, sizes.conv_size, bias=sizes.conv_bias, ctx=ctx.child("conv1d"))
+        what = "channels of Mamba layers"
+        tp = ctx.groups.tp
+        mine = even_split(inner, tp.rank, tp.size, what)
+        conv = Convolution(inner, sizes.conv_size, numbers(mine), bias=sizes.conv_bias, ctx=ctx.child("conv1d"))
         vectors = {"A_log": (inner, sizes.state_size), "D": (inner,)}
-        super().__init__(convolution, (inner, sizes.state_size), vectors=vectors, ctx=ctx)
+        super().__init__(conv, (len(mine), sizes.state_size), vectors=vectors, rows=mine, ctx=ctx)
         self.sizes = sizes
-        self.in_proj = Linear(sizes.size, (2 * inner,), bias=sizes.bias, ctx=ctx.child("in_proj"))
-        self.x_proj = Linear(inner, (sizes.rank + 2 * sizes.state_size,), bias=False, ctx=ctx.child("x_proj"))
-        self.dt_proj = Linear(sizes.rank, (inner,), bias=True, ctx=ctx.child("dt_proj"))
-        self.out_proj = Linear(inner, (sizes.size,), bias=sizes.bias, ctx=ctx.child("out_proj"))
+        self.inner_size = len(mine)
+        joined = 2 * sizes.state_size + sizes.rank
+        self.in_proj = JoinedColumnLinear(
+            sizes.size, (inner, inner), bias=sizes.bias, ctx=ctx.child("in_proj"), what=what
+        )
+        self.x_proj = RowLinear(inner, joined, bias=False, ctx=ctx.child("x_proj"), what=what)
+        self.dt_proj = ColumnLinear(sizes.rank, (inner,), bias=True, ctx=ctx.child("dt_proj"), what=what)
+        self.out_proj = RowLinear(inner, sizes.size, bias=sizes.bias, ctx=ctx.child("out_proj"), what=what)
         self.A_log = self.D = torch.empty(0)
         self.dt_layernorm: RMSNorm | None = None
         if sizes.norm_eps is not None:
@@ -74,8 +96,7 @@ class Mamba(RecurrentLayer):
 
     def operations(self, net: Network, x: Value) -> Value:
         """[T, E] -> [T, E]."""
-        inner = self.sizes.inner_size
-        mixed, gate = net.split(net.linear(x, self.in_proj), inner, inner)
+        mixed, gate = net.split(net.linear(x, self.in_proj), self.inner_size, self.inner_size)
         return net.linear(net.call(self.advance, mixed, gate), self.out_proj)
 
     def scan(self, x: Tensor, beside: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,9 +113,11 @@ class Mamba(RecurrentLayer):
         sizes = self.sizes
         dt, b, c = torch.split(self.x_proj(x), [sizes.rank, sizes.state_size, sizes.state_size], dim=-1)
         if self.dt_layernorm is not None:
-            dt = self.dt_layernorm(dt.contiguous())
-            b = self.b_layernorm(b.contiguous())
-            c = self.c_layernorm(c.contiguous())
+            dt, b, c = (
+                self.dt_layernorm(dt.contiguous()),
+                self.b_layernorm(b.contiguous()),
+                self.c_layernorm(c.contiguous()),
+            )
         steps = functional.softplus(self.dt_proj(dt.contiguous()).float())
         return x.float(), steps, -self.A_log.exp(), (b.float(), c.float())
 
@@ -118,6 +141,14 @@ class Mamba2Sizes:
     eps: float
     limits: tuple[float, float] = (0.0, math.inf)
     """Between which time steps are."""
+    out_bias: bool | None = None
+    """Whether the projection back has a bias; None: as the other one."""
+    normed: bool = True
+    """Whether there is a norm of what comes out."""
+    gates_first: bool = True
+    """Whether the gate comes before that norm, else after it."""
+    factors: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    """Of gates, values, B, C and time steps."""
 
     @property
     def inner_size(self) -> int:
@@ -126,29 +157,56 @@ class Mamba2Sizes:
 
 
 class Mamba2(RecurrentLayer):
-    """A selective state space with a state for each head (Dao and Gu, 2024), and a norm of what comes out, gated."""
+    """A selective state space with a state for each head (Dao and Gu, 2024), and a norm of what comes out, gated.
+
+    A rank has some heads and the groups that they are in. Of a single group it has all, and the norm sums over ranks.
+    """
 
     def __init__(self, sizes: Mamba2Sizes, *, ctx: LayerContext) -> None:
-        refuse_split(ctx)
-        inner = sizes.inner_size
+        """Raises ConfigError when heads or groups cannot be dealt out."""
+        tp = ctx.groups.tp
         heads = sizes.num_heads
-        channels = inner + 2 * sizes.num_groups * sizes.state_size
-        convolution = Convolution(channels, sizes.conv_size, bias=sizes.conv_bias, ctx=ctx.child("conv1d"))
+        mine = even_split(heads, tp.rank, tp.size, "heads of Mamba-2 layers")
+        shares = sizes.num_groups == 1
+        groups = range(1) if shares else even_split(sizes.num_groups, tp.rank, tp.size, "groups of Mamba-2 layers")
+        inner = sizes.inner_size
+        shared = sizes.num_groups * sizes.state_size
+        held = scaled_up(mine, sizes.head_size)
+        first = scaled_up(groups, sizes.state_size, inner)
+        second = scaled_up(groups, sizes.state_size, inner + shared)
+        channels = numbers(held, first, second)
+        conv = Convolution(
+            inner + 2 * shared,
+            sizes.conv_size,
+            channels,
+            bias=sizes.conv_bias,
+            ctx=ctx.child("conv1d"),
+            factors=_factors_of(sizes, len(held), len(first)),
+        )
         vectors = {"A_log": (heads,), "D": (heads,), "dt_bias": (heads,)}
-        super().__init__(convolution, (heads, sizes.head_size, sizes.state_size), vectors=vectors, ctx=ctx)
+        state = (len(mine), sizes.head_size, sizes.state_size)
+        super().__init__(conv, state, vectors=vectors, rows=mine, ctx=ctx)
         self.sizes = sizes
-        self.in_proj = Linear(sizes.size, (inner + channels + heads,), bias=sizes.bias, ctx=ctx.child("in_proj"))
-        self.out_proj = Linear(inner, (sizes.size,), bias=sizes.bias, ctx=ctx.child("out_proj"))
-        self.gated_norm = RMSNorm(inner, sizes.eps, ctx=ctx.child("gated_norm"))
+        self.num_heads = len(mine)
+        self.num_groups = len(groups)
+        self.inner_size = len(held)
+        steps = scaled_up(mine, 1, 2 * inner + 2 * shared)
+        picked = torch.cat([numbers(held), channels + inner, numbers(steps)])
+        self.in_proj = PickedLinear(
+            sizes.size, 2 * inner + 2 * shared + heads, picked, bias=sizes.bias, ctx=ctx.child("in_proj")
+        )
+        out_bias = sizes.bias if sizes.out_bias is None else sizes.out_bias
+        self.out_proj = RowLinear(inner, sizes.size, bias=out_bias, ctx=ctx.child("out_proj"), what="heads")
+        self.gated_norm = SlicedNorm(inner, held, sizes.eps, ctx=ctx.child("gated_norm")) if sizes.normed else None
+        self._norms_over = tp if shares and tp.size > 1 else None
         self.A_log = self.D = self.dt_bias = torch.empty(0)
 
     def operations(self, net: Network, x: Value) -> Value:
         """[T, E] -> [T, E]."""
-        sizes = self.sizes
-        channels = self.conv1d.channels
-        gate, mixed, dt = net.split(net.linear(x, self.in_proj), sizes.inner_size, channels, sizes.num_heads)
+        projected = net.linear(x, self.in_proj)
+        gate, mixed, dt = net.split(projected, self.inner_size, self.conv1d.channels, self.num_heads)
         y = net.call(self.advance, mixed, dt)
-        return net.linear(net.call(self._norm, y, gate, by_rows=True), self.out_proj)
+        return net.linear(net.call(self._gated, y, gate, by_rows=True), self.out_proj)
 
     def scan(self, x: Tensor, beside: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, H * P + 2 * G * N], time steps [T, H], state [H, P, N]."""
@@ -164,20 +222,39 @@ class Mamba2(RecurrentLayer):
 
     def _arguments(self, x: Tensor, dt: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
         sizes = self.sizes
-        shared = sizes.num_groups * sizes.state_size
-        values, b, c = torch.split(x.float(), [sizes.inner_size, shared, shared], dim=-1)
-        steps = functional.softplus(dt.float() + self.dt_bias).clamp(*sizes.limits)
-        b, c = (part.reshape(len(x), sizes.num_groups, sizes.state_size) for part in (b, c))
-        return values.reshape(len(x), sizes.num_heads, sizes.head_size), steps, -self.A_log.exp(), (b, c)
+        shared = self.num_groups * sizes.state_size
+        values, b, c = torch.split(x.float(), [self.inner_size, shared, shared], dim=-1)
+        steps = functional.softplus(dt.float() * sizes.factors[4] + self.dt_bias).clamp(*sizes.limits)
+        b, c = (part.reshape(len(x), self.num_groups, sizes.state_size) for part in (b, c))
+        return values.reshape(len(x), self.num_heads, sizes.head_size), steps, -self.A_log.exp(), (b, c)
 
     def _skipped(self, x: Tensor, values: Tensor, y: Tensor) -> Tensor:
         return (y + values * self.D.unsqueeze(1)).flatten(1).to(x.dtype)
 
-    def _norm(self, y: Tensor, gate: Tensor) -> Tensor:
-        """silu(gate) * y, normed in groups."""
-        gated = (y.float() * functional.silu(gate.float())).view(len(y), self.sizes.num_groups, -1)
-        normed = gated * torch.rsqrt(gated.pow(2).mean(-1, keepdim=True) + self.sizes.eps)
-        return self.gated_norm.weight * normed.flatten(1).to(y.dtype)
+    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        """silu(gate) * y, normed before or after, or not at all."""
+        factor = functional.silu(gate.float() * self.sizes.factors[0])
+        if self.gated_norm is None:
+            return (y.float() * factor).to(y.dtype)
+        if self.sizes.gates_first:
+            return self.gated_norm.weight * self._normed(y.float() * factor).to(y.dtype)
+        return (self.gated_norm.weight * self._normed(y.float()) * factor).to(y.dtype)
+
+    def _normed(self, y: Tensor) -> Tensor:
+        """[T, n] float32, divided by the root mean square of each group."""
+        parts = y.view(len(y), self.num_groups, -1)
+        squares = parts.pow(2).mean(-1, keepdim=True)
+        if self._norms_over is not None:
+            squares = self._norms_over.all_reduce(squares) / self._norms_over.size
+        return (parts * torch.rsqrt(squares + self.sizes.eps)).flatten(1)
+
+
+def _factors_of(sizes: Mamba2Sizes, num_values: int, num_shared: int) -> Tensor | None:
+    """Of the channels of a rank's convolution; None where they are all 1."""
+    _, values, b, c, _ = sizes.factors
+    if values == b == c == 1.0:
+        return None
+    return torch.cat([torch.full((n,), f) for n, f in ((num_values, values), (num_shared, b), (num_shared, c))])
 
 
 @dataclass(frozen=True)
@@ -200,19 +277,34 @@ class DeltaNet(RecurrentLayer):
     """
 
     def __init__(self, sizes: DeltaSizes, *, ctx: LayerContext) -> None:
-        refuse_split(ctx)
+        """Raises ConfigError when the key heads cannot be dealt out."""
+        tp = ctx.groups.tp
+        what = "linear_num_key_heads"
+        key_heads = even_split(sizes.num_key_heads, tp.rank, tp.size, what)
+        heads = scaled_up(key_heads, sizes.num_heads // sizes.num_key_heads)
         keys = sizes.num_key_heads * sizes.key_size
         values = sizes.num_heads * sizes.value_size
-        convolution = Convolution(2 * keys + values, sizes.conv_size, bias=False, ctx=ctx.child("conv1d"))
+        parts = (
+            scaled_up(key_heads, sizes.key_size),
+            scaled_up(key_heads, sizes.key_size, keys),
+            scaled_up(heads, sizes.value_size, 2 * keys),
+        )
+        held = numbers(*parts)
+        conv = Convolution(2 * keys + values, sizes.conv_size, held, bias=False, ctx=ctx.child("conv1d"))
         vectors = {"A_log": (sizes.num_heads,), "dt_bias": (sizes.num_heads,)}
-        state = (sizes.num_heads, sizes.key_size, sizes.value_size)
-        super().__init__(convolution, state, vectors=vectors, ctx=ctx)
+        state = (len(heads), sizes.key_size, sizes.value_size)
+        super().__init__(conv, state, vectors=vectors, rows=heads, ctx=ctx)
         self.sizes = sizes
-        self._parts = (keys, keys, values)
-        self.in_proj_qkvz = Linear(sizes.size, (2 * keys + 2 * values,), bias=False, ctx=ctx.child("in_proj_qkvz"))
-        self.in_proj_ba = Linear(sizes.size, (2 * sizes.num_heads,), bias=False, ctx=ctx.child("in_proj_ba"))
+        self.num_key_heads = len(key_heads)
+        self.num_heads = len(heads)
+        self._parts = tuple(len(part) for part in parts)
+        size = sizes.size
+        both = (2 * keys + 2 * values,)
+        gates = (2 * sizes.num_heads,)
+        self.in_proj_qkvz = ColumnLinear(size, both, bias=False, ctx=ctx.child("in_proj_qkvz"), what=what)
+        self.in_proj_ba = ColumnLinear(size, gates, bias=False, ctx=ctx.child("in_proj_ba"), what=what)
         self.gated_norm = RMSNorm(sizes.value_size, sizes.eps, ctx=ctx.child("gated_norm"))
-        self.out_proj = Linear(values, (sizes.size,), bias=False, ctx=ctx.child("out_proj"))
+        self.out_proj = RowLinear(values, size, bias=False, ctx=ctx.child("out_proj"), what=what)
         self.A_log = self.dt_bias = torch.empty(0)
 
     def operations(self, net: Network, x: Value) -> Value:
@@ -226,12 +318,12 @@ class DeltaNet(RecurrentLayer):
         """Query, key, value and gate of each key head, and its value heads."""
         sizes = self.sizes
         values = sizes.num_heads // sizes.num_key_heads * sizes.value_size
-        heads = mixed.view(len(mixed), sizes.num_key_heads, -1)
+        heads = mixed.view(len(mixed), self.num_key_heads, -1)
         return torch.split(heads, [sizes.key_size, sizes.key_size, values, values], dim=2)
 
     def _mix(self, mixed: Tensor, gates: Tensor) -> Tensor:
         query, key, value, _ = self._by_key_head(mixed)
-        b, a = gates.view(len(gates), self.sizes.num_key_heads, 2, -1).unbind(2)
+        b, a = gates.view(len(gates), self.num_key_heads, 2, -1).unbind(2)
         beside = torch.cat([b.flatten(1), a.flatten(1)], dim=1)
         return self.advance(torch.cat([query.flatten(1), key.flatten(1), value.flatten(1)], dim=1), beside)
 
@@ -250,16 +342,16 @@ class DeltaNet(RecurrentLayer):
         query, key, value = torch.split(x.float(), list(self._parts), dim=1)
         repeats = sizes.num_heads // sizes.num_key_heads
         query, key = (
-            _unit(part.view(len(x), sizes.num_key_heads, -1)).repeat_interleave(repeats, dim=1) for part in (query, key)
+            _unit(part.view(len(x), self.num_key_heads, -1)).repeat_interleave(repeats, dim=1) for part in (query, key)
         )
         b, a = gates.float().chunk(2, dim=1)
         decay = -self.A_log.exp() * functional.softplus(a + self.dt_bias)
-        return query * sizes.key_size**-0.5, key, value.view(len(x), sizes.num_heads, -1), (decay, b.sigmoid())
+        return query * sizes.key_size**-0.5, key, value.view(len(x), self.num_heads, -1), (decay, b.sigmoid())
 
     def _norm(self, y: Tensor, mixed: Tensor) -> Tensor:
         """Each head normed, times silu(gate)."""
-        gate = self._by_key_head(mixed)[3].reshape(len(y), self.sizes.num_heads, -1)
-        heads: Tensor = self.gated_norm(y.view(len(y), self.sizes.num_heads, -1))
+        gate = self._by_key_head(mixed)[3].reshape(len(y), self.num_heads, -1)
+        heads: Tensor = self.gated_norm(y.view(len(y), self.num_heads, -1))
         return (heads.float() * functional.silu(gate.float())).to(y.dtype).flatten(1)
 
 

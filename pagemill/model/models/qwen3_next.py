@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
+from pagemill.model.distributed.split import split_heads
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.layers.linear import Linear
+from pagemill.model.layers.linear import Linear, RowLinear
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
-from pagemill.model.models.decoder import AttentionTraits, GatedMLP, MixtureOfExperts
-from pagemill.model.models.mixers import DeltaNet, DeltaSizes, refuse_split
+from pagemill.model.models.decoder import AttentionTraits, GatedMLP, MixtureOfExperts, has_experts
+from pagemill.model.models.mixers import DeltaNet, DeltaSizes
 from pagemill.model.network.operations import Layer, Network, Value
 
 LINEAR = "linear_attention"
@@ -33,30 +34,36 @@ class GatedAttention(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], *, ctx: LayerContext) -> None:
         super().__init__()
-        refuse_split(ctx)
         traits = AttentionTraits.of(config)
-        self.traits = traits
+        tp = ctx.groups.tp
+        here = split_heads(traits.num_heads, traits.num_kv_heads, tp.rank, tp.size)
+        self.num_heads = len(here.query)
+        self.num_kv_heads = len(here.kv)
+        self.head_size = traits.head_size
         size = config["hidden_size"]
         dim = traits.head_size
         bias = bool(config.get("attention_bias"))
         eps = config["rms_norm_eps"]
 
-        def linear(name: str, inputs: int, outputs: int) -> Linear:
-            return Linear(inputs, (outputs,), bias=bias, ctx=ctx.child(name))
+        def linear(name: str, num_heads: int, mine: range, width: int) -> Linear:
+            rows = [range(mine.start * width, mine.stop * width)]
+            return Linear(size, (num_heads * width,), bias=bias, ctx=ctx.child(name), rows=rows)
 
-        self.q_proj = linear("q_proj", size, 2 * traits.num_heads * dim)
-        self.k_proj = linear("k_proj", size, traits.num_kv_heads * dim)
-        self.v_proj = linear("v_proj", size, traits.num_kv_heads * dim)
-        self.o_proj = linear("o_proj", traits.num_heads * dim, size)
+        self.q_proj = linear("q_proj", traits.num_heads, here.query, 2 * dim)
+        self.k_proj = linear("k_proj", traits.num_kv_heads, here.kv, dim)
+        self.v_proj = linear("v_proj", traits.num_kv_heads, here.kv, dim)
+        self.o_proj = RowLinear(
+            traits.num_heads * dim, size, bias=bias, ctx=ctx.child("o_proj"), what="num_attention_heads"
+        )
         self.q_norm = RMSNorm(dim, eps, ctx=ctx.child("q_norm"), offset=1.0)
         self.k_norm = RMSNorm(dim, eps, ctx=ctx.child("k_norm"), offset=1.0)
-        spec = AttentionLayerSpec(traits.num_heads, traits.num_kv_heads, dim, traits.scale)
+        spec = AttentionLayerSpec(self.num_heads, self.num_kv_heads, dim, traits.scale)
         name = ctx.child("attn").name
         self.attn = Attention(spec, name=name, backend=ctx.attention(spec, name))
 
     def operations(self, net: Network, x: Value) -> Value:
         """[T, E] -> [T, E]."""
-        kv_heads = self.traits.num_kv_heads
+        kv_heads = self.num_kv_heads
         both = net.linear(x, self.q_proj)
         query = net.rotary(net.norm(net.call(self._query, both, by_rows=True), self.q_norm), "default")
         key = net.norm(net.per_head(net.linear(x, self.k_proj), kv_heads), self.k_norm)
@@ -65,10 +72,10 @@ class GatedAttention(nn.Module):
         return net.linear(net.call(self._gated, attended, both, by_rows=True), self.o_proj)
 
     def _query(self, both: Tensor) -> Tensor:
-        return both.view(len(both), self.traits.num_heads, -1)[:, :, : self.traits.head_size].contiguous()
+        return both.view(len(both), self.num_heads, -1)[:, :, : self.head_size].contiguous()
 
     def _gated(self, attended: Tensor, both: Tensor) -> Tensor:
-        gate = both.view(len(both), self.traits.num_heads, -1)[:, :, self.traits.head_size :]
+        gate = both.view(len(both), self.num_heads, -1)[:, :, self.head_size :]
         return attended * torch.sigmoid(gate.reshape(attended.shape))
 
 
@@ -103,6 +110,7 @@ class Qwen3NextForCausalLM(CausalLM):
 
     weights = QWEN3_NEXT_WEIGHTS
     norm_offset = 1.0
+    plans_natively = False
 
     def elsewhere(self, layer: str) -> bool:
         return layer.startswith("mtp.") or super().elsewhere(layer)
@@ -133,8 +141,7 @@ class Qwen3NextForCausalLM(CausalLM):
 
     def _mlp(self, index: int, ctx: LayerContext) -> Layer:
         config = self.config
-        step = config.get("decoder_sparse_step") or 1
-        if not self.num_experts or index in (config.get("mlp_only_layers") or ()) or (index + 1) % step:
+        if not has_experts(config, self.num_experts, index):
             return GatedMLP(config, ctx=ctx)
         routing = Routing(config["num_experts_per_tok"], renormalize=bool(config.get("norm_topk_prob", True)))
         sizes = (self.hidden_size, config["moe_intermediate_size"], self.num_experts)

@@ -40,6 +40,8 @@ class Experts(nn.Module):
         else:
             self.held = range(num_experts)
             inner = even_split(inner_size, group.rank, group.size, "moe_intermediate_size")
+        self.inner = inner
+        """Of the inside of each expert, what is held here."""
         parts = []
         for elsewhere in (False, True):
             up = WeightPart((inner_size, size), inner, range(size), elsewhere)
