@@ -4,4 +4,10 @@ from typing import Any
 
 from pagemill.catalog.registry import Registry
 
-PROPOSERS: Registry[Any] = Registry("proposer", {"ngram": "pagemill.worker.spec_decode.ngram:NgramProposer"})
+PROPOSERS: Registry[Any] = Registry(
+    "proposer",
+    {
+        "ngram": "pagemill.worker.spec_decode.ngram:NgramProposer",
+        "suffix": "pagemill.worker.spec_decode.suffix:SuffixProposer",
+    },
+)

@@ -41,6 +41,8 @@ class NewRequest:
     scores_from: int | None = None
     """Position of the first token of the output of which, and of all known ones after it, `KnownLogprobs` are to be
     made; the token before it is not computed yet. None: of none."""
+    cache_salt: str | None = field(default=None, repr=False)
+    """Requests with different ones learn nothing of each other, on the workers neither."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,8 @@ class ModelRunner:
     def _apply(self, step: SchedulerOutput) -> None:
         for slot in step.released:
             self._forward.remove(slot)
+            if self._drafts is not None:
+                self._drafts.end(slot)
         if step.extensions is not None:
             self._extensions.begin(step.extensions)
         for new in step.new:
@@ -139,7 +141,7 @@ class ModelRunner:
             self._stage.restart(new.slot)
             self._forward.add(new)
             if self._drafts is not None:
-                self._drafts.forget(new.slot)
+                self._drafts.begin(new)
         for grown in step.grown:
             self._tables.append(grown.slot, grown.block_ids)
         for known in step.known:
@@ -181,7 +183,7 @@ class ModelRunner:
         self._stage.restart(slot)
         self._forward.replace(known)
         if self._drafts is not None:
-            self._drafts.forget(slot)
+            self._drafts.replace(known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ class Admission:
             params=request.params,
             scores_prompt=request.scores_prompt,
             scores_from=request.forced.unscored_from,
+            cache_salt=request.cache_salt,
         )
         step.admit(new, count)
         return True

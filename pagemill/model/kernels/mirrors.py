@@ -110,6 +110,24 @@ class MasksStruct(ctypes.Structure):
     _fields_ = (("words", _POINTER), ("stride", _INT), ("rows", _POINTER))
 
 
+class NgramsStruct(ctypes.Structure):
+    """A table of n-grams, as `PmNgrams` in token_index.h. Holds addresses: the arrays must outlive it."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("text", "ends")),
+        *((name, _INT) for name in ("bits", "shortest", "longest", "seed")),
+    )
+
+
+class TrieStruct(ctypes.Structure):
+    """A trie of tokens, as `PmTrie` in token_index.h. Holds addresses: the arrays must outlive it."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("text", "nodes", "slots", "active")),
+        *((name, _INT) for name in ("bits", "max_nodes", "max_depth", "num_nodes", "num_active", "num_tokens", "seed")),
+    )
+
+
 MIRRORS: dict[str, type[ctypes.Structure]] = {
     "PmBatch": Batch,
     "PmLayer": Layer,
@@ -120,6 +138,8 @@ MIRRORS: dict[str, type[ctypes.Structure]] = {
     "PmTable": TableStruct,
     "PmDecode": DecodeStruct,
     "PmMasks": MasksStruct,
+    "PmNgrams": NgramsStruct,
+    "PmTrie": TrieStruct,
 }
 """By their names in C++."""
 

@@ -59,6 +59,11 @@ class Library:
     decode_accepts: Callable[..., int]
     decode_step: Callable[..., int]
     decode_choose: Callable[..., int]
+    ngrams_extend: Callable[..., None]
+    ngrams_find: Callable[..., int]
+    trie_rehash: Callable[..., None]
+    trie_extend: Callable[..., int]
+    trie_propose: Callable[..., int]
 
 
 ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
@@ -128,6 +133,13 @@ def _load(path: Path) -> Library:
         decode_step=function(releasing, "pm_decode_step", ctypes.c_int, *[_POINTER] * 3, _INT, _POINTER, _INT),
         decode_choose=function(
             releasing, "pm_decode_choose", ctypes.c_int, *[_POINTER] * 2, _INT, *[_POINTER] * 2, _INT
+        ),
+        ngrams_extend=function(holding, "pm_ngrams_extend", None, _POINTER, _INT, _INT),
+        ngrams_find=function(holding, "pm_ngrams_find", _INT, _POINTER, _INT),
+        trie_rehash=function(holding, "pm_trie_rehash", None, _POINTER),
+        trie_extend=function(holding, "pm_trie_extend", _INT, _POINTER, _INT, _INT),
+        trie_propose=function(
+            holding, "pm_trie_propose", _INT, *[_POINTER, _INT] * 2, _INT, _FLOAT, _FLOAT, _INT, _POINTER, _POINTER
         ),
         attention=function(
             releasing, "pm_attention", ctypes.c_int, *[_POINTER] * 5, *[_INT] * 7, *[_POINTER] * 2, _INT

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pagemill.messages.step import Drafts, Int32Array, SampledLogprobs, SchedulerOutput
+from pagemill.messages.step import Drafts, Int32Array, KnownTokens, NewRequest, SampledLogprobs, SchedulerOutput
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.spec_decode.interface import Proposer
@@ -50,9 +50,19 @@ class SlotDrafts:
         self._counts = np.zeros(len(states.num_tokens), np.int32)
         """[S] drafts of each slot."""
 
-    def forget(self, slot: int) -> None:
-        """The slot's tokens are others now."""
-        self._counts[slot] = 0
+    def begin(self, new: NewRequest) -> None:
+        """A slot has another request, or one again that was preempted."""
+        self._counts[new.slot] = 0
+        self._proposer.begin(new)
+
+    def replace(self, known: KnownTokens) -> None:
+        """Tokens of a slot are others now."""
+        self._counts[known.slot] = 0
+        self._proposer.replace(known.slot, known.position)
+
+    def end(self, slot: int) -> None:
+        """The slot's request ended or was preempted, and its tokens are still there."""
+        self._proposer.end(slot)
 
     def num_tokens(self, step: SchedulerOutput) -> Int32Array:
         """[R] tokens that each slot of a step runs: its own, and as many drafts as it has and the step has room for."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagemill.config.speculation import SpeculationConfig
-from pagemill.messages.step import Int32Array
+from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.worker.batch.request_states import RequestStates
 
 
@@ -69,7 +69,17 @@ class Proposer(ABC):
     def __init__(self, context: ProposerContext) -> None:  # noqa: B027 - for those that need nothing of it
         """`context` lives as long as the worker has a KV cache."""
 
+    def begin(self, new: NewRequest) -> None:  # noqa: B027 - for those that keep nothing of a slot
+        """A slot has another request, or one again that was preempted; `states` have its tokens."""
+
+    def replace(self, slot: int, position: int) -> None:  # noqa: B027 - for those that keep nothing of a slot
+        """The slot's tokens are others from that position on."""
+
+    def end(self, slot: int) -> None:  # noqa: B027 - for those that keep nothing of a slot
+        """The slot's request ended or was preempted; `states` still have its tokens. May be told twice, and never
+        of a slot that only warmed up."""
+
     @abstractmethod
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
-        """[L] slots that have sampled just now -> for each, the tokens that may follow its last one; none is a guess
-        too. Valid token ids; a wrong one costs time and changes no output."""
+        """[L] of the slots that have sampled just now -> for each, the tokens that may follow its last one; none is a
+        guess too. Valid token ids; a wrong one costs time and changes no output."""

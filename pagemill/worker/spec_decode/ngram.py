@@ -1,36 +1,61 @@
 """`NgramProposer`: what followed the last tokens when they were said before, in the prompt or the output of the same
-request (prompt lookup). Knows no model."""
+request (prompt lookup decoding, Saxena 2023). Knows no model."""
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
-
 from pagemill.errors import ConfigError
-from pagemill.messages.step import Int32Array
+from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.worker.spec_decode.index_reference import PythonNgramIndex
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
+from pagemill.worker.spec_decode.token_index import NgramIndex, ngram_index
+
+LONGEST = 32
+"""Tokens that may be looked for: each length takes 8 to 16 bytes for each token of a text."""
 
 
 class NgramProposer(Proposer):
-    """Of several places it takes the last. Reads all tokens of a slot for each guess."""
+    """The longest match counts, and of several places the last. A guess costs a look for each length, however long the
+    text is; the index grows with the slot's tokens."""
 
     def __init__(self, context: ProposerContext) -> None:
+        """Raises ConfigError for lengths that cannot be looked for."""
+        settings = context.settings
+        self._shortest = settings.prompt_lookup_min
+        self._longest = settings.prompt_lookup_max
+        if not 1 <= self._shortest <= self._longest <= LONGEST:
+            raise ConfigError(
+                f"prompt_lookup_min {self._shortest} and prompt_lookup_max {self._longest}: "
+                f"1 <= prompt_lookup_min <= prompt_lookup_max <= {LONGEST} is allowed"
+            )
         self._states = context.states
         self._max_drafts = context.max_drafts
-        self._shortest = context.settings.prompt_lookup_min
-        self._longest = context.settings.prompt_lookup_max
-        if self._shortest > self._longest:
-            raise ConfigError(f"prompt_lookup_min={self._shortest} is more than prompt_lookup_max={self._longest}")
+        self._indexes: list[NgramIndex | PythonNgramIndex | None] = [None] * len(context.states.num_tokens)
+        """By slot; None: nothing is known of its tokens yet."""
+
+    def begin(self, new: NewRequest) -> None:
+        """Its tokens are read when something is proposed."""
+        self._indexes[new.slot] = None
+
+    def replace(self, slot: int, position: int) -> None:
+        """The index begins anew where it has tokens that are no more."""
+        index = self._indexes[slot]
+        if index is not None and position < index.num_tokens:
+            self._indexes[slot] = None
+
+    def end(self, slot: int) -> None:
+        """Its memory is free."""
+        self._indexes[slot] = None
 
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
-        states = self._states
-        return [self._after(states.token_ids[slot, : states.num_tokens[slot]]) for slot in slots.tolist()]
-
-    def _after(self, tokens: Int32Array) -> Int32Array:
-        for length in range(min(self._longest, len(tokens) - 1), self._shortest - 1, -1):
-            before = sliding_window_view(tokens[:-1], length)
-            places = np.flatnonzero((before == tokens[-length:]).all(axis=1))
-            if len(places):
-                start = int(places[-1]) + length
-                return tokens[start : start + self._max_drafts].copy()
-        return tokens[:0]
+        """What followed, of each slot."""
+        token_ids = self._states.token_ids
+        found: list[Int32Array] = []
+        for slot, count in zip(slots.tolist(), self._states.num_tokens[slots].tolist(), strict=True):
+            index = self._indexes[slot]
+            if index is None:
+                index = self._indexes[slot] = ngram_index(self._shortest, self._longest)
+                index.restart(token_ids[slot])
+            index.extend(count)
+            start = index.find() or count
+            found.append(token_ids[slot, start : min(start + self._max_drafts, count)].copy())
+        return found

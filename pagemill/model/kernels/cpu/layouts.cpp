@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "decode_step.h"
+#include "token_index.h"
 
 namespace {
 
@@ -35,6 +36,11 @@ const int64_t DECODE[] = {sizeof(PmDecode), AT(PmDecode, ops), AT(PmDecode, num_
                           AT(PmDecode, rows), AT(PmDecode, embedding_scale), AT(PmDecode, slots), AT(PmDecode, tables),
                           AT(PmDecode, num_tables), AT(PmDecode, layer_tables), AT(PmDecode, num_layers)};
 const int64_t MASKS[] = {sizeof(PmMasks), AT(PmMasks, words), AT(PmMasks, stride), AT(PmMasks, rows)};
+const int64_t NGRAMS[] = {sizeof(PmNgrams), AT(PmNgrams, text), AT(PmNgrams, ends), AT(PmNgrams, bits),
+                          AT(PmNgrams, shortest), AT(PmNgrams, longest), AT(PmNgrams, seed)};
+const int64_t TRIE[] = {sizeof(PmTrie), AT(PmTrie, text), AT(PmTrie, nodes), AT(PmTrie, slots), AT(PmTrie, active),
+                        AT(PmTrie, bits), AT(PmTrie, max_nodes), AT(PmTrie, max_depth), AT(PmTrie, num_nodes),
+                        AT(PmTrie, num_active), AT(PmTrie, num_tokens), AT(PmTrie, seed)};
 
 struct Layout {
   const char* name;
@@ -47,7 +53,7 @@ struct Layout {
 const Layout LAYOUTS[] = {LAYOUT("PmBatch", BATCH), LAYOUT("PmLayer", LAYER), LAYOUT("PmLinear", LINEAR),
                           LAYOUT("PmOp", OP),       LAYOUT("PmRun", RUN),     LAYOUT("PmSlots", SLOTS),
                           LAYOUT("PmTable", TABLE), LAYOUT("PmDecode", DECODE),
-                          LAYOUT("PmMasks", MASKS)};
+                          LAYOUT("PmMasks", MASKS), LAYOUT("PmNgrams", NGRAMS), LAYOUT("PmTrie", TRIE)};
 
 }  // namespace
 

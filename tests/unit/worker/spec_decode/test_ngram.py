@@ -3,13 +3,36 @@
 import numpy as np
 import pytest
 
+from pagemill.errors import ConfigError
+from pagemill.model.kernels.native import library
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.spec_decode import ngram
+from pagemill.worker.spec_decode.index_reference import PythonNgramIndex
 from pagemill.worker.spec_decode.interface import ProposerContext, Speculation
 from pagemill.worker.spec_decode.ngram import NgramProposer
+from tests.fakes.drafts import fill, new_request
+
+
+@pytest.fixture(params=["compiled", "python"], autouse=True)
+def index(request, monkeypatch):
+    if request.param == "python":
+        monkeypatch.setattr(ngram, "ngram_index", PythonNgramIndex)
+    else:
+        assert library() is not None
+
+
+def proposer_of(states, max_drafts=3, **settings):
+    return NgramProposer(ProposerContext(states, max_drafts, Speculation("ngram", max_drafts, **settings)))
+
+
+def proposed(states, proposer, slot, tokens):
+    fill(states, slot, tokens)
+    [found] = proposer.propose(np.array([slot], np.int32))
+    return found.tolist()
 
 
 @pytest.mark.parametrize(
-    ("tokens", "proposed"),
+    ("tokens", "expected"),
     [
         ([], []),
         ([5], []),
@@ -22,10 +45,44 @@ from pagemill.worker.spec_decode.ngram import NgramProposer
         ([2, 7], []),
     ],
 )
-def test_a_slot_proposes_what_came_before(tokens, proposed):
+def test_a_slot_proposes_what_came_before(tokens, expected):
     states = RequestStates(3, 32)
     states.token_ids[1] = 4  # what a former request left
-    states.token_ids[1, : len(tokens)] = tokens
-    states.num_tokens[1] = len(tokens)
-    [found] = NgramProposer(ProposerContext(states, 3, Speculation("ngram", 3))).propose(np.array([1], np.int32))
-    assert found.tolist() == proposed
+    assert proposed(states, proposer_of(states), 1, tokens) == expected
+
+
+def test_the_settings_say_how_many_tokens_are_looked_for():
+    states = RequestStates(1, 32)
+    one = proposer_of(states, prompt_lookup_min=1, prompt_lookup_max=1)
+    assert proposed(states, one, 0, [1, 2, 7, 3, 2]) == [7, 3, 2]
+    three = proposer_of(states, prompt_lookup_min=3, prompt_lookup_max=3)
+    assert proposed(states, three, 0, [1, 2, 7, 3, 1, 2]) == []
+    assert proposed(states, three, 0, [1, 2, 7, 3, 1, 2, 7]) == [3, 1, 2]
+
+
+def test_a_text_that_grows_proposes_what_it_would_as_a_whole():
+    states = RequestStates(2, 400)
+    tokens = np.random.default_rng(1).integers(0, 6, 390).tolist()
+    growing = proposer_of(states)
+    for count in [5, 6, 7, 90, 91, 200, 390]:
+        whole = proposer_of(states)
+        assert proposed(states, growing, 0, tokens[:count]) == proposed(states, whole, 1, tokens[:count])
+
+
+def test_another_request_and_other_tokens_begin_anew():
+    states = RequestStates(1, 32)
+    proposer = proposer_of(states)
+    assert proposed(states, proposer, 0, [1, 2, 7, 8, 9, 1, 2]) == [7, 8, 9]
+    proposer.replace(0, 7)
+    assert proposed(states, proposer, 0, [1, 2, 7, 8, 9, 1, 2, 7]) == [8, 9, 1]
+    proposer.replace(0, 2)
+    assert proposed(states, proposer, 0, [1, 2, 5, 1, 2]) == [5, 1, 2]
+    proposer.end(0)
+    proposer.begin(new_request(0, [1, 2]))
+    assert proposed(states, proposer, 0, [1, 2]) == []
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, 3), (4, 3), (2, 33), (-1, -1)])
+def test_lengths_that_cannot_be_looked_for_are_refused(least, most):
+    with pytest.raises(ConfigError, match="1 <= prompt_lookup_min <= prompt_lookup_max <= 32"):
+        proposer_of(RequestStates(1, 8), prompt_lookup_min=least, prompt_lookup_max=most)
