@@ -1,19 +1,22 @@
 """Slots with tokens, for proposers."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest
+from pagemill.worker.batch.request_states import RequestStates
 
 
-def fill(states, slot, tokens, num_prompt_tokens=None):
+def fill(states: RequestStates, slot: int, tokens: Sequence[int], num_prompt_tokens: int | None = None) -> None:
     """The slot has these tokens and no others."""
     states.token_ids[slot, : len(tokens)] = tokens
     states.num_tokens[slot] = len(tokens)
     states.num_prompt_tokens[slot] = len(tokens) if num_prompt_tokens is None else num_prompt_tokens
 
 
-def new_request(slot, tokens, salt=None):
+def new_request(slot: int, tokens: Sequence[int], salt: str | None = None) -> NewRequest:
     """As a worker is told of one."""
     return NewRequest(
         request_id="a",

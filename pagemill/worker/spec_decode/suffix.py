@@ -6,6 +6,7 @@ answer takes which prefixes others have used learns nothing of what others were 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -99,7 +100,7 @@ class PastOutputs:
     def __init__(self, max_depth: int, max_outputs: int, max_nodes: int, max_tokens: int) -> None:
         """`max_outputs`: of both halves, 0 for none; `max_nodes` and `max_tokens`: of each."""
         self._max_outputs = max_outputs
-        self._make = lambda: _Half(max_depth, max_nodes, max_tokens)
+        self._make = partial(_Half, max_depth, max_nodes, max_tokens)
         self._halves: list[_Half] = []
         """The younger one first."""
 

@@ -13,10 +13,8 @@ import numpy as np
 from pagemill.messages.step import Int32Array
 from pagemill.model.kernels.mirrors import NgramsStruct, TrieStruct
 from pagemill.model.kernels.native import library, loaded_library
-from pagemill.worker.spec_decode.index_reference import PythonNgramIndex, PythonTokenTrie
+from pagemill.worker.spec_decode.index_reference import MAX_DRAFT, PythonNgramIndex, PythonTokenTrie
 
-MAX_DRAFT = 64
-"""Tokens that a trie proposes at most."""
 _FEWEST = 256
 """Tokens, or nodes, for which there is room at first."""
 _NODE_FIELDS = 6

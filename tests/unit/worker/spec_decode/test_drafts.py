@@ -1,15 +1,18 @@
-"""Drafts change no token: the same text with and without, whatever is proposed, by a toy proposer and by n-grams."""
+"""Drafts change no token: the same text with and without, by a toy proposer, by n-grams and by suffixes."""
+
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from pagemill.catalog.proposers import PROPOSERS
 from pagemill.config.arguments import EngineArgs
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.errors import ConfigError
 from pagemill.launch import build_config
 from pagemill.messages.logprobs import joined
-from pagemill.worker.spec_decode.interface import Speculation
+from pagemill.worker.spec_decode.interface import Proposer, Speculation
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.queued_platform import QueuedPlatform
@@ -66,7 +69,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("proposer", ["toy", "ngram"])
+@pytest.mark.parametrize("proposer", ["toy", "ngram", slow("suffix")])
 @pytest.mark.parametrize("params", CASES)
 @pytest.mark.parametrize("depth", [1, slow(2)])
 def test_the_tokens_are_those_without_drafts(checkpoint, toy, proposer, params, depth):
@@ -93,6 +96,35 @@ def test_accepted_drafts_have_their_own_log_probabilities(checkpoint, toy):
         assert np.abs(found.values - expected.values).max() < 1e-3
     scored = {name: len(prompt) - 1 for name, prompt in PROMPTS.items() if len(prompt) > 1}
     assert {name: len(found) for name, found in drafted.prompt_logprobs.items()} == scored
+
+
+class Recorder(Proposer):
+    """Proposes nothing, and notes whose slots it is told of."""
+
+    seen: ClassVar = []
+
+    def __init__(self, context):
+        self.states = context.states
+
+    def begin(self, new):
+        self.seen.append(("begin", new.request_id, new.slot, new.cache_salt))
+
+    def end(self, slot):
+        self.seen.append(("end", slot, self.states.num_tokens[slot] - self.states.num_prompt_tokens[slot]))
+
+    def propose(self, slots):
+        return [np.zeros(0, np.int32) for _ in slots]
+
+
+def test_a_proposer_is_told_of_requests_their_salts_and_their_ends(checkpoint, monkeypatch):
+    monkeypatch.setitem(PROPOSERS._paths, "recorder", f"{__name__}:Recorder")
+    monkeypatch.setattr(Recorder, "seen", [])
+    run(checkpoint, Speculation("recorder", 4), salt="mine", temperature=0.0)
+    begun = [event for event in Recorder.seen if event[0] == "begin" and event[1] in PROMPTS]
+    assert sorted(event[1] for event in begun) == sorted(PROMPTS)
+    assert {event[3] for event in begun} == {"mine"}
+    first = begun[-1][2]  # of three slots for four requests: it was another request's before
+    assert ("end", first, 30) in Recorder.seen
 
 
 def test_a_platform_whose_steps_run_ahead_has_no_drafts(checkpoint):

@@ -36,6 +36,7 @@ def searched(tokens, shortest, longest):
     return 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(tokens=TOKENS, parts=PARTS, shortest=st.integers(1, 3), more=st.integers(0, 3))
@@ -79,6 +80,7 @@ def expected_guess(tokens, match, most, factor, least):
     return draft, score
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(
@@ -110,6 +112,7 @@ def test_a_trie_counts_what_is_in_the_text(kind, tokens, parts, most, factor, le
             assert times == len(occurrences(tokens[:count], string))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     texts=st.lists(TOKENS, min_size=1, max_size=4),
