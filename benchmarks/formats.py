@@ -1,18 +1,21 @@
 """Quantized checkpoints of a real model on a CPU: speed beside the GGUF file they are made from, perplexity, a chat.
 
-    PYTHONPATH=. python benchmarks/formats.py [--speed] [--perplexity] [--chat] [--tokens 2048] [--rounds 7]
+    PYTHONPATH=. python benchmarks/formats.py --folder DIR --format W4A16 --measure perplexity chat
+    PYTHONPATH=. python benchmarks/formats.py --folder DIR --format W4A16 --measure speed [--rounds 7]
+    PYTHONPATH=. python benchmarks/formats.py --folder DIR --table
 
 The embedded SmolLM2-135M-Instruct (Q4_1) is dequantized, and stored again as W4A16 in groups of 64
 (compressed-tensors), GPTQ, AWQ, FP8 in blocks of 128 x 128, and nf4: by rounding, without calibration, as
-`tests/fakes` writes the layouts.
-`--speed`: tokens/s of one sequence of 128 tokens, the fastest of several rounds that take turns. `--perplexity`: of the
-checkpoint as it runs, in bfloat16, against its dequantized weights in float32. `--chat`: one greedy answer from each.
-Without any of them: all three.
+`tests/fakes` writes the layouts. A call measures one format, and adds to DIR/results.json what it finds; `--table`
+prints what is there. Checkpoints are made in DIR when they are first needed.
+
+speed: tokens/s of one sequence of 128 tokens, the fastest of several rounds in which it and the GGUF file take turns,
+with the head as it is stored, and in 8 bits. perplexity: of the checkpoint as it runs, in bfloat16, against its
+dequantized weights in float32. chat: a greedy answer.
 """
 
 import argparse
-import shutil
-import tempfile
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +49,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored]]] = {
         lambda weight: table_4bit(weight, NF4, "nf4", False),
     ),
 }
+BF16 = "bfloat16"
+NAMES = (BF16, "W4A16", *FORMATS)
 QUESTION = "What is the capital of France? Answer in one sentence."
 
 
@@ -64,15 +69,25 @@ def dequantized_folder(model: Path, folder: Path) -> Path:
     return folder
 
 
-def checkpoints(model: Path, folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Format -> (stored, dequantized)."""
-    plain = dequantized_folder(model, folder / "model")
-    made = {"W4A16": compress(plain, folder / "W4A16", Layout(group_size=64))}
-    for name, (config, quantize) in FORMATS.items():
-        made[name] = store(plain, folder / name, config, quantize)
-    for stored, _ in made.values():
-        in_bfloat16(stored / "model.safetensors")
-    return made
+def checkpoint(model: Path, folder: Path, name: str) -> tuple[Path, Path]:
+    """(stored, dequantized), made where they are not there yet."""
+    stored, plain = folder / name / "packed", folder / name / "plain"
+    done = folder / f"{name}.made"
+    if done.exists():
+        return stored, plain
+    source = folder / "model"
+    if not (folder / "model.made").exists():
+        dequantized_folder(model, source)
+        (folder / "model.made").touch()
+    if name == BF16:
+        return source, source
+    if name == "W4A16":
+        compress(source, folder / name, Layout(group_size=64))
+    else:
+        store(source, folder / name, *FORMATS[name])
+    in_bfloat16(stored / "model.safetensors")
+    done.touch()
+    return stored, plain
 
 
 def in_bfloat16(path: Path) -> None:
@@ -102,75 +117,77 @@ def speeds(models: dict[str, tuple[Path, str | None]], rounds: int) -> dict[str,
     return best
 
 
-def show_speeds(gguf: Path, stored: Path, rounds: int) -> None:
-    """A row for the GGUF file, and for W4A16 with its head as stored, and in 8 bits."""
-    models: dict[str, tuple[Path, str | None]] = {
-        "GGUF Q4_1": (gguf, None),
-        "W4A16, head as stored (bfloat16)": (stored, None),
-        "W4A16, head in 8 bits (--quantization int8)": (stored, "int8"),
-        "W4A16, exact (--quantization none)": (stored, "none"),
-    }
-    found = speeds(models, rounds)
-    base = found["GGUF Q4_1"]
-    for name, speed in found.items():
-        print(f"| {name} | {speed:.1f} tokens/s | {speed / base:.2f} |", flush=True)
+def measure_speed(gguf: Path, stored: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Tokens/s, of the checkpoint and of the GGUF file in the same call."""
+    found = speeds({"Q4_1": (gguf, None), "stored": (stored, None), "int8": (stored, "int8")}, args.rounds)
+    return {"speed": found}
 
 
-def show_perplexities(made: dict[str, tuple[Path, Path]], num_tokens: int) -> None:
-    """A row for each format."""
-    for name, (stored, plain) in made.items():
-        token_ids = load_tokenizer(stored).encode(TEXT.read_text())[:num_tokens]
-        reference = token_losses(plain, Settings("float32", None), token_ids, 512, 1)
-        for setting in (None, "int8"):
-            losses = token_losses(stored, Settings("bfloat16", setting), token_ids, 512, 1)
-            change = losses - reference
-            percent = change.mean().expm1() * 100
-            error = change.std() / len(change) ** 0.5 * 100
-            print(
-                f"| {name}{', head in 8 bits' if setting else ''} | {reference.mean().exp():.3f} | "
-                f"{losses.mean().exp():.3f} | {percent:+.2f}% +- {error:.2f}% |",
-                flush=True,
-            )
+def measure_perplexity(stored: Path, plain: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Of the dequantized weights, and what the checkpoint's is above it in percent, with one standard deviation."""
+    token_ids = load_tokenizer(plain).encode(TEXT.read_text())[: args.tokens]
+    reference = token_losses(plain, Settings("float32", None), token_ids, args.window, args.shifts)
+    found: dict[str, Any] = {"perplexity": float(reference.mean().exp()), "tokens": len(token_ids)}
+    for name, setting in (("stored", None), ("int8", "int8")):
+        change = token_losses(stored, Settings("bfloat16", setting), token_ids, args.window, args.shifts) - reference
+        percent, error = change.mean().expm1() * 100, change.std() / len(change) ** 0.5 * 100
+        found[f"{name} percent"] = [float(percent), float(error)]
+    return found
 
 
-def show_chats(made: dict[str, tuple[Path, Path]]) -> None:
-    """A greedy answer from each."""
-    for name, (stored, _) in made.items():
-        engine = LLM(str(stored), dtype="bfloat16", max_model_len=512)
-        answer = engine.chat(
-            [{"role": "user", "content": QUESTION}], SamplingParams(max_tokens=40, temperature=0), use_tqdm=False
-        )
-        print(f"| {name} | {answer[0].outputs[0].text!r} |", flush=True)
+def measure_chat(stored: Path) -> dict[str, Any]:
+    """A greedy answer."""
+    engine = LLM(str(stored), dtype="bfloat16", max_model_len=512)
+    answer = engine.chat(
+        [{"role": "user", "content": QUESTION}], SamplingParams(max_tokens=40, temperature=0), use_tqdm=False
+    )
+    return {"chat": answer[0].outputs[0].text}
+
+
+def table(results: dict[str, dict[str, Any]]) -> None:
+    """A row for each format; what has not been measured is a dash."""
+    print("| format | perplexity | as it runs | head in 8 bits | speed, of Q4_1 | head in 8 bits | answer |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name in (name for name in NAMES if name in results):
+        row = results[name]
+        cells = [name, f"{row['perplexity']:.3f}" if "perplexity" in row else "-"]
+        for key in ("stored percent", "int8 percent"):
+            cells.append("{:+.2f}% +- {:.2f}%".format(*row[key]) if key in row else "-")
+        speed = row.get("speed")
+        cells += [f"{speed[key] / speed['Q4_1']:.2f}" if speed else "-" for key in ("stored", "int8")]
+        print("|", " | ".join([*cells, row.get("chat", "-").strip()]), "|")
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--speed", action="store_true")
-    parser.add_argument("--perplexity", action="store_true")
-    parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--folder", type=Path, required=True, help="where checkpoints and results are, or are made")
+    parser.add_argument("--format", choices=NAMES, help="the one to measure")
+    parser.add_argument("--measure", nargs="+", choices=("speed", "perplexity", "chat"), default=[])
+    parser.add_argument("--table", action="store_true", help="print what has been measured")
     parser.add_argument("--tokens", type=int, default=2048, help="of the text whose perplexity is measured")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--folder", type=Path, help="where the checkpoints are, or are made (default: temporary)")
+    parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
+    parser.add_argument("--shifts", type=int, default=1, help="repetitions in windows that begin elsewhere")
+    parser.add_argument("--rounds", type=int, default=7, help="of the speeds, in which the models take turns")
     args = parser.parse_args()
-    everything = not (args.speed or args.perplexity or args.chat)
-    model = locate("smollm2")
-    folder = args.folder or Path(tempfile.mkdtemp())
-    try:
-        names = ["W4A16", *FORMATS]
-        if (folder / names[-1] / "plain").is_dir():
-            made = {name: (folder / name / "packed", folder / name / "plain") for name in names}
-        else:
-            made = checkpoints(model, folder)
-        if args.speed or everything:
-            show_speeds(model, made["W4A16"][0], args.rounds)
-        if args.perplexity or everything:
-            show_perplexities(made, args.tokens)
-        if args.chat or everything:
-            show_chats(made)
-    finally:
-        if args.folder is None and folder.is_dir():
-            shutil.rmtree(folder)
+    if bool(args.format) != bool(args.measure) or not (args.format or args.table):
+        parser.error("give --format and --measure, or --table")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    kept = args.folder / "results.json"
+    results: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    if args.format:
+        model = locate("smollm2")
+        stored, plain = checkpoint(model, args.folder, args.format)
+        row = results.setdefault(args.format, {})
+        for what in args.measure:
+            if what == "perplexity":
+                row |= measure_perplexity(stored, plain, args)
+            else:
+                row |= measure_chat(stored) if what == "chat" else measure_speed(model, stored, args)
+            kept.write_text(json.dumps(results, indent=1))
+        print(json.dumps({args.format: row}, indent=1))
+    if args.table:
+        table(results)
 
 
 if __name__ == "__main__":
