@@ -93,7 +93,8 @@ def _entry(name: Any, shape: Any, part: Any) -> ShardEntry:
     if part is None:
         return ShardEntry(name, sizes, None)
     dim, start, stop = (_size(number) for number in part)
-    if not (start <= stop <= (sizes[dim] if sizes else 1)):
+    extents = sizes or (1,)
+    if dim >= len(extents) or not start <= stop <= extents[dim]:
         raise ValueError("a part outside its tensor")
     return ShardEntry(name, sizes, Part(dim, start, stop))
 

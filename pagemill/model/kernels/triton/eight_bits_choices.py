@@ -47,7 +47,16 @@ ONE_ROW_MEASURED: Final[dict[Shape, GemvChoice]] = {
     (4096, 12288, False): GemvChoice(1, 2048, 4, 1),
 }
 """Of floats in blocks. On an H200."""
-FEW_MEASURED: Final[dict[tuple[int, Shape], FewChoice]] = {}
+FEW_MEASURED: Final[dict[tuple[int, Shape], FewChoice]] = {
+    (8, (6144, 4096, False)): FewChoice(8, 64, 4, 6, split_k=8),
+    (8, (4096, 4096, False)): FewChoice(8, 64, 4, 6, split_k=8),
+    (8, (12288, 4096, True)): FewChoice(8, 64, 2, 3, split_k=4),
+    (8, (4096, 12288, False)): FewChoice(8, 64, 4, 6, split_k=8),
+    (16, (6144, 4096, False)): FewChoice(16, 32, 2, 4, split_k=8),
+    (16, (4096, 4096, False)): FewChoice(16, 32, 2, 4, split_k=8),
+    (16, (12288, 4096, True)): FewChoice(16, 32, 2, 4, split_k=2),
+    (16, (4096, 12288, False)): FewChoice(16, 32, 2, 4, split_k=8),
+}
 """By class of rows and shape. On an H200."""
 MANY_CANDIDATES: Final = tuple(
     ManyChoice(*tiles)

@@ -129,6 +129,12 @@ def _huge_sizes(tensors, metadata):
     return tensors, {METADATA: json.dumps(header)}
 
 
+def _no_such_dimension(tensors, metadata):
+    header = json.loads(metadata[METADATA])
+    header["tensors"] = [[name, shape, part and [9, *part[1:]]] for name, shape, part in header["tensors"]]
+    return tensors, {METADATA: json.dumps(header)}
+
+
 def _misshapen(tensors, metadata):
     name = "model.norm.weight"
     return tensors | {name: tensors[name][:3].contiguous()}, metadata
@@ -145,6 +151,7 @@ def _extra(tensors, metadata):
         (_no_json, "is damaged"),
         (_another_version, "version 9, and this is 1"),
         (_huge_sizes, "is damaged: pagemill_sharded_state in its metadata: not a size"),
+        (_no_such_dimension, "is damaged: pagemill_sharded_state in its metadata: a part outside its tensor"),
         (_misshapen, r"tensor model\.norm\.weight has shape \(3,\)"),
         (_extra, "its metadata and its tensors differ in 'a'"),
     ],
