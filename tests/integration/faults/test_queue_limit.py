@@ -45,8 +45,14 @@ async def test_engines_and_api_servers_accept_exactly_what_they_promise(checkpoi
             if num_servers > 1:
                 await one_dies(server)
         server.wait_empty()
+        wait_for(lambda: load_of(server) == 0, "that all API servers know it")
         async with Traffic(server, asks(room + 2, max_tokens=480, stream=True)) as traffic:
             assert len(await in_flight(server, traffic, 2)) == 2
+
+
+def load_of(server):
+    """Requests that run or wait, as the API servers count them together."""
+    return httpx.get(server.url + "/load", timeout=300).json()["server_load"]
 
 
 async def one_dies(server):

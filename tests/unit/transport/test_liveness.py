@@ -19,7 +19,7 @@ from tests.fakes.proxy import Proxy
 
 HELLO = Hello(secret="s", role=Role.API_SERVER, index=3)
 PATIENCE_S = 120
-SILENT_S = 2.0
+SILENT_S = 5.0
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +27,7 @@ def quick(monkeypatch):
     """Pulses that come fast, so that silence is short."""
     monkeypatch.setattr("pagemill.transport.liveness.PULSE_S", 0.05)
     monkeypatch.setattr("pagemill.transport.sockets.PULSE_S", 0.05)
+    monkeypatch.setattr("pagemill.transport.async_client.PULSE_S", 0.05)
 
 
 class Echo:
