@@ -20,7 +20,7 @@ PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n logical -
 # The fast unit tests run in two processes instead, each of which imports and collects its own half: that is half of what
 # they cost, and pytest-xdist collects everything in every process.
 NETWORK := tests/unit/engine tests/unit/model tests/unit/worker
-QUICK := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m "not (slow or model or browser or gpu or conformance)"
+QUICK := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m "not (slow or model or browser or gpu or conformance or nightly)"
 # A half in which ARGS select nothing is no failure.
 NONE_SELECTED := [ $$? -eq 5 ]
 
@@ -35,20 +35,21 @@ run: $(VENV)/.stamp-run ## serve the default model on http://127.0.0.1:8000 (ARG
 	$(BIN)/python -m pagemill.model.kernels.build
 	exec $(BIN)/pagemill serve $(ARGS)
 
-test: $(VENV)/.stamp-dev ## every test but the GPU's and the long conformance run
+test: $(VENV)/.stamp-dev ## every test but the GPU's and those that take minutes
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
 	@for name in $(BROWSERS); do if command -v $$name >/dev/null; then exit 0; fi; done; \
 	  echo "NOTE: no Chromium on this machine: the browser tests of the playground are skipped (Debian: apt-get install chromium)"
-	$(PARALLEL) -m "not gpu and not conformance and not faults" $(ARGS)
+	$(PARALLEL) -m "not gpu and not conformance and not faults and not nightly" $(ARGS)
 
 test-gpu: ## tests that need a GPU, with $(PYTHON) as it is: nothing is installed (docs/gpu.md)
 	PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest tests/gpu -m gpu -W default $(ARGS)
 
-nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, others every day (SOUNDNESS_SEED= repeats a day); all schemas, twice; the wheel
+nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, others every day (SOUNDNESS_SEED= repeats a day); all schemas, twice; the GPU kernels compiled; the wheel
 	SOUNDNESS_STEPS=$(or $(SOUNDNESS_STEPS),100000) SOUNDNESS_SEED=$(or $(SOUNDNESS_SEED),$(shell date +%Y%m%d)) \
 	  $(BIN)/pytest tests/unit/engine/test_soundness_random.py -s $(ARGS)
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
 	$(BIN)/pytest tests/conformance/test_structured_corpus.py -m "not gpu" $(ARGS)
+	$(BIN)/pytest tests -m nightly $(ARGS)
 	@$(MAKE) --no-print-directory wheel-test
 
 wheel: $(VENV)/.stamp-run ## wheels with the kernels compiled, for x86_64 and aarch64 as far as compilers are here, in dist/

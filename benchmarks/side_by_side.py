@@ -72,7 +72,7 @@ def start(name: str, args: argparse.Namespace) -> Engine:
 
 def _vllm_preloads() -> list[Path]:
     """The allocator and the OpenMP runtime that the wheel's documentation asks for."""
-    return [Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"), PEERS_HOME / "venvs/vllm/lib/libiomp5.so"]
+    return [PEERS_HOME / "lib/libtcmalloc_minimal.so.4", PEERS_HOME / "venvs/vllm/lib/libiomp5.so"]
 
 
 def main() -> None:

@@ -9,7 +9,9 @@ it takes to make grammars.
 `--endless`: long arrays of the objects instead, so that no request ends before the others. Without it the batch
 gets smaller, and tokens come faster, as soon as an output is complete: compare times of a token with `--endless` only.
 `--seconds S --runs FILE`: as many turns as there is time for; figures of all turns in the file are shown, so that the
-quiet that this needs can come in pieces. `--model smollm2`: any model that this project reads, `--dtype` its type.
+quiet that this needs can come in pieces. `--keep FOLDER` leaves the engines running for the next piece, stopped, since
+vLLM compiles for minutes when it starts: `--turns 0` only starts them, `kill -KILL $(cat FOLDER/*.pid)` ends them.
+`--model smollm2`: any model that this project reads, `--dtype` its type.
 `--peer`: the same of vLLM's CPU build with xgrammar, in the same run (`benchmarks/setup_peers.sh vllm`), turn by turn.
 `--shape NAME`: dummy weights in a shape of benchmarks/configs with the tokenizer of the same model, for a GPU.
 """
@@ -18,18 +20,18 @@ import argparse
 import json
 import lzma
 import os
+import select
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from peers.contestants import ENGINES, FOLDER, ours, vllm
-from peers.processes import Command, end, last_words, log_of
+from peers.contestants import CORES, ENGINES, FOLDER, ours, vllm
+from peers.processes import Command, last_words, log_of
 
 from pagemill.errors import RequestError
 from pagemill.grammar.backends.guidance import GuidanceBackend
@@ -76,34 +78,56 @@ def schemas(endless: bool) -> list[Schema]:
 
 
 class Contestant:
-    """An engine in a process of its own (engines/structured_engine.py), stopped while it is not its turn."""
+    """An engine in a process of its own (engines/structured_engine.py), stopped while it is not its turn. `folder`
+    has the pipes to it and its process id; an engine that runs there already is used."""
 
-    def __init__(self, name: str, command: Command) -> None:
+    def __init__(self, name: str, command: Command, folder: Path) -> None:
         self.name = name
+        folder.mkdir(parents=True, exist_ok=True)
+        jobs, answers = (self._pipe(folder / f"{name}.{what}") for what in ("jobs", "answers"))
+        self._jobs, self._answers = os.fdopen(jobs, "w"), os.fdopen(answers)
+        pid = folder / f"{name}.pid"
+        if pid.exists():
+            self._pid = int(pid.read_text())
+            return
         with log_of(f"structured-{name}").open("w") as log:
-            self._process = command.start(log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._pid = command.start(log, stdin=jobs, stdout=answers).pid
         self._answer()
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        pid.write_text(f"{self._pid}\n")
+        os.killpg(self._pid, signal.SIGSTOP)
+
+    @staticmethod
+    def _pipe(path: Path) -> int:
+        """Opened for both directions, so that neither end sees the other one leave."""
+        if not path.exists():
+            os.mkfifo(path)
+        return os.open(path, os.O_RDWR)
 
     def ask(self, work: str, **arguments: Any) -> Any:
         """What the engine answers to a job."""
-        os.killpg(self._process.pid, signal.SIGCONT)
-        self._process.stdin.write(json.dumps({"work": work} | arguments) + "\n")
-        self._process.stdin.flush()
+        os.killpg(self._pid, signal.SIGCONT)
+        self._jobs.write(json.dumps({"work": work} | arguments) + "\n")
+        self._jobs.flush()
         answer = self._answer()
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        os.killpg(self._pid, signal.SIGSTOP)
         return answer
 
     def close(self) -> None:
         """End the process."""
-        os.killpg(self._process.pid, signal.SIGCONT)
-        end(self._process)
+        os.killpg(self._pid, signal.SIGKILL)
 
     def _answer(self) -> Any:
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} ended:\n{last_words(f'structured-{self.name}')}")
-        return json.loads(line)
+        while not select.select([self._answers], [], [], 1)[0]:
+            if self._has_ended():
+                raise RuntimeError(f"{self.name} ended:\n{last_words(f'structured-{self.name}')}")
+        return json.loads(self._answers.readline())
+
+    def _has_ended(self) -> bool:
+        try:
+            state = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        return state == "Z"
 
 
 def in_shape(name: str, target: Path) -> Path:
@@ -182,6 +206,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, help="begin no turn after so many seconds of turns")
     parser.add_argument("--runs", type=Path, help="a file of turns, to which those of this run are added")
+    parser.add_argument("--keep", type=Path, help="a folder for engines that are left running, and used where they run")
     parser.add_argument("--endless", action="store_true", help="arrays of the objects of the corpus")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--threads", type=int, default=0, help="of this project; 0: a thread for each core")
@@ -199,13 +224,16 @@ def main() -> None:
         wanted = {"pagemill": ours(engine, "pagemill", str(model), *sizes, arguments.dtype)}
         if arguments.peer:
             wanted["vllm"] = vllm(engine, "vllm", str(FOLDER), *sizes, "bfloat16")
-        measure(wanted, arguments)
+            wanted["vllm"].environment["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{CORES - 1}"
+        measure(wanted, arguments, arguments.keep or Path(folder))
 
 
-def measure(wanted: dict[str, Command], arguments: argparse.Namespace) -> None:
+def measure(wanted: dict[str, Command], arguments: argparse.Namespace, folder: Path) -> None:
     """Prints tables of these contestants."""
-    contestants = [Contestant(name, command) for name, command in wanted.items()]
+    contestants = [Contestant(name, command, folder) for name, command in wanted.items()]
     try:
+        if arguments.turns == 0:
+            return
         chosen = schemas(arguments.endless or arguments.shape is not None)[: 2 * arguments.requests]
         for contestant in contestants:
             supported = contestant.ask("supported", schemas=chosen)
@@ -216,8 +244,9 @@ def measure(wanted: dict[str, Command], arguments: argparse.Namespace) -> None:
         for contestant in contestants:
             print_first_token(contestant, chosen[0])
     finally:
-        for contestant in contestants:
-            contestant.close()
+        if not arguments.keep:
+            for contestant in contestants:
+                contestant.close()
     times = compile_times(chosen)
     print(f"grammars: {len(times)}, median {statistics.median(times):.1f} ms, most {max(times):.1f} ms")
 

@@ -71,6 +71,11 @@ def cpu_threads_bind() -> str | None:
     return _read("CPU_OMP_THREADS_BIND")
 
 
+def batch_invariant() -> bool:
+    """PAGEMILL_BATCH_INVARIANT=1: what --deterministic says."""
+    return _read("BATCH_INVARIANT") == "1"
+
+
 def compiler() -> str:
     """CXX: the C++ compiler that builds the CPU kernels (default g++)."""
     return os.environ.get("CXX") or "g++"

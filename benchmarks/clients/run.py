@@ -48,6 +48,7 @@ CLIENTS = {
     "instructor": Client("instructor_client.py"),
     "pydantic-ai": Client("pydantic_ai_client.py"),
     "guidellm": Client("guidellm_client.py", needs_tokenizer=True),
+    "lm-eval": Client("lm_eval_client.py"),
     "vllm": Client("vllm_bench.py", needs_tokenizer=True, is_partial=True),
 }
 
@@ -117,7 +118,7 @@ def tokenizer() -> Path:
 
 def ask(name: str, url: str, model: str) -> list[Row]:
     """The rows of one client."""
-    client, variables = CLIENTS[name], dict(os.environ)
+    client, variables = CLIENTS[name], os.environ | {"PAGEMILL": sys.executable}
     try:
         python = environment(name)
         if client.needs_tokenizer:

@@ -5,6 +5,7 @@ engine; each is imported where it is asked for.
 """
 
 import json
+import math
 import os
 import statistics
 import sys
@@ -88,9 +89,9 @@ class Engine(ABC):
         seconds = time.perf_counter() - began
         total = sum(count for count, _ in served)
         return {
-            "step_ms": statistics.median(steps.wall_ms),
+            "step_ms": _median(steps.wall_ms),
             "token_ms": steps.token_ms(),
-            "cpu_ms": statistics.median(steps.cpu_ms),
+            "cpu_ms": _median(steps.cpu_ms),
             "steps_of_all": len(steps.wall_ms),
             "steps": steps.count,
             "tokens": total,
@@ -117,6 +118,11 @@ class Engine(ABC):
 
     def set_apart(self, apart: bool) -> None:  # noqa: B027 - most engines know one way
         """Whether masks change logits in a pass of their own."""
+
+
+def _median(values: list[float]) -> float:
+    """NaN where no step had tokens of all requests."""
+    return statistics.median(values) if values else math.nan
 
 
 class Pagemill(Engine):
@@ -208,10 +214,10 @@ class Vllm(Engine):
         from vllm.exceptions import VLLMValidationError
 
         try:
-            self.generate([schema], 1, Steps(0))
+            # Where xgrammar fails later, the request ends without a token.
+            return [count for count, _ in self.generate([schema], 1, Steps(0))] == [1]
         except (ValueError, VLLMValidationError):
             return False
-        return True
 
     def generate(self, schemas: list[Schema] | list[None], num_tokens: int, steps: Steps) -> list[tuple[int, bool]]:
         from vllm import SamplingParams

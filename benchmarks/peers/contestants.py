@@ -62,7 +62,7 @@ def ours(*argv: str) -> Command:
 
 def vllm(*argv: str) -> Command:
     """A Python with vLLM, and what its documentation asks for: allocator, OpenMP runtime, room for the KV cache."""
-    preloads = [Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"), PEERS_HOME / "venvs/vllm/lib/libiomp5.so"]
+    preloads = [PEERS_HOME / "lib/libtcmalloc_minimal.so.4", PEERS_HOME / "venvs/vllm/lib/libiomp5.so"]
     environment = {
         "LD_PRELOAD": ":".join(str(path) for path in preloads if path.exists()),
         "VLLM_CPU_KVCACHE_SPACE": "2",

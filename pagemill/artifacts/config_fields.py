@@ -82,10 +82,16 @@ PATTERN: Final = Rule(
     lambda value: LAYERS.allows(value) or TEXT.allows(value),
 )
 LAYER_NUMBER: Final = integer(1, MAX_LAYERS)
+WIDTHS: Final = items(WIDTH, MAX_LAYERS, "")
+SHARE: Final = Rule("a number from 0, below 1", lambda value: SCALE.allows(value) and 0 <= value < 1)
+SHARES: Final = items(SHARE, MAX_LAYERS, "")
 
 FIELDS: Final[dict[str, Rule]] = {
     "hidden_size": WIDTH,
-    "intermediate_size": WIDTH,
+    "intermediate_size": Rule(
+        f"{WIDTH.words}, or a list of up to {MAX_LAYERS} of them",
+        lambda value: WIDTH.allows(value) or (WIDTHS.allows(value) and len(value) > 0),
+    ),
     "moe_intermediate_size": WIDTH,
     "num_hidden_layers": integer(1, MAX_LAYERS),
     "num_attention_heads": COUNT,
@@ -153,6 +159,17 @@ FIELDS: Final[dict[str, Rule]] = {
     "moe_layers": items(LAYERS, MAX_LAYERS, f"a list of up to {MAX_LAYERS} numbers of layers"),
     "swiglu_alpha": FACTOR,
     "swiglu_limit": FACTOR,
+    "num_kv_shared_layers": LAYERS,
+    "hidden_size_per_layer_input": integer(0, 2**16),
+    "vocab_size_per_layer_input": integer(1, 2**27),
+    "altup_num_inputs": integer(1, 64),
+    "altup_active_idx": integer(0, 63),
+    "altup_correct_scale": FLAG,
+    "laurel_rank": WIDTH,
+    "activation_sparsity_pattern": Rule(
+        f"{SHARE.words}, or a list of up to {MAX_LAYERS} of them",
+        lambda value: SHARE.allows(value) or SHARES.allows(value),
+    ),
     "no_rope_layers": items(LAYERS, MAX_LAYERS, f"a list of up to {MAX_LAYERS} numbers"),
     "no_rope_layer_interval": LAYERS,
     "num_experts": integer(0, 2**14),

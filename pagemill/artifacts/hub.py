@@ -5,7 +5,7 @@ import errno
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from pagemill.errors import ModelError
 
@@ -35,11 +35,12 @@ def snapshot(
 
     Raises ModelError when it does not exist, needs a login, the hub cannot be reached, or the folder cannot be written.
     """
-    # huggingface_hub (and httpx) take 0.3 s to import; local models do not need them.
-    import httpx
+    # huggingface_hub takes 0.3 s to import; local models do not need it.
     import huggingface_hub
     from huggingface_hub import errors
 
+    # Of the HTTP client that the library uses, which is httpx2 in newer versions.
+    http_error = cast(type[Exception], errors.HfHubHTTPError.__bases__[0])
     at = f"{hub_id} (revision {revision})" if revision else hub_id
     try:
         folder = huggingface_hub.snapshot_download(
@@ -67,7 +68,7 @@ def snapshot(
             f"{at} cannot be kept in {folder}: {error.strerror}; make room there, or choose another folder with "
             "--download-dir or HF_HOME"
         ) from error
-    except (errors.HfHubHTTPError, errors.HFValidationError, httpx.HTTPError) as error:
+    except (errors.HfHubHTTPError, errors.HFValidationError, http_error) as error:
         raise ModelError(f"{at} cannot be fetched from the hub: {_first_line(error)}") from error
     return Path(folder)
 

@@ -12,6 +12,7 @@ ATTENTION: Registry[Any] = Registry(
         "FLASH_ATTN": f"{_BACKENDS}.flash_attn:FlashBackend",
         "FLASHINFER": f"{_BACKENDS}.flashinfer:FlashInferBackend",
         "TRITON_ATTN": f"{_BACKENDS}.triton_attn:TritonBackend",
+        "TRITON_INVARIANT": f"{_BACKENDS}.triton_invariant:InvariantTritonBackend",
         "FLEX_ATTENTION": f"{_BACKENDS}.flex:FlexBackend",
         "CPU_ATTN": f"{_BACKENDS}.cpu:CpuBackend",
         "TORCH_PAGED": f"{_BACKENDS}.torch_paged:TorchPagedBackend",
@@ -21,8 +22,8 @@ ATTENTION: Registry[Any] = Registry(
         "TORCH_MLA": f"{_BACKENDS}.torch_mla:TorchMlaBackend",
     },
 )
-BLACKWELL_ORDER = ("FLASHINFER", "FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_PAGED")
-HOPPER_ORDER = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_PAGED")
+BLACKWELL_ORDER = ("FLASHINFER", "FLASH_ATTN", "TRITON_ATTN", "TRITON_INVARIANT", "FLEX_ATTENTION", "TORCH_PAGED")
+HOPPER_ORDER = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "TRITON_INVARIANT", "FLEX_ATTENTION", "TORCH_PAGED")
 """Of compute capability 8 and 9, and of everything older."""
 BLACKWELL_MLA_ORDER = (
     "FLASHINFER_MLA",

@@ -24,6 +24,7 @@ ENDPOINTS: Registry[Any] = Registry(
         "ollama_models": "pagemill.serve.http.routes.ollama_models:router",
         "tokenize": "pagemill.serve.http.routes.tokenize:router",
         "render": "pagemill.serve.http.routes.render:router",
+        "cohere": "pagemill.serve.http.routes.cohere:router",
         "scores": "pagemill.serve.http.routes.scores:router",
         "models": "pagemill.serve.http.routes.models:router",
         "health": "pagemill.serve.http.routes.health:router",

@@ -20,6 +20,7 @@ MODELS: Registry[Any] = Registry(
         "FalconH1ForCausalLM": "pagemill.model.models.falcon_h1:FalconH1ForCausalLM",
         "Gemma2ForCausalLM": "pagemill.model.models.gemma2:Gemma2ForCausalLM",
         "Gemma3ForCausalLM": "pagemill.model.models.gemma3:Gemma3ForCausalLM",
+        "Gemma3nForCausalLM": "pagemill.model.models.gemma3n:Gemma3nForCausalLM",
         "GemmaForCausalLM": "pagemill.model.models.gemma:GemmaForCausalLM",
         "Glm4ForCausalLM": "pagemill.model.models.glm4:Glm4ForCausalLM",
         "Glm4MoeForCausalLM": "pagemill.model.models.glm4_moe:Glm4MoeForCausalLM",

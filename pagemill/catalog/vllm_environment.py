@@ -8,6 +8,7 @@ from typing import Final
 READ: Final = frozenset(
     [
         "API_KEY",
+        "BATCH_INVARIANT",
         "CACHE_ROOT",
         "CPU_OMP_THREADS_BIND",
         "LOGGING_LEVEL",
@@ -52,7 +53,6 @@ _REFUSED: Final[tuple[tuple[str, str], ...]] = (
     ("adapters are not loaded yet",
      "ALLOW_RUNTIME_LORA_UPDATING LORA_RESOLVER_CACHE_DIR LORA_RESOLVER_HF_REPO_LIST"),
     ("use --response-store-bytes, which says how much is stored", "ENABLE_RESPONSES_API_STORE"),
-    ("outputs that do not depend on the batch are not promised", "BATCH_INVARIANT"),
     ("32-bit floats are computed as they are", "FLOAT32_MATMUL_PRECISION"),
     ("limits of requests are fixed: docs/http-api.md",
      "MAX_N_SEQUENCES MAX_COMPLETION_PROMPTS MAX_STOP_STRINGS MAX_NUM_BAD_WORDS MAX_BAD_WORDS_TOTAL_TOKENS"),

@@ -141,3 +141,5 @@ class DeviceFacts:
     """CPUs whose threads compute; None: a device of its own does."""
     threads_bind: str | None = None
     """What the environment says in place of --cpu-threads-bind, where a CPU computes."""
+    deterministic: bool = False
+    """Whether the environment says what --deterministic says."""

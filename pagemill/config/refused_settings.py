@@ -62,7 +62,7 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
     ("it is chosen by the device; leave it out",
      "moe_backend linear_backend ir_op_priority sparse_indexer_topk_backend kernel_config gdn_prefill_backend "
      "kda_prefill_backend kda_decode_backend use_fp64_gumbel performance_mode"),
-    ("models with states are not supported yet; leave it out",
+    ("how the states of a model are kept follows from the model; leave it out",
      "mamba_backend mamba_ssu_algorithm enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds "
      "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode enable_mamba_shared_prefix_checkpoint "
      "replayssm_buffer_len use_replayssm"),
@@ -85,12 +85,10 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
      "dbo_prefill_token_threshold enable_elastic_ep elastic_ep_max_dp_size enable_eplb eplb_config "
      "expert_placement_strategy dp_sync_interval disable_nccl_for_dp_synchronization enable_shm_tensor_arena"),
     ("install a plug-in (docs/plug-ins.md)",
-     "worker_cls worker_extension_cls io_processor_plugin middleware model_class_overrides"),
+     "worker_cls worker_extension_cls io_processor_plugin model_class_overrides"),
     ("start with --chat-template", "trust_request_chat_template"),
     ("texts are given in the form that the template takes; leave it out", "chat_template_content_format"),
     ("answers are those of an assistant; leave it out", "response_role"),
-    ("have a proxy in front of the server do it",
-     "root_path"),
     ("all methods and headers are allowed for --allowed-origins, without credentials",
      "allow_credentials allowed_methods allowed_headers"),
     ("see docs/metrics.md for what is counted; leave it out",

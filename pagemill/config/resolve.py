@@ -13,6 +13,7 @@ from pagemill.config.fields import check_values
 from pagemill.config.fleet_plan import IN_PROCESS, FleetPlan
 from pagemill.config.rules.cache import resolve_cache
 from pagemill.config.rules.cpu import resolve_cpu
+from pagemill.config.rules.deterministic import check_deterministic
 from pagemill.config.rules.graphs import resolve_graphs
 from pagemill.config.rules.model import resolve_model
 from pagemill.config.rules.parallel import resolve_parallel
@@ -51,6 +52,7 @@ def resolve(
         speculation=resolve_speculation(asked.speculation, model, parallel, machine, facts, decisions),
         facts=facts,
     )
+    check_deterministic(config, machine)
     return config, tuple(decisions)
 
 

@@ -168,6 +168,7 @@ class ModelSettings:
         True,
         "false: a long prefix that all decoding requests share is attended to once for all of them (GPUs, TRITON_ATTN)",
     )
+    deterministic: bool = setting(False, "give a request's tokens and logprobs the same bits in any batch")
     runner: Runner = setting(
         Runner.AUTO,
         "generate: text; pooling: embeddings, by any model (default: pooling for folders that say they are for it)",
@@ -200,6 +201,7 @@ class ModelConfig(ModelSettings):
     """`ModelSettings`, resolved: dtype and runner are not auto."""
 
     dtype: str = field()
+    deterministic: bool = field(default=False)
     max_model_len: int = field()
     runner: Runner = field()
     convert: Convert = field(default=Convert.NONE)

@@ -119,6 +119,16 @@ class ServerConfig:
         3600.0, "seconds that a response or a conversation stays stored after it was written", low=1
     )
     protect_metrics: bool = setting(False, "with --api-key, /metrics needs the key too")
+    root_path: str | None = setting(
+        None,
+        "what the paths of all routes begin with, such as /llm, behind a proxy that leaves it there; paths without it "
+        "are served too, for one that takes it off",
+    )
+    middleware: tuple[str, ...] | None = setting(
+        None,
+        "ASGI middleware of your own, as the dotted path of a class or of a coroutine function of a request and "
+        "call_next, or several; it sees requests that the key and the limits have let through",
+    )
     disable_fastapi_docs: bool = setting(False, "no /openapi.json and no /docs")
     limit_concurrency: int | None = setting(
         None,

@@ -27,6 +27,11 @@ class SpeculativeConfig:
     suffix_decoding_min_token_prob: float | None = setting(
         None, "how likely tokens must be, by their frequency, for suffix to propose them (default: 0.1)", low=0
     )
+    adaptive: bool | None = setting(
+        None,
+        "as many drafts as make tokens come fastest, by what was right so far and by what steps cost (default: true); "
+        "false: as many as there are",
+    )
     disable_by_batch_size: int | None = setting(
         None, "steps of so many requests or more have no drafts (default: all may)", low=1
     )

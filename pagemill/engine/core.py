@@ -297,6 +297,8 @@ def scheduler_limits(config: EngineConfig) -> SchedulerLimits:
         policy=config.scheduler.scheduling_policy,
         jump_forward=config.scheduler.enable_jump_forward,
         scores_forced=config.model.logprobs_mode in (LogprobsMode.RAW_LOGPROBS, LogprobsMode.RAW_LOGITS),
+        # A processor of somebody's own may rule out the one token that a mask leaves.
+        holds_forced=not processor_paths(config.model.logits_processors),
         num_drafts=config.speculation.speculative_config.num_speculative_tokens or 0,
     )
 

@@ -16,6 +16,10 @@ class Grammar(Protocol):
     def forced_tokens(self) -> Sequence[int]:
         """The tokens that must come next, as far as there is no choice; none where there is one."""
 
+    def hold(self, token_ids: Sequence[int]) -> bool:
+        """These forced tokens are to be sampled, one after the other, from masks that leave nothing else; until they
+        have come, nothing is forced. False where there are no masks for it: then nothing happens."""
+
     def is_complete_with(self, token_ids: Sequence[int]) -> bool:
         """Whether nothing may follow these forced tokens. The output does not go on."""
 

@@ -32,6 +32,8 @@ from pagemill.launch import WORKER, build_config, log_ready
 from pagemill.log import get_logger
 from pagemill.observability.metrics_pool import MetricsPool
 from pagemill.platforms.choose import choose_platform
+from pagemill.serve.http.own_middleware import own_middleware
+from pagemill.serve.http.root_path import root_path_of
 from pagemill.serve.http.server import announce_ready, bind, bind_unix, url_of
 from pagemill.serve.http.tls import Tls
 from pagemill.serve.parsers.choose import ParserSettings
@@ -63,6 +65,8 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
         server = _with_keys(server)
         Tls.of(server)
         ServerLogs.of(server)  # raises for switches that contradict each other
+        root_path_of(server.root_path)  # raises for what is no path
+        own_middleware(server.middleware)  # raises for what cannot be imported
         ParserSettings.of(server)  # raises for settings of parsers that cannot work, before an engine is started
     raise_limit()
     config = build_config(args, plan)

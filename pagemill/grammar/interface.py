@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagemill.grammar.json_values import Budget
+from pagemill.grammar.structural_tags import TokenOf
 from pagemill.grammar.vocabulary import TokenTable
 from pagemill.messages.structured_outputs import FreeStart
 from pagemill.tokenizers.interface import Tokenizer
@@ -109,6 +110,8 @@ class Form:
     """Makes a schema inside a structural tag a supported one. Raises ValueError."""
     start: FreeStart | None = None
     """What may come before it."""
+    token_of: TokenOf = lambda text: None
+    """Finds the tokens that a structural tag names."""
     budget: Budget | None = None
     """For the work of a backend on it as well. None: what the backend allows each part."""
 

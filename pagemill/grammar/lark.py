@@ -73,24 +73,31 @@ class LarkWriter:
     def text(self, value: str) -> str:
         return text(value)
 
-    def token(self, token_id: int) -> str:
-        return f"<[{token_id}]>"
+    def token(self, token_ids: Sequence[int]) -> str:
+        return f"<[{','.join(map(str, token_ids))}]>"
+
+    def other_token(self, token_ids: Sequence[int]) -> str:
+        return f"<[^{','.join(map(str, token_ids))}]>" if token_ids else "<[*]>"
 
     def any_text(self) -> str:
         return self.rule(ANY_TEXT)
 
-    def until(self, end: str, others: Sequence[str] = ()) -> str:
+    def until(self, ends: Sequence[str], others: Sequence[str] = (), excludes: Sequence[str] = ()) -> str:
         # The lexer takes what ends first.
-        return self.rule(f"{ANY_TEXT} {text(end)}", "[lazy]")
+        return self.rule(f"{self._text_without(excludes)} ({' | '.join(map(text, ends))})", "[lazy]")
 
-    def without(self, texts: Sequence[str]) -> str:
-        return self.any_text()
+    def without(self, others: Sequence[str], excludes: Sequence[str] = ()) -> str:
+        return self.rule(self._text_without(excludes))
 
     def json(self, schema: Any) -> str:
         return self._refer(json_schema={**self._schema(schema), "x-guidance": self._options})
 
-    def regex(self, pattern: str) -> str:
-        return self._refer(lark_grammar=regex_lark(pattern))
+    def regex(self, pattern: str, ends: Sequence[str] = ()) -> str:
+        if not ends:
+            return self._refer(lark_grammar=regex_lark(pattern))
+        # One lexeme: the lexer would not give back what the expression took.
+        lines = [regex_lark(pattern).replace("start: ", "PATTERN: ", 1), f"ENDS: {' | '.join(map(text, ends))}"]
+        return self._refer(lark_grammar="\n".join(["start: WHOLE", "WHOLE: PATTERN ENDS", *lines]))
 
     def grammar(self, source: str) -> str:
         return self._refer(lark_grammar=grammar_lark(source))
@@ -99,6 +106,14 @@ class LarkWriter:
         """All of it, as the library reads it."""
         lark = "\n".join([f"start: {start}", *self._lines])
         return {"grammars": [{"name": "tags", "lark_grammar": lark}, *self._nested]}
+
+    def _text_without(self, excludes: Sequence[str]) -> str:
+        if not excludes:
+            return ANY_TEXT
+        self._budget.spend(len(excludes))
+        name = f"T{len(self._lines)}"
+        self._lines.append(f"{name}: {ANY_TEXT} & ~({ANY_TEXT} ({' | '.join(map(text, excludes))}) {ANY_TEXT})")
+        return name
 
     def _refer(self, **content: Any) -> str:
         name = f"g{len(self._nested)}"

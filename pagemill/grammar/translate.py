@@ -12,6 +12,7 @@ from pagemill.errors import RequestError
 from pagemill.grammar.interface import Form, JsonOptions
 from pagemill.grammar.json_schema import supported
 from pagemill.grammar.json_values import Budget, OverBudgetError
+from pagemill.grammar.structural_tags import TokenOf
 from pagemill.messages.structured_outputs import MAX_SPEC_BYTES, FreeStart, StructuredOutputsParams, spec_bytes
 from pagemill.utils.sized_cache import SizedCache
 from pagemill.utils.text import shown
@@ -29,14 +30,15 @@ def translated(
     backend: str = GUIDANCE,
     max_steps: int | None = None,
     start: FreeStart | None = None,
+    token_of: TokenOf = lambda text: None,
 ) -> str:
     """The source of the grammar, for a backend. Raises RequestError, which names the field; and TakesTimeError for a
     form that takes more than `max_steps` of some microseconds. None: as many as each of its parts may take at all.
-    `start`: what may come before the form."""
+    `start`: what may come before the form; `token_of`: finds the tokens that it names."""
     kind = params.kind
     budget = None if max_steps is None else Budget(max_steps)
     try:
-        source: str = GRAMMARS.resolve(backend).source(form_of(params, budget, start))
+        source: str = GRAMMARS.resolve(backend).source(form_of(params, budget, start, token_of))
         source.encode()  # half a surrogate pair, which a schema's text may name, is no character
         return source
     except RequestError:
@@ -52,8 +54,11 @@ def translated(
 class Translations:
     """`translated`, which remembers what it made, up to a number of bytes."""
 
-    def __init__(self, backend: str = GUIDANCE, max_bytes: int = MAX_CACHE_BYTES) -> None:
+    def __init__(
+        self, backend: str = GUIDANCE, max_bytes: int = MAX_CACHE_BYTES, token_of: TokenOf = lambda text: None
+    ) -> None:
         self._backend = backend
+        self._token_of = token_of
         self._sources: SizedCache[bytes, str] = SizedCache(max_bytes, lambda key, source: len(key) + len(source))
 
     def of(self, params: StructuredOutputsParams, max_steps: int | None = None, start: FreeStart | None = None) -> str:
@@ -63,12 +68,17 @@ class Translations:
         except (TypeError, OverflowError, RecursionError, UnicodeEncodeError) as error:
             raise RequestError(f"{params.kind} is no JSON: {str(error)[:200]}", params.kind) from None
         found = self._sources.get(key)
-        return found or self._sources.put(key, translated(params, self._backend, max_steps, start))
+        return found or self._sources.put(key, translated(params, self._backend, max_steps, start, self._token_of))
 
 
-def form_of(params: StructuredOutputsParams, budget: Budget | None = None, start: FreeStart | None = None) -> Form:
+def form_of(
+    params: StructuredOutputsParams,
+    budget: Budget | None = None,
+    start: FreeStart | None = None,
+    token_of: TokenOf = lambda text: None,
+) -> Form:
     """What a request asks for. `budget`: for all the work on it; `start`: what may come before it, where `free_until`
-    does not say so. Raises ValueError that says what is wrong with it."""
+    does not say so; `token_of`: finds the tokens that it names. Raises ValueError that says what is wrong with it."""
     kind = params.kind
     content: Any = getattr(params, kind)
 
@@ -87,7 +97,7 @@ def form_of(params: StructuredOutputsParams, budget: Budget | None = None, start
     options = JsonOptions(params.whitespace_pattern, params.disable_any_whitespace)
     if isinstance(params.free_until, str):
         start = FreeStart(((params.free_until,),))
-    return Form(kind, content, options, schema, start, budget)
+    return Form(kind, content, options, schema, start, token_of, budget)
 
 
 def _parsed(value: Any, kind: str) -> Any:

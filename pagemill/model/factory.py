@@ -25,6 +25,7 @@ from pagemill.model.loading.load_place import LoadPlace
 from pagemill.model.loading.load_weights import Source, load_weights
 from pagemill.model.loading.shards import MAX_FILE_BYTES, PATTERN, checked_pattern
 from pagemill.model.models.causal_lm import CausalLM
+from pagemill.model.network.row_wise import require_row_wise
 from pagemill.model.quantization.choose import choose as choose_quantization
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
@@ -123,12 +124,16 @@ def build_model(
         raise ModelError(f"architecture {facts.architecture!r} is not supported; supported: {', '.join(sorted(known))}")
     attention = attention_chooser(config, cache, platform)
     dtype = getattr(torch, config.dtype)
-    quantization = choose_quantization(config.quantization, facts.quantization_config, dtype, platform.torch_device())
+    quantization = choose_quantization(
+        config.quantization, facts.quantization_config, dtype, platform.torch_device(), config.deterministic
+    )
     exchange = Exchange(groups.dp, groups.ep) if expert_parallel and groups.dp.size > 1 else None
     ctx = LayerContext(dtype, quantization, attention, groups, expert_parallel, exchange)
     facts = dataclasses.replace(facts, hf_config=ModelFields(facts.hf_config))  # a plain dict in another process
     implementation = HOSTS.resolve(facts.implementation) if hosted else known.resolve(facts.architecture)
     model: CausalLM = implementation(facts, config.max_model_len, ctx)
+    if config.deterministic:
+        require_row_wise(model.network)
     if config.pools:
         _make_pool(model, facts.head, config.convert, dataclasses.replace(ctx, names=model.weights))
     return model
@@ -164,5 +169,6 @@ def attention_chooser(config: ModelConfig, cache: CacheSettings, platform: Platf
         kv_cache_dtype=cache.kv_cache_dtype,
         block_size=cache.block_size,
         flash_attn_version=wanted.flash_attn_version,
+        deterministic=config.deterministic,
     )
     return BackendSelector(platform.torch_device(), config.dtype, platform.attention_order(), preferences, where)

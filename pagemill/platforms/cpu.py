@@ -34,6 +34,7 @@ class CpuPlatform(Platform):
             prefill_tokens=PREFILL_TOKENS,
             topology=topology,
             threads_bind=envs.cpu_threads_bind(),
+            deterministic=envs.batch_invariant(),
         )
 
     def set_threads(self, num_threads: int, cpus: tuple[int, ...] = ()) -> None:

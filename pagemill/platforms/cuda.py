@@ -52,6 +52,7 @@ class CudaPlatform(Platform):
             title=device.title,
             capability=device.capability,
             memory_bytes_per_s=device.memory_bytes_per_s,
+            deterministic=envs.batch_invariant(),
         )
 
     def start(self, local_rank: int) -> None:

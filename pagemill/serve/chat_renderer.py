@@ -41,10 +41,11 @@ class ChatRenderer:
         read = self._tokenizer.template_variables(options.chat_template)
         return [] if read is None else [name for name in options.template_variables if name not in read]
 
-    def render(self, messages: Any, options: ChatOptions) -> str:
+    def render(self, messages: Any, options: ChatOptions, generates: bool = True) -> str:
         """A conversation as the text of a prompt, special tokens included; `RequestOptions(rendered=True)` is how it is
-        taken. Raises RequestError."""
-        self._inputs.check_generates()
+        taken. `generates`: it is to be continued. Raises RequestError."""
+        if generates:
+            self._inputs.check_generates()
         if options.add_generation_prompt and options.continue_final_message:
             raise RequestError(
                 "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"

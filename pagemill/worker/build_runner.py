@@ -91,12 +91,14 @@ def build_runner(
     stages: Group | None = None,
     rank: int = 0,
     *,
+    ranks: Group | None = None,
     sampling: SamplerOptions = DEFAULT_SAMPLING,
     options: RunnerOptions = DEFAULTS,
 ) -> ModelRunner:
     """A runner for layers that are bound to their cache; `stages`: the pipeline, where there is one; `rank`: of the
-    worker. `sampling`: what settings say of it. Raises ConfigError for a model that cannot be compiled as `graphs`
-    asks, for a step extension that cannot be imported, and for drafts where nothing can verify them."""
+    worker; `ranks`: those that compute each layer with it. `sampling`: what settings say of it. Raises ConfigError for
+    a model that cannot be compiled as `graphs` asks, for a step extension that cannot be imported, and for drafts where
+    nothing can verify them."""
     plan = cache.plan
     device = platform.torch_device()
     states = RequestStates(sizes.max_num_seqs, sizes.max_model_len)
@@ -120,7 +122,7 @@ def build_runner(
     drafts = None
     if options.speculation is not None:
         _check_verifiable(plan, stage, ahead or pools)
-        drafts = _drafts(options.speculation, states)
+        drafts = _drafts(options.speculation, states, ranks)
     if ahead:
         made = _graphs(model, sizes, platform.graph_maker(), graphs, rank)
         tables, forward = _on_device(plan, model, platform, sizes, states, made, make_sampler, options.cascades)
@@ -139,10 +141,10 @@ def _check_verifiable(plan: KVCacheConfig, stage: Stage, elsewhere: bool) -> Non
         raise ConfigError(f"layer {states[0]!r} keeps a state, from which no draft can be taken back")
 
 
-def _drafts(speculation: Speculation, states: RequestStates) -> SlotDrafts:
+def _drafts(speculation: Speculation, states: RequestStates, ranks: Group | None) -> SlotDrafts:
     context = ProposerContext(states, speculation.max_drafts, speculation)
     proposer = PROPOSERS.resolve(speculation.proposer)(context)
-    return SlotDrafts(states, proposer, speculation.max_drafts, speculation.disable_by_batch_size)
+    return SlotDrafts(states, proposer, speculation, ranks)
 
 
 def _on_host(

@@ -1,6 +1,7 @@
 """`ModelRunner`: one step, from the scheduler's arrays to sampled tokens. No feature logic; the parts do the work."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,17 +48,12 @@ class ModelRunner:
         if self._executed is not None:
             raise RuntimeError("execute_model was called before the last step was sampled")
         self._apply(step)
-        drafts = self._drafts
-        num_tokens = step.num_tokens if drafts is None else drafts.num_tokens(step)
-        decoded = self._forward.decode(step.slots, num_tokens)
-        if decoded is not None:
-            self._executed = _Decoded(step.step_id, step.slots, decoded)
-            return
-        self._stage.settle(step.slots)
-        batch = build_batch(step, self._states, None if drafts is None else num_tokens)
-        self._forward.run(batch)
-        self._states.advance(step.slots, num_tokens)
-        self._executed = batch
+        if self._drafts is None:
+            self._compute(step, step.num_tokens)
+        else:
+            num_tokens = self._drafts.num_tokens(step)
+            with self._drafts.timed():
+                self._compute(step, num_tokens)
 
     def sample_tokens(self, payloads: SamplingPayloads | None = None) -> Pending[ModelRunnerOutput]:
         """Sample the rows that the last step kept; `payloads`: what step extensions say to that. The slots count the
@@ -69,11 +65,12 @@ class ModelRunner:
             self._extensions.begin_sampling(payloads)
         batch, self._executed = self._executed, None
         if isinstance(batch, _Decoded):
-            logprobs = self._forward.complete(batch.slots, batch.token_ids)
-            done = ModelRunnerOutput(batch.step_id, batch.slots, batch.token_ids, logprobs=logprobs)
-            return self._completed(Ready(done))
+            return self._completed(Ready(self._chosen(batch)))
         if self._drafts is not None:
-            return self._completed(Ready(self._verified(batch, self._drafts)))
+            with self._drafts.timed():
+                done = self._verified(batch, self._drafts)
+            self._drafts.computed(batch.num_tokens, len(batch.sampled_slots))
+            return self._completed(Ready(done))
         slots = batch.sampled_slots
         if not self._stage.samples:
             if len(slots):
@@ -128,6 +125,19 @@ class ModelRunner:
         """Finish the exchange with other stages. The last call."""
         self._stage.close()
 
+    def _compute(self, step: SchedulerOutput, num_tokens: Int32Array) -> None:
+        """`num_tokens`: [R] those that each slot runs, without room for drafts that there are none of."""
+        decoded = self._forward.decode(step.slots, num_tokens)
+        if decoded is not None:
+            count = 0 if self._drafts is None else int(num_tokens.sum())
+            self._executed = _Decoded(step.step_id, step.slots, decoded, count)
+            return
+        self._stage.settle(step.slots)
+        batch = build_batch(step, self._states, None if self._drafts is None else num_tokens)
+        self._forward.run(batch)
+        self._states.advance(step.slots, num_tokens)
+        self._executed = batch
+
     def _apply(self, step: SchedulerOutput) -> None:
         for slot in step.released:
             self._forward.remove(slot)
@@ -146,6 +156,15 @@ class ModelRunner:
             self._tables.append(grown.slot, grown.block_ids)
         for known in step.known:
             self._replace(known)
+
+    def _chosen(self, decoded: "_Decoded") -> ModelRunnerOutput:
+        """What a step samples that was one piece of work."""
+        drafts = self._drafts
+        with nullcontext() if drafts is None else drafts.timed():
+            logprobs = self._forward.complete(decoded.slots, decoded.token_ids)
+        if drafts is not None:
+            drafts.computed(decoded.num_tokens, len(decoded.slots))
+        return ModelRunnerOutput(decoded.step_id, decoded.slots, decoded.token_ids, logprobs=logprobs)
 
     def _verified(self, batch: InputBatch, drafts: SlotDrafts) -> ModelRunnerOutput:
         """What a batch samples in which slots may verify drafts."""
@@ -194,6 +213,8 @@ class _Decoded:
     slots: Int32Array
     token_ids: Int32Array
     """[R]; of slots that are `processed` they are yet to be sampled."""
+    num_tokens: int
+    """That were computed, where there may be drafts."""
 
 
 class _Places:

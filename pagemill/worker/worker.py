@@ -235,6 +235,7 @@ class Worker:
             graphs,
             stages,
             self._rank.rank,
+            ranks=None if self._groups is None else self._groups.tp,
             sampling=SamplerOptions(self._processors, model.logprobs_mode),
             options=RunnerOptions(
                 model.pools, not model.disable_cascade_attn, self._speculation, model.pooler_config.activation

@@ -161,6 +161,29 @@ def test_four_modes(checkpoint: Path, reference: Reference, mode: str) -> None:
             assert item.logprob == pytest.approx(row[token], abs=2 * CLOSE)
 
 
+@pytest.mark.parametrize("mode", ["raw_logits", "processed_logprobs", "processed_logits"])
+def test_modes_are_the_same_cached_or_not_in_chunks_or_whole_alone_or_together(checkpoint: Path, mode: str) -> None:
+    params = ASKED.replace(top_k=9, logit_bias={7: 3.0}, repetition_penalty=1.2)
+    expected: list[list[Any]] | None = None
+    for caching, budget in ((False, 96), (True, 16)):
+        settings = {"enable_prefix_caching": caching, "max_num_batched_tokens": budget, "max_num_seqs": 5}
+        with open_llm(checkpoint, logprobs_mode=mode, **settings) as llm:
+            for outputs in ([run(llm, [ids], params)[0] for ids in IDS], run(llm, IDS, params)):
+                found = [values_of(output) for output in outputs]
+                expected = expected or found
+                for one, other in zip(found, expected, strict=True):
+                    assert [token for token, _ in one] == [token for token, _ in other]
+                    assert [value for _, value in one] == pytest.approx([value for _, value in other], abs=CLOSE)
+
+
+def values_of(output: RequestOutput) -> list[tuple[int, float]]:
+    """The tokens of an answer with their own values: those of the prompt, then those that were drawn."""
+    (completion,) = output.outputs
+    rows = [*zip(output.prompt_token_ids[1:], (output.prompt_logprobs or ())[1:], strict=True)]
+    rows += zip(completion.token_ids, completion.logprobs or (), strict=True)
+    return [(token, row[token].logprob) for token, row in rows if row is not None]
+
+
 def test_named_tokens_all_tokens_and_no_tokens(checkpoint: Path, reference: Reference) -> None:
     with open_llm(checkpoint, max_logprobs=-1) as llm:
         named = run(llm, [SHARED], SamplingParams(max_tokens=2, temperature=0, logprob_token_ids=[9, 3]))[0]

@@ -1,5 +1,6 @@
 """A model over a paged cache without engine or worker: for comparing logits, whole or in chunks."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from pagemill.artifacts.describe import describe
 from pagemill.engine.kv_cache.page_sizes import equal_pages
+from pagemill.engine.kv_cache.planning import split_shared
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup, cache_dtype
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest, SchedulerOutput
@@ -33,12 +35,13 @@ class PagedModel:
     def __init__(self, model: CausalLM, kv_dtype: str, max_len: int = 2048) -> None:
         self.model, self.max_len = model, max_len
         layers = model.cache_layers()
-        specs = equal_pages({name: layer.kv_spec(BLOCK_SIZE, kv_dtype) for name, layer in layers.items()})
+        kept, shared = split_shared({name: layer.kv_spec(BLOCK_SIZE, kv_dtype) for name, layer in layers.items()})
+        specs = equal_pages(kept)
         groups = tuple(
             KVCacheGroup(tuple(name for name in specs if specs[name] == spec), spec) for spec in set(specs.values())
         )
         blocks_each = max_len // BLOCK_SIZE
-        plan = KVCacheConfig(1 + blocks_each * len(groups), groups)
+        plan = KVCacheConfig(1 + blocks_each * len(groups), groups, shared)
         for tensor in bind_kv_cache(plan, layers, "cpu"):
             tensor.fill_(0xFF)  # NaN, whatever the type of float
         self.tables = BlockTables(tuple(BlockTable(1, max_len, group.spec.block_size) for group in groups))
@@ -66,20 +69,39 @@ class PagedModel:
         return cls(model, cache_dtype(kv_cache_dtype, dtype), **settings)
 
     @torch.inference_mode()
-    def logits(self, token_ids: list[int], chunk: int | None = None, asked: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, V] logits after every token, computed `chunk` tokens at a time; of each chunk the rows `asked` for."""
+    def logits(
+        self,
+        token_ids: list[int],
+        chunk: int | None = None,
+        asked: torch.Tensor | None = None,
+        hidden: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[T, V] logits after every token, computed `chunk` tokens at a time; of each chunk the rows `asked` for. On a
+        later pipeline stage `hidden`, [T, E], are what the stage before has made of the tokens."""
+        computed = self._chunks(token_ids, chunk or len(token_ids), asked, hidden)
+        return torch.cat([self.model.compute_logits(rows) for rows in computed])
+
+    @torch.inference_mode()
+    def hidden(self, token_ids: list[int], chunk: int | None = None) -> torch.Tensor:
+        """[T, E], what the model gives for every token: of an earlier pipeline stage, what the next one is given."""
+        return torch.cat([rows.clone() for rows in self._chunks(token_ids, chunk or len(token_ids))])
+
+    def _chunks(
+        self,
+        token_ids: list[int],
+        size: int,
+        asked: torch.Tensor | None = None,
+        hidden: torch.Tensor | None = None,
+    ) -> Iterator[torch.Tensor]:
         states = RequestStates(1, self.max_len)
         request = NewRequest("r", 0, np.array(token_ids, np.int32), len(token_ids), 0, self.block_ids, SamplingParams())
         states.add(request)
         self.tables.reset(0, self.block_ids)
-        rows = []
-        for start in range(0, len(token_ids), chunk or len(token_ids)):
-            count = min(chunk or len(token_ids), len(token_ids) - start)
+        for start in range(0, len(token_ids), size):
+            count = min(size, len(token_ids) - start)
             step = SchedulerOutput(0, np.zeros(1, np.int32), np.full(1, count, np.int32))
             batch = build_batch(step, states)
+            inputs = torch.from_numpy(batch.token_ids) if hidden is None else hidden[start : start + count].clone()
             with forward_context(ForwardContext(self.groups.plan(batch))):
-                inputs = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
-                hidden = self.model(*inputs) if asked is None else self.model(*inputs, asked)
-            rows.append(self.model.compute_logits(hidden))
+                yield self.model(inputs, torch.from_numpy(batch.positions), *(() if asked is None else (asked,)))
             states.advance(step.slots, step.num_tokens)
-        return torch.cat(rows)

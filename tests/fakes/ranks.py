@@ -161,9 +161,12 @@ def replay(
     worker.load_model()
     layers = worker.model.cache_layers()
     specs, num_bytes = worker.kv_cache_specs(), weight_bytes(worker.model)
-    num_kv_heads = {layer.spec.num_kv_heads for layer in layers.values() if isinstance(layer, Attention)}.pop()
+    num_kv_heads = max(
+        (layer.spec.num_kv_heads for layer in layers.values() if isinstance(layer, Attention)), default=0
+    )
     assert recording.plan is not None
-    worker.initialize_kv_cache(split_plan(recording.plan, num_kv_heads))
+    split = rank.tensor_parallel_size > 1
+    worker.initialize_kv_cache(split_plan(recording.plan, num_kv_heads) if split else recording.plan)
     logits = logits_of(worker.model)
     worker.warm_up()
     logits.clear()

@@ -52,6 +52,10 @@ class ScriptedGrammar:
     def is_complete_with(self, token_ids: Sequence[int]) -> bool:
         return False
 
+    def hold(self, token_ids: Sequence[int]) -> bool:
+        """There are no masks."""
+        return False
+
     def accept(self, token_ids: Sequence[int]) -> None:
         self.output += token_ids
 

@@ -28,11 +28,22 @@ LONG = {
 """Which factors are used, transformers decides by the length of a sequence, and we by that of the context: here either
 is far on the same side of what the model was trained for."""
 
+NANO: dict[str, Any] = {
+    "num_hidden_layers": 4, "sliding_window": 24, "layer_types": [SLIDING, FULL, SLIDING, FULL],
+    "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 200, "laurel_rank": 8,
+    "intermediate_size": [96, 96, 96, 64], "activation_sparsity_pattern": [0.6, 0.0, 0.0, 0.0],
+}  # fmt: skip
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", SMALL),
     "gemma2": ("Gemma2ForCausalLM", MIXED | {"query_pre_attn_scalar": 24}),
     "gemma2-uncapped": ("Gemma2ForCausalLM", MIXED | {
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}),
+    "gemma3n": ("Gemma3nForCausalLM", NANO),
+    "gemma3n-alone": ("Gemma3nForCausalLM", NANO | {
+        "num_kv_shared_layers": 0, "altup_num_inputs": 2, "altup_active_idx": 1, "altup_correct_scale": False,
+        "intermediate_size": 96, "activation_sparsity_pattern": None, "vocab_size_per_layer_input": 320,
+        "attention_bias": True}),
     "phi3": ("Phi3ForCausalLM", SMALL | {"head_dim": ABSENT}),
     "phi3-window": ("Phi3ForCausalLM", SMALL | {"head_dim": ABSENT, "sliding_window": 20}),
     "phi3-longrope": ("Phi3ForCausalLM", SMALL | {

@@ -5,6 +5,7 @@ Models are tiny random checkpoints, one with full attention and one with sliding
 
 import random
 
+import msgspec
 import pytest
 
 from pagemill import LLM, SamplingParams
@@ -128,6 +129,29 @@ def test_a_cache_of_integers_changes_with_nothing_either(checkpoint):
     with LLM(checkpoint, max_num_seqs=32, max_model_len=160, num_gpu_blocks_override=64, **settings) as llm:
         outputs = llm.generate(batch, sampling, use_tqdm=False)
         assert [output.outputs[0].token_ids for output in outputs] == apart
+        assert llm._engine._client.stats()[0].num_preemptions > 0
+
+
+def test_deterministic_outputs_have_the_same_bits_in_any_company(checkpoint):
+    """Log-probabilities too; without the prefix cache and alone, in chunks and found in the cache, and preempted."""
+    if (kernels := library()) is None or kernels.isa() == b"portable":
+        pytest.skip("this machine has no native layers")
+    batch = prompts(24)
+    sampling = [msgspec.structs.replace(each, logprobs=2) for each in params(24)]
+    settings = {"dtype": "bfloat16", "deterministic": True, "max_num_seqs": 24}
+
+    def bits(output):
+        first = output.outputs[0]
+        return first.token_ids, [[(token, one.logprob) for token, one in each.items()] for each in first.logprobs]
+
+    with LLM(checkpoint, enable_prefix_caching=False, **settings) as llm:
+        apart = [bits(llm.generate(*one, use_tqdm=False)[0]) for one in zip(batch, sampling, strict=True)]
+    with LLM(checkpoint, max_num_batched_tokens=64, **settings) as llm:
+        for _ in range(2):
+            found = llm.generate(batch[::-1], sampling[::-1], use_tqdm=False)[::-1]
+            assert [bits(output) for output in found] == apart
+    with LLM(checkpoint, max_model_len=160, num_gpu_blocks_override=48, **settings) as llm:
+        assert [bits(output) for output in llm.generate(batch, sampling, use_tqdm=False)] == apart
         assert llm._engine._client.stats()[0].num_preemptions > 0
 
 

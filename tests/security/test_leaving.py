@@ -2,8 +2,10 @@
 
 import socket
 
+import httpx
 import pytest
 
+from pagemill.serve.http import middleware
 from tests.fakes.engine import running_server, wait_until
 from tests.fakes.fake_core import FakeCore
 from tests.security.raw import answer_to, connect, get, post, read_all, statuses
@@ -57,6 +59,30 @@ def test_a_client_that_leaves_while_it_waits_in_the_queue_is_aborted():
         wait_until(lambda: len(core.seen) == 2)
         second.close()
         wait_until(lambda: len(core.aborted) == 1, 60)
+
+
+@pytest.mark.slow
+def test_many_that_leave_at_every_stage_leave_nothing(monkeypatch):
+    """In the head, in the body, before the first token, in a stream: the room for bodies and the engine are free."""
+    part = b"80000\r\n" + b"a" * 2**19 + b"\r\n"
+    monkeypatch.setattr(middleware.BodyLimitMiddleware.__init__, "__defaults__", (2**20, 4 * 2**20))
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    long = {"prompt": "hi", "max_tokens": 200, "stream": True}
+    core = FakeCore(step_s=0.02)
+    with running_server(core) as url:
+        for _ in range(3):
+            socks = [connect(url) for _ in range(24)]
+            for number, sock in enumerate(socks):
+                sock.sendall([post(long)[:20], head + part, post(long), post(long | {"stream": False})][number % 4])
+            wait_until(lambda: core.num_running > 0)
+            for sock in socks[2::8]:
+                sock.settimeout(60)
+                assert sock.recv(1), "it streams"
+            for sock in socks:
+                sock.close()
+            wait_until(lambda: core.num_running == 0, 60)
+        wait_until(lambda: httpx.post(f"{url}/v1/completions", json=SHORT | {"prompt": "a" * 100}).status_code == 200)
+    assert not core.has_work()
 
 
 def test_http_1_0_gets_no_chunks():

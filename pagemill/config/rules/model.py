@@ -21,6 +21,7 @@ def resolve_model(asked: ModelSettings, facts: ModelFacts, device: DeviceFacts, 
         convert=convert,
         pooler_config=resolve_pooler(asked.pooler_config, convert, runner, facts, decisions),
         dtype=_dtype(asked, facts, device, decisions),
+        deterministic=_deterministic(asked.deterministic, device, decisions),
         structured_outputs_config=resolve_structured_outputs(asked.structured_outputs_config),
         max_model_len=_max_model_len(asked.max_model_len, runner, facts, decisions),
     )
@@ -52,6 +53,12 @@ def _dtype(asked: ModelSettings, facts: ModelFacts, device: DeviceFacts, decisio
     if facts.dtype in device.fast_dtypes:
         return decisions.note("dtype", facts.dtype, "as in the checkpoint")
     return decisions.note("dtype", device.fast_dtypes[0], f"{facts.dtype} is slow on this {device.kind}")
+
+
+def _deterministic(asked: bool, device: DeviceFacts, decisions: Decisions) -> bool:
+    if not asked and device.deterministic:
+        return decisions.note("deterministic", True, "PAGEMILL_BATCH_INVARIANT, or VLLM_BATCH_INVARIANT, is 1")
+    return asked
 
 
 def _max_model_len(asked: int | None, runner: Runner, facts: ModelFacts, decisions: Decisions) -> int:

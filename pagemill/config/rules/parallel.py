@@ -1,11 +1,17 @@
 """Rules of parallelism: how the model can be split, and where workers run."""
 
+import math
+
 from pagemill.catalog.executors import EXECUTORS, MP, UNI
 from pagemill.catalog.models import NATIVE
 from pagemill.config.decisions import Decisions, completed
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import ParallelConfig, ParallelSettings
 from pagemill.errors import ConfigError
+
+TIED = ("num_kv_shared_layers", "hidden_size_per_layer_input")
+"""Fields of a config that say what layers have in common: the keys and values of others, and what is made of a token's
+id for each."""
 
 
 def resolve_parallel(asked: ParallelSettings, facts: ModelFacts, decisions: Decisions) -> ParallelConfig:
@@ -24,6 +30,12 @@ def _check_sizes(asked: ParallelSettings, facts: ModelFacts) -> None:
             f"pipeline_parallel_size={asked.pipeline_parallel_size} and enable_expert_parallel="
             f"{asked.enable_expert_parallel} do not fit {facts.name}: a model that {facts.implementation} computes "
             "cannot be cut into stages, nor its experts dealt out; use 1 and false"
+        )
+    tied = [name for name in TIED if facts.hf_config.get(name)]
+    if asked.pipeline_parallel_size > 1 and tied and facts.implementation == NATIVE:
+        raise ConfigError(
+            f"pipeline_parallel_size={asked.pipeline_parallel_size} does not fit {facts.name}: its layers cannot be on "
+            f"several stages, for {tied[0]}={facts.hf_config[tied[0]]} ties them together; use 1"
         )
     if (
         asked.tensor_parallel_size > 1
@@ -68,4 +80,6 @@ def splits_over(facts: ModelFacts, tensor_parallel_size: int) -> bool:
 def _split_sizes(facts: ModelFacts) -> tuple[int, int, int]:
     config = facts.hf_config
     heads = int(config["num_attention_heads"])
-    return heads, int(config.get("num_key_value_heads") or heads), int(config["intermediate_size"])
+    inner = config["intermediate_size"]  # one for all layers, or of each
+    sizes = inner if isinstance(inner, list) else [inner]
+    return heads, int(config.get("num_key_value_heads") or heads), math.gcd(*sizes)

@@ -11,7 +11,9 @@ from pagemill.config.speculation import SpeculationConfig, SpeculationSettings, 
 from pagemill.errors import ConfigError
 
 DEFAULT_DRAFTS = 4
-_OF_ALL: Final = frozenset({"method", "num_speculative_tokens", "disable_by_batch_size"})
+NO_METHOD = "none"
+"""Says that nobody proposes drafts."""
+_OF_ALL: Final = frozenset({"method", "num_speculative_tokens", "adaptive", "disable_by_batch_size"})
 READS: Final[dict[str, tuple[str, ...]]] = {
     "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
     "suffix": (
@@ -36,7 +38,7 @@ def resolve_speculation(
     """The section, complete. Raises ConfigError for a method that nobody knows, for a field that the method does not
     read, for more drafts than a request can have, and where no drafts can be verified."""
     wanted = _merged(asked)
-    if wanted.method is None:
+    if wanted.method in (None, NO_METHOD):
         _check_unused(wanted)
         return SpeculationConfig()
     _check_method(wanted.method)
@@ -130,4 +132,4 @@ def _given(wanted: SpeculativeConfig) -> list[str]:
 
 
 def _known_methods() -> str:
-    return ", ".join(sorted(PROPOSERS))
+    return ", ".join((NO_METHOD, *sorted(PROPOSERS)))

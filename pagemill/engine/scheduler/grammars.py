@@ -24,7 +24,8 @@ def begin_output(request: Request, limits: SchedulerLimits) -> Finish | None:
     if grammar is None or request.keeps_no_token or request.scores_prompt:
         return None
     position = request.num_tokens
-    forced, finish = _forced(request, grammar, position, limits)
+    stretch = grammar.forced_tokens() if _may_force(request, limits) else ()
+    forced, finish = _forced(request, grammar, position, stretch)
     finish = finish or grammar.end()
     if forced and request.scores_output:
         if finish is not None:  # the grammar cannot be followed: nobody computes what these need
@@ -62,7 +63,11 @@ def follow_grammars(
             finished[row] = end
         if row in finished:
             continue
-        forced, finish = _force(states, slot, grammar, limits)
+        stretch = grammar.forced_tokens() if _may_force(request, limits) else ()
+        if stretch and _left_to_masks(states, slot, grammar, stretch, limits):
+            states.num_drafts[slot] = 0
+            continue
+        forced, finish = _force(states, slot, grammar, stretch)
         if forced is not None:
             if not request.scores_output:
                 lists[row] += forced.token_ids.tolist()
@@ -87,13 +92,14 @@ def _with_forced(new: SlotTokens, lists: list[list[int]]) -> SlotTokens:
 
 
 def _force(
-    states: SlotStates, slot: int, grammar: Grammar, limits: SchedulerLimits
+    states: SlotStates, slot: int, grammar: Grammar, stretch: Sequence[int]
 ) -> tuple[KnownTokens | None, Finish | None]:
-    """Append what a grammar forces to its slot, whose request knows it where it is to be reported later. Returns these
-    tokens, if there are any, and why the request ends with the last of them, if it does."""
+    """Append what a grammar forces, of which `stretch` is the beginning, to its slot, whose request knows it where it
+    is to be reported later. Returns these tokens, if there are any, and why the request ends with the last of them, if
+    it does."""
     request = states.occupant(slot)
     position = int(states.num_known[slot])
-    forced, finish = _forced(request, grammar, position, limits)
+    forced, finish = _forced(request, grammar, position, stretch)
     if not forced:
         return None, finish
     # The token before them may be computed, or about to be, for a sample and no more.
@@ -106,23 +112,40 @@ def _force(
 
 
 def _forced(
-    request: Request, grammar: Grammar, num_known: int, limits: SchedulerLimits
+    request: Request, grammar: Grammar, num_known: int, stretch: Sequence[int]
 ) -> tuple[list[int], Finish | None]:
     """All tokens that a grammar forces after the first `num_known` of its request, which it is told; and why the
-    request ends with the last of them, if it does. One that wants log-probabilities does not: these come with a token
-    that is sampled, so the last one is, from what the grammar's mask leaves."""
+    request ends with the last of them, if it does. `stretch`: what it has said of them, none if it forces none. One
+    that wants log-probabilities does not: these come with a token that is sampled, so the last one is, from what the
+    grammar's mask leaves."""
     found: list[int] = []
     finish = None
-    if not _may_force(request, limits):
-        return found, finish
-    while finish is None and (forced := grammar.forced_tokens()):
-        kept, finish = up_to_end(request, num_known + len(found), forced)
+    while finish is None and stretch:
+        kept, finish = up_to_end(request, num_known + len(found), stretch)
         if request.scores_output and (finish is not None or grammar.is_complete_with(kept)):
             grammar.accept(kept[:-1])
             return found + kept[:-1], None
         grammar.accept(kept)
         found += kept
+        stretch = grammar.forced_tokens() if finish is None else ()
     return found, finish
+
+
+def _left_to_masks(
+    states: SlotStates, slot: int, grammar: Grammar, stretch: Sequence[int], limits: SchedulerLimits
+) -> bool:
+    """Whether the tokens that a grammar forces are left to the steps that run anyway, whose masks leave nothing else.
+
+    That is so for a single one whose step is in flight already: to append it would make void what this step samples,
+    and the next one would begin where it begins now, so no step is saved, and those that repeat would be interrupted.
+    Counts decide, never times: how an output is computed must not depend on how busy a machine is.
+    """
+    if not limits.holds_forced or len(stretch) > 1 or states.num_expected[slot] <= states.num_known[slot]:
+        return False
+    params = states.occupant(slot).params
+    # Before min_tokens, sampling rules out stop ids, also where nothing else may come.
+    stop_ids = params.stop_token_ids or () if isinstance(params, SamplingParams) else ()
+    return stretch[0] not in stop_ids and grammar.hold(stretch)
 
 
 def _may_force(request: Request, limits: SchedulerLimits) -> bool:

@@ -36,6 +36,8 @@ class SchedulerLimits:
     scores_forced: bool = True
     """Whether this holds for requests for log-probabilities, too: the workers can tell those that the model gives, and
     not those of a distribution that nobody samples from."""
+    holds_forced: bool = False
+    """Whether forced tokens may be sampled instead, from masks of one token, where appending them saves no step."""
     num_drafts: int = 0
     """Most drafts of a request in a step, where settings ask for drafts."""
 

@@ -41,6 +41,8 @@ class FollowedGrammar:
         """Whether the grammar has begun, or may."""
         self._is_plain = self._follows and watch is None and self._begin is None
         """Whether the grammar has said from the first token on, alone, what may come next."""
+        self._held: list[int] = []
+        """What is left of forced tokens that are sampled."""
         self._ahead: list[TokenMatcher] = []
         """The grammar after each draft that the next step may verify."""
 
@@ -52,6 +54,7 @@ class FollowedGrammar:
     def accept(self, token_ids: Sequence[int]) -> None:
         """The output goes on with these."""
         self._ahead = []
+        self._held = self._held[len(token_ids) :]
         if not self._is_plain:
             token_ids = self._not_free(token_ids)
         if not token_ids or self._matcher is None or self._problem is not None:
@@ -76,6 +79,8 @@ class FollowedGrammar:
 
     def forced_tokens(self) -> Sequence[int]:
         """Those that must come next, as far as there is no choice."""
+        if self._held:
+            return ()
         if end := self._end_of_thinking():
             return end
         if not self._follows or self._matcher is None or self._begin is not None:
@@ -84,6 +89,13 @@ class FollowedGrammar:
             return ()
         found = self._matcher.forced()
         return found[: self._matcher.count_allowed(found)] if found else ()
+
+    def hold(self, token_ids: Sequence[int]) -> bool:
+        """Only as long as the grammar alone says what may come."""
+        if not self._is_plain:
+            return False
+        self._held = list(token_ids)
+        return True
 
     def is_complete_with(self, token_ids: Sequence[int]) -> bool:
         """Whether nothing may follow these, which may come next."""
@@ -108,7 +120,7 @@ class FollowedGrammar:
         something: what is sampled there would be void."""
         self._ahead = []
         matcher = self._matcher
-        if not self._is_plain or matcher is None or self._problem is not None:
+        if not self._is_plain or matcher is None or self._problem is not None or self._held:
             return 0
         for token in draft_ids:
             matcher = matcher.copy()
@@ -148,12 +160,15 @@ class FollowedGrammar:
         if found is not masks:
             masks[rows] = found
         for row, grammar in enumerate(grammars):
-            if grammar._is_plain and grammar._problem is None:
+            if grammar._is_plain and grammar._problem is None and not grammar._held:
                 continue
             mask = masks[row]
             if grammar._problem is not None:
                 mask[:] = 0
                 _allow(mask, grammar._ends[0])
+            elif grammar._held:
+                mask[:] = 0
+                _allow(mask, grammar._held[0])
             elif end := grammar._end_of_thinking():
                 mask[:] = 0
                 _allow(mask, end[0])
@@ -162,7 +177,7 @@ class FollowedGrammar:
 
     def _is_followed(self) -> bool:
         """Whether the grammar says what may come next."""
-        if self._problem is not None or self._matcher is None:
+        if self._problem is not None or self._matcher is None or self._held:
             return False
         return self._is_plain or not self._end_of_thinking()
 

@@ -70,7 +70,7 @@ class GuidanceBackend:
                 found = _one(lark_grammar=grammar_lark(form.content))
             case _:
                 writer = LarkWriter(options, form.schema)
-                found = writer.source(tag_rule(form.content, writer))
+                found = writer.source(tag_rule(form.content, writer, form.token_of))
         if form.start is not None:
             found = _after(form.start, found)
         return json.dumps(found, ensure_ascii=False)
@@ -95,12 +95,30 @@ class _States:
         self._make = make
         self._start = make()
         self._next: _States | None = None
+        self._first_forced: list[int] | None = None
+        self._first_mask: npt.NDArray[np.int32] | None = None
         self.num_uses = 0
         self.worn = False
 
     def begin(self) -> llguidance.LLMatcher:
         """An output that is about to begin."""
         return self._start.deep_copy()
+
+    def first_forced(self) -> list[int]:
+        """What outputs begin with where there is no choice. Worked out once: it is the same for all of them, and part
+        of the time to their first token."""
+        if self._first_forced is None:
+            self._first_forced = self.begin().compute_ff_tokens()
+        return list(self._first_forced)
+
+    def first_mask(self) -> npt.NDArray[np.int32] | None:
+        """The mask of the first token, where one was noted."""
+        return self._first_mask
+
+    def note_first_mask(self, mask: npt.NDArray[np.int32]) -> None:
+        """It is that of every output that has no tokens yet, too."""
+        if self._first_mask is None:
+            self._first_mask = mask.copy()
 
     def next(self) -> "_States":
         """New ones, the same for all outputs that ask."""
@@ -150,6 +168,8 @@ class GuidanceMatcher:
         return self._matcher.validate_tokens(list(token_ids))
 
     def forced(self) -> list[int]:
+        if not self._taken:
+            return self._states.first_forced()
         return self._matcher.compute_ff_tokens()
 
     @property
@@ -163,11 +183,24 @@ class GuidanceMatcher:
     def fill(self, mask: npt.NDArray[np.int32]) -> None:
         if not mask.flags.c_contiguous:
             raise ValueError("a mask must be contiguous")
+        if self.copy_first_mask(mask):
+            return
         self._states.num_uses += 1
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error() and self._renew():
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check()
+        if not self._taken:
+            self._states.note_first_mask(mask)
+
+    def copy_first_mask(self, mask: npt.NDArray[np.int32]) -> bool:
+        """Fill the mask of the first token from what other outputs worked out; False where there is nothing, or the
+        output has begun."""
+        found = None if self._taken else self._states.first_mask()
+        if found is None:
+            return False
+        mask[:] = found
+        return True
 
     @staticmethod
     def batch(parallel: bool) -> BatchFill:
@@ -222,7 +255,8 @@ def _fill_here(matchers: Sequence[GuidanceMatcher], masks: npt.NDArray[np.int32]
     """Implements `BatchFill`, on the thread that calls it."""
     address, num_bytes = masks.ctypes.data, masks.strides[0]
     for row, matcher in enumerate(matchers):
-        matcher._matcher.unsafe_compute_mask_ptr(address + row * num_bytes, num_bytes)
+        if not matcher.copy_first_mask(masks[row]):
+            matcher._matcher.unsafe_compute_mask_ptr(address + row * num_bytes, num_bytes)
     return _filled(matchers, masks)
 
 

@@ -125,5 +125,5 @@ class XGrammarMatcher:
 
 def _explained(error: str) -> str:
     """The library's words for what is wrong with a grammar, without the place in its source."""
-    lines = [line for line in error.splitlines() if line.strip()]
+    lines = [line.partition(" is false: ")[2] or line for line in error.splitlines() if line.strip()]
     return " ".join((lines[-1] if lines else "the grammar is malformed").split())[:_MAX_MESSAGE]

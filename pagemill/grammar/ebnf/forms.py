@@ -1,6 +1,7 @@
 """`ebnf_of`: the form of an output as an EBNF grammar, whatever its kind. Knows no library."""
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pagemill.grammar.ebnf.schemas import JsonRules
@@ -30,7 +31,7 @@ def ebnf_of(form: Form) -> str:
         case "grammar":
             start = writer.grammar(form.content)
         case _:
-            start = tag_rule(form.content, writer)
+            start = tag_rule(form.content, writer, form.token_of)
     if form.start is not None:
         start = f"{_before(form.start, writer)} {start}"
     return writer.source(start)
@@ -39,8 +40,7 @@ def ebnf_of(form: Form) -> str:
 def _before(free: FreeStart, writer: EbnfWriter) -> str:
     parts = []
     for ends in free.ends:
-        untils = [writer.until(end, [other for other in ends if other != end]) for end in ends]
-        parts.append(untils[0] if len(untils) == 1 else writer.rule(" | ".join(untils)))
+        parts.append(writer.until(ends))
     gap = [r'"\n"? "\n"?'] if free.gap else []
     if free.begin is None:
         return " ".join(parts + gap)
@@ -59,8 +59,12 @@ class _FormWriter(EbnfWriter):
     def text(self, value: str) -> str:
         return text(value)
 
-    def token(self, token_id: int) -> str:
-        raise ValueError("control tokens cannot be part of a form here: start with the backend guidance")
+    def token(self, token_ids: Sequence[int]) -> str:
+        return f"Token({', '.join(map(str, token_ids))})"
+
+    def other_token(self, token_ids: Sequence[int]) -> str:
+        found = ", ".join(map(str, token_ids))
+        return f"ExcludeToken({found})" if found else "(Token(0) | ExcludeToken(0))"
 
     def any_text(self) -> str:
         return self.rule(any_text())
@@ -76,8 +80,9 @@ class _FormWriter(EbnfWriter):
             gap = EMPTY
         return JsonRules(self, gap, schema, self._form.budget).rule(schema)
 
-    def regex(self, pattern: str) -> str:
-        return self.rule(self.expression(whole(pattern)))
+    def regex(self, pattern: str, ends: Sequence[str] = ()) -> str:
+        body = self.expression(whole(pattern))
+        return self.rule(f"{self.rule(body)} ({' | '.join(map(text, ends))})" if ends else body)
 
     def grammar(self, source: str) -> str:
         """Its rules get names of their own."""

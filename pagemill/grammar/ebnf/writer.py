@@ -73,17 +73,17 @@ class EbnfWriter:
                 return repeated(self._repeatable(part, write), least, most)
         raise ValueError("^ and $ are not supported here")
 
-    def until(self, end: str, others: Sequence[str] = ()) -> str:
-        """Any text that ends with `end`, and has neither that nor any of the others before."""
-        return self._searching([end, *others], end)
+    def until(self, ends: Sequence[str], others: Sequence[str] = (), excludes: Sequence[str] = ()) -> str:
+        """Any text that ends with one of `ends`, and has neither them nor any of the others before."""
+        return self._searching([*ends, *others, *excludes], ends)
 
-    def without(self, texts: Sequence[str]) -> str:
+    def without(self, others: Sequence[str], excludes: Sequence[str] = ()) -> str:
         """Any text that has none of these."""
-        return self._searching(texts, None)
+        return self._searching([*others, *excludes], ())
 
-    def _searching(self, texts: Sequence[str], end: str | None) -> str:
+    def _searching(self, texts: Sequence[str], ends: Sequence[str]) -> str:
         """Goes through a text with a rule for each beginning of one of `texts` that may be the last of what has come;
-        of them, only `end` may be there as a whole, and the text ends with that. None: it ends anywhere else."""
+        of them, only `ends` may be there as a whole, and the text ends with that. None: it ends anywhere else."""
         begun = dict.fromkeys(text[:size] for text in texts for size in range(len(text)))
         names = {seen: self.reserve() for seen in begun}
         letters = sorted({char for text in texts for char in text})
@@ -98,13 +98,13 @@ class EbnfWriter:
                 if not whole and not after:
                     continue
                 named.append(ord(char))
-                if end in whole:
+                if any(text in ends for text in whole):
                     followers.setdefault("", []).append(ord(char))
                 elif not whole:
                     followers.setdefault(names[after], []).append(ord(char))
             bodies = [f"{chars(all_but(_each(named)))} {names['']}"]
             bodies += [f"{chars(_each(codes))} {after}".rstrip() for after, codes in followers.items()]
-            self.define(name, " | ".join([EMPTY, *bodies] if end is None else bodies))
+            self.define(name, " | ".join(bodies if ends else [EMPTY, *bodies]))
         return names[""]
 
     def _repeatable(self, part: Node, write: Callable[[Ranges], str]) -> str:

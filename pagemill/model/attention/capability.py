@@ -42,6 +42,8 @@ class AttentionContext:
     decode_context_parallel: bool = False
     flash_attn_version: int | None = None
     """2 or 3; None: the newest that is here."""
+    deterministic: bool = False
+    """A row has the same bits alone, in any batch, and however its prompt was cut into steps."""
 
 
 ANY_CONTEXT = AttentionContext()
@@ -100,6 +102,8 @@ class Capability:
     sparse: bool = False
     mm_prefix: bool = False
     decode_context_parallel: bool = False
+    deterministic: bool = False
+    """Whether a row has the same bits alone, in any batch, and however its prompt was cut into steps."""
     attention_types: frozenset[str] = frozenset({DECODER})
     compute: tuple[Compute, Compute] | None = None
     """Lowest and highest compute capability; None: any."""
@@ -129,6 +133,7 @@ class Capability:
             "ALiBi not supported": spec.alibi_slopes is not None and not self.alibi,
             "multimodal prefix not supported": where.mm_prefix and not self.mm_prefix,
             "decode context parallel not supported": where.decode_context_parallel and not self.decode_context_parallel,
+            "deterministic attention not supported": where.deterministic and not self.deterministic,
             f"attention type {where.attention_type} not supported": where.attention_type not in self.attention_types,
         }
         return [reason for reason, lacks in wants.items() if lacks]

@@ -17,3 +17,5 @@ class KVTarget:
     key_scale: Tensor | None = None
     """[1] float32: a cache of 1-byte floats holds key / key_scale, as far as it reaches. None: 1."""
     value_scale: Tensor | None = None
+    invariant: bool = False
+    """Whether a token must have the same bits whatever is computed beside it."""

@@ -11,6 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.model.kernels import native, reference
 from pagemill.model.kernels.dispatch import triton_kernels
@@ -176,6 +177,22 @@ def linear_norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """`norm_linear` of x times `before`, [N, K]."""
     result: tuple[Tensor, Tensor] = _device_only(x).linear_norm_linear(x, before, residual, norm, weight, bias, gate)
+    return result
+
+
+def invariant_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`linear` on a GPU, in which a row has the same bits whatever is computed beside it; see triton/invariant.py.
+    Raises ConfigError where Triton is not installed."""
+    kernels = triton_kernels("invariant")
+    if kernels is None:
+        raise ConfigError("deterministic=True needs the package triton on a GPU; leave out --deterministic")
+    result: Tensor = kernels.linear(x, weight, bias, gate, out_dtype)
     return result
 
 

@@ -5,7 +5,7 @@ followed by a row-parallel one exchanges data once (Shoeybi et al., "Megatron-LM
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -199,8 +199,17 @@ class QKVLinear(Linear):
     fewer of them than ranks. Raises ConfigError when the heads cannot be dealt out."""
 
     def __init__(
-        self, in_size: int, num_heads: int, num_kv_heads: int, layout: HeadRows, *, bias: bool, ctx: LayerContext
+        self,
+        in_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        layout: HeadRows,
+        *,
+        bias: bool,
+        ctx: LayerContext,
+        num_parts: int = 3,
     ) -> None:
+        """`num_parts`: so many of query, key and value; what a checkpoint has of the others is not read."""
         tp = ctx.groups.tp
         heads = split_heads(num_heads, num_kv_heads, tp.rank, tp.size)
         head_size = layout.head_size
@@ -209,9 +218,16 @@ class QKVLinear(Linear):
         self._layout = layout
         rows = [range(part.start * head_size, part.stop * head_size) for part in (heads.query, heads.kv, heads.kv)]
         shards = (num_heads * head_size, num_kv_heads * head_size, num_kv_heads * head_size)
-        super().__init__(in_size, shards, bias=bias, ctx=ctx, rows=rows)
-        self.sizes = tuple(len(part) for part in rows)
+        super().__init__(in_size, shards[:num_parts], bias=bias, ctx=ctx, rows=rows[:num_parts])
+        self.sizes = tuple(len(part) for part in rows[:num_parts])
         """Of query, key and value in this rank's output."""
+
+    def checkpoint_tensors(self) -> Iterator[LayerTensor]:
+        yield from super().checkpoint_tensors()
+        unused = [replace(tensor.stored, unused=True) for tensor in self._reader.tensors(0)]
+        unused.append(StoredTensor("bias", (), unused=True))
+        for shard in range(len(self.shards), VALUE + 1):
+            yield from (LayerTensor(stored, shard) for stored in unused)
 
     def arrange(self, rows: Tensor, shard: int) -> Tensor:
         return rows if shard == VALUE else self._layout.paired_rows(rows)

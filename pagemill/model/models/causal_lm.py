@@ -78,7 +78,7 @@ class CausalLM(nn.Module):
         self.make_parts(stage_layers(config["num_hidden_layers"], stage, num_stages), max_model_len, ctx)
 
         self.network = self._write_network()
-        self._logits = self._write_logits() if self.has_head else None
+        self._logits = _logits_network(self) if self.has_head else None
         self._num_kv_scales = 0
         self._program: Program | None = None
         self._head_program: Program | None = None
@@ -130,6 +130,12 @@ class CausalLM(nn.Module):
         """The operations on token ids and positions that give what the first layer reads, [T, E]."""
         return net.embed(net.inputs, self.embed_tokens)
 
+    def run_layers(self, net: Network, x: Value) -> Value:
+        """The operations of this stage's layers on [T, E], one after the other: [T, E]."""
+        for layer in self.layers.values():
+            x = net.layer(layer, x)
+        return x
+
     def make_end(self, ctx: LayerContext) -> None:
         """Make what `end` needs, and the output head; on the last stage."""
         self.norm = self.make_norm(ctx.child("norm"))
@@ -164,15 +170,9 @@ class CausalLM(nn.Module):
         x = self.embed(net) if self.is_first else net.inputs
         for kind in self.rotaries:
             net.cos_sin(kind)  # looked up before the layers, where nothing waits for it
-        for layer in self.layers.values():
-            x = net.layer(layer, x)
+        x = self.run_layers(net, x)
         net.result = self.end(net, x) if self.is_last else x
         include_gates(net)
-        return net
-
-    def _write_logits(self) -> Network:
-        net = Network()
-        net.result = self.logits(net, net.inputs)
         return net
 
     def logits(self, net: Network, x: Value) -> Value:
@@ -282,3 +282,9 @@ class CausalLM(nn.Module):
         if self._head_program is None:
             raise ModelError("the model has no output head here, or no weights yet")
         return self._head_program.run(hidden)
+
+
+def _logits_network(model: CausalLM) -> Network:
+    net = Network()
+    net.result = model.logits(net, net.inputs)
+    return net

@@ -44,6 +44,7 @@ class AttentionTraits:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: HeadNormMaker | None = None
+    v_norm: HeadNormMaker | None = None
     norms_after_rotary: bool = False
     window: int | None = None
     chunk_size: int | None = None
@@ -60,6 +61,10 @@ class AttentionTraits:
     """Whether a checkpoint has query, key and value in one weight."""
     grouped: bool = False
     """Whether it has there, for each key head, its query heads, then that, then its value."""
+    kv_owner: str | None = None
+    """The name of the attention layer before this one whose keys and values are read; None: this one has its own."""
+    key_is_value: bool = False
+    """Whether values are the projected keys, before norm and rotary embedding."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], **traits: Any) -> "AttentionTraits":
@@ -103,20 +108,19 @@ class DecoderAttention(nn.Module):
         heads = traits.num_heads
         kv_heads = traits.num_kv_heads
         self.traits = traits
-        linear = JoinedQKVLinear if traits.joined else QKVLinear
         layout = traits.layout()
-        self.qkv_proj: QKVLinear | JoinedQKVLinear = linear(
-            size, heads, kv_heads, layout, bias=traits.qkv_bias, ctx=ctx.child("qkv_proj")
-        )
+        self.qkv_proj = self._projection(size, layout, ctx.child("qkv_proj"))
         self.o_proj = RowLinear(
             heads * dim, size, bias=traits.out_bias, ctx=ctx.child("o_proj"), what="size of the attention heads"
         )
         here = split_heads(heads, kv_heads, ctx.groups.tp.rank, ctx.groups.tp.size)
-        self.q_norm = self.k_norm = None
-        if traits.qk_norm is not None:
-            order = layout.order()
-            self.q_norm = traits.qk_norm(Heads(heads, here.query, dim, order), ctx.child("q_norm"))
-            self.k_norm = traits.qk_norm(Heads(kv_heads, here.kv, dim, order), ctx.child("k_norm"))
+        order = layout.order()
+        of_query = Heads(heads, here.query, dim, order)
+        of_key = Heads(kv_heads, here.kv, dim, order)
+        own_kv = traits.kv_owner is None
+        self.q_norm = traits.qk_norm(of_query, ctx.child("q_norm")) if traits.qk_norm else None
+        self.k_norm = traits.qk_norm(of_key, ctx.child("k_norm")) if traits.qk_norm and own_kv else None
+        self.v_norm = traits.v_norm(of_key, ctx.child("v_norm")) if traits.v_norm and own_kv else None
         slopes = traits.alibi_slopes
         spec = AttentionLayerSpec(
             len(here.query),
@@ -130,33 +134,57 @@ class DecoderAttention(nn.Module):
             None if slopes is None else tuple(slopes[head] for head in here.query),
         )
         name = ctx.child("attn").name
-        self.attn = Attention(spec, name=name, backend=ctx.attention(spec, name))
+        self.attn = Attention(spec, name=name, backend=ctx.attention(spec, name), kv_owner=traits.kv_owner)
+
+    def _projection(self, size: int, layout: HeadRows, ctx: LayerContext) -> QKVLinear | JoinedQKVLinear:
+        traits = self.traits
+        heads = traits.num_heads, traits.num_kv_heads
+        if traits.joined:
+            return JoinedQKVLinear(size, *heads, layout, bias=traits.qkv_bias, ctx=ctx)
+        own = 2 if traits.key_is_value else 3
+        num_parts = own if traits.kv_owner is None else 1
+        return QKVLinear(size, *heads, layout, bias=traits.qkv_bias, ctx=ctx, num_parts=num_parts)
 
     def operations(self, net: Network, x: Value) -> Value:
         """[T, E] -> [T, E]."""
-        qkv = net.linear(x, self.qkv_proj)
-        query, key, value = net.heads(qkv, self.qkv_proj.num_heads, self.traits.head_size)
-        if not self.traits.norms_after_rotary:
-            query, key = self._normed(net, query, key)
-        if self.traits.rope is not None:
-            query = net.rotary(query, self.traits.rope)
-            key = net.rotary(key, self.traits.rope)
-        if self.traits.norms_after_rotary:
-            query, key = self._normed(net, query, key)
-        query = self.scaled_query(net, query)
-        return net.linear(net.attend(query, key, value, self.attn), self.o_proj)
+        projected = net.linear(x, self.qkv_proj)
+        if self.traits.kv_owner is not None:
+            query = self._turned(net, net.per_head(projected, self.qkv_proj.num_heads), self.q_norm)
+            attended = net.attend_shared(self.scaled_query(net, query), self.attn)
+        else:
+            query, key, value = self._split(net, projected)
+            query = self.scaled_query(net, self._turned(net, query, self.q_norm))
+            key = self._turned(net, key, self.k_norm)
+            attended = net.attend(query, key, _norm_heads(net, value, self.v_norm), self.attn)
+        return net.linear(attended, self.o_proj)
 
     def scaled_query(self, net: Network, query: Value) -> Value:
         """What is done to queries, [T, H, D], at last: by default, nothing."""
         return query
 
-    def _normed(self, net: Network, query: Value, key: Value) -> tuple[Value, Value]:
-        if self.q_norm is None or self.k_norm is None:
-            return query, key
-        return _head_norm(net, query, self.q_norm), _head_norm(net, key, self.k_norm)
+    def _split(self, net: Network, projected: Value) -> tuple[Value, Value, Value]:
+        heads = self.qkv_proj.num_heads
+        if not self.traits.key_is_value:
+            return net.heads(projected, heads, self.traits.head_size)
+        kv_heads = self.qkv_proj.num_kv_heads
+        size = self.traits.head_size
+        query, key = net.split(projected, heads * size, kv_heads * size)
+        key = net.per_head(key, kv_heads)
+        return net.per_head(query, heads), key, key
+
+    def _turned(self, net: Network, heads: Value, norm: nn.Module | None) -> Value:
+        """Queries or keys, normed and turned."""
+        rope = self.traits.rope
+        if not self.traits.norms_after_rotary:
+            heads = _norm_heads(net, heads, norm)
+        if rope is not None:
+            heads = net.rotary(heads, rope)
+        return _norm_heads(net, heads, norm) if self.traits.norms_after_rotary else heads
 
 
-def _head_norm(net: Network, heads: Value, norm: nn.Module) -> Value:
+def _norm_heads(net: Network, heads: Value, norm: nn.Module | None) -> Value:
+    if norm is None:
+        return heads
     return net.norm(heads, norm) if isinstance(norm, AnyNorm) else net.call(norm, heads, by_rows=True)
 
 

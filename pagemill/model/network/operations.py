@@ -221,7 +221,8 @@ class Expand(Operation):
 
 @dataclass(eq=False)
 class Attend(Operation):
-    """Query [T, H, D], key and value [T, Hkv, D], which go to the cache -> [T, H * D]."""
+    """Query [T, H, D], key and value [T, Hkv, D], which go to the cache -> [T, H * D]. Of the query alone where the
+    layer reads another one's cache."""
 
     owns = False
     row_wise = False
@@ -368,6 +369,10 @@ class Network:
     def attend(self, query: Value, key: Value, value: Value, layer: Attention) -> Value:
         """[T, H, D], twice [T, Hkv, D] -> [T, H * D]; keys and values go to the layer's cache first."""
         return self._one(Attend, (query, key, value), layer)
+
+    def attend_shared(self, query: Value, layer: Attention) -> Value:
+        """[T, H, D] -> [T, H * D], of the cache of another layer, which has run: `layer` has a `kv_owner`."""
+        return self._one(Attend, (query,), layer)
 
     def head(self, x: Value, layer: OutputHead) -> Value:
         """[L, E] -> [L, V] float32 logits, the same on every rank."""

@@ -190,7 +190,7 @@ def _with(residual: Tensor | None, result: Tensor) -> Tensor | tuple[Tensor, Ten
 
 
 def _attend(op: Attend) -> Function:
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Tensor:
         attended: Tensor = op.layer(query, key, value)
         return attended.reshape(len(query), -1)
 

@@ -206,7 +206,7 @@ def fuse_attention(graph: Graph) -> Graph:
     fused: dict[Operation, Operation] = {}
     gone: set[Operation] = set()
     for op in graph.operations:
-        if not isinstance(op, Attend):
+        if not isinstance(op, Attend) or len(op.inputs) == 1:
             continue
         found = _attention_inputs(graph, op) or _latent_inputs(graph, op)
         if found is not None:

@@ -9,14 +9,20 @@ from pagemill.catalog.quantization import QUANTIZATION, QUANTIZED_CHECKPOINTS
 from pagemill.errors import ConfigError
 from pagemill.model.quantization import integers
 from pagemill.model.quantization.interface import Quantization, QuantRequest, Uniform
+from pagemill.model.quantization.invariant import InvariantFloats
 
 NONE = "none"
 INT8 = "int8"
 
 
-def choose(wanted: str | None, config: Mapping[str, Any], dtype: torch.dtype, device: str) -> Quantization:
+def choose(
+    wanted: str | None, config: Mapping[str, Any], dtype: torch.dtype, device: str, deterministic: bool = False
+) -> Quantization:
     """`config` is the checkpoint's quantization_config, empty where it has none. `wanted` None: as in the checkpoint.
-    Raises ConfigError where a method cannot run, or is not the checkpoint's, ModelError for a damaged `config`."""
+    `deterministic`: a row of a product has the same bits in any batch, as native kernels of CPUs compute anyway. Raises
+    ConfigError where a method cannot run, or is not the checkpoint's, ModelError for a damaged `config`."""
+    if deterministic and device.startswith("cuda"):
+        return Uniform(InvariantFloats())
     stored = config.get("quant_method")
     rest_in_8_bits = wanted == INT8
     request = QuantRequest(dtype, device, config, dequantize=wanted == NONE, quantize_floats=rest_in_8_bits)

@@ -27,10 +27,12 @@ from pagemill.serve.http.errors import ErrorMiddleware
 from pagemill.serve.http.intake import Intake
 from pagemill.serve.http.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from pagemill.serve.http.orders import Orders
+from pagemill.serve.http.own_middleware import own_middleware
 from pagemill.serve.http.peers import Peers
 from pagemill.serve.http.preparer_pool import PreparerPool
 from pagemill.serve.http.request_log import RequestLog
 from pagemill.serve.http.responses import ServedModel, now
+from pagemill.serve.http.root_path import RootPathMiddleware, check_root_path, root_path_of
 from pagemill.serve.http.routing import SlashRedirect, with_head
 from pagemill.serve.http.salts import KeySalts
 from pagemill.serve.http.schemas.support import IGNORED_FIELDS_HEADER
@@ -60,7 +62,7 @@ def build_app(
 
     Requests need a key of `config.api_key` (or PAGEMILL_API_KEY) when one is set, except by routes that say `PUBLIC`
     (auth.py).
-    Raises ConfigError for settings of access, of parsers or of the log that cannot work.
+    Raises ConfigError for settings of access, of parsers, of the log, of paths or of middleware that cannot work.
     """
 
     peers = peers or Peers()
@@ -114,7 +116,9 @@ def _mount(app: FastAPI, endpoints: Registry[Any], config: ServerConfig) -> None
         # The routes themselves, not the router around them: the API-key check asks each which request it takes.
         app.router.routes.extend(map(shortened, with_head(endpoints.resolve(name).routes)))
     app.router.redirect_slashes = False  # it names the host that the client says this is
-    app.router.default = SlashRedirect(app.router.routes)
+    root_path = app.state.root_path = root_path_of(config.root_path)
+    check_root_path(root_path, app.router.routes)
+    app.router.default = SlashRedirect(app.router.routes, root_path)
 
 
 def _limits(config: ServerConfig, engine: AsyncLLM, table: ClientTable | None) -> ClientLimits:
@@ -139,10 +143,14 @@ def _salts(config: ServerConfig, secret: str) -> KeySalts | None:
 
 
 def _middleware(config: ServerConfig) -> list[Middleware]:
-    """Outermost first. Errors are answered inside CORS, so that browsers may read them."""
+    """Outermost first. Errors are answered inside CORS, so that browsers may read them. The operator's own comes last:
+    it sees what was let in, and bodies with a limit."""
     access = access_of(config)
     logs = ServerLogs.of(config)
-    stack = [Middleware(AccessLogMiddleware, silent_paths=logs.silent_paths)] if logs.answered else []
+    root_path = root_path_of(config.root_path)
+    stack = [Middleware(RootPathMiddleware, prefix=root_path)] if root_path else []
+    if logs.answered:
+        stack.append(Middleware(AccessLogMiddleware, silent_paths=logs.silent_paths))
     stack.append(Middleware(RequestIdMiddleware))
     if access.origins:
         stack.append(
@@ -159,4 +167,4 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
         stack.append(Middleware(AuthMiddleware, api_keys=access.api_keys, protect_metrics=config.protect_metrics))
     stack.append(Middleware(SiteGuardMiddleware, access=access))
     stack.append(Middleware(BodyLimitMiddleware))
-    return stack
+    return stack + own_middleware(config.middleware)

@@ -157,24 +157,14 @@ def _write_nowhere(body: bytes) -> None:
     raise RuntimeError("there is no connection to write to")
 
 
-class LargeJson(Response):
-    """An object with a list that may be large. The body is sent part by part, others having their turn in between."""
+class LargeBody(Response):
+    """A body of JSON that may be large. It is sent part by part, others having their turn in between."""
 
-    def __init__(
-        self,
-        head: Mapping[str, Any],
-        name: str,
-        rows: Sequence[bytes],
-        tail: Mapping[str, Any],
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        """The members of `head`, one or more; a list of `rows`, each JSON, under a name; those of `tail`."""
-        self._first = _encode(head)[:-1] + b"," + _encode(name) + b":["
-        self._rows = rows
-        self._last = b"]" + (b"," + _encode(tail)[1:] if tail else b"}")
+    def __init__(self, pieces: Sequence[bytes], headers: Mapping[str, str] | None = None) -> None:
+        """`pieces`: what the body is when they stand one behind the other."""
+        self._pieces = pieces
         super().__init__(headers=dict(headers or {}), media_type="application/json")
-        size = len(self._first) + len(self._last) + sum(map(len, rows)) + max(0, len(rows) - 1)
-        self.headers["content-length"] = str(size)
+        self.headers["content-length"] = str(sum(map(len, pieces)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all parts."""
@@ -185,15 +175,42 @@ class LargeJson(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _parts(self) -> Iterator[bytes]:
-        part = [self._first]
+        part: list[bytes] = []
         size = 0
-        for number, row in enumerate(self._rows):
-            part += [b",", row] if number else [row]
-            size += len(row)
+        for piece in self._pieces:
+            part.append(piece)
+            size += len(piece)
             if size >= PART_BYTES:
                 yield b"".join(part)
                 part, size = [], 0
-        yield b"".join([*part, self._last])
+        if part:
+            yield b"".join(part)
+
+
+class LargeJson(LargeBody):
+    """An object with a list that may be large."""
+
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        name: str,
+        rows: Sequence[bytes],
+        tail: Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """The members of `head`, one or more; a list of `rows`, each JSON, under a name; those of `tail`."""
+        pieces = [_encode(head)[:-1], b",", _encode(name), b":", *list_of(rows)]
+        pieces.append(b"," + _encode(tail)[1:] if tail else b"}")
+        super().__init__(pieces, headers)
+
+
+def list_of(rows: Sequence[bytes]) -> list[bytes]:
+    """The pieces of a list of `rows`, each JSON."""
+    pieces = [b"["]
+    for number, row in enumerate(rows):
+        pieces += [b",", row] if number else [row]
+    pieces.append(b"]")
+    return pieces
 
 
 class EventStream(Response):

@@ -99,8 +99,9 @@ def operations_of(routes: Iterable[BaseRoute]) -> Iterator[Operation]:
             )
 
 
-def document_of(routes: Iterable[BaseRoute], *, with_keys: bool = False) -> dict[str, Any]:
-    """The document, in version 3.1 of OpenAPI. `with_keys`: routes that are not public need one."""
+def document_of(routes: Iterable[BaseRoute], *, with_keys: bool = False, root_path: str = "") -> dict[str, Any]:
+    """The document, in version 3.1 of OpenAPI. `with_keys`: routes that are not public need one. `root_path`: what all
+    paths begin with."""
     operations = list(operations_of(routes))
     schemas = _schemas(operations)
     paths: dict[str, Any] = {}
@@ -125,6 +126,7 @@ def document_of(routes: Iterable[BaseRoute], *, with_keys: bool = False) -> dict
     return {
         "openapi": "3.1.0",
         "info": {"title": "pagemill", "version": __version__, "description": _INTRODUCTION},
+        **({"servers": [{"url": root_path}]} if root_path else {}),
         "paths": dict(sorted(paths.items())),
         "components": components,
     }

@@ -3,7 +3,7 @@ Does not know in which process it works: on the event loop of the server it is a
 at once."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -20,8 +20,9 @@ from pagemill.serve.http.responses import ServedModel
 from pagemill.serve.http.schemas.anthropic import CountTokensBody, MessagesBody
 from pagemill.serve.http.schemas.batch_chat import BatchChatBody
 from pagemill.serve.http.schemas.chat import ChatBody, naming_top_logprobs
+from pagemill.serve.http.schemas.cohere import CohereEmbedBody
 from pagemill.serve.http.schemas.completions import CompletionBody
-from pagemill.serve.http.schemas.embeddings import ClassifyBody, EmbeddingBody, PoolingBody
+from pagemill.serve.http.schemas.embeddings import ClassifyBody, EmbeddingBody, InputBody, PoolingBody
 from pagemill.serve.http.schemas.forms import naming_form
 from pagemill.serve.http.schemas.generate import GenerateBody
 from pagemill.serve.http.schemas.generation import GenerationBody
@@ -52,6 +53,7 @@ TOKENIZE = "tokenize"
 DETOKENIZE = "detokenize"
 SCORE = "score"
 RERANK = "rerank"
+COHERE_EMBED = "cohere embed"
 MESSAGES = "messages"
 COUNT_TOKENS = "count_tokens"
 BATCH_CHAT = "batch chat"
@@ -69,6 +71,7 @@ TRANSLATIONS: Final[Mapping[str, type[Translation]]] = {
     OLLAMA_GENERATE: OllamaGenerateBody,
     OLLAMA_EMBED: OllamaEmbedBody,
     OLLAMA_EMBEDDINGS: OllamaEmbeddingsBody,
+    COHERE_EMBED: CohereEmbedBody,
 }
 """Kinds of bodies that stand for one of the first three."""
 NO_PARSERS = ParserSettings()
@@ -85,6 +88,8 @@ class AnswerForm(msgspec.Struct, frozen=True, tag="form"):
     num_per_prompt: int = 1
     """Completions of each prompt."""
     as_base64: bool = False
+    vector_types: tuple[str, ...] = ()
+    """Forms in which vectors are given, by their names; empty: in one, by `as_base64`."""
     num_queries: int = 0
     """Prompts that the others are compared with; 0 where each is a pair."""
     most: int | None = None
@@ -225,7 +230,8 @@ class Preparer:
                 case CompletionBody() as completion:
                     yield from self._completion_parts(completion, of_another_api=True)
                 case EmbeddingBody() as embedding:
-                    yield from self._embedding_parts(embedding, given.truncates)
+                    parts = self._embedding_parts(embedding, given.cut)
+                    yield from _with_texts(given, parts) if isinstance(given, CohereEmbedBody) else parts
 
     def _infill(self, raw: bytes) -> Iterator[Part]:
         """What stands in a gap. The echo is the whole prompt."""
@@ -415,24 +421,32 @@ class Preparer:
                 size.add(prepared.request)
             yield prepared
 
-    def _pooled(self, kind: type[EmbeddingBody] | type[ClassifyBody], raw: bytes) -> Iterator[Part]:
+    def _pooled(self, kind: type[InputBody], raw: bytes) -> Iterator[Part]:
         body = parse_body(raw, kind)
         with body.naming():
             yield from self._embedding_parts(body)
 
-    def _embedding_parts(self, body: EmbeddingBody | ClassifyBody, truncates: bool = False) -> Iterator[Part]:
+    def _embedding_parts(self, body: InputBody, cut: Mapping[str, Any] | None = None) -> Iterator[Part]:
+        """`cut`: arguments of `tokenize_cut`, by which texts are cut that do not fit; None: they are refused."""
         self._model.check(body.model)
         params = body.to_pooling_params()
+        chat = body.to_chat()
         as_base64 = isinstance(body, EmbeddingBody) and body.encoding_format == "base64"
         yield AnswerForm(as_base64=as_base64, ignored_fields=body.ignored_fields)
         options = RequestOptions(
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
-            add_special_tokens=body.add_special_tokens is not False,
+            add_special_tokens=body.adds_special_tokens,
+            rendered=chat is not None,
         )
-        for prompt in body.input:
-            if truncates and isinstance(prompt, str):
-                prompt = self._preparation.inputs.tokenize_cut(prompt, options)
+        rendered = (
+            None
+            if chat is None
+            else self._preparation.chats.render(chat.messages, chat.to_chat_options(), generates=False)
+        )
+        for prompt in body.input if rendered is None else [rendered]:
+            if cut is not None and isinstance(prompt, str):
+                prompt = self._preparation.inputs.tokenize_cut(prompt, options, **cut)
             yield PreparedPrompt(self._preparation.inputs.prepare(prompt, params, options).request)
 
     def _tokenize(self, raw: bytes) -> Iterator[Part]:
@@ -535,3 +549,14 @@ def _form_of(
         tokens=details if details.any() else None,
         ignored_fields=body.ignored_fields,
     )
+
+
+def _with_texts(given: CohereEmbedBody, parts: Iterable[Part]) -> Iterator[Part]:
+    """The parts of a body of Cohere's: echoes are the texts, as they came."""
+    texts = iter(given.texts)
+    for part in parts:
+        if isinstance(part, AnswerForm):
+            part = msgspec.structs.replace(part, vector_types=tuple(given.vector_types))
+        elif isinstance(part, PreparedPrompt):
+            part = msgspec.structs.replace(part, echo=next(texts))
+        yield part

@@ -43,8 +43,9 @@ class SlashRedirect:
     """Where no route matches: leads to the route without the slash at the end, by a path alone, which is on this server
     whatever the client calls it."""
 
-    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+    def __init__(self, routes: Sequence[BaseRoute], root_path: str = "") -> None:
         self._routes = routes
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises HTTPException where there is none either."""
@@ -53,5 +54,5 @@ class SlashRedirect:
         if not scope["path"].endswith("/") or not any(r.matches(other)[0] is Match.FULL for r in self._routes):
             raise HTTPException(404)
         query = scope["query_string"].decode("latin-1")
-        location = quote(path) + (f"?{query}" if query else "")
+        location = self._root_path + quote(path) + (f"?{query}" if query else "")
         await Response(status_code=307, headers={"location": location})(scope, receive, send)

@@ -1,6 +1,7 @@
 """`InputProcessor`: a prompt and sampling parameters become a validated engine request.
 Does not know where requests come from or go to."""
 
+import dataclasses
 import itertools
 import secrets
 import time
@@ -117,7 +118,7 @@ class InputProcessor:
                 f"at most {MAX_END_TOKEN_IDS} are allowed"
             )
         self._forms = ready.forms
-        self._translations = Translations(ready.forms.backend)
+        self._translations = Translations(ready.forms.backend, token_of=self._token_named)
         self._prefix = secrets.token_hex(8)
         self._count = itertools.count()
 
@@ -182,10 +183,25 @@ class InputProcessor:
         or cannot fit by its length."""
         return self._tokenize(text, options)
 
-    def tokenize_cut(self, text: str, options: RequestOptions) -> list[int]:
-        """The first tokens of a text, as many as fit the context. Raises RequestError."""
-        most = self._bounds.max_model_len
-        return self._tokenize(text[: most * MAX_CHARS_PER_TOKEN], options)[:most]
+    def tokenize_cut(
+        self, text: str, options: RequestOptions, most: int | None = None, keep_end: bool = False
+    ) -> list[int]:
+        """The first tokens of a text, or with `keep_end` the last ones: as many as fit the context, and at most `most`.
+        Special tokens around the text stay, as transformers leaves them when it truncates. Raises RequestError."""
+        room = self._bounds.max_model_len
+        most = room if most is None else min(most, room)
+        num_chars = most * MAX_CHARS_PER_TOKEN
+        text = text[-num_chars:] if keep_end else text[:num_chars]
+        token_ids = self._tokenize(text, options)
+        if len(token_ids) <= most:
+            return token_ids
+        plain = self._tokenize(text, dataclasses.replace(options, add_special_tokens=False))
+        starts = range(len(token_ids) - len(plain) + 1)
+        start = next((at for at in starts if token_ids[at : at + len(plain)] == plain), 0)
+        first, last = token_ids[:start], token_ids[start + len(plain) :]
+        num_kept = max(most - len(first) - len(last), 0)
+        kept = plain[len(plain) - num_kept :] if keep_end else plain[:num_kept]
+        return [*first, *kept, *last][:most]
 
     def tokenize_gap(self, gap: Gap, max_tokens: int | None) -> GapPrompt:
         """A text with a gap as tokens, cut to leave room for `max_tokens`, up to half of the context (None: a quarter).
@@ -232,6 +248,11 @@ class InputProcessor:
         if isinstance(prompt, (list, tuple)):
             return None, list(prompt)
         raise RequestError(f"the prompt is {shown(prompt)}; it must be a text or a list of token ids", "prompt")
+
+    def _token_named(self, text: str) -> int | None:
+        """The id of the control token of this name, or of the token that is this text by itself; None: neither."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False, rendered=self._tokenizer.hides(text))
+        return ids[0] if len(ids) == 1 else None
 
     def _tokenize(self, text: str, options: RequestOptions) -> list[int]:
         self._check_text(text, "prompt")

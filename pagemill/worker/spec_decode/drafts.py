@@ -4,15 +4,21 @@ A draft is accepted where the model samples the same token with the noise of its
 would be sampled one by one. Drafts lie behind the tokens of their slot in `RequestStates.token_ids`.
 """
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from pagemill.messages.step import Drafts, Int32Array, KnownTokens, NewRequest, SampledLogprobs, SchedulerOutput
+from pagemill.model.distributed.group import Group, SoloGroup
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
-from pagemill.worker.spec_decode.interface import Proposer
+from pagemill.worker.spec_decode.adaptive import AdaptiveCounts
+from pagemill.worker.spec_decode.interface import Proposer, Speculation
 
 
 class Verified(NamedTuple):
@@ -37,28 +43,35 @@ class Verified(NamedTuple):
 
 
 class SlotDrafts:
-    """Owns the drafts of all slots. `max_drafts`: of one slot. `disabled_from`: as many slots that sample in one step
-    have none; None: however many do."""
+    """Owns the drafts of all slots, as many as `speculation` says at most. `ranks`: those of the replica, who must all
+    have the same drafts though their clocks differ."""
 
     def __init__(
-        self, states: RequestStates, proposer: Proposer, max_drafts: int, disabled_from: int | None = None
+        self, states: RequestStates, proposer: Proposer, speculation: Speculation, ranks: Group | None = None
     ) -> None:
         self._states = states
         self._proposer = proposer
-        self._max_drafts = max_drafts
-        self._disabled_from = disabled_from
+        self._max_drafts = speculation.max_drafts
+        self._disabled_from = speculation.disable_by_batch_size
+        self._adaptive = AdaptiveCounts(states, speculation.max_drafts) if speculation.adaptive else None
+        self._ranks = ranks or SoloGroup()
         self._counts = np.zeros(len(states.num_tokens), np.int32)
         """[S] drafts of each slot."""
+        self._step_s = 0.0
 
     def begin(self, new: NewRequest) -> None:
         """A slot has another request, or one again that was preempted."""
         self._counts[new.slot] = 0
         self._proposer.begin(new)
+        if self._adaptive is not None:
+            self._adaptive.begin(new.slot)
 
     def replace(self, known: KnownTokens) -> None:
         """Tokens of a slot are others now."""
         self._counts[known.slot] = 0
         self._proposer.replace(known.slot, known.position)
+        if self._adaptive is not None:
+            self._adaptive.replace(known.slot)
 
     def end(self, slot: int) -> None:
         """The slot's request ended or was preempted, and its tokens are still there."""
@@ -71,6 +84,23 @@ class SlotDrafts:
         own = states.num_tokens[slots] - states.num_computed[slots]
         counts: Int32Array = np.minimum(step.num_tokens, own + self._counts[slots])
         return counts
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Around what a step computes, in one part or several; `computed` says which step it was."""
+        began = time.perf_counter()
+        yield
+        self._step_s += time.perf_counter() - began
+
+    def computed(self, num_tokens: int, num_rows: int) -> None:
+        """A step of so many tokens is done, and so many of them are sampled from. One with others, of prompts, says
+        nothing of what drafts cost."""
+        seconds, self._step_s = self._step_s, 0.0
+        if self._adaptive is None or num_tokens != num_rows:
+            return
+        if self._ranks.size > 1:
+            seconds = float(self._ranks.all_reduce(torch.tensor([seconds], dtype=torch.float32))[0])
+        self._adaptive.costs.add(num_tokens, seconds)
 
     def verify(self, batch: InputBatch, sampled: Int32Array) -> Verified:
         """Which drafts of a batch hold: [L] rows of the batch and the tokens that they sampled. The slots have the
@@ -93,6 +123,8 @@ class SlotDrafts:
         states.num_computed[slots] = states.num_tokens[slots] - 1
         plain = len(token_ids) == len(slots)
         num_drafts = (num_rows - 1).astype(np.int32) if len(rows) > len(slots) else None
+        if self._adaptive is not None and num_drafts is not None:
+            self._adaptive.verified(slots, num_drafts, counts.astype(np.int32) - 1)
         return Verified(slots, token_ids, None if plain else counts.astype(np.int32), kept, num_drafts)
 
     def propose(self, slots: Int32Array) -> Drafts | None:
@@ -103,9 +135,30 @@ class SlotDrafts:
             return None
         known = states.num_tokens[slots]
         room = np.minimum(states.token_ids.shape[1] - 1 - known, self._max_drafts)
-        found = [ids[:most] for ids, most in zip(self._proposer.propose(slots), room.tolist(), strict=True)]
+        found = self._guesses(slots, room)
+        counts = np.array([len(ids) for ids in found], np.int32)
+        if self._adaptive is not None:
+            counts = self._adaptive.choose(slots, found)
+            if not counts.any():
+                self._counts[slots] = 0
+                return None
+            found = [ids[:count] for ids, count in zip(found, counts.tolist(), strict=True)]
         for slot, start, ids in zip(slots.tolist(), known.tolist(), found, strict=True):
             states.token_ids[slot, start : start + len(ids)] = ids
-        counts = np.array([len(ids) for ids in found], np.int32)
         self._counts[slots] = counts
         return Drafts(counts, np.concatenate(found).astype(np.int32)) if counts.any() else None
+
+    def _guesses(self, slots: Int32Array, room: Int32Array) -> list[Int32Array]:
+        """Of each slot, as many tokens as it has room for; none of those that need not be asked."""
+        if self._adaptive is not None:
+            due = self._adaptive.due(slots)
+            if not due.all():
+                found = [slots[:0]] * len(slots)
+                asked = np.flatnonzero(due)
+                if len(asked):
+                    guesses = self._proposer.propose(slots[asked])
+                    for row, ids in zip(asked.tolist(), guesses, strict=True):
+                        found[row] = ids[: room[row]]
+                return found
+        guesses = self._proposer.propose(slots)
+        return [ids[:most] for ids, most in zip(guesses, room.tolist(), strict=True)]

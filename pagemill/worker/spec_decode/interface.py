@@ -29,6 +29,9 @@ class Speculation:
     """Tokens that `suffix` proposes for each of the last ones that were seen before."""
     suffix_decoding_min_token_prob: float = 0.1
     """How likely it must be, by their frequencies, that all tokens come true which `suffix` proposes."""
+    adaptive: bool = True
+    """As many drafts as make tokens come fastest, by what was right so far and what steps cost; False: as many as
+    there are."""
     disable_by_batch_size: int | None = None
     """Steps in which so many slots sample, or more, have no drafts; None: all may."""
 
@@ -45,6 +48,7 @@ def speculation_of(config: SpeculationConfig) -> Speculation | None:
         "suffix_decoding_max_cached_requests": asked.suffix_decoding_max_cached_requests,
         "suffix_decoding_max_spec_factor": asked.suffix_decoding_max_spec_factor,
         "suffix_decoding_min_token_prob": asked.suffix_decoding_min_token_prob,
+        "adaptive": asked.adaptive,
         "disable_by_batch_size": asked.disable_by_batch_size,
     }
     plain = Speculation(asked.method, asked.num_speculative_tokens)

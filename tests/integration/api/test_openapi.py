@@ -52,6 +52,10 @@ def server(kind: str) -> Iterator[str]:
             yield url
 
 
+OF_CHATS = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+"""Fields of bodies of vectors that do not go with `input`."""
+
+
 def within_reach(document: dict[str, Any]) -> dict[str, Any]:
     """The document with bodies that have a chance: of the model that is served, and with few fields at once."""
     for operation in (found for methods in document["paths"].values() for found in methods.values()):
@@ -59,6 +63,9 @@ def within_reach(document: dict[str, Any]) -> dict[str, Any]:
             continue
         name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
         schema = document["components"]["schemas"][name]
+        if {"input", "messages"} <= set(schema["properties"]):  # one of the two
+            schema["required"] = ["input"]
+            schema["properties"] = {key: value for key, value in schema["properties"].items() if key not in OF_CHATS}
         schema["maxProperties"] = len(schema.get("required", ())) + MAX_FIELDS
         schema["additionalProperties"] = False
         if "model" in schema["properties"]:

@@ -27,6 +27,10 @@ def test_hub_ids(name, expected):
     assert hub.is_hub_id(name) is expected
 
 
+CLIENT_ERROR = errors.HfHubHTTPError.__bases__[0]
+"""What errors of the HTTP client that huggingface_hub uses are."""
+
+
 def test_only_data_files_are_asked_for(monkeypatch, tmp_path):
     seen = {}
 
@@ -62,7 +66,7 @@ def http_error(kind):
         (lambda: http_error(errors.HfHubHTTPError), "cannot be fetched from the hub: long"),
         (lambda: errors.LocalEntryNotFoundError("x"), r"is not cached, and https?://\S+ cannot be reached"),
         (lambda: errors.OfflineModeIsEnabled("x"), r"is not cached, and https?://\S+ cannot be reached"),
-        (lambda: httpx.ConnectError("refused"), "cannot be fetched from the hub: refused"),
+        (lambda: CLIENT_ERROR("refused"), "cannot be fetched from the hub: refused"),
         (lambda: OSError(28, "No space left on device"), "No space left on device"),
     ],
 )

@@ -79,7 +79,7 @@ def test_integers_are_bounded(vocabulary):
         ({"grammar": "root ::= (((("}, "grammar"),
         ({"grammar": "root ::= " + "(" * 5000}, "grammar"),
         ({"structural_tag": "[]"}, "structural_tag"),
-        ({"structural_tag": {"format": {"type": "dispatch"}}}, "structural_tag"),
+        ({"structural_tag": {"format": {"type": "unknown"}}}, "structural_tag"),
         ({"structural_tag": {"structures": [{"begin": "<f>"}], "triggers": ["<g"]}}, "structural_tag"),
     ],
 )

@@ -94,6 +94,7 @@ class CpuBackend(AttentionBackend):
         sliding_window=True,
         chunked_local=True,
         soft_cap=True,
+        deterministic=True,
     )
     metadata_builder = CpuBuilder
     impl = CpuImpl

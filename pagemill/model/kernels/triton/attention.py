@@ -41,6 +41,56 @@ def _tanh(x):
 
 
 @triton.jit
+def attend_turn(
+    acc, top, total, query, start, live_end, position, slope, row_table, keys, values, scale, cap, factor,
+    stride_block, stride_token,
+    PAGE: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N keys from `start` on, as `_attend` takes them."""
+    columns, dims = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    positions = start + columns
+    if MASKED:
+        live = positions < live_end
+        page = tl.load(row_table + positions // PAGE, mask=live, other=0).to(tl.int64)
+    else:
+        page = tl.load(row_table + positions // PAGE).to(tl.int64)
+    offsets = (page * stride_block + (positions % PAGE) * stride_token)[:, None] + dims[None, :]
+    if MASKED:
+        # Beyond the sequence lies what others left, maybe NaN, and 0 * NaN is NaN.
+        mask = live[:, None] & (dims < HEAD)[None, :]
+        key = tl.load(keys + offsets, mask=mask, other=0.0)
+        value = tl.load(values + offsets, mask=mask, other=0.0)
+    elif HEAD != BLOCK_D:
+        key = tl.load(keys + offsets, mask=(dims < HEAD)[None, :], other=0.0)
+        value = tl.load(values + offsets, mask=(dims < HEAD)[None, :], other=0.0)
+    else:
+        key = tl.load(keys + offsets)
+        value = tl.load(values + offsets)
+    scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
+    if HAS_CAP:
+        scores = cap * LOG2_E * _tanh(scores * scale / cap)
+    if HAS_ALIBI:
+        if not HAS_CAP:
+            scores = scores * (scale * LOG2_E)
+        scores += (slope * LOG2_E)[:, None] * (positions[None, :] - position[:, None]).to(tl.float32)
+    if MASKED:
+        seen = live[None, :] & (positions[None, :] <= position[:, None])
+        if WINDOW > 0 or CHUNK > 0:
+            seen = seen & (positions[None, :] >= first_seen(position, WINDOW, CHUNK)[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1) * factor)
+    # A row that has seen nothing yet keeps -inf, and must not compute -inf - -inf.
+    base = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
+    weights = tl.math.exp2(scores * factor - base[:, None])
+    decay = tl.math.exp2(top - base)
+    total = total * decay + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(query.dtype), value.to(query.dtype), acc=acc * decay[:, None], input_precision="ieee")
+    return acc, higher, total
+
+
+@triton.jit
 def _attend(
     acc, top, total, query, begin, end, live_end, position, slope, row_table, keys, values, scale, cap, factor,
     stride_block, stride_token,
@@ -50,51 +100,17 @@ def _attend(
 ):  # fmt: skip
     """Take the keys of [begin, end) into the running softmax: `acc` [M, D], `top` (maximum, base 2) and `total` [M].
     Unless MASKED, every row sees all of them, and their number is a multiple of BLOCK_N."""
-    columns, dims = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     for start in tl.range(begin, end, BLOCK_N):
-        positions = start + columns
-        if MASKED:
-            live = positions < live_end
-            page = tl.load(row_table + positions // PAGE, mask=live, other=0).to(tl.int64)
-        else:
-            page = tl.load(row_table + positions // PAGE).to(tl.int64)
-        offsets = (page * stride_block + (positions % PAGE) * stride_token)[:, None] + dims[None, :]
-        if MASKED:
-            # Beyond the sequence lies what others left, maybe NaN, and 0 * NaN is NaN.
-            mask = live[:, None] & (dims < HEAD)[None, :]
-            key = tl.load(keys + offsets, mask=mask, other=0.0)
-            value = tl.load(values + offsets, mask=mask, other=0.0)
-        elif HEAD != BLOCK_D:
-            key = tl.load(keys + offsets, mask=(dims < HEAD)[None, :], other=0.0)
-            value = tl.load(values + offsets, mask=(dims < HEAD)[None, :], other=0.0)
-        else:
-            key = tl.load(keys + offsets)
-            value = tl.load(values + offsets)
-        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
-        if HAS_CAP:
-            scores = cap * LOG2_E * _tanh(scores * scale / cap)
-        if HAS_ALIBI:
-            if not HAS_CAP:
-                scores = scores * (scale * LOG2_E)
-            scores += (slope * LOG2_E)[:, None] * (positions[None, :] - position[:, None]).to(tl.float32)
-        if MASKED:
-            seen = live[None, :] & (positions[None, :] <= position[:, None])
-            if WINDOW > 0 or CHUNK > 0:
-                seen = seen & (positions[None, :] >= first_seen(position, WINDOW, CHUNK)[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1) * factor)
-        # A row that has seen nothing yet keeps -inf, and must not compute -inf - -inf.
-        base = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
-        weights = tl.math.exp2(scores * factor - base[:, None])
-        decay = tl.math.exp2(top - base)
-        total = total * decay + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(query.dtype), value.to(query.dtype), acc=acc * decay[:, None], input_precision="ieee")
-        top = higher
+        acc, top, total = attend_turn(
+            acc, top, total, query, start, live_end, position, slope, row_table, keys, values, scale, cap, factor,
+            stride_block, stride_token,
+            PAGE, HEAD, BLOCK_D, BLOCK_N, WINDOW, CHUNK, HAS_CAP, HAS_ALIBI, MASKED,
+        )  # fmt: skip
     return acc, top, total
 
 
 @triton.jit
-def _attend_all(
+def attend_all(
     acc, top, total, query, begin, end, first_position, position, slope, row_table, keys, values, scale, cap, factor,
     stride_block, stride_token,
     PAGE: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -279,7 +295,7 @@ def paged_attention(
         has_sink = valid & (index == (0 if CASCADE < 2 else -1)) if SPLIT else valid
         top = tl.load(sinks + heads, has_sink, other=float("-inf")).to(tl.float32) * LOG2_E
         total = tl.where(has_sink, 1.0, total)
-    acc, top, total = _attend_all(
+    acc, top, total = attend_all(
         tl.zeros([BLOCK_M, BLOCK_D], tl.float32), top, total, loaded, begin, end, context + tile, context + tokens,
         slope, block_table + request.to(tl.int64) * table_stride, keys + kv_head * stride_head,
         values + kv_head * stride_head, scale, cap, factor, stride_block, stride_token,

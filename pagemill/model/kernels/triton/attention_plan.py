@@ -14,7 +14,7 @@ KEYS_PER_MERGE = tl.constexpr(4)
 
 
 @triton.jit
-def _give_items(first_item, item_request, counts, requests, me, num_requests):
+def give_items(first_item, item_request, counts, requests, me, num_requests):
     """Write where the items of request `me` begin, and its name on each of them."""
     first = tl.sum(tl.where(requests < me, counts, 0), 0)
     mine = tl.sum(tl.where(requests == me, counts, 0), 0)
@@ -59,6 +59,6 @@ def plan_items(
     # Shares are whole turns of the kernel's loop: fewer of them may do.
     share = tl.cdiv(tl.cdiv(span, tl.maximum(tl.cdiv(span, share), 1)), BLOCK_N) * BLOCK_N
     splits = tl.where(decodes, tl.maximum(tl.cdiv(span, tl.maximum(share, 1)), 1), 0)
-    _give_items(split_first, split_request, splits, requests, me, num_requests)
+    give_items(split_first, split_request, splits, requests, me, num_requests)
     tiles = tl.where(query_len > DECODE_TOKENS, tl.cdiv(query_len, TILE_TOKENS), 0)
-    _give_items(tile_first, tile_request, tiles, requests, me, num_requests)
+    give_items(tile_first, tile_request, tiles, requests, me, num_requests)

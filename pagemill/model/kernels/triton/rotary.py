@@ -19,6 +19,9 @@ _ELEMENTS = 4096
 _REGISTERS = 80
 """Of a thread. Told nothing, the assembler makes do with 64, for which it reads the keys after the queries are done."""
 _HEADS = 8
+_WARP_ELEMENTS = 256
+"""Of a tile, for each of its warps: a thread then has 8 elements of a head side by side, of which it makes a sum before
+others add theirs. With fewer, how the sum is divided would depend on the size of the tile."""
 
 HeadNorm = tuple[Tensor, float]
 """Weight [D] and eps of a norm on every head."""
@@ -180,10 +183,18 @@ def attention_inputs(
         value = qkv[:, (num_heads + num_kv_heads) * head_size :].view(num_tokens, num_kv_heads, head_size)
     if not num_tokens:
         return query, key, value
-    parts = num_kv_heads if num_tokens <= _FEW_TOKENS else _num_parts(num_heads, num_kv_heads, head_size)
     half = cos.shape[-1] // 2
-    block_h = launch.power_of_two(num_heads // parts)
     block_half = launch.power_of_two(half)
+    adds_up = norms is not None and target is not None and target.invariant
+    apart = num_tokens <= _FEW_TOKENS or (adds_up and head_size > 2 * half)
+    parts = num_kv_heads if apart else _num_parts(num_heads, num_kv_heads, head_size)
+    block_h = launch.power_of_two(num_heads // parts)
+    block_hkv = launch.power_of_two(num_kv_heads // parts)
+    if adds_up:
+        block_h = max(block_h, _WARP_ELEMENTS // block_half)
+    num_warps = max(1, min(16, block_h * block_half // 512))
+    if adds_up:
+        block_hkv = max(block_hkv, _WARP_ELEMENTS * num_warps // block_half)
     cache_strides = (0, 0, 0) if target is None else target.key_cache.stride()[:3]
     cache_dtype = qkv.dtype if target is None else target.key_cache.dtype
     (q_weight, q_eps), (k_weight, k_eps) = norms if norms is not None else ((qkv, 0.0), (qkv, 0.0))
@@ -195,13 +206,13 @@ def attention_inputs(
         None if target is None else target.key_scale, None if target is None else target.value_scale,
         torch.finfo(cache_dtype).max,
         H=num_heads, HKV=num_kv_heads, D=head_size, HALF=half, PARTS=parts,
-        BLOCK_H=block_h, BLOCK_HKV=launch.power_of_two(num_kv_heads // parts),
+        BLOCK_H=block_h, BLOCK_HKV=block_hkv,
         BLOCK_D=launch.power_of_two(head_size), BLOCK_HALF=block_half,
         BLOCK_REST=launch.power_of_two(max(1, head_size - 2 * half)),
         BLOCK_SIZE=1 if target is None else target.key_cache.shape[1],
         NORM=norms is not None, NORM_ONCE=q_weight.dtype == torch.float32 and qkv.dtype != torch.float32,
         ROPE_ONCE=cos.dtype != qkv.dtype, WRITE=target is not None, SMALL=cache_dtype.itemsize == 1,
-        PDL=launch.dependent(), maxnreg=_REGISTERS, **launch.options(max(1, min(16, block_h * block_half // 512))),
+        PDL=launch.dependent(), maxnreg=_REGISTERS, **launch.options(num_warps),
     )  # fmt: skip
     return query, key, value
 

@@ -14,10 +14,10 @@ from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
 from pagemill.model.loading.load_place import ALONE, LoadPlace
 from pagemill.model.loading.part import Part, Select, whole
+from pagemill.utils.reasons import reason
 
 _FORGET_BYTES = 32 << 20
 """A file is mapped anew after so many bytes of tensors."""
-MAX_WHY_CHARS = 300
 
 
 def iterate(
@@ -30,12 +30,7 @@ def iterate(
         try:
             yield from read_file(path, select)
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path.name} cannot be read: {why(error)}") from error
-
-
-def why(error: Exception) -> str:
-    """What the library says in one line; it repeats what the file says, at any length."""
-    return " ".join(str(error).split())[:MAX_WHY_CHARS]
+            raise ModelError(f"{path.name} cannot be read: {reason(error)}") from error
 
 
 def read_file(path: Path, select: Select) -> Iterator[tuple[str, Tensor]]:

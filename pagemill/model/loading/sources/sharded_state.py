@@ -12,7 +12,8 @@ from pagemill.errors import ModelError
 from pagemill.model.loading.load_place import ALONE, LoadPlace
 from pagemill.model.loading.part import Part, Select, whole
 from pagemill.model.loading.shards import PATTERN, ShardEntry, ShardHeader, checked_pattern, decoded, file_name
-from pagemill.model.loading.sources.safetensors import read_file, why
+from pagemill.model.loading.sources.safetensors import read_file
+from pagemill.utils.reasons import reason
 
 
 def iterate(
@@ -33,7 +34,7 @@ def iterate(
             header = _header(path, place)
             yield from read_file(path, _OneFile(path, header, select))
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path.name} cannot be read: {why(error)}") from error
+            raise ModelError(f"{path.name} cannot be read: {reason(error)}") from error
         last = header.last
         number += 1
 

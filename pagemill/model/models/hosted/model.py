@@ -22,7 +22,7 @@ from pagemill.model.models.hosted import attention, probe
 from pagemill.model.models.hosted.linear import HostedLinear, style_of
 from pagemill.model.models.hosted.names import HostedNames
 from pagemill.model.models.hosted.weights import Converted, Holder, Parameters, make_buffers
-from pagemill.model.network.operations import Network
+from pagemill.model.network.operations import Network, Value
 from pagemill.utils.reasons import reason
 
 logger = get_logger(__name__)
@@ -97,10 +97,8 @@ class TransformersForCausalLM(CausalLM):
         net.result = net.call(self.compute_hidden, net.inputs, net.positions)
         return net
 
-    def _write_logits(self) -> Network:
-        net = Network()
-        net.result = net.call(self._compute_logits, net.inputs)
-        return net
+    def logits(self, net: Network, x: Value) -> Value:
+        return net.call(self._compute_logits, x)
 
     def compute_hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """[T], [T] -> [T, E]: everything but the output head."""

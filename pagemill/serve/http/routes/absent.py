@@ -43,7 +43,6 @@ ABSENT: Final[dict[str, str]] = {
     "/reset_encoder_cache": "models here take text only: there is no cache of media",
     "/invocations": "send the body to the route that it is for: /v1/chat/completions, /v1/completions, /v1/embeddings",
     "/inference/v1/generate": "send token ids to /v1/completions, with return_token_ids",
-    "/v2/embed": "use /v1/embeddings",
     "/tokenizer_info": "what is known of the tokenizer is at /props; use /tokenize and /detokenize",
     "/cohere/v2/chat": "use /v1/chat/completions",
     "/v1/systemone": "there is one model, and no router",

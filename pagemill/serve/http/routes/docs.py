@@ -49,7 +49,10 @@ async def _document(request: Request) -> Mapping[str, Any]:
     app = request.app
     found: Mapping[str, Any] | None = getattr(app.state, "openapi", None)
     if found is None:
-        found = await asyncio.to_thread(document_of, app.router.routes, with_keys=app.state.needs_key)
+        state = app.state
+        found = await asyncio.to_thread(
+            document_of, app.router.routes, with_keys=state.needs_key, root_path=state.root_path
+        )
         app.state.openapi = found
     return found
 
@@ -61,7 +64,7 @@ def page_of(document: Mapping[str, Any]) -> str:
     parts = [
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
-        f"<h1>{title}</h1><p>{_text(info['description'])}</p><p>As JSON: <a href='/openapi.json'>/openapi.json</a></p>"
+        f"<h1>{title}</h1><p>{_text(info['description'])}</p><p>As JSON: <a href='openapi.json'>/openapi.json</a></p>"
     ]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():

@@ -1,6 +1,7 @@
 """Bodies of answers, as /openapi.json describes them. They are written elsewhere, as bytes; nothing here is made when a
 request is answered. Fields that are not listed may come with them."""
 
+import builtins
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -353,6 +354,44 @@ class OllamaAnswer(BaseModel):
     prompt_eval_duration: int | None = None
     eval_count: int | None = None
     eval_duration: int | None = None
+
+
+class CohereByType(BaseModel):
+    """Vectors of texts in each form that was asked for, in the order of the texts."""
+
+    float: list[list[builtins.float]] | None = None
+    base64: list[str] | None = None
+    binary: list[list[int]] | None = None
+    ubinary: list[list[int]] | None = None
+
+
+class CohereVersion(BaseModel):
+    """Of the API."""
+
+    version: Literal["2"]
+
+
+class CohereUnits(BaseModel):
+    """What was computed."""
+
+    input_tokens: int
+
+
+class CohereMeta(BaseModel):
+    """About an answer."""
+
+    api_version: CohereVersion
+    billed_units: CohereUnits
+
+
+class CohereVectors(BaseModel):
+    """Vectors of texts."""
+
+    id: str
+    response_type: Literal["embeddings_by_type"]
+    embeddings: CohereByType
+    texts: list[str]
+    meta: CohereMeta
 
 
 class OllamaVectors(BaseModel):

@@ -218,9 +218,9 @@ class OllamaEmbedBody(_Embedding):
         return self._complete(checked(EmbeddingBody, fields))
 
     @property
-    def truncates(self) -> bool:
+    def cut(self) -> Mapping[str, Any] | None:
         """See `Translation`."""
-        return self.truncate is not False
+        return None if self.truncate is False else {}
 
 
 class OllamaEmbeddingsBody(_Embedding):
@@ -233,9 +233,9 @@ class OllamaEmbeddingsBody(_Embedding):
         return self._complete(checked(EmbeddingBody, {"model": self.served_model, "input": self.prompt}))
 
     @property
-    def truncates(self) -> bool:
+    def cut(self) -> Mapping[str, Any] | None:
         """See `Translation`."""
-        return True
+        return {}
 
 
 class ShowBody(RequestBody):

@@ -70,11 +70,16 @@ _DECLARED_BY_CHATS = (
 GENERATION_REFUSED = _SAMPLING | _GRAMMAR | _PLUMBING | _MESSAGES
 CHAT_REFUSED = {name: rule for name, rule in GENERATION_REFUSED.items() if name not in _DECLARED_BY_CHATS}
 EMBEDDINGS_REFUSED: dict[str, Refused] = {
+    "chat_template": Refused("start the server with --chat-template"),
     "embed_dtype": Refused("leave it out; numbers are of 32 bits", ("float32",)),
     "endianness": Refused("leave it out; base64 is little-endian", ("native", "little")),
-    "messages": Refused("send input"),
     "mm_processor_kwargs": Refused(_NO_MEDIA, ({},)),
     "truncate_prompt_tokens": Refused(_SHORTEN),
+}
+
+COHERE_REFUSED: dict[str, Refused] = {
+    "images": Refused(_NO_MEDIA, ([],)),
+    "inputs": Refused("send texts", ([],)),
 }
 
 TOKENIZE_REFUSED: dict[str, Refused] = {

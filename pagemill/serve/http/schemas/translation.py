@@ -1,6 +1,8 @@
 """Bodies of other APIs, which stand for one of OpenAI's. Do not know how it is run."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import PrivateAttr
 
@@ -32,9 +34,10 @@ class Translation(RequestBody):
         return False
 
     @property
-    def truncates(self) -> bool:
-        """Whether prompts that do not fit the context are cut."""
-        return False
+    def cut(self) -> Mapping[str, Any] | None:
+        """How texts are cut that do not fit the context, as arguments of `InputProcessor.tokenize_cut`; None: such a
+        text is an error."""
+        return None
 
     @property
     def gap(self) -> Gap | None:

@@ -26,6 +26,18 @@ def test_nobody_proposes_by_default():
     assert speculation_of(resolved()) is None
 
 
+def test_none_is_a_method_that_proposes_nothing():
+    assert not resolved(speculative_config={"method": "none"}).active
+    assert not resolved(spec_method="none").active
+    with pytest.raises(ConfigError, match="num_speculative_tokens=3 needs a method"):
+        resolved(speculative_config={"method": "none", "num_speculative_tokens": 3})
+
+
+def test_whether_drafts_are_as_many_as_pay_is_said_too():
+    assert speculation_of(resolved(speculative_config={"method": "ngram"})).adaptive
+    assert not speculation_of(resolved(speculative_config={"method": "ngram", "adaptive": False})).adaptive
+
+
 def test_an_object_is_completed():
     found = resolved(speculative_config={"method": "ngram", "prompt_lookup_max": 3})
     assert found.active

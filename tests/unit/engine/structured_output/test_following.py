@@ -154,3 +154,24 @@ def test_drafts_go_no_further_than_the_output_or_what_is_sampled(vocabulary):
     assert followed(vocabulary, **forced).count_allowed(list(b"abcx"), forces=False) == 3
     free = followed(vocabulary, free=FreeTokens((((7,),),)), choice=["ab"])
     assert free.count_allowed([1, 2], forces=True) == 0
+
+
+def test_a_forced_token_that_is_held_is_all_that_may_come(vocabulary):
+    """Also beside others in the same call, and no longer than until it has come."""
+    held, other = (followed(vocabulary, regex="xy(a|b)c") for _ in range(2))
+    assert held.hold(held.forced_tokens())
+    assert held.forced_tokens() == ()
+    assert held.count_allowed(list(b"xy"), forces=True) == 0
+    assert allowed_of([held, other]) == [{ord("x")}, {ord("x")}]
+    held.accept([ord("x")])
+    assert allowed(held) == {ord("y")}
+    held.accept([ord("y")])
+    assert allowed(held) == {ord("a"), ord("b")}
+    held.accept([ord("b")])
+    assert held.forced_tokens() == [ord("c")]
+
+
+def test_nothing_is_held_before_a_form_has_begun(vocabulary):
+    grammar = followed(vocabulary, free=FreeTokens((((7, 8),),)), choice=["ab"])
+    assert not grammar.hold([ord("a")])
+    assert grammar.forced_tokens() == ()

@@ -69,7 +69,7 @@ def test_an_unknown_name_lists_the_known():
 
 
 def test_orders_of_gpus():
-    ampere = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_PAGED")
+    ampere = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "TRITON_INVARIANT", "FLEX_ATTENTION", "TORCH_PAGED")
     assert cuda_order((8, 0)) == cuda_order((8, 9)) == cuda_order((9, 0)) == cuda_order((7, 5)) == ampere
     assert cuda_order((10, 0)) == ("FLASHINFER", "FLASH_ATTN", *ampere[2:])
     assert cuda_order((10, 0), mla=True) == (
@@ -100,6 +100,7 @@ def test_orders_of_gpus():
         ((9, 0), {"head_size": 96}, "bfloat16", {"kv_cache_dtype": "fp8"}, "TRITON_ATTN"),
         ((9, 0), {}, "bfloat16", {"block_size": 128}, "FLASH_ATTN"),
         ((10, 0), {}, "bfloat16", {"block_size": 128}, "FLASH_ATTN"),
+        ((9, 0), {}, "bfloat16", {"deterministic": True}, "TRITON_INVARIANT"),
         ((9, 0), {}, "bfloat16", {"block_size": 24}, "FLEX_ATTENTION"),
     ],
 )

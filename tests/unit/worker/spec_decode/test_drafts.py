@@ -75,7 +75,7 @@ CASES = [
 def test_the_tokens_are_those_without_drafts(checkpoint, toy, proposer, params, depth):
     plain, num_plain = run(checkpoint, depth=depth, **params)
     TEXTS[:] = [[*PROMPTS[name], *tokens] for name, tokens in plain.tokens.items()]
-    drafted, num_steps = run(checkpoint, Speculation(proposer, 4), depth, **params)
+    drafted, num_steps = run(checkpoint, Speculation(proposer, 4, adaptive=False), depth, **params)
     assert drafted.tokens == plain.tokens
     if proposer == "toy" and not ("rule" in params and depth > 1):  # drafts after a token in flight are not verified
         assert num_steps < num_plain
@@ -88,7 +88,7 @@ def test_accepted_drafts_have_their_own_log_probabilities(checkpoint, toy):
     asked = {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1}
     plain, _ = run(checkpoint, **asked)
     TEXTS[:] = [[*PROMPTS[name], *tokens] for name, tokens in plain.tokens.items()]
-    drafted, _ = run(checkpoint, Speculation("toy", 4), **asked)
+    drafted, _ = run(checkpoint, Speculation("toy", 4, adaptive=False), **asked)
     for name, tokens in plain.tokens.items():
         found = joined(drafted.logprobs[name])
         expected = joined(plain.logprobs[name])

@@ -78,7 +78,7 @@ def compare(checkpoint, asked, max_drafts=4, **options):
     """The same with drafts that are mostly right; both runs."""
     plain = Run(checkpoint, asked, **options)
     TEXTS[:] = [[*_ids(prompt), *plain.tokens[name]] for name, (prompt, _) in asked.items()]
-    drafted = Run(checkpoint, asked, Speculation("toy", max_drafts), **options)
+    drafted = Run(checkpoint, asked, Speculation("toy", max_drafts, adaptive=False), **options)
     assert drafted.tokens == plain.tokens
     assert drafted.client.finish == plain.client.finish
     return plain, drafted
@@ -113,11 +113,11 @@ def test_steps_of_many_requests_may_have_none(checkpoints):
     asked = each(temperature=0.0)
     plain = Run(checkpoints("LlamaForCausalLM"), asked)
     TEXTS[:] = [[*_ids(prompt), *plain.tokens[name]] for name, (prompt, _) in asked.items()]
-    never = Run(checkpoints("LlamaForCausalLM"), asked, Speculation("toy", 4, disable_by_batch_size=1))
+    never = Run(checkpoints("LlamaForCausalLM"), asked, Speculation("toy", 4, adaptive=False, disable_by_batch_size=1))
     assert never.tokens == plain.tokens
     assert never.num_steps == plain.num_steps
     assert never.stats.drafts is None
-    alone = Run(checkpoints("LlamaForCausalLM"), asked, Speculation("toy", 4, disable_by_batch_size=2))
+    alone = Run(checkpoints("LlamaForCausalLM"), asked, Speculation("toy", 4, adaptive=False, disable_by_batch_size=2))
     assert alone.tokens == plain.tokens
     assert plain.num_steps > alone.num_steps, "the last request runs alone for a while"
 
@@ -154,6 +154,6 @@ def test_of_forms(checkpoints, grammar_of, jump, depth):
     if depth == 1:
         assert drafted.num_steps < plain.num_steps
         only = {name: given for name, given in asked.items() if name == "digits"}
-        alone = Run(checkpoints("LlamaForCausalLM"), only, Speculation("toy", 4), **options)
+        alone = Run(checkpoints("LlamaForCausalLM"), only, Speculation("toy", 4, adaptive=False), **options)
         assert alone.tokens == {"digits": plain.tokens["digits"]}
         assert alone.stats.drafts.num_accepted_tokens > 5, "drafts of a form are verified"

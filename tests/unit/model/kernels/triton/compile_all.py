@@ -48,7 +48,7 @@ def compile_instead(self, *args, grid, warmup=False, **words):
     if any(isinstance(value, TensorDescriptor) for value in given.values()):
         check_tma(kernel, text)
         if options.get("launch_pdl"):
-            check_start(text, given["EARLY"])
+            check_start(text, given.get("EARLY", False))
     compiled.append(self.__name__)
 
 
@@ -71,11 +71,12 @@ def check_start(text: str, early: bool) -> None:
 JITFunction.run = compile_instead
 
 from pagemill.model.attention.backends.triton_attn import TritonBackend  # noqa: E402
+from pagemill.model.attention.backends.triton_invariant import InvariantTritonBackend  # noqa: E402
 from pagemill.model.attention.capability import AttentionLayerSpec  # noqa: E402
 from pagemill.model.kernels import packed  # noqa: E402
 from pagemill.model.kernels.kv_target import KVTarget  # noqa: E402
 from pagemill.model.kernels.routing import Routing  # noqa: E402
-from pagemill.model.kernels.triton import choices, device, launch  # noqa: E402
+from pagemill.model.kernels.triton import choices, device, invariant, launch  # noqa: E402
 from pagemill.model.kernels.triton import packed as packed_kernels  # noqa: E402
 from pagemill.model.kernels.triton.fp8_quantize import quantize  # noqa: E402
 from pagemill.model.kernels.triton.gemv import gemv  # noqa: E402
@@ -137,6 +138,11 @@ def linears() -> None:
         rms_norm_of_parts(parts, *norm, torch.bfloat16, half(64, 4096))
 
 
+def one_sum() -> None:
+    invariant.linear(half(1, 4096), half(24576, 4096), gate="silu")
+    invariant.linear(half(300, 4096), half(4096, 4096), half(4096))
+
+
 def integers() -> None:
     for bits in (4, 8):
         group = 128
@@ -195,9 +201,25 @@ def attention() -> None:
     case.run(TritonBackend)
 
 
+def invariant_attention() -> None:
+    spec = AttentionLayerSpec(32, 8, 128, 0.1)
+    PagedCase(spec, [(1, 5), (9, 9)], dtype=torch.bfloat16).run(InvariantTritonBackend)
+
+
 PARTS = {
     part.__name__: part
-    for part in (rows, eight_bits, linears, integers, attention_inputs, experts, sampling, attention)
+    for part in (
+        rows,
+        eight_bits,
+        linears,
+        one_sum,
+        integers,
+        attention_inputs,
+        experts,
+        sampling,
+        attention,
+        invariant_attention,
+    )
 }
 for dependent in (False, True):
     launch.set_dependent(dependent)

@@ -11,18 +11,21 @@ import pytest
 pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[5]
 KERNELS = {
-    "_attention_inputs", "_combine", "_floats", "_gated", "_gather_pair", "_gemv", "_group_stats", "_mask", "_merge",
-    "_packed_gemv", "_packed_rows", "_quantize", "_rms_norm", "_rotate", "_route", "_sample", "_scan", "_skinny",
-    "_sort", "finish_wide", "merge_splits", "paged_attention", "place_bracket", "plan_items", "scan_parts",
-    "write_cache",
+    "_attention_inputs", "_combine", "_few", "_floats", "_gated", "_gather_pair", "_gemv", "_group_stats", "_many",
+    "_mask", "_merge", "_packed_gemv", "_packed_rows", "_quantize", "_rms_norm", "_rotate", "_route", "_sample",
+    "_scan", "_skinny", "_sort", "attend_decoding", "attend_prompts", "finish_wide", "merge_splits",
+    "paged_attention", "place_bracket", "plan_items", "plan_tiles", "scan_parts", "write_cache",
 }  # fmt: skip
 
 
-PARTS = (["linears"], ["integers", "rows", "eight_bits", "attention_inputs", "experts", "sampling", "attention"])
+PARTS = (
+    ["linears", "invariant_attention"],
+    ["one_sum", "integers", "rows", "eight_bits", "attention_inputs", "experts", "sampling", "attention"],
+)
 """Compiled by a process each, at the same time: about the same work."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_kernels_compile_for_hopper(tmp_path: Path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}

@@ -11,9 +11,10 @@ import pytest
 
 from pagemill.config.sections import PoolerConfig
 from pagemill.messages.engine_io import EngineCoreOutputs
+from pagemill.serve.processing.conversation import parse_conversation
 from tests.fakes.engine import make_app, make_engine
 from tests.fakes.fake_core import FakeCore, vector_of
-from tests.fakes.fake_tokenizer import BOS
+from tests.fakes.fake_tokenizer import BOS, ByteTokenizer
 from tests.fakes.wire_metrics import wire_values
 from tests.unit.serve.http.conftest import Connect
 
@@ -37,6 +38,7 @@ async def ask(client: httpx.AsyncClient, given: Any = "ab", **body: Any) -> dict
 
 
 A, B = [*b"ab"], [*b"cde"]
+CHAT = [{"role": "user", "content": "hi"}]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,20 @@ async def test_forms_of_the_input(client: httpx.AsyncClient, given: Any, prompts
     usage = body["usage"]
     assert (usage["prompt_tokens"], usage["total_tokens"], usage["completion_tokens"]) == (num_tokens, num_tokens, 0)
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0, "less than a block"
+
+
+async def test_a_conversation(client: httpx.AsyncClient) -> None:
+    """As its template writes it, without the beginning of an answer unless that is asked for."""
+    for more in ({}, {"add_generation_prompt": True}):
+        answer = await client.post(PATH, json={"messages": CHAT} | more)
+        assert answer.status_code == 200, answer.text
+        assert "x-pagemill-ignored-fields" not in answer.headers
+        text = ByteTokenizer().render_chat(parse_conversation(CHAT), add_generation_prompt=bool(more))
+        prompt = ByteTokenizer().encode(text, add_special_tokens=False, rendered=True)
+        assert answer.json()["data"][0]["embedding"] == vector_of(prompt).tolist()
+        assert answer.json()["usage"]["prompt_tokens"] == len(prompt)
+    pooled = (await client.post("/pooling", json={"messages": CHAT})).json()
+    assert pooled["usage"]["prompt_tokens"] < len(prompt)
 
 
 async def test_the_same_under_the_names_of_pooling(client: httpx.AsyncClient) -> None:
@@ -104,6 +120,12 @@ async def test_texts_without_special_tokens(client: httpx.AsyncClient) -> None:
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "encoding_format"),
         ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
         ({"input": "a", "cache_salt": "/"}, "cache_salt", "cache_salt"),
+        ({}, "input", "input is missing"),
+        ({"input": "a", "messages": CHAT}, "messages", "does not go with input"),
+        ({"input": "a", "add_generation_prompt": True}, "add_generation_prompt", "does not go with input"),
+        ({"messages": []}, "messages", "messages"),
+        ({"messages": CHAT, "chat_template": "{{ 1 }}"}, "chat_template", "--chat-template"),
+        ({"messages": CHAT, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "must not set messages"),
     ],
 )
 async def test_refused(client: httpx.AsyncClient, body: dict[str, Any], field: str, words: str) -> None:

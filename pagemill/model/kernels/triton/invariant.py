@@ -1,0 +1,47 @@
+"""Linear layers in which a row has the same bits whatever is computed beside it (`--deterministic`), by one_sum.py.
+
+Nothing goes to cuBLAS, which divides the inputs of some products into parts, by sizes of which one is the number of
+rows. Knows shapes, not layers.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from pagemill.model.kernels.triton.gated import gated
+from pagemill.model.kernels.triton.one_sum import FALLBACK_PROCESSORS, few_rows, many_rows
+from pagemill.model.kernels.triton.one_sum_choices import MOST_FEW, few_tiles, many_tiles
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """As reference.linear: [T, K] times [N, K] -> [T, N], with a gate [T, N / 2]. Elements of two bytes, K a multiple
+    of 8, the weight contiguous and at a multiple of 16 bytes."""
+    out_dtype = out_dtype or x.dtype
+    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+        x = x.contiguous()
+    num_rows = len(x)
+    if 0 < num_rows <= MOST_FEW:
+        outputs = len(weight) // (1 if gate is None else 2)
+        tiles = few_tiles(num_rows, (outputs, weight.shape[1], gate is not None))
+        return few_rows(x, weight, tiles, bias, gate, out_dtype)
+    out = torch.empty(num_rows, len(weight), dtype=out_dtype, device=x.device)
+    if num_rows:
+        processors = num_processors(x.device)
+        tiles_of_many = many_tiles(num_rows, len(weight), processors, out.element_size())
+        many_rows(x, weight, tiles_of_many, bias, out, processors)
+    return out if gate is None else gated(out, gate == "gelu_tanh")
+
+
+@functools.cache
+def num_processors(device: torch.device) -> int:
+    """Of a GPU; for the interpreter as many as `FALLBACK_PROCESSORS`."""
+    if device.type != "cuda":
+        return FALLBACK_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,96 @@
+"""`--deterministic` on the GPU: bits of tokens and log-probabilities do not depend on what runs beside a request."""
+
+import msgspec
+import pytest
+
+from pagemill.errors import ConfigError
+from tests.gpu.engines import graph_settings, greedy, make_llm, make_prompts, run, sampled
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+NUM_TOKENS = 24
+COUNT = 256
+
+
+def prompts_of(count):
+    """Of up to 700 tokens; the first of them are long."""
+    return [*make_prompts(4, longest=700, seed=2), *make_prompts(count - 4, longest=100)]
+
+
+def params_of(count):
+    """Greedy and drawn in turn, some with the log-probabilities of candidates."""
+    found = [sampled(NUM_TOKENS, 1000 + index) if index % 2 else greedy(NUM_TOKENS) for index in range(count)]
+    return [msgspec.structs.replace(each, logprobs=3) if index % 4 < 2 else each for index, each in enumerate(found)]
+
+
+def bits_of(llm, prompts, params):
+    """Of each request: its tokens, and candidates and their log-probabilities as they are."""
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    return [(list(output.token_ids), *map(candidates, output.logprobs or ())) for output in outputs]
+
+
+def candidates(logprobs):
+    return [(token, value.logprob) for token, value in logprobs.items()]
+
+
+def make(checkpoints, **settings):
+    defaults = {"deterministic": True, "max_num_seqs": COUNT}
+    return make_llm(checkpoints.path(ARCHITECTURE), **(defaults | settings))
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoints):
+    """What each request gives by itself, each kernel launched by itself, no prefix cached."""
+    prompts, params = prompts_of(COUNT), params_of(COUNT)
+    chosen = range(0, COUNT, 9)
+    with make(checkpoints, enforce_eager=True, enable_prefix_caching=False) as llm:
+        return {index: bits_of(llm, [prompts[index]], [params[index]])[0] for index in chosen}
+
+
+def differing(expected, found):
+    """Requests of other bits, and the first two parts of them that differ."""
+    return {
+        index: [pair for pair in zip(bits, found[index], strict=True) if pair[0] != pair[1]][:2]
+        for index, bits in expected.items()
+        if found[index] != bits
+    }
+
+
+@pytest.mark.parametrize("mode", ["eager", "FULL_AND_PIECEWISE", "PIECEWISE"])
+@pytest.mark.parametrize("count", [64, COUNT])
+def test_in_a_batch(checkpoints, alone, mode, count):
+    """The second time, prompts are found in the prefix cache."""
+    prompts, params = prompts_of(COUNT)[:count], params_of(COUNT)[:count]
+    expected = {index: bits for index, bits in alone.items() if index < count}
+    with make(checkpoints, **graph_settings(mode)) as llm:
+        for _ in range(2):
+            assert differing(expected, bits_of(llm, prompts, params)) == {}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_batched_tokens": 64, "max_num_seqs": 16},
+        {"max_num_batched_tokens": 333},
+        {"kv_cache_memory_bytes": 3 << 20, "max_num_seqs": 32},
+    ],
+    ids=["chunks", "uneven chunks", "preemption"],
+)
+def test_however_it_is_cut(checkpoints, alone, settings):
+    """In reverse, so that other requests come first."""
+    prompts, params = prompts_of(COUNT), params_of(COUNT)
+    with make(checkpoints, **settings) as llm:
+        found = bits_of(llm, prompts[::-1], params[::-1])[::-1]
+    assert differing(alone, found) == {}
+
+
+def test_tokens_are_those_of_the_reference(checkpoints):
+    prompts = make_prompts(24)
+    with make(checkpoints) as llm:
+        tokens = run(llm, prompts, greedy(24))
+    checkpoints.reference(ARCHITECTURE).check(prompts, tokens, "bfloat16")
+
+
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV2ForCausalLM"])
+def test_what_is_not_covered_is_refused(checkpoints, architecture):
+    with pytest.raises(ConfigError, match=r"deterministic"):
+        make_llm(checkpoints.path(architecture), deterministic=True)
