@@ -82,6 +82,8 @@ class ByteTokenizer:
     ) -> str:
         if chat_template == "broken":
             raise RequestError("the template failed at /nowhere/template.py, <object at 0x7f00deadbeef>", "messages")
+        if continue_final_message and add_generation_prompt:
+            raise RequestError("the last message is already begun", "continue_final_message")
         text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
         return (
             text + "".join(f"({k}={v})" for k, v in template_variables.items()) + "[assistant]" * add_generation_prompt

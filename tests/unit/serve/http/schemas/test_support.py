@@ -64,6 +64,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     EMBEDDINGS: {
         "input": "ho", "model": "another", "encoding_format": "base64", "dimensions": 2, "normalize": False,
         "add_special_tokens": False, "cache_salt": "s", "priority": 1,
+        "messages": HI[:1], "add_generation_prompt": True, "continue_final_message": True,
+        "chat_template_kwargs": {"x": 1},
     },
     TOKENIZE: {
         "model": "another", "prompt": "ho", "messages": HI[:1], "add_generation_prompt": False,
@@ -73,6 +75,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     DETOKENIZE: {"model": "another", "tokens": [105]},
 }  # fmt: skip
 """A value per declared field with which something else is run, or something else is answered, than without."""
+WITH_A_CONVERSATION: dict[str, dict[str, Any]] = {
+    "add_generation_prompt": {"messages": HI},
+    "continue_final_message": {"messages": HI, "add_generation_prompt": True},
+    "chat_template_kwargs": {"messages": HI},
+}
+"""Bodies of embeddings for the fields that go with `messages` only."""
 
 OPENAI_AND_REFERENCE: dict[str, str] = {
     CHAT: """
@@ -134,7 +142,7 @@ HINTS = [(kind, name) for kind, body in BODIES.items() for name in body.hints]
 
 @pytest.mark.parametrize(("kind", "name"), DECLARED)
 def test_a_declared_field_has_an_effect(kind: str, name: str) -> None:
-    plain = BASE[kind]
+    plain = WITH_A_CONVERSATION.get(name, BASE[kind]) if kind == EMBEDDINGS else BASE[kind]
     if name == "stream_options":
         assert parts(kind, plain | WITH_STREAM) != parts(kind, plain | {"stream": True})
         return
