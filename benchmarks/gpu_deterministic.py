@@ -1,6 +1,6 @@
 """What `--deterministic` costs on a GPU, and that it holds: products, attention, and an engine of an 8B model.
 
-    python benchmarks/gpu_deterministic.py [--only bits,attention,products,tiles,engine]
+    python benchmarks/gpu_deterministic.py [--only bits,attention,products,tiles,engine] [--shape qwen3-30b-a3b]
 
 Needs a GPU of compute capability 9.0. `tiles` prints what one_sum_choices.py is made from.
 """
@@ -43,7 +43,7 @@ COPIES = 6
 """Of a weight, in turns, so that none is found in the L2 cache."""
 ATTENTION = AttentionLayerSpec(32, 8, 128, 128**-0.5)
 BACKENDS = (TritonBackend, InvariantTritonBackend)
-MODEL = Path(__file__).parent / "configs" / "qwen3-8b"
+CONFIGS = Path(__file__).parent / "configs"
 
 
 def noise(*shape: int) -> Tensor:
@@ -233,24 +233,24 @@ def _few(x: Tensor, chosen: FewTiles, gate: str | None, weight: Tensor) -> Tenso
     return few_rows(x, weight, chosen, None, gate, x.dtype)
 
 
-def engine() -> None:
+def engine(shape: str) -> None:
     """A model of random weights: one request alone, and many, without and with the mode, in processes of their own."""
     for deterministic in (False, True):
-        done = subprocess.run([sys.executable, __file__, "--engine", json.dumps(deterministic)], text=True,
-                              capture_output=True, check=False)  # fmt: skip
+        done = subprocess.run([sys.executable, __file__, "--shape", shape, "--engine", json.dumps(deterministic)],
+                              text=True, capture_output=True, check=False)  # fmt: skip
         print("".join(line + "\n" for line in done.stdout.splitlines() if line.startswith("engine")), end="")
         if done.returncode:
             print(done.stderr[-3000:])
         sys.stdout.flush()
 
 
-def run_engine(deterministic: bool) -> None:
+def run_engine(shape: str, deterministic: bool) -> None:
     """The figures of one engine."""
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(10, 150_000, (256, 512), generator=generator).tolist()
     params = SamplingParams(temperature=0, max_tokens=256, ignore_eos=True, detokenize=False)
     settings = {"load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": 4096}
-    with LLM(str(MODEL), device="cuda", max_num_seqs=256, deterministic=deterministic, **settings) as llm:
+    with LLM(str(CONFIGS / shape), device="cuda", max_num_seqs=256, deterministic=deterministic, **settings) as llm:
         works = {"1 x 128 + 256": [prompts[0][:128]], "16 x 512 + 256": prompts[:16], "256 x 512 + 256": prompts}
         for name, work in works.items():
             taken = []
@@ -284,23 +284,26 @@ PARTS = {
     "tiles": tiles,
     "layers": layers,
     "inputs": inputs,
-    "engine": engine,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="bits,attention,products,engine")
+    parser.add_argument("--shape", default="qwen3-8b", help="of `engine`: a folder of benchmarks/configs")
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.engine:
-        run_engine(json.loads(asked.engine))
+        run_engine(asked.shape, json.loads(asked.engine))
         return
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), torch.__version__, triton.__version__)
     for name in asked.only.split(","):
         try:
-            PARTS[name]()
+            if name == "engine":
+                engine(asked.shape)
+            else:
+                PARTS[name]()
         except Exception:  # the other parts have answers of their own
             traceback.print_exc()
 

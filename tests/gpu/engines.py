@@ -67,6 +67,12 @@ def check_regrets(
     assert float(regrets.mean()) <= mean
 
 
+def need_gpus(count: int) -> None:
+    """Skip where there are fewer."""
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"{count} GPUs are needed, {torch.cuda.device_count()} are here")
+
+
 def make_llm(folder: str, **settings: Any) -> LLM:
     """An engine on the GPU with a small cache; skips when this machine or build lacks what the settings name."""
     defaults = {"device": "cuda", "dtype": "bfloat16", "max_num_seqs": 64, "kv_cache_memory_bytes": KV_BYTES}

@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from pagemill.errors import ConfigError
-from tests.gpu.engines import graph_settings, greedy, make_llm, make_prompts, run, sampled
+from tests.gpu.engines import graph_settings, greedy, make_llm, make_prompts, need_gpus, run, sampled
 
 ARCHITECTURE = "Qwen3ForCausalLM"
+EXPERTS = "Qwen3MoeForCausalLM"
 NUM_TOKENS = 24
 COUNT = 256
 
@@ -32,9 +33,9 @@ def candidates(logprobs):
     return [(token, value.logprob) for token, value in logprobs.items()]
 
 
-def make(checkpoints, **settings):
+def make(checkpoints, architecture=ARCHITECTURE, **settings):
     defaults = {"deterministic": True, "max_num_seqs": COUNT}
-    return make_llm(checkpoints.path(ARCHITECTURE), **(defaults | settings))
+    return make_llm(checkpoints.path(architecture), **(defaults | settings))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,21 @@ def test_tokens_are_those_of_the_reference(checkpoints):
     checkpoints.reference(ARCHITECTURE).check(prompts, tokens, "bfloat16")
 
 
-@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV2ForCausalLM"])
+@pytest.mark.parametrize(("architecture", "num_ranks"), [(EXPERTS, 1), (ARCHITECTURE, 2), (EXPERTS, 2)])
+def test_experts_and_two_ranks(checkpoints, architecture, num_ranks):
+    """Alone and eager; in a batch with graphs, twice; in chunks."""
+    need_gpus(num_ranks)
+    prompts, params = prompts_of(64), params_of(64)
+    settings = {"architecture": architecture, "tensor_parallel_size": num_ranks}
+    with make(checkpoints, enforce_eager=True, enable_prefix_caching=False, **settings) as llm:
+        expected = {index: bits_of(llm, [prompts[index]], [params[index]])[0] for index in range(0, 64, 5)}
+    for others in ({}, {"max_num_batched_tokens": 64, "max_num_seqs": 16}):
+        with make(checkpoints, **settings, **others) as llm:
+            for _ in range(2):
+                assert differing(expected, bits_of(llm, prompts, params)) == {}
+
+
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "DeepseekV2ForCausalLM"])
 def test_what_is_not_covered_is_refused(checkpoints, architecture):
     with pytest.raises(ConfigError, match=r"deterministic"):
         make_llm(checkpoints.path(architecture), deterministic=True)

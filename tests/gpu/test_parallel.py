@@ -1,9 +1,8 @@
 """Several GPUs compute what one does: tensor and pipeline parallel ranks over NCCL."""
 
 import pytest
-import torch
 
-from tests.gpu.engines import greedy, make_llm, make_prompts, run, share_equal
+from tests.gpu.engines import greedy, make_llm, make_prompts, need_gpus, run, share_equal
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 LAYOUTS = [
@@ -13,11 +12,6 @@ LAYOUTS = [
     ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 4),
 ]
 """The model has two key-value heads: four tensor parallel ranks hold each of them twice."""
-
-
-def need_gpus(count: int) -> None:
-    if torch.cuda.device_count() < count:
-        pytest.skip(f"{count} GPUs are needed, {torch.cuda.device_count()} are here")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

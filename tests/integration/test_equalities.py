@@ -132,13 +132,19 @@ def test_a_cache_of_integers_changes_with_nothing_either(checkpoint):
         assert llm._engine._client.stats()[0].num_preemptions > 0
 
 
-def test_deterministic_outputs_have_the_same_bits_in_any_company(checkpoint):
+@pytest.mark.parametrize(("architecture", "num_ranks"), [
+    ("LlamaForCausalLM", 1), ("Gemma3ForCausalLM", 1), ("Qwen3MoeForCausalLM", 1), ("LlamaForCausalLM", 2),
+])  # fmt: skip
+def test_deterministic_outputs_have_the_same_bits_in_any_company(tmp_path, architecture, num_ranks):
     """Log-probabilities too; without the prefix cache and alone, in chunks and found in the cache, and preempted."""
     if (kernels := library()) is None or kernels.isa() == b"portable":
         pytest.skip("this machine has no native layers")
+    checkpoint = str(make_checkpoint(tmp_path, architecture))
     batch = prompts(24)
     sampling = [msgspec.structs.replace(each, logprobs=2) for each in params(24)]
-    settings = {"dtype": "bfloat16", "deterministic": True, "max_num_seqs": 24}
+    settings = {
+        "dtype": "bfloat16", "deterministic": True, "max_num_seqs": 24, "tensor_parallel_size": num_ranks,
+    }  # fmt: skip
 
     def bits(output):
         first = output.outputs[0]

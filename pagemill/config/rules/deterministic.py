@@ -10,6 +10,8 @@ from pagemill.errors import ConfigError
 _DTYPES: Final = {"cuda": ("bfloat16", "float16"), "cpu": ("bfloat16",)}
 _COMPUTE: Final = (9, 0)
 """Compute capability from which on the kernels run."""
+_MOST_RANKS: Final = 2
+"""Of a sum: a collective operation may add more of them in another order for a tensor of another size."""
 
 
 def check_deterministic(config: EngineConfig, device: DeviceFacts) -> None:
@@ -35,7 +37,6 @@ def _of_model(config: EngineConfig, device: DeviceFacts) -> list[str]:
         ),
         f"quantization={model.quantization}": model.quantization not in (None, "none"),
         "a quantized checkpoint": facts.quant_method is not None or facts.weights_format == "gguf",
-        f"{facts.name} is a mixture of experts": facts.num_experts > 0,
         "speculation with a model of its own": config.speculation.speculative_config.method == "draft_model",
     }
     return [reason for reason, applies in found.items() if applies]
@@ -44,7 +45,9 @@ def _of_model(config: EngineConfig, device: DeviceFacts) -> list[str]:
 def _of_engine(config: EngineConfig) -> list[str]:
     parallel = config.parallel
     found = {
-        f"tensor_parallel_size={parallel.tensor_parallel_size} (allowed: 1)": parallel.tensor_parallel_size > 1,
+        f"tensor_parallel_size={parallel.tensor_parallel_size} (allowed: 1, and 2, whose sums have one order)": (
+            parallel.tensor_parallel_size > _MOST_RANKS
+        ),
         f"pipeline_parallel_size={parallel.pipeline_parallel_size} (allowed: 1)": parallel.pipeline_parallel_size > 1,
         "disable_cascade_attn=False": not config.model.disable_cascade_attn,
         "torch.compile (compilation_config.mode, or optimization_level=3)": (

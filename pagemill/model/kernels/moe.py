@@ -31,16 +31,18 @@ def experts(
     first: int,
     gelu: bool,
     scales: tuple[Tensor, Tensor] | None = None,
+    invariant: bool = False,
 ) -> Tensor:
     """The weighted sum of each token's experts: [T, E] -> [T, E].
 
     gate_up [N, 2 * I, E] and down [N, E, I] are those of experts first .. first + N; what others would add is left out.
-    Weights of 8-bit floats come with their factors per output, [N, 2 * I] and [N, E] float32.
+    Weights of 8-bit floats come with their factors per output, [N, 2 * I] and [N, E] float32. `invariant`: a token has
+    the same bits whatever is computed beside it.
     """
     kernels = triton_kernels("moe") if x.is_cuda else None
     if kernels is None:
         return reference_experts(x, gate_up, down, chosen, weights, first, gelu, scales)
-    result: Tensor = kernels.experts(x, gate_up, down, chosen, weights, first, gelu, scales)
+    result: Tensor = kernels.experts(x, gate_up, down, chosen, weights, first, gelu, scales, invariant)
     return result
 
 

@@ -4,8 +4,11 @@ weights and attention do. Knows operations; nothing about models."""
 from typing import Final
 
 from pagemill.errors import ConfigError
+from pagemill.model.layers.moe.merged_experts import MergedExperts
 from pagemill.model.network.operations import (
     Add,
+    AllReduce,
+    ApplyExperts,
     Attend,
     Embed,
     Gate,
@@ -18,6 +21,7 @@ from pagemill.model.network.operations import (
     PerHead,
     RotaryTable,
     Rotate,
+    Route,
     Scale,
     Select,
     SoftCap,
@@ -26,10 +30,11 @@ from pagemill.model.network.operations import (
 )
 
 _COVERED: Final[tuple[type[Operation], ...]] = (
-    *(Add, Attend, Embed, Gate, Head, Join, Multiply, Norm, PerHead, RotaryTable, Rotate, Scale, Select, SoftCap),
-    *(Split, SplitHeads),
+    *(Add, AllReduce, ApplyExperts, Attend, Embed, Gate, Head, Join, Multiply, Norm, PerHead, RotaryTable, Rotate),
+    *(Route, Scale, Select, SoftCap, Split, SplitHeads),
 )
-"""Elementwise, row by row in one order, or by kernels that are made for it."""
+"""Elementwise, row by row in one order, or by kernels that are made for it; sums over ranks, of two at most
+(config/rules/deterministic.py), which have one order only."""
 
 
 def require_row_wise(network: Network) -> None:
@@ -43,8 +48,19 @@ def require_row_wise(network: Network) -> None:
 
 
 def _covers(op: Operation) -> bool:
-    return isinstance(op, _COVERED) and not (isinstance(op, Norm) and op.layer.centers)
+    return isinstance(op, _COVERED) and not (_centers(op) or _multiplies_whole(op))
 
 
 def _name(op: Operation) -> str:
-    return "LayerNorm" if isinstance(op, Norm) else type(op).__name__
+    if _centers(op):
+        return "LayerNorm"
+    return "experts in one tensor" if _multiplies_whole(op) else type(op).__name__
+
+
+def _centers(op: Operation) -> bool:
+    return isinstance(op, Norm) and op.layer.centers
+
+
+def _multiplies_whole(op: Operation) -> bool:
+    """Whether experts are multiplied by whoever multiplies matrices, by sizes."""
+    return isinstance(op, ApplyExperts) and isinstance(op.layer, MergedExperts)

@@ -62,6 +62,8 @@ class StackedExperts(ExpertWeights):
 
     factors: tuple[Tensor, Tensor] | None = None
     """Of 8-bit floats, a factor per output: [N, 2 * I] and [N, E] float32."""
+    invariant = False
+    """Whether a token has the same bits whatever is computed beside it."""
 
     def __init__(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> None:
         shape = (sizes.num_experts, 2 * sizes.inner_size, sizes.size)
@@ -76,4 +78,4 @@ class StackedExperts(ExpertWeights):
         self.down[expert].copy_(floats(weight, self.down.dtype))
 
     def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
-        return moe.experts(x, self.gate_up, self.down, chosen, weights, first, self._gelu, self.factors)
+        return moe.experts(x, self.gate_up, self.down, chosen, weights, first, self._gelu, self.factors, self.invariant)

@@ -91,6 +91,8 @@ class QuantMethod(ABC):
     """Whether `prepare` takes the blocks of integers of a quantized file (`BlockTensor`)."""
     takes_packed: bool = False
     """Whether `prepare` takes what readers of checkpoints make (`PackedWeight`); else it gets their floats."""
+    holds_routers: bool = False
+    """Whether routers are held by this method too, and not as plain floats."""
 
     def tensors(self, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
         """What a checkpoint holds of a weight [out, in]. Raises ModelError for a shape that cannot be stored so."""

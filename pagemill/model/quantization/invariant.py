@@ -7,6 +7,7 @@ from torch.nn import functional
 from pagemill.errors import ModelError
 from pagemill.model.kernels import ops
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
+from pagemill.model.quantization.experts import StackedExperts
 from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
 
 _INPUTS = 8
@@ -41,11 +42,19 @@ class InvariantWeight(LinearWeight):
         return functional.embedding(indices, self.weight)
 
 
+class InvariantExperts(StackedExperts):
+    """The experts of a layer, grouped by expert for any number of tokens."""
+
+    invariant = True
+
+
 class InvariantFloats(QuantMethod):
     """Weights stay in the type of the model."""
+
+    holds_routers = True
 
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
         return InvariantWeight(floats(weight, torch.bfloat16), gate)
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
-        raise ModelError("deterministic=True is not for mixtures of experts on a GPU; leave out --deterministic")
+        return InvariantExperts(sizes, dtype, device, gate)

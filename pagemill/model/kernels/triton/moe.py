@@ -32,14 +32,19 @@ def experts(
     first: int,
     gelu: bool,
     scales: Scales = None,
+    invariant: bool = False,
 ) -> Tensor:
-    """As kernels.moe.experts: [T, E] -> [T, E]."""
+    """As kernels.moe.experts: [T, E] -> [T, E].
+
+    The products of `grouped` are one sum over the inputs each, in ascending order, so all of its tiles give the same
+    bits (docs/deterministic.md); `few` adds up in lanes, and gives others.
+    """
     if not len(x):
         return torch.empty_like(x)
     x = _rows(x)
     chosen = chosen.contiguous()
     weights = weights.contiguous()
-    if chosen.numel() <= MAX_FEW_SLOTS:
+    if chosen.numel() <= MAX_FEW_SLOTS and not invariant:
         return few(x, gate_up, down, chosen, weights, first, gelu, scales)
     choices = grouped_choices(chosen.numel(), len(gate_up), x.element_size())
     return grouped(x, gate_up, down, (chosen, weights), first, gelu, choices, scales)

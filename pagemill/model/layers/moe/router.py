@@ -46,7 +46,9 @@ class Router(Linear):
         self._corrected = corrected
 
     def _make_reader(self, parts: Sequence[WeightPart]) -> WeightReader:
-        return WeightReader(self._ctx, parts, Role.ROUTER, held=Unquantized())
+        method = self._ctx.method(0, Role.ROUTER)
+        held = method if method.holds_routers else Unquantized()
+        return WeightReader(self._ctx, parts, Role.ROUTER, held=held)
 
     def checkpoint_tensors(self) -> Iterator[LayerTensor]:
         yield from super().checkpoint_tensors()

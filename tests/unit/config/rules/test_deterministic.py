@@ -35,7 +35,7 @@ def test_by_the_flag_or_by_the_environment(device, monkeypatch):
         (GPU, {"dtype": "float32"}, r"dtype=float32 on a cuda \(allowed: bfloat16, float16\)"),
         (GPU, {"quantization": "fp8"}, "quantization=fp8"),
         (GPU, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype=fp8"),
-        (GPU, {"tensor_parallel_size": 2}, r"tensor_parallel_size=2 \(allowed: 1\)"),
+        (GPU, {"tensor_parallel_size": 4}, r"tensor_parallel_size=4 \(allowed: 1, and 2, whose sums have one order\)"),
         (GPU, {"pipeline_parallel_size": 2}, r"pipeline_parallel_size=2 \(allowed: 1\)"),
         (GPU, {"disable_cascade_attn": False}, "disable_cascade_attn=False"),
         (GPU, {"optimization_level": 3}, "torch.compile"),
@@ -57,7 +57,6 @@ def test_settings_that_are_not_covered(device, settings, reason):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"hf_config": SIZES | {"num_experts": 8}}, "m is a mixture of experts"),
         ({"quantization_config": {"quant_method": "fp8"}}, "a quantized checkpoint"),
         ({"weights_format": "gguf"}, "a quantized checkpoint"),
         ({"implementation": "transformers"}, "m is computed by transformers"),

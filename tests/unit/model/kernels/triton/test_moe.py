@@ -137,6 +137,13 @@ def test_the_number_of_tokens_decides_how(num_tokens: int):
     close(moe.experts(*args, False), reference_experts(*args, False)) if num_tokens else moe.experts(*args, False)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 30])
+def test_tokens_that_shall_have_the_same_bits_are_grouped_always(num_tokens: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(moe, "few")
+    args = case(num_tokens, torch.float32, 64, 32, range(7))
+    close(moe.experts(*args, False, invariant=True), reference_experts(*args, False))
+
+
 def test_every_number_of_slots_has_tiles_of_one_height():
     for average in (0.1, 5, 15, 40, 1000):
         gate_up, down = moe_choices.grouped_choices(int(average * 128), 128)
