@@ -49,7 +49,7 @@ def resolve(
         device=device,
         graphs=graphs,
         cpu=cpu,
-        speculation=resolve_speculation(asked.speculation, model, parallel, machine, facts, decisions),
+        speculation=resolve_speculation(asked.speculation, model, parallel, facts, decisions),
         facts=facts,
     )
     check_deterministic(config, machine)

@@ -30,8 +30,14 @@ class BatchDescriptor(NamedTuple):
     num_requests: int | None
     """R, padding included; None where the graph does not depend on it, for attention is not in it."""
     uniform: bool = False
-    """Whether every request has the same number of tokens, that of a decode step."""
+    """Whether this is a decode step: every request has the same number of tokens; or at most as many, where they verify
+    drafts."""
     has_lora: bool = False
+
+    @property
+    def query_len(self) -> int:
+        """Tokens per request of a decode step; 0: it is something else."""
+        return self.num_tokens // self.num_requests if self.uniform and self.num_requests else 0
 
 
 @dataclass(frozen=True, slots=True)

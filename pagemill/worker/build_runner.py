@@ -39,6 +39,12 @@ from pagemill.worker.spec_decode.drafts import SlotDrafts
 from pagemill.worker.spec_decode.interface import ProposerContext, Speculation
 
 DEFAULT_SAMPLING = SamplerOptions()
+FEWER_DRAFTS = (2, 5)
+"""Of a request, for which steps on a device have graphs beside those for the most drafts; other numbers pad."""
+MAX_VERIFY_LEN = 16
+"""Tokens of a request beyond which a step that verifies drafts is as any other."""
+VERIFY_TOKENS = 512
+"""Of a step that verifies drafts, beyond which launching its kernels hides behind running them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +127,29 @@ def build_runner(
     ahead = platform.runs_ahead and isinstance(stage, SoloStage) and not pools
     drafts = None
     if options.speculation is not None:
-        _check_verifiable(plan, stage, ahead or pools)
+        _check_verifiable(plan, stage, pools)
         drafts = _drafts(options.speculation, states, ranks)
     if ahead:
-        made = _graphs(model, sizes, platform.graph_maker(), graphs, rank)
-        tables, forward = _on_device(plan, model, platform, sizes, states, made, make_sampler, options.cascades)
+        verify_lens = lens_of(0 if options.speculation is None else options.speculation.max_drafts)
+        made = _graphs(model, sizes, platform.graph_maker(), graphs, rank, verify_lens)
+        tables, forward = _on_device(plan, model, platform, sizes, states, made, make_sampler, options)
     else:
         made = _graphs(model, sizes, None, graphs, rank)
         tables, forward = _on_host(plan, model, platform, sizes, states, stage, made, make_sampler, options)
     return ModelRunner(states, tables, stage, forward, extensions, drafts)
 
 
-def _check_verifiable(plan: KVCacheConfig, stage: Stage, elsewhere: bool) -> None:
-    """Raise ConfigError where drafts cannot be verified. `elsewhere`: by another forward than the host's."""
-    if elsewhere or not isinstance(stage, SoloStage):
-        raise ConfigError("drafts are verified on the host only, by a model of one stage that samples tokens")
+def lens_of(max_drafts: int) -> tuple[int, ...]:
+    """Tokens of a request to which steps that verify drafts are padded, ascending: those of the most drafts that there
+    may be, and of 2 and 5."""
+    lens = {1 + count for count in (*FEWER_DRAFTS, max_drafts) if count <= max_drafts}
+    return tuple(sorted(length for length in lens if 1 < length <= MAX_VERIFY_LEN))
+
+
+def _check_verifiable(plan: KVCacheConfig, stage: Stage, pools: bool) -> None:
+    """Raise ConfigError where drafts cannot be verified. `pools`: no token is sampled."""
+    if pools or not isinstance(stage, SoloStage):
+        raise ConfigError("drafts are verified by a model of one stage that samples tokens")
     states = [group.layers[0] for group in plan.groups if isinstance(group.spec, MambaSpec)]
     if states:
         raise ConfigError(f"layer {states[0]!r} keeps a state, from which no draft can be taken back")
@@ -181,7 +195,7 @@ def _on_device(
     states: RequestStates,
     graphs: Graphs,
     make_sampler: Callable[..., Sampler],
-    cascades: bool,
+    options: RunnerOptions,
 ) -> tuple[BlockTables, Forward]:
     # Deferred: hosts never need them, and shall start fast.
     from pagemill.worker.batch.device_tables import DeviceBlockTable
@@ -197,9 +211,12 @@ def _on_device(
         for group in plan.groups
     )
     groups = AttentionGroups(plan, model.cache_layers(), BlockTables(tables), platform.torch_device())
-    most_rows = max(sizes.max_num_seqs, graphs.max_num_tokens)
-    batch = DeviceBatch(max(sizes.max_step_tokens, most_rows), most_rows, tables, device)
-    history = DeviceHistory(sizes.max_num_seqs, model.vocab_size, device)
+    most_requests = max(sizes.max_num_seqs, graphs.max_num_tokens)
+    most_tokens = max(sizes.max_step_tokens, most_requests)
+    drafts = 0 if options.speculation is None else options.speculation.max_drafts
+    most_rows = max(most_requests, min(sizes.max_num_seqs * (1 + drafts), most_tokens)) if drafts else 0
+    batch = DeviceBatch(most_tokens, most_requests, tables, device, most_rows)
+    history = DeviceHistory(sizes.max_num_seqs, model.vocab_size, device, counts_ahead=not drafts)
     sampler = make_sampler(device=device, history=history)
     forward = DeviceForward(
         model,
@@ -208,18 +225,26 @@ def _on_device(
         groups,
         sampler,
         platform.transfers(),
-        StepGraphs(graphs),
+        StepGraphs(graphs, lens_of(drafts)),
         device,
-        SharedPrefix(tables, groups) if cascades else None,
+        SharedPrefix(tables, groups) if options.cascades else None,
     )
     return BlockTables(tables), forward
 
 
-def _graphs(model: CausalLM, sizes: RunnerSizes, maker: GraphMaker | None, config: GraphConfig, rank: int) -> Graphs:
+def _graphs(
+    model: CausalLM,
+    sizes: RunnerSizes,
+    maker: GraphMaker | None,
+    config: GraphConfig,
+    rank: int,
+    verify_lens: tuple[int, ...] = (),
+) -> Graphs:
+    verify_tokens = min(VERIFY_TOKENS, sizes.max_step_tokens)
     return make_graphs(
         config,
         model.cache_layers(),
-        BatchLimits(sizes.max_num_seqs),
+        BatchLimits(sizes.max_num_seqs, verify_lens=verify_lens, verify_tokens=verify_tokens),
         maker,
         rank=rank,
     )

@@ -1,8 +1,9 @@
 """`ModelRunner`: one step, from the scheduler's arrays to sampled tokens. No feature logic; the parts do the work."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -31,7 +32,9 @@ class ModelRunner:
         extensions: WorkerExtensions | None = None,
         drafts: SlotDrafts | None = None,
     ) -> None:
-        """`drafts`: those of the slots, where steps verify some; only for a forward that does not run ahead."""
+        """`drafts`: those of the slots, where steps verify some. Which there are follows from the tokens of the step
+        before, so these are waited for even where the forward runs ahead: as late as there may be, when the next step
+        begins."""
         self._states = states
         self._tables = tables
         self._stage = stage
@@ -39,19 +42,28 @@ class ModelRunner:
         self._extensions = WorkerExtensions() if extensions is None else extensions
         self._drafts = drafts
         self._executed: InputBatch | _Decoded | None = None
-        self._newest: StepTokens | None = None
+        self._newest: StepTokens | VerifiedStep | None = None
         """The last output, where it may not be there yet."""
+        self._clock = ExitStack()
+        """Measures the step, where drafts want to know how long it takes."""
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Apply the changes of slots, build the batch, run the network; keep the rows to be sampled, or the tokens of a
         step that is one piece of work, as far as they are sampled."""
         if self._executed is not None:
             raise RuntimeError("execute_model was called before the last step was sampled")
-        self._apply(step)
         if self._drafts is None:
+            self._apply(step)
             self._compute(step, step.num_tokens)
+            return
+        if self._newest is not None:
+            self._newest.result()
+        self._apply(step)
+        num_tokens = self._drafts.num_tokens(step)
+        if self._forward.runs_ahead:
+            self._clock.enter_context(self._drafts.timed())
+            self._compute(step, num_tokens)
         else:
-            num_tokens = self._drafts.num_tokens(step)
             with self._drafts.timed():
                 self._compute(step, num_tokens)
 
@@ -67,8 +79,12 @@ class ModelRunner:
         if isinstance(batch, _Decoded):
             return self._completed(Ready(self._chosen(batch)))
         if self._drafts is not None:
+            if self._forward.runs_ahead:
+                tokens = self._sampled(batch)
+                self._newest = VerifiedStep(tokens, partial(self._verify_late, batch, tokens, self._drafts))
+                return self._newest
             with self._drafts.timed():
-                done = self._verified(batch, self._drafts)
+                done = self._verified(batch, self._sampled(batch), self._drafts)
             self._drafts.computed(batch.num_tokens, len(batch.sampled_slots))
             return self._completed(Ready(done))
         slots = batch.sampled_slots
@@ -79,7 +95,8 @@ class ModelRunner:
         samples = len(slots) or self._forward.has_known_logprobs
         tokens = self._forward.sample(batch) if samples else Ready(SampledTokens(slots))
         answers = self._extensions.answers(slots)
-        output = StepTokens(batch.step_id, tokens, _Places(self._states, slots), self._stage, self._newest, answers)
+        before = self._newest if isinstance(self._newest, StepTokens) else None
+        output = StepTokens(batch.step_id, tokens, _Places(self._states, slots), self._stage, before, answers)
         if self._forward.runs_ahead:
             self._newest = output
         else:
@@ -166,11 +183,22 @@ class ModelRunner:
             drafts.computed(decoded.num_tokens, len(decoded.slots))
         return ModelRunnerOutput(decoded.step_id, decoded.slots, decoded.token_ids, logprobs=logprobs)
 
-    def _verified(self, batch: InputBatch, drafts: SlotDrafts) -> ModelRunnerOutput:
-        """What a batch samples in which slots may verify drafts."""
+    def _sampled(self, batch: InputBatch) -> Pending[SampledTokens]:
         samples = len(batch.sampled_slots) or self._forward.has_known_logprobs
-        sampled = self._forward.sample(batch).result() if samples else SampledTokens(batch.sampled_slots)
-        verified = drafts.verify(batch, sampled.token_ids)
+        return self._forward.sample(batch) if samples else Ready(SampledTokens(batch.sampled_slots))
+
+    def _verify_late(self, batch: InputBatch, tokens: Pending[SampledTokens], drafts: SlotDrafts) -> ModelRunnerOutput:
+        """What a step of a forward that runs ahead has sampled. The time that it took is that from one step's tokens to
+        the next one's, where steps follow each other."""
+        done = self._verified(batch, tokens, drafts)
+        self._clock.close()
+        drafts.computed(batch.num_tokens, len(batch.sampled_slots))
+        return self._completed(Ready(done)).result()
+
+    def _verified(self, batch: InputBatch, tokens: Pending[SampledTokens], drafts: SlotDrafts) -> ModelRunnerOutput:
+        """What a batch samples in which slots may verify drafts."""
+        sampled = tokens.result()
+        verified = drafts.verify(batch, sampled.token_ids, sampled.counts)
         return ModelRunnerOutput(
             batch.step_id,
             verified.slots,
@@ -233,6 +261,29 @@ class _Places:
             self._states.fill(self.slots, self._positions, token_ids)
         else:
             self._states.fill(self.slots[here], self._positions[here], token_ids[here])
+
+
+class VerifiedStep:
+    """The `Pending` output of a step in which slots may verify drafts, on a device: the slots have the tokens, and new
+    drafts, when it is taken."""
+
+    def __init__(self, tokens: Pending[SampledTokens], complete: Callable[[], ModelRunnerOutput]) -> None:
+        self._tokens = tokens
+        self._complete: Callable[[], ModelRunnerOutput] | None = complete
+        self._output: ModelRunnerOutput | None = None
+
+    def ready(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._output is not None or self._tokens.ready()
+
+    def result(self) -> ModelRunnerOutput:
+        """Tokens and drafts."""
+        if self._output is None:
+            if self._complete is None:
+                raise RuntimeError("an output that failed is asked for again")
+            complete, self._complete = self._complete, None
+            self._output = complete()
+        return self._output
 
 
 class StepTokens:

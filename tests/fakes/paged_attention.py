@@ -118,11 +118,10 @@ class PagedCase:
             slot_mapping=more(common.slot_mapping, num_tokens - count, -1),
             num_requests=num_requests,
             num_tokens=num_tokens,
-            max_query_len=num_tokens,
             max_seq_len=common.block_table.shape[1] * common.block_size,
             query_start_host=None,
             seq_lens_host=None,
-            **told,
+            **({"max_query_len": num_tokens} | told),
         )
         found = copy.copy(self)
         found.query, found.key, found.value = (

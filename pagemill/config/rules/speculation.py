@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from pagemill.catalog.proposers import PROPOSERS
 from pagemill.config.decisions import Decisions
-from pagemill.config.facts import DeviceFacts, ModelFacts
+from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import ModelConfig, ParallelConfig
 from pagemill.config.speculation import SpeculationConfig, SpeculationSettings, SpeculativeConfig
 from pagemill.errors import ConfigError
@@ -31,7 +31,6 @@ def resolve_speculation(
     asked: SpeculationSettings,
     model: ModelConfig,
     parallel: ParallelConfig,
-    device: DeviceFacts,
     facts: ModelFacts,
     decisions: Decisions,
 ) -> SpeculationConfig:
@@ -43,7 +42,7 @@ def resolve_speculation(
         return SpeculationConfig()
     _check_method(wanted.method)
     _check_fields(wanted, wanted.method)
-    _check_place(wanted.method, model, parallel, device)
+    _check_place(wanted.method, model, parallel)
     if wanted.num_speculative_tokens is None:
         count = decisions.note("num_speculative_tokens", DEFAULT_DRAFTS, "default")
         wanted = replace(wanted, num_speculative_tokens=count)
@@ -96,12 +95,10 @@ def _check_fields(wanted: SpeculativeConfig, method: str) -> None:
             )
 
 
-def _check_place(method: str, model: ModelConfig, parallel: ParallelConfig, device: DeviceFacts) -> None:
+def _check_place(method: str, model: ModelConfig, parallel: ParallelConfig) -> None:
     what = f"speculative_config: method={method!r}"
     if model.pools:
         raise ConfigError(f"{what}: prompts become vectors (runner=pooling), and no token follows; leave it out")
-    if device.runs_ahead:
-        raise ConfigError(f"{what}: drafts are verified on CPUs only so far, and the device is {device.kind}")
     if parallel.pipeline_parallel_size > 1:
         raise ConfigError(
             f"{what}: drafts are verified by models of one stage, and pipeline_parallel_size="

@@ -56,6 +56,8 @@ class CommonAttentionMetadata:
     table are equal. A step that says so is not captured."""
     min_query_len: int = 0
     """Fewest tokens of a request, where the host knows it: what is for requests of less is left out."""
+    decode_len: int = 1
+    """More than 1: a step that goes on with all requests, and verifies drafts; none has more tokens than that."""
     replayed: bool = False
     """A decode batch that is part of a captured graph: whoever plans on the host was told of it (`before_replay`)."""
 

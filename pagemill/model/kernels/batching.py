@@ -40,6 +40,19 @@ def end_step(slots: Tensor, sampled: Tensor, last_tokens: Tensor, results: Tenso
     _for(slots).end_step(slots, sampled, last_tokens, results, turn)
 
 
+def end_verification(
+    slots: Tensor,
+    first_rows: Tensor,
+    drafts: Tensor,
+    sampled: Tensor,
+    last_tokens: Tensor,
+    results: Tensor,
+    turn: Tensor,
+) -> None:
+    """Keep what was sampled where slots verify drafts, and how many of them were right."""
+    _for(slots).end_verification(slots, first_rows, drafts, sampled, last_tokens, results, turn)
+
+
 def write_places(table: Tensor, places: Tensor, values: Tensor) -> None:
     """Changes of a block table."""
     _for(table).write_places(table, places, values)

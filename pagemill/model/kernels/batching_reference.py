@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+NO_DRAFT = -2
+"""No token, and not what stands for a token that could not be sampled."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
@@ -90,6 +93,33 @@ def end_step(slots: Tensor, sampled: Tensor, last_tokens: Tensor, results: Tenso
     last_tokens.index_copy_(0, slots.long(), sampled.long().clamp(min=0))
     places = turn * results.shape[1] + torch.arange(len(sampled), device=sampled.device)
     results.view(-1).index_copy_(0, places, sampled.to(results.dtype))
+    turn.copy_((turn + 1) % len(results))
+
+
+def end_verification(
+    slots: Tensor,
+    first_rows: Tensor,
+    drafts: Tensor,
+    sampled: Tensor,
+    last_tokens: Tensor,
+    results: Tensor,
+    turn: Tensor,
+) -> None:
+    """As `end_step` for L rows of R slots, which have consecutive rows, one and one more for every draft. A slot gets
+    the tokens of its rows up to the first that is not the row's draft; the last of these is what its next step
+    computes.
+
+    slots, first_rows [R] int32; drafts [L] int32, NO_DRAFT in the last row of a slot; sampled [L], any integers. The
+    row of `results` gets the L tokens, and behind them how many of them each slot gets, [R].
+    """
+    rows = torch.arange(len(sampled), device=sampled.device)
+    wrong = rows.where(sampled != drafts, len(sampled) - 1)
+    # The first wrong row that is not before a slot's first.
+    ends = wrong.flip(0).cummin(0).values.flip(0).index_select(0, first_rows)
+    last_tokens.index_copy_(0, slots.long(), sampled.index_select(0, ends).long().clamp(min=0))
+    found = torch.cat([sampled.to(results.dtype), (ends - first_rows + 1).to(results.dtype)])
+    places = turn * results.shape[1] + torch.arange(len(found), device=sampled.device)
+    results.view(-1).index_copy_(0, places, found)
     turn.copy_((turn + 1) % len(results))
 
 

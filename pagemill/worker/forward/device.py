@@ -3,10 +3,9 @@
 A decode batch is two pieces of work: tokens from the slots and the network; then sampling, and what the next step
 needs. The host sends nothing when the requests are those of the step before and no block was added. Another batch is
 sent as a whole; small ones are one piece of work up to the logits. Tokens come back through a copy of their own, while
-the next step runs.
+the next step runs. Where slots verify drafts, the device compares, and the same copy brings how many were right.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -20,20 +19,21 @@ from pagemill.messages.step import Int32Array, KnownTokens, NewRequest
 from pagemill.model.forward_context import BatchDescriptor, ForwardContext, current_forward, forward_context
 from pagemill.model.kernels import batching
 from pagemill.model.models.causal_lm import CausalLM
-from pagemill.platforms.interface import Mark, Transfers
+from pagemill.platforms.interface import Transfers
 from pagemill.worker.batch.buffers import UploadRing
-from pagemill.worker.batch.device_states import RESULT_TURNS, DeviceStates, known_tokens
+from pagemill.worker.batch.device_states import DeviceStates, known_tokens
 from pagemill.worker.batch.input_batch import InputBatch, Int64Array
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.forward.decode_rows import DecodeRows
 from pagemill.worker.forward.device_batch import DeviceBatch
+from pagemill.worker.forward.downloads import Downloads, DraftedRows, ScoredTokens, VerifiedTokens
 from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape, MixedTensors
 from pagemill.worker.forward.shared_prefix import SharedPrefix
 from pagemill.worker.forward.step_graphs import CAPTURED_TAILS, StepGraphs, StepTail
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.sampling.device_sampler import sample_greedy, sample_random
-from pagemill.worker.sampling.logprobs import KnownValues, SampledValues, joined_samples
+from pagemill.worker.sampling.logprobs import KnownValues, SampledValues
 from pagemill.worker.sampling.sampler import Sampler
 
 PRECOMPILED_REQUESTS = 64
@@ -63,6 +63,7 @@ class DeviceForward(Forward):
         shared: SharedPrefix | None = None,
     ) -> None:
         num_slots = len(states.num_tokens)
+        max_rows = batch.max_requests + batch.max_rows
         self._model = model
         self._states = states
         self._batch = batch
@@ -71,7 +72,7 @@ class DeviceForward(Forward):
         self._transfers = transfers
         self._graphs = graphs
         self._shared = shared
-        self._slots = DeviceStates(num_slots, batch.max_requests, device)
+        self._slots = DeviceStates(num_slots, max_rows, device)
         self._rows = DecodeRows(states, self._slots.pad_slot)
         self.num_graphs = graphs.num_graphs
         self.uploads: UploadRing = UploadRing(transfers, device, 4 * (batch.max_tokens + 4 * batch.max_requests))
@@ -89,6 +90,9 @@ class DeviceForward(Forward):
         self._decode = graphs.wrap(self._decode_step)
         self._greedy = graphs.wrap(self._greedy_step)
         self._tails = {tail: graphs.wrap(partial(self._sample_decode, tail)) for tail in CAPTURED_TAILS}
+        self._verify_tails = {tail: graphs.wrap(partial(self._sample_drafted, tail)) for tail in CAPTURED_TAILS}
+        self._drafted: DraftedRows | None = None
+        """Of the batch that was run, where slots verify drafts."""
 
     def add(self, new: NewRequest) -> None:
         self._sampler.add(new)
@@ -106,6 +110,7 @@ class DeviceForward(Forward):
     def run(self, batch: InputBatch) -> None:
         self._sampled_values, self._known_values = [], []
         self.has_known_logprobs = False
+        self._drafted = None
         tail = _tail(batch, self._states, self._sampler)
         num_rows = len(batch.slots)
         scores = self._sampler.logprobs.scores(batch.slots)
@@ -122,11 +127,17 @@ class DeviceForward(Forward):
                 self._unsampled()
             self._unsampled = None
             self._downloads.queued()
-        count = len(batch.sampled_slots)
-        tokens = self._downloads.start(count) if count else Ready(SampledTokens(batch.sampled_slots))
+        tokens = self._download(len(batch.sampled_slots))
         if not self._sampled_values and not self._known_values:
             return tokens
         return ScoredTokens(tokens, self._sampled_values, self._known_values, self._transfers)
+
+    def _download(self, count: int) -> Pending[SampledTokens]:
+        if not count:
+            return Ready(SampledTokens(np.zeros(0, np.int32)))
+        if self._drafted is None:
+            return self._downloads.start(count)
+        return VerifiedTokens(self._downloads.start(self._drafted.num_elements), self._drafted)
 
     # --- decode batches -------------------------------------------------------------------------------------------
 
@@ -145,7 +156,8 @@ class DeviceForward(Forward):
         if tail is StepTail.LOGITS:
             count = len(batch.slots)
             positions = self._batch.positions[:count] + 1
-            self._unsampled = partial(self._end, logits[:count], batch, self._batch.slots[:count], positions)
+            slots = self._batch.slots[:count]
+            self._unsampled = partial(self._end, logits[:count], batch, slots, positions, self._store)
         else:
             self._downloads.queued()
 
@@ -202,7 +214,7 @@ class DeviceForward(Forward):
         num_rows = len(logits)
         slots = buffers.slots[:num_rows]
         sampled = _sample(logits, tail, self._slots.sampling, slots, buffers.positions[:num_rows] + 1)
-        _store(self._slots, slots, sampled)
+        self._store(slots, sampled)
         return sampled
 
     def _greedy_step(self, num_rows: int) -> Tensor:
@@ -215,6 +227,9 @@ class DeviceForward(Forward):
     def precompile(self) -> None:
         for key in _keys_to_precompile(self._batch.max_requests, self._graphs.graphs.keys_at_start()):
             self._run_shape(GraphMode.NONE, key)
+        for length in self._graphs.verify_lens:
+            for count in _powers_of_two(self._batch.max_rows // length):
+                self._run_shape(GraphMode.NONE, BatchDescriptor(count * length, count, True))
         self._run_cascade(PRECOMPILED_REQUESTS)
         self._sampler.precompile()
 
@@ -222,6 +237,8 @@ class DeviceForward(Forward):
     def run_largest(self) -> None:
         most = len(self._states.num_tokens)
         self._run_cascade(most)
+        if self._batch.max_rows:
+            self._run_drafts(most)
         if self._graphs.num_graphs:
             self._groups.before_replay(partial(self._batch.decode_on_host, most, np.zeros(0, np.int64)))
 
@@ -242,6 +259,16 @@ class DeviceForward(Forward):
             key = BatchDescriptor(count, count)
             self._queue_mixed(self._upload(packed, shape), bounds, GraphMode.NONE, key)
 
+    def _run_drafts(self, most: int) -> None:
+        """A step of padding in which as many rows are sampled as there may be, of so many requests."""
+        count = self._batch.max_rows
+        shape = MixedShape(count, min(most, count), count)
+        batch = shape.padding(self._slots.pad_slot, self._batch.max_seq_len)
+        tensors = self._upload(shape.pack_drafts(batch, self._slots.pad_slot), shape)
+        key = BatchDescriptor(count, shape.num_requests)
+        self._sample_drafted(StepTail.RANDOM, self._queue_mixed(tensors, shape.bounds, GraphMode.NONE, key), tensors)
+        self._slots.turn.fill_(self._downloads.next_turn)
+
     @torch.inference_mode()
     def capture_at_start(self) -> None:
         self._graphs.graphs.capture_at_start(self._run_shape)
@@ -256,6 +283,9 @@ class DeviceForward(Forward):
         count = key.num_tokens
         pad_slot = self._slots.pad_slot
         self._rows.forget()
+        if key.query_len > 1:
+            self._run_verification(mode, key)
+            return
         if key.uniform:
             buffers.slots[:count].fill_(pad_slot)
             buffers.next_positions[:count].zero_()
@@ -279,11 +309,24 @@ class DeviceForward(Forward):
             self._groups.plan_with(partial(buffers.mixed_common, tensors, bounds))
         self._queue_mixed(tensors, bounds, mode, key)
 
+    def _run_verification(self, mode: GraphMode, key: BatchDescriptor) -> None:
+        shape = MixedShape(key.num_tokens, key.num_tokens // key.query_len, key.num_tokens)
+        batch = shape.padding(self._slots.pad_slot, self._batch.max_seq_len)
+        tensors = self._upload(shape.pack_drafts(batch, self._slots.pad_slot), shape)
+        bounds = shape.verification(key.query_len)
+        if mode is GraphMode.FULL:
+            self._groups.plan_with(partial(self._batch.mixed_common, tensors, bounds))
+        self._queue_mixed(tensors, bounds, mode, key, CAPTURED_TAILS)
+        self._slots.turn.fill_(self._downloads.next_turn)
+
     # --- other batches --------------------------------------------------------------------------------------------
 
     def _run_mixed(self, batch: InputBatch, tail: StepTail, shared: tuple[int, ...] = ()) -> None:
         """`shared`: as in `BatchBounds`."""
         self._rows.forget()
+        if self._batch.max_rows and _has_drafts(batch):
+            self._run_drafted(batch, tail)
+            return
         mode, key, whole = self._graphs.choose_mixed(batch.num_tokens, len(batch.slots), bool(shared))
         scores = self._sampler.logprobs.scores(batch.slots)
         if scores:
@@ -305,10 +348,59 @@ class DeviceForward(Forward):
         slots = tensors.sampled_slots[:count]
         positions = tensors.sampled_positions[:count].long()
         if tail is StepTail.LOGITS:
-            self._unsampled = partial(self._end, logits[:count], batch, slots, positions)
+            self._unsampled = partial(self._end, logits[:count], batch, slots, positions, self._store)
         else:
-            _store(self._slots, slots, _sample(logits[:count], tail, self._slots.sampling, slots, positions))
+            self._store(slots, _sample(logits[:count], tail, self._slots.sampling, slots, positions))
             self._downloads.queued()
+
+    def _run_drafted(self, batch: InputBatch, tail: StepTail) -> None:
+        """A batch in which slots verify drafts; alone, padded to a graph that samples too, or with anything else. The
+        host knows all tokens."""
+        num_tokens = batch.num_tokens
+        num_requests = len(batch.slots)
+        num_rows = len(batch.sampled_slots)
+        scores = self._sampler.logprobs.scores(batch.slots)
+        alone = num_tokens == num_rows and not scores
+        key = self._graphs.choose_verification(num_tokens, num_requests, batch.max_query_len) if alone else None
+        if key is not None:
+            mode = GraphMode.FULL
+            shape = MixedShape(key.num_tokens, key.num_tokens // key.query_len, key.num_tokens)
+            bounds = shape.verification(key.query_len)
+        else:
+            mode, key, whole = self._graphs.choose_mixed(num_tokens, max(num_requests, num_rows))
+            if scores:
+                mode, key, whole = GraphMode.NONE, BatchDescriptor(num_tokens, num_requests), False
+            padded = key.num_requests if whole and key.num_requests else 0
+            shape = MixedShape(key.num_tokens, padded or num_requests, padded or num_rows)
+            length = self._graphs.verify_len(batch.max_query_len) if alone else 0
+            bounds = shape.bounds if whole else BatchBounds.of(batch).verifying(length)
+        tensors = self._upload(shape.pack_drafts(batch, self._slots.pad_slot), shape)
+        sampled_alike = key.query_len > 1 and tail is not StepTail.LOGITS
+        self._drafted = found = DraftedRows.of(batch, shape if sampled_alike else None)
+        if scores:
+            logits = self._queue_scored(batch, tensors, bounds, key)
+        else:
+            logits = self._queue_mixed(tensors, bounds, mode, key, (tail,) if sampled_alike else ())
+        if not sampled_alike:
+            logits, tensors = logits[:num_rows], tensors.first(num_rows, found.num_slots)
+            if tail is StepTail.LOGITS:
+                self._unsampled = partial(self._end_drafted, logits, batch, tensors)
+                return
+            self._sample_drafted(tail, logits, tensors)
+        self._downloads.queued()
+
+    def _sample_drafted(self, tail: StepTail, logits: Tensor, tensors: MixedTensors) -> None:
+        """How a batch ends in which slots verify drafts; part of the graph where there is one."""
+        slots = tensors.sampled_slots
+        positions = tensors.sampled_positions.long()
+        self._store_drafted(tensors, slots, _sample(logits, tail, self._slots.sampling, slots, positions))
+
+    def _end_drafted(self, logits: Tensor, batch: InputBatch, tensors: MixedTensors) -> None:
+        if tensors.drafts is not None:
+            self._sampler.expect(batch.sampled, tensors.drafts.ids)
+        slots = tensors.sampled_slots
+        positions = tensors.sampled_positions.long()
+        self._end(logits, batch, slots, positions, partial(self._store_drafted, tensors))
 
     def _upload(self, packed: Int32Array, shape: MixedShape) -> MixedTensors:
         """The batch on the device."""
@@ -317,11 +409,20 @@ class DeviceForward(Forward):
         self.uploads.uploads_consumed()
         return tensors
 
-    def _queue_mixed(self, tensors: MixedTensors, bounds: BatchBounds, mode: GraphMode, key: BatchDescriptor) -> Tensor:
-        """[R, V] logits."""
+    def _queue_mixed(
+        self,
+        tensors: MixedTensors,
+        bounds: BatchBounds,
+        mode: GraphMode,
+        key: BatchDescriptor,
+        tails: Sequence[StepTail] = (),
+    ) -> Tensor:
+        """[L, V] logits. `tails`: of a batch that verifies drafts and does nothing else."""
         self._planned.clear()
         with forward_context(ForwardContext(self._planned, mode, key)):
             logits: Tensor = self._mixed(tensors, bounds)
+            for tail in tails:
+                self._verify_tails[tail](logits, tensors)
         return logits
 
     def _mixed_step(self, tensors: MixedTensors, bounds: BatchBounds) -> Tensor:
@@ -376,8 +477,15 @@ class DeviceForward(Forward):
             self.uploads.uploads_consumed()
         return rest
 
-    def _end(self, logits: Tensor, batch: InputBatch, slots: Tensor, positions: Tensor) -> None:
-        """Sample from logits that processors change first, or that requests are told of."""
+    def _end(
+        self,
+        logits: Tensor,
+        batch: InputBatch,
+        slots: Tensor,
+        positions: Tensor,
+        store: Callable[[Tensor, Tensor], None],
+    ) -> None:
+        """Sample from logits that processors change first, or that requests are told of; `store` keeps the tokens."""
         rows = batch.sampled
         tail = StepTail.GREEDY if self._states.greedy[rows.slots].all() else StepTail.RANDOM
         parts = []
@@ -386,16 +494,35 @@ class DeviceForward(Forward):
             sampled, values = self._sampler.choose(logits[part], rows[part], choose, part.start)
             parts.append(sampled)
             self._sampled_values += [] if values is None else [values]
-        _store(self._slots, slots, parts[0] if len(parts) == 1 else torch.cat(parts))
+        store(slots, parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def _store(self, slots: Tensor, sampled: Tensor) -> None:
+        states = self._slots
+        batching.end_step(slots, sampled, states.last_tokens, states.results, states.turn)
+
+    def _store_drafted(self, tensors: MixedTensors, slots: Tensor, sampled: Tensor) -> None:
+        if tensors.drafts is None:
+            raise RuntimeError("the batch was packed without drafts")
+        states = self._slots
+        batching.end_verification(*tensors.drafts, sampled, states.last_tokens, states.results, states.turn)
 
 
 def _keys_to_precompile(most: int, captured: Sequence[BatchDescriptor]) -> list[BatchDescriptor]:
     """Steps of up to `most` requests, of few sizes: which kernels run changes at powers of two, and for prompts up to
     `FEW_TOKENS`."""
-    counts = [1 << power for power in range(most.bit_length())]
+    counts = _powers_of_two(most)
     decode = [BatchDescriptor(count, count, True) for count in counts]
     prompts = [BatchDescriptor(count, 1) for count in counts if 1 < count <= FEW_TOKENS]
     return list(dict.fromkeys([*(key for key in captured if key.num_tokens.bit_count() == 1), *decode, *prompts]))
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << power for power in range(most.bit_length())]
+
+
+def _has_drafts(batch: InputBatch) -> bool:
+    slots = batch.sampled_slots
+    return bool((slots[1:] == slots[:-1]).any())
 
 
 def _tail(batch: InputBatch, states: RequestStates, sampler: Sampler) -> StepTail:
@@ -407,104 +534,3 @@ def _tail(batch: InputBatch, states: RequestStates, sampler: Sampler) -> StepTai
 
 def _sample(logits: Tensor, tail: StepTail, settings: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
     return sample_greedy(logits) if tail is StepTail.GREEDY else sample_random(logits, settings, slots, positions)
-
-
-def _store(states: DeviceStates, slots: Tensor, sampled: Tensor) -> None:
-    batching.end_step(slots, sampled, states.last_tokens, states.results, states.turn)
-
-
-class Downloads:
-    """Brings rows of `results` [turns, R] to the host, one after the other."""
-
-    def __init__(self, transfers: Transfers, results: Tensor) -> None:
-        self._transfers = transfers
-        self._results = results
-        self._host = transfers.host_buffer(tuple(results.shape), "int32")
-        self._turn = -1
-        self._under_way: deque[DownloadedTokens] = deque()
-
-    @property
-    def next_turn(self) -> int:
-        """The row that the next step is to write."""
-        return (self._turn + 1) % RESULT_TURNS
-
-    def queued(self) -> None:
-        """A step was queued that writes the next row."""
-        self._turn = self.next_turn
-
-    def start(self, count: int) -> "DownloadedTokens":
-        """The first `count` tokens of the row that was queued last."""
-        while self._under_way and (len(self._under_way) >= RESULT_TURNS - 1 or self._under_way[0].fetched):
-            self._under_way.popleft().result()
-        target = self._host[self._turn, :count]
-        mark = self._transfers.download(target, self._results[self._turn, :count])
-        tokens = DownloadedTokens(mark, target)
-        self._under_way.append(tokens)
-        return tokens
-
-
-class DownloadedTokens:
-    """`Pending` tokens on their way to host memory that is used again, so they are copied out of it."""
-
-    def __init__(self, mark: Mark, target: Tensor) -> None:
-        self._mark = mark
-        self._target = target
-        self._tokens: SampledTokens | None = None
-
-    @property
-    def fetched(self) -> bool:
-        """Whether `result` was called."""
-        return self._tokens is not None
-
-    def ready(self) -> bool:
-        """Whether the copy is done."""
-        return self._tokens is not None or self._mark.reached()
-
-    def result(self) -> SampledTokens:
-        """The tokens, waited for."""
-        if self._tokens is None:
-            self._mark.wait()
-            self._tokens = SampledTokens(self._target.numpy().copy())
-        return self._tokens
-
-
-class ScoredTokens:
-    """`Pending` tokens with their log-probabilities, and those of prompts: copies into memory of their own."""
-
-    def __init__(
-        self,
-        tokens: Pending[SampledTokens],
-        sampled: Sequence[SampledValues],
-        prompts: Sequence[KnownValues],
-        transfers: Transfers,
-    ) -> None:
-        self._tokens = tokens
-        # What is copied is held until the copies are over.
-        self._sampled = sampled
-        self._prompts = prompts
-        self._hosts: list[Tensor] = []
-        self._marks: list[Mark] = []
-        for packed in [part.values.packed for part in sampled] + [part.values.packed for part in prompts]:
-            host = transfers.host_buffer(tuple(packed.shape), "int32")
-            self._marks.append(transfers.download(host, packed))
-            self._hosts.append(host)
-        self._result: SampledTokens | None = None
-
-    def ready(self) -> bool:
-        """Whether all copies are done."""
-        return self._result is not None or (self._tokens.ready() and all(mark.reached() for mark in self._marks))
-
-    def result(self) -> SampledTokens:
-        """Tokens and log-probabilities, waited for."""
-        if self._result is None:
-            token_ids = self._tokens.result().token_ids
-            for mark in self._marks:
-                mark.wait()
-            count = len(self._sampled)
-            found = [part.message(host) for part, host in zip(self._sampled, self._hosts[:count], strict=True)]
-            prompts = [part.message(host) for part, host in zip(self._prompts, self._hosts[count:], strict=True)]
-            self._result = SampledTokens(token_ids, None, joined_samples(found), tuple(prompts))
-            self._sampled = ()
-            self._prompts = ()
-            self._hosts = []
-        return self._result

@@ -17,16 +17,23 @@ from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape, MixedTe
 
 
 class DeviceBatch:
-    """Room for T tokens and R requests; `tables`, one per KV group, say how many blocks a row may have."""
+    """Room for T tokens and R requests; `tables`, one per KV group, say how many blocks a row may have. `max_rows`:
+    that are sampled from, where steps verify drafts; 0: none does."""
 
     def __init__(
-        self, max_tokens: int, max_requests: int, tables: tuple[DeviceBlockTable, ...], device: torch.device
+        self,
+        max_tokens: int,
+        max_requests: int,
+        tables: tuple[DeviceBlockTable, ...],
+        device: torch.device,
+        max_rows: int = 0,
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.max_tokens = max_tokens
         self.max_requests = max_requests
+        self.max_rows = max_rows
         self.tables = tables
         self.max_seq_len = min(table.blocks.shape[1] * table.block_size for table in tables)
         self.token_ids = zeros(max_tokens, dtype=torch.int64)
@@ -39,7 +46,7 @@ class DeviceBatch:
         """[R]. Never 0, even where nothing was written yet: plans that the host makes read it."""
         self.decode_query_start = torch.arange(max_requests + 1, dtype=torch.int32, device=device)
         self.slot_mapping = [zeros(max_tokens, dtype=torch.int64) for _ in tables]
-        self.mixed = zeros(MixedShape(max_tokens, max_requests).num_elements, dtype=torch.int32)
+        self.mixed = zeros(MixedShape(max_tokens, max_requests, max_rows).num_elements, dtype=torch.int32)
         """Any batch, as `MixedShape` packs it."""
         self.block_rows = [zeros(max_requests, table.blocks.shape[1], dtype=torch.int32) for table in tables]
 
@@ -82,6 +89,7 @@ class DeviceBatch:
             block_size=table.block_size,
             common_prefix_len=bounds.shared[group] if bounds.shared else 0,
             min_query_len=bounds.min_query_len,
+            decode_len=bounds.decode_len,
         )
 
     def decode_on_host(self, num_rows: int, positions: Int64Array, group: int) -> StepOnHost:

@@ -24,6 +24,9 @@ class SampledTokens:
     """[N, W] what was made of prompts instead, of a pooling model; the tokens are 0 then."""
     logprobs: SampledLogprobs | None = None
     known_logprobs: tuple[KnownLogprobs, ...] = ()
+    counts: Int32Array | None = None
+    """[slots that sampled] tokens that each of them gets, where slots verified drafts and the device compared; the rest
+    of its L is void."""
     row_counts: Int32Array | None = None
     """[L] rows of `vectors` for each prompt; None: one each."""
 

@@ -5,7 +5,7 @@ requests of the padding have no tokens, and the rows from which nothing is sampl
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from pagemill.messages.step import Int32Array
-from pagemill.model.kernels.batching_reference import SlotTokens
+from pagemill.model.kernels.batching_reference import NO_DRAFT, SlotTokens
 from pagemill.utils.math import ceil_div
 from pagemill.worker.batch.input_batch import InputBatch
 
@@ -34,11 +34,31 @@ class MixedTensors:
     seq_lens: Tensor
     """[R]."""
     logits_index: Tensor
-    """[R] the row of the hidden states from which a token is sampled."""
+    """[L] the row of the hidden states from which a token is sampled; L = R where nobody verifies drafts."""
     sampled_slots: Tensor
-    """[R] the slot that gets it."""
+    """[L] the slot that gets it."""
     sampled_positions: Tensor
-    """[R] its position in the slot's request."""
+    """[L] its position in the slot's request."""
+    drafts: "DraftTensors | None" = None
+
+    def first(self, num_rows: int, num_slots: int) -> "MixedTensors":
+        """Without what is padding of the rows and of the slots that sample."""
+        drafts = self.drafts
+        if drafts is not None:
+            drafts = DraftTensors(drafts.slots[:num_slots], drafts.first_rows[:num_slots], drafts.ids[:num_rows])
+        slots, positions = self.sampled_slots[:num_rows], self.sampled_positions[:num_rows]
+        return replace(self, sampled_slots=slots, sampled_positions=positions, drafts=drafts)
+
+
+class DraftTensors(NamedTuple):
+    """What a batch verifies; int32."""
+
+    slots: Tensor
+    """[R] those that sample, each once."""
+    first_rows: Tensor
+    """[R] of the L rows, the first of each."""
+    ids: Tensor
+    """[L] the draft that follows each row; NO_DRAFT in a slot's last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +73,8 @@ class BatchBounds:
     """None: as long as there may be."""
     shared: tuple[int, ...] = ()
     """Tokens that all requests share, of each KV group, where attention makes use of it."""
+    decode_len: int = 1
+    """As in `CommonAttentionMetadata`."""
 
     @classmethod
     def of(cls, batch: InputBatch, shared: tuple[int, ...] = ()) -> "BatchBounds":
@@ -60,18 +82,28 @@ class BatchBounds:
         lengths = np.diff(batch.query_start)
         return cls(batch.num_tokens, int(lengths.min()), int(lengths.max()), batch.max_seq_len, shared)
 
+    def verifying(self, decode_len: int) -> "BatchBounds":
+        """`decode_len`: where all requests go on and verify drafts; 0: they do not all."""
+        return replace(self, decode_len=decode_len or 1)
+
 
 class MixedShape(NamedTuple):
     """Sizes of a padded batch."""
 
     num_tokens: int
     num_requests: int
+    num_rows: int = 0
+    """That are sampled from, where drafts are verified; 0: none are, and there are as many as requests."""
 
     @property
     def bounds(self) -> BatchBounds:
         """Of every batch that is padded to it. One request has more than one token: with one it would decode."""
         alone = self.num_requests == 1 and self.num_tokens > 1
         return BatchBounds(self.num_tokens, 2 if alone else 0, self.num_tokens, None)
+
+    def verification(self, decode_len: int) -> BatchBounds:
+        """Of every batch that is padded to it, where all requests go on and verify drafts."""
+        return BatchBounds(self.num_tokens, 0, decode_len, None, decode_len=decode_len)
 
     @property
     def num_elements(self) -> int:
@@ -81,16 +113,37 @@ class MixedShape(NamedTuple):
     def pack(self, batch: InputBatch, known: npt.NDArray[np.bool_], pad_slot: int) -> Int32Array:
         """`known` [requests of the batch]: whether the host knows their tokens."""
         packed = np.zeros(self.num_elements, np.int32)
-        for place, (values, padding) in zip(self._places(), _parts(batch, known, pad_slot), strict=True):
+        for place, (values, padding) in zip(self._places(), _parts(batch, known, pad_slot), strict=False):
             packed[place.start : place.start + len(values)] = values
             if padding:
                 packed[place.start + len(values) : place.stop] = padding
         return packed
 
+    def pack_drafts(self, batch: InputBatch, pad_slot: int) -> Int32Array:
+        """As `pack`, of a batch whose tokens the host knows, and what it verifies."""
+        found = draft_rows(batch)
+        packed = self.pack(batch, np.ones(len(batch.slots), np.bool_), pad_slot)
+        *_, slots, first_rows, ids = self._places()
+        packed[slots] = pad_slot
+        packed[ids] = NO_DRAFT
+        for place, values in ((slots, found.slots), (first_rows, found.first_rows), (ids, found.ids)):
+            packed[place.start : place.start + len(values)] = values
+        return packed
+
     def tensors(self, packed: Tensor) -> MixedTensors:
         """The parts of what was packed: views."""
         slots, known, given, positions, *rest = (packed[place] for place in self._places())
-        return MixedTensors(SlotTokens(slots, known, given, positions), *rest)
+        requests, query_start, seq_lens, logits_index, sampled_slots, sampled_positions, *drafts = rest
+        return MixedTensors(
+            SlotTokens(slots, known, given, positions),
+            requests,
+            query_start,
+            seq_lens,
+            logits_index,
+            sampled_slots,
+            sampled_positions,
+            DraftTensors(*drafts) if drafts else None,
+        )
 
     def padding(self, pad_slot: int, longest: int) -> InputBatch:
         """A batch of padding alone, which does as much work: requests of at most `longest` tokens in the slot of
@@ -116,14 +169,34 @@ class MixedShape(NamedTuple):
         )
 
     def _sizes(self) -> tuple[int, ...]:
-        tokens, requests = self
-        return (tokens,) * 4 + (requests, requests + 1, requests, requests, requests, requests)
+        tokens, requests, rows = self
+        drafts = (requests, requests, rows) if rows else ()
+        rows = rows or requests
+        return (tokens,) * 4 + (requests, requests + 1, requests, rows, rows, rows) + drafts
 
     def _places(self) -> Iterator[slice]:
         start = 0
         for size in self._sizes():
             yield slice(start, start + size)
             start += ceil_div(size, _ALIGNMENT) * _ALIGNMENT
+
+
+class DraftRows(NamedTuple):
+    """What a batch verifies, as the host knows it; see `DraftTensors`."""
+
+    slots: Int32Array
+    first_rows: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.int64]
+
+
+def draft_rows(batch: InputBatch) -> DraftRows:
+    """Of L rows, at least one."""
+    rows = batch.sampled_slots
+    ends = np.append(rows[1:] != rows[:-1], True)
+    first_rows = np.flatnonzero(np.append(True, ends[:-1]))
+    # The token behind a row's own is its draft.
+    following = np.minimum(batch.logits_index + 1, batch.num_tokens - 1)
+    return DraftRows(rows[first_rows], first_rows, np.where(ends, NO_DRAFT, batch.token_ids[following]))
 
 
 def _parts(

@@ -1,11 +1,12 @@
 """`StepGraphs`: graphs of whole steps, and of how decode steps end. Knows shapes, not what is computed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
 from pagemill.config.graph_mode import GraphMode
 from pagemill.model.forward_context import BatchDescriptor
+from pagemill.worker.graphs.dispatcher import CHEAP_TOKENS
 from pagemill.worker.graphs.graph_runner import Graphs
 
 
@@ -25,10 +26,11 @@ CAPTURED_TAILS = (StepTail.GREEDY, StepTail.RANDOM)
 
 
 class StepGraphs:
-    """Graphs as steps ask for them."""
+    """Graphs as steps ask for them. `verify_lens`: ascending, tokens per request of steps that verify drafts."""
 
-    def __init__(self, graphs: Graphs) -> None:
+    def __init__(self, graphs: Graphs, verify_lens: Sequence[int] = ()) -> None:
         self.graphs = graphs
+        self.verify_lens = verify_lens
 
     @property
     def num_graphs(self) -> int:
@@ -42,6 +44,18 @@ class StepGraphs:
     def choose(self, num_rows: int) -> tuple[GraphMode, BatchDescriptor]:
         """What a decode batch of so many rows runs in, and its padded shape."""
         return self.graphs.choose(num_rows, num_rows, True)
+
+    def verify_len(self, longest: int) -> int:
+        """What steps that verify drafts, of requests of at most so many tokens, are padded to; 0: nothing."""
+        return next((length for length in self.verify_lens if length >= longest), 0)
+
+    def choose_verification(self, num_tokens: int, num_requests: int, longest: int) -> BatchDescriptor | None:
+        """The graph of a step that verifies drafts and computes nothing else; None: it runs as any other batch."""
+        padded = self.verify_len(longest) * num_requests
+        if not 0 < padded <= max(CHEAP_TOKENS, 2 * num_tokens):
+            return None
+        mode, key = self.graphs.choose(padded, num_requests, True)
+        return key if mode is GraphMode.FULL and key.uniform else None
 
     def choose_mixed(
         self, num_tokens: int, num_requests: int, cascade: bool = False

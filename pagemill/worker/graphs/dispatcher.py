@@ -24,6 +24,10 @@ class BatchLimits:
     max_num_requests: int
     uniform_query_len: int = 1
     """Tokens per request of a decode step: 1 + drafts."""
+    verify_lens: tuple[int, ...] = ()
+    """Most tokens per request of steps that verify drafts, for which there are graphs."""
+    verify_tokens: int = 0
+    """Most tokens of such a step."""
     lora: bool = False
     """Whether there are adapters; batches with and without one then have graphs of their own."""
 
@@ -31,8 +35,9 @@ class BatchLimits:
 class Dispatcher:
     """Keys for FULL and PIECEWISE, and the key of a batch: FULL before PIECEWISE before NONE.
 
-    A decode graph has a capture size of tokens and as many requests as fit; other FULL graphs have a round one and one
-    of a few numbers of requests; piecewise graphs do not depend on requests.
+    A decode graph has a capture size of tokens and as many requests as fit, one that verifies drafts a round number of
+    requests; other FULL graphs have a round size and one of a few numbers of requests; piecewise graphs do not depend
+    on requests.
     """
 
     def __init__(
@@ -44,15 +49,20 @@ class Dispatcher:
         self.limits = limits
         self._small_step = small_step
         self._query_len = limits.uniform_query_len
+        self._lens = {limits.uniform_query_len, *limits.verify_lens}
         sizes = sorted(set(capture_sizes))
         with_lora = (False, True) if limits.lora else (False,)
         self._kinds = [
-            _Kind(GraphMode.FULL, True, {lora: self._decode_keys(sizes, lora) for lora in with_lora}),
+            _Kind(GraphMode.FULL, self._query_len, {lora: self._decode_keys(sizes, lora) for lora in with_lora}),
             *(
-                _Kind(GraphMode.FULL, False, {lora: self._mixed_keys(sizes, count, lora) for lora in with_lora})
+                _Kind(GraphMode.FULL, length, {lora: self._verify_keys(length, lora) for lora in with_lora})
+                for length in limits.verify_lens
+            ),
+            *(
+                _Kind(GraphMode.FULL, 0, {lora: self._mixed_keys(sizes, count, lora) for lora in with_lora})
                 for count in self._mixed_requests()
             ),
-            _Kind(GraphMode.PIECEWISE, False, {lora: self._piece_keys(sizes, lora) for lora in with_lora}),
+            _Kind(GraphMode.PIECEWISE, 0, {lora: self._piece_keys(sizes, lora) for lora in with_lora}),
         ]
         self._captured: set[GraphKey] = set()
         self._all = [kind.table(None) for kind in self._kinds]
@@ -64,11 +74,11 @@ class Dispatcher:
         """The runtime mode of a batch, and its shape padded to that of the graph, as if all were captured; as it is
         when there is none.
 
-        A `uniform` batch has equally many tokens per request; it is a decode batch when that is the decode length.
-        With `cascade` attention a batch is never FULL.
+        A `uniform` batch has equally many tokens per request; it is a decode batch when that is the decode length, or
+        one of those that verify drafts. With `cascade` attention a batch is never FULL.
         """
-        decodes = uniform and num_tokens == num_requests * self._query_len
-        found = _first(self._all, num_tokens, num_requests, decodes, has_lora, cascade)
+        query_len = self._query_len_of(num_tokens, num_requests, uniform)
+        found = _first(self._all, num_tokens, num_requests, query_len, has_lora, cascade)
         return found or (GraphMode.NONE, BatchDescriptor(num_tokens, num_requests, uniform, has_lora))
 
     def is_captured(self, item: GraphKey) -> bool:
@@ -80,8 +90,8 @@ class Dispatcher:
     ) -> GraphKey | None:
         """The captured graph that a batch runs in whose own is not there yet: a larger one, or one in pieces. None
         where there is none, or where padding costs more than launching the step's kernels one by one."""
-        decodes = uniform and num_tokens == num_requests * self._query_len
-        found = _first(self._there, num_tokens, num_requests, decodes, has_lora, cascade)
+        query_len = self._query_len_of(num_tokens, num_requests, uniform)
+        found = _first(self._there, num_tokens, num_requests, query_len, has_lora, cascade)
         return found if found is not None and _pads_cheaply(num_tokens, found[1].num_tokens) else None
 
     def captured(self, mode: GraphMode, key: BatchDescriptor) -> None:
@@ -101,6 +111,18 @@ class Dispatcher:
         self._captured.discard((mode, key))
         for tables in (*self._all, *self._there):
             tables.drop(mode, key)
+
+    def _query_len_of(self, num_tokens: int, num_requests: int, uniform: bool) -> int:
+        """Tokens per request of a decode step; 0: it is something else."""
+        length = num_tokens // num_requests if uniform and num_requests else 0
+        return length if length in self._lens and length * num_requests == num_tokens else 0
+
+    def _verify_keys(self, length: int, lora: bool) -> list[BatchDescriptor]:
+        if self.mode.decode is not GraphMode.FULL:
+            return []
+        most = min(self.limits.max_num_requests, self.limits.verify_tokens // length)
+        counts = [count for count in range(1, most + 1) if is_round(count, 2) or count == most]
+        return [BatchDescriptor(count * length, count, True, lora) for count in counts]
 
     def _decode_keys(self, sizes: Sequence[int], lora: bool) -> list[BatchDescriptor]:
         if self.mode.decode is not GraphMode.FULL:
@@ -156,7 +178,8 @@ class _Kind:
     """Graphs among which one is chosen by the number of tokens alone."""
 
     mode: GraphMode
-    decodes: bool
+    query_len: int
+    """Of decode steps; 0: of others."""
     keys: _Keys
 
     def items(self) -> Iterator[GraphKey]:
@@ -177,11 +200,13 @@ class _Tables:
     kind: _Kind
     tables: dict[bool, _Table]
 
-    def find(self, num_tokens: int, num_requests: int, decodes: bool, has_lora: bool, cascade: bool) -> GraphKey | None:
+    def find(
+        self, num_tokens: int, num_requests: int, query_len: int, has_lora: bool, cascade: bool
+    ) -> GraphKey | None:
         """The graph of a batch, if it is one of this kind. Decode steps and others are different work, so that neither
         may run in a whole graph of the other."""
         mode = self.kind.mode
-        if mode is GraphMode.FULL and (cascade or decodes != self.kind.decodes):
+        if mode is GraphMode.FULL and (cascade or query_len != self.kind.query_len):
             return None
         table = self.tables.get(has_lora)
         key = table[num_tokens] if table is not None and num_tokens < len(table) else None
@@ -197,10 +222,10 @@ class _Tables:
 
 
 def _first(
-    kinds: Iterable[_Tables], num_tokens: int, num_requests: int, decodes: bool, has_lora: bool, cascade: bool
+    kinds: Iterable[_Tables], num_tokens: int, num_requests: int, query_len: int, has_lora: bool, cascade: bool
 ) -> GraphKey | None:
     for tables in kinds:
-        found = tables.find(num_tokens, num_requests, decodes, has_lora, cascade)
+        found = tables.find(num_tokens, num_requests, query_len, has_lora, cascade)
         if found is not None:
             return found
     return None

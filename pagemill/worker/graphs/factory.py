@@ -1,6 +1,7 @@
 """`make_graphs`: from settings, a model and a device's graphs to the `Graphs` of a runner. Chooses; does no work."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pagemill import envs
@@ -48,6 +49,8 @@ def make_graphs(
     if mode is GraphMode.NONE:
         return NoGraphs(compile_model)
     always = min(supports.values(), default=AttentionCGSupport.ALWAYS) is AttentionCGSupport.ALWAYS
+    if not always:  # a step that verifies drafts is as mixed as any, of requests of few tokens
+        limits = replace(limits, verify_lens=())
     sizes = compilation.cudagraph_capture_sizes
     return GraphRunner(
         Dispatcher(mode, sizes, limits, small_step=SMALL_STEP if always else 0),

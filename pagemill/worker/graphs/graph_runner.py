@@ -136,7 +136,7 @@ class GraphRunner(Graphs):
         self.mixed_keys = frozenset(key for mode, key in keys if mode is GraphMode.FULL and not key.uniform)
         self.schedule = CaptureSchedule(keys, lazy=lazy)
         self.num_warm_ups = num_warm_ups
-        self._warm: set[tuple[GraphMode, bool, bool]] = set()
+        self._warm: set[tuple[GraphMode, int, bool]] = set()
         """Kinds of graphs of which one is captured."""
         self._maker = make_graph
         self._check = check_addresses
@@ -212,7 +212,7 @@ class GraphRunner(Graphs):
         return True
 
     def _capture(self, mode: GraphMode, key: BatchDescriptor, run: RunShape) -> None:
-        kind = mode, key.uniform, key.num_requests == 1 and not key.uniform
+        kind = mode, key.query_len, key.num_requests == 1 and not key.uniform
         warm_ups = self.num_warm_ups or int(mode is GraphMode.PIECEWISE or kind not in self._warm)
         self._warm.add(kind)
         try:

@@ -33,7 +33,7 @@ class CaptureSchedule:
         kinds: dict[tuple[object, ...], list[GraphKey]] = {}
         for mode, key in keys:
             whole = key.num_requests is not None
-            kinds.setdefault((mode, key.uniform, whole, key.has_lora), []).append((mode, key))
+            kinds.setdefault((mode, key.query_len, whole, key.has_lora), []).append((mode, key))
         first = {item for kind in kinds.values() for item in _first_of(kind, keys)}
         return [item for item in keys if item in first]
 
@@ -71,6 +71,8 @@ def _first_of(kind: Sequence[GraphKey], all_keys: Sequence[GraphKey]) -> list[Gr
         if any(other is GraphMode.FULL and not key.uniform for other, key in all_keys):
             return []
         return [item for item in kind if item is kind[0] or is_round(item[1].num_tokens, 1)]
+    if largest.query_len > 1:
+        return [item for item in kind if item is kind[0] or is_round(item[1].num_requests or 0, 1)]
     if largest.uniform:
         return [item for item in kind if len(kind) <= FEW or item is kind[0] or _is_decode_size(item[1].num_tokens)]
     return [item for item in kind if item is kind[0] or _is_mixed_size(item, kind)]

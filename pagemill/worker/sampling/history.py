@@ -52,6 +52,10 @@ class TokenHistory(ABC):
     def append(self, rows: SampledRows, tokens: Tensor) -> None:  # noqa: B027
         """[K] the tokens that watched rows sampled; a negative one stands for token 0."""
 
+    def expect(self, rows: SampledRows, tokens: Tensor) -> None:  # noqa: B027
+        """[K] the drafts that follow watched rows, for rows of the same slots that come later; a negative one stands
+        for token 0."""
+
     def output_counts(self, rows: SampledRows) -> Tensor:
         """[K, V] int32: how often each token was generated."""
         ids, (prompts, lengths) = self.tokens(rows), self.lengths(rows)
@@ -94,9 +98,12 @@ class HostHistory(TokenHistory):
 
 
 class DeviceHistory(TokenHistory):
-    """Copies, in rows of one tensor that grows with what is watched: as many rows, and as long."""
+    """Copies, in rows of one tensor that grows with what is watched: as many rows, and as long.
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+    `counts_ahead`: lengths are counted here, one token for each sample. Otherwise they are the positions of the rows,
+    several of which may be of one slot that verifies drafts."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device, counts_ahead: bool = True) -> None:
         super().__init__(vocab_size)
         self._device = device
         self._place = np.full(num_slots, -1, np.int64)
@@ -106,6 +113,8 @@ class DeviceHistory(TokenHistory):
         self._num_tokens = torch.zeros(0, dtype=torch.int64, device=device)
         self._prompts = torch.zeros(0, dtype=torch.int64, device=device)
         self._rows = LatestUpload(device)
+        self._counts_ahead = counts_ahead
+        self._positions = LatestUpload(device)
 
     @torch.inference_mode()
     def watch(self, new: NewRequest) -> None:
@@ -143,16 +152,27 @@ class DeviceHistory(TokenHistory):
     def lengths(self, rows: SampledRows) -> tuple[Tensor, Tensor]:
         places = self._places(rows)
         prompts = self._prompts.index_select(0, places)
-        lengths = self._num_tokens.index_select(0, places)
-        return prompts.unsqueeze(1), lengths.unsqueeze(1)
+        return prompts.unsqueeze(1), self._lengths(rows, places).unsqueeze(1)
 
     @torch.inference_mode()
     def append(self, rows: SampledRows, tokens: Tensor) -> None:
         self._make_long(int(rows.positions.max()) + 1)
         places = self._places(rows)
-        lengths = self._num_tokens.index_select(0, places)
+        lengths = self._lengths(rows, places)
         self._ids[places, lengths] = tokens.clamp(min=0).int()
-        self._num_tokens.index_copy_(0, places, lengths + 1)
+        if self._counts_ahead:
+            self._num_tokens.index_copy_(0, places, lengths + 1)
+
+    @torch.inference_mode()
+    def expect(self, rows: SampledRows, tokens: Tensor) -> None:
+        # Where a slot's last row has no draft, its token is written when it is sampled.
+        self._make_long(int(rows.positions.max()) + 1)
+        self._ids[self._places(rows), self._positions.of(rows.positions)] = tokens.clamp(min=0).int()
+
+    def _lengths(self, rows: SampledRows, places: Tensor) -> Tensor:
+        if self._counts_ahead:
+            return self._num_tokens.index_select(0, places)
+        return self._positions.of(rows.positions)
 
     def _places(self, rows: SampledRows) -> Tensor:
         return self._rows.of(self._place[rows.slots])

@@ -207,6 +207,13 @@ class Sampler:
             for slot in processing.apply(logits, rows):
                 self._num_asked[slot] -= 1
 
+    def expect(self, rows: SampledRows, drafts: Tensor) -> None:
+        """Before all rows of a step are sampled where slots verify drafts: [L] those that follow the rows, negative
+        where there is none, where the logits are."""
+        watched = np.flatnonzero(self._watched[rows.slots])
+        if len(watched):
+            self._history.expect(rows[watched], drafts.index_select(0, self._rows.of(watched)))
+
     def processed(self, rows: SampledRows, tokens: Tensor) -> None:
         """[L] the tokens that were sampled after `process`, where the logits are."""
         watched = np.flatnonzero(self._watched[rows.slots])

@@ -102,9 +102,10 @@ class SlotDrafts:
             seconds = float(self._ranks.all_reduce(torch.tensor([seconds], dtype=torch.float32))[0])
         self._adaptive.costs.add(num_tokens, seconds)
 
-    def verify(self, batch: InputBatch, sampled: Int32Array) -> Verified:
-        """Which drafts of a batch hold: [L] rows of the batch and the tokens that they sampled. The slots have the
-        tokens from now on, and count as computed what was computed of them."""
+    def verify(self, batch: InputBatch, sampled: Int32Array, counts: Int32Array | None = None) -> Verified:
+        """Which drafts of a batch hold: [L] rows of the batch and the tokens that they sampled; `counts`: how many of
+        them each slot gets, where somebody else has compared. The slots have the tokens from now on, and count as
+        computed what was computed of them."""
         states = self._states
         rows = batch.sampled_slots
         positions = batch.sampled_positions
@@ -112,9 +113,10 @@ class SlotDrafts:
         slots = rows[starts]
         num_rows = np.diff(np.append(starts, len(rows)))
         places = np.arange(len(rows)) - np.repeat(starts, num_rows)
-        ends = places == np.repeat(num_rows, num_rows) - 1
-        ends |= sampled != states.token_ids[rows, positions]
-        counts = np.minimum.reduceat(np.where(ends, places, len(rows)), starts) + 1 if len(rows) else num_rows
+        if counts is None:
+            ends = places == np.repeat(num_rows, num_rows) - 1
+            ends |= sampled != states.token_ids[rows, positions]
+            counts = np.minimum.reduceat(np.where(ends, places, len(rows)), starts) + 1 if len(rows) else num_rows
         kept = places < np.repeat(counts, num_rows)
         token_ids = sampled[kept]
         states.fill(rows[kept], positions[kept].astype(np.int32), token_ids)

@@ -99,8 +99,6 @@ class TritonBuilder(MetadataBuilder):
     two), so that a step of the same size finds them at the same addresses."""
 
     graph_support = AttentionCGSupport.ALWAYS
-    decode_tokens = 1
-    """Requests of at most so many tokens have their keys split."""
 
     def __init__(
         self,
@@ -108,8 +106,13 @@ class TritonBuilder(MetadataBuilder):
         device: torch.device,
         decode: Tiles | None = None,
         prefill: Tiles | None = None,
+        decode_tokens: int = 1,
     ) -> None:
+        """`decode_tokens`: requests of at most so many tokens have their keys split."""
         super().__init__(spec, device)
+        self.decode_tokens = decode_tokens
+        self._verifying: dict[int, TritonBuilder] = {}
+        """Tokens of a request -> what plans steps that verify drafts."""
         self._group = spec.num_heads // spec.num_kv_heads
         self._decode = decode or tiles_for("decode", self._group, spec.head_size, self.decode_tokens)
         self._prefill = prefill or tiles_for("prefill", self._group, spec.head_size)
@@ -120,6 +123,8 @@ class TritonBuilder(MetadataBuilder):
         self._tiles: dict[tuple[int, int], Items] = {}
 
     def build(self, common: CommonAttentionMetadata) -> TritonMetadata:
+        if common.decode_len > self.decode_tokens:
+            return self._for(common.decode_len).build(common)
         from pagemill.model.kernels.triton import launch  # deferred: triton
         from pagemill.model.kernels.triton.attention_plan import plan_items
 
@@ -147,6 +152,11 @@ class TritonBuilder(MetadataBuilder):
         return TritonMetadata(
             common, splits, tiles, partial, arrived, merges, num_splits, num_tiles, self._decode, self._prefill, cascade
         )
+
+    def _for(self, decode_tokens: int) -> "TritonBuilder":
+        if decode_tokens not in self._verifying:
+            self._verifying[decode_tokens] = TritonBuilder(self.spec, self.device, decode_tokens=decode_tokens)
+        return self._verifying[decode_tokens]
 
     def _splits_of(self, requests: int) -> tuple[Items, Partial, Tensor]:
         if requests not in self._splits:

@@ -67,7 +67,10 @@ def tiles_for(role: str, group: int, head_size: int, tokens: int = 1) -> Tiles:
     """
     table = DECODE if role == "decode" else PREFILL
     chosen = table[min(max(min(table), power_of_two(head_size)), max(table))]
-    return replace(chosen, rows=max(chosen.rows, power_of_two(group * tokens)))
+    rows = max(chosen.rows, power_of_two(group * tokens))
+    if tokens > 1 and rows > chosen.rows:
+        chosen = replace(chosen, warps=max(4, chosen.warps), programs_per_sm=min(4, chosen.programs_per_sm))
+    return replace(chosen, rows=rows)
 
 
 def power_of_two(number: int) -> int:

@@ -93,6 +93,39 @@ def _end(
     tl.store(turn, (now + 1) % num_turns)
 
 
+@triton.jit(do_not_specialize=["num_slots", "num_rows"])
+def _end_verification(
+    slots, first_rows, drafts, sampled, last_tokens, results, turn, num_slots, num_rows, max_rows, num_turns,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program, as in `_end`."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    now = tl.load(turn)
+    here = results + now * max_rows
+    for start in range(0, num_rows, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        tl.store(here + row, tl.load(sampled + row, row < num_rows, 0).to(tl.int32), row < num_rows)
+    for start in range(0, num_slots, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        inside = place < num_slots
+        first = tl.load(first_rows + place, inside, 0)
+        row = first
+        right = inside
+        goes_on = tl.max(right.to(tl.int32), 0)
+        while goes_on > 0:
+            right = right & (tl.load(drafts + row, right, 0) == tl.load(sampled + row, right, -1).to(tl.int32))
+            row += right.to(tl.int32)
+            goes_on = tl.max(right.to(tl.int32), 0)
+        token = tl.load(sampled + row, inside, 0)
+        slot = tl.load(slots + place, inside, 0)
+        tl.store(last_tokens + slot, tl.maximum(token, 0).to(tl.int64), inside)
+        tl.store(here + num_rows + place, row - first + 1, inside)
+    tl.debug_barrier()  # every thread has read the turn
+    tl.store(turn, (now + 1) % num_turns)
+
+
 @triton.jit(do_not_specialize=["count"])
 def _write(table, places, values, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -144,6 +177,23 @@ def end_step(slots: Tensor, sampled: Tensor, last_tokens: Tensor, results: Tenso
     launch.on(_end, (1,))(
         slots, sampled, last_tokens, results, turn, len(slots), results.shape[1], len(results),
         BLOCK=_FEW_ROWS if len(slots) <= _FEW_ROWS else _ROWS, PDL=launch.dependent(), **launch.options(),
+    )  # fmt: skip
+
+
+def end_verification(
+    slots: Tensor,
+    first_rows: Tensor,
+    drafts: Tensor,
+    sampled: Tensor,
+    last_tokens: Tensor,
+    results: Tensor,
+    turn: Tensor,
+) -> None:
+    """See batching_reference."""
+    launch.on(_end_verification, (1,))(
+        slots, first_rows, drafts, sampled, last_tokens, results, turn, len(slots), len(sampled), results.shape[1],
+        len(results), BLOCK=_FEW_ROWS if len(sampled) <= _FEW_ROWS else _ROWS, PDL=launch.dependent(),
+        **launch.options(),
     )  # fmt: skip
 
 

@@ -92,8 +92,6 @@ def test_a_window_bounds_the_drafts():
 def test_there_are_no_drafts_where_nothing_can_verify_them():
     with pytest.raises(ConfigError, match="prompts become vectors"):
         resolved(runner="pooling", convert="embed", speculative_config=NGRAM)
-    with pytest.raises(ConfigError, match="on CPUs only so far, and the device is cuda"):
-        resolved(device=replace(CPU, kind="cuda", runs_ahead=True), speculative_config=NGRAM)
 
 
 def test_each_method_reads_what_concerns_it(monkeypatch):

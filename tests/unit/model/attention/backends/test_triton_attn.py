@@ -137,6 +137,23 @@ def test_a_padded_plan_computes_the_same(requests, shape, traits):
     torch.testing.assert_close(found[: len(expected)].double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("traits", [{}, {"window": 20}, slow({"chunk_size": 24, "soft_cap": 9.0})], ids=str)
+@pytest.mark.parametrize(("heads", "head_size"), [((8, 2), 32), slow((4, 4), 64), slow((16, 2), 128)])
+@pytest.mark.parametrize(
+    ("requests", "shape"),
+    [([(6, 330), (1, 64), (3, 3), (4, 700)], (24, 4)), ([(5, 90)], (6, 1)), ([(2, 2), (6, 131)], (48, 8))],
+)
+def test_steps_that_verify_drafts_have_their_keys_split(requests, shape, heads, head_size, traits):
+    """Each request has as many tokens as it verifies, and one; the rest of the shape is padding at the end."""
+    case = PagedCase(AttentionLayerSpec(*heads, head_size, head_size**-0.5, **traits), requests, device=DEVICE)
+    told = {"max_query_len": 6, "decode_len": 6}
+    expected, padded = case.expected(), case.padded(*shape, **told)
+    plan = TritonBackend.metadata_builder(case.spec, torch.device(DEVICE)).build(padded.common())
+    assert plan.num_tiles == 0
+    found = padded.run(TritonBackend)
+    torch.testing.assert_close(found[: len(expected)].double(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_plan_depends_on_the_shape_alone():
     spec = AttentionLayerSpec(4, 2, 32, 0.2)
     builder = TritonBackend.metadata_builder(spec, torch.device(DEVICE))

@@ -76,7 +76,7 @@ from pagemill.model.attention.capability import AttentionLayerSpec  # noqa: E402
 from pagemill.model.kernels import packed  # noqa: E402
 from pagemill.model.kernels.kv_target import KVTarget  # noqa: E402
 from pagemill.model.kernels.routing import Routing  # noqa: E402
-from pagemill.model.kernels.triton import choices, device, invariant, launch  # noqa: E402
+from pagemill.model.kernels.triton import batching, choices, device, invariant, launch  # noqa: E402
 from pagemill.model.kernels.triton import packed as packed_kernels  # noqa: E402
 from pagemill.model.kernels.triton.fp8_quantize import quantize  # noqa: E402
 from pagemill.model.kernels.triton.gemv import gemv  # noqa: E402
@@ -183,6 +183,13 @@ def sampling() -> None:
     device.sample_rows(torch.empty(4, 151936), ints(4, 7), positions, ints(4))
 
 
+def around_steps() -> None:
+    for rows in (6, 192):
+        last_tokens, turn = ints(33, dtype=torch.int64), ints(1, dtype=torch.int64)
+        sampled = ints(rows, dtype=torch.int64)
+        batching.end_verification(ints(6), ints(6), ints(rows), sampled, last_tokens, ints(4, 400), turn)
+
+
 def attention() -> None:
     for heads, kv_heads, size, traits in (
         (32, 8, 128, {}),
@@ -197,6 +204,9 @@ def attention() -> None:
     for size in (64, 128, 256):  # few parts of many requests, which are merged by the last of them
         spec = AttentionLayerSpec(32, 8, size, 0.1)
         PagedCase(spec, [(1, 5)] * 32, dtype=torch.bfloat16).run(TritonBackend)
+    for heads, size in ((32, 128), (64, 128), (32, 64), (16, 256)):  # steps that verify drafts
+        case = PagedCase(AttentionLayerSpec(heads, 8, size, 0.1), [(6, 9)], dtype=torch.bfloat16)
+        case.padded(24, 4, max_query_len=6, decode_len=6).run(TritonBackend)
     case = PagedCase(plain, [(1, 5), (9, 9)], dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn)
     case.run(TritonBackend)
 
@@ -217,6 +227,7 @@ PARTS = {
         attention_inputs,
         experts,
         sampling,
+        around_steps,
         attention,
         invariant_attention,
     )

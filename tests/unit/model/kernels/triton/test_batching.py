@@ -69,13 +69,40 @@ def end(module):
     return [tokens, turn, results]
 
 
+def verify(module):
+    """Slots 4, 0 and 7, of which the second has no drafts, then two of padding; a step of one row after it."""
+    tokens, turn = last_tokens(), ints(2, dtype=torch.int64)
+    results = torch.zeros(4, 60, dtype=torch.int32, device=DEVICE)
+    drafts = ints(11, 12, -2, -2, 30, 31, 32, -2, -2, -2)
+    for third in (30, 33, -1):
+        sampled = ints(11, 12, 13, 20, third, 9, 32, 33, 5, 6, dtype=torch.int64)
+        slots, first_rows = ints(4, 0, 7, SLOTS, SLOTS), ints(0, 3, 4, 8, 9)
+        module.end_verification(slots, first_rows, drafts, sampled, tokens, results, turn)
+    many = 40
+    first_rows = torch.arange(many, dtype=torch.int32, device=DEVICE)
+    module.end_verification(
+        torch.full_like(first_rows, SLOTS), first_rows, torch.full_like(first_rows, -2), first_rows.long(), tokens,
+        torch.zeros(4, 2 * many, dtype=torch.int32, device=DEVICE), turn,
+    )  # fmt: skip
+    return [tokens[:SLOTS], turn, results]
+
+
+def test_verified_tokens_are_the_drafts_up_to_the_first_that_is_wrong():
+    tokens, turn, results = verify(reference)
+    assert turn.tolist() == [2]
+    assert results[2, 10:13].tolist() == [3, 1, 2]
+    assert results[3, :13].tolist() == [11, 12, 13, 20, 33, 9, 32, 33, 5, 6, 3, 1, 1]
+    assert results[0, 10:13].tolist() == [3, 1, 1]
+    assert tokens[[4, 0, 7]].tolist() == [13, 20, 0], "a token that could not be sampled is computed as 0"
+
+
 def write(module):
     blocks = table(0)
     module.write_places(blocks, ints(0, COLUMNS + 3, 5), ints(77, 78, 79))
     return [blocks]
 
 
-@pytest.mark.parametrize("work", [decode, place, end, write])
+@pytest.mark.parametrize("work", [decode, place, end, verify, write])
 def test_as_plain_torch(work):
     for actual, expected in zip(work(kernels), work(reference), strict=True):
         assert actual.tolist() == expected.tolist()

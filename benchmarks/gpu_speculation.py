@@ -1,0 +1,211 @@
+"""What verifying drafts costs on a GPU, and what it gains at a given acceptance: plain decoding against scripted drafts.
+
+    PYTHONPATH=. python benchmarks/gpu_speculation.py [--batches 1 32] [--drafts 5] [--tokens 256] [--json FILE]
+
+Weights are random, but for the output head, which is all zeros: every text is the same token again and again, whatever
+rounding does, so that a scripted proposer knows which draft is right and is so exactly as often as it should be. The
+figures are those of the machinery: nobody computes the drafts. Two engines run one after the other in this process.
+
+`host`: from a step's tokens on the host to the next step's launch; for so long the GPU waits for the host. Where steps
+run ahead, plain ones have none of it.
+"""
+
+import argparse
+import gc
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pagemill import LLM, SamplingParams
+from pagemill.catalog.proposers import PROPOSERS
+from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.worker.forward.device import DeviceForward
+from pagemill.worker.forward.downloads import DownloadedTokens
+from pagemill.worker.model_runner import ModelRunner
+from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
+from pagemill.worker.worker import Worker
+
+MODEL = Path(__file__).parent / "configs" / "qwen3-8b"
+PATTERN = (0, 5, 1, 2, 3, 1)
+"""Drafts that are right, step by step, of five: two in the mean, so that a step yields three tokens."""
+PROMPT_TOKENS = 128
+WARM_UP_TOKENS = 96
+KV_BYTES = 8 << 30
+
+
+class Scripted(Proposer):
+    """Proposes the last token again as often as the pattern says, and then another."""
+
+    def __init__(self, context: ProposerContext) -> None:
+        self._states = context.states
+        self._count = context.max_drafts
+        self._turns = np.zeros(len(context.states.num_tokens), np.int64)
+
+    def begin(self, new: NewRequest) -> None:
+        self._turns[new.slot] = new.slot
+
+    def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
+        states = self._states
+        right = np.array(PATTERN)[self._turns[slots] % len(PATTERN)]
+        self._turns[slots] += 1
+        last = states.token_ids[slots, states.num_tokens[slots] - 1]
+        drafts: Int32Array = last[:, None] + (np.arange(self._count) >= right[:, None])
+        return list(drafts.astype(np.int32))
+
+
+class Clock:
+    """Counts steps, and the time between tokens and launches."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.host_s = 0.0
+        self._there: float | None = None
+        self._watch(ModelRunner, "execute_model", after=self._count)
+        self._watch(DownloadedTokens, "result", after=self._tokens_are_there)
+        self._watch(DeviceForward, "run", after=self._launched)
+
+    def restart(self) -> None:
+        """Forget everything."""
+        self.num_steps = 0
+        self.host_s = 0.0
+        self._there = None
+
+    def _count(self) -> None:
+        self.num_steps += 1
+
+    def _tokens_are_there(self) -> None:
+        self._there = time.perf_counter()
+
+    def _launched(self) -> None:
+        if self._there is not None:
+            self.host_s += time.perf_counter() - self._there
+            self._there = None
+
+    @staticmethod
+    def _watch(owner: type, name: str, after: Any) -> None:
+        method = getattr(owner, name)
+
+        def watched(self: Any, *args: Any) -> Any:
+            found = method(self, *args)
+            after()
+            return found
+
+        setattr(owner, name, watched)
+
+
+def zero_heads() -> None:
+    """Engines that are made from now on say one token only."""
+    load = Worker.load_model
+
+    def load_and_zero(self: Worker) -> None:
+        load(self)
+        with torch.no_grad():
+            for name, weight in self.model.named_parameters():
+                if "lm_head" in name:
+                    weight.zero_()
+
+    Worker.load_model = load_and_zero  # type: ignore[method-assign]
+
+
+def measure(llm: LLM, clock: Clock, batch: int, num_tokens: int) -> dict[str, float]:
+    """The better of two runs; what the prompts take is left out."""
+    rng = np.random.default_rng(batch)
+    prompts = [rng.integers(1000, 100_000, PROMPT_TOKENS).tolist() for _ in range(batch)]
+    best: dict[str, float] = {}
+    for _ in range(2):
+        found = {}
+        for count in (WARM_UP_TOKENS, num_tokens):
+            params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+            torch.cuda.synchronize()
+            clock.restart()
+            began = time.perf_counter()
+            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+            found[count] = time.perf_counter() - began, clock.num_steps, clock.host_s
+            kinds = {token for output in outputs for token in output.outputs[0].token_ids}
+            if len(kinds) != 1:
+                raise RuntimeError(f"{len(kinds)} different tokens were said: {sorted(kinds)[:8]}")
+        seconds, steps, host_s = (
+            long - short for short, long in zip(found[WARM_UP_TOKENS], found[num_tokens], strict=True)
+        )
+        tokens = batch * (num_tokens - WARM_UP_TOKENS)
+        figures = {
+            "step_ms": 1e3 * seconds / steps,
+            "host_ms": 1e3 * host_s / steps,
+            "tokens_per_step": tokens / batch / steps,
+            "tokens_per_s": tokens / seconds,
+        }
+        if figures["tokens_per_s"] > best.get("tokens_per_s", 0.0):
+            best = figures
+    return best
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Figures by engine and batch."""
+    PROPOSERS.add("scripted", f"{__name__}:Scripted")
+    zero_heads()
+    clock = Clock()
+    settings: dict[str, Any] = {
+        "load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": 4096,
+        "max_num_seqs": max(args.batches), "kv_cache_memory_bytes": KV_BYTES, "enable_prefix_caching": True,
+    }  # fmt: skip
+    drafts = {"method": "scripted", "num_speculative_tokens": args.drafts, "adaptive": False}
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name()}
+    for name, given in (("plain", {}), ("drafts", {"speculative_config": drafts})):
+        began = time.perf_counter()
+        llm = LLM(args.model, **settings, **given)
+        print(f"{name}: started in {time.perf_counter() - began:.1f} s", flush=True)
+        for batch in args.batches:
+            figures = found[f"{name} {batch}"] = measure(llm, clock, batch, args.tokens)
+            plain = found[f"plain {batch}"]["tokens_per_s"]
+            figures["ratio"] = figures["tokens_per_s"] / plain
+            print(
+                f"{name:6} batch {batch:3}: {figures['step_ms']:.3f} ms per step, {figures['host_ms']:.3f} of it the "
+                f"host, {figures['tokens_per_step']:.2f} tokens per step and request, {figures['tokens_per_s']:.0f} "
+                f"tokens/s, {figures['ratio']:.2f}x",
+                flush=True,
+            )
+        if args.profile and name == "drafts":
+            profile(llm, args)
+        llm.shutdown()
+        del llm
+        gc.collect()
+        torch.cuda.empty_cache()
+    return found
+
+
+def profile(llm: LLM, args: argparse.Namespace) -> None:
+    """Where the host's time goes, at the smallest batch."""
+    import cProfile
+    import pstats
+
+    params = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True, detokenize=False)
+    recorder = cProfile.Profile()
+    recorder.enable()
+    llm.generate([{"prompt_token_ids": [5] * PROMPT_TOKENS}] * min(args.batches), params, use_tqdm=False)
+    recorder.disable()
+    pstats.Stats(recorder).sort_stats("tottime").print_stats(45)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(MODEL))
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--drafts", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json", help="file for the figures")
+    args = parser.parse_args()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    found = run(args)
+    if args.json:
+        Path(args.json).write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
