@@ -43,9 +43,10 @@ def weight(format_name: str, layer: str) -> PackedLinear:
 
 
 class Step:
-    """One token of each of `num_requests` requests that have `length` tokens, greedy."""
+    """One token of each of `num_requests` requests that have `length` tokens, greedy, and up to `max_drafts` behind it."""
 
-    def __init__(self, format_name: str, num_requests: int, length: int) -> None:
+    def __init__(self, format_name: str, num_requests: int, length: int, max_drafts: int = 0) -> None:
+        known, length = length, length + max_drafts
         blocks = -(-length // BLOCK_SIZE)
         table = (torch.randperm(num_requests * blocks) + 1).int().view(num_requests, blocks).numpy()
         head = weight(format_name, "lm head")
@@ -53,8 +54,8 @@ class Step:
         zeros, ones = np.zeros(num_requests, np.int32), np.ones(num_requests, np.float32)
         self._state = SlotArrays(
             token_ids=torch.randint(VOCAB, (num_requests, length + 1), dtype=torch.int32).numpy(),
-            num_tokens=zeros + length,
-            num_computed=zeros + length - 1,
+            num_tokens=zeros + known,
+            num_computed=zeros + known - 1,
             num_sampled=zeros.copy(),
             processed=np.zeros(num_requests, bool),
             greedy=np.ones(num_requests, bool),
@@ -67,15 +68,15 @@ class Step:
         tables = [SlotTable(table, BLOCK_SIZE, plan.groups)]
         self._step = DecodeStep(NativeNetwork(plan, head), self._state, tables)
         self._slots = np.arange(num_requests, dtype=np.int32)
-        self._counts = np.ones_like(self._slots)
+        self._known = known
 
-    def run(self) -> npt.NDArray[np.int32]:
-        """[R] tokens, which are taken back."""
-        if self._step.accepts(self._slots, self._counts) is not Acceptance.ACCEPTED:
+    def run(self, num_drafts: int = 0) -> npt.NDArray[np.int32]:
+        """What was sampled, which is taken back."""
+        if self._step.accepts(self._slots, np.full_like(self._slots, 1 + num_drafts)) is not Acceptance.ACCEPTED:
             raise RuntimeError("the step did not run as one native call")
-        tokens = self._step.run()
-        self._state.num_tokens[:] -= 1
-        self._state.num_computed[:] -= 1
+        tokens = self._step.run().token_ids
+        self._state.num_tokens[:] = self._known
+        self._state.num_computed[:] = self._known - 1
         return tokens
 
     def _layers(self, format_name: str, num_blocks: int, length: int, head: PackedLinear) -> LayerPlan:
@@ -87,7 +88,7 @@ class Step:
         residual = None
         for index in range(NUM_LAYERS):
             cache = torch.randn(2, num_blocks, KV_HEADS, BLOCK_SIZE, HEAD_SIZE, dtype=torch.bfloat16)
-            parts = AttentionParts(f"layer {index}", layer, cache, table, table)
+            parts = AttentionParts(f"layer {index}", layer, cache, (table, table))
             if residual is None:
                 normed, residual = builder.norm(hidden, norm, "normed"), hidden
             else:

@@ -2,13 +2,16 @@
 
     PYTHONPATH=. python benchmarks/speculation.py [--model FOLDER] [--workloads editing quotes code random]
         [--requests 1 8 64] [--methods ngram suffix] [--max-tokens 64] [--turns 3] [--drafts 8] [--fixed]
+        [--cpu-time]
 
 Workloads are prompts in benchmarks/texts/speculation, which repeat when there are more requests than prompts: texts
 that are copied with a few changes, sentences that are quoted, code that is copied with a name changed, unrelated words.
 Outputs are greedy, but for those of `random`, which are sampled from all tokens at temperature 1 (a small model repeats
 itself otherwise). Whether the model does what a prompt asks is not checked: the mean acceptance length is what came of
 it. No proposer remembers former outputs, which would be the same text. Prompts are in the prefix cache, so that what is
-timed is decoding and little else. `--fixed`: as many drafts as there are, whatever they cost.
+timed is decoding and little else. `--fixed`: as many drafts as there are, whatever they cost. `--cpu-time`: CPU time of
+all processes of an engine, which computes with one thread, instead of the time that passes: for machines that others use
+too.
 
 Printed are tokens a second of plain decoding (median of turns), the median of the ratios within a turn with the
 smallest and the largest, and tokens per verified guess (1: none was right; -: there were none); in the end, what the
@@ -17,6 +20,7 @@ machine's memory allows plain decoding of one request: the bytes of the checkpoi
 
 import argparse
 import multiprocessing
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,6 +47,7 @@ class Job(NamedTuple):
     prompts: list[str]
     temperature: float
     max_tokens: int
+    cpu_time: bool
 
 
 class Answer(NamedTuple):
@@ -62,6 +67,16 @@ def counts_of(llm: LLM) -> list[float]:
     return [found.get(name, 0.0) for name in COUNTERS]
 
 
+def cpu_seconds() -> float:
+    """That this process has taken, and those that it started and that they started."""
+    pids, total = [os.getpid()], 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += int((task / "schedstat").read_text().split()[0])
+            pids.extend(map(int, (task / "children").read_text().split()))
+    return total / 1e9
+
+
 def serve(jobs: Connection, settings: dict[str, Any]) -> None:
     """The process of one engine, until there is None instead of a job: several in one process would share its threads'
     places to wait."""
@@ -72,9 +87,10 @@ def serve(jobs: Connection, settings: dict[str, Any]) -> None:
             for seed in range(len(job.prompts))
         ]
         before = counts_of(llm)
-        began = time.perf_counter()
+        clock = cpu_seconds if job.cpu_time else time.perf_counter
+        began = clock()
         outputs = llm.generate(job.prompts, params, use_tqdm=False)
-        seconds = time.perf_counter() - began
+        seconds = clock() - began
         changes = [now - then for now, then in zip(counts_of(llm), before, strict=True)]
         jobs.send(Answer([list(output.outputs[0].token_ids) for output in outputs], seconds, *changes))
     jobs.close()
@@ -141,6 +157,8 @@ def engines_of(args: argparse.Namespace) -> list[Engine]:
         "kv_cache_memory_bytes": 1 << 30,
         "disable_log_stats": False,
     }
+    if args.cpu_time:
+        common["cpu_threads"] = 1
     if args.dtype:
         common["dtype"] = args.dtype
     engines = [Engine(PLAIN, common | {"speculative_config": {"method": "none"}})]
@@ -154,7 +172,8 @@ def engines_of(args: argparse.Namespace) -> list[Engine]:
 
 def compare(engines: Sequence[Engine], workload: str, count: int, args: argparse.Namespace) -> list[str]:
     """The rows of one workload with so many requests."""
-    job = Job(prompts_of(workload, count), 1.0 if workload == "random" else 0.0, args.max_tokens)
+    temperature = 1.0 if workload == "random" else 0.0
+    job = Job(prompts_of(workload, count), temperature, args.max_tokens, args.cpu_time)
     for engine in engines:  # prompts into the prefix cache
         engine.run(job._replace(max_tokens=1))
         engine.answers.clear()
@@ -192,6 +211,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--drafts", type=int, default=8)
     parser.add_argument("--fixed", action="store_true")
+    parser.add_argument("--cpu-time", action="store_true")
     args = parser.parse_args()
     peaks = Peaks()
     PeakMeter(torch.get_num_threads()).measure(peaks)

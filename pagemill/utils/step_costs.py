@@ -2,6 +2,8 @@
 of what a step computes.
 """
 
+from bisect import bisect_left
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,6 +11,7 @@ FloatArray = npt.NDArray[np.float64]
 
 KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 384, 512)
 """Numbers of tokens that have an estimate of their own; between them it is interpolated."""
+_KNOTS: FloatArray = np.array(KNOTS, np.float64)
 FIXED_TOKENS = 4.0
 """What a step costs however many tokens it has, in tokens: a guess, for numbers that were not seen yet. It is a low one
 for machines that wait for memory, so that a larger step is tried where much is won by it, and measured then."""
@@ -20,15 +23,18 @@ SLOWEST_RATE = 0.12
 
 class StepCosts:
     """An estimate for each of KNOTS, which steps near it move: their mean at first, a moving one from the eighth on.
-    A single slow step is cut to half as much again."""
+    A single slow step is cut to half as much again.
+
+    Nearly every step is added and few are asked for: what was added is worked in by `seconds`, or when it is much."""
 
     def __init__(self) -> None:
-        self._knots: FloatArray = np.array(KNOTS, np.float64)
-        self._seconds: FloatArray = self._knots + FIXED_TOKENS
-        self._num_seen = np.zeros(len(KNOTS), np.int64)
+        self._seconds = [knot + FIXED_TOKENS for knot in KNOTS]
+        self._num_seen = [0] * len(KNOTS)
         """By knot; 0: nothing is known of it, or it was forgotten."""
-        self._seen_at = np.zeros(len(KNOTS), np.int64)
+        self._seen_at = [0] * len(KNOTS)
         self._num_steps = 0
+        self._known: FloatArray | None = None
+        """[KNOTS] estimates that never fall, for `seconds`; None: to be made of those above."""
 
     @property
     def num_steps(self) -> int:
@@ -39,13 +45,16 @@ class StepCosts:
         """A step of so many tokens took so long. One of more tokens than the last knot says nothing."""
         if not 0 < num_tokens <= KNOTS[-1] or seconds <= 0:
             return
-        self._num_steps += 1
-        upper = int(np.searchsorted(self._knots, num_tokens))
+        upper = bisect_left(KNOTS, num_tokens)
         lower = upper if KNOTS[upper] == num_tokens else upper - 1
         share = 0.0 if lower == upper else (num_tokens - KNOTS[lower]) / (KNOTS[upper] - KNOTS[lower])
-        expected = (1 - share) * self._seconds[lower] + share * self._seconds[upper]
-        near = [(knot, part) for knot, part in ((lower, 1 - share), (upper, share)) if part > 0]
-        num_seen = min(int(self._num_seen[knot]) for knot, _ in near)
+        near = ((lower, 1 - share), (upper, share)) if share else ((lower, 1.0),)
+        if any(not self._is_known(knot) for knot, _ in near):
+            self._fill()
+        self._num_steps += 1
+        self._known = None
+        expected = sum(part * self._seconds[knot] for knot, part in near)
+        num_seen = min(self._num_seen[knot] for knot, _ in near)
         if num_seen > 1:
             seconds = min(max(seconds, expected / 1.5), expected * 1.5)
         change = max(1 / (num_seen + 1), SLOWEST_RATE) * (seconds - expected)
@@ -55,28 +64,32 @@ class StepCosts:
             if part > 0.25:
                 self._num_seen[knot] += 1
                 self._seen_at[knot] = self._num_steps
-        self._num_seen[self._num_steps - self._seen_at >= MEMORY] = 0
-        self._fill()
 
     def seconds(self, num_tokens: npt.ArrayLike) -> FloatArray:
         """Of steps with so many tokens each; never less for more of them. In some unit, as long as nothing was
         measured."""
+        if self._known is None:
+            self._fill()
+            self._known = np.maximum.accumulate(np.array(self._seconds))
         asked = np.asarray(num_tokens, np.float64)
-        known = np.maximum.accumulate(self._seconds)
-        beyond = np.maximum(asked - self._knots[-1], 0) / (self._knots[-1] + FIXED_TOKENS)
-        found: FloatArray = np.interp(asked, self._knots, known) * (1 + beyond)
+        beyond = np.maximum(asked - KNOTS[-1], 0) / (KNOTS[-1] + FIXED_TOKENS)
+        found: FloatArray = np.interp(asked, _KNOTS, self._known) * (1 + beyond)
         return found
+
+    def _is_known(self, knot: int) -> bool:
+        return self._num_seen[knot] > 0 and self._num_steps - self._seen_at[knot] < MEMORY
 
     def _fill(self) -> None:
         """Estimates for knots of which nothing is known: between two that are known on the line, elsewhere from the
         nearest one by FIXED_TOKENS."""
-        known = np.flatnonzero(self._num_seen)
-        if not len(known):
+        known = [knot for knot in range(len(KNOTS)) if self._is_known(knot)]
+        self._num_seen = [self._num_seen[knot] if self._is_known(knot) else 0 for knot in range(len(KNOTS))]
+        if not known:
             return
-        knots = self._knots
+        seconds = np.array(self._seconds)
         first, last = known[0], known[-1]
-        filled = np.interp(knots, knots[known], self._seconds[known])
+        filled = np.interp(_KNOTS, _KNOTS[known], seconds[known])
         for end, outside in ((first, slice(0, first)), (last, slice(last + 1, None))):
-            scale = self._seconds[end] / (knots[end] + FIXED_TOKENS)
-            filled[outside] = scale * (knots[outside] + FIXED_TOKENS)
-        self._seconds = filled
+            scale = seconds[end] / (KNOTS[end] + FIXED_TOKENS)
+            filled[outside] = scale * (_KNOTS[outside] + FIXED_TOKENS)
+        self._seconds = filled.tolist()

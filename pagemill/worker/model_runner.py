@@ -16,6 +16,7 @@ from pagemill.worker.batch.input_batch import InputBatch, build_batch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.extensions.host import StepAnswersPending, WorkerExtensions
 from pagemill.worker.forward.interface import Forward, SampledTokens
+from pagemill.worker.native.decode_step import Decoded
 from pagemill.worker.pipeline.stage import Stage
 from pagemill.worker.spec_decode.drafts import SlotDrafts
 
@@ -41,7 +42,7 @@ class ModelRunner:
         self._forward = forward
         self._extensions = WorkerExtensions() if extensions is None else extensions
         self._drafts = drafts
-        self._executed: InputBatch | _Decoded | None = None
+        self._executed: InputBatch | _DecodedStep | None = None
         self._newest: StepTokens | VerifiedStep | None = None
         """The last output, where it may not be there yet."""
         self._clock = ExitStack()
@@ -76,7 +77,7 @@ class ModelRunner:
         if payloads is not None:
             self._extensions.begin_sampling(payloads)
         batch, self._executed = self._executed, None
-        if isinstance(batch, _Decoded):
+        if isinstance(batch, _DecodedStep):
             return self._completed(Ready(self._chosen(batch)))
         if self._drafts is not None:
             if self._forward.runs_ahead:
@@ -147,7 +148,7 @@ class ModelRunner:
         decoded = self._forward.decode(step.slots, num_tokens)
         if decoded is not None:
             count = 0 if self._drafts is None else int(num_tokens.sum())
-            self._executed = _Decoded(step.step_id, step.slots, decoded, count)
+            self._executed = _DecodedStep(step.step_id, step.slots, decoded, count)
             return
         self._stage.settle(step.slots)
         batch = build_batch(step, self._states, None if self._drafts is None else num_tokens)
@@ -174,14 +175,18 @@ class ModelRunner:
         for known in step.known:
             self._replace(known)
 
-    def _chosen(self, decoded: "_Decoded") -> ModelRunnerOutput:
+    def _chosen(self, step: "_DecodedStep") -> ModelRunnerOutput:
         """What a step samples that was one piece of work."""
         drafts = self._drafts
+        token_ids, counts = step.decoded
         with nullcontext() if drafts is None else drafts.timed():
-            logprobs = self._forward.complete(decoded.slots, decoded.token_ids)
+            logprobs = self._forward.complete(step.slots, step.decoded)
+        num_drafts = None
         if drafts is not None:
-            drafts.computed(decoded.num_tokens, len(decoded.slots))
-        return ModelRunnerOutput(decoded.step_id, decoded.slots, decoded.token_ids, logprobs=logprobs)
+            num_drafts = drafts.decoded(step.slots, counts, step.num_tokens)
+        return ModelRunnerOutput(
+            step.step_id, step.slots, token_ids, counts=counts, verified=num_drafts, logprobs=logprobs
+        )
 
     def _sampled(self, batch: InputBatch) -> Pending[SampledTokens]:
         samples = len(batch.sampled_slots) or self._forward.has_known_logprobs
@@ -234,13 +239,13 @@ class ModelRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decoded:
+class _DecodedStep:
     """A step that was one piece of work."""
 
     step_id: int
     slots: Int32Array
-    token_ids: Int32Array
-    """[R]; of slots that are `processed` they are yet to be sampled."""
+    decoded: Decoded
+    """Tokens of slots that are `processed` are yet to be sampled."""
     num_tokens: int
     """That were computed, where there may be drafts."""
 

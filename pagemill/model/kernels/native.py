@@ -130,7 +130,7 @@ def _load(path: Path) -> Library:
         linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
         run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
         decode_accepts=function(holding, "pm_decode_accepts", ctypes.c_int, *[_POINTER] * 3, _INT),
-        decode_step=function(releasing, "pm_decode_step", ctypes.c_int, *[_POINTER] * 3, _INT, _POINTER, _INT),
+        decode_step=function(releasing, "pm_decode_step", ctypes.c_int, *[_POINTER] * 3, _INT, *[_POINTER] * 2, _INT),
         decode_choose=function(
             releasing, "pm_decode_choose", ctypes.c_int, *[_POINTER] * 2, _INT, *[_POINTER] * 2, _INT
         ),

@@ -18,6 +18,7 @@ from pagemill.worker.batch.row_masks import LEFT
 from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.native.decode_path import NativeDecode
+from pagemill.worker.native.decode_step import Decoded
 from pagemill.worker.pipeline.stage import Stage
 from pagemill.worker.sampling.logprobs import KnownValues
 from pagemill.worker.sampling.sampler import Sampler
@@ -61,7 +62,7 @@ class HostForward(Forward):
     def replace(self, known: KnownTokens) -> None:
         self._sampler.replace(known)
 
-    def decode(self, slots: Int32Array, num_tokens: Int32Array) -> Int32Array | None:
+    def decode(self, slots: Int32Array, num_tokens: Int32Array) -> Decoded | None:
         reason = self._native.accepts(slots, num_tokens)
         if reason is not None:
             self._native.report(reason)
@@ -70,8 +71,16 @@ class HostForward(Forward):
             return None
         return self._native.run()
 
-    def complete(self, slots: Int32Array, token_ids: Int32Array) -> SampledLogprobs | None:
-        return self._sample_processed(slots, token_ids) if self._sampler.active else None
+    def complete(self, slots: Int32Array, decoded: Decoded) -> SampledLogprobs | None:
+        if not self._sampler.active:
+            return None
+        if decoded.counts is None:
+            return self._sample_processed(slots, decoded.token_ids)
+        places = np.cumsum(decoded.counts, dtype=np.int32) - decoded.counts
+        tokens = decoded.token_ids[places]
+        logprobs = self._sample_processed(slots, tokens)
+        decoded.token_ids[places] = tokens
+        return None if logprobs is None else SampledLogprobs(places[logprobs.indices], logprobs.logprobs)
 
     def run(self, batch: InputBatch) -> None:
         positions = on_device(batch.positions, self._device)

@@ -10,6 +10,7 @@ from pagemill.messages.pending import Pending
 from pagemill.messages.step import Int32Array, KnownLogprobs, KnownTokens, NewRequest, SampledLogprobs
 from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch
+from pagemill.worker.native.decode_step import Decoded
 
 Vectors = npt.NDArray[np.float32]
 
@@ -69,15 +70,15 @@ class Forward(ABC):
         """Capture one more graph, while no request has a slot; False when all are."""
         return False
 
-    def decode(self, slots: Int32Array, num_tokens: Int32Array) -> Int32Array | None:
-        """[R] slots of a step and the tokens that each computes -> the [R] tokens that they sampled, which are in the
+    def decode(self, slots: Int32Array, num_tokens: Int32Array) -> Decoded | None:
+        """[R] slots of a step and the tokens that each computes, drafts among them -> what they sampled, which is in the
         slots' state, and counted, when it returns; slots that are `processed` are not sampled yet. None, and nothing
         has happened, where that is not all one piece of work: `run` and `sample` then do it."""
         return None
 
-    def complete(self, slots: Int32Array, token_ids: Int32Array) -> SampledLogprobs | None:
-        """After `decode` of these [R] slots: sample those that are `processed`, into the [R] tokens that it returned;
-        the log-probabilities, where slots ask for them."""
+    def complete(self, slots: Int32Array, decoded: Decoded) -> SampledLogprobs | None:
+        """After `decode` of these [R] slots: sample those that are `processed`, into the tokens that it returned; the
+        log-probabilities, where slots ask for them."""
         return None
 
     @abstractmethod

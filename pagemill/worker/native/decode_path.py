@@ -18,7 +18,7 @@ from pagemill.model.network.native_plan import NotPlannable
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.batch.row_masks import RowMasks
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
-from pagemill.worker.native.decode_step import MAX_ROWS, Acceptance, DecodeStep
+from pagemill.worker.native.decode_step import MAX_ROWS, MAX_SAMPLED, Acceptance, Decoded, DecodeStep
 
 logger = get_logger(__name__)
 
@@ -26,7 +26,8 @@ NOT_A_DECODE_STEP = "it computes tokens of prompts"
 _REASONS = {
     Acceptance.NOT_A_DECODE_STEP: NOT_A_DECODE_STEP,
     Acceptance.UNKNOWN_TOKEN: "it has a token without an embedding",
-    Acceptance.TOO_MANY_ROWS: f"it has more than {MAX_ROWS} requests",
+    Acceptance.TOO_MANY_ROWS: f"it has more than {MAX_ROWS} requests, or {MAX_SAMPLED} with their drafts",
+    Acceptance.CHANGED_DRAFTS: "it verifies drafts of a request whose logits are changed or told of",
 }
 
 
@@ -42,13 +43,12 @@ class NativeDecode(ABC):
         can do it. Nothing has happened yet."""
 
     @abstractmethod
-    def run(self) -> Int32Array:
+    def run(self) -> Decoded:
         """The step that was accepted last; see `DecodeStep.run`."""
 
     @abstractmethod
     def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        """The logits of these [L] ascending rows of the last step, [L, V] float32, to be changed at will and good until
-        the next one."""
+        """Of these [L] ascending ones of the slots of the last step; see `DecodeStep.logits`."""
 
     @abstractmethod
     def choose(self, masks: RowMasks, tokens: Int32Array) -> None:
@@ -73,7 +73,7 @@ class NativeSteps(NativeDecode):
         outcome = self._step.accepts(slots, num_tokens)
         return None if outcome is Acceptance.ACCEPTED else _REASONS[outcome]
 
-    def run(self) -> Int32Array:
+    def run(self) -> Decoded:
         return self._step.run()
 
     def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
@@ -93,7 +93,7 @@ class NoNativeDecode(NativeDecode):
     def accepts(self, slots: Int32Array, num_tokens: Int32Array) -> str | None:
         return self._reason
 
-    def run(self) -> Int32Array:
+    def run(self) -> Decoded:
         raise RuntimeError("no step was accepted")
 
     def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:

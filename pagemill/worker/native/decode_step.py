@@ -7,7 +7,7 @@ has left the caches by then. Knows slots by their arrays; nothing about requests
 import ctypes
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from pagemill.worker.batch.row_masks import LEFT, RowMasks
 
 MAX_ROWS = 64
 """Requests of a step. With more of them what is saved is little, and room for their logits is kept."""
+MAX_SAMPLED = 128
+"""Rows that are sampled from: one of each request, and one for each draft."""
 MAX_TOKENS = 256
 """Tokens that a step computes for all requests together. With more of them what is saved is little."""
 
@@ -34,10 +36,21 @@ class Acceptance(IntEnum):
 
     ACCEPTED = 0
     NOT_A_DECODE_STEP = 1
-    """Some request samples no token, or verifies drafts; or they compute more than MAX_TOKENS."""
+    """Some request samples no token, or they compute more than MAX_TOKENS."""
     UNKNOWN_TOKEN = 2
     """There is no embedding for a token."""
     TOO_MANY_ROWS = 3
+    CHANGED_DRAFTS = 4
+    """Drafts of a slot that is `processed`."""
+
+
+class Decoded(NamedTuple):
+    """What a step sampled."""
+
+    token_ids: Int32Array
+    """[N] slot after slot."""
+    counts: Int32Array | None
+    """[R] tokens of each slot; None: one each."""
 
 
 class DecodeStep:
@@ -72,20 +85,27 @@ class DecodeStep:
         )
         self._address = ctypes.addressof(self._decode)
         # Arguments are copied to where their addresses are known: asking an array for its own takes longer.
-        self._slots, self._counts, self._tokens = (np.zeros(MAX_ROWS, np.int32) for _ in range(3))
-        self._addresses = tuple(int(array.ctypes.data) for array in (self._slots, self._counts, self._tokens))
+        self._slots, self._row_slots, self._counts, self._tokens, self._kept_counts = arrays = tuple(
+            np.zeros(MAX_SAMPLED, np.int32) for _ in range(5)
+        )
+        self._addresses = tuple(int(array.ctypes.data) for array in arrays)
+        self._num_known, self._num_computed = slots.num_tokens, slots.num_computed
         self._accepts = loaded_library().decode_accepts
         self._run = loaded_library().decode_step
         self._choose = loaded_library().decode_choose
         self._num_accepted = 0
         self._num_tokens = 0
         self._num_run = 0
+        self._num_rows: Int32Array | None = None
+        """[R] of the last step, rows of each slot that are sampled from; None: one each."""
 
     def accepts(self, slots: Int32Array, num_tokens: Int32Array) -> Acceptance:
         """Whether the step of these [R] slots, which compute so many tokens each, is one that `run` can do: each of at
-        most MAX_ROWS slots computes all that it has beyond what it has computed, one token or a few."""
+        most MAX_ROWS slots computes all that it has beyond what it has computed, one token or a few; what it computes
+        beyond that are drafts, which lie behind its tokens."""
         count = len(slots)
         self._num_accepted = self._num_run = 0
+        self._num_rows = None
         if count > MAX_ROWS:
             return Acceptance.TOO_MANY_ROWS
         total = int(num_tokens.sum())
@@ -93,7 +113,13 @@ class DecodeStep:
             return Acceptance.NOT_A_DECODE_STEP
         self._slots[:count] = slots
         self._counts[:count] = num_tokens
-        own_slots, counts, _ = self._addresses
+        if total > count:
+            num_rows = num_tokens + self._num_computed[slots] - self._num_known[slots] + 1
+            if int(num_rows.sum()) > MAX_SAMPLED:
+                return Acceptance.TOO_MANY_ROWS
+            if (num_rows > 1).any():
+                self._num_rows = num_rows
+        own_slots, _, counts, _, _ = self._addresses
         outcome = self._accepts(self._address, own_slots, counts, count)
         if outcome == 0:
             self._num_accepted = count
@@ -101,43 +127,60 @@ class DecodeStep:
             return Acceptance.ACCEPTED
         return Acceptance(outcome)
 
-    def run(self) -> Int32Array:
-        """The step that was accepted last: [R] the tokens that its slots sampled, which they have and count now.
+    def run(self) -> Decoded:
+        """The step that was accepted last: the tokens that its slots sampled, which they have and count now. Of drafts,
+        those are among them that are what was sampled in their place, up to the first that is not.
 
-        A slot that is `processed` is computed and counts that, and nothing else: its element says nothing, and its
+        A slot that is `processed` is computed and counts that, and nothing else: its one token says nothing, and its
         logits wait for whoever changes them (`logits`). Raises MemoryError, and RuntimeError without such a step."""
         count, self._num_accepted = self._num_accepted, 0
         self._num_run = count
         if not count:
             raise RuntimeError("run was called without a step that was accepted")
-        self._plan.reserve(self._num_tokens, num_logits=count)
-        own_slots, counts, tokens = self._addresses
-        if self._run(self._address, own_slots, counts, count, tokens, torch.get_num_threads()):
+        self._plan.reserve(self._num_tokens, count if self._num_rows is None else int(self._num_rows.sum()))
+        own_slots, _, counts, tokens, kept = self._addresses
+        if self._run(self._address, own_slots, counts, count, tokens, kept, torch.get_num_threads()):
             raise MemoryError("no memory for the working space of a step")
-        return self._tokens[:count].copy()
+        if self._num_rows is None:
+            return Decoded(self._tokens[:count].copy(), None)
+        num_kept = self._kept_counts[:count].copy()
+        return Decoded(self._tokens[: num_kept.sum()].copy(), num_kept)
 
     def choose(self, masks: RowMasks, tokens: Int32Array) -> None:
-        """Sample rows of the last step that `run` left to others: those of its [R] rows that are not LEFT, whose slots
-        must be `processed`. The tokens go to `tokens`, [R] int32, and to the slots. Raises MemoryError, and ValueError
+        """Sample for slots of the last step that `run` left to others: those of its [R] rows that are not LEFT, whose
+        slots must be `processed`. The tokens go to `tokens`, [R] int32, and to the slots. Raises MemoryError, and ValueError
         for masks of other rows or of another vocabulary."""
         count, words = self._num_run, masks.words
         if count == 0 or len(masks.rows) != count:
             raise ValueError(f"masks of {len(masks.rows)} rows for a step of {count}")
         if len(words) and (words.shape[1] < self._num_words or not words.flags.c_contiguous):
             raise ValueError(f"masks of shape {words.shape} must be contiguous, with {self._num_words} words each")
-        self._counts[:count] = masks.rows
-        own_slots, rows, own_tokens = self._addresses
+        first = self._first_rows()
+        slots = self._slots[:count]
+        if self._num_rows is not None:
+            slots = np.repeat(slots, self._num_rows)
+            count = len(slots)
+            self._counts[:count] = LEFT
+        self._row_slots[:count] = slots
+        self._counts[first] = masks.rows
+        _, row_slots, rows, own_tokens, _ = self._addresses
         struct = MasksStruct(words.ctypes.data, words.shape[1], rows)
         address = ctypes.addressof(struct)
-        if self._choose(self._address, own_slots, count, address, own_tokens, torch.get_num_threads()):
+        if self._choose(self._address, row_slots, count, address, own_tokens, torch.get_num_threads()):
             raise MemoryError("no memory for the working space of a step")
         chosen = masks.rows != LEFT
-        tokens[chosen] = self._tokens[:count][chosen]
+        tokens[chosen] = self._tokens[first][chosen]
 
     def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        """The logits of these [L] ascending rows of the last step, [L, V] float32, to be changed at will and good until
-        the next one."""
-        return self._plan.logits(torch.from_numpy(rows))
+        """The logits with which these [L] ascending ones of the [R] slots of the last step began to sample, [L, V]
+        float32, to be changed at will and good until the next one."""
+        return self._plan.logits(torch.from_numpy(rows if self._num_rows is None else self._first_rows()[rows]))
+
+    def _first_rows(self) -> npt.NDArray[np.int64]:
+        """[R] of the slots of the last step."""
+        num_rows = np.ones(self._num_run, np.int32) if self._num_rows is None else self._num_rows
+        found: npt.NDArray[np.int64] = (np.cumsum(num_rows) - num_rows).astype(np.int64)
+        return found
 
 
 def _slots(slots: SlotArrays) -> SlotsStruct:

@@ -57,6 +57,8 @@ class SlotDrafts:
         self._ranks = ranks or SoloGroup()
         self._counts = np.zeros(len(states.num_tokens), np.int32)
         """[S] drafts of each slot."""
+        self._running = np.zeros(0, np.int32)
+        """[R] drafts of the slots of the step that runs, which may be a batch with tokens of prompts: less than 0."""
         self._step_s = 0.0
 
     def begin(self, new: NewRequest) -> None:
@@ -83,6 +85,7 @@ class SlotDrafts:
         slots = step.slots
         own = states.num_tokens[slots] - states.num_computed[slots]
         counts: Int32Array = np.minimum(step.num_tokens, own + self._counts[slots])
+        self._running = counts - own
         return counts
 
     @contextmanager
@@ -101,6 +104,18 @@ class SlotDrafts:
         if self._ranks.size > 1:
             seconds = float(self._ranks.all_reduce(torch.tensor([seconds], dtype=torch.float32))[0])
         self._adaptive.costs.add(num_tokens, seconds)
+
+    def decoded(self, slots: Int32Array, counts: Int32Array | None, num_tokens: int) -> Int32Array | None:
+        """A step of so many tokens, which was one native call, sampled for [R] slots; [R] `counts` tokens, None: one
+        each. The slots have them already. [R] the drafts that each verified; None: there were none."""
+        if counts is None:
+            self.computed(num_tokens, len(slots))
+            return None
+        num_drafts = self._running
+        self.computed(num_tokens, len(slots) + int(num_drafts.sum()))
+        if self._adaptive is not None:
+            self._adaptive.verified(slots, num_drafts, counts - 1)
+        return num_drafts
 
     def verify(self, batch: InputBatch, sampled: Int32Array, counts: Int32Array | None = None) -> Verified:
         """Which drafts of a batch hold: [L] rows of the batch and the tokens that they sampled; `counts`: how many of

@@ -97,8 +97,10 @@ class DecodeBatch {
   // False: out of memory.
   bool gather(int32_t* tokens) {
     for (int64_t r = 0; r < count_; ++r) {
+      const int64_t length = state_.num_computed[slots_[r]] + counts_[r];
       num_tokens_ += counts_[r];
-      if (state_.num_tokens[slots_[r]] > longest_) longest_ = state_.num_tokens[slots_[r]];
+      num_rows_ += num_drafts(r) + 1;
+      if (length > longest_) longest_ = length;
     }
     Arrays measured(nullptr);
     lay_out(measured);
@@ -107,7 +109,8 @@ class DecodeBatch {
     Arrays arrays(memory);
     lay_out(arrays);
     query_start_[0] = 0;
-    for (int64_t r = 0; r < count_; ++r) gather_row(r);
+    int64_t row = 0;
+    for (int64_t r = 0; r < count_; ++r) row = gather_request(r, row);
     for (int64_t g = 0; g < decode_.num_tables; ++g) gather_table(g);
     for (int64_t i = 0; i < decode_.num_layers; ++i) layer_batches_[i] = batches_ + decode_.layer_tables[i];
     choice_ = choices_.choice(tokens, nullptr);
@@ -116,33 +119,47 @@ class DecodeBatch {
 
   // False: out of memory.
   bool run(int64_t threads) const {
-    if (num_tokens_ == count_) {
-      const PmRun whole = {positions_, count_, decode_.buffers, decode_.widths, layer_batches_, &choice_, nullptr, 0};
+    if (num_tokens_ == num_rows_) {
+      const PmRun whole = {positions_, num_rows_, decode_.buffers, decode_.widths, layer_batches_, &choice_, nullptr, 0};
       return pm_run_plan(decode_.ops, decode_.num_ops, &whole, threads) == 0;
     }
-    // The head has fewer rows than the layers: the last of each request.
-    const PmRun layers = {positions_, num_tokens_, decode_.buffers, decode_.widths, layer_batches_, nullptr, last_rows_,
-                          count_};
+    // The head has fewer rows than the layers: those that are sampled from.
+    const PmRun layers = {positions_, num_tokens_, decode_.buffers, decode_.widths, layer_batches_, nullptr,
+                          sampled_rows_, num_rows_};
     if (pm_run_plan(decode_.ops, decode_.num_layer_ops, &layers, threads)) return false;
-    gather_last_rows();
-    const PmRun head = {nullptr, count_, decode_.buffers, decode_.widths, nullptr, &choice_, nullptr, 0};
+    gather_sampled_rows();
+    const PmRun head = {nullptr, num_rows_, decode_.buffers, decode_.widths, nullptr, &choice_, nullptr, 0};
     return pm_run_plan(decode_.ops + decode_.num_layer_ops, decode_.num_ops - decode_.num_layer_ops, &head, threads) == 0;
   }
 
-  void keep(const int32_t* tokens) const {
+  // Tokens of all rows become those that are kept: each request's drafts as far as they were sampled, and one more.
+  void keep(int32_t* tokens, int32_t* num_kept) const {
+    int64_t row = 0, end = 0;
     for (int64_t r = 0; r < count_; ++r) {
-      state_.num_computed[slots_[r]] += counts_[r];
-      if (!choices_.leaves(r)) append(state_, slots_[r], tokens[r]);
+      const int32_t slot = slots_[r];
+      const int64_t most = num_drafts(r);
+      const int32_t* drafts = state_.token_ids + slot * state_.token_stride + state_.num_tokens[slot];
+      int64_t accepted = 0;
+      while (accepted < most && tokens[row + accepted] == drafts[accepted]) ++accepted;
+      const bool leaves = choices_.leaves(row);
+      state_.num_computed[slot] += counts_[r] - most + accepted;
+      for (int64_t i = 0; i <= accepted; ++i) {
+        const int32_t token = tokens[row + i];
+        if (!leaves) append(state_, slot, token);
+        tokens[end++] = token;
+      }
+      num_kept[r] = (int32_t)accepted + 1;
+      row += most + 1;
     }
   }
 
  private:
   void lay_out(Arrays& arrays) {
     positions_ = arrays.take<int64_t>(num_tokens_);
-    last_rows_ = arrays.take<int64_t>(count_);
+    sampled_rows_ = arrays.take<int64_t>(num_rows_);
     query_start_ = arrays.take<int32_t>(count_ + 1);
     seq_lens_ = arrays.take<int32_t>(count_);
-    choices_.lay_out(arrays, count_);
+    choices_.lay_out(arrays, num_rows_);
     batches_ = arrays.take<PmBatch>(decode_.num_tables);
     layer_batches_ = arrays.take<const PmBatch*>(decode_.num_layers);
     for (int64_t g = 0; g < decode_.num_tables; ++g) {
@@ -159,7 +176,13 @@ class DecodeBatch {
     return (longest_ + decode_.tables[g].block_size - 1) / decode_.tables[g].block_size;
   }
 
-  void gather_row(int64_t r) {
+  // Tokens of a request behind those that it has.
+  int64_t num_drafts(int64_t r) const {
+    return state_.num_computed[slots_[r]] + counts_[r] - state_.num_tokens[slots_[r]];
+  }
+
+  // Its first row is number `row` of those that are sampled from; returns that of the next request.
+  int64_t gather_request(int64_t r, int64_t row) {
     const int32_t slot = slots_[r], first = query_start_[r], computed = state_.num_computed[slot];
     const int32_t* ids = state_.token_ids + slot * state_.token_stride + computed;
     for (int32_t i = 0; i < counts_[r]; ++i) {
@@ -167,9 +190,12 @@ class DecodeBatch {
       embed(ids[i], first + i);
     }
     query_start_[r + 1] = first + counts_[r];
-    last_rows_[r] = first + counts_[r] - 1;
     seq_lens_[r] = computed + counts_[r];
-    choices_.gather(state_, r, slot, seq_lens_[r], state_.processed[slot]);
+    for (int32_t i = state_.num_tokens[slot]; i <= seq_lens_[r]; ++i, ++row) {
+      sampled_rows_[row] = first + i - computed - 1;
+      choices_.gather(state_, row, slot, i, state_.processed[slot]);
+    }
+    return row;
   }
 
   void embed(int64_t token, int64_t t) const {
@@ -197,11 +223,11 @@ class DecodeBatch {
   }
 
   // Of what the layers gave, those that the head reads, to its beginning: no row comes to lie behind where it was.
-  void gather_last_rows() const {
+  void gather_sampled_rows() const {
     const int64_t result = decode_.ops[decode_.num_layer_ops].in, bytes = decode_.widths[result] * 2;
     char* rows = (char*)decode_.buffers[result];
-    for (int64_t r = 0; r < count_; ++r)
-      if (last_rows_[r] != r) memcpy(rows + r * bytes, rows + last_rows_[r] * bytes, bytes);
+    for (int64_t r = 0; r < num_rows_; ++r)
+      if (sampled_rows_[r] != r) memcpy(rows + r * bytes, rows + sampled_rows_[r] * bytes, bytes);
   }
 
   const PmDecode& decode_;
@@ -210,8 +236,9 @@ class DecodeBatch {
   const int32_t* counts_;  // tokens of each
   const int64_t count_;
   int64_t num_tokens_ = 0;
+  int64_t num_rows_ = 0;  // that are sampled from
   int64_t longest_ = 0;  // tokens of a request, at most
-  int64_t *positions_ = nullptr, *last_rows_ = nullptr;
+  int64_t *positions_ = nullptr, *sampled_rows_ = nullptr;
   int32_t *query_start_ = nullptr, *seq_lens_ = nullptr;
   Choices choices_;
   PmBatch* batches_ = nullptr;
@@ -225,7 +252,9 @@ int pm_decode_accepts(const PmDecode* decode, const int32_t* slots, const int32_
   const PmSlots& state = decode->slots;
   for (int64_t r = 0; r < count; ++r) {
     const int32_t slot = slots[r], computed = state.num_computed[slot];
-    if (num_tokens[r] < 1 || computed + num_tokens[r] != state.num_tokens[slot]) return PM_NOT_A_DECODE_STEP;
+    const int32_t num_drafts = computed + num_tokens[r] - state.num_tokens[slot];
+    if (num_tokens[r] < 1 || num_drafts < 0 || num_drafts >= num_tokens[r]) return PM_NOT_A_DECODE_STEP;
+    if (num_drafts > 0 && state.processed[slot]) return PM_CHANGED_DRAFTS;
     const int32_t* ids = state.token_ids + slot * state.token_stride + computed;
     for (int32_t i = 0; i < num_tokens[r]; ++i)
       if (ids[i] < 0 || ids[i] >= decode->embedding.rows) return PM_UNKNOWN_TOKEN;
@@ -234,10 +263,10 @@ int pm_decode_accepts(const PmDecode* decode, const int32_t* slots, const int32_
 }
 
 int pm_decode_step(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens, int64_t count,
-                   int32_t* tokens, int64_t threads) {
+                   int32_t* tokens, int32_t* num_kept, int64_t threads) {
   DecodeBatch batch(*decode, slots, num_tokens, count);
   if (!batch.gather(tokens) || !batch.run(threads)) return 1;
-  batch.keep(tokens);
+  batch.keep(tokens, num_kept);
   return 0;
 }
 

@@ -1,5 +1,6 @@
 // A decode step as one call: every request computes the tokens that it has and has not computed yet - one, or a few where
-// some were not sampled - and samples the next. mirrors.py mirrors these.
+// some were not sampled - and samples the next. Drafts, guesses that lie behind a request's tokens, are computed with
+// them: a token is sampled in the place of each, and what follows the last one that was right. mirrors.py mirrors these.
 #pragma once
 
 #include "layer_plan.h"
@@ -55,20 +56,21 @@ struct PmMasks {
 
 enum PmMaskRow : int32_t { PM_ANY_TOKEN = -1, PM_LEFT = -2 };
 
-enum PmAcceptance : int { PM_ACCEPTED = 0, PM_NOT_A_DECODE_STEP = 1, PM_UNKNOWN_TOKEN = 2 };
+enum PmAcceptance : int { PM_ACCEPTED = 0, PM_NOT_A_DECODE_STEP = 1, PM_UNKNOWN_TOKEN = 2, PM_CHANGED_DRAFTS = 4 };
 
 // Whether a step of `count` different slots with the given numbers of tokens can run: every slot computes at least one
-// token, all that it has beyond those computed before.
+// token, all that it has beyond those computed before; with more of them, the others are drafts. Processed slots have none.
 PM_EXPORT int pm_decode_accepts(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens,
                                 int64_t count);
 
-// A step that was accepted: the sampled tokens, [count], go to `tokens` and to the slots, which count them and what was
-// computed. Processed slots count what was computed; their logits stay in the plan's buffer, which has a row for each slot.
-// The other buffers have room for all tokens. 0: done, 1: out of memory.
+// A step that was accepted: the sampled tokens, slot after slot, go to `tokens` and to the slots, which count them and what
+// was computed of them; how many of each slot, to `num_kept`, [count]. `tokens` and the plan's buffer of logits have a row
+// for each slot and for each draft. Processed slots count what was computed, and one token that says nothing; their logits
+// stay in that buffer. The other buffers have room for all tokens. 0: done, 1: out of memory.
 PM_EXPORT int pm_decode_step(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens, int64_t count,
-                             int32_t* tokens, int64_t threads);
+                             int32_t* tokens, int32_t* num_kept, int64_t threads);
 
-// Tokens for rows of the last step, which was one of these slots, that it left to others: those that are not PM_LEFT in
-// `masks`. They go to `tokens` and to the slots, which count them. 0: done, 1: out of memory.
+// Tokens for rows of the last step that it left to others: those that are not PM_LEFT in `masks`. `slots`: of its rows, a
+// slot once more for each draft that it had. They go to `tokens` and to the slots, which count them. 0: done, 1: out of memory.
 PM_EXPORT int pm_decode_choose(const PmDecode* decode, const int32_t* slots, int64_t count, const PmMasks* masks,
                                int32_t* tokens, int64_t threads);

@@ -11,7 +11,7 @@ from pagemill.model.kernels.linear import linear, pack_bf16
 from pagemill.worker.batch.block_tables import SlotTable
 from pagemill.worker.batch.request_states import SlotArrays
 from pagemill.worker.batch.row_masks import ANY_TOKEN, LEFT, RowMasks
-from pagemill.worker.native.decode_step import MAX_ROWS, MAX_TOKENS, Acceptance, DecodeStep
+from pagemill.worker.native.decode_step import MAX_ROWS, MAX_SAMPLED, MAX_TOKENS, Acceptance, DecodeStep
 from pagemill.worker.sampling.philox import uniform
 
 VOCAB, HIDDEN, LENGTH, NUM_SLOTS = 301, 64, 40, 80
@@ -53,13 +53,27 @@ class Decoder:
     def run(self, slots: np.ndarray) -> np.ndarray:
         """A step that computes a token of each."""
         assert self.step.accepts(slots, np.ones_like(slots)) is Acceptance.ACCEPTED
-        return self.step.run()
+        return self.step.run().token_ids
 
     def run_several(self, slots: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """A step that computes so many tokens of each: fewer count as computed before it."""
         self.slots.num_computed[slots] = self.slots.num_tokens[slots] - counts
         assert self.step.accepts(slots, counts) is Acceptance.ACCEPTED
-        return self.step.run()
+        decoded = self.step.run()
+        assert decoded.counts is None
+        return decoded.token_ids
+
+    def verify(self, slots: np.ndarray, own: np.ndarray, drafts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """A step that computes so many tokens of each, and these drafts behind them: tokens, and how many of each."""
+        state = self.slots
+        state.num_computed[slots] = state.num_tokens[slots] - own
+        for slot, ids in zip(slots, drafts, strict=True):
+            state.token_ids[slot, state.num_tokens[slot] :][: len(ids)] = ids
+        num_drafts = np.array([len(ids) for ids in drafts], np.int32)
+        assert self.step.accepts(slots, own + num_drafts) is Acceptance.ACCEPTED
+        decoded = self.step.run()
+        assert (decoded.counts is None) == (not num_drafts.any())
+        return decoded.token_ids, np.ones_like(slots) if decoded.counts is None else decoded.counts
 
     def logits(self, slots: np.ndarray, *, natively: bool) -> torch.Tensor:
         """Of the slots' last tokens, before a step."""
@@ -182,14 +196,88 @@ def test_a_slot_may_compute_several_tokens_and_samples_after_the_last(threads, s
 
 
 @pytest.mark.parametrize(
+    ("slots", "own", "num_right", "num_wrong"),
+    [
+        ([12], [1], [2], [0]),
+        ([13], [1], [0], [3]),
+        ([12, 3, 5, 30], [1, 1, 1, 1], [4, 0, 1, 2], [0, 0, 2, 3]),
+        ([9, 17, 33, 2], [3, 1, 2, 1], [2, 0, 0, 1], [0, 1, 0, 1]),
+        (list(range(2, 32)), [1] * 30, [slot % 3 for slot in range(30)], [slot % 2 for slot in range(30)]),
+    ],
+)
+def test_drafts_are_kept_as_far_as_they_are_what_is_sampled(threads, slots, own, num_right, num_wrong):
+    """Tokens and counts are those of steps of one token each."""
+    slots, own = np.array(slots, np.int32), np.array(own, np.int32)
+    decoder, single = Decoder(), Decoder()
+    sampled = np.stack([single.run(slots) for _ in range(max(num_right) + 1)], axis=1)
+    drafts = [
+        [*row[:right], *((row[right : right + 1] + 1) % VOCAB).tolist()[:wrong], *[5] * (wrong - 1)]
+        for row, right, wrong in zip(sampled, num_right, num_wrong, strict=True)
+    ]
+    expected = Decoder().slots
+    tokens, counts = decoder.verify(slots, own, drafts)
+    assert counts.tolist() == [right + 1 for right in num_right]
+    assert tokens.tolist() == [token for row, count in zip(sampled, counts, strict=True) for token in row[:count]]
+    state = decoder.slots
+    for slot, count in zip(slots, counts, strict=True):
+        known = expected.num_tokens[slot] + count
+        assert state.token_ids[slot, :known].tolist() == single.slots.token_ids[slot, :known].tolist()
+        assert state.num_tokens[slot] == known
+        assert state.num_computed[slot] == known - 1
+        assert state.num_sampled[slot] == count
+
+
+def test_a_slot_that_is_left_to_others_runs_beside_drafts(threads):
+    slots = np.array([7, 4, 10, 20], np.int32)
+    alone, decoder = Decoder(), Decoder()
+    for each in (alone, decoder):
+        each.slots.processed[slots[[1, 3]]] = True
+    left = np.array([1, 3])
+    logits = alone.logits(slots[left], natively=True)
+    expected = alone.run(slots)
+    words = random_masks(4)
+    rows = np.array([LEFT, 0, LEFT, 3], np.int32)
+    tokens, counts = decoder.verify(slots, np.array([1, 1, 2, 1], np.int32), [[expected[0], 3], [], [VOCAB - 1], []])
+    assert counts[1:].tolist() == [1, 1, 1]
+    assert counts[0] >= 2
+    torch.testing.assert_close(decoder.step.logits(left), logits, rtol=0, atol=0)
+    own = tokens[np.cumsum(counts) - counts]
+    for each, chosen in ((alone, expected), (decoder, own)):
+        each.step.choose(RowMasks(words, rows), chosen)
+        each.step.choose(RowMasks(words, np.full(4, LEFT, np.int32)), chosen)
+    assert own.tolist() == expected.tolist()
+    np.testing.assert_array_equal(decoder.slots.num_tokens[slots[1:]], alone.slots.num_tokens[slots[1:]])
+
+
+@pytest.mark.parametrize(
     "case",
-    ["two tokens", "not the last token", "nothing", "none of one", "too many rows", "too many tokens", "unknown token"],
+    [
+        "drafts alone",
+        "changed drafts",
+        "too many drafts",
+        "unknown draft",
+        "not the last token",
+        "nothing",
+        "none of one",
+        "too many rows",
+        "too many tokens",
+        "unknown token",
+    ],
 )
 def test_nothing_happens_in_any_other_step(case):
     decoder = Decoder()
     state, slots = decoder.slots, np.array([12, 3, 5], np.int32)
     counts = np.ones(3, np.int32)
-    if case == "two tokens":
+    if case == "drafts alone":
+        state.num_computed[3] += 1
+    elif case == "changed drafts":
+        state.processed[3] = True
+        counts[1] = 2
+    elif case == "too many drafts":
+        slots = np.arange(MAX_ROWS, dtype=np.int32)
+        counts = np.full(MAX_ROWS, 1 + MAX_SAMPLED // MAX_ROWS, np.int32)
+    elif case == "unknown draft":
+        state.token_ids[3, state.num_tokens[3]] = VOCAB
         counts[1] = 2
     elif case == "not the last token":
         state.num_computed[3] -= 1
@@ -211,7 +299,13 @@ def test_nothing_happens_in_any_other_step(case):
         slots = np.arange(MAX_ROWS + 1, dtype=np.int32)
         counts = np.ones_like(slots)
     before = state.num_tokens.copy(), state.num_computed.copy(), state.token_ids.copy()
-    reasons = {"unknown token": Acceptance.UNKNOWN_TOKEN, "too many rows": Acceptance.TOO_MANY_ROWS}
+    reasons = {
+        "unknown token": Acceptance.UNKNOWN_TOKEN,
+        "unknown draft": Acceptance.UNKNOWN_TOKEN,
+        "too many rows": Acceptance.TOO_MANY_ROWS,
+        "too many drafts": Acceptance.TOO_MANY_ROWS,
+        "changed drafts": Acceptance.CHANGED_DRAFTS,
+    }
     assert decoder.step.accepts(slots, counts) is reasons.get(case, Acceptance.NOT_A_DECODE_STEP)
     with pytest.raises(RuntimeError, match="accepted"):
         decoder.step.run()
