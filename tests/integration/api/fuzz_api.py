@@ -1,6 +1,7 @@
 """`make fuzz-api`: schemathesis' own program against the server's OpenAPI document, which also tries the bounds of
 every field and methods that a path does not have. Arguments go to `st run`, after those that are always given."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,8 @@ def main() -> int:
             command = [tool, "run", f"{url}/openapi.json", "--phases", "coverage,fuzzing", "--max-examples", "100"]
             command += ["--checks", ",".join(NAMES), "--continue-on-failure", "--request-timeout", "300"]
             command += ["--suppress-health-check", "too_slow"]  # of making bodies, on a machine that has other work
-            failed |= subprocess.run([*command, *sys.argv[1:]], check=False).returncode != 0
+            environment = os.environ | {"SCHEMATHESIS_HOOKS": "tests.integration.api.fuzz_hooks"}
+            failed |= subprocess.run([*command, *sys.argv[1:]], check=False, env=environment).returncode != 0
     return int(failed)
 
 
