@@ -15,6 +15,7 @@ _ESCAPED: Final = "\ufdd0" + MARK + "\ufdd1"
 """A text's own MARK: without the one in its middle it is there again."""
 _PROSE: Final = frozenset({"arguments", "content", "name", "reasoning", "reasoning_content", "text"})
 """Keys of messages whose texts a template puts next to others, so that a token may be spelled by two of them."""
+_DOCUMENTS: Final = "documents"
 
 _Trie = dict[str, Any]
 
@@ -70,8 +71,12 @@ class ControlText:
         return [{key: self._value(value, key) for key, value in message.items()} for message in messages]
 
     def variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy of a template's variables in which every text is text."""
-        return {key: self._value(value) for key, value in variables.items()}
+        """A copy of a template's variables in which every text is text. Those of documents stand next to others, under
+        whatever keys."""
+        return {
+            key: self._sealed_value(value) if key == _DOCUMENTS else self._value(value)
+            for key, value in variables.items()
+        }
 
     def _value(self, value: Any, key: object = None) -> Any:
         if isinstance(value, str):
@@ -81,6 +86,13 @@ class ControlText:
         if isinstance(value, (list, tuple)):
             return [self._value(item, key) for item in value]
         return value
+
+    def _sealed_value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.sealed(value)
+        if isinstance(value, Mapping):
+            return {self._value(name): self._sealed_value(item) for name, item in value.items()}
+        return [self._sealed_value(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _starts(self, text: str) -> list[int]:
         """Where control tokens begin, also inside others."""

@@ -147,8 +147,9 @@ class AsyncClientSocket:
         lost, zmq.ZMQError when the socket is closed."""
         while True:
             self._check_kept()
-            with contextlib.suppress(zmq.Again):
-                return receive_bounded(self._socket, self._limits, zmq.NOBLOCK, routed=False)[1]
+            if self._look() & _IN:  # to try where nothing is there costs an exception
+                with contextlib.suppress(zmq.Again):
+                    return receive_bounded(self._socket, self._limits, zmq.NOBLOCK, routed=False)[1]
             self._receiver = self._loop.create_future()
             try:
                 await self._receiver

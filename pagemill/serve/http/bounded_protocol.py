@@ -20,6 +20,8 @@ from pagemill.serve.http.errors import ApiError, form_of_errors
 
 PART_BYTES = 4096
 """What the parser is given at once: the shortest request has 18 bytes."""
+READ_BYTES = 32 << 10
+"""What is read from the socket at once. asyncio makes room for 256 KiB, which takes longer than to parse a request."""
 LINGER_S = 2.0
 LINGER_BYTES = 4 * 2**20
 """How long, and how far, a connection that was refused is read from, so that its client gets to read why."""
@@ -87,6 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.max_size = READ_BYTES
         self._read_until = self.loop.time() + self._limits.head_s
         self._all.add(self)
 

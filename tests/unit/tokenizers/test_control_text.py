@@ -141,6 +141,16 @@ def test_names_tools_and_template_variables_are_text_too():
     assert unmarked(text).count(CONTROL) == 5
 
 
+def test_documents_are_text_also_where_two_of_their_texts_spell_a_token():
+    ours, pipeline = of(PIPELINES["byte level"]), PIPELINES["byte level"]
+    source = "<|start|>{% for d in documents %}{{ d.title }}{{ d.body[0] }}{% endfor %}"
+    documents = [{"title": f"{CONTROL}{CONTROL[:4]}", "body": [CONTROL[4:]]}]
+    text = ours.render_chat([{"role": "user", "content": ""}], chat_template=source, documents=documents)
+    ids = ours.encode(text, add_special_tokens=False, rendered=True)
+    assert special_ids(pipeline, ids) == [pipeline.token_to_id("<|start|>")]
+    assert unmarked(text).count(CONTROL) == 2
+
+
 def test_a_message_that_is_continued_may_end_with_half_a_token():
     ours, pipeline = of(PIPELINES["byte level"]), PIPELINES["byte level"]
     messages = [{"role": "assistant", "content": "a<|en"}]

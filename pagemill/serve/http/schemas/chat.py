@@ -14,6 +14,7 @@ from pagemill.serve.http.schemas.shapes import Messages, Tool
 from pagemill.serve.http.schemas.support import CHAT_HINTS, CHAT_REFUSED, Refused
 from pagemill.serve.parsers.interface import MessageForm
 from pagemill.serve.processing.conversation import Conversation, parse_conversation
+from pagemill.serve.processing.documents import parse_documents
 from pagemill.serve.processing.tool_choice import NONE, REQUIRED, ToolChoice
 from pagemill.serve.processing.tool_definitions import parse_tools
 
@@ -59,6 +60,8 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     """How much the model is to think; for templates that ask for a variable of this name."""
+    documents: Any = None
+    """Texts that the answer may draw on, for templates that show them. After validation a list of objects."""
 
     include_reasoning: bool | None = None
     """Whether the answer has the reasoning, where a parser tells it apart; by default it has."""
@@ -80,6 +83,11 @@ class ChatBody(GenerationBody):
     @classmethod
     def _tools(cls, value: Any) -> list[dict[str, Any]]:
         return parse_tools(value)
+
+    @field_validator("documents", mode="plain", json_schema_input_type=list[dict[str, Any]] | None)
+    @classmethod
+    def _documents(cls, value: Any) -> list[dict[str, Any]]:
+        return parse_documents(value)
 
     @field_validator("tool_choice", mode="plain", json_schema_input_type=str | dict[str, Any] | None)
     @classmethod
@@ -119,8 +127,15 @@ class ChatBody(GenerationBody):
         return params
 
     def leave_unread(self, variables: Collection[str]) -> None:
-        """Name fields that set these variables of the template among those without effect: it does not read them."""
+        """Name fields that set these variables of the template among those without effect: it does not read them.
+        Raises RequestError for `documents`, without which the answer would be another one."""
         for name in variables:
+            if name == "documents":
+                raise RequestError(
+                    "documents is not supported by this model, whose chat template does not show them: write what they "
+                    "would add into the messages",
+                    name,
+                )
             is_kwarg = name in (self.chat_template_kwargs or ())
             self._ignored.append(f"chat_template_kwargs.{name}" if is_kwarg else name)
 
@@ -158,9 +173,11 @@ class ChatBody(GenerationBody):
         """
         continues = bool(self.continue_final_message)
         tools = {"tools": self.tools} if self.calls_tools or (self.tools and not hide_unused_tools) else {}
-        effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        extra: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        if self.documents:
+            extra["documents"] = self.documents
         return ChatOptions(
             add_generation_prompt=not continues if self.add_generation_prompt is None else self.add_generation_prompt,
             continue_final_message=continues,
-            template_variables=effort | (self.chat_template_kwargs or {}) | tools,
+            template_variables=extra | (self.chat_template_kwargs or {}) | tools,
         )

@@ -65,7 +65,8 @@ _MESSAGES: dict[str, Refused] = {
     "web_search_options": Refused(_WRITE_IT_OUT),
 }
 _DECLARED_BY_CHATS = (
-    "include_reasoning", "parallel_tool_calls", "thinking_token_budget", "tool_choice", "tools", "top_logprobs",
+    "documents", "include_reasoning", "parallel_tool_calls", "thinking_token_budget", "tool_choice", "tools",
+    "top_logprobs",
 )  # fmt: skip
 GENERATION_REFUSED = _SAMPLING | _GRAMMAR | _PLUMBING | _MESSAGES
 CHAT_REFUSED = {name: rule for name, rule in GENERATION_REFUSED.items() if name not in _DECLARED_BY_CHATS}

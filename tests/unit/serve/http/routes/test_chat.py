@@ -104,8 +104,13 @@ async def test_template_options_reach_the_template(connect: Connect) -> None:
     client = await connect(core)
     await client.post(PATH, json=BODY | {"max_tokens": 1, "chat_template_kwargs": {"enable_thinking": False}})
     await client.post(PATH, json=BODY | {"max_tokens": 1, "continue_final_message": True})
+    await client.post(PATH, json=BODY | {"max_tokens": 1, "documents": [{"title": "t"}]})
     prompts = [bytes(request.prompt_token_ids).decode() for request in core.seen]
-    assert prompts == ["[user]hi(enable_thinking=False)[assistant]", "[user]hi"]
+    assert prompts == [
+        "[user]hi(enable_thinking=False)[assistant]",
+        "[user]hi",
+        "[user]hi(documents=[{'title': 't'}])[assistant]",
+    ]
 
 
 async def test_sampling_fields_reach_the_engine(connect: Connect) -> None:

@@ -58,7 +58,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "messages": HI[:1], "max_completion_tokens": 5, "add_generation_prompt": False, "add_special_tokens": True,
         "continue_final_message": True, "chat_template_kwargs": {"x": 1}, "reasoning_effort": "low",
         "include_reasoning": False, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False,
-        "logprobs": True, "top_logprobs": 2, "thinking_token_budget": 5,
+        "logprobs": True, "top_logprobs": 2, "thinking_token_budget": 5, "documents": [{"title": "t", "text": "x"}],
     },
     COMPLETIONS: GENERATION | {"prompt": "ho", "add_special_tokens": False, "logprobs": 1},
     EMBEDDINGS: {
@@ -221,6 +221,9 @@ async def test_variables_that_the_template_does_not_read_are_named_in_the_header
     assert set(str(await named(chat_template_kwargs=given)).split(", ")) == set(unread.split(", "))
     assert await named(unknown=1, reasoning_effort="low") == "unknown, reasoning_effort"
     assert await named(chat_template_kwargs={"thinking": False}) is None
+    refused = await client.post("/v1/chat/completions", json={"messages": HI, "documents": [{"text": "x"}]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "documents")
+    assert await named(documents=[]) is None
     reads("messages", "thinking", "reasoning_effort")
     assert await named(reasoning_effort="low", chat_template_kwargs={"thinking": 1}) is None
 
