@@ -1,6 +1,6 @@
 """What the API server itself costs: many streams at once, and what a request waits for besides the model.
 
-    PYTHONPATH=. python benchmarks/serving.py [--streams 1000] [--seconds 10] [--rounds 3]
+    PYTHONPATH=. python benchmarks/serving.py [--streams 1000] [--seconds 10] [--rounds 3] [--only overhead]
     PYTHONPATH=. python benchmarks/serving.py --url http://127.0.0.1:8001 --pid PID --model NAME     (another server)
 
 The server is `pagemill serve` with one API process, pinned to one core, in front of an engine core in a process of its
@@ -12,17 +12,21 @@ streams   N streams of /v1/chat/completions at once, counted from when all of th
           event has what came since the last one.
 overhead  8 clients, one request after another each, of 8 tokens at 10 ms: the milliseconds that a client waited, less
           those that the engine had the request (the other server: all of them), whole and streamed; and the processor
-          time of a request.
+          time of a request. Of clients that keep their connections, as SDKs do, and ask for 4 to 12 tokens (mixed) or
+          all for 8, so that the requests of all of them end, and the next ones begin, in the same step; and of such
+          that make a connection for each request.
 """
 
 import argparse
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import mmap
 import os
 import re
+import select
 import socket
 import statistics
 import struct
@@ -190,35 +194,21 @@ class Exchange(asyncio.Protocol):
         """Close the connection now."""
         self._transport.abort()  # type: ignore[attr-defined]
 
-    def request_id(self) -> str:
-        """What the server calls it."""
-        found = re.search(rb'"id":"([^"]+)"', self.begin)
-        return found[1].decode() if found else ""
-
     def connection_lost(self, error: Exception | None) -> None:
         if not self.done.done():
             self.done.set_result(None)
 
 
-def request_of(target: Target, num_tokens: int, stream: bool, number: int) -> bytes:
-    """A chat that gets so many tokens; no two have the same prompt."""
+def request_of(target: Target, num_tokens: int, stream: bool, number: int, keeps: bool = False) -> bytes:
+    """A chat that gets so many tokens; no two have the same prompt. `keeps`: the connection stays."""
     body = {
         "model": target.model, "messages": [{"role": "user", "content": f"{number}. {PROMPT}"}],
         "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, "stream": stream,
     }  # fmt: skip
     text = json.dumps(body).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: {target.host}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    head = f"POST {PATH} HTTP/1.1\r\nHost: {target.host}\r\nContent-Type: application/json\r\n"
+    head += "" if keeps else "Connection: close\r\n"
     return f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text
-
-
-async def exchange(target: Target, request: bytes) -> Exchange:
-    """Ask, and wait for the end of the connection. Raises what `check` does."""
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
-    _, found = await loop.create_connection(lambda: Exchange(request, done), target.host, target.port)
-    await done
-    check(found)
-    return found
 
 
 async def streams(target: Target, num_streams: int, measured_s: float, first: int) -> dict[str, float]:
@@ -232,7 +222,7 @@ async def streams(target: Target, num_streams: int, measured_s: float, first: in
     while not all(answer.num_events for answer in found):
         await asyncio.sleep(0.01)
         for answer in found:
-            check(answer)
+            check(answer.begin)
     print(f"all {num_streams} streams have begun", file=sys.stderr)
     begin, used, ticks = time.perf_counter(), used_s(target), num_ticks(target)
     before = sum(answer.num_events for answer in found)
@@ -251,34 +241,119 @@ async def streams(target: Target, num_streams: int, measured_s: float, first: in
     return figures | late
 
 
-async def overhead(target: Target, stream: bool, first: int) -> dict[str, float]:
-    """Milliseconds of requests of NUM_CLIENTS clients at once, less those of the engine."""
-    times: dict[str, float] = {}
+class Asker:
+    """A client of `ask_in_turn`: its requests, one after another. Costs as little as it can."""
 
-    async def client(number: int) -> None:
-        for turn in range(NUM_ASKED):
-            request = request_of(target, NUM_ASKED_TOKENS, stream, first + number * NUM_ASKED + turn)
-            begin = time.perf_counter()
-            answer = await exchange(target, request)
-            times[answer.request_id()] = time.perf_counter() - begin
+    def __init__(self, target: Target, requests: list[bytes], keeps: bool, poller: "select.epoll") -> None:
+        self._address = target.host, target.port
+        self._requests = iter(requests)
+        self._keeps = keeps
+        self._poller = poller
+        self._sock: socket.socket | None = None
+        self._parts: list[bytes] = []
+        self._missing = 0
+        """Bytes of a body whose length is known."""
+        self._began = 0.0
 
+    def ask(self) -> int | None:
+        """Send the next request; the descriptor to wait for, or None where there are no more."""
+        request = next(self._requests, None)
+        if request is None:
+            return None
+        self._parts = []
+        self._began = time.perf_counter()
+        if self._sock is None:
+            self._sock = socket.create_connection(self._address)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._poller.register(self._sock, select.EPOLLIN)
+        self._sock.sendall(request)
+        return self._sock.fileno()
+
+    def take(self, now: float) -> tuple[bytes, float] | None:
+        """What is there to be read since `now`; the answer and its seconds, once it is complete."""
+        assert self._sock is not None
+        part = self._sock.recv(1 << 16)
+        self._parts.append(part)
+        if not self._is_complete(part):
+            return None
+        if not self._keeps:
+            self._sock.close()
+            self._sock = None
+        return b"".join(self._parts), now - self._began
+
+    def _is_complete(self, part: bytes) -> bool:
+        if not self._keeps:
+            return not part
+        if not part:
+            raise RuntimeError(f"the server ended a connection in an answer: {b''.join(self._parts)[-500:]!r}")
+        if len(self._parts) == 1:
+            head, _, body = part.partition(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head)
+            self._missing = int(length[1]) - len(body) if length else -1
+        elif self._missing > 0:
+            self._missing -= len(part)
+        return not self._missing or (self._missing < 0 and b"".join(self._parts[-2:]).endswith(b"\r\n0\r\n\r\n"))
+
+
+def ask_in_turn(target: Target, requests: list[list[bytes]], keeps: bool) -> list[tuple[bytes, float]]:
+    """Requests of several clients at once; the answers, and the seconds that each took, from before the request is sent,
+    or a connection is made for it, until the end of the answer is there to be read. `keeps`: a client's requests go over
+    one connection.
+
+    Plain sockets and one `epoll`: clients on asyncio's streams wait for each other for a millisecond and more, which is
+    no time of the server's. What is ready at once has one time.
+    """
+    answers: list[tuple[bytes, float]] = []
+    with select.epoll() as poller:
+        clients = [Asker(target, own, keeps, poller) for own in requests]
+        waiting = {client.ask(): client for client in clients}
+        while waiting:
+            ready = poller.poll()
+            now = time.perf_counter()
+            for place, _ in ready:
+                answer = waiting[place].take(now)
+                if answer is None:
+                    continue
+                answers.append(answer)
+                client = waiting.pop(place)
+                if (place := client.ask()) is not None:
+                    waiting[place] = client
+    return answers
+
+
+def overhead(target: Target, stream: bool, first: int, keeps: bool = True, mixed: bool = False) -> dict[str, float]:
+    """Milliseconds of requests of NUM_CLIENTS clients at once, less those of the engine. `mixed`: they ask for 4 to 12
+    tokens, NUM_ASKED_TOKENS on average, instead of all for as many."""
+    numbers = range(first, first + NUM_CLIENTS * NUM_ASKED)
+    tokens = [NUM_ASKED_TOKENS + (number * 5 % 9 - 4 if mixed else 0) for number in numbers]
+    made = [request_of(target, most, stream, number, keeps) for number, most in zip(numbers, tokens, strict=True)]
     used = used_s(target)
-    await asyncio.gather(*(client(number) for number in range(NUM_CLIENTS)))
+    answers = ask_in_turn(target, [made[client::NUM_CLIENTS] for client in range(NUM_CLIENTS)], keeps)
     used = used_s(target) - used
+    times = {}
+    for answer, seconds in answers:
+        check(answer)
+        times[request_id(answer)] = seconds
     if target.engine is not None:
         for line in target.engine.read_text().splitlines():
-            name, seconds = line.split()
+            name, engine_s = line.split()
             if name in times:
-                times[name] -= float(seconds)
+                times[name] -= float(engine_s)
     values = [1e3 * seconds for seconds in times.values()]
     figures = {"requests": len(values), "p50_ms": statistics.median(values), "p99_ms": quantile(values, 0.99)}
     return figures if target.process is None else figures | {"cpu_ms": 1e3 * used / len(values)}
 
 
-def check(answer: Exchange) -> None:
-    """Raises RuntimeError when something else than success has come."""
-    if answer.begin and b" 200 " not in answer.begin[:20]:
-        raise RuntimeError(f"the server answered {answer.begin[:500]!r}")
+def check(begin: bytes) -> None:
+    """Raises RuntimeError when an answer begins with something else than success."""
+    if begin and b" 200 " not in begin[:20]:
+        raise RuntimeError(f"the server answered {begin[:500]!r}")
+
+
+def request_id(answer: bytes) -> str:
+    """What the server calls it."""
+    found = re.search(rb'"id":"([^"]+)"', answer)
+    return found[1].decode() if found else ""
 
 
 def used_s(target: Target) -> float:
@@ -310,10 +385,12 @@ def quantile(values: list[float], share: float) -> float:
 
 def measure_overhead(target: Target, rounds: int) -> list[dict[str, Any]]:
     """Rows of `overhead`."""
-    asyncio.run(overhead(target, False, 0))  # what only the first requests pay for
+    overhead(target, False, 0)  # what only the first requests pay for
     number, rows = NUM_CLIENTS * NUM_ASKED, []
-    for stream in (False, True) * rounds:
-        rows.append(shown({"row": "overhead", "stream": stream} | asyncio.run(overhead(target, stream, number))))
+    kinds = (True, True), (True, False), (False, False)
+    for (keeps, mixed), stream in itertools.product(kinds, (False, True) * rounds):
+        row = {"row": "overhead", "keeps_connection": keeps, "mixed": mixed, "stream": stream}
+        rows.append(shown(row | overhead(target, stream, number, keeps, mixed)))
         number += NUM_CLIENTS * NUM_ASKED
     return rows
 
@@ -340,6 +417,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10.0, help="for which streams are counted")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("overhead", "streams"))
     parser.add_argument("--cpu", type=int, default=0, help="core of the API process; this process avoids it")
     parser.add_argument("--url", help="another server, which runs already")
     parser.add_argument("--model", default="smollm2", help="what that server calls its model")
@@ -355,13 +433,16 @@ def main() -> int:
         found = urllib.parse.urlsplit(args.url)
         process = psutil.Process(args.pid) if args.pid else None
         target = Target(found.hostname or "127.0.0.1", found.port or 80, args.model, process, None, None)
-        rows = measure_overhead(target, args.rounds)
-        rows += measure_streams(target, args.streams, args.seconds, args.rounds)
+        rows = [] if args.only == "streams" else measure_overhead(target, args.rounds)
+        rows += [] if args.only == "overhead" else measure_streams(target, args.streams, args.seconds, args.rounds)
     else:
-        with own_server(args.cpu, NUM_CLIENTS, STEP_S, False, args.arguments) as target:
-            rows = measure_overhead(target, args.rounds)
-        with own_server(args.cpu, args.streams, STREAM_STEP_S, True, args.arguments) as target:
-            rows += measure_streams(target, args.streams, args.seconds, args.rounds)
+        rows = []
+        if args.only != "streams":
+            with own_server(args.cpu, NUM_CLIENTS, STEP_S, False, args.arguments) as target:
+                rows = measure_overhead(target, args.rounds)
+        if args.only != "overhead":
+            with own_server(args.cpu, args.streams, STREAM_STEP_S, True, args.arguments) as target:
+                rows += measure_streams(target, args.streams, args.seconds, args.rounds)
     if args.out:
         args.out.write_text(json.dumps(rows, indent=1))
     return 0

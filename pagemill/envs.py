@@ -150,6 +150,16 @@ def show_cuda_devices(names: Sequence[str]) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
 
 
+def tokenizers_have_threads() -> bool:
+    """TOKENIZERS_PARALLELISM: whether a batch of texts is tokenized by several threads; a server says no by itself."""
+    return os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() not in ("", "off", "false", "f", "no", "n", "0")
+
+
+def leave_tokenizers_one_thread() -> None:
+    """TOKENIZERS_PARALLELISM: set to false, also for the processes that are started from here, unless it is set."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
 def keep_compiled_code(folder: Path) -> None:
     """TORCHINDUCTOR_CACHE_DIR: where torch.compile keeps compiled code; set to compilation_config.cache_dir."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

@@ -8,6 +8,7 @@ import json
 import statistics
 import time
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -54,7 +55,7 @@ class _Exchange(asyncio.Protocol):
             self._done.set_result(None)
 
 
-async def _complete(address: Address, prompt: list[int], num_tokens: int) -> tuple[float, _Exchange]:
+async def _complete(address: Address, prompt: list[int] | str, num_tokens: int) -> tuple[float, _Exchange]:
     body = json.dumps(
         {
             "model": address.model,
@@ -76,17 +77,17 @@ async def _complete(address: Address, prompt: list[int], num_tokens: int) -> tup
     return start_s, exchange
 
 
-async def _run(address: Address, prompts: list[list[int]], num_tokens: int, concurrency: int) -> list[tuple]:
+async def _run(address: Address, prompts: Sequence[list[int] | str], num_tokens: int, concurrency: int) -> list[tuple]:
     places = asyncio.Semaphore(concurrency)
 
-    async def one(prompt: list[int]) -> tuple[float, _Exchange]:
+    async def one(prompt: list[int] | str) -> tuple[float, _Exchange]:
         async with places:
             return await _complete(address, prompt, num_tokens)
 
     return await asyncio.gather(*map(one, prompts))
 
 
-def complete(address: Address, prompts: list[list[int]], num_tokens: int, concurrency: int) -> list[Answer]:
+def complete(address: Address, prompts: Sequence[list[int] | str], num_tokens: int, concurrency: int) -> list[Answer]:
     """Greedy completions of exactly `num_tokens`. Raises RuntimeError for anything else that comes back."""
     answers = [_read(*pair) for pair in asyncio.run(_run(address, prompts, num_tokens, concurrency))]
     wrong = [answer.num_tokens for answer in answers if answer.num_tokens != num_tokens]

@@ -69,6 +69,7 @@ def serve(args: EngineArgs, server: ServerConfig, fleet: FleetConfig) -> int:
         own_middleware(server.middleware)  # raises for what cannot be imported
         ParserSettings.of(server)  # raises for settings of parsers that cannot work, before an engine is started
     raise_limit()
+    envs.leave_tokenizers_one_thread()  # texts come one by one
     config = build_config(args, plan)
     if not plan.headless:
         ModelNames.of(server, config.facts.name)  # raises too

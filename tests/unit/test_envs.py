@@ -40,3 +40,18 @@ def test_variables_that_nothing_reads(monkeypatch):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
     monkeypatch.setenv("PAGEMILL_PLUGINS", "")
     assert set(envs.unread()) - set(before) == {"PAGEMILL_LOGING_LEVEL", "VLLM_USE_V1"}
+
+
+@pytest.mark.parametrize(("value", "has"), [("true", True), ("4", True), ("False", False), ("0", False), ("", False)])
+def test_threads_of_the_tokenizers_package(monkeypatch, value, has):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", value)
+    envs.leave_tokenizers_one_thread()
+    assert envs.tokenizers_have_threads() is has
+
+
+def test_servers_leave_it_one_thread(monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "")
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM")
+    assert envs.tokenizers_have_threads()
+    envs.leave_tokenizers_one_thread()
+    assert not envs.tokenizers_have_threads()
