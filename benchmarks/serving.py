@@ -296,9 +296,9 @@ class Asker:
 
 
 def ask_in_turn(target: Target, requests: list[list[bytes]], keeps: bool) -> list[tuple[bytes, float]]:
-    """Requests of several clients at once; the answers, and the seconds that each took, from before the request is sent,
-    or a connection is made for it, until the end of the answer is there to be read. `keeps`: a client's requests go over
-    one connection.
+    """Requests of several clients at once; the answers, and the seconds that each took, from before the request is
+    sent, or a connection is made for it, until the end of the answer is there to be read. `keeps`: a client's requests
+    go over one connection.
 
     Plain sockets and one `epoll`: clients on asyncio's streams wait for each other for a millisecond and more, which is
     no time of the server's. What is ready at once has one time.

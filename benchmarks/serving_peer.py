@@ -1,4 +1,4 @@
-"""This server beside vLLM's CPU build over HTTP, on a model that is next to nothing, so that serving is what costs time.
+"""This server beside vLLM's CPU build over HTTP, on a model that is next to nothing: serving is what costs time.
 
     PEERS_HOME=... benchmarks/setup_peers.sh vllm
     PEERS_HOME=... PYTHONPATH=. .venv/bin/python benchmarks/serving_peer.py [--streams 64] [--tokens 128] [--turns 5]

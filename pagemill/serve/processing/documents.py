@@ -10,7 +10,7 @@ MAX_DOCUMENTS = 1024
 
 
 def parse_documents(value: Any) -> list[dict[str, Any]]:
-    """Objects whose keys are the template's business (`title` and `text`, mostly); None is none. Raises RequestError."""
+    """Objects whose keys are the template's business: `title` and `text`, mostly. None is none. Raises RequestError."""
     if value is None:
         return []
     if not isinstance(value, list):
