@@ -65,6 +65,16 @@ def _are_numbers(value: Any, count: int) -> bool:
     return isinstance(value, list) and len(value) == count and all(SCALE.allows(item) for item in value)
 
 
+def _are_head_sizes(layer: Any, sizes: Any) -> bool:
+    rules = {"head_dim": PAIRS, "num_key_value_heads": COUNT}
+    return (
+        isinstance(layer, str)
+        and layer.isdecimal()
+        and isinstance(sizes, dict)
+        and all(name in rules and rules[name].allows(value) for name, value in sizes.items())
+    )
+
+
 FLAG: Final = Rule("true or false", lambda value: isinstance(value, bool))
 TEXT: Final = Rule("a text of up to 200 characters", lambda value: isinstance(value, str) and len(value) <= 200)
 OBJECT: Final = Rule("an object", lambda value: isinstance(value, dict))
@@ -128,7 +138,9 @@ FIELDS: Final[dict[str, Rule]] = {
     "query_pre_attn_scalar": FACTOR,
     "attn_logit_softcapping": FACTOR,
     "final_logit_softcapping": FACTOR,
-    "use_bidirectional_attention": FLAG,
+    "use_bidirectional_attention": Rule(
+        "true, false, 'all' or 'vision'", lambda value: FLAG.allows(value) or value in ("all", "vision")
+    ),
     "partial_rotary_factor": number(0, 1),
     "original_max_position_embeddings": POSITIONS,
     "embedding_multiplier": FACTOR,
@@ -170,6 +182,16 @@ FIELDS: Final[dict[str, Rule]] = {
         f"{SHARE.words}, or a list of up to {MAX_LAYERS} of them",
         lambda value: SHARE.allows(value) or SHARES.allows(value),
     ),
+    "per_layer_config": Rule(
+        "an object of numbers of layers, each with head_dim (an even integer) and num_key_value_heads or one of them",
+        lambda value: isinstance(value, dict) and all(map(_are_head_sizes, value, value.values())),
+    ),
+    "global_head_dim": PAIRS,
+    "num_global_key_value_heads": COUNT,
+    "attention_k_eq_v": FLAG,
+    "enable_moe_block": FLAG,
+    "use_double_wide_mlp": FLAG,
+    "top_k_experts": integer(1, 2**10),
     "no_rope_layers": items(LAYERS, MAX_LAYERS, f"a list of up to {MAX_LAYERS} numbers"),
     "no_rope_layer_interval": LAYERS,
     "num_experts": integer(0, 2**14),

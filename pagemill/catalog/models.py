@@ -21,6 +21,7 @@ MODELS: Registry[Any] = Registry(
         "Gemma2ForCausalLM": "pagemill.model.models.gemma2:Gemma2ForCausalLM",
         "Gemma3ForCausalLM": "pagemill.model.models.gemma3:Gemma3ForCausalLM",
         "Gemma3nForCausalLM": "pagemill.model.models.gemma3n:Gemma3nForCausalLM",
+        "Gemma4ForCausalLM": "pagemill.model.models.gemma4:Gemma4ForCausalLM",
         "GemmaForCausalLM": "pagemill.model.models.gemma:GemmaForCausalLM",
         "Glm4ForCausalLM": "pagemill.model.models.glm4:Glm4ForCausalLM",
         "Glm4MoeForCausalLM": "pagemill.model.models.glm4_moe:Glm4MoeForCausalLM",

@@ -21,7 +21,7 @@ from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_families import FAMILIES
 from tests.fakes.tiny_states import STATES
 
-NEVER = ("gemma3n", "gemma3n-alone")
+NEVER = ("gemma3n", "gemma3n-alone", "gemma4")
 """Layers that have more than hidden states in common."""
 EVERY = {name: case for name, case in (FAMILIES | STATES).items() if name not in NEVER}
 SERVED = ("stablelm-12b", "falcon-rw", "olmoe", "gpt-oss", "llama4", "mamba", "bamba", "falcon-h1")

@@ -19,7 +19,14 @@ from pagemill.engine.scheduler.scheduler import GrammarOf, no_grammar
 from pagemill.launch import build_config
 from pagemill.messages.engine_io import EngineCoreRequest
 from pagemill.messages.extensions import SamplingPayloads
-from pagemill.messages.kv_spec import ChunkedLocalSpec, FullAttentionSpec, KVCacheConfig, KVCacheSpec, SlidingWindowSpec
+from pagemill.messages.kv_spec import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroup,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
 from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_rank import WorkerRank
@@ -161,12 +168,11 @@ def replay(
     worker.load_model()
     layers = worker.model.cache_layers()
     specs, num_bytes = worker.kv_cache_specs(), weight_bytes(worker.model)
-    num_kv_heads = max(
-        (layer.spec.num_kv_heads for layer in layers.values() if isinstance(layer, Attention)), default=0
-    )
     assert recording.plan is not None
     split = rank.tensor_parallel_size > 1
-    worker.initialize_kv_cache(split_plan(recording.plan, num_kv_heads) if split else recording.plan)
+    kept = {name: layer.spec.num_kv_heads for name, layer in layers.items() if isinstance(layer, Attention)}
+    num_kv_heads = max(kept.values(), default=0)
+    worker.initialize_kv_cache(split_plan(recording.plan, kept) if split else recording.plan)
     logits = logits_of(worker.model)
     worker.warm_up()
     logits.clear()
@@ -184,14 +190,15 @@ def replay(
     return result
 
 
-def split_plan(plan: KVCacheConfig, num_kv_heads: int) -> KVCacheConfig:
-    """The plan of a rank that keeps so many of the heads."""
+def split_plan(plan: KVCacheConfig, num_kv_heads: dict[str, int]) -> KVCacheConfig:
+    """The plan of a rank that keeps so many of the heads of each layer."""
 
-    def split(spec: KVCacheSpec) -> KVCacheSpec:
+    def split(group: KVCacheGroup) -> KVCacheSpec:
+        spec = group.spec
         assert isinstance(spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalSpec)
-        return dataclasses.replace(spec, num_kv_heads=num_kv_heads)
+        return dataclasses.replace(spec, num_kv_heads=num_kv_heads[group.layers[0]])
 
-    groups = tuple(dataclasses.replace(group, spec=split(group.spec)) for group in plan.groups)
+    groups = tuple(dataclasses.replace(group, spec=split(group)) for group in plan.groups)
     return dataclasses.replace(plan, groups=groups)
 
 

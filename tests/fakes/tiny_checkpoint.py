@@ -113,6 +113,9 @@ def make_checkpoint(folder: Path, architecture: str, seed: int = 0, **changes: A
                 parameter.normal_(0, 0.12)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith(".layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(

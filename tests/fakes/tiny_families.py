@@ -34,6 +34,11 @@ NANO: dict[str, Any] = {
     "intermediate_size": [96, 96, 96, 64], "activation_sparsity_pattern": [0.6, 0.0, 0.0, 0.0],
 }  # fmt: skip
 
+SHARING: dict[str, Any] = {
+    "num_hidden_layers": 4, "sliding_window": 24, "layer_types": [SLIDING, FULL, SLIDING, FULL],
+    "global_head_dim": 32, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", SMALL),
     "gemma2": ("Gemma2ForCausalLM", MIXED | {"query_pre_attn_scalar": 24}),
@@ -44,6 +49,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_kv_shared_layers": 0, "altup_num_inputs": 2, "altup_active_idx": 1, "altup_correct_scale": False,
         "intermediate_size": 96, "activation_sparsity_pattern": None, "vocab_size_per_layer_input": 320,
         "attention_bias": True}),
+    "gemma4": ("Gemma4ForCausalLM", SHARING | {
+        "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 320,
+        "use_double_wide_mlp": True, "final_logit_softcapping": 20.0}),
+    "gemma4-key-is-value": ("Gemma4ForCausalLM", SHARING | {
+        "num_key_value_heads": 4, "num_global_key_value_heads": 2, "attention_k_eq_v": True, "attention_bias": True,
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": 1e4}, FULL: {
+                "rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.6, "factor": 2.0}}}),
+    "gemma4-experts": ("Gemma4ForCausalLM", SHARING | {
+        "enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 32,
+        "num_key_value_heads": 4, "num_global_key_value_heads": 2, "attention_k_eq_v": True}),
     "phi3": ("Phi3ForCausalLM", SMALL | {"head_dim": ABSENT}),
     "phi3-window": ("Phi3ForCausalLM", SMALL | {"head_dim": ABSENT, "sliding_window": 20}),
     "phi3-longrope": ("Phi3ForCausalLM", SMALL | {

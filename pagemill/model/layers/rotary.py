@@ -61,8 +61,10 @@ def rope_settings(config: Mapping[str, Any], layer_type: str | None = None) -> d
 
 
 def turned_size(head_size: int, settings: Mapping[str, Any]) -> int:
-    """So many of a head's elements are turned: all, but for a partial_rotary_factor. Raises ModelError where that is no
-    even number."""
+    """So many of a head's elements are turned: all, but for a partial_rotary_factor; of the proportional kind all, most
+    of them by nothing. Raises ModelError where that is no even number."""
+    if settings.get("rope_type") == "proportional":
+        return head_size
     part = settings.get("partial_rotary_factor") or 1.0
     size = int(head_size * part)
     if size < 2 or size % 2:
@@ -92,10 +94,23 @@ def make_rotary(settings: Mapping[str, Any], head_size: int, max_position: int, 
         return Rotary(_yarn(inv_freq, settings, head_size), max_position, dtype, factor)
     if kind == "dynamic":
         return Rotary(_dynamic(settings, head_size, max_position), max_position, dtype)
+    if kind == "proportional":
+        return Rotary(_proportional(inv_freq, settings), max_position, dtype)
     if kind == "longrope":
         factors, magnitude = _longrope(settings, head_size, max_position)
         return Rotary(inv_freq / factors, max_position, dtype, magnitude)
-    raise ModelError(f"rope type {kind!r} is not supported; known: default, dynamic, linear, llama3, longrope, yarn")
+    raise ModelError(
+        f"rope type {kind!r} is not supported; known: default, dynamic, linear, llama3, longrope, proportional, yarn"
+    )
+
+
+def _proportional(inv_freq: Tensor, settings: Mapping[str, Any]) -> Tensor:
+    """The frequencies of the whole head, of which only the first are not 0 (Gemma 4)."""
+    part = settings.get("partial_rotary_factor") or 1.0
+    kept = int(part * 2 * len(inv_freq) // 2)
+    scaled = inv_freq / (settings.get("factor") or 1.0)
+    scaled[kept:] = 0
+    return scaled
 
 
 def _dynamic(settings: Mapping[str, Any], head_size: int, max_position: int) -> Tensor:

@@ -313,11 +313,12 @@ class Network:
         """act of each element; silu, gelu, gelu_tanh, relu, or relu2: the square of relu."""
         return self._one(Activate, (x,), activation)
 
-    def experts(self, x: Value, router: Router, layer: Experts) -> Value:
-        """[T, E] -> [T, E]: the weighted sum of each token's experts, which several ranks may hold."""
+    def experts(self, x: Value, router: Router, layer: Experts, routed_by: Value | None = None) -> Value:
+        """[T, E] -> [T, E]: the weighted sum of each token's experts, which several ranks may hold. `routed_by`: what
+        the router reads, [T, E], where that is not x."""
         chosen = Value(self)
         weights = Value(self)
-        self.operations.append(Route((x,), (chosen, weights), router))
+        self.operations.append(Route((x if routed_by is None else routed_by,), (chosen, weights), router))
         routed = x, chosen, weights
         if layer.exchange is not None:
             gathered = Value(self), Value(self), Value(self)
