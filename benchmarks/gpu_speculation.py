@@ -1,8 +1,8 @@
-"""What verifying drafts costs on a GPU, and what it gains at a given acceptance: plain decoding against scripted drafts.
+"""What verifying drafts costs on a GPU, and what it gains: plain decoding against scripted drafts, of known acceptance.
 
     PYTHONPATH=. python benchmarks/gpu_speculation.py [--batches 1 32] [--drafts 5] [--tokens 256] [--json FILE]
 
-Weights are random, but for the output head, which is all zeros: every text is the same token again and again, whatever
+Weights are random, but for the last norm's, which are zeros: every text is the same token again and again, whatever
 rounding does, so that a scripted proposer knows which draft is right and is so exactly as often as it should be. The
 figures are those of the machinery: nobody computes the drafts. Two engines run one after the other in this process.
 
@@ -99,16 +99,14 @@ class Clock:
         setattr(owner, name, watched)
 
 
-def zero_heads() -> None:
+def zero_last_norms() -> None:
     """Engines that are made from now on say one token only."""
     load = Worker.load_model
 
     def load_and_zero(self: Worker) -> None:
         load(self)
-        with torch.no_grad():
-            for name, weight in self.model.named_parameters():
-                if "lm_head" in name:
-                    weight.zero_()
+        with torch.inference_mode():
+            self.model.norm.weight.zero_()
 
     Worker.load_model = load_and_zero  # type: ignore[method-assign]
 
@@ -148,7 +146,7 @@ def measure(llm: LLM, clock: Clock, batch: int, num_tokens: int) -> dict[str, fl
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Figures by engine and batch."""
     PROPOSERS.add("scripted", f"{__name__}:Scripted")
-    zero_heads()
+    zero_last_norms()
     clock = Clock()
     settings: dict[str, Any] = {
         "load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": 4096,

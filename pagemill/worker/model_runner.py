@@ -9,7 +9,7 @@ import numpy as np
 
 from pagemill.messages.extensions import SamplingPayloads
 from pagemill.messages.pending import Pending, Ready
-from pagemill.messages.step import Int32Array, KnownTokens, ModelRunnerOutput, SchedulerOutput
+from pagemill.messages.step import Drafts, Int32Array, KnownTokens, ModelRunnerOutput, SchedulerOutput
 from pagemill.worker.batch.block_tables import BlockTables
 from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch, build_batch
@@ -18,7 +18,7 @@ from pagemill.worker.extensions.host import StepAnswersPending, WorkerExtensions
 from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.native.decode_step import Decoded
 from pagemill.worker.pipeline.stage import Stage
-from pagemill.worker.spec_decode.drafts import SlotDrafts
+from pagemill.worker.spec_decode.drafts import SlotDrafts, Verified
 
 
 class ModelRunner:
@@ -57,8 +57,8 @@ class ModelRunner:
             self._apply(step)
             self._compute(step, step.num_tokens)
             return
-        if self._newest is not None:
-            self._newest.result()
+        if isinstance(self._newest, VerifiedStep):
+            self._newest.settle()
         self._apply(step)
         num_tokens = self._drafts.num_tokens(step)
         if self._forward.runs_ahead:
@@ -192,27 +192,25 @@ class ModelRunner:
         samples = len(batch.sampled_slots) or self._forward.has_known_logprobs
         return self._forward.sample(batch) if samples else Ready(SampledTokens(batch.sampled_slots))
 
-    def _verify_late(self, batch: InputBatch, tokens: Pending[SampledTokens], drafts: SlotDrafts) -> ModelRunnerOutput:
-        """What a step of a forward that runs ahead has sampled. The time that it took is that from one step's tokens to
-        the next one's, where steps follow each other."""
-        done = self._verified(batch, tokens, drafts)
+    def _verify_late(
+        self, batch: InputBatch, tokens: Pending[SampledTokens], drafts: SlotDrafts
+    ) -> Callable[[], ModelRunnerOutput]:
+        """Give the slots what a step of a forward that runs ahead has sampled, and new drafts: the next step waits for
+        no more than that. The time that a step took is that from one step's tokens to the next one's, where steps
+        follow each other. Returns what makes the output."""
+        sampled = tokens.result()
+        verified = drafts.verify(batch, sampled.token_ids, sampled.counts)
         self._clock.close()
         drafts.computed(batch.num_tokens, len(batch.sampled_slots))
-        return self._completed(Ready(done)).result()
+        proposed = drafts.propose(verified.slots)
+        answers = self._extensions.answers(verified.slots)
+        return partial(_verified_output, batch.step_id, sampled, verified, proposed, answers)
 
     def _verified(self, batch: InputBatch, tokens: Pending[SampledTokens], drafts: SlotDrafts) -> ModelRunnerOutput:
         """What a batch samples in which slots may verify drafts."""
         sampled = tokens.result()
         verified = drafts.verify(batch, sampled.token_ids, sampled.counts)
-        return ModelRunnerOutput(
-            batch.step_id,
-            verified.slots,
-            verified.token_ids,
-            counts=verified.counts,
-            verified=verified.num_drafts,
-            logprobs=None if sampled.logprobs is None else verified.kept_logprobs(sampled.logprobs),
-            known_logprobs=sampled.known_logprobs,
-        )
+        return _verified_output(batch.step_id, sampled, verified)
 
     def _completed(self, done: Ready[ModelRunnerOutput]) -> Ready[ModelRunnerOutput]:
         """The output of a step whose tokens the slots have, with new drafts and with what extensions answer."""
@@ -268,26 +266,50 @@ class _Places:
             self._states.fill(self.slots[here], self._positions[here], token_ids[here])
 
 
-class VerifiedStep:
-    """The `Pending` output of a step in which slots may verify drafts, on a device: the slots have the tokens, and new
-    drafts, when it is taken."""
+def _verified_output(
+    step_id: int,
+    sampled: SampledTokens,
+    verified: Verified,
+    drafts: Drafts | None = None,
+    answers: StepAnswersPending | None = None,
+) -> ModelRunnerOutput:
+    return ModelRunnerOutput(
+        step_id,
+        verified.slots,
+        verified.token_ids,
+        counts=verified.counts,
+        verified=verified.num_drafts,
+        drafts=drafts,
+        answers=None if answers is None else answers.result(),
+        logprobs=None if sampled.logprobs is None else verified.kept_logprobs(sampled.logprobs),
+        known_logprobs=sampled.known_logprobs,
+    )
 
-    def __init__(self, tokens: Pending[SampledTokens], complete: Callable[[], ModelRunnerOutput]) -> None:
+
+class VerifiedStep:
+    """The `Pending` output of a step in which slots may verify drafts, on a device. `settle` comes before the next step
+    begins: the slots then have the tokens, and new drafts."""
+
+    def __init__(self, tokens: Pending[SampledTokens], settle: Callable[[], Callable[[], ModelRunnerOutput]]) -> None:
         self._tokens = tokens
-        self._complete: Callable[[], ModelRunnerOutput] | None = complete
+        self._settle = settle
+        self._make: Callable[[], ModelRunnerOutput] | None = None
         self._output: ModelRunnerOutput | None = None
 
     def ready(self) -> bool:
         """Whether `result` would not wait."""
-        return self._output is not None or self._tokens.ready()
+        return self._make is not None or self._tokens.ready()
+
+    def settle(self) -> Callable[[], ModelRunnerOutput]:
+        """Wait for the tokens, once; returns what makes the output."""
+        if self._make is None:
+            self._make = self._settle()
+        return self._make
 
     def result(self) -> ModelRunnerOutput:
         """Tokens and drafts."""
         if self._output is None:
-            if self._complete is None:
-                raise RuntimeError("an output that failed is asked for again")
-            complete, self._complete = self._complete, None
-            self._output = complete()
+            self._output = self.settle()()
         return self._output
 
 

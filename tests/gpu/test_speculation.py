@@ -45,7 +45,7 @@ def taught(prompts, outputs):
 
 def accepted(llm):
     """Drafts that were right so far."""
-    return sum(llm._engine._client.stats()[0].drafts.accepted)
+    return llm._engine._client.stats()[0].drafts.num_accepted_tokens
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,18 @@ def test_tokens_that_a_form_forces(checkpoints, mode):
         taught(prompts, texts[0])
     assert all(tokens[5:8] == SOME_PLACES[5] for tokens in texts[1])
     assert share_equal(*texts) >= TIES["float32"]
-    assert stats.drafts is not None and sum(stats.drafts.accepted) > 0
+    assert stats.drafts is not None and stats.drafts.num_accepted_tokens > 0
+
+
+def test_deterministic_texts_are_equal(checkpoints):
+    """Where bits do not depend on the batch, not even near ties part texts."""
+    prompts = make_prompts(16)
+    with make_llm(checkpoints.path(LLAMA), deterministic=True) as llm:
+        plain = run(llm, prompts, mixed_params(16))
+    taught(prompts, plain)
+    with make_llm(checkpoints.path(LLAMA), deterministic=True, speculative_config=TOY) as llm:
+        assert run(llm, prompts, mixed_params(16)) == plain
+        assert accepted(llm) > 100
 
 
 def test_windows(checkpoints):

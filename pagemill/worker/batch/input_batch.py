@@ -93,6 +93,20 @@ def build_batch(step: SchedulerOutput, states: RequestStates, num_tokens: Int32A
         starts = np.repeat(computed - query_start[:-1], counts)
         positions = starts.astype(np.int64) + np.arange(len(token_slots))
     known = states.num_tokens[slots]
+    if num_tokens is not None and (computed == known - 1).all():
+        # All slots go on, with drafts or without: every row is sampled from.
+        return InputBatch(
+            step_id=step.step_id,
+            slots=slots,
+            token_slots=token_slots,
+            token_ids=states.token_ids[token_slots, positions].astype(np.int64),
+            positions=positions,
+            query_start=query_start,
+            seq_lens=seq_lens,
+            logits_index=np.arange(len(positions)),
+            sampled_slots=token_slots,
+            sampled_positions=positions + 1,
+        )
     samples = seq_lens >= known
     last_rows = (query_start[1:][samples] - 1).astype(np.int64)
     sampled_slots = slots[samples]

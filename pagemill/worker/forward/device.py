@@ -27,12 +27,12 @@ from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.forward.decode_rows import DecodeRows
 from pagemill.worker.forward.device_batch import DeviceBatch
 from pagemill.worker.forward.downloads import Downloads, DraftedRows, ScoredTokens, VerifiedTokens
+from pagemill.worker.forward.drafted_steps import BatchEnd, DraftedParts, DraftedSteps, has_drafts, sample_rows
 from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape, MixedTensors
 from pagemill.worker.forward.shared_prefix import SharedPrefix
 from pagemill.worker.forward.step_graphs import CAPTURED_TAILS, StepGraphs, StepTail
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
-from pagemill.worker.sampling.device_sampler import sample_greedy, sample_random
 from pagemill.worker.sampling.logprobs import KnownValues, SampledValues
 from pagemill.worker.sampling.sampler import Sampler
 
@@ -90,7 +90,11 @@ class DeviceForward(Forward):
         self._decode = graphs.wrap(self._decode_step)
         self._greedy = graphs.wrap(self._greedy_step)
         self._tails = {tail: graphs.wrap(partial(self._sample_decode, tail)) for tail in CAPTURED_TAILS}
-        self._verify_tails = {tail: graphs.wrap(partial(self._sample_drafted, tail)) for tail in CAPTURED_TAILS}
+        parts = DraftedParts(batch, self._slots, graphs, groups, sampler)
+        self._drafts = DraftedSteps(parts, self) if batch.max_rows else None
+        """Where there are drafts."""
+        self._kept: dict[MixedShape, MixedTensors] = {}
+        """Tensors of batches that are replays and verify drafts."""
         self._drafted: DraftedRows | None = None
         """Of the batch that was run, where slots verify drafts."""
 
@@ -127,17 +131,16 @@ class DeviceForward(Forward):
                 self._unsampled()
             self._unsampled = None
             self._downloads.queued()
-        tokens = self._download(len(batch.sampled_slots))
+        count = len(batch.sampled_slots)
+        rows = self._drafted
+        tokens: Pending[SampledTokens]
+        if rows is not None:
+            tokens = VerifiedTokens(self._downloads.start(rows.num_elements), rows)
+        else:
+            tokens = self._downloads.start(count) if count else Ready(SampledTokens(batch.sampled_slots))
         if not self._sampled_values and not self._known_values:
             return tokens
         return ScoredTokens(tokens, self._sampled_values, self._known_values, self._transfers)
-
-    def _download(self, count: int) -> Pending[SampledTokens]:
-        if not count:
-            return Ready(SampledTokens(np.zeros(0, np.int32)))
-        if self._drafted is None:
-            return self._downloads.start(count)
-        return VerifiedTokens(self._downloads.start(self._drafted.num_elements), self._drafted)
 
     # --- decode batches -------------------------------------------------------------------------------------------
 
@@ -157,7 +160,7 @@ class DeviceForward(Forward):
             count = len(batch.slots)
             positions = self._batch.positions[:count] + 1
             slots = self._batch.slots[:count]
-            self._unsampled = partial(self._end, logits[:count], batch, slots, positions, self._store)
+            self._unsampled = partial(self.end, logits[:count], batch, slots, positions, partial(_store, self._slots))
         else:
             self._downloads.queued()
 
@@ -213,8 +216,8 @@ class DeviceForward(Forward):
         buffers = self._batch
         num_rows = len(logits)
         slots = buffers.slots[:num_rows]
-        sampled = _sample(logits, tail, self._slots.sampling, slots, buffers.positions[:num_rows] + 1)
-        self._store(slots, sampled)
+        sampled = sample_rows(logits, tail, self._slots.sampling, slots, buffers.positions[:num_rows] + 1)
+        _store(self._slots, slots, sampled)
         return sampled
 
     def _greedy_step(self, num_rows: int) -> Tensor:
@@ -227,9 +230,8 @@ class DeviceForward(Forward):
     def precompile(self) -> None:
         for key in _keys_to_precompile(self._batch.max_requests, self._graphs.graphs.keys_at_start()):
             self._run_shape(GraphMode.NONE, key)
-        for length in self._graphs.verify_lens:
-            for count in _powers_of_two(self._batch.max_rows // length):
-                self._run_shape(GraphMode.NONE, BatchDescriptor(count * length, count, True))
+        for key in () if self._drafts is None else self._drafts.shapes(len(self._states.num_tokens)):
+            self._run_shape(GraphMode.NONE, key)
         self._run_cascade(PRECOMPILED_REQUESTS)
         self._sampler.precompile()
 
@@ -237,8 +239,9 @@ class DeviceForward(Forward):
     def run_largest(self) -> None:
         most = len(self._states.num_tokens)
         self._run_cascade(most)
-        if self._batch.max_rows:
-            self._run_drafts(most)
+        if self._drafts is not None:
+            self._drafts.run_largest(most)
+            self._slots.turn.fill_(self._downloads.next_turn)
         if self._graphs.num_graphs:
             self._groups.before_replay(partial(self._batch.decode_on_host, most, np.zeros(0, np.int64)))
 
@@ -257,17 +260,7 @@ class DeviceForward(Forward):
             packed = shape.pack(shape.padding(self._slots.pad_slot, 1), np.ones(count, bool), self._slots.pad_slot)
             bounds = BatchBounds(count, 1, 1, None, shared)
             key = BatchDescriptor(count, count)
-            self._queue_mixed(self._upload(packed, shape), bounds, GraphMode.NONE, key)
-
-    def _run_drafts(self, most: int) -> None:
-        """A step of padding in which as many rows are sampled as there may be, of so many requests."""
-        count = self._batch.max_rows
-        shape = MixedShape(count, min(most, count), count)
-        batch = shape.padding(self._slots.pad_slot, self._batch.max_seq_len)
-        tensors = self._upload(shape.pack_drafts(batch, self._slots.pad_slot), shape)
-        key = BatchDescriptor(count, shape.num_requests)
-        self._sample_drafted(StepTail.RANDOM, self._queue_mixed(tensors, shape.bounds, GraphMode.NONE, key), tensors)
-        self._slots.turn.fill_(self._downloads.next_turn)
+            self.queue(self.upload(packed, shape), bounds, GraphMode.NONE, key)
 
     @torch.inference_mode()
     def capture_at_start(self) -> None:
@@ -283,8 +276,9 @@ class DeviceForward(Forward):
         count = key.num_tokens
         pad_slot = self._slots.pad_slot
         self._rows.forget()
-        if key.query_len > 1:
-            self._run_verification(mode, key)
+        if self._drafts is not None and key.query_len > 1:
+            self._drafts.run_shape(mode, key)
+            self._slots.turn.fill_(self._downloads.next_turn)
             return
         if key.uniform:
             buffers.slots[:count].fill_(pad_slot)
@@ -304,28 +298,20 @@ class DeviceForward(Forward):
         batch = shape.padding(pad_slot, buffers.max_seq_len)
         packed = shape.pack(batch, np.ones(shape.num_requests, bool), pad_slot)
         bounds = shape.bounds if whole else BatchBounds.of(batch)
-        tensors = self._upload(packed, shape)
+        tensors = self.upload(packed, shape)
         if mode is GraphMode.FULL:
             self._groups.plan_with(partial(buffers.mixed_common, tensors, bounds))
-        self._queue_mixed(tensors, bounds, mode, key)
-
-    def _run_verification(self, mode: GraphMode, key: BatchDescriptor) -> None:
-        shape = MixedShape(key.num_tokens, key.num_tokens // key.query_len, key.num_tokens)
-        batch = shape.padding(self._slots.pad_slot, self._batch.max_seq_len)
-        tensors = self._upload(shape.pack_drafts(batch, self._slots.pad_slot), shape)
-        bounds = shape.verification(key.query_len)
-        if mode is GraphMode.FULL:
-            self._groups.plan_with(partial(self._batch.mixed_common, tensors, bounds))
-        self._queue_mixed(tensors, bounds, mode, key, CAPTURED_TAILS)
-        self._slots.turn.fill_(self._downloads.next_turn)
+        self.queue(tensors, bounds, mode, key)
 
     # --- other batches --------------------------------------------------------------------------------------------
 
     def _run_mixed(self, batch: InputBatch, tail: StepTail, shared: tuple[int, ...] = ()) -> None:
         """`shared`: as in `BatchBounds`."""
         self._rows.forget()
-        if self._batch.max_rows and _has_drafts(batch):
-            self._run_drafted(batch, tail)
+        if self._drafts is not None and has_drafts(batch):
+            self._drafted, self._unsampled = self._drafts.run(batch, tail)
+            if self._unsampled is None:
+                self._downloads.queued()
             return
         mode, key, whole = self._graphs.choose_mixed(batch.num_tokens, len(batch.slots), bool(shared))
         scores = self._sampler.logprobs.scores(batch.slots)
@@ -337,10 +323,8 @@ class DeviceForward(Forward):
         shape = MixedShape(key.num_tokens, key.num_requests or len(batch.slots))
         packed = shape.pack(batch, known_tokens(self._states, batch.slots), self._slots.pad_slot)
         bounds = shape.bounds if whole else BatchBounds.of(batch, shared)
-        tensors = self._upload(packed, shape)
-        logits = (
-            self._queue_scored(batch, tensors, bounds, key) if scores else self._queue_mixed(tensors, bounds, mode, key)
-        )
+        tensors = self.upload(packed, shape)
+        logits = self.queue_scored(batch, tensors, bounds, key) if scores else self.queue(tensors, bounds, mode, key)
         count = len(batch.sampled_slots)
         if not count:
             return
@@ -348,81 +332,36 @@ class DeviceForward(Forward):
         slots = tensors.sampled_slots[:count]
         positions = tensors.sampled_positions[:count].long()
         if tail is StepTail.LOGITS:
-            self._unsampled = partial(self._end, logits[:count], batch, slots, positions, self._store)
+            self._unsampled = partial(self.end, logits[:count], batch, slots, positions, partial(_store, self._slots))
         else:
-            self._store(slots, _sample(logits[:count], tail, self._slots.sampling, slots, positions))
+            _store(self._slots, slots, sample_rows(logits[:count], tail, self._slots.sampling, slots, positions))
             self._downloads.queued()
 
-    def _run_drafted(self, batch: InputBatch, tail: StepTail) -> None:
-        """A batch in which slots verify drafts; alone, padded to a graph that samples too, or with anything else. The
-        host knows all tokens."""
-        num_tokens = batch.num_tokens
-        num_requests = len(batch.slots)
-        num_rows = len(batch.sampled_slots)
-        scores = self._sampler.logprobs.scores(batch.slots)
-        alone = num_tokens == num_rows and not scores
-        key = self._graphs.choose_verification(num_tokens, num_requests, batch.max_query_len) if alone else None
-        if key is not None:
-            mode = GraphMode.FULL
-            shape = MixedShape(key.num_tokens, key.num_tokens // key.query_len, key.num_tokens)
-            bounds = shape.verification(key.query_len)
-        else:
-            mode, key, whole = self._graphs.choose_mixed(num_tokens, max(num_requests, num_rows))
-            if scores:
-                mode, key, whole = GraphMode.NONE, BatchDescriptor(num_tokens, num_requests), False
-            padded = key.num_requests if whole and key.num_requests else 0
-            shape = MixedShape(key.num_tokens, padded or num_requests, padded or num_rows)
-            length = self._graphs.verify_len(batch.max_query_len) if alone else 0
-            bounds = shape.bounds if whole else BatchBounds.of(batch).verifying(length)
-        tensors = self._upload(shape.pack_drafts(batch, self._slots.pad_slot), shape)
-        sampled_alike = key.query_len > 1 and tail is not StepTail.LOGITS
-        self._drafted = found = DraftedRows.of(batch, shape if sampled_alike else None)
-        if scores:
-            logits = self._queue_scored(batch, tensors, bounds, key)
-        else:
-            logits = self._queue_mixed(tensors, bounds, mode, key, (tail,) if sampled_alike else ())
-        if not sampled_alike:
-            logits, tensors = logits[:num_rows], tensors.first(num_rows, found.num_slots)
-            if tail is StepTail.LOGITS:
-                self._unsampled = partial(self._end_drafted, logits, batch, tensors)
-                return
-            self._sample_drafted(tail, logits, tensors)
-        self._downloads.queued()
-
-    def _sample_drafted(self, tail: StepTail, logits: Tensor, tensors: MixedTensors) -> None:
-        """How a batch ends in which slots verify drafts; part of the graph where there is one."""
-        slots = tensors.sampled_slots
-        positions = tensors.sampled_positions.long()
-        self._store_drafted(tensors, slots, _sample(logits, tail, self._slots.sampling, slots, positions))
-
-    def _end_drafted(self, logits: Tensor, batch: InputBatch, tensors: MixedTensors) -> None:
-        if tensors.drafts is not None:
-            self._sampler.expect(batch.sampled, tensors.drafts.ids)
-        slots = tensors.sampled_slots
-        positions = tensors.sampled_positions.long()
-        self._end(logits, batch, slots, positions, partial(self._store_drafted, tensors))
-
-    def _upload(self, packed: Int32Array, shape: MixedShape) -> MixedTensors:
-        """The batch on the device."""
+    def upload(self, packed: Int32Array, shape: MixedShape, kept: bool = False) -> MixedTensors:
+        """The batch on the device. `kept`: the shape is a graph's, whose tensors are looked up the next time."""
         (sent,) = self._send([packed])
-        tensors = shape.tensors(self._batch.mixed[: len(sent)].copy_(sent))
+        memory = self._batch.mixed[: len(sent)].copy_(sent)
         self.uploads.uploads_consumed()
-        return tensors
+        if not kept:
+            return shape.tensors(memory)
+        if shape not in self._kept:
+            self._kept[shape] = shape.tensors(memory)
+        return self._kept[shape]
 
-    def _queue_mixed(
+    def queue(
         self,
         tensors: MixedTensors,
         bounds: BatchBounds,
         mode: GraphMode,
         key: BatchDescriptor,
-        tails: Sequence[StepTail] = (),
+        ends: Sequence[BatchEnd] = (),
     ) -> Tensor:
-        """[L, V] logits. `tails`: of a batch that verifies drafts and does nothing else."""
+        """[L, V] logits. `ends`: what ends the batch, in the same graph mode; otherwise it is somebody else's."""
         self._planned.clear()
         with forward_context(ForwardContext(self._planned, mode, key)):
             logits: Tensor = self._mixed(tensors, bounds)
-            for tail in tails:
-                self._verify_tails[tail](logits, tensors)
+            for end in ends:
+                end(logits, tensors)
         return logits
 
     def _mixed_step(self, tensors: MixedTensors, bounds: BatchBounds) -> Tensor:
@@ -439,7 +378,7 @@ class DeviceForward(Forward):
             hidden = self._network(token_ids, positions, rows)
         return self._model.compute_logits(hidden)
 
-    def _queue_scored(
+    def queue_scored(
         self, batch: InputBatch, tensors: MixedTensors, bounds: BatchBounds, key: BatchDescriptor
     ) -> Tensor:
         """[L, V] logits of a batch with parts of prompts whose tokens are scored: all hidden states are needed."""
@@ -461,8 +400,8 @@ class DeviceForward(Forward):
         """Bring the arrays to the device, with what changed of slots and tables since the last step, which is applied.
         Without a change, and without arrays, nothing is sent."""
         tables = [(table, changes) for table in self._batch.tables if (changes := table.take_changes()) is not None]
-        if not arrays and not tables and not self._added:
-            return []
+        if not tables and not self._added:
+            return self.uploads.send(arrays) if arrays else []
         added = np.array(list(dict.fromkeys(self._added)), np.int32)
         self._added = []
         packed = [array for _, changes in tables for array in changes]
@@ -477,7 +416,7 @@ class DeviceForward(Forward):
             self.uploads.uploads_consumed()
         return rest
 
-    def _end(
+    def end(
         self,
         logits: Tensor,
         batch: InputBatch,
@@ -490,39 +429,20 @@ class DeviceForward(Forward):
         tail = StepTail.GREEDY if self._states.greedy[rows.slots].all() else StepTail.RANDOM
         parts = []
         for part in self._sampler.logprobs.parts(rows):
-            choose = partial(_sample, logits[part], tail, self._slots.sampling, slots[part], positions[part])
+            choose = partial(sample_rows, logits[part], tail, self._slots.sampling, slots[part], positions[part])
             sampled, values = self._sampler.choose(logits[part], rows[part], choose, part.start)
             parts.append(sampled)
             self._sampled_values += [] if values is None else [values]
         store(slots, parts[0] if len(parts) == 1 else torch.cat(parts))
 
-    def _store(self, slots: Tensor, sampled: Tensor) -> None:
-        states = self._slots
-        batching.end_step(slots, sampled, states.last_tokens, states.results, states.turn)
-
-    def _store_drafted(self, tensors: MixedTensors, slots: Tensor, sampled: Tensor) -> None:
-        if tensors.drafts is None:
-            raise RuntimeError("the batch was packed without drafts")
-        states = self._slots
-        batching.end_verification(*tensors.drafts, sampled, states.last_tokens, states.results, states.turn)
-
 
 def _keys_to_precompile(most: int, captured: Sequence[BatchDescriptor]) -> list[BatchDescriptor]:
     """Steps of up to `most` requests, of few sizes: which kernels run changes at powers of two, and for prompts up to
     `FEW_TOKENS`."""
-    counts = _powers_of_two(most)
+    counts = [1 << power for power in range(most.bit_length())]
     decode = [BatchDescriptor(count, count, True) for count in counts]
     prompts = [BatchDescriptor(count, 1) for count in counts if 1 < count <= FEW_TOKENS]
     return list(dict.fromkeys([*(key for key in captured if key.num_tokens.bit_count() == 1), *decode, *prompts]))
-
-
-def _powers_of_two(most: int) -> list[int]:
-    return [1 << power for power in range(most.bit_length())]
-
-
-def _has_drafts(batch: InputBatch) -> bool:
-    slots = batch.sampled_slots
-    return bool((slots[1:] == slots[:-1]).any())
 
 
 def _tail(batch: InputBatch, states: RequestStates, sampler: Sampler) -> StepTail:
@@ -532,5 +452,5 @@ def _tail(batch: InputBatch, states: RequestStates, sampler: Sampler) -> StepTai
     return StepTail.GREEDY if states.greedy[batch.sampled_slots].all() else StepTail.RANDOM
 
 
-def _sample(logits: Tensor, tail: StepTail, settings: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-    return sample_greedy(logits) if tail is StepTail.GREEDY else sample_random(logits, settings, slots, positions)
+def _store(states: DeviceStates, slots: Tensor, sampled: Tensor) -> None:
+    batching.end_step(slots, sampled, states.last_tokens, states.results, states.turn)

@@ -4,8 +4,8 @@ T tokens and R requests, padding included. Tokens of the padding belong to the s
 requests of the padding have no tokens, and the rows from which nothing is sampled come last.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -108,12 +108,12 @@ class MixedShape(NamedTuple):
     @property
     def num_elements(self) -> int:
         """How many elements the array has."""
-        return sum(ceil_div(size, _ALIGNMENT) * _ALIGNMENT for size in self._sizes())
+        return sum(ceil_div(size, _ALIGNMENT) * _ALIGNMENT for size in self.sizes())
 
     def pack(self, batch: InputBatch, known: npt.NDArray[np.bool_], pad_slot: int) -> Int32Array:
         """`known` [requests of the batch]: whether the host knows their tokens."""
         packed = np.zeros(self.num_elements, np.int32)
-        for place, (values, padding) in zip(self._places(), _parts(batch, known, pad_slot), strict=False):
+        for place, (values, padding) in zip(places_of(self), _parts(batch, known, pad_slot), strict=False):
             packed[place.start : place.start + len(values)] = values
             if padding:
                 packed[place.start + len(values) : place.stop] = padding
@@ -123,7 +123,7 @@ class MixedShape(NamedTuple):
         """As `pack`, of a batch whose tokens the host knows, and what it verifies."""
         found = draft_rows(batch)
         packed = self.pack(batch, np.ones(len(batch.slots), np.bool_), pad_slot)
-        *_, slots, first_rows, ids = self._places()
+        *_, slots, first_rows, ids = places_of(self)
         packed[slots] = pad_slot
         packed[ids] = NO_DRAFT
         for place, values in ((slots, found.slots), (first_rows, found.first_rows), (ids, found.ids)):
@@ -132,7 +132,7 @@ class MixedShape(NamedTuple):
 
     def tensors(self, packed: Tensor) -> MixedTensors:
         """The parts of what was packed: views."""
-        slots, known, given, positions, *rest = (packed[place] for place in self._places())
+        slots, known, given, positions, *rest = (packed[place] for place in places_of(self))
         requests, query_start, seq_lens, logits_index, sampled_slots, sampled_positions, *drafts = rest
         return MixedTensors(
             SlotTokens(slots, known, given, positions),
@@ -168,17 +168,19 @@ class MixedShape(NamedTuple):
             sampled_positions=zeros[: self.num_requests],
         )
 
-    def _sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[int, ...]:
+        """Of the parts, in their order."""
         tokens, requests, rows = self
         drafts = (requests, requests, rows) if rows else ()
         rows = rows or requests
         return (tokens,) * 4 + (requests, requests + 1, requests, rows, rows, rows) + drafts
 
-    def _places(self) -> Iterator[slice]:
-        start = 0
-        for size in self._sizes():
-            yield slice(start, start + size)
-            start += ceil_div(size, _ALIGNMENT) * _ALIGNMENT
+
+@lru_cache(maxsize=1024)
+def places_of(shape: MixedShape) -> tuple[slice, ...]:
+    """Where the parts of a shape lie. Kept for the shapes of graphs, which come again and again."""
+    starts = accumulate((ceil_div(size, _ALIGNMENT) * _ALIGNMENT for size in shape.sizes()), initial=0)
+    return tuple(slice(start, start + size) for start, size in zip(starts, shape.sizes(), strict=False))
 
 
 class DraftRows(NamedTuple):
@@ -202,7 +204,7 @@ def draft_rows(batch: InputBatch) -> DraftRows:
 def _parts(
     batch: InputBatch, known: npt.NDArray[np.bool_], pad_slot: int
 ) -> tuple[tuple[npt.NDArray[np.generic], int], ...]:
-    """(values, what fills up the rest), in the order of `MixedShape._sizes`."""
+    """(values, what fills up the rest), in the order of `MixedShape.sizes`."""
     return (
         (batch.token_slots, pad_slot),
         (np.repeat(known, np.diff(batch.query_start)), 1),

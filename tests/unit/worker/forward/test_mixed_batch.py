@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from pagemill.model.kernels.batching_reference import NO_DRAFT
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape
 
@@ -41,6 +42,41 @@ def test_what_is_packed_is_what_the_parts_are():
     assert told.logits_index.tolist() == [2, 3, 0, 0, 0]
     assert told.sampled_slots.tolist() == [4, 1, PAD, PAD, PAD]
     assert told.sampled_positions.tolist() == [5, 12, 0, 0, 0]
+
+
+def drafted():
+    """Slot 4 verifies two drafts, slot 1 none, slot 7 computes a chunk."""
+    return InputBatch(
+        step_id=1,
+        slots=np.array([4, 1, 7], np.int32),
+        token_slots=np.array([4, 4, 4, 1, 7, 7], np.int32),
+        token_ids=np.array([20, 21, 22, 40, 30, 31]),
+        positions=np.array([8, 9, 10, 11, 0, 1]),
+        query_start=np.array([0, 3, 4, 6], np.int32),
+        seq_lens=np.array([11, 12, 2], np.int32),
+        logits_index=np.array([0, 1, 2, 3]),
+        sampled_slots=np.array([4, 4, 4, 1], np.int32),
+        sampled_positions=np.array([9, 10, 11, 12]),
+    )
+
+
+def test_what_is_verified_is_packed_too():
+    shape = MixedShape(8, 5, 6)
+    told = shape.tensors(torch.from_numpy(shape.pack_drafts(drafted(), PAD)))
+    assert told.tokens.known.tolist() == [1] * 8
+    assert told.slots.tolist() == [4, 1, 7, PAD, PAD]
+    assert told.logits_index.tolist() == [0, 1, 2, 3, 0, 0]
+    assert told.sampled_slots.tolist() == [4, 4, 4, 1, PAD, PAD]
+    assert told.sampled_positions.tolist() == [9, 10, 11, 12, 0, 0]
+    assert told.drafts.slots.tolist() == [4, 1, PAD, PAD, PAD]
+    assert told.drafts.first_rows.tolist() == [0, 3, 0, 0, 0]
+    assert told.drafts.ids.tolist() == [21, 22, NO_DRAFT, NO_DRAFT, NO_DRAFT, NO_DRAFT]
+    exact = told.first(4, 2)
+    assert exact.sampled_slots.tolist() == [4, 4, 4, 1]
+    assert exact.drafts.slots.tolist() == [4, 1] and len(exact.drafts.ids) == 4
+    assert shape.verification(6) == BatchBounds(8, 0, 6, None, decode_len=6)
+    assert shape.tensors(torch.zeros(shape.num_elements)).drafts is not None
+    assert MixedShape(8, 5).tensors(torch.zeros(shape.num_elements)).drafts is None
 
 
 def test_parts_are_views_that_kernels_may_read_by_sixteen_bytes():

@@ -55,6 +55,27 @@ def test_a_batch_without_a_graph_is_not_padded():
     assert make("FULL_AND_PIECEWISE").dispatch(19, 19, True) == (NONE, BatchDescriptor(19, 19, True))
 
 
+def verifying(requests, length):
+    return FULL, BatchDescriptor(requests * length, requests, True)
+
+
+def test_steps_that_verify_drafts_have_graphs_of_their_own():
+    dispatcher = make("FULL_AND_PIECEWISE", verify_lens=(3, 6), verify_tokens=40)
+    keys = dispatcher.graph_keys()
+    of_six = sorted(key.num_requests for mode, key in keys if mode is FULL and key.query_len == 6)
+    assert of_six == [1, 2, 3, 4, 6], "as many as have room, and a round number"
+    assert dispatcher.dispatch(15, 5, True) == verifying(6, 3)
+    assert dispatcher.dispatch(30, 5, True) == verifying(6, 6)
+    assert dispatcher.dispatch(5, 5, True) == (FULL, decode(8))
+    assert dispatcher.dispatch(10, 5, True)[0] is PIECEWISE, "nobody asked for one draft"
+    assert dispatcher.dispatch(15, 5, True, cascade=True)[0] is PIECEWISE
+    assert dispatcher.dispatch(12, 5, False)[0] is PIECEWISE
+    dispatcher.captured(*verifying(4, 6))
+    assert dispatcher.stand_in(18, 3, True) == verifying(4, 6)
+    assert dispatcher.stand_in(9, 3, True) is None, "nor one of six tokens for three"
+    assert not [key for _, key in make("PIECEWISE", verify_lens=(3,), verify_tokens=40).graph_keys() if key.uniform]
+
+
 def mixed(tokens, requests):
     return FULL, BatchDescriptor(tokens, requests, False)
 

@@ -51,6 +51,24 @@ class Both:
             np.testing.assert_array_equal(history.seen(rows).numpy(), seen)
 
 
+def test_rows_of_drafts_see_the_tokens_before_them():
+    """A slot of three rows: its two drafts, of which the second is wrong; then its next row."""
+    states = RequestStates(SLOTS, 2000)
+    history = DeviceHistory(SLOTS, VOCAB, torch.device("cpu"), counts_ahead=False)
+    new = NewRequest("a", 5, np.array([1, 2, 3], np.int32), 2, 0, ([1],), SamplingParams())
+    states.add(new)
+    history.watch(new)
+    rows = SampledRows(np.array([5, 5, 5], np.int32), np.array([3, 4, 5]))
+    history.expect(rows, torch.tensor([7, 8, -2]))
+    counts = history.output_counts(rows)
+    assert [np.flatnonzero(row).tolist() for row in counts.numpy()] == [[3], [3, 7], [3, 7, 8]]
+    assert history.last_outputs(rows, 2).tolist() == [[-1, 3], [3, 7], [7, 8]]
+    history.append(rows, torch.tensor([7, 9, 4]))
+    after = SampledRows(np.array([5], np.int32), np.array([5]))
+    assert history.last_outputs(after, 3).tolist() == [[3, 7, 9]]
+    assert history.seen(after)[0].nonzero().flatten().tolist() == [1, 2, 3, 7, 9]
+
+
 @pytest.fixture
 def both():
     return Both()

@@ -15,7 +15,6 @@ from pagemill.messages.logprobs import joined
 from pagemill.worker.spec_decode.interface import Proposer, Speculation
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
-from tests.fakes.queued_platform import QueuedPlatform
 from tests.fakes.scripted_grammar import SOME_PLACES, at_positions, grammar_of
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.toy_proposer import TEXTS, toy_proposer
@@ -125,13 +124,6 @@ def test_a_proposer_is_told_of_requests_their_salts_and_their_ends(checkpoint, m
     assert {event[3] for event in begun} == {"mine"}
     first = begun[-1][2]  # of three slots for four requests: it was another request's before
     assert ("end", first, 30) in Recorder.seen
-
-
-def test_a_platform_whose_steps_run_ahead_has_no_drafts(checkpoint):
-    config = build_config(EngineArgs(str(checkpoint), device="cpu", dtype="float32", **SETTINGS))
-    worker = Worker(config, platform=QueuedPlatform(), speculation=Speculation("ngram", 2))
-    with pytest.raises(ConfigError, match="drafts are verified on the host only"):
-        EngineCore(config, UniprocExecutor(worker))
 
 
 def test_an_unknown_proposer_is_named(checkpoint):

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[5]
 KERNELS = {
-    "_attention_inputs", "_combine", "_end_verification", "_few", "_floats", "_gated", "_gather_pair", "_gemv", "_group_stats", "_many",
+    "_end_verification",
+    "_attention_inputs", "_combine", "_few", "_floats", "_gated", "_gather_pair", "_gemv", "_group_stats", "_many",
     "_mask", "_merge", "_packed_gemv", "_packed_rows", "_quantize", "_rms_norm", "_rotate", "_route", "_sample",
     "_scan", "_skinny", "_sort", "attend_decoding", "attend_prompts", "finish_wide", "merge_splits",
     "paged_attention", "place_bracket", "plan_items", "plan_tiles", "scan_parts", "write_cache",

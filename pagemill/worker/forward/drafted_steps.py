@@ -1,0 +1,184 @@
+"""`DraftedSteps`: batches in which slots verify drafts, on a device. Shapes, graphs and how such batches end.
+
+Knows how batches are queued by what it is given for that; nothing about decode steps.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+
+from pagemill.config.graph_mode import GraphMode
+from pagemill.messages.step import Int32Array
+from pagemill.model.forward_context import BatchDescriptor
+from pagemill.model.kernels import batching
+from pagemill.worker.batch.device_states import DeviceStates
+from pagemill.worker.batch.input_batch import InputBatch
+from pagemill.worker.forward.device_batch import DeviceBatch
+from pagemill.worker.forward.downloads import DraftedRows
+from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape, MixedTensors
+from pagemill.worker.forward.step_graphs import CAPTURED_TAILS, StepGraphs, StepTail
+from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
+from pagemill.worker.sampling.device_sampler import sample_greedy, sample_random
+from pagemill.worker.sampling.sampler import Sampler
+
+BatchEnd = Callable[[Tensor, MixedTensors], None]
+"""Samples from [L, V] logits of a batch, and keeps the tokens."""
+
+
+class BatchQueue(Protocol):
+    """What queues batches of any kind."""
+
+    def upload(self, packed: Int32Array, shape: MixedShape, kept: bool = False) -> MixedTensors:
+        """Bring a batch to the device. `kept`: the shape is a graph's, and comes again."""
+
+    def queue(
+        self,
+        tensors: MixedTensors,
+        bounds: BatchBounds,
+        mode: GraphMode,
+        key: BatchDescriptor,
+        ends: Sequence[BatchEnd] = (),
+    ) -> Tensor:
+        """[L, V] logits, and what ends the batch in the same mode."""
+
+    def queue_scored(
+        self, batch: InputBatch, tensors: MixedTensors, bounds: BatchBounds, key: BatchDescriptor
+    ) -> Tensor:
+        """[L, V] logits of a batch with parts of prompts whose tokens are scored."""
+
+    def end(
+        self,
+        logits: Tensor,
+        batch: InputBatch,
+        slots: Tensor,
+        positions: Tensor,
+        store: Callable[[Tensor, Tensor], None],
+    ) -> None:
+        """Sample from logits that processors change first; `store` keeps the tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedParts:
+    """What these steps share with all others."""
+
+    batch: DeviceBatch
+    slots: DeviceStates
+    graphs: StepGraphs
+    groups: AttentionGroups
+    sampler: Sampler
+
+
+class DraftedSteps:
+    """The host knows all tokens of these batches."""
+
+    def __init__(self, parts: DraftedParts, queue: BatchQueue) -> None:
+        self._parts = parts
+        self._queue = queue
+        self._ends = {tail: parts.graphs.wrap(partial(self._sample, tail)) for tail in CAPTURED_TAILS}
+
+    def run(self, batch: InputBatch, tail: StepTail) -> tuple[DraftedRows, Callable[[], None] | None]:
+        """A batch alone, padded to a graph that samples too, or with anything else. Returns how its results lie, and
+        what samples it, where that is still to be done."""
+        parts = self._parts
+        num_rows = len(batch.sampled_slots)
+        scores = parts.sampler.logprobs.scores(batch.slots)
+        mode, key, shape, bounds = self._shape(batch, scores)
+        tensors = self._queue.upload(shape.pack_drafts(batch, parts.slots.pad_slot), shape, key.query_len > 1)
+        alike = key.query_len > 1 and tail is not StepTail.LOGITS
+        rows = DraftedRows.of(batch, shape if alike else None)
+        if scores:
+            logits = self._queue.queue_scored(batch, tensors, bounds, key)
+        else:
+            logits = self._queue.queue(tensors, bounds, mode, key, (self._ends[tail],) if alike else ())
+        if alike:
+            return rows, None
+        logits, tensors = logits[:num_rows], tensors.first(num_rows, rows.num_slots)
+        if tail is StepTail.LOGITS:
+            return rows, partial(self._sample_processed, logits, batch, tensors)
+        self._sample(tail, logits, tensors)
+        return rows, None
+
+    def run_shape(self, mode: GraphMode, key: BatchDescriptor) -> None:
+        """A step of padding alone in the shape of a graph, with every end there is a graph for."""
+        parts = self._parts
+        shape = MixedShape(key.num_tokens, key.num_tokens // key.query_len, key.num_tokens)
+        tensors = self._padding(shape)
+        bounds = shape.verification(key.query_len)
+        if mode is GraphMode.FULL:  # or buffers that planners keep for this size would be the graph's own
+            parts.groups.plan_with(partial(parts.batch.mixed_common, tensors, bounds))
+        self._queue.queue(tensors, bounds, mode, key, tuple(self._ends.values()))
+
+    def run_largest(self, most: int) -> None:
+        """A step of padding in which as many rows are sampled as there may be, of so many requests."""
+        count = self._parts.batch.max_rows
+        shape = MixedShape(count, min(most, count), count)
+        tensors = self._padding(shape)
+        key = BatchDescriptor(count, shape.num_requests)
+        self._sample(StepTail.RANDOM, self._queue.queue(tensors, shape.bounds, GraphMode.NONE, key), tensors)
+
+    def shapes(self, most: int) -> list[BatchDescriptor]:
+        """What to precompile, of at most so many requests: which kernels run changes at powers of two."""
+        most_rows = self._parts.batch.max_rows
+        return [
+            BatchDescriptor(length << power, 1 << power, True)
+            for length in self._parts.graphs.verify_lens
+            for power in range(min(most_rows // length, most).bit_length())
+        ]
+
+    def _shape(self, batch: InputBatch, scores: bool) -> tuple[GraphMode, BatchDescriptor, MixedShape, BatchBounds]:
+        graphs = self._parts.graphs
+        num_tokens = batch.num_tokens
+        num_requests = len(batch.slots)
+        num_rows = len(batch.sampled_slots)
+        if scores:
+            key = BatchDescriptor(num_tokens, num_requests)
+            return GraphMode.NONE, key, MixedShape(num_tokens, num_requests, num_rows), BatchBounds.of(batch)
+        alone = num_tokens == num_rows
+        longest = batch.max_query_len
+        found = graphs.choose_verification(num_tokens, num_requests, longest) if alone else None
+        if found is not None:
+            shape = MixedShape(found.num_tokens, found.num_tokens // found.query_len, found.num_tokens)
+            return GraphMode.FULL, found, shape, shape.verification(found.query_len)
+        mode, key, whole = graphs.choose_mixed(num_tokens, max(num_requests, num_rows))
+        if whole and key.num_requests is not None:
+            shape = MixedShape(key.num_tokens, key.num_requests, key.num_requests)
+            return mode, key, shape, shape.bounds
+        bounds = BatchBounds.of(batch).verifying(graphs.verify_len(longest) if alone else 0)
+        return mode, key, MixedShape(key.num_tokens, num_requests, num_rows), bounds
+
+    def _padding(self, shape: MixedShape) -> MixedTensors:
+        parts = self._parts
+        pad_slot = parts.slots.pad_slot
+        return self._queue.upload(shape.pack_drafts(shape.padding(pad_slot, parts.batch.max_seq_len), pad_slot), shape)
+
+    def _sample(self, tail: StepTail, logits: Tensor, tensors: MixedTensors) -> None:
+        """How a batch ends; part of a graph where there is one."""
+        slots = tensors.sampled_slots
+        positions = tensors.sampled_positions.long()
+        self._store(tensors, slots, sample_rows(logits, tail, self._parts.slots.sampling, slots, positions))
+
+    def _sample_processed(self, logits: Tensor, batch: InputBatch, tensors: MixedTensors) -> None:
+        if tensors.drafts is not None:
+            self._parts.sampler.expect(batch.sampled, tensors.drafts.ids)
+        positions = tensors.sampled_positions.long()
+        self._queue.end(logits, batch, tensors.sampled_slots, positions, partial(self._store, tensors))
+
+    def _store(self, tensors: MixedTensors, slots: Tensor, sampled: Tensor) -> None:
+        if tensors.drafts is None:
+            raise RuntimeError("the batch was packed without drafts")
+        states = self._parts.slots
+        batching.end_verification(*tensors.drafts, sampled, states.last_tokens, states.results, states.turn)
+
+
+def has_drafts(batch: InputBatch) -> bool:
+    """Whether a slot has several rows that are sampled from."""
+    slots = batch.sampled_slots
+    return bool((slots[1:] == slots[:-1]).any())
+
+
+def sample_rows(logits: Tensor, tail: StepTail, settings: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+    """[L, V] logits, how slots sample, [L] slots and positions of the tokens to be sampled -> [L] tokens."""
+    return sample_greedy(logits) if tail is StepTail.GREEDY else sample_random(logits, settings, slots, positions)
