@@ -230,14 +230,14 @@ def test_drafts_are_verified_in_one_call(tmp_path, monkeypatch, depth, settings,
 def test_drafts_of_changed_logits_are_verified_by_a_batch(tmp_path):
     checkpoint = make_checkpoint(tmp_path, "LlamaForCausalLM")
     asked = {"temperature": 0.0, "repetition_penalty": 1.3, "max_tokens": 30}
-    plain, _ = run(checkpoint, [core_request("0", [5, 6, 7], **asked)])
+    plain, most_plain = run(checkpoint, [core_request("0", [5, 6, 7], **asked)])
     with toy_proposer():
         TEXTS[:] = [[5, 6, 7, *plain["0"]]]
         speculation = Speculation("toy", 4, adaptive=False)
         found, most = run(checkpoint, [core_request("0", [5, 6, 7], **asked)], speculation=speculation)
     assert found == plain
-    assert len(most) < 15
     assert set(most) <= {1}
+    assert len(most) < len(most_plain)
 
 
 def test_capped_logits_run_in_parts(tmp_path):
