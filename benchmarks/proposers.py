@@ -3,7 +3,7 @@
 Requests get tokens one by one, all at the same time: of texts in which nothing is said twice, and of texts of a few
 hundred words in any order, in which ends are found again and what followed them is no guide. Printed is the CPU time
 that a step takes for all its requests, from telling what came to knowing what is verified next, in microseconds: the
-median of all but the first quarter, where a step costs nearly as much for each token. No model runs.
+mean of all but the first quarter, where a step costs nearly as much for each token. No model runs.
 """
 
 import argparse
