@@ -43,7 +43,7 @@ def weight(format_name: str, layer: str) -> PackedLinear:
 
 
 class Step:
-    """One token of each of `num_requests` requests that have `length` tokens, greedy, and up to `max_drafts` behind it."""
+    """One token of each of `num_requests` requests that have `length` tokens, greedy, and drafts behind it."""
 
     def __init__(self, format_name: str, num_requests: int, length: int, max_drafts: int = 0) -> None:
         known, length = length, length + max_drafts

@@ -10,8 +10,8 @@ Outputs are greedy, but for those of `random`, which are sampled from all tokens
 itself otherwise). Whether the model does what a prompt asks is not checked: the mean acceptance length is what came of
 it. No proposer remembers former outputs, which would be the same text. Prompts are in the prefix cache, so that what is
 timed is decoding and little else. `--fixed`: as many drafts as there are, whatever they cost. `--cpu-time`: CPU time of
-all processes of an engine, which computes with one thread, instead of the time that passes: for machines that others use
-too.
+all processes of an engine, which computes with one thread, instead of the time that passes: for machines that others
+use too.
 
 Printed are tokens a second of plain decoding (median of turns), the median of the ratios within a turn with the
 smallest and the largest, and tokens per verified guess (1: none was right; -: there were none); in the end, what the

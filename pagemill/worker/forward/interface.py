@@ -71,7 +71,7 @@ class Forward(ABC):
         return False
 
     def decode(self, slots: Int32Array, num_tokens: Int32Array) -> Decoded | None:
-        """[R] slots of a step and the tokens that each computes, drafts among them -> what they sampled, which is in the
+        """[R] slots of a step and the tokens that each computes, with drafts -> what they sampled, which is in the
         slots' state, and counted, when it returns; slots that are `processed` are not sampled yet. None, and nothing
         has happened, where that is not all one piece of work: `run` and `sample` then do it."""
         return None

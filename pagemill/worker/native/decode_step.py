@@ -148,8 +148,8 @@ class DecodeStep:
 
     def choose(self, masks: RowMasks, tokens: Int32Array) -> None:
         """Sample for slots of the last step that `run` left to others: those of its [R] rows that are not LEFT, whose
-        slots must be `processed`. The tokens go to `tokens`, [R] int32, and to the slots. Raises MemoryError, and ValueError
-        for masks of other rows or of another vocabulary."""
+        slots must be `processed`. The tokens go to `tokens`, [R] int32, and to the slots. Raises MemoryError, and
+        ValueError for masks of other rows or of another vocabulary."""
         count, words = self._num_run, masks.words
         if count == 0 or len(masks.rows) != count:
             raise ValueError(f"masks of {len(masks.rows)} rows for a step of {count}")

@@ -28,6 +28,8 @@ LEAST_GAIN = 1.04
 """Tokens per time with drafts, over without, from which on they are worth it: less may be an error of what is known."""
 PATIENCE = 4
 """Tokens until a slot that has no drafts is asked for a guess again, where it had none."""
+IDLE_STEPS = 8
+"""Steps in a row without drafts, after which nobody is asked in all but every PATIENCE-th step."""
 PLAIN_EVERY = 64
 """Steps with drafts in a row after which one has none, so that what they cost can still be compared."""
 COLLAPSED = 0.05
@@ -57,6 +59,7 @@ class AdaptiveCounts:
         self._judged_at = np.zeros(num_slots, np.int32)
         """[S] tokens of the slot with which its guess is judged; 0: it has none."""
         self._num_drafted_steps = 0
+        self._num_idle_steps = 0
         self._num_judged = 0
         self._share_right = FIRST_RATE
         self._said_collapse = False
@@ -64,6 +67,7 @@ class AdaptiveCounts:
     def begin(self, slot: int) -> None:
         """A slot has another request."""
         self._rates[slot] = self._shared
+        self._num_idle_steps = 0
         self._rests[slot] = False
         self._judged_at[slot] = 0
 
@@ -75,6 +79,12 @@ class AdaptiveCounts:
         """[L] drafts that slots verified, some of which may be none, and how many of them were right."""
         had = num_drafts > 0
         self._learn(slots[had], num_drafts[had], num_accepted[had])
+
+    def pauses(self) -> bool:
+        """Whether nobody is to be asked for a guess after this step, nor told of what was sampled: steps had no drafts
+        for long, and asking takes time. To be called for each step."""
+        self._num_idle_steps += 1
+        return self._num_idle_steps > IDLE_STEPS and self._num_idle_steps % PATIENCE > 0
 
     def due(self, slots: Int32Array) -> BoolArray:
         """[L] which slots should be asked for a guess, now that they have sampled. Their former guesses are judged."""
@@ -99,7 +109,10 @@ class AdaptiveCounts:
             self._num_drafted_steps += 1
             if not counts.any():
                 self._num_drafted_steps = 0
-            elif self._num_drafted_steps > PLAIN_EVERY:
+                self._put_off(slots, guesses, most, counts)
+                return counts
+            self._num_idle_steps = 0
+            if self._num_drafted_steps > PLAIN_EVERY:
                 self._num_drafted_steps = 0
                 counts[:] = 0
                 return counts

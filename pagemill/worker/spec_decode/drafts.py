@@ -150,6 +150,8 @@ class SlotDrafts:
         if self._disabled_from is not None and len(slots) >= self._disabled_from:
             self._counts[slots] = 0
             return None
+        if self._adaptive is not None and self._adaptive.pauses():
+            return None
         known = states.num_tokens[slots]
         room = np.minimum(states.token_ids.shape[1] - 1 - known, self._max_drafts)
         found = self._guesses(slots, room)

@@ -13,10 +13,12 @@ from pagemill.launch import build_config
 from pagemill.model.kernels.native import library
 from pagemill.worker import build_runner
 from pagemill.worker.native.decode_path import NoNativeDecode
+from pagemill.worker.spec_decode.interface import Speculation
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.scripted_grammar import SOME_PLACES, at_positions, grammar_of
 from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
+from tests.fakes.toy_proposer import TEXTS, toy_proposer
 from tests.marks import slow
 
 pytestmark = pytest.mark.cases(one_in=5)
@@ -43,11 +45,11 @@ def tokens_of(checkpoint, wanted, **settings):
     return tokens, len(most)
 
 
-def run(checkpoint, wanted, *, depth=1, grammar_of=no_grammar, **settings):
+def run(checkpoint, wanted, *, depth=1, grammar_of=no_grammar, speculation=None, **settings):
     """Tokens of requests that run together, and of each step that was one call the most tokens that a request had."""
     defaults = {"max_model_len": 128, "max_num_seqs": 5, "num_gpu_blocks_override": 100}
     config = build_config(EngineArgs(str(checkpoint), device="cpu", dtype="bfloat16", **(defaults | settings)))
-    worker = Worker(config)
+    worker = Worker(config, speculation=speculation)
     client = Client(EngineCore(config, UniprocExecutor(worker), depth=depth, grammar_of=grammar_of))
     forward = worker.runner._forward
     decode = forward.decode
@@ -188,6 +190,54 @@ def test_known_tokens_that_are_scored_run_in_parts(tmp_path, monkeypatch):
     assert set(most) == {1}
     in_parts(monkeypatch)
     assert run(checkpoint, requests(logprobs=1), **given) == (found, [])
+
+
+DRAFTED = [
+    ({}, {}),
+    # Parts of prompts beside requests that decode.
+    slow({"max_num_batched_tokens": 12, "long_prefill_token_threshold": 6}, {}),
+    # Some are preempted.
+    slow({"num_gpu_blocks_override": 10}, {}),
+    slow({"kv_cache_dtype": "int8"}, {}),
+    # One that is left to the sampler beside those with drafts.
+    slow({}, {"logprobs": 1}),
+    slow({"grammar_of": grammar_of(at_positions(SOME_PLACES))}, {}),
+]
+
+
+@pytest.mark.parametrize("depth", [1, slow(2)])
+@pytest.mark.parametrize(("settings", "special"), DRAFTED)
+def test_drafts_are_verified_in_one_call(tmp_path, monkeypatch, depth, settings, special):
+    """The tokens are those without drafts, and those of drafts that a batch verifies."""
+    checkpoint = make_checkpoint(tmp_path, "LlamaForCausalLM")
+    one = core_request("special", [5, 6, 7], temperature=0.0, max_tokens=30, **special)
+    given = {"depth": depth, **settings}
+    plain, most_plain = run(checkpoint, [one, *requests()], **given)
+    asked = {request.request_id: list(request.prompt_token_ids) for request in (one, *requests())}
+    with toy_proposer():
+        TEXTS[:] = [[*prompt, *plain[name]] for name, prompt in asked.items()]
+        speculation = Speculation("toy", 4, adaptive=False)
+        found, most = run(checkpoint, [one, *requests()], speculation=speculation, **given)
+        assert found == plain
+        if depth == 1 or "grammar_of" not in settings:  # drafts after a token in flight are not verified
+            assert max(most) >= 4
+            assert len(most) < len(most_plain)
+        in_parts(monkeypatch)
+        assert run(checkpoint, [one, *requests()], speculation=speculation, **given) == (plain, [])
+
+
+@pytest.mark.slow
+def test_drafts_of_changed_logits_are_verified_by_a_batch(tmp_path):
+    checkpoint = make_checkpoint(tmp_path, "LlamaForCausalLM")
+    asked = {"temperature": 0.0, "repetition_penalty": 1.3, "max_tokens": 30}
+    plain, most_plain = run(checkpoint, [core_request("0", [5, 6, 7], **asked)])
+    with toy_proposer():
+        TEXTS[:] = [[5, 6, 7, *plain["0"]]]
+        speculation = Speculation("toy", 4, adaptive=False)
+        found, most = run(checkpoint, [core_request("0", [5, 6, 7], **asked)], speculation=speculation)
+    assert found == plain
+    assert set(most) <= {1}
+    assert len(most) < len(most_plain)
 
 
 def test_capped_logits_run_in_parts(tmp_path):

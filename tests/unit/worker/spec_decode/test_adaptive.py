@@ -8,7 +8,7 @@ import pytest
 from pagemill.messages.step import SchedulerOutput
 from pagemill.model.distributed.group import SoloGroup
 from pagemill.worker.batch.request_states import RequestStates
-from pagemill.worker.spec_decode.adaptive import AdaptiveCounts
+from pagemill.worker.spec_decode.adaptive import IDLE_STEPS, PATIENCE, AdaptiveCounts
 from pagemill.worker.spec_decode.drafts import SlotDrafts
 from pagemill.worker.spec_decode.interface import Proposer, Speculation
 
@@ -237,3 +237,23 @@ def test_ranks_agree_on_the_time_of_a_step():
         drafts.computed(num_tokens=2, num_rows=2)
         assert drafts._adaptive.costs.num_steps == 1
     assert together._adaptive.costs.seconds(2) >= 1.0
+
+
+def test_where_nothing_is_guessed_for_long_few_steps_ask():
+    """And a new request is asked at once."""
+    states = RequestStates(2, 2000)
+    adaptive = AdaptiveCounts(states, MOST)
+    asked = [not adaptive.pauses() for _ in range(IDLE_STEPS + 10 * PATIENCE)]
+    assert all(asked[:IDLE_STEPS])
+    assert sum(asked[IDLE_STEPS:]) == 10
+    adaptive.begin(1)
+    assert not any(adaptive.pauses() for _ in range(IDLE_STEPS))
+
+
+def test_drafts_that_are_verified_end_the_pause():
+    sim = Simulation(1, memory_bound, lambda position: True)
+    for _ in range(60):
+        assert not sim.adaptive.pauses() or not sim.counts.any()
+        sim.step()
+    assert sim.counts.any()
+    assert not sim.adaptive.pauses()
