@@ -3,11 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
 
 from pagemill.config.speculation import SpeculationConfig
 from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.model.models.causal_lm import CausalLM
+from pagemill.worker.batch.block_tables import BlockTables
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,20 @@ def speculation_of(config: SpeculationConfig) -> Speculation | None:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftNetwork:
+    """A model that proposes, loaded and bound to its cache."""
+
+    model: CausalLM
+    groups: AttentionGroups
+    """Of its layers."""
+    tables: BlockTables
+    """Of all layers: blocks of a slot hold what both models keep of its tokens."""
+    max_model_len: int
+    """Tokens of a slot beyond which it computes nothing."""
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
 class ProposerContext:
     """What a proposer is built with. It reads it and changes nothing in it."""
 
@@ -64,6 +83,8 @@ class ProposerContext:
     max_drafts: int
     """Longer guesses are cut."""
     settings: Speculation
+    network: DraftNetwork | None = None
+    """The model that proposes, where settings name one."""
 
 
 class Proposer(ABC):
@@ -72,6 +93,9 @@ class Proposer(ABC):
 
     def __init__(self, context: ProposerContext) -> None:  # noqa: B027 - for those that need nothing of it
         """`context` lives as long as the worker has a KV cache."""
+
+    computes: ClassVar[bool] = False
+    """Whether guesses take a time that counts beside that of a step."""
 
     def begin(self, new: NewRequest) -> None:  # noqa: B027 - for those that keep nothing of a slot
         """A slot has another request, or one again that was preempted; `states` have its tokens."""
@@ -82,6 +106,10 @@ class Proposer(ABC):
     def end(self, slot: int) -> None:  # noqa: B027 - for those that keep nothing of a slot
         """The slot's request ended or was preempted; `states` still have its tokens. May be told twice, and never
         of a slot that only warmed up."""
+
+    def follow(self, slots: Int32Array) -> None:  # noqa: B027 - for those that keep nothing in the cache
+        """The [R] slots of a step that is done; `states` have what they sampled. Told after every step, before
+        `propose`: what blocks keep for a proposer must be there when the step is over, for others may share them."""
 
     @abstractmethod
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
