@@ -12,7 +12,9 @@ class SpeculativeConfig:
 
     method: str | None = setting(None, "who proposes drafts: a name in catalog/proposers.py (default: nobody)")
     model: str | None = setting(
-        None, "the model that proposes drafts, where the method has one: alias, folder, .gguf file or hub id"
+        None,
+        "the model that proposes drafts, where the method has one: alias, folder, .gguf file or hub id; of "
+        "custom_class the class that proposes, as module:Class",
     )
     revision: str | None = setting(None, "branch, tag or commit of that model on the hub")
     quantization: str | None = setting(

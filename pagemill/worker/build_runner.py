@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pagemill.catalog.proposers import PROPOSERS
+from pagemill.catalog.proposers import load_proposer
 from pagemill.config.pooling_facts import Activation
 from pagemill.config.sections import GraphConfig, SchedulerConfig
 from pagemill.errors import ConfigError
@@ -36,7 +36,7 @@ from pagemill.worker.pipeline.stage import SoloStage, Stage
 from pagemill.worker.pooling.pooler import Pooler
 from pagemill.worker.sampling.sampler import Sampler, SamplerOptions
 from pagemill.worker.spec_decode.drafts import SlotDrafts
-from pagemill.worker.spec_decode.interface import DraftNetwork, ProposerContext, Speculation
+from pagemill.worker.spec_decode.interface import DraftNetwork, Proposer, ProposerContext, Speculation
 from pagemill.worker.spec_decode.load_draft import LoadedDraft
 
 DEFAULT_SAMPLING = SamplerOptions()
@@ -174,7 +174,12 @@ def _drafts(
         groups = AttentionGroups(plan, model.cache_layers(), tables, device)
         network = DraftNetwork(model, groups, tables, options.draft.max_model_len, torch.device(device))
     context = ProposerContext(states, speculation.max_drafts, speculation, network)
-    proposer = PROPOSERS.resolve(speculation.proposer)(context)
+    made = load_proposer(speculation.proposer, speculation.custom_class)
+    if not (isinstance(made, type) and issubclass(made, Proposer)):
+        raise ConfigError(
+            f"proposer {speculation.custom_class or speculation.proposer!r} is no Proposer (docs/plug-ins.md)"
+        )
+    proposer = made(context)
     return SlotDrafts(states, proposer, speculation, ranks)
 
 

@@ -62,7 +62,9 @@ class Run:
         names = list(prompts)
         for start in range(0, len(names), 3):
             for name in names[start : start + 3]:
-                client.add(core_request(name, prompts[name], **({"temperature": 0.0, "max_tokens": 40} | (params or {}))))
+                client.add(
+                    core_request(name, prompts[name], **({"temperature": 0.0, "max_tokens": 40} | (params or {})))
+                )
             while core.has_work():
                 client.step()
                 self.num_steps += 1
@@ -220,7 +222,9 @@ def test_speculation_refuses_a_draft_model_whose_tokens_are_others(checkpoints, 
     file = other / "tokenizer.json"
     text = file.read_text()
     file.write_text(text.replace('"A":', '"?":').replace('"B":', '"A":').replace('"?":', '"B":'))
-    with pytest.raises(ConfigError, match=r"model='.*' has another vocabulary than .*: token \d+ is 'B' there, and 'A'"):
+    with pytest.raises(
+        ConfigError, match=r"model='.*' has another vocabulary than .*: token \d+ is 'B' there, and 'A'"
+    ):
         Run(target, draft_of(str(other)))
 
 

@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from pagemill.catalog.proposers import PROPOSERS
+from pagemill.catalog.proposers import CUSTOM_CLASS, PROPOSERS
 from pagemill.config.decisions import Decisions
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import ModelConfig, ParallelConfig
@@ -24,6 +24,7 @@ READS: Final[dict[str, tuple[str, ...]]] = {
         "suffix_decoding_max_spec_factor",
         "suffix_decoding_min_token_prob",
     ),
+    CUSTOM_CLASS: ("model", "prompt_lookup_min", "prompt_lookup_max"),
     DRAFT_MODEL: ("model", "revision", "quantization", "max_model_len", "draft_tensor_parallel_size"),
 }
 """Method -> fields that it reads besides those of all methods."""
@@ -44,6 +45,8 @@ def resolve_speculation(
         return SpeculationConfig()
     _check_method(wanted.method)
     _check_fields(wanted, wanted.method)
+    if wanted.method == CUSTOM_CLASS and not wanted.model:
+        raise ConfigError(f"speculative_config: method={CUSTOM_CLASS!r} needs model, the class as 'module:Class'")
     _check_place(wanted.method, model, parallel)
     if wanted.num_speculative_tokens is None:
         count = decisions.note("num_speculative_tokens", DEFAULT_DRAFTS, "default")
@@ -81,7 +84,7 @@ def _check_unused(wanted: SpeculativeConfig) -> None:
 
 
 def _check_method(method: str) -> None:
-    if method not in PROPOSERS:
+    if method not in PROPOSERS and method != CUSTOM_CLASS:
         raise ConfigError(
             f"speculative_config: method={method!r}: no such proposer is built in or added by a plug-in; known: "
             f"{_known_methods()}"
@@ -133,4 +136,4 @@ def _given(wanted: SpeculativeConfig) -> list[str]:
 
 
 def _known_methods() -> str:
-    return ", ".join((NO_METHOD, *sorted(PROPOSERS)))
+    return ", ".join((NO_METHOD, *sorted((*PROPOSERS, CUSTOM_CLASS))))

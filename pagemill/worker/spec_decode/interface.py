@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from pagemill.catalog.proposers import CUSTOM_CLASS
 from pagemill.config.speculation import SpeculationConfig
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.models.causal_lm import CausalLM
@@ -20,7 +21,7 @@ class Speculation:
     """Which proposer a worker has, and how much it may propose."""
 
     proposer: str
-    """Name in catalog/proposers.py."""
+    """Name in catalog/proposers.py, or custom_class."""
     max_drafts: int
     """Tokens of one slot for one step, > 0."""
     prompt_lookup_min: int = 2
@@ -34,6 +35,8 @@ class Speculation:
     """Tokens that `suffix` proposes for each of the last ones that were seen before."""
     suffix_decoding_min_token_prob: float = 0.1
     """How likely it must be, by their frequencies, that all tokens come true which `suffix` proposes."""
+    custom_class: str | None = None
+    """Of method custom_class, the class as `module:Class` or `module.Class`."""
     adaptive: bool = True
     """As many drafts as make tokens come fastest, by what was right so far and what steps cost; False: as many as
     there are."""
@@ -53,6 +56,7 @@ def speculation_of(config: SpeculationConfig) -> Speculation | None:
         "suffix_decoding_max_cached_requests": asked.suffix_decoding_max_cached_requests,
         "suffix_decoding_max_spec_factor": asked.suffix_decoding_max_spec_factor,
         "suffix_decoding_min_token_prob": asked.suffix_decoding_min_token_prob,
+        "custom_class": asked.model if asked.method == CUSTOM_CLASS else None,
         "adaptive": asked.adaptive,
         "disable_by_batch_size": asked.disable_by_batch_size,
     }
