@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
@@ -17,8 +18,11 @@ from pagemill.config.facts import ModelFacts
 from pagemill.config.fleet_plan import IN_PROCESS, FleetPlan
 from pagemill.config.no_effect import IdleSetting, Place, idle_settings
 from pagemill.config.resolve import resolve
+from pagemill.config.rules.draft import draft_source
+from pagemill.config.sections import EngineSettings
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.factory import make_executor
+from pagemill.errors import ModelError
 from pagemill.log import get_logger
 from pagemill.messages.core_api import CoreApi
 from pagemill.messages.engine_io import EngineReady
@@ -29,6 +33,7 @@ from pagemill.serve.client.inproc import InprocClient
 from pagemill.serve.processing.seeds import RequestSeeds
 from pagemill.tokenizers.interface import Tokenizer
 from pagemill.tokenizers.load import tokenizer_of
+from pagemill.tokenizers.same_tokens import check_same_tokens
 from pagemill.utils.gc_pause import gc_paused
 from pagemill.utils.text import shown
 from pagemill.utils.timing import PhaseTimer
@@ -79,7 +84,7 @@ def build_config(args: EngineArgs, fleet: FleetPlan = IN_PROCESS) -> EngineConfi
         model_impl=model.model_impl,
     )
     device = choose_platform(settings.device.device).facts()
-    config, decisions = resolve(settings, facts, device, fleet)
+    config, decisions = resolve(settings, facts, device, fleet, _draft_facts(settings, facts))
     for decision in decisions:
         logger.debug("%s = %s (%s)", decision.field, decision.value, decision.why)
     idle = idle_settings(args.given, Place(device.kind, config.model, config.cache))
@@ -95,6 +100,32 @@ def build_config(args: EngineArgs, fleet: FleetPlan = IN_PROCESS) -> EngineConfi
             values,
         )
     return config
+
+
+def _draft_facts(settings: EngineSettings, facts: ModelFacts) -> ModelFacts | None:
+    """What the files of the model say that is to propose drafts. Raises ConfigError for one whose tokens are others,
+    ModelError for one that cannot be read, both by what it was called."""
+    source = draft_source(settings.speculation)
+    if source is None:
+        return None
+    model = settings.model
+    if settings.speculation.speculative_config.quantization is not None:
+        check_quantization(settings.speculation.speculative_config.quantization)
+    dummy = model.load_format == DUMMY
+    try:
+        path = locate(
+            source.name,
+            revision=source.revision,
+            download_dir=model.download_dir,
+            weights=not dummy,
+            ignore_patterns=model.ignore_patterns,
+        )
+        draft = describe(source.name, path, load_format=DUMMY if dummy else "auto")
+    except ModelError as error:
+        raise ModelError(f"speculative_config: model={source.name!r}: {error}") from error
+    if not model.skip_tokenizer_init and draft.vocab_size == facts.vocab_size:
+        check_same_tokens(Path(draft.path), Path(facts.path), draft.name, facts.name)
+    return draft
 
 
 def build_inproc(args: EngineArgs, make_client: Callable[[CoreApi], InprocClient] = InprocClient) -> LaunchedEngine:

@@ -2,12 +2,28 @@
 
 from typing import Any
 
-from pagemill.catalog.registry import Registry
+from pagemill.catalog.registry import Registry, load_path
+
+CUSTOM_CLASS = "custom_class"
+"""The method whose proposer is a class of somebody's own, by its path."""
 
 PROPOSERS: Registry[Any] = Registry(
     "proposer",
     {
+        "draft_model": "pagemill.worker.spec_decode.draft_model:DraftModelProposer",
         "ngram": "pagemill.worker.spec_decode.ngram:NgramProposer",
         "suffix": "pagemill.worker.spec_decode.suffix:SuffixProposer",
     },
 )
+
+
+def load_proposer(name: str, path: str | None = None) -> Any:
+    """The class of a method; `path`: of the one that is somebody's own, as `module:Class` or `module.Class`. Raises
+    ConfigError for one that cannot be found."""
+    if name != CUSTOM_CLASS:
+        return PROPOSERS.resolve(name)
+    wanted = path or ""
+    if ":" not in wanted:
+        module, _, attribute = wanted.rpartition(".")
+        wanted = f"{module}:{attribute}"
+    return load_path("proposer", wanted)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from pagemill.config.draft import DraftModel
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import (
     CacheConfig,
@@ -26,6 +27,8 @@ class EngineConfig(EngineSettings):
     graphs: GraphConfig = field()
     cpu: CpuConfig = field()
     speculation: SpeculationConfig = field(default=NO_SPECULATION)
+    draft: DraftModel | None = field(default=None)
+    """The model that proposes drafts, where one does."""
     facts: ModelFacts
 
     def of_engine(self, number: int) -> "EngineConfig":

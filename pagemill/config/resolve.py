@@ -14,6 +14,7 @@ from pagemill.config.fleet_plan import IN_PROCESS, FleetPlan
 from pagemill.config.rules.cache import resolve_cache
 from pagemill.config.rules.cpu import resolve_cpu
 from pagemill.config.rules.deterministic import check_deterministic
+from pagemill.config.rules.draft import resolve_draft
 from pagemill.config.rules.graphs import resolve_graphs
 from pagemill.config.rules.model import resolve_model
 from pagemill.config.rules.parallel import resolve_parallel
@@ -23,11 +24,15 @@ from pagemill.config.sections import DeviceConfig, EngineSettings
 
 
 def resolve(
-    asked: EngineSettings, facts: ModelFacts, machine: DeviceFacts, fleet: FleetPlan = IN_PROCESS
+    asked: EngineSettings,
+    facts: ModelFacts,
+    machine: DeviceFacts,
+    fleet: FleetPlan = IN_PROCESS,
+    draft: ModelFacts | None = None,
 ) -> tuple[EngineConfig, tuple[Decision, ...]]:
     """The configuration of this machine's engines, and the defaults that were filled in. `fleet`: the engines of the
-    server; by default one, in the caller's process. Raises ConfigError that names the settings in conflict and the
-    remedy."""
+    server; by default one, in the caller's process. `draft`: the model that is to propose drafts. Raises ConfigError
+    that names the settings in conflict and the remedy."""
     for section in dataclasses.fields(asked):
         check_values(getattr(asked, section.name))
     decisions = Decisions()
@@ -50,6 +55,7 @@ def resolve(
         graphs=graphs,
         cpu=cpu,
         speculation=resolve_speculation(asked.speculation, model, parallel, facts, decisions),
+        draft=resolve_draft(asked.speculation, draft, facts, model, parallel, machine, decisions),
         facts=facts,
     )
     check_deterministic(config, machine)

@@ -11,7 +11,21 @@ class SpeculativeConfig:
     """Who proposes drafts, and how many. A field that the method does not read is refused."""
 
     method: str | None = setting(None, "who proposes drafts: a name in catalog/proposers.py (default: nobody)")
-    model: str | None = setting(None, "the model that proposes drafts, where the method has one")
+    model: str | None = setting(
+        None,
+        "the model that proposes drafts, where the method has one: alias, folder, .gguf file or hub id; of "
+        "custom_class the class that proposes, as module:Class",
+    )
+    revision: str | None = setting(None, "branch, tag or commit of that model on the hub")
+    quantization: str | None = setting(
+        None, "precision of that model's weights, as --quantization (default: as in the file)"
+    )
+    max_model_len: int | None = setting(
+        None, "tokens of a request beyond which that model proposes nothing (default: what both models can)", low=1
+    )
+    draft_tensor_parallel_size: int | None = setting(
+        None, "ranks that model is split over; only as many as the model that verifies", low=1
+    )
     num_speculative_tokens: int | None = setting(None, "most drafts of a request in a step (default: 4)", low=1)
     prompt_lookup_min: int | None = setting(None, "fewest last tokens that ngram looks for (default: 2)", low=1)
     prompt_lookup_max: int | None = setting(None, "most last tokens that ngram looks for (default: 4)", low=1)
@@ -40,10 +54,10 @@ class SpeculativeConfig:
         name: why
         for why, names in (
             (
-                "no proposer is a model yet",
-                "draft_tensor_parallel_size quantization moe_backend attention_backend kv_cache_dtype max_model_len "
-                "revision code_revision use_heterogeneous_vocab parallel_drafting draft_sample_method "
-                "disable_padded_drafter_batch disable_eagle_block_drop use_local_argmax_reduction "
+                "a draft model runs with the settings of the model that verifies, proposes its most likely tokens, and "
+                "has the same vocabulary; leave it out",
+                "moe_backend attention_backend kv_cache_dtype code_revision use_heterogeneous_vocab parallel_drafting "
+                "draft_sample_method disable_padded_drafter_batch disable_eagle_block_drop use_local_argmax_reduction "
                 "enable_adaptive_verification dspark_draft_topk",
             ),
             ("use disable_by_batch_size", "num_speculative_tokens_per_batch_size speculative_disable_by_batch_size"),

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pagemill.catalog.proposers import PROPOSERS
+from pagemill.catalog.proposers import load_proposer
 from pagemill.config.pooling_facts import Activation
 from pagemill.config.sections import GraphConfig, SchedulerConfig
 from pagemill.errors import ConfigError
@@ -36,7 +36,8 @@ from pagemill.worker.pipeline.stage import SoloStage, Stage
 from pagemill.worker.pooling.pooler import Pooler
 from pagemill.worker.sampling.sampler import Sampler, SamplerOptions
 from pagemill.worker.spec_decode.drafts import SlotDrafts
-from pagemill.worker.spec_decode.interface import ProposerContext, Speculation
+from pagemill.worker.spec_decode.interface import DraftNetwork, Proposer, ProposerContext, Speculation
+from pagemill.worker.spec_decode.load_draft import LoadedDraft
 
 DEFAULT_SAMPLING = SamplerOptions()
 FEWER_DRAFTS = (2, 5)
@@ -72,6 +73,8 @@ class RunnerOptions:
     """Keys that all requests share are attended to once, where a backend can."""
     speculation: Speculation | None = None
     """Drafts are proposed, and verified by the next step; None: each step samples one token of a slot."""
+    draft: LoadedDraft | None = None
+    """The model that proposes drafts, where one does; its layers are bound to the same cache."""
     activation: Activation = Activation.NONE
     """Of what a head after pooling gives."""
 
@@ -125,10 +128,8 @@ def build_runner(
         stage = SoloStage()
     pools = options.pools
     ahead = platform.runs_ahead and isinstance(stage, SoloStage) and not pools
-    drafts = None
     if options.speculation is not None:
         _check_verifiable(plan, stage, pools)
-        drafts = _drafts(options.speculation, states, ranks)
     if ahead:
         verify_lens = lens_of(0 if options.speculation is None else options.speculation.max_drafts)
         made = _graphs(model, sizes, platform.graph_maker(), graphs, rank, verify_lens)
@@ -136,6 +137,7 @@ def build_runner(
     else:
         made = _graphs(model, sizes, None, graphs, rank)
         tables, forward = _on_host(plan, model, platform, sizes, states, stage, made, make_sampler, options)
+    drafts = _drafts(plan, options, states, tables, device, ranks)
     return ModelRunner(states, tables, stage, forward, extensions, drafts)
 
 
@@ -155,9 +157,29 @@ def _check_verifiable(plan: KVCacheConfig, stage: Stage, pools: bool) -> None:
         raise ConfigError(f"layer {states[0]!r} keeps a state, from which no draft can be taken back")
 
 
-def _drafts(speculation: Speculation, states: RequestStates, ranks: Group | None) -> SlotDrafts:
-    context = ProposerContext(states, speculation.max_drafts, speculation)
-    proposer = PROPOSERS.resolve(speculation.proposer)(context)
+def _drafts(
+    plan: KVCacheConfig,
+    options: RunnerOptions,
+    states: RequestStates,
+    tables: BlockTables,
+    device: str,
+    ranks: Group | None,
+) -> SlotDrafts | None:
+    speculation = options.speculation
+    if speculation is None:
+        return None
+    network = None
+    if options.draft is not None:
+        model = options.draft.model
+        groups = AttentionGroups(plan, model.cache_layers(), tables, device)
+        network = DraftNetwork(model, groups, tables, options.draft.max_model_len, torch.device(device))
+    context = ProposerContext(states, speculation.max_drafts, speculation, network)
+    made = load_proposer(speculation.proposer, speculation.custom_class)
+    if not (isinstance(made, type) and issubclass(made, Proposer)):
+        raise ConfigError(
+            f"proposer {speculation.custom_class or speculation.proposer!r} is no Proposer (docs/plug-ins.md)"
+        )
+    proposer = made(context)
     return SlotDrafts(states, proposer, speculation, ranks)
 
 

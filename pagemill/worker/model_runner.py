@@ -87,7 +87,7 @@ class ModelRunner:
             with self._drafts.timed():
                 done = self._verified(batch, self._sampled(batch), self._drafts)
             self._drafts.computed(batch.num_tokens, len(batch.sampled_slots))
-            return self._completed(Ready(done))
+            return self._completed(Ready(done), batch.slots)
         slots = batch.sampled_slots
         if not self._stage.samples:
             if len(slots):
@@ -202,7 +202,7 @@ class ModelRunner:
         verified = drafts.verify(batch, sampled.token_ids, sampled.counts)
         self._clock.close()
         drafts.computed(batch.num_tokens, len(batch.sampled_slots))
-        proposed = drafts.propose(verified.slots)
+        proposed = drafts.propose(verified.slots, batch.slots)
         answers = self._extensions.answers(verified.slots)
         return partial(_verified_output, batch.step_id, sampled, verified, proposed, answers)
 
@@ -212,10 +212,13 @@ class ModelRunner:
         verified = drafts.verify(batch, sampled.token_ids, sampled.counts)
         return _verified_output(batch.step_id, sampled, verified)
 
-    def _completed(self, done: Ready[ModelRunnerOutput]) -> Ready[ModelRunnerOutput]:
-        """The output of a step whose tokens the slots have, with new drafts and with what extensions answer."""
+    def _completed(
+        self, done: Ready[ModelRunnerOutput], computed: Int32Array | None = None
+    ) -> Ready[ModelRunnerOutput]:
+        """The output of a step whose tokens the slots have, with new drafts and with what extensions answer.
+        `computed`: [R] all slots of the step, where some of them may not have sampled."""
         output = done.result()
-        drafts = None if self._drafts is None else self._drafts.propose(output.slots)
+        drafts = None if self._drafts is None else self._drafts.propose(output.slots, computed)
         answers = self._extensions.answers(output.slots)
         if drafts is None and answers is None:
             return done

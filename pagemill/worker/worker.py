@@ -14,6 +14,7 @@ from pagemill.messages.kv_spec import KVCacheConfig, KVCacheSpec, cache_dtype
 from pagemill.messages.pending import Pending
 from pagemill.messages.step import ModelRunnerOutput, SchedulerOutput
 from pagemill.messages.worker_rank import SOLO_RANK, WorkerRank
+from pagemill.model.attention.interface import CacheLayer
 from pagemill.model.distributed.init import init_distributed
 from pagemill.model.distributed.parallel_groups import ParallelGroups, ParallelSizes, solo_groups
 from pagemill.model.factory import load_model, save_sharded_state
@@ -32,6 +33,7 @@ from pagemill.worker.profiler import WorkerProfiler
 from pagemill.worker.sampling.processors.interface import LogitsProcessor
 from pagemill.worker.sampling.sampler import SamplerOptions
 from pagemill.worker.spec_decode.interface import Speculation, speculation_of
+from pagemill.worker.spec_decode.load_draft import LoadedDraft, load_draft
 from pagemill.worker.warm_up import dummy_step, warm_up_step, worst_steps
 
 logger = get_logger(__name__)
@@ -69,6 +71,7 @@ class Worker:
         self.runs_ahead = self._platform.runs_ahead
         self._processors: list[type[LogitsProcessor]] = []
         self._loaded: CausalLM | None = None
+        self._draft: LoadedDraft | None = None
         self._runner: ModelRunner | None = None
         self._num_groups = 0
         self._watch: MemoryWatch | None = None
@@ -114,6 +117,8 @@ class Worker:
         self._loaded = load_model(
             config.facts, config.model, self._platform, timer, self._groups, config.cache, experts
         )
+        if config.draft is not None:
+            self._draft = load_draft(config.draft, self._platform, timer, self._groups, config.cache)
         if self._watch is not None:
             self._watch.loaded()
         logger.debug("loaded %s: %s", self._config.facts.architecture, timer.summary())
@@ -123,7 +128,7 @@ class Worker:
         cache = self._config.cache
         block_size = cache.block_size
         dtype = cache_dtype(cache.kv_cache_dtype, self._config.model.dtype)
-        return {name: layer.kv_spec(block_size, dtype) for name, layer in self.model.cache_layers().items()}
+        return {name: layer.kv_spec(block_size, dtype) for name, layer in self._cache_layers().items()}
 
     def available_kv_bytes(self) -> int:
         """What was asked for, or what a device of its own has left. In the host's memory, room for DEFAULT_KV_TOKENS
@@ -143,8 +148,7 @@ class Worker:
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocate the cache, bind it to the layers, and build the runner."""
-        layers = self.model.cache_layers()
-        tensors = bind_kv_cache(config, layers, self._platform.torch_device())
+        tensors = bind_kv_cache(config, self._cache_layers(), self._platform.torch_device())
         self._num_groups = len(config.groups)
         self._runner = self._build_runner(BoundCache(config, tensors))
 
@@ -210,7 +214,7 @@ class Worker:
         if self._runner is not None:
             self._runner.close()
         self._runner = None
-        self._loaded = None
+        self._loaded = self._draft = None
         if self._groups is not None:
             self._groups.close()
             self._groups = None
@@ -238,9 +242,17 @@ class Worker:
             ranks=None if self._groups is None else self._groups.tp,
             sampling=SamplerOptions(self._processors, model.logprobs_mode),
             options=RunnerOptions(
-                model.pools, not model.disable_cascade_attn, self._speculation, model.pooler_config.activation
+                model.pools,
+                not model.disable_cascade_attn,
+                self._speculation,
+                self._draft,
+                model.pooler_config.activation,
             ),
         )
+
+    def _cache_layers(self) -> dict[str, CacheLayer]:
+        """Of the model, and of the one that proposes drafts."""
+        return self.model.cache_layers() | ({} if self._draft is None else self._draft.model.cache_layers())
 
     def _sizes(self) -> RunnerSizes:
         return RunnerSizes.of(self._config.scheduler, self._config.model.max_model_len)
@@ -250,7 +262,7 @@ class Worker:
         these and the other steps that come before the first request are precompiled: their kernels, compiled one by one
         as each is first launched, would take longer than all the rest of the start."""
         share = self._config.cache.gpu_memory_utilization
-        layers = self.model.cache_layers()
+        layers = self._cache_layers()
         if asked is None:
             watch.check_room(share)
         plan, tensors = bind_profile_cache(self.kv_cache_specs(), layers, self._platform.torch_device())

@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from pagemill.catalog.proposers import PROPOSERS
+from pagemill.catalog.proposers import CUSTOM_CLASS, PROPOSERS
 from pagemill.config.decisions import Decisions
 from pagemill.config.facts import ModelFacts
 from pagemill.config.sections import ModelConfig, ParallelConfig
@@ -11,6 +11,8 @@ from pagemill.config.speculation import SpeculationConfig, SpeculationSettings, 
 from pagemill.errors import ConfigError
 
 DEFAULT_DRAFTS = 4
+DRAFT_MODEL = "draft_model"
+"""The method that is meant where a model is named and no method."""
 NO_METHOD = "none"
 """Says that nobody proposes drafts."""
 _OF_ALL: Final = frozenset({"method", "num_speculative_tokens", "adaptive", "disable_by_batch_size"})
@@ -22,7 +24,8 @@ READS: Final[dict[str, tuple[str, ...]]] = {
         "suffix_decoding_max_spec_factor",
         "suffix_decoding_min_token_prob",
     ),
-    "draft_model": ("model",),
+    CUSTOM_CLASS: ("model", "prompt_lookup_min", "prompt_lookup_max"),
+    DRAFT_MODEL: ("model", "revision", "quantization", "max_model_len", "draft_tensor_parallel_size"),
 }
 """Method -> fields that it reads besides those of all methods."""
 
@@ -36,12 +39,14 @@ def resolve_speculation(
 ) -> SpeculationConfig:
     """The section, complete. Raises ConfigError for a method that nobody knows, for a field that the method does not
     read, for more drafts than a request can have, and where no drafts can be verified."""
-    wanted = _merged(asked)
+    wanted = merged(asked)
     if wanted.method in (None, NO_METHOD):
         _check_unused(wanted)
         return SpeculationConfig()
     _check_method(wanted.method)
     _check_fields(wanted, wanted.method)
+    if wanted.method == CUSTOM_CLASS and not wanted.model:
+        raise ConfigError(f"speculative_config: method={CUSTOM_CLASS!r} needs model, the class as 'module:Class'")
     _check_place(wanted.method, model, parallel)
     if wanted.num_speculative_tokens is None:
         count = decisions.note("num_speculative_tokens", DEFAULT_DRAFTS, "default")
@@ -50,8 +55,9 @@ def resolve_speculation(
     return SpeculationConfig(speculative_config=wanted)
 
 
-def _merged(asked: SpeculationSettings) -> SpeculativeConfig:
-    """The object, with what flags of their own say."""
+def merged(asked: SpeculationSettings) -> SpeculativeConfig:
+    """The object, with what flags of their own say; with a model and no method, the method is that of draft models.
+    Raises ConfigError where they contradict each other."""
     given = asked.speculative_config
     flags = (
         ("spec_method", "method", asked.spec_method, given.method),
@@ -65,7 +71,8 @@ def _merged(asked: SpeculationSettings) -> SpeculativeConfig:
         if stated not in (None, value):
             raise ConfigError(f"{flag}={value!r} contradicts {name}={stated!r} of speculative_config; give one")
         said[name] = value
-    return replace(given, **said) if said else given
+    wanted = replace(given, **said)
+    return replace(wanted, method=DRAFT_MODEL) if wanted.method is None and wanted.model is not None else wanted
 
 
 def _check_unused(wanted: SpeculativeConfig) -> None:
@@ -77,7 +84,7 @@ def _check_unused(wanted: SpeculativeConfig) -> None:
 
 
 def _check_method(method: str) -> None:
-    if method not in PROPOSERS:
+    if method not in PROPOSERS and method != CUSTOM_CLASS:
         raise ConfigError(
             f"speculative_config: method={method!r}: no such proposer is built in or added by a plug-in; known: "
             f"{_known_methods()}"
@@ -129,4 +136,4 @@ def _given(wanted: SpeculativeConfig) -> list[str]:
 
 
 def _known_methods() -> str:
-    return ", ".join((NO_METHOD, *sorted(PROPOSERS)))
+    return ", ".join((NO_METHOD, *sorted((*PROPOSERS, CUSTOM_CLASS))))

@@ -40,6 +40,9 @@ class SchedulerLimits:
     """Whether forced tokens may be sampled instead, from masks of one token, where appending them saves no step."""
     num_drafts: int = 0
     """Most drafts of a request in a step, where settings ask for drafts."""
+    lookahead: int = 0
+    """Tokens beyond those of a step for which a running request gets blocks where there are some left: those that a
+    draft model computes before it is known whether they are verified."""
 
     @property
     def max_step_tokens(self) -> int:

@@ -263,7 +263,7 @@ class Scheduler:
             runs = granted > 0
             slots, computed, granted = slots[runs], computed[runs], granted[runs]
         target = computed + granted
-        short = target > states.capacity[slots]
+        short = target + self._limits.lookahead > states.capacity[slots]
         grown: list[SlotBlocks] = []
         preempted = False
         if short.any():
@@ -289,7 +289,12 @@ class Scheduler:
             request = states.requests[slot]
             if request is None:
                 continue
-            block_ids = kv.grow(request, num_computed, target)
+            ahead = min(target + self._limits.lookahead, self._limits.max_model_len)
+            block_ids = kv.grow(request, num_computed, ahead) if ahead > target else None
+            if block_ids is not None:  # as long as nobody has to give way
+                target = ahead
+            else:
+                block_ids = kv.grow(request, num_computed, target)
             while block_ids is None:
                 if victims is None:
                     victims = self._waiting.victims(states.occupant(other) for other in states.running.tolist())

@@ -6,7 +6,7 @@ would be sampled one by one. Drafts lie behind the tokens of their slot in `Requ
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -144,8 +144,14 @@ class SlotDrafts:
             self._adaptive.verified(slots, num_drafts, counts.astype(np.int32) - 1)
         return Verified(slots, token_ids, None if plain else counts.astype(np.int32), kept, num_drafts)
 
-    def propose(self, slots: Int32Array) -> Drafts | None:
-        """Drafts of [L] slots that have sampled, in place of those they had; None where there are none."""
+    def propose(self, slots: Int32Array, computed: Int32Array | None = None) -> Drafts | None:
+        """Drafts of [L] slots that have sampled, in place of those they had; None where there are none. `computed`: [R]
+        all slots of the step; None: no others. A model's guesses are part of what the next step takes."""
+        with self.timed() if self._proposer.computes else nullcontext():
+            self._proposer.follow(slots if computed is None else computed)
+            return self._propose(slots)
+
+    def _propose(self, slots: Int32Array) -> Drafts | None:
         states = self._states
         if self._disabled_from is not None and len(slots) >= self._disabled_from:
             self._counts[slots] = 0

@@ -3,11 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
+
+from pagemill.catalog.proposers import CUSTOM_CLASS
 from pagemill.config.speculation import SpeculationConfig
 from pagemill.messages.step import Int32Array, NewRequest
+from pagemill.model.models.causal_lm import CausalLM
+from pagemill.worker.batch.block_tables import BlockTables
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +21,7 @@ class Speculation:
     """Which proposer a worker has, and how much it may propose."""
 
     proposer: str
-    """Name in catalog/proposers.py."""
+    """Name in catalog/proposers.py, or custom_class."""
     max_drafts: int
     """Tokens of one slot for one step, > 0."""
     prompt_lookup_min: int = 2
@@ -29,6 +35,8 @@ class Speculation:
     """Tokens that `suffix` proposes for each of the last ones that were seen before."""
     suffix_decoding_min_token_prob: float = 0.1
     """How likely it must be, by their frequencies, that all tokens come true which `suffix` proposes."""
+    custom_class: str | None = None
+    """Of method custom_class, the class as `module:Class` or `module.Class`."""
     adaptive: bool = True
     """As many drafts as make tokens come fastest, by what was right so far and what steps cost; False: as many as
     there are."""
@@ -48,11 +56,26 @@ def speculation_of(config: SpeculationConfig) -> Speculation | None:
         "suffix_decoding_max_cached_requests": asked.suffix_decoding_max_cached_requests,
         "suffix_decoding_max_spec_factor": asked.suffix_decoding_max_spec_factor,
         "suffix_decoding_min_token_prob": asked.suffix_decoding_min_token_prob,
+        "custom_class": asked.model if asked.method == CUSTOM_CLASS else None,
         "adaptive": asked.adaptive,
         "disable_by_batch_size": asked.disable_by_batch_size,
     }
     plain = Speculation(asked.method, asked.num_speculative_tokens)
     return replace(plain, **{name: value for name, value in said.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNetwork:
+    """A model that proposes, loaded and bound to its cache."""
+
+    model: CausalLM
+    groups: AttentionGroups
+    """Of its layers."""
+    tables: BlockTables
+    """Of all layers: blocks of a slot hold what both models keep of its tokens."""
+    max_model_len: int
+    """Tokens of a slot beyond which it computes nothing."""
+    device: torch.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +87,8 @@ class ProposerContext:
     max_drafts: int
     """Longer guesses are cut."""
     settings: Speculation
+    network: DraftNetwork | None = None
+    """The model that proposes, where settings name one."""
 
 
 class Proposer(ABC):
@@ -72,6 +97,9 @@ class Proposer(ABC):
 
     def __init__(self, context: ProposerContext) -> None:  # noqa: B027 - for those that need nothing of it
         """`context` lives as long as the worker has a KV cache."""
+
+    computes: ClassVar[bool] = False
+    """Whether guesses take a time that counts beside that of a step."""
 
     def begin(self, new: NewRequest) -> None:  # noqa: B027 - for those that keep nothing of a slot
         """A slot has another request, or one again that was preempted; `states` have its tokens."""
@@ -82,6 +110,10 @@ class Proposer(ABC):
     def end(self, slot: int) -> None:  # noqa: B027 - for those that keep nothing of a slot
         """The slot's request ended or was preempted; `states` still have its tokens. May be told twice, and never
         of a slot that only warmed up."""
+
+    def follow(self, slots: Int32Array) -> None:  # noqa: B027 - for those that keep nothing in the cache
+        """The [R] slots of a step that is done; `states` have what they sampled. Told after every step, before
+        `propose`: what blocks keep for a proposer must be there when the step is over, for others may share them."""
 
     @abstractmethod
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:

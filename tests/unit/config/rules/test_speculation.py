@@ -64,7 +64,7 @@ REFUSED = [
         {"speculative_config": NGRAM, "spec_tokens": 64, "max_model_len": 64},
         "num_speculative_tokens=64 is .* at most 63",
     ),
-    ({"speculative_config": NGRAM | {"quantization": "fp8"}}, "quantization is not supported: no proposer is a model"),
+    ({"speculative_config": NGRAM | {"quantization": "fp8"}}, "quantization='fp8' is not read by method='ngram'"),
     ({"speculative_config": NGRAM | {"k": 3}}, "speculative_config: unknown field 'k'; known: method, model"),
     (
         {"speculative_config": NGRAM | {"rejection_sample_method": "block"}},

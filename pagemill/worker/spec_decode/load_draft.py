@@ -1,0 +1,43 @@
+"""`load_draft`: the model that proposes drafts, loaded beside the one that verifies them."""
+
+from dataclasses import dataclass
+
+from pagemill.config.draft import DraftModel
+from pagemill.config.sections import CacheSettings
+from pagemill.errors import ConfigError, ModelError
+from pagemill.model.attention.layer import Attention
+from pagemill.model.attention.state_layer import StateLayer
+from pagemill.model.distributed.parallel_groups import ParallelGroups
+from pagemill.model.factory import load_model
+from pagemill.model.models.causal_lm import CausalLM
+from pagemill.platforms.interface import Platform
+from pagemill.utils.timing import PhaseTimer
+
+PREFIX = "draft."
+"""Before the names of its layers, by which the plan of the KV cache tells them from the model's."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A model that proposes."""
+
+    model: CausalLM
+    max_model_len: int
+    """Tokens of a request beyond which it computes nothing."""
+
+
+def load_draft(
+    draft: DraftModel, platform: Platform, timer: PhaseTimer, groups: ParallelGroups, cache: CacheSettings
+) -> LoadedDraft:
+    """Split over the ranks as the model that verifies is. Raises ModelError or ConfigError that names the setting, for
+    files that do not fit and for sizes that cannot be split."""
+    try:
+        model = load_model(draft.facts, draft.model, platform, timer, groups, cache)
+    except (ConfigError, ModelError) as error:
+        raise type(error)(f"speculative_config: model={draft.facts.name!r}: {error}") from error
+    for layer in model.modules():
+        if isinstance(layer, (Attention, StateLayer)):
+            layer.name = PREFIX + layer.name
+            if isinstance(layer, Attention) and layer.kv_owner is not None:
+                layer.kv_owner = PREFIX + layer.kv_owner
+    return LoadedDraft(model, draft.model.max_model_len)
