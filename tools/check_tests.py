@@ -51,6 +51,7 @@ SEVERAL = frozenset(
         "worker/forward/test_cascade.py",
         "worker/forward/test_not_finite.py",
         "worker/sampling/processors/test_token_sets.py",
+        "worker/spec_decode/test_custom_class.py",
         "worker/test_expert_parallel.py",
         "worker/test_hybrid_model.py",
         "worker/test_known_tokens.py",
