@@ -143,3 +143,5 @@ class DeviceFacts:
     """What the environment says in place of --cpu-threads-bind, where a CPU computes."""
     deterministic: bool = False
     """Whether the environment says what --deterministic says."""
+    drafts_pay: bool = False
+    """Whether a step of one request takes little longer with a few tokens more, so that guesses may pay."""

@@ -35,6 +35,7 @@ class CpuPlatform(Platform):
             topology=topology,
             threads_bind=envs.cpu_threads_bind(),
             deterministic=envs.batch_invariant(),
+            drafts_pay=quantized is not None and "avx512_vnni" in _flags(),
         )
 
     def set_threads(self, num_threads: int, cpus: tuple[int, ...] = ()) -> None:

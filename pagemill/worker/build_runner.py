@@ -128,7 +128,8 @@ def build_runner(
         stage = SoloStage()
     pools = options.pools
     ahead = platform.runs_ahead and isinstance(stage, SoloStage) and not pools
-    if options.speculation is not None:
+    asked = options.speculation is not None and not options.speculation.by_default
+    if asked:
         _check_verifiable(plan, stage, pools)
     if ahead:
         verify_lens = lens_of(0 if options.speculation is None else options.speculation.max_drafts)
@@ -137,7 +138,7 @@ def build_runner(
     else:
         made = _graphs(model, sizes, None, graphs, rank)
         tables, forward = _on_host(plan, model, platform, sizes, states, stage, made, make_sampler, options)
-    drafts = _drafts(plan, options, states, tables, device, ranks)
+    drafts = _drafts(plan, options, states, tables, device, ranks) if asked or forward.decodes_natively else None
     return ModelRunner(states, tables, stage, forward, extensions, drafts)
 
 

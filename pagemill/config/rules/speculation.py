@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from pagemill.catalog.proposers import CUSTOM_CLASS, PROPOSERS
 from pagemill.config.decisions import Decisions
-from pagemill.config.facts import ModelFacts
+from pagemill.config.facts import DeviceFacts, ModelFacts
 from pagemill.config.sections import ModelConfig, ParallelConfig
 from pagemill.config.speculation import SpeculationConfig, SpeculationSettings, SpeculativeConfig
 from pagemill.errors import ConfigError
@@ -15,6 +15,8 @@ DRAFT_MODEL = "draft_model"
 """The method that is meant where a model is named and no method."""
 NO_METHOD = "none"
 """Says that nobody proposes drafts."""
+BY_DEFAULT: Final = SpeculativeConfig(method="ngram", num_speculative_tokens=8, disable_by_batch_size=4)
+"""What is meant where nobody says anything and drafts may pay. Rows of more requests cost more than they can win."""
 _OF_ALL: Final = frozenset({"method", "num_speculative_tokens", "adaptive", "disable_by_batch_size"})
 READS: Final[dict[str, tuple[str, ...]]] = {
     "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
@@ -34,12 +36,16 @@ def resolve_speculation(
     asked: SpeculationSettings,
     model: ModelConfig,
     parallel: ParallelConfig,
+    device: DeviceFacts,
     facts: ModelFacts,
     decisions: Decisions,
 ) -> SpeculationConfig:
     """The section, complete. Raises ConfigError for a method that nobody knows, for a field that the method does not
     read, for more drafts than a request can have, and where no drafts can be verified."""
     wanted = merged(asked)
+    if wanted == SpeculativeConfig() and _may_pay(model, parallel, device, facts):
+        decisions.note("speculative_config", BY_DEFAULT.method, "the CPU verifies a few guesses at little cost")
+        return SpeculationConfig(speculative_config=BY_DEFAULT, by_default=True)
     if wanted.method in (None, NO_METHOD):
         _check_unused(wanted)
         return SpeculationConfig()
@@ -73,6 +79,19 @@ def merged(asked: SpeculationSettings) -> SpeculativeConfig:
         said[name] = value
     wanted = replace(given, **said)
     return replace(wanted, method=DRAFT_MODEL) if wanted.method is None and wanted.model is not None else wanted
+
+
+def _may_pay(model: ModelConfig, parallel: ParallelConfig, device: DeviceFacts, facts: ModelFacts) -> bool:
+    """Whether drafts cost little where they are wrong, and change no bit of what is computed: native kernels give a row
+    the same bits in any batch, and adaptive drafts make batches that differ from one run to the next."""
+    return (
+        device.drafts_pay
+        and model.dtype == "bfloat16"
+        and facts.implementation == "native"
+        and not (model.pools or facts.is_encoder)
+        and parallel.tensor_parallel_size * parallel.pipeline_parallel_size == 1
+        and _longest(model, facts) > (BY_DEFAULT.num_speculative_tokens or 0)
+    )
 
 
 def _check_unused(wanted: SpeculativeConfig) -> None:
@@ -115,8 +134,7 @@ def _check_place(method: str, model: ModelConfig, parallel: ParallelConfig) -> N
 
 def _check_sizes(wanted: SpeculativeConfig, model: ModelConfig, facts: ModelFacts) -> None:
     count = wanted.num_speculative_tokens or 0
-    window = int(facts.hf_config.get("sliding_window") or model.max_model_len)
-    most = min(window, model.max_model_len) - 1
+    most = _longest(model, facts) - 1
     if count > most:
         raise ConfigError(
             f"speculative_config: num_speculative_tokens={count} is more than fit beside a token into the window of "
@@ -128,6 +146,12 @@ def _check_sizes(wanted: SpeculativeConfig, model: ModelConfig, facts: ModelFact
     share = wanted.suffix_decoding_min_token_prob
     if share is not None and share > 1:
         raise ConfigError(f"speculative_config: suffix_decoding_min_token_prob={share} is not allowed: 0 to 1")
+
+
+def _longest(model: ModelConfig, facts: ModelFacts) -> int:
+    """Tokens that all layers see."""
+    window = int(facts.hf_config.get("sliding_window") or model.max_model_len)
+    return min(window, model.max_model_len)
 
 
 def _given(wanted: SpeculativeConfig) -> list[str]:

@@ -40,6 +40,7 @@ class HostForward(Forward):
         native: NativeDecode,
     ) -> None:
         self._native = native
+        self.decodes_natively = native.possible
         self._states = states
         self._model = model
         self._network = network

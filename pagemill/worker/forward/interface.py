@@ -55,6 +55,8 @@ class Forward(ABC):
     """Graphs that there may be in the end."""
     uploads: UploadRing | None = None
     """What is sent to a device ahead of its work."""
+    decodes_natively: bool = False
+    """Whether `decode` takes any step at all."""
 
     def precompile(self) -> None:  # noqa: B027
         """Run what steps and graphs are made of, at sizes of all kinds, and capture nothing."""

@@ -34,6 +34,9 @@ _REASONS = {
 class NativeDecode(ABC):
     """Decode steps as one native call each."""
 
+    possible = True
+    """Whether any step is accepted."""
+
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
@@ -85,6 +88,8 @@ class NativeSteps(NativeDecode):
 
 class NoNativeDecode(NativeDecode):
     """Accepts no step, always for the same reason."""
+
+    possible = False
 
     def __init__(self, reason: str) -> None:
         super().__init__()

@@ -53,6 +53,7 @@ class SlotDrafts:
         self._proposer = proposer
         self._max_drafts = speculation.max_drafts
         self._disabled_from = speculation.disable_by_batch_size
+        self._only_native = speculation.by_default
         self._adaptive = AdaptiveCounts(states, speculation.max_drafts) if speculation.adaptive else None
         self._ranks = ranks or SoloGroup()
         self._counts = np.zeros(len(states.num_tokens), np.int32)
@@ -177,6 +178,8 @@ class SlotDrafts:
         """Of each slot, as many tokens as it has room for; none of those that need not be asked."""
         if self._adaptive is not None:
             due = self._adaptive.due(slots)
+            if self._only_native:
+                due &= ~self._states.processed[slots]
             if not due.all():
                 found = [slots[:0]] * len(slots)
                 asked = np.flatnonzero(due)

@@ -42,6 +42,9 @@ class Speculation:
     there are."""
     disable_by_batch_size: int | None = None
     """Steps in which so many slots sample, or more, have no drafts; None: all may."""
+    by_default: bool = False
+    """Nobody has asked for drafts: there are none where steps that verify them would not be native calls. So slots whose
+    logits are changed or told of have none."""
 
 
 def speculation_of(config: SpeculationConfig) -> Speculation | None:
@@ -60,7 +63,7 @@ def speculation_of(config: SpeculationConfig) -> Speculation | None:
         "adaptive": asked.adaptive,
         "disable_by_batch_size": asked.disable_by_batch_size,
     }
-    plain = Speculation(asked.method, asked.num_speculative_tokens)
+    plain = Speculation(asked.method, asked.num_speculative_tokens, by_default=config.by_default)
     return replace(plain, **{name: value for name, value in said.items() if value is not None})
 
 

@@ -26,6 +26,32 @@ def test_nobody_proposes_by_default():
     assert speculation_of(resolved()) is None
 
 
+PAYS = replace(CPU, fast_dtypes=("bfloat16", "float32"), quantized_dtype="bfloat16", drafts_pay=True)
+BFLOAT16 = replace(FACTS, dtype="bfloat16")
+
+
+def test_where_drafts_may_pay_ngram_proposes_for_few_requests():
+    speculation = speculation_of(resolved(BFLOAT16, PAYS))
+    assert speculation == Speculation("ngram", 8, disable_by_batch_size=4, by_default=True)
+    asked = speculation_of(resolved(BFLOAT16, PAYS, spec_method="ngram"))
+    assert asked == Speculation("ngram", 4)
+
+
+@pytest.mark.parametrize(
+    ("facts", "device", "settings"),
+    [
+        (BFLOAT16, PAYS, {"spec_method": "none"}),
+        (BFLOAT16, PAYS, {"dtype": "float32"}),
+        (BFLOAT16, PAYS, {"runner": "pooling"}),
+        (BFLOAT16, PAYS, {"max_model_len": 8}),
+        (replace(BFLOAT16, implementation="transformers"), PAYS, {}),
+        (BFLOAT16, replace(PAYS, drafts_pay=False), {}),
+    ],
+)
+def test_where_they_may_not_nobody_does(facts, device, settings):
+    assert speculation_of(resolved(facts, device, **settings)) is None
+
+
 def test_none_is_a_method_that_proposes_nothing():
     assert not resolved(speculative_config={"method": "none"}).active
     assert not resolved(spec_method="none").active
