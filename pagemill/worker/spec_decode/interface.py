@@ -43,8 +43,8 @@ class Speculation:
     disable_by_batch_size: int | None = None
     """Steps in which so many slots sample, or more, have no drafts; None: all may."""
     by_default: bool = False
-    """Nobody has asked for drafts: there are none where steps that verify them would not be native calls. So slots whose
-    logits are changed or told of have none."""
+    """Nobody has asked for drafts: there are none where steps that verify them would not be native calls, so none of
+    slots whose logits are changed or told of."""
 
 
 def speculation_of(config: SpeculationConfig) -> Speculation | None:
