@@ -162,7 +162,7 @@ def test_speculation_as_far_as_the_draft_model_knows_positions(checkpoints):
 def test_speculation_up_to_the_longest_text(checkpoints):
     target = checkpoints("LlamaForCausalLM")
     _, drafted = compare(target, draft_of(target), max_model_len=72, params={"max_tokens": 71})
-    assert drafted.finish["first"] == "length"
+    assert drafted.finish["first"].reason.value == "length"
     assert drafted.acceptance > 0.99
 
 
