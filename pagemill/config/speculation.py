@@ -78,8 +78,8 @@ class SpeculationSettings:
 
     speculative_config: SpeculativeConfig = setting(
         SpeculativeConfig(),
-        'JSON object: who proposes drafts, and how many, such as {"method": "ngram"}; by default ngram, of few requests '
-        "at once, on CPUs with AVX-512 whose kernels compute the model in bfloat16, and nobody elsewhere",
+        'JSON object: who proposes drafts, and how many, such as {"method": "ngram"}; by default ngram, of few '
+        "requests at once, on CPUs with AVX-512 whose kernels compute the model in bfloat16, and nobody elsewhere",
         short="-sc",
     )
     spec_method: str | None = setting(None, "method of --speculative-config")

@@ -138,7 +138,9 @@ def build_runner(
     else:
         made = _graphs(model, sizes, None, graphs, rank)
         tables, forward = _on_host(plan, model, platform, sizes, states, stage, made, make_sampler, options)
-    drafts = _drafts(plan, options, states, tables, device, ranks) if asked or forward.decodes_natively else None
+    drafts = None
+    if asked or forward.decodes_natively:
+        drafts = _drafts(plan, options, states, tables, device, ranks, model.vocab_size)
     return ModelRunner(states, tables, stage, forward, extensions, drafts)
 
 
@@ -165,15 +167,16 @@ def _drafts(
     tables: BlockTables,
     device: str,
     ranks: Group | None,
+    vocab_size: int,
 ) -> SlotDrafts | None:
     speculation = options.speculation
     if speculation is None:
         return None
     network = None
     if options.draft is not None:
-        model = options.draft.model
-        groups = AttentionGroups(plan, model.cache_layers(), tables, device)
-        network = DraftNetwork(model, groups, tables, options.draft.max_model_len, torch.device(device))
+        draft = options.draft.model
+        groups = AttentionGroups(plan, draft.cache_layers(), tables, device)
+        network = DraftNetwork(draft, groups, tables, options.draft.max_model_len, torch.device(device))
     context = ProposerContext(states, speculation.max_drafts, speculation, network)
     made = load_proposer(speculation.proposer, speculation.custom_class)
     if not (isinstance(made, type) and issubclass(made, Proposer)):
@@ -181,7 +184,7 @@ def _drafts(
             f"proposer {speculation.custom_class or speculation.proposer!r} is no Proposer (docs/plug-ins.md)"
         )
     proposer = made(context)
-    return SlotDrafts(states, proposer, speculation, ranks)
+    return SlotDrafts(states, proposer, speculation, ranks, vocab_size)
 
 
 def _on_host(

@@ -28,7 +28,7 @@ class Toy(Proposer):
         [text] = [text for text in TEXTS if text[:count] == tokens.tolist()][:1] or [[]]
         found = np.array(text[count : count + 1 + count % 6] + [1] * (count % 3), np.int32)
         wrong: npt.NDArray[np.bool_] = (count + np.arange(len(found))) % 7 == 6
-        proposed: Int32Array = found + wrong.astype(np.int32)
+        proposed: Int32Array = np.where(wrong, np.where(found == 2, 1, 2), found).astype(np.int32)
         return proposed
 
 

@@ -91,8 +91,10 @@ def test_tokens_are_those_of_the_reference(checkpoints):
     checkpoints.reference(ARCHITECTURE).check(prompts, tokens, "bfloat16")
 
 
-@pytest.mark.parametrize(("architecture", "num_ranks"), [(EXPERTS, 1), (ARCHITECTURE, 2), (EXPERTS, 2)])
-def test_experts_and_two_ranks(checkpoints, architecture, num_ranks):
+@pytest.mark.parametrize(
+    ("architecture", "num_ranks"), [("LlamaForCausalLM", 1), (EXPERTS, 1), (ARCHITECTURE, 2), (EXPERTS, 2)]
+)
+def test_other_models_and_two_ranks(checkpoints, architecture, num_ranks):
     """Alone and eager; in a batch with graphs, twice; in chunks."""
     need_gpus(num_ranks)
     prompts, params = prompts_of(64), params_of(64)

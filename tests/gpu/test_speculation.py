@@ -202,17 +202,6 @@ def test_tokens_that_a_form_forces(checkpoints, mode):
     assert stats.drafts is not None and stats.drafts.num_accepted_tokens > 0
 
 
-def test_deterministic_texts_are_equal(checkpoints):
-    """Where bits do not depend on the batch, not even near ties part texts."""
-    prompts = make_prompts(16)
-    with make_llm(checkpoints.path(LLAMA), deterministic=True) as llm:
-        plain = run(llm, prompts, mixed_params(16))
-    taught(prompts, plain)
-    with make_llm(checkpoints.path(LLAMA), deterministic=True, speculative_config=TOY) as llm:
-        assert run(llm, prompts, mixed_params(16)) == plain
-        assert accepted(llm) > 100
-
-
 def test_windows(checkpoints):
     prompts = make_prompts(16)
     with make_llm(checkpoints.path("Gemma3ForCausalLM"), dtype="float32") as llm:

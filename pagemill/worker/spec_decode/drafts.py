@@ -13,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagemill.log import get_logger
 from pagemill.messages.step import Drafts, Int32Array, KnownTokens, NewRequest, SampledLogprobs, SchedulerOutput
 from pagemill.model.distributed.group import Group, SoloGroup
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.spec_decode.adaptive import AdaptiveCounts
 from pagemill.worker.spec_decode.interface import Proposer, Speculation
+
+logger = get_logger(__name__)
 
 
 class Verified(NamedTuple):
@@ -47,7 +50,12 @@ class SlotDrafts:
     have the same drafts though their clocks differ."""
 
     def __init__(
-        self, states: RequestStates, proposer: Proposer, speculation: Speculation, ranks: Group | None = None
+        self,
+        states: RequestStates,
+        proposer: Proposer,
+        speculation: Speculation,
+        ranks: Group | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         self._states = states
         self._proposer = proposer
@@ -56,6 +64,8 @@ class SlotDrafts:
         self._only_native = speculation.by_default
         self._adaptive = AdaptiveCounts(states, speculation.max_drafts) if speculation.adaptive else None
         self._ranks = ranks or SoloGroup()
+        self._vocab_size = vocab_size
+        self._said_invalid = False
         self._counts = np.zeros(len(states.num_tokens), np.int32)
         """[S] drafts of each slot."""
         self._running = np.zeros(0, np.int32)
@@ -169,10 +179,25 @@ class SlotDrafts:
                 self._counts[slots] = 0
                 return None
             found = [ids[:count] for ids, count in zip(found, counts.tolist(), strict=True)]
+        token_ids = np.concatenate(found).astype(np.int32) if counts.any() else slots[:0]
+        if self._vocab_size is not None and len(token_ids) and not self._are_tokens(token_ids, self._vocab_size):
+            self._counts[slots] = 0
+            return None
         for slot, start, ids in zip(slots.tolist(), known.tolist(), found, strict=True):
             states.token_ids[slot, start : start + len(ids)] = ids
         self._counts[slots] = counts
-        return Drafts(counts, np.concatenate(found).astype(np.int32)) if counts.any() else None
+        return Drafts(counts, token_ids) if len(token_ids) else None
+
+    def _are_tokens(self, token_ids: Int32Array, vocab_size: int) -> bool:
+        """Whether a proposer keeps to the vocabulary: others have no embedding, and a device stops at them."""
+        valid = bool(token_ids.min() >= 0 and token_ids.max() < vocab_size)
+        if not valid and not self._said_invalid:
+            self._said_invalid = True
+            logger.error(
+                "the proposer of drafts gave token %d, and there are 0 to %d: drafts of such steps are left out",
+                int(token_ids.max() if token_ids.min() >= 0 else token_ids.min()), vocab_size - 1,
+            )  # fmt: skip
+        return valid
 
     def _guesses(self, slots: Int32Array, room: Int32Array) -> list[Int32Array]:
         """Of each slot, as many tokens as it has room for; none of those that need not be asked."""

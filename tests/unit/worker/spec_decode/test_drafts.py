@@ -128,5 +128,5 @@ def test_a_proposer_is_told_of_requests_their_salts_and_their_ends(checkpoint, m
 
 def test_an_unknown_proposer_is_named(checkpoint):
     config = build_config(EngineArgs(str(checkpoint), device="cpu", dtype="float32", **SETTINGS))
-    with pytest.raises(ConfigError, match="unknown proposer 'guess'; known: .*ngram"):
+    with pytest.raises(ConfigError, match=r"unknown proposer 'guess'; known: .*ngram"):
         EngineCore(config, UniprocExecutor(Worker(config, speculation=Speculation("guess", 2))))
