@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from pagemill.catalog.proposers import CUSTOM_CLASS, PROPOSERS
 from pagemill.config.decisions import Decisions
-from pagemill.config.facts import ModelFacts
+from pagemill.config.facts import DeviceFacts, ModelFacts
 from pagemill.config.sections import ModelConfig, ParallelConfig
-from pagemill.config.speculation import SpeculationConfig, SpeculationSettings, SpeculativeConfig
+from pagemill.config.speculation import MATCH, SYNTHETIC, SpeculationConfig, SpeculationSettings, SpeculativeConfig
 from pagemill.errors import ConfigError
 
 DEFAULT_DRAFTS = 4
@@ -15,7 +15,17 @@ DRAFT_MODEL = "draft_model"
 """The method that is meant where a model is named and no method."""
 NO_METHOD = "none"
 """Says that nobody proposes drafts."""
-_OF_ALL: Final = frozenset({"method", "num_speculative_tokens", "adaptive", "disable_by_batch_size"})
+_OF_SYNTHETIC: Final = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
+_OF_ALL: Final = frozenset(
+    {
+        "method",
+        "num_speculative_tokens",
+        "adaptive",
+        "disable_by_batch_size",
+        "rejection_sample_method",
+        *_OF_SYNTHETIC,
+    }
+)
 READS: Final[dict[str, tuple[str, ...]]] = {
     "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
     "suffix": (
@@ -34,6 +44,7 @@ def resolve_speculation(
     asked: SpeculationSettings,
     model: ModelConfig,
     parallel: ParallelConfig,
+    device: DeviceFacts,
     facts: ModelFacts,
     decisions: Decisions,
 ) -> SpeculationConfig:
@@ -52,6 +63,7 @@ def resolve_speculation(
         count = decisions.note("num_speculative_tokens", DEFAULT_DRAFTS, "default")
         wanted = replace(wanted, num_speculative_tokens=count)
     _check_sizes(wanted, model, facts)
+    _check_acceptance(wanted, device)
     return SpeculationConfig(speculative_config=wanted)
 
 
@@ -128,6 +140,42 @@ def _check_sizes(wanted: SpeculativeConfig, model: ModelConfig, facts: ModelFact
     share = wanted.suffix_decoding_min_token_prob
     if share is not None and share > 1:
         raise ConfigError(f"speculative_config: suffix_decoding_min_token_prob={share} is not allowed: 0 to 1")
+
+
+def _check_acceptance(wanted: SpeculativeConfig, device: DeviceFacts) -> None:
+    """When drafts are accepted, and how often where that is left to chance."""
+    how = wanted.rejection_sample_method or MATCH
+    what = "speculative_config: "
+    if how != MATCH and device.runs_ahead:
+        raise ConfigError(
+            f"{what}rejection_sample_method={how!r} draws on the host, and the device is {device.kind}; "
+            f"{MATCH!r} is allowed"
+        )
+    rates, length = wanted.synthetic_acceptance_rates, wanted.synthetic_acceptance_length
+    count = wanted.num_speculative_tokens or 0
+    given = [name for name in _OF_SYNTHETIC if getattr(wanted, name) is not None]
+    if how != SYNTHETIC:
+        if given:
+            value = getattr(wanted, given[0])
+            raise ConfigError(f"{what}{given[0]}={value!r} needs rejection_sample_method={SYNTHETIC!r}, not {how!r}")
+        return
+    if len(given) != 1:
+        raise ConfigError(f"{what}rejection_sample_method={SYNTHETIC!r} needs one of {' and '.join(_OF_SYNTHETIC)}")
+    if length is not None and length > 1 + count:
+        raise ConfigError(
+            f"{what}synthetic_acceptance_length={length} is more than a step yields with num_speculative_tokens="
+            f"{count}: 1 to {1 + count}"
+        )
+    if rates is not None and len(rates) != count:
+        raise ConfigError(
+            f"{what}synthetic_acceptance_rates={list(rates)} has {len(rates)} numbers; one for each of "
+            f"num_speculative_tokens={count}"
+        )
+    if rates is not None and not all(0 <= rate <= before for rate, before in zip(rates, (1.0, *rates), strict=False)):
+        raise ConfigError(
+            f"{what}synthetic_acceptance_rates={list(rates)} is not allowed: 0 to 1, and none above the one before, "
+            f"which is accepted whenever it is"
+        )
 
 
 def _given(wanted: SpeculativeConfig) -> list[str]:
