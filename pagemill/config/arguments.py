@@ -90,6 +90,8 @@ def make_section(cls: type, values: Mapping[str, Any]) -> Any:
 def _make_tuple(name: str, hint: Any, values: Iterable[Any]) -> tuple[Any, ...]:
     """Raises ConfigError for an element of another type than the hint's."""
     kind = item_kind(hint)
+    if kind is float:
+        values = [float(value) if type(value) is int else value for value in values]
     for value in values:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ConfigError(f"{name}: {value!r} is not of type {kind.__name__}")

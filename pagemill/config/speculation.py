@@ -5,6 +5,11 @@ from typing import ClassVar, Final
 
 from pagemill.config.fields import setting
 
+MATCH: Final = "match"
+STANDARD: Final = "standard"
+SYNTHETIC: Final = "synthetic"
+"""When drafts are accepted."""
+
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
@@ -50,6 +55,19 @@ class SpeculativeConfig:
         None, "steps of so many requests or more have no drafts (default: all may)", low=1
     )
 
+    rejection_sample_method: str | None = setting(
+        None,
+        "when a draft is accepted (default: match): match, where the token drawn in its place is equal; standard, by "
+        "exact rejection sampling; synthetic, by chance, to measure steps with weights that mean nothing",
+        choices=(MATCH, STANDARD, SYNTHETIC),
+    )
+    synthetic_acceptance_rates: tuple[float, ...] | None = setting(
+        None, "of synthetic: how often the first draft is accepted, the first two are, and so on"
+    )
+    synthetic_acceptance_length: float | None = setting(
+        None, "of synthetic: tokens that a step with all drafts yields on average, with the one behind them", low=1
+    )
+
     REFUSED: ClassVar[dict[str, str]] = {
         name: why
         for why, names in (
@@ -61,11 +79,6 @@ class SpeculativeConfig:
                 "enable_adaptive_verification dspark_draft_topk",
             ),
             ("use disable_by_batch_size", "num_speculative_tokens_per_batch_size speculative_disable_by_batch_size"),
-            (
-                "a draft is accepted if it is the token that is sampled in its place, so that drafts change no text; "
-                "leave it out",
-                "rejection_sample_method synthetic_acceptance_rates synthetic_acceptance_length",
-            ),
         )
         for name in names.split()
     }

@@ -35,6 +35,7 @@ from pagemill.worker.pipeline.linked_stage import LinkedStage
 from pagemill.worker.pipeline.stage import SoloStage, Stage
 from pagemill.worker.pooling.pooler import Pooler
 from pagemill.worker.sampling.sampler import Sampler, SamplerOptions
+from pagemill.worker.spec_decode.acceptance import draft_draws
 from pagemill.worker.spec_decode.drafts import SlotDrafts
 from pagemill.worker.spec_decode.interface import DraftNetwork, Proposer, ProposerContext, Speculation
 from pagemill.worker.spec_decode.load_draft import LoadedDraft
@@ -121,6 +122,7 @@ def build_runner(
         processors=sampling.processors,
         extensions=extensions.by_name,
         logprobs_mode=sampling.logprobs_mode,
+        draft_draws=None if options.speculation is None else draft_draws(options.speculation, states),
     )
     if stages is not None and stages.size > 1:
         stage: Stage = LinkedStage(stages, states, hidden_size=model.hidden_size, dtype=model.dtype, device=device)

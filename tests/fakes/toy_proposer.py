@@ -32,12 +32,51 @@ class Toy(Proposer):
         return proposed
 
 
+class Wrong(Toy):
+    """Is wrong from the first token on: proposes tokens that do not follow."""
+
+    def after(self, tokens: Int32Array) -> Int32Array:
+        proposed: Int32Array = (super().after(tokens) + 1) % 300
+        return proposed
+
+
+class Right(Toy):
+    """Proposes all that follows."""
+
+    def after(self, tokens: Int32Array) -> Int32Array:
+        count = len(tokens)
+        [text] = [text for text in TEXTS if text[:count] == tokens.tolist()][:1] or [[]]
+        return np.array(text[count:], np.int32)
+
+
+class Random(Toy):
+    """Proposes anything, from nothing to more than it may."""
+
+    def after(self, tokens: Int32Array) -> Int32Array:
+        noise = np.random.default_rng([len(tokens), int(tokens[-1])])
+        proposed: Int32Array = noise.integers(0, 300, int(noise.integers(0, 7))).astype(np.int32)
+        return proposed
+
+
+class Four(Toy):
+    """Proposes four tokens, whatever came before."""
+
+    def after(self, tokens: Int32Array) -> Int32Array:
+        proposed: Int32Array = ((len(tokens) * 7 + np.arange(4)) % 290 + 5).astype(np.int32)
+        return proposed
+
+
+_NAMED = {"toy": Toy, "wrong": Wrong, "right": Right, "random": Random, "four": Four}
+
+
 @contextlib.contextmanager
 def toy_proposer() -> Iterator[None]:
-    """While the body runs, it is known as "toy"."""
-    PROPOSERS.add("toy", f"{__name__}:Toy")
+    """While the body runs, they are known as "toy", "wrong", "right", "random" and "four"."""
+    for name, cls in _NAMED.items():
+        PROPOSERS.add(name, f"{__name__}:{cls.__name__}")
     try:
         yield
     finally:
-        PROPOSERS.remove("toy")
+        for name in _NAMED:
+            PROPOSERS.remove(name)
         TEXTS.clear()

@@ -7,7 +7,7 @@ from pagemill.catalog.proposers import CUSTOM_CLASS, PROPOSERS
 from pagemill.config.decisions import Decisions
 from pagemill.config.facts import DeviceFacts, ModelFacts
 from pagemill.config.sections import ModelConfig, ParallelConfig
-from pagemill.config.speculation import SpeculationConfig, SpeculationSettings, SpeculativeConfig
+from pagemill.config.speculation import MATCH, SYNTHETIC, SpeculationConfig, SpeculationSettings, SpeculativeConfig
 from pagemill.errors import ConfigError
 
 DEFAULT_DRAFTS = 4
@@ -17,7 +17,17 @@ NO_METHOD = "none"
 """Says that nobody proposes drafts."""
 BY_DEFAULT: Final = SpeculativeConfig(method="ngram", num_speculative_tokens=8, disable_by_batch_size=4)
 """What is meant where nobody says anything and drafts may pay. Rows of more requests cost more than they can win."""
-_OF_ALL: Final = frozenset({"method", "num_speculative_tokens", "adaptive", "disable_by_batch_size"})
+_OF_SYNTHETIC: Final = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
+_OF_ALL: Final = frozenset(
+    {
+        "method",
+        "num_speculative_tokens",
+        "adaptive",
+        "disable_by_batch_size",
+        "rejection_sample_method",
+        *_OF_SYNTHETIC,
+    }
+)
 READS: Final[dict[str, tuple[str, ...]]] = {
     "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
     "suffix": (
@@ -58,6 +68,7 @@ def resolve_speculation(
         count = decisions.note("num_speculative_tokens", DEFAULT_DRAFTS, "default")
         wanted = replace(wanted, num_speculative_tokens=count)
     _check_sizes(wanted, model, facts)
+    _check_acceptance(wanted, device)
     return SpeculationConfig(speculative_config=wanted)
 
 
@@ -152,6 +163,42 @@ def _longest(model: ModelConfig, facts: ModelFacts) -> int:
     """Tokens that all layers see."""
     window = int(facts.hf_config.get("sliding_window") or model.max_model_len)
     return min(window, model.max_model_len)
+
+
+def _check_acceptance(wanted: SpeculativeConfig, device: DeviceFacts) -> None:
+    """When drafts are accepted, and how often where that is left to chance."""
+    how = wanted.rejection_sample_method or MATCH
+    what = "speculative_config: "
+    if how != MATCH and device.runs_ahead:
+        raise ConfigError(
+            f"{what}rejection_sample_method={how!r} draws on the host, and the device is {device.kind}; "
+            f"{MATCH!r} is allowed"
+        )
+    rates, length = wanted.synthetic_acceptance_rates, wanted.synthetic_acceptance_length
+    count = wanted.num_speculative_tokens or 0
+    given = [name for name in _OF_SYNTHETIC if getattr(wanted, name) is not None]
+    if how != SYNTHETIC:
+        if given:
+            value = getattr(wanted, given[0])
+            raise ConfigError(f"{what}{given[0]}={value!r} needs rejection_sample_method={SYNTHETIC!r}, not {how!r}")
+        return
+    if len(given) != 1:
+        raise ConfigError(f"{what}rejection_sample_method={SYNTHETIC!r} needs one of {' and '.join(_OF_SYNTHETIC)}")
+    if length is not None and length > 1 + count:
+        raise ConfigError(
+            f"{what}synthetic_acceptance_length={length} is more than a step yields with num_speculative_tokens="
+            f"{count}: 1 to {1 + count}"
+        )
+    if rates is not None and len(rates) != count:
+        raise ConfigError(
+            f"{what}synthetic_acceptance_rates={list(rates)} has {len(rates)} numbers; one for each of "
+            f"num_speculative_tokens={count}"
+        )
+    if rates is not None and not all(0 <= rate <= before for rate, before in zip(rates, (1.0, *rates), strict=False)):
+        raise ConfigError(
+            f"{what}synthetic_acceptance_rates={list(rates)} is not allowed: 0 to 1, and none above the one before, "
+            f"which is accepted whenever it is"
+        )
 
 
 def _given(wanted: SpeculativeConfig) -> list[str]:

@@ -23,6 +23,7 @@ from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.batch.row_masks import LEFT, RowMasks
 from pagemill.worker.extensions.interface import WorkerExtension
 from pagemill.worker.sampling.context import SamplerContext
+from pagemill.worker.sampling.draft_draws import NO_DRAFT, DraftDraws, draft_or_best, draw_with_drafts
 from pagemill.worker.sampling.filters import min_p_, top_k_top_p_
 from pagemill.worker.sampling.history import HostHistory, TokenHistory
 from pagemill.worker.sampling.logprobs import LogprobRecorder, SampledValues, joined_samples
@@ -112,7 +113,7 @@ class SamplerOptions:
 
 class Sampler:
     """Samples one token for each row of logits. `history` None: that of the slots' state, on the host. `processors`
-    None: those of the catalogue."""
+    None: those of the catalogue. `draft_draws` None: a token is drawn alike whether a draft is in its place or not."""
 
     def __init__(
         self,
@@ -123,6 +124,7 @@ class Sampler:
         processors: Sequence[type[LogitsProcessor]] | None = None,
         extensions: Mapping[str, WorkerExtension] | None = None,
         logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+        draft_draws: DraftDraws | None = None,
     ) -> None:
         device = torch.device("cpu") if device is None else device
         history = HostHistory(states, vocab_size) if history is None else history
@@ -143,6 +145,7 @@ class Sampler:
         self._watched = np.zeros(num_slots, bool)
         """[S] whether one of them reads the slot's tokens."""
         self._num_processed = 0
+        self._draft_draws = draft_draws
         self._rows = LatestUpload(device)
 
     def add(self, new: NewRequest) -> None:
@@ -191,6 +194,11 @@ class Sampler:
         `processed`."""
         return self._num_processed > 0
 
+    @property
+    def draws_by_drafts(self) -> bool:
+        """Whether a draft in the place of a token changes how that is drawn."""
+        return self._draft_draws is not None
+
     def masks(self, rows: SampledRows) -> RowMasks | None:
         """What those of [R] rows may sample whose requests ask for nothing else; the other rows are LEFT. None: they
         all are."""
@@ -230,7 +238,7 @@ class Sampler:
         """`sample`, and log-probabilities of the tokens, where slots ask for them."""
         if not self._num_processed:
             return self._choose(logits, rows), None
-        masks = self._masks_of_all(logits, rows)
+        masks = None if self._drafts_of(rows) is not None else self._masks_of_all(logits, rows)
         if masks is not None:
             return self._choose_by(masks, logits, rows), None
         tokens = np.empty(len(rows), np.int32)
@@ -281,6 +289,10 @@ class Sampler:
         return torch.from_numpy(self._choose(logits, rows))
 
     def _choose(self, logits: Tensor, rows: SampledRows) -> npt.NDArray[np.int32]:
+        drafts = self._drafts_of(rows)
+        return self._choose_plainly(logits, rows) if drafts is None else self._choose_by_drafts(logits, rows, drafts)
+
+    def _choose_plainly(self, logits: Tensor, rows: SampledRows) -> npt.NDArray[np.int32]:
         greedy = self._states.greedy[rows.slots]
         if greedy.all():
             return ops.argmax(logits).numpy().astype(np.int32)
@@ -290,6 +302,39 @@ class Sampler:
         drawn = ~greedy
         some = logits[torch.from_numpy(drawn)] if greedy.any() else logits
         tokens[drawn] = self._draw(some, rows.slots[drawn], rows.positions[drawn])
+        return tokens
+
+    def _drafts_of(self, rows: SampledRows) -> npt.NDArray[np.int64] | None:
+        """[L] those that change how tokens are drawn; None where none does."""
+        return None if self._draft_draws is None else self._draft_draws.drafts_of(rows)
+
+    def _choose_by_drafts(
+        self, logits: Tensor, rows: SampledRows, drafts: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int32]:
+        draws, states = self._draft_draws, self._states
+        chance = None if draws is None else draws.accepted(rows)
+        greedy = states.greedy[rows.slots]
+        plain = drafts == NO_DRAFT
+        if chance is None:
+            plain |= greedy  # of one token that is certain, a draft is accepted if it is that
+        tokens = np.empty(len(rows), np.int32)
+        if plain.any():
+            tokens[plain] = self._choose_plainly(logits[torch.from_numpy(plain)], rows[plain])
+        which = np.flatnonzero(~plain)
+        if not len(which):
+            return tokens
+        some, of_some = logits[torch.from_numpy(which)], torch.from_numpy(drafts[which])
+        accepted = None
+        if chance is not None:
+            allowed = some.gather(1, of_some.unsqueeze(1)).squeeze(1) > -torch.inf
+            accepted = torch.from_numpy(chance[which]) & allowed
+        slots = rows.slots[which]
+        uniforms = torch.from_numpy(uniform(states.seed[slots], rows.positions[which]))
+        sure = torch.from_numpy(np.flatnonzero(greedy[which]))  # these only come here where chance accepts
+        pairs = draft_or_best(some[sure], of_some[sure])
+        self._filter(some, slots)
+        some[sure] = pairs
+        tokens[which] = draw_with_drafts(some, uniforms, of_some, accepted).numpy()
         return tokens
 
     def _masks_of_all(self, logits: Tensor, rows: SampledRows) -> RowMasks | None:
@@ -316,6 +361,12 @@ class Sampler:
         uniforms = torch.from_numpy(uniform(states.seed[slots], positions))
         if ops.samples_natively(logits):
             return self._draw_natively(logits, slots, uniforms)
+        self._filter(logits, slots)
+        return _invert(logits, uniforms)
+
+    def _filter(self, logits: Tensor, slots: npt.NDArray[np.int32]) -> None:
+        """Temperature, min-p, top-k and top-p, in place."""
+        states = self._states
         logits.div_(torch.from_numpy(states.temperature[slots]).unsqueeze(1))
         min_p = states.min_p[slots]
         top_k = states.top_k[slots]
@@ -324,7 +375,6 @@ class Sampler:
             min_p_(logits, torch.from_numpy(min_p))
         if top_k.any() or (top_p < 1).any():
             top_k_top_p_(logits, torch.from_numpy(top_k.astype(np.int64)), torch.from_numpy(top_p))
-        return _invert(logits, uniforms)
 
     def _draw_natively(self, logits: Tensor, slots: npt.NDArray[np.int32], uniforms: Tensor) -> npt.NDArray[np.int32]:
         states = self._states

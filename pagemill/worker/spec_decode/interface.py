@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from pagemill.catalog.proposers import CUSTOM_CLASS
-from pagemill.config.speculation import SpeculationConfig
+from pagemill.config.speculation import MATCH, SYNTHETIC, SpeculationConfig
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.worker.batch.block_tables import BlockTables
@@ -45,6 +45,12 @@ class Speculation:
     by_default: bool = False
     """Nobody has asked for drafts: there are none where steps that verify them would not be native calls, so none of
     slots whose logits are changed or told of."""
+    rejection_sample_method: str = MATCH
+    """When a draft is accepted: see config/speculation.py."""
+    synthetic_acceptance_rates: tuple[float, ...] | None = None
+    synthetic_acceptance_length: float | None = None
+    """Where that is left to chance, one of the two: how often, by place, or how many tokens a step yields on
+    average."""
 
 
 def speculation_of(config: SpeculationConfig) -> Speculation | None:
@@ -60,8 +66,11 @@ def speculation_of(config: SpeculationConfig) -> Speculation | None:
         "suffix_decoding_max_spec_factor": asked.suffix_decoding_max_spec_factor,
         "suffix_decoding_min_token_prob": asked.suffix_decoding_min_token_prob,
         "custom_class": asked.model if asked.method == CUSTOM_CLASS else None,
-        "adaptive": asked.adaptive,
+        "adaptive": asked.rejection_sample_method != SYNTHETIC if asked.adaptive is None else asked.adaptive,
         "disable_by_batch_size": asked.disable_by_batch_size,
+        "rejection_sample_method": asked.rejection_sample_method,
+        "synthetic_acceptance_rates": asked.synthetic_acceptance_rates,
+        "synthetic_acceptance_length": asked.synthetic_acceptance_length,
     }
     plain = Speculation(asked.method, asked.num_speculative_tokens, by_default=config.by_default)
     return replace(plain, **{name: value for name, value in said.items() if value is not None})

@@ -80,6 +80,8 @@ def test_flags_of_their_own_say_the_same():
 
 
 NGRAM = {"method": "ngram"}
+SYNTHETIC = NGRAM | {"rejection_sample_method": "synthetic"}
+LENGTH = {"synthetic_acceptance_length": 3}
 REFUSED = [
     ({"speculative_config": {"method": "eagle3"}}, "method='eagle3': no such proposer .*; known: .*ngram"),
     ({"speculative_config": {"method": "ngram", "model": "m"}}, "model='m' is not read by method='ngram', which reads"),
@@ -94,8 +96,32 @@ REFUSED = [
     ({"speculative_config": NGRAM | {"k": 3}}, "speculative_config: unknown field 'k'; known: method, model"),
     (
         {"speculative_config": NGRAM | {"rejection_sample_method": "block"}},
-        "rejection_sample_method is not supported: a draft is",
+        "rejection_sample_method='block' is not one of match, standard, synthetic",
     ),
+    (
+        {"speculative_config": NGRAM | {"synthetic_acceptance_length": 2.0}},
+        "synthetic_acceptance_length=2.0 needs rejection_sample_method='synthetic', not 'match'",
+    ),
+    (
+        {"speculative_config": NGRAM | {"rejection_sample_method": "synthetic"}},
+        "'synthetic' needs one of synthetic_acceptance_rates and synthetic_acceptance_length",
+    ),
+    ({"speculative_config": SYNTHETIC | LENGTH | {"synthetic_acceptance_rates": [0.5] * 4}}, "needs one of"),
+    (
+        {"speculative_config": SYNTHETIC | {"synthetic_acceptance_length": 5.5}},
+        "synthetic_acceptance_length=5.5 is more than a step yields with num_speculative_tokens=4: 1 to 5",
+    ),
+    ({"speculative_config": SYNTHETIC | {"synthetic_acceptance_length": 0.5}}, "is too small: at least 1"),
+    (
+        {"speculative_config": SYNTHETIC | {"synthetic_acceptance_rates": [0.5]}},
+        "has 1 numbers; one for each of num_speculative_tokens=4",
+    ),
+    (
+        {"speculative_config": SYNTHETIC | {"synthetic_acceptance_rates": [0.5, 0.6, 0, 0]}},
+        "is not allowed: 0 to 1, and none above the one before",
+    ),
+    ({"speculative_config": SYNTHETIC | {"synthetic_acceptance_rates": [1.5, 1, 0, 0]}}, "is not allowed: 0 to 1"),
+    ({"speculative_config": SYNTHETIC | {"synthetic_acceptance_rates": ["a"]}}, "'a' is not of type float"),
     (
         {"speculative_config": NGRAM | {"prompt_lookup_min": 3, "prompt_lookup_max": 2}},
         "prompt_lookup_min=3 is more than prompt_lookup_max=2",
@@ -142,3 +168,19 @@ def test_each_method_reads_what_concerns_it(monkeypatch):
 def test_a_model_is_for_methods_that_have_one(flags):
     with pytest.raises(ConfigError, match="model='m' is not read by method='ngram'"):
         resolved(**flags)
+
+
+def test_drafts_may_be_accepted_in_other_ways():
+    assert speculation_of(resolved(speculative_config=NGRAM)).rejection_sample_method == "match"
+    standard = speculation_of(resolved(speculative_config=NGRAM | {"rejection_sample_method": "standard"}))
+    assert (standard.rejection_sample_method, standard.adaptive) == ("standard", True)
+    synthetic = speculation_of(resolved(speculative_config=SYNTHETIC | LENGTH))
+    assert (synthetic.synthetic_acceptance_length, synthetic.adaptive) == (3.0, False)
+    rates = speculation_of(resolved(speculative_config=SYNTHETIC | {"synthetic_acceptance_rates": [1, 0.5, 0.5, 0]}))
+    assert rates.synthetic_acceptance_rates == (1.0, 0.5, 0.5, 0.0)
+
+
+def test_other_ways_draw_on_the_host():
+    device = DeviceFacts("cuda", 6, 2**34, ("float32",), runs_ahead=True)
+    with pytest.raises(ConfigError, match=r"rejection_sample_method='standard' draws on the host, and .* is cuda"):
+        resolved(device=device, speculative_config=NGRAM | {"rejection_sample_method": "standard"})

@@ -47,7 +47,7 @@ def tokens_of(checkpoint, wanted, **settings):
 
 def run(checkpoint, wanted, *, depth=1, grammar_of=no_grammar, speculation=None, **settings):
     """Tokens of requests that run together, and of each step that was one call the most tokens that a request had."""
-    defaults = {"max_model_len": 128, "max_num_seqs": 5, "num_gpu_blocks_override": 100}
+    defaults = {"max_model_len": 128, "max_num_seqs": 5, "num_gpu_blocks_override": 100, "spec_method": "none"}
     config = build_config(EngineArgs(str(checkpoint), device="cpu", dtype="bfloat16", **(defaults | settings)))
     worker = Worker(config, speculation=speculation)
     client = Client(EngineCore(config, UniprocExecutor(worker), depth=depth, grammar_of=grammar_of))
