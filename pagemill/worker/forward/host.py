@@ -70,7 +70,9 @@ class HostForward(Forward):
             return None
         if self._sampler.logprobs.scores(slots) and (num_tokens > 1).any():  # hidden states of all tokens are wanted
             return None
-        if self._sampler.draws_by_drafts and (num_tokens > 1).any():  # native calls compare tokens drawn without them
+        if (
+            self._sampler.draft_draws is not None and (num_tokens > 1).any()
+        ):  # native calls compare tokens drawn without them
             return None
         return self._native.run()
 

@@ -145,7 +145,8 @@ class Sampler:
         self._watched = np.zeros(num_slots, bool)
         """[S] whether one of them reads the slot's tokens."""
         self._num_processed = 0
-        self._draft_draws = draft_draws
+        self.draft_draws = draft_draws
+        """By what tokens are drawn that have a draft in their place; None: as all others."""
         self._rows = LatestUpload(device)
 
     def add(self, new: NewRequest) -> None:
@@ -193,11 +194,6 @@ class Sampler:
         """Whether any slot has a processor with something to do, or wants log-probabilities: the slots that are
         `processed`."""
         return self._num_processed > 0
-
-    @property
-    def draws_by_drafts(self) -> bool:
-        """Whether a draft in the place of a token changes how that is drawn."""
-        return self._draft_draws is not None
 
     def masks(self, rows: SampledRows) -> RowMasks | None:
         """What those of [R] rows may sample whose requests ask for nothing else; the other rows are LEFT. None: they
@@ -306,12 +302,12 @@ class Sampler:
 
     def _drafts_of(self, rows: SampledRows) -> npt.NDArray[np.int64] | None:
         """[L] those that change how tokens are drawn; None where none does."""
-        return None if self._draft_draws is None else self._draft_draws.drafts_of(rows)
+        return None if self.draft_draws is None else self.draft_draws.drafts_of(rows)
 
     def _choose_by_drafts(
         self, logits: Tensor, rows: SampledRows, drafts: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int32]:
-        draws, states = self._draft_draws, self._states
+        draws, states = self.draft_draws, self._states
         chance = None if draws is None else draws.accepted(rows)
         greedy = states.greedy[rows.slots]
         plain = drafts == NO_DRAFT
