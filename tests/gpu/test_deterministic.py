@@ -91,9 +91,7 @@ def test_tokens_are_those_of_the_reference(checkpoints):
     checkpoints.reference(ARCHITECTURE).check(prompts, tokens, "bfloat16")
 
 
-@pytest.mark.parametrize(
-    ("architecture", "num_ranks"), [("LlamaForCausalLM", 1), (EXPERTS, 1), (ARCHITECTURE, 2), (EXPERTS, 2)]
-)
+@pytest.mark.parametrize(("architecture", "num_ranks"), [(EXPERTS, 1), (ARCHITECTURE, 2), (EXPERTS, 2)])
 def test_other_models_and_two_ranks(checkpoints, architecture, num_ranks):
     """Alone and eager; in a batch with graphs, twice; in chunks."""
     need_gpus(num_ranks)
@@ -107,7 +105,7 @@ def test_other_models_and_two_ranks(checkpoints, architecture, num_ranks):
                 assert differing(expected, bits_of(llm, prompts, params)) == {}
 
 
-@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "DeepseekV2ForCausalLM"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM", "DeepseekV2ForCausalLM"])
 def test_what_is_not_covered_is_refused(checkpoints, architecture):
     with pytest.raises(ConfigError, match=r"deterministic"):
         make_llm(checkpoints.path(architecture), deterministic=True)

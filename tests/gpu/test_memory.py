@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from pagemill.errors import ConfigError
+from pagemill.worker.memory import GRAPH_BYTES
 from tests.gpu.engines import greedy, make_llm, make_prompts, run, sampled
 
 LLAMA = "LlamaForCausalLM"
+NOT_CAPTURED = 150 * GRAPH_BYTES
+"""Graphs that the budget has room for, and that an engine captures while it has nothing to do."""
 
 
 def used_bytes() -> int:
@@ -34,7 +37,7 @@ def test_the_budget_is_filled_and_kept_under_load(checkpoints):
         prompts = make_prompts(300, longest=900, seed=5)
         params = [sampled(30, index) if index % 2 else greedy(30) for index in range(300)]
         run(llm, prompts, params)
-        assert 0.95 <= used_bytes() / (share * total) <= 1.01
+        assert 0.95 * share * total - NOT_CAPTURED <= used_bytes() <= 1.01 * share * total
 
 
 def test_an_engine_gives_its_memory_back(checkpoints):
