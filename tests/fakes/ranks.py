@@ -191,12 +191,13 @@ def replay(
 
 
 def split_plan(plan: KVCacheConfig, num_kv_heads: dict[str, int]) -> KVCacheConfig:
-    """The plan of a rank that keeps so many of the heads of each layer."""
+    """The plan of a rank that keeps so many of the heads of each of its layers; other stages have the others."""
 
     def split(group: KVCacheGroup) -> KVCacheSpec:
         spec = group.spec
         assert isinstance(spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalSpec)
-        return dataclasses.replace(spec, num_kv_heads=num_kv_heads[group.layers[0]])
+        held = [num_kv_heads[name] for name in group.layers if name in num_kv_heads]
+        return dataclasses.replace(spec, num_kv_heads=held[0] if held else max(num_kv_heads.values()))
 
     groups = tuple(dataclasses.replace(group, spec=split(group)) for group in plan.groups)
     return dataclasses.replace(plan, groups=groups)
