@@ -11,8 +11,10 @@ from typing import Any, Final
 
 MARK: Final = "\ufdd0\ufdd1"
 """Two code points that are no characters: Unicode keeps them for the inside of programs."""
-_ESCAPED: Final = "\ufdd0" + MARK + "\ufdd1"
-"""A text's own MARK: without the one in its middle it is there again."""
+_FIRST: Final = MARK[0]
+_ESCAPED: Final = _FIRST + MARK
+"""What may begin a MARK, in a text or with the text that a template puts behind it: without the MARK it is there again,
+and is none with what follows."""
 _PROSE: Final = frozenset({"arguments", "content", "name", "reasoning", "reasoning_content", "text"})
 """Keys of messages whose texts a template puts next to others, so that a token may be spelled by two of them."""
 _DOCUMENTS: Final = "documents"
@@ -41,8 +43,8 @@ class ControlText:
         self._all = "\0".join(known)
 
     def escaped(self, text: str) -> str:
-        """The same text, in which a MARK of its own is no mark."""
-        return text.replace(MARK, _ESCAPED) if MARK in text else text
+        """The same text, in which a MARK of its own is no mark, nor one that it begins."""
+        return text.replace(_FIRST, _ESCAPED) if _FIRST in text else text
 
     def as_text(self, text: str) -> str:
         """The text with a mark in each control token that it spells."""
