@@ -73,7 +73,7 @@ class ScaledRouter(Router):
         """[X] float32."""
 
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """As Router."""
+        """The experts of each token and their weights, as `Router.choose` gives them."""
         chosen, weights = super().choose(x)
         return chosen, weights * self.scales[chosen.long()]
 

@@ -25,7 +25,7 @@ class FewTiles:
 
 @dataclass(frozen=True, slots=True)
 class ManyTiles:
-    """Of more."""
+    """Tiles of a product of more rows than one program takes."""
 
     rows: int
     outputs: int

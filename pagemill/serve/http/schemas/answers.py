@@ -366,26 +366,26 @@ class CohereByType(BaseModel):
 
 
 class CohereVersion(BaseModel):
-    """Of the API."""
+    """The version of Cohere's API that an answer follows."""
 
     version: Literal["2"]
 
 
 class CohereUnits(BaseModel):
-    """What was computed."""
+    """How many tokens were computed, as Cohere bills them."""
 
     input_tokens: int
 
 
 class CohereMeta(BaseModel):
-    """About an answer."""
+    """What Cohere's answers say about themselves."""
 
     api_version: CohereVersion
     billed_units: CohereUnits
 
 
 class CohereVectors(BaseModel):
-    """Vectors of texts."""
+    """The vectors of texts, by the forms that were asked for."""
 
     id: str
     response_type: Literal["embeddings_by_type"]
