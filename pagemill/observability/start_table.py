@@ -38,6 +38,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "max_num_batched_tokens": _plain,
     "distributed_executor_backend": _plain,
     "compilation_config": _graphs,
+    "speculative_config": _plain,
 }
 """Settings whose defaults change what users see, or what the model needs, in the order of the table; how each is
 shown."""
