@@ -38,7 +38,7 @@ class StepCosts:
 
     @property
     def num_steps(self) -> int:
-        """That were measured."""
+        """How many steps were measured."""
         return self._num_steps
 
     def add(self, num_tokens: int, seconds: float) -> None:

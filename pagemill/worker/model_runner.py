@@ -310,7 +310,7 @@ class VerifiedStep:
         return self._make
 
     def result(self) -> ModelRunnerOutput:
-        """Tokens and drafts."""
+        """What the step sampled, and the drafts of the next one."""
         if self._output is None:
             self._output = self.settle()()
         return self._output

@@ -7,15 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagemill.config.arguments import EngineArgs
-from pagemill.engine.core import EngineCore
-from pagemill.engine.executor.uniproc import UniprocExecutor
-from pagemill.launch import build_config
 from pagemill.messages.logprobs import joined
 from pagemill.messages.structured_outputs import StructuredOutputsParams
 from pagemill.worker.spec_decode.interface import Speculation
-from pagemill.worker.worker import Worker
-from tests.fakes.engine_setup import Client, core_request
+from tests.conformance.drafted_runs import run_requests
+from tests.fakes.engine_setup import core_request
 from tests.fakes.masked_worker import forms, wide_table
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.toy_proposer import TEXTS, toy_proposer
@@ -35,7 +31,6 @@ ASKED = {
 }
 FEW = {"LlamaForCausalLM": 9, "Gemma3ForCausalLM": 25}
 """KV cache blocks with which requests are preempted."""
-SETTINGS = {"device": "cpu", "dtype": "float32", "max_model_len": 96, "max_num_seqs": 4}
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +74,6 @@ def run(checkpoint, seed, grammar_of, speculation=None, depth=1, rounds=1, num_b
     ]
     settings = {"num_gpu_blocks_override": num_blocks, "max_num_batched_tokens": budget}
     return run_requests(checkpoint, *batches, speculation=speculation, depth=depth, grammar_of=grammar_of, **settings)
-
-
-def run_requests(checkpoint, *batches, speculation=None, depth=1, grammar_of=None, **settings):
-    """What a fresh engine says to requests, batch after batch, and its counts."""
-    config = build_config(EngineArgs(checkpoint, **({"num_gpu_blocks_override": 200} | SETTINGS | settings)))
-    given = {} if grammar_of is None else {"grammar_of": grammar_of}
-    core = EngineCore(config, UniprocExecutor(Worker(config, speculation=speculation)), depth=depth, **given)
-    client = Client(core)
-    for batch in batches:
-        client.add(*batch)
-        client.run()
-    core.check_integrity()
-    stats = core.stats()
-    core.shutdown()
-    return client, stats
 
 
 def know(client, seed):

@@ -2,18 +2,13 @@
 
 import pytest
 
-from pagemill.config.arguments import EngineArgs
-from pagemill.engine.core import EngineCore
-from pagemill.engine.executor.uniproc import UniprocExecutor
-from pagemill.launch import build_config
 from pagemill.worker.spec_decode.interface import Speculation
-from pagemill.worker.worker import Worker
-from tests.fakes.engine_setup import Client, core_request
+from tests.conformance.drafted_runs import run_requests
+from tests.fakes.engine_setup import core_request
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.toy_proposer import TEXTS, toy_proposer
 
 PROMPT = [9, 8, 7, 9]
-SETTINGS = {"device": "cpu", "dtype": "float32", "max_model_len": 96, "max_num_seqs": 4}
 
 
 @pytest.fixture(scope="module")
@@ -25,21 +20,6 @@ def checkpoint(tmp_path_factory):
 def toy():
     with toy_proposer():
         yield
-
-
-def run_requests(checkpoint, *batches, speculation=None, depth=1, grammar_of=None, **settings):
-    """What a fresh engine says to requests, batch after batch, and its counts."""
-    config = build_config(EngineArgs(checkpoint, **({"num_gpu_blocks_override": 200} | SETTINGS | settings)))
-    given = {} if grammar_of is None else {"grammar_of": grammar_of}
-    core = EngineCore(config, UniprocExecutor(Worker(config, speculation=speculation)), depth=depth, **given)
-    client = Client(core)
-    for batch in batches:
-        client.add(*batch)
-        client.run()
-    core.check_integrity()
-    stats = core.stats()
-    core.shutdown()
-    return client, stats
 
 
 def many(first_seed, count, **params):

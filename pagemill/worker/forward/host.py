@@ -68,11 +68,9 @@ class HostForward(Forward):
         if reason is not None:
             self._native.report(reason)
             return None
-        if self._sampler.logprobs.scores(slots) and (num_tokens > 1).any():  # hidden states of all tokens are wanted
-            return None
-        if (
-            self._sampler.draft_draws is not None and (num_tokens > 1).any()
-        ):  # native calls compare tokens drawn without them
+        # Hidden states of all tokens may be wanted, and native calls compare tokens that are drawn without drafts.
+        wants_parts = self._sampler.logprobs.scores(slots) or self._sampler.draft_draws is not None
+        if wants_parts and (num_tokens > 1).any():
             return None
         return self._native.run()
 

@@ -1,0 +1,25 @@
+"""Requests that run in a fresh engine, with drafts or without."""
+
+from pagemill.config.arguments import EngineArgs
+from pagemill.engine.core import EngineCore
+from pagemill.engine.executor.uniproc import UniprocExecutor
+from pagemill.launch import build_config
+from pagemill.worker.worker import Worker
+from tests.fakes.engine_setup import Client
+
+SETTINGS = {"device": "cpu", "dtype": "float32", "max_model_len": 96, "max_num_seqs": 4}
+
+
+def run_requests(checkpoint, *batches, speculation=None, depth=1, grammar_of=None, **settings):
+    """What a fresh engine says to requests, batch after batch, and its counts."""
+    config = build_config(EngineArgs(checkpoint, **({"num_gpu_blocks_override": 200} | SETTINGS | settings)))
+    given = {} if grammar_of is None else {"grammar_of": grammar_of}
+    core = EngineCore(config, UniprocExecutor(Worker(config, speculation=speculation)), depth=depth, **given)
+    client = Client(core)
+    for batch in batches:
+        client.add(*batch)
+        client.run()
+    core.check_integrity()
+    stats = core.stats()
+    core.shutdown()
+    return client, stats
