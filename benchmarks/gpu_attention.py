@@ -51,7 +51,10 @@ class Work:
 
 DECODE = [Work(batch, context) for batch in (1, 8, 32, 128, 256) for context in (1024, 8192, 32768)]
 FEW = [Work(batch, context) for batch in (8, 16, 32, 48, 64, 128, 256) for context in (640, 1024)] + [Work(1, 8192)]
-PREFILL = [Work(8, 1024, 1024), Work(1, 2048, 2048), Work(1, 8192, 8192), Work(4, 8192, 512), Work(16, 512, 512)]
+PREFILL = [
+    *(Work(8, 1024, 1024), Work(1, 2048, 2048), Work(1, 8192, 8192), Work(1, 32768, 32768), Work(4, 8192, 512)),
+    *(Work(16, 512, 512), Work(3, 1037, 333)),
+]
 TUNE_DECODE = [Work(1, 1024), Work(1, 8192), Work(8, 8192), Work(32, 8192), Work(256, 1024)]
 TUNE_PREFILL = [Work(8, 1024, 1024), Work(1, 8192, 8192)]
 
@@ -149,11 +152,25 @@ def graph_us(call: Callable[[], object], replays: int = 9) -> float:
     return statistics.median(times)
 
 
+class PlainBuilder(TritonBuilder):
+    """Without the kernel of prompts that is for Hopper GPUs only."""
+
+    def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
+        super().__init__(spec, device, prompts=False)
+
+
+class PlainBackend(TritonBackend):
+    """As on other GPUs."""
+
+    metadata_builder = PlainBuilder
+
+
 def contenders() -> dict[str, tuple[type[AttentionBackend], bool]]:
     """Name -> (backend, whether with dependent launch)."""
     compute = torch.cuda.get_device_capability()
     found: dict[str, tuple[type[AttentionBackend], bool]] = {
         "TRITON_ATTN": (TritonBackend, False),
+        "TRITON_ATTN, prompts in Triton": (PlainBackend, False),
         "TRITON_ATTN, dependent launch": (TritonBackend, True),
     }
     for provider in providers(compute):

@@ -25,7 +25,7 @@ from pagemill.model.loading.load_place import LoadPlace
 from pagemill.model.loading.load_weights import Source, load_weights
 from pagemill.model.loading.shards import MAX_FILE_BYTES, PATTERN, checked_pattern
 from pagemill.model.models.causal_lm import CausalLM
-from pagemill.model.network.row_wise import require_row_wise, require_shown
+from pagemill.model.network.row_wise import require_row_wise
 from pagemill.model.quantization.choose import choose as choose_quantization
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
@@ -134,8 +134,6 @@ def build_model(
     model: CausalLM = implementation(facts, config.max_model_len, ctx)
     if config.deterministic:
         require_row_wise(model.network)
-        if platform.torch_device() != "cpu":
-            require_shown(model.network, model.tied)
     if config.pools:
         _make_pool(model, facts.head, config.convert, dataclasses.replace(ctx, names=model.weights))
     return model

@@ -4,10 +4,13 @@ import msgspec
 import pytest
 
 from pagemill.errors import ConfigError
+from tests.fakes.toy_proposer import TEXTS, toy_proposer
 from tests.gpu.engines import graph_settings, greedy, make_llm, make_prompts, need_gpus, run, sampled
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 EXPERTS = "Qwen3MoeForCausalLM"
+LLAMA = "LlamaForCausalLM"
+TOY = {"method": "toy", "num_speculative_tokens": 5, "adaptive": False}
 NUM_TOKENS = 24
 COUNT = 256
 
@@ -91,7 +94,7 @@ def test_tokens_are_those_of_the_reference(checkpoints):
     checkpoints.reference(ARCHITECTURE).check(prompts, tokens, "bfloat16")
 
 
-@pytest.mark.parametrize(("architecture", "num_ranks"), [(EXPERTS, 1), (ARCHITECTURE, 2), (EXPERTS, 2)])
+@pytest.mark.parametrize(("architecture", "num_ranks"), [(LLAMA, 1), (EXPERTS, 1), (ARCHITECTURE, 2), (EXPERTS, 2)])
 def test_other_models_and_two_ranks(checkpoints, architecture, num_ranks):
     """Alone and eager; in a batch with graphs, twice; in chunks."""
     need_gpus(num_ranks)
@@ -105,7 +108,25 @@ def test_other_models_and_two_ranks(checkpoints, architecture, num_ranks):
                 assert differing(expected, bits_of(llm, prompts, params)) == {}
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM", "DeepseekV2ForCausalLM"])
+@pytest.mark.parametrize("mode", ["eager", "FULL_AND_PIECEWISE"])
+@pytest.mark.parametrize("architecture", [ARCHITECTURE, LLAMA])
+def test_with_drafts(checkpoints, architecture, mode):
+    """Those of a proposer that knows the texts of all requests but every third, and what is wrong for those."""
+    prompts, params = prompts_of(32), params_of(32)
+    with make(checkpoints, architecture=architecture, enforce_eager=True, enable_prefix_caching=False) as llm:
+        expected = {index: bits_of(llm, [prompts[index]], [params[index]])[0] for index in range(32)}
+    TEXTS[:] = [
+        [*prompt, *(tokens if index % 3 else tokens[:7] + tokens[::-1])]
+        for (index, (tokens, *_)), prompt in zip(expected.items(), prompts, strict=True)
+    ]
+    settings = {"architecture": architecture, "speculative_config": TOY, **graph_settings(mode)}
+    with toy_proposer(), make(checkpoints, **settings) as llm:
+        for _ in range(2):
+            assert differing(expected, bits_of(llm, prompts, params)) == {}
+        assert llm._engine._client.stats()[0].drafts.num_accepted_tokens > 100
+
+
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "DeepseekV2ForCausalLM"])
 def test_what_is_not_covered_is_refused(checkpoints, architecture):
     with pytest.raises(ConfigError, match=r"deterministic"):
         make_llm(checkpoints.path(architecture), deterministic=True)

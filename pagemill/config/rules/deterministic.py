@@ -38,7 +38,6 @@ def _of_model(config: EngineConfig, device: DeviceFacts) -> list[str]:
         f"quantization={model.quantization}": model.quantization not in (None, "none"),
         "a quantized checkpoint": facts.quant_method is not None or facts.weights_format == "gguf",
         "speculation with a model of its own": config.speculation.speculative_config.method == "draft_model",
-        "drafts on a GPU (speculative_config)": device.kind == "cuda" and config.speculation.active,
     }
     return [reason for reason, applies in found.items() if applies]
 

@@ -47,24 +47,6 @@ def require_row_wise(network: Network) -> None:
         )
 
 
-def require_shown(network: Network, tied: bool) -> None:
-    """For GPUs, where a model without norms of heads and with a tied head was seen to give a row other bits in another
-    batch, by a cause that is not known: raises ConfigError for a model that has either. `tied`: whether the output head
-    is the embedding."""
-    normed = {value for op in network.operations if isinstance(op, Norm) for value in op.outputs}
-    turned = {op.outputs[0]: op.inputs[0] for op in network.operations if isinstance(op, Rotate)}
-    attended = [value for op in network.operations if isinstance(op, Attend) for value in op.inputs[:2]]
-    lacks = [
-        *(["norms of query and key heads"] if any(turned.get(each, each) not in normed for each in attended) else []),
-        *(["an output head of its own"] if tied else []),
-    ]
-    if lacks:
-        raise ConfigError(
-            f"deterministic=True on a GPU is for models such as Qwen3, and this one has not {', nor '.join(lacks)}: in "
-            "another batch a row may have other bits; leave out --deterministic"
-        )
-
-
 def _covers(op: Operation) -> bool:
     return isinstance(op, _COVERED) and not (_centers(op) or _multiplies_whole(op))
 

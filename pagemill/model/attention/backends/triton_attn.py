@@ -3,13 +3,14 @@
 Knows nothing about capturing: addresses depend only on the number of requests, and lengths are read on the device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
+from pagemill.model.attention.backends import hopper_prompts
 from pagemill.model.attention.capability import (
     ONE_BYTE_KV,
     SAME_KV,
@@ -92,6 +93,8 @@ class TritonMetadata:
     decode: Tiles
     prefill: Tiles
     cascade: Cascade | None = None
+    prompts: hopper_prompts.PromptPlan | None = None
+    """How the tiles are attended to on Hopper GPUs; None: by the kernel for all devices."""
 
 
 class TritonBuilder(MetadataBuilder):
@@ -107,8 +110,10 @@ class TritonBuilder(MetadataBuilder):
         decode: Tiles | None = None,
         prefill: Tiles | None = None,
         decode_tokens: int = 1,
+        prompts: bool = True,
     ) -> None:
-        """`decode_tokens`: requests of at most so many tokens have their keys split."""
+        """`decode_tokens`: requests of at most so many tokens have their keys split. `prompts`: whether prompts may be
+        attended to by the kernel for Hopper GPUs."""
         super().__init__(spec, device)
         self.decode_tokens = decode_tokens
         self._verifying: dict[int, TritonBuilder] = {}
@@ -121,6 +126,10 @@ class TritonBuilder(MetadataBuilder):
         self._most_parts = max(1, MOST_PARTS // spec.num_kv_heads)
         self._splits: dict[int, tuple[Items, Partial, Tensor]] = {}
         self._tiles: dict[tuple[int, int], Items] = {}
+        self._has_prompts = prompts and hopper_prompts.takes(spec, device)
+        if self._has_prompts:
+            self._prefill = replace(self._prefill, rows=hopper_prompts.ROWS)
+        self._records: dict[int, Tensor] = {}
 
     def build(self, common: CommonAttentionMetadata) -> TritonMetadata:
         if common.decode_len > self.decode_tokens:
@@ -149,13 +158,23 @@ class TritonBuilder(MetadataBuilder):
             **launch.options(),
         )  # fmt: skip
         merges = cascade is not None or requests + budget > FEW_PARTS * requests
+        prompts = self._plan_prompts(common, tiles, num_tiles) if num_tiles and self._has_prompts else None
         return TritonMetadata(
-            common, splits, tiles, partial, arrived, merges, num_splits, num_tiles, self._decode, self._prefill, cascade
-        )
+            common, splits, tiles, partial, arrived, merges, num_splits, num_tiles, self._decode, self._prefill,
+            cascade, prompts,
+        )  # fmt: skip
+
+    def _plan_prompts(self, common: CommonAttentionMetadata, tiles: Items, count: int) -> hopper_prompts.PromptPlan:
+        most = len(tiles.request)
+        if most not in self._records:
+            self._records[most] = self._ints(2 * most * hopper_prompts.RECORD)
+        return hopper_prompts.plan(self.spec, common, self._records[most], tiles.first, tiles.request, count)
 
     def _for(self, decode_tokens: int) -> "TritonBuilder":
         if decode_tokens not in self._verifying:
-            self._verifying[decode_tokens] = TritonBuilder(self.spec, self.device, decode_tokens=decode_tokens)
+            self._verifying[decode_tokens] = TritonBuilder(
+                self.spec, self.device, decode_tokens=decode_tokens, prompts=self._has_prompts
+            )
         return self._verifying[decode_tokens]
 
     def _splits_of(self, requests: int) -> tuple[Items, Partial, Tensor]:
@@ -236,7 +255,10 @@ class TritonImpl(AttentionImpl):
         if step.num_splits:
             role = _Role(step.decode, step.num_splits, int(step.cascade is not None))
             self._attend(output, query, kv_cache, step, role)
-        if step.num_tiles:
+        if step.prompts is not None and hopper_prompts.takes_cache(query, kv_cache):
+            sinks = self.tensors.sinks
+            hopper_prompts.attend(self.spec, sinks, output, query, kv_cache, step.common, step.prompts)
+        elif step.num_tiles:
             self._attend(output, query, kv_cache, step, _Role(step.prefill, step.num_tiles, split=False))
         if step.num_splits and step.merges:
             self._merge(output, step)

@@ -18,6 +18,9 @@ _ELEMENTS = 4096
 """Of the queries of a program, at most."""
 _REGISTERS = 80
 """Of a thread. Told nothing, the assembler makes do with 64, for which it reads the keys after the queries are done."""
+_ROUNDS_EACH = {"enable_fp_fusion": False}
+"""Options of a launch. With products and sums fused, one of the two products of a rotation is not rounded, and which one
+depends on the size of the tile."""
 _HEADS = 8
 _WARP_ELEMENTS = 256
 """Of a tile, for each of its warps: a thread then has 8 elements of a head side by side, of which it makes a sum before
@@ -212,7 +215,7 @@ def attention_inputs(
         BLOCK_SIZE=1 if target is None else target.key_cache.shape[1],
         NORM=norms is not None, NORM_ONCE=q_weight.dtype == torch.float32 and qkv.dtype != torch.float32,
         ROPE_ONCE=cos.dtype != qkv.dtype, WRITE=target is not None, SMALL=cache_dtype.itemsize == 1,
-        PDL=launch.dependent(), maxnreg=_REGISTERS, **launch.options(num_warps),
+        PDL=launch.dependent(), maxnreg=_REGISTERS, **_ROUNDS_EACH, **launch.options(num_warps),
     )  # fmt: skip
     return query, key, value
 
@@ -256,5 +259,5 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     launch.on(_rotate, (num_tokens, triton.cdiv(num_heads, heads)))(
         x, cos, sin, x.stride(0), x.stride(1), cos.stride(0), sin.stride(0),
         H=num_heads, HALF=half, BLOCK_HALF=launch.power_of_two(half), HEADS=heads, ROPE_ONCE=cos.dtype != x.dtype,
-        PDL=launch.dependent(), **launch.options(),
+        PDL=launch.dependent(), **_ROUNDS_EACH, **launch.options(),
     )  # fmt: skip

@@ -40,7 +40,6 @@ def test_by_the_flag_or_by_the_environment(device, monkeypatch):
         (GPU, {"disable_cascade_attn": False}, "disable_cascade_attn=False"),
         (GPU, {"optimization_level": 3}, "torch.compile"),
         (GPU, {"runner": "pooling"}, "runner=pooling"),
-        (GPU, {"spec_method": "ngram"}, r"drafts on a GPU \(speculative_config\)"),
         (dataclasses.replace(GPU, capability=(8, 0)), {}, "a GPU of compute capability below 9.0"),
         (CPU, {"dtype": "float32"}, r"dtype=float32 on a cpu \(allowed: bfloat16\)"),
         (CPU, {"kv_cache_dtype": "int8"}, "kv_cache_dtype=int8"),
