@@ -37,6 +37,7 @@ from pagemill.worker.pooling.pooler import Pooler
 from pagemill.worker.sampling.sampler import Sampler, SamplerOptions
 from pagemill.worker.spec_decode.acceptance import draft_draws
 from pagemill.worker.spec_decode.drafts import SlotDrafts
+from pagemill.worker.spec_decode.hidden_states import HiddenStates, WantedHidden
 from pagemill.worker.spec_decode.interface import DraftNetwork, Proposer, ProposerContext, Speculation
 from pagemill.worker.spec_decode.load_draft import LoadedDraft
 
@@ -133,16 +134,20 @@ def build_runner(
     asked = options.speculation is not None and not options.speculation.by_default
     if asked:
         _check_verifiable(plan, stage, pools)
+    proposer = _proposer(options.speculation)
+    wanted = None if proposer is None else proposer.wants(None if options.draft is None else options.draft.model)
     if ahead:
         verify_lens = lens_of(0 if options.speculation is None else options.speculation.max_drafts)
         made = _graphs(model, sizes, platform.graph_maker(), graphs, rank, verify_lens)
-        tables, forward = _on_device(plan, model, platform, sizes, states, made, make_sampler, options)
+        tables, forward, hidden = _on_device(plan, model, platform, sizes, states, made, make_sampler, options, wanted)
     else:
         made = _graphs(model, sizes, None, graphs, rank)
-        tables, forward = _on_host(plan, model, platform, sizes, states, stage, made, make_sampler, options)
+        tables, forward, hidden = _on_host(
+            plan, model, platform, sizes, states, stage, made, make_sampler, options, wanted
+        )
     drafts = None
-    if asked or forward.decodes_natively:
-        drafts = _drafts(plan, options, states, tables, device, ranks, model.vocab_size)
+    if proposer is not None and (asked or forward.decodes_natively):
+        drafts = _drafts(proposer, plan, options, states, tables, device, ranks, model.vocab_size, hidden)
     return ModelRunner(states, tables, stage, forward, extensions, drafts)
 
 
@@ -162,7 +167,19 @@ def _check_verifiable(plan: KVCacheConfig, stage: Stage, pools: bool) -> None:
         raise ConfigError(f"layer {states[0]!r} keeps a state, from which no draft can be taken back")
 
 
+def _proposer(speculation: Speculation | None) -> type[Proposer] | None:
+    if speculation is None:
+        return None
+    made = load_proposer(speculation.proposer, speculation.custom_class)
+    if not (isinstance(made, type) and issubclass(made, Proposer)):
+        raise ConfigError(
+            f"proposer {speculation.custom_class or speculation.proposer!r} is no Proposer (docs/plug-ins.md)"
+        )
+    return made
+
+
 def _drafts(
+    proposer: type[Proposer],
     plan: KVCacheConfig,
     options: RunnerOptions,
     states: RequestStates,
@@ -170,6 +187,7 @@ def _drafts(
     device: str,
     ranks: Group | None,
     vocab_size: int,
+    hidden: HiddenStates | None,
 ) -> SlotDrafts | None:
     speculation = options.speculation
     if speculation is None:
@@ -179,14 +197,8 @@ def _drafts(
         draft = options.draft.model
         groups = AttentionGroups(plan, draft.cache_layers(), tables, device)
         network = DraftNetwork(draft, groups, tables, options.draft.max_model_len, torch.device(device))
-    context = ProposerContext(states, speculation.max_drafts, speculation, network)
-    made = load_proposer(speculation.proposer, speculation.custom_class)
-    if not (isinstance(made, type) and issubclass(made, Proposer)):
-        raise ConfigError(
-            f"proposer {speculation.custom_class or speculation.proposer!r} is no Proposer (docs/plug-ins.md)"
-        )
-    proposer = made(context)
-    return SlotDrafts(states, proposer, speculation, ranks, vocab_size)
+    context = ProposerContext(states, speculation.max_drafts, speculation, network, hidden)
+    return SlotDrafts(states, proposer(context), speculation, ranks, vocab_size)
 
 
 def _on_host(
@@ -199,7 +211,8 @@ def _on_host(
     graphs: Graphs,
     make_sampler: Callable[..., Sampler],
     options: RunnerOptions,
-) -> tuple[BlockTables, Forward]:
+    wanted: WantedHidden | None,
+) -> tuple[BlockTables, Forward, HiddenStates | None]:
     device = platform.torch_device()
     tables = BlockTables(
         tuple(BlockTable(sizes.max_num_seqs, sizes.max_model_len, group.spec.block_size) for group in plan.groups)
@@ -209,10 +222,12 @@ def _on_host(
         head = model.pooling_head
         width = None if head is None else head.num_outputs
         pooler = Pooler(sizes.max_num_seqs, model.hidden_size, torch.device(device), head, width, options.activation)
-        return tables, PoolingForward(model, groups, pooler, stage, torch.device(device))
+        return tables, PoolingForward(model, groups, pooler, stage, torch.device(device)), None
+    hidden = None if wanted is None else HiddenStates(wanted, model, None, torch.device(device))
     network = graphs.wrap_model(model)
     native = native_decode(model, network, states, groups, torch.device(device))
-    return tables, HostForward(model, network, groups, states, make_sampler(), stage, torch.device(device), native)
+    forward = HostForward(model, network, groups, states, make_sampler(), stage, torch.device(device), native, hidden)
+    return tables, forward, hidden
 
 
 def _on_device(
@@ -224,7 +239,8 @@ def _on_device(
     graphs: Graphs,
     make_sampler: Callable[..., Sampler],
     options: RunnerOptions,
-) -> tuple[BlockTables, Forward]:
+    wanted: WantedHidden | None,
+) -> tuple[BlockTables, Forward, HiddenStates | None]:
     # Deferred: hosts never need them, and shall start fast.
     from pagemill.worker.batch.device_tables import DeviceBlockTable
     from pagemill.worker.forward.device import DeviceForward
@@ -246,6 +262,8 @@ def _on_device(
     batch = DeviceBatch(most_tokens, most_requests, tables, device, most_rows)
     history = DeviceHistory(sizes.max_num_seqs, model.vocab_size, device, counts_ahead=not drafts)
     sampler = make_sampler(device=device, history=history)
+    room = most_tokens, most_requests + most_rows
+    hidden = None if wanted is None else HiddenStates(wanted, model, room, device)
     forward = DeviceForward(
         model,
         states,
@@ -256,8 +274,9 @@ def _on_device(
         StepGraphs(graphs, lens_of(drafts)),
         device,
         SharedPrefix(tables, groups) if options.cascades else None,
+        hidden,
     )
-    return BlockTables(tables), forward
+    return BlockTables(tables), forward, hidden
 
 
 def _graphs(

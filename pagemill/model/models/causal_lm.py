@@ -39,7 +39,34 @@ DECODER_WEIGHTS = WeightMap(
 )
 
 
-class CausalLM(nn.Module):
+class GivesHidden(nn.Module):
+    """A network that may give what its layers read, beside its result."""
+
+    network: Network
+    is_last: bool
+    _program: Program | None
+    _plan_was_tried: bool
+
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        """From now on `forward` also gives what these layers read; the number of layers stands for what the last one
+        gives. Asked again, it is to be for the same. Raises ModelError for layers that there are not, and where a model
+        has no such thing to give."""
+        inputs = self.network.layer_inputs
+        if inputs.layers == tuple(layers):
+            return
+        if not inputs.known:
+            raise ModelError(f"{type(self).__name__} gives no hidden states of its layers")
+        for index in layers:
+            if index not in inputs.known:
+                first, last = inputs.known[0], inputs.known[-1]
+                raise ModelError(f"the model gives hidden states before layers {first} to {last}, not {index}")
+        inputs.keep(layers)
+        self._plan_was_tried = False
+        if self._program is not None:
+            self._program = Program(self.network, selects=self.is_last)
+
+
+class CausalLM(GivesHidden):
     """A decoder that predicts the next token. Subclasses say how a layer is made and what differs.
 
     Of a pipeline stage, it is consecutive layers; the first stage has the embedding too, the last one the final norm
@@ -132,8 +159,10 @@ class CausalLM(nn.Module):
 
     def run_layers(self, net: Network, x: Value) -> Value:
         """The operations of this stage's layers on [T, E], one after the other: [T, E]."""
-        for layer in self.layers.values():
+        for index, layer in self.layers.items():
+            net.layer_inputs.mark(int(index), x)
             x = net.layer(layer, x)
+        net.layer_inputs.mark(self.config["num_hidden_layers"], x)
         return x
 
     def make_end(self, ctx: LayerContext) -> None:
@@ -236,15 +265,20 @@ class CausalLM(nn.Module):
         self._program = Program(self.network, selects=self.is_last)
         self._head_program = None if self._logits is None else Program(self._logits)
 
-    def forward(self, inputs: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self, inputs: Tensor, positions: Tensor, rows: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
         """[T] int64 token ids, on a later stage [T, E] from the stage before it; [T] int64 -> [T, E], for the next
         stage or, from the last one, for `compute_logits`. Of the last stage `rows`, [L], ascending, may be asked
-        for, [L, E]: the last layer computes nothing for the others once it has attended to them."""
+        for, [L, E]: the last layer computes nothing for the others once it has attended to them. Where layers are kept
+        (`keep_hidden`), (that, what they read, [T, E] each)."""
         # Asked for on a GPU, the CPU kernels would be compiled at the first start.
         plan = self._native_plan() if inputs.is_cpu and not torch.compiler.is_compiling() else None
         if plan is None:
             if self._program is None:
                 raise ModelError("the model has no weights yet")
+            if self.network.layer_inputs.layers:
+                return self._program.run_and_keep(inputs, positions, rows)
             return self._program.run(inputs, positions, rows)
         metadata = current_forward().attention
         addresses = [metadata[name].address for name in plan.groups]

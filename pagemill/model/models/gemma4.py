@@ -222,6 +222,8 @@ class Gemma4ForCausalLM(VectorsForLayers):
     def run_layers(self, net: Network, x: Value) -> Value:
         layers = [cast(Gemma4Layer, layer) for layer in self.layers.values()]
         vectors = self.vectors(net, x) if self.vector_size else [None] * len(layers)
-        for layer, vector in zip(layers, vectors, strict=True):
+        for index, layer, vector in zip(self.layers, layers, vectors, strict=True):
+            net.layer_inputs.mark(int(index), x)
             x = layer.operations(net, x, vector)
+        net.layer_inputs.mark(self.config["num_hidden_layers"], x)
         return x

@@ -253,6 +253,11 @@ class Select(Operation):
 
 
 @dataclass(eq=False)
+class Keep(Operation):
+    """A copy of [T, E], for who asks what is computed on the way."""
+
+
+@dataclass(eq=False)
 class Call(Operation):
     """Any function of tensors, or module of torch, that gives one tensor."""
 
@@ -271,6 +276,39 @@ class Layer(Protocol):
         """Add the layer's operations on x, [T, E]; what they give, [T, E]."""
 
 
+class LayerInputs:
+    """What the layers of a network read, of which some may be kept: given beside the result, of all rows."""
+
+    def __init__(self, network: "Network") -> None:
+        self.layers: tuple[int, ...] = ()
+        """Those that are kept."""
+        self.values: tuple[Value, ...] = ()
+        """[T, E] for each of them."""
+        self._network = network
+        self._places: dict[int, tuple[Value, int]] = {}
+        """Layer -> what it reads, and its first operation."""
+
+    @property
+    def known(self) -> list[int]:
+        """The layers that may be kept, ascending."""
+        return sorted(self._places)
+
+    def mark(self, index: int, x: Value) -> None:
+        """The operations that follow are those of a layer, and x, [T, E], is what it reads. One more than there are
+        layers stands for what the last one gives."""
+        self._places[index] = x, len(self._network.operations)
+
+    def keep(self, layers: Sequence[int]) -> None:
+        """Keep known ones, in this order. Once."""
+        copies = {index: Value(self._network) for index in layers}
+        # Behind a layer's first operation, which is mostly a norm: it is one kernel with the sum before it.
+        for index in sorted(copies, key=lambda index: self._places[index][1], reverse=True):
+            x, place = self._places[index]
+            self._network.operations.insert(place + 1, Keep((x,), (copies[index],)))
+        self.layers = tuple(layers)
+        self.values = tuple(copies[index] for index in layers)
+
+
 class Network:
     """Operations in the order in which they were added, which is one in which they can run."""
 
@@ -285,6 +323,8 @@ class Network:
         """[L] int64, ascending: the rows of the result that are asked for; None: all."""
         self.result = self.inputs
         """[T, E], or [L, V]."""
+        self.layer_inputs = LayerInputs(self)
+        """Of which some may be given beside the result."""
         self._rotaries = rotaries
         self._tables: dict[str, tuple[Value, Value]] = {}
 

@@ -31,6 +31,7 @@ from pagemill.model.network.operations import (
     GatherTokens,
     Head,
     Join,
+    Keep,
     Multiply,
     Network,
     Norm,
@@ -69,7 +70,7 @@ class Program:
 
     def __init__(self, network: Network, *, selects: bool = False) -> None:
         """`selects`: whether rows of the result may be asked for."""
-        graph = Graph(network.operations, network.result)
+        graph = Graph(network.operations, network.result, network.layer_inputs.values)
         if selects:
             graph = select_rows(graph)
         for fuse in (fuse_gates, fuse_attention, fuse_sums, fuse_norms):
@@ -89,10 +90,23 @@ class Program:
         )
         self._num_values = len(places)
         self._result = places[graph.result]
+        self._kept = [places[value] for value in graph.kept]
 
     def run(self, inputs: Tensor, positions: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """[T] int64 token ids or [T, E], [T] int64 -> [T, E]; of `rows`, [L] int64, [L, E]. `positions` and `rows` may
         be left out where nothing reads them."""
+        found: Tensor = self._run(inputs, positions, rows)[self._result]
+        return found
+
+    def run_and_keep(
+        self, inputs: Tensor, positions: Tensor, rows: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As `run`, and [T, E] each, what the network keeps."""
+        values = self._run(inputs, positions, rows)
+        return values[self._result], tuple(values[place] for place in self._kept)
+
+    def _run(self, inputs: Tensor, positions: Tensor | None, rows: Tensor | None) -> list[Any]:
+        """All values that are needed in the end."""
         values: list[Any] = [None] * self._num_values
         values[:3] = inputs, positions, rows
         for function, reads, writes, dead in self._steps:
@@ -104,8 +118,7 @@ class Program:
                     values[place] = part
             for place in dead:
                 values[place] = None
-        found: Tensor = values[self._result]
-        return found
+        return values
 
 
 def _function(op: Operation) -> Function:
@@ -300,6 +313,7 @@ _FUNCTIONS: Mapping[type[Operation], Callable[[Any], Function]] = {
     Join: lambda op: _join,
     Rotate: lambda op: _rotated,
     Select: lambda op: _select,
+    Keep: lambda op: torch.clone,
     AddNorm: _add_norm,
     Multiply: _multiply,
     NormChain: _norm_chain,

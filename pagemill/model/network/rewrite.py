@@ -86,9 +86,11 @@ class NormChain(Operation):
 class Graph:
     """Who makes and who reads each value of a list of operations, and who is the last to."""
 
-    def __init__(self, operations: Iterable[Operation], result: Value) -> None:
+    def __init__(self, operations: Iterable[Operation], result: Value, kept: tuple[Value, ...] = ()) -> None:
+        """`kept`: values that are needed beside the result, and that no operation reads."""
         self.operations = list(operations)
         self.result = result
+        self.kept = kept
         self.maker = {value: op for op in self.operations for value in op.outputs}
         self.place = {op: index for index, op in enumerate(self.operations)}
         self.readers: dict[Value, list[Operation]] = {}
@@ -98,8 +100,9 @@ class Graph:
                 self.readers.setdefault(value, []).append(op)
         self.last = {value: op for op in self.operations for value in (*op.outputs, *op.inputs)}
         """The operation after which a value is not needed any more: its last reader, or its maker where nothing reads
-        it. The result is always needed, and not here."""
-        self.last.pop(result, None)
+        it. What is needed in the end is not here."""
+        for value in (result, *kept):
+            self.last.pop(value, None)
 
     def made_by(self, kind: type[Found], value: Value) -> Found | None:
         """The operation of this kind that makes a value."""
@@ -198,7 +201,7 @@ def select_rows(graph: Graph) -> Graph:
         if op in apart:
             op = dataclasses.replace(op, inputs=tuple(select(value) for value in op.inputs))
         operations.append(op)
-    return Graph(operations, select(graph.result))
+    return Graph(operations, select(graph.result), graph.kept)
 
 
 def fuse_attention(graph: Graph) -> Graph:
@@ -310,4 +313,4 @@ def fuse_norms(graph: Graph) -> Graph:
 
 def _replaced(graph: Graph, fused: dict[Operation, Operation], gone: set[Operation]) -> Graph:
     operations = (fused.get(op, op) for op in graph.operations if op not in gone)
-    return Graph(operations, graph.result)
+    return Graph(operations, graph.result, graph.kept)

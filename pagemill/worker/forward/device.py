@@ -35,6 +35,7 @@ from pagemill.worker.forward.step_graphs import CAPTURED_TAILS, StepGraphs, Step
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.sampling.logprobs import KnownValues, SampledValues
 from pagemill.worker.sampling.sampler import Sampler
+from pagemill.worker.spec_decode.hidden_states import HiddenStates, sampled_rows
 
 PRECOMPILED_REQUESTS = 64
 """Of a cascade: its kernels are the same for any number."""
@@ -61,7 +62,9 @@ class DeviceForward(Forward):
         graphs: StepGraphs,
         device: torch.device,
         shared: SharedPrefix | None = None,
+        hidden: HiddenStates | None = None,
     ) -> None:
+        """`hidden`: where somebody reads hidden states."""
         num_slots = len(states.num_tokens)
         max_rows = batch.max_requests + batch.max_rows
         self._model = model
@@ -86,6 +89,7 @@ class DeviceForward(Forward):
         self._planned: dict[str, object] = {}
         """Metadata of the step, where the network finds it."""
         self._network = graphs.graphs.wrap_model(model)
+        self._hidden = hidden
         self._mixed = graphs.wrap(self._mixed_step)
         self._decode = graphs.wrap(self._decode_step)
         self._greedy = graphs.wrap(self._greedy_step)
@@ -115,6 +119,8 @@ class DeviceForward(Forward):
         self._sampled_values, self._known_values = [], []
         self.has_known_logprobs = False
         self._drafted = None
+        if self._hidden is not None:
+            self._hidden.batch = batch
         tail = _tail(batch, self._states, self._sampler)
         num_rows = len(batch.slots)
         scores = self._sampler.logprobs.scores(batch.slots)
@@ -208,8 +214,8 @@ class DeviceForward(Forward):
         )
         replayed = current_forward().graph_mode is GraphMode.FULL
         self._planned.update(self._groups.plan_with(partial(buffers.decode_common, replayed, num_rows)))
-        hidden = self._network(buffers.token_ids[:num_rows], positions)
-        return self._model.compute_logits(hidden)
+        given = self._network(buffers.token_ids[:num_rows], positions)
+        return self._model.compute_logits(sampled_rows(self._hidden, given))
 
     def _sample_decode(self, tail: StepTail, logits: Tensor) -> Tensor:
         """What another captured graph holds, behind that one. Returns the sampled tokens."""
@@ -371,12 +377,13 @@ class DeviceForward(Forward):
         token_ids, positions = buffers.place_tokens(tensors, self._slots.last_tokens, self._groups.indices)
         self._planned.update(self._groups.plan_with(partial(buffers.mixed_common, tensors, bounds)))
         rows = tensors.logits_index
-        if self._graphs.graphs.compiles or current_forward().graph_mode is GraphMode.PIECEWISE:
+        whole = self._graphs.graphs.compiles or (self._hidden is not None and self._hidden.wanted.final)
+        if whole or current_forward().graph_mode is GraphMode.PIECEWISE:
             # A piece has one shape for a number of tokens, however many requests they are of.
-            hidden = self._network(token_ids, positions).index_select(0, rows)
+            chosen = sampled_rows(self._hidden, self._network(token_ids, positions), rows)
         else:
-            hidden = self._network(token_ids, positions, rows)
-        return self._model.compute_logits(hidden)
+            chosen = sampled_rows(self._hidden, self._network(token_ids, positions, rows))
+        return self._model.compute_logits(chosen)
 
     def queue_scored(
         self, batch: InputBatch, tensors: MixedTensors, bounds: BatchBounds, key: BatchDescriptor
@@ -386,12 +393,15 @@ class DeviceForward(Forward):
         with forward_context(ForwardContext(self._planned, GraphMode.NONE, key)):
             token_ids, positions = self._batch.place_tokens(tensors, self._slots.last_tokens, self._groups.indices)
             self._planned.update(self._groups.plan_with(partial(self._batch.mixed_common, tensors, bounds)))
-            hidden = self._network(token_ids, positions)
+            given = self._network(token_ids, positions)
+            hidden = given if self._hidden is None else self._hidden.take(given)
         recorder = self._sampler.logprobs
         compute = self._model.compute_logits
         self._known_values = recorder.score_known(batch, hidden, compute)
         self.has_known_logprobs = bool(self._known_values)
         rows = hidden.index_select(0, tensors.logits_index[: len(batch.sampled_slots)])
+        if self._hidden is not None:
+            self._hidden.take_sampled(rows)
         return compute(rows) if len(rows) else rows
 
     # --- both -----------------------------------------------------------------------------------------------------

@@ -22,11 +22,13 @@ from pagemill.worker.native.decode_step import Decoded
 from pagemill.worker.pipeline.stage import Stage
 from pagemill.worker.sampling.logprobs import KnownValues
 from pagemill.worker.sampling.sampler import Sampler
+from pagemill.worker.spec_decode.hidden_states import HiddenStates
 
 
 class HostForward(Forward):
     """Arrays of the batch become tensors as they are; `device`: where the model is; `network`: its forward pass,
-    compiled or not; `native`: all of a decode step as one call, where it accepts it."""
+    compiled or not; `native`: all of a decode step as one call, where it accepts it; `hidden`: where somebody reads
+    hidden states, which native calls do not give."""
 
     def __init__(
         self,
@@ -38,8 +40,10 @@ class HostForward(Forward):
         stage: Stage,
         device: torch.device,
         native: NativeDecode,
+        hidden: HiddenStates | None = None,
     ) -> None:
         self._native = native
+        self._hidden = hidden
         self.decodes_natively = native.possible
         self._states = states
         self._model = model
@@ -64,6 +68,8 @@ class HostForward(Forward):
         self._sampler.replace(known)
 
     def decode(self, slots: Int32Array, num_tokens: Int32Array) -> Decoded | None:
+        if self._hidden is not None:
+            return None
         reason = self._native.accepts(slots, num_tokens)
         if reason is not None:
             self._native.report(reason)
@@ -90,7 +96,12 @@ class HostForward(Forward):
         with torch.inference_mode(), forward_context(ForwardContext(self._groups.plan(batch))):
             inputs = self._stage.receive(batch)
             hidden = self._network(inputs if self._on_host else inputs.to(self._device), positions, *self._asked(batch))
+            if self._hidden is not None:
+                hidden = self._hidden.take(hidden)
             self._rows = self._stage.pass_on(batch, hidden)
+            if self._hidden is not None:
+                self._hidden.batch = batch
+                self._hidden.take_sampled(self._rows)
         self._known_values = []
         if self._stage.samples and self._sampler.logprobs.scores(batch.slots):
             with torch.inference_mode():
@@ -132,7 +143,7 @@ class HostForward(Forward):
 
     def _asked(self, batch: InputBatch) -> tuple[Tensor, ...]:
         """The rows that are sampled from, where the network is to leave out what only others need."""
-        if self._sampler.logprobs.scores(batch.slots):
+        if self._sampler.logprobs.scores(batch.slots) or (self._hidden is not None and self._hidden.wanted.final):
             return ()
         # Not every layer takes no rows at all.
         if not self._asks_rows or not 0 < len(batch.logits_index) < batch.num_tokens:

@@ -14,6 +14,7 @@ from pagemill.model.models.causal_lm import CausalLM
 from pagemill.worker.batch.block_tables import BlockTables
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
+from pagemill.worker.spec_decode.hidden_states import HiddenStates, WantedHidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ class ProposerContext:
     settings: Speculation
     network: DraftNetwork | None = None
     """The model that proposes, where settings name one."""
+    hidden: HiddenStates | None = None
+    """What `Proposer.wants` asks for, of the step that ran last: there when `follow` is called."""
 
 
 class Proposer(ABC):
@@ -112,6 +115,12 @@ class Proposer(ABC):
 
     computes: ClassVar[bool] = False
     """Whether guesses take a time that counts beside that of a step."""
+
+    @classmethod
+    def wants(cls, draft: CausalLM | None) -> WantedHidden | None:
+        """The hidden states of the model that it reads; None: none. `draft`: the model that proposes, where settings
+        name one."""
+        return None
 
     def begin(self, new: NewRequest) -> None:  # noqa: B027 - for those that keep nothing of a slot
         """A slot has another request, or one again that was preempted; `states` have its tokens."""
