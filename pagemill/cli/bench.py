@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pagemill.bench.workload import WorkItem
     from pagemill.llm import LLM
 
+SPECULATION_FLAGS = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
+"""Engine settings that say who proposes drafts."""
 WORKLOAD_NOT_ENGINE = ("seed",)
 """Engine settings whose flag means the workload's here; what benchmarks sample need not be repeatable."""
 
@@ -44,6 +46,9 @@ def _add_throughput(kinds: Any) -> None:
     parser = kinds.add_parser("throughput", help="output tokens/s of many requests, offline", allow_abbrev=False)
     parser.set_defaults(measure=_throughput)
     parser.add_argument("--num-prompts", type=int, help="requests (default: 64, or all of --workload)")
+    parser.add_argument(
+        "--compare-speculation", type=int, metavar="TURNS", help="run it with drafts and without, in so many turns"
+    )
     _add_workload_flags(parser, input_len=128, output_len=128)
     _add_offline_flags(parser)
     add_engine_flags(parser, skip=WORKLOAD_NOT_ENGINE)
@@ -114,6 +119,8 @@ def _add_offline_flags(parser: argparse.ArgumentParser) -> None:
 def _throughput(args: argparse.Namespace) -> int:
     from pagemill.bench.offline import measure_throughput  # deferred: numpy
 
+    if args.compare_speculation is not None:
+        return _compare_speculation(args)
     workload = _workload(args, args.num_prompts)
     sampling = _sampling(args)
     llm = _load_llm(args)
@@ -122,6 +129,24 @@ def _throughput(args: argparse.Namespace) -> int:
         again = workload if args.workload is not None else _workload(args, args.num_prompts, args.seed + 1)
         _profile(args.profile, llm, again, sampling)
     return code
+
+
+def _compare_speculation(args: argparse.Namespace) -> int:
+    from pagemill.bench.result import write_json  # deferred: with the measurement's own modules
+    from pagemill.bench.speculation import compare_speculation, comparison_table
+
+    if args.compare_speculation < 1:
+        raise UsageError(f"--compare-speculation {args.compare_speculation} must be at least 1")
+    if args.profile is not None:
+        raise UsageError("--profile is not allowed with --compare-speculation")
+    workload = _workload(args, args.num_prompts)
+    sampling = _sampling(args) | {"seed": args.seed}
+    without = _load_llm(args, skip=SPECULATION_FLAGS, speculative_config={"method": "none"})
+    found = compare_speculation(without, _load_llm(args), workload, args.compare_speculation, sampling)
+    print(comparison_table(found))
+    if args.output_json is not None:
+        write_json(args.output_json, dataclasses.asdict(found), _shown_arguments(args))
+    return 0
 
 
 def _latency(args: argparse.Namespace) -> int:
@@ -199,10 +224,11 @@ def _workload(args: argparse.Namespace, num_prompts: int | None, seed: int | Non
     return random_workload(64 if num_prompts is None else num_prompts, shape, args.seed if seed is None else seed)
 
 
-def _load_llm(args: argparse.Namespace) -> "LLM":
+def _load_llm(args: argparse.Namespace, skip: tuple[str, ...] = (), **settings: Any) -> "LLM":
+    """`skip`: settings whose flags are left out of account; `settings`: more of them."""
     from pagemill.llm import LLM  # deferred: torch
 
-    return LLM(**given_settings(args, skip=WORKLOAD_NOT_ENGINE))
+    return LLM(**given_settings(args, skip=WORKLOAD_NOT_ENGINE + skip), **settings)
 
 
 def _show(args: argparse.Namespace, result: Any) -> int:

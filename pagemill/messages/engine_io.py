@@ -105,6 +105,10 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
     """Of new_token_ids, where the request asks for them."""
     prompt_logprobs: TokenLogprobs | None = None
     """Of all prompt tokens but the first, where the request asks for them; with its first output."""
+    num_drafts: int = 0
+    """Drafts that the step verified."""
+    num_accepted: int = 0
+    """Of new_token_ids, those that were drafts."""
 
     @classmethod
     def failed(cls, request_id: str, message: str) -> "EngineCoreOutput":

@@ -38,6 +38,10 @@ class CompletionOutput:
     """Per token of token_ids: by token id, its own and then those of its candidates. None unless asked for."""
     cumulative_logprob: float | None = None
     """The sum of the tokens' own log-probabilities, of all tokens so far; None unless asked for."""
+    num_draft_tokens: int = 0
+    """Drafts that steps have verified which made token_ids; 0 without speculative decoding."""
+    num_accepted_tokens: int = 0
+    """Of token_ids, those that were drafts."""
 
     def finished(self) -> bool:
         """Whether this completion has ended."""

@@ -24,6 +24,8 @@ class Script:
     pieces: list[str] = field(default_factory=lambda: ["The ", "**ocean** ", "is ", "wide."])
     deltas: list[dict[str, Any]] | None = None
     """Of a chat, in place of the pieces: whole deltas."""
+    accepted: list[int] | None = None
+    """Tokens of each piece that were drafts; every piece is a step that verified two. None: nothing is said of any."""
     delay_s: float = 0.01
     """Before each piece."""
     error: tuple[int, str] | None = None
@@ -92,6 +94,18 @@ class FakeOpenAIServer:
             pieces = [{"delta": delta} for delta in deltas]
         return StreamingResponse(self._events(pieces, choice("")), media_type="text/event-stream")
 
+    def _usage(self, num_pieces: int, num_all: int) -> dict[str, Any] | None:
+        """After so many pieces; None where it is not told before the end."""
+        accepted = self.script.accepted
+        if accepted is None and num_pieces < num_all:
+            return None
+        usage: dict[str, Any] = {"prompt_tokens": 7, "completion_tokens": num_pieces, "total_tokens": 7 + num_pieces}
+        if accepted is None:
+            return usage
+        found = sum(accepted[:num_pieces])
+        details = {"accepted_prediction_tokens": found, "rejected_prediction_tokens": 2 * num_pieces - found}
+        return usage | {"completion_tokens": num_pieces + found, "completion_tokens_details": details}
+
     async def _events(self, pieces: list[dict[str, Any]], last: dict[str, Any]) -> AsyncIterator[str]:
         script = self.script
         try:
@@ -100,14 +114,10 @@ class FakeOpenAIServer:
                     yield event({"error": {"message": "the engine died"}})
                     return
                 await asyncio.sleep(script.delay_s)
-                yield event({"choices": [{"index": 0, **piece, "finish_reason": None}]})
+                counts = self._usage(number + 1, len(pieces))
+                yield event({"choices": [{"index": 0, **piece, "finish_reason": None}], "usage": counts})
             yield event({"choices": [{"index": 0, **last, "finish_reason": "stop"}]})
-            usage = {
-                "prompt_tokens": 7,
-                "completion_tokens": len(pieces),
-                "total_tokens": 7 + len(pieces),
-            }
-            yield event({"choices": [], "usage": usage})
+            yield event({"choices": [], "usage": self._usage(len(pieces), len(pieces))})
             yield "data: [DONE]\n\n"
         except asyncio.CancelledError:
             self.num_aborted += 1

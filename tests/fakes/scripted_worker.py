@@ -225,6 +225,7 @@ class ScriptedWorker:
         proposed = [self._propose(self.slots[slot]) for slot in samples]
         flat = np.array([token for sampled in tokens for token in sampled], np.int32)
         sizes = np.array([len(sampled) for sampled in tokens], np.int32)
+        tried = np.array([len(verified[slot]) for slot in samples], np.int32)
         offered = Drafts(
             np.array([len(ids) for ids in proposed], np.int32), np.array([d for ids in proposed for d in ids], np.int32)
         )
@@ -234,6 +235,7 @@ class ScriptedWorker:
                 np.array(samples, np.int32),
                 flat,
                 counts=None if len(flat) == len(samples) else sizes,
+                verified=tried if tried.any() else None,
                 drafts=offered if len(offered.token_ids) else None,
             )
         )

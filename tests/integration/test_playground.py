@@ -82,6 +82,37 @@ def test_an_answer_is_streamed_rendered_and_measured(page: Page, server: FakeOpe
     assert "temperature" not in server.bodies[0], "an empty field is left to the server"
 
 
+MARKED = """() => [...CSS.highlights.get("draft")].map((range) => range.toString())"""
+
+
+def test_accepted_drafts_are_marked_and_counted(page: Page, server: FakeOpenAIServer):
+    server.script.pieces = ["The **oce", "an** is ", "*wi", "de*.\n\n```py\nis", " = 2\n```\n\n- a", " b"]
+    server.script.accepted = [0, 2, 0, 1, 1, 0]
+    say(page, "Tell me about the ocean.")
+    answer = page.locator(".turn.assistant")
+    answer.get_by_role("button", name="Regenerate").wait_for()
+    expect(answer.locator(".stats").first).to_contain_text("10 tokens")
+    expect(answer.locator(".stats").first).to_contain_text("4 of 12 drafts accepted")
+    expect(answer.locator(".legend")).to_have_text("Came by accepted drafts")
+    assert page.evaluate(MARKED) == ["an", " is ", "de", ".", "is = 2", "a"]
+    page.get_by_role("tab", name="Completion").click()
+    server.script.pieces, server.script.accepted = ["one ", "two ", "three"], [0, 1, 0]
+    page.get_by_label("Text to continue").fill("zero ")
+    page.get_by_role("button", name="Complete").click()
+    expect(page.locator("#completion-stats")).to_contain_text("1 of 6 drafts accepted")
+    expect(page.locator("#completion-legend")).to_be_visible()
+    assert page.evaluate(MARKED)[-1] == "two "
+    assert server.bodies[-1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+
+
+def test_no_drafts_no_legend(page: Page, server: FakeOpenAIServer):
+    say(page, "Tell me about the ocean.")
+    page.get_by_role("button", name="Regenerate").wait_for()
+    expect(page.locator(".legend")).to_have_count(1)
+    expect(page.locator("#completion-legend")).to_be_hidden()
+    assert page.evaluate(MARKED) == []
+
+
 def test_the_second_question_carries_the_first_and_the_settings(page: Page, server: FakeOpenAIServer):
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_label("Temperature").fill("0.5")

@@ -33,6 +33,7 @@ from pagemill.engine.scheduler.update import (
     SlotTokens,
     apply_tokens,
     check_counts,
+    drafts_by_slot,
     logprobs_by_slot,
     note_known_logprobs,
     report,
@@ -221,7 +222,8 @@ class Scheduler:
             if known:
                 self._steady = None
                 self._known += known
-        rows = report(states, new, finished, logprobs_by_slot(flight.slots, output))
+        drafted = drafts_by_slot(flight.slots, output)
+        rows = report(states, new, finished, logprobs_by_slot(flight.slots, output), drafted)
         if finished:
             self._finish(new.slots, finished)
         return self._outputs(flight, rows.request_ids, rows.token_ids, rows.outputs)

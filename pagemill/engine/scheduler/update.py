@@ -6,6 +6,7 @@ Knows nothing about blocks, queues or the next step.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -30,6 +31,7 @@ POOLED = Finish(FinishReason.STOP)
 
 
 NO_LOGPROBS: Mapping[int, TokenLogprobs] = {}
+NO_DRAFTS: Mapping[int, tuple[int, int]] = {}
 NOT_FINITE = (
     "no token could be sampled: the model returned NaN or infinite values for this request, or its own parameters "
     "exclude every token"
@@ -202,33 +204,56 @@ def logprobs_by_slot(slots: IntArray, output: ModelRunnerOutput) -> dict[int, To
     }
 
 
+def drafts_by_slot(slots: IntArray, output: ModelRunnerOutput) -> Mapping[int, tuple[int, int]]:
+    """Slot -> drafts that it verified, and how many of them were accepted, for those that had any, of [L] slots of a
+    step."""
+    verified = output.verified
+    if verified is None:
+        return NO_DRAFTS
+    some = np.flatnonzero(verified)
+    accepted = np.zeros(len(some), np.int32) if output.counts is None else output.counts[some] - 1
+    return dict(zip(slots[some].tolist(), zip(verified[some].tolist(), accepted.tolist(), strict=True), strict=True))
+
+
 def report(
     states: SlotStates,
     new: SlotTokens,
     finished: dict[int, Finish],
     logprobs: Mapping[int, TokenLogprobs] = NO_LOGPROBS,
+    drafts: Mapping[int, tuple[int, int]] = NO_DRAFTS,
 ) -> StepReport:
-    """What the front end is told about [L] slots and their new tokens; `logprobs`: of these tokens, by slot. Called
-    before finished slots are released."""
+    """What the front end is told about [L] slots and their new tokens; by slot, `logprobs` of these tokens, and what
+    became of `drafts`. Called before finished slots are released."""
     slots, token_ids, counts = new
     first = states.unannounced[slots]
-    if not finished and counts is None and not first.any() and not logprobs:
+    if not (finished or logprobs or drafts or first.any()) and counts is None:
         return StepReport(states.request_ids[slots].tolist(), token_ids.tolist(), [])
     plain = ~first if counts is None else ~first & (counts == 1)
     plain[list(finished)] = False
     if logprobs:
         plain &= ~np.isin(slots, list(logprobs))
+    if drafts:
+        plain &= ~np.isin(slots, list(drafts))
     outputs = []
     starts = None if counts is None else np.cumsum(counts) - counts
     for row in np.flatnonzero(~plain).tolist():
         request = states.occupant(int(slots[row]))
         start, count = (row, 1) if starts is None or counts is None else (int(starts[row]), int(counts[row]))
         tokens = token_ids[start : start + count].tolist()
-        of_tokens = logprobs.get(int(slots[row]))
-        outputs.append(_report_one(request, tokens, finished.get(row), bool(first[row]), of_tokens))
+        slot = int(slots[row])
+        output = _report_one(request, tokens, finished.get(row), bool(first[row]), logprobs.get(slot))
+        if slot in drafts:
+            output = _with_drafts(output, *drafts[slot])
+        outputs.append(output)
     states.unannounced[slots] = False
     rows = new.rows(plain)
     return StepReport(states.request_ids[rows.slots].tolist(), rows.token_ids.tolist(), outputs)
+
+
+def _with_drafts(output: EngineCoreOutput, num_drafts: int, num_accepted: int) -> EngineCoreOutput:
+    """With what became of drafts. Those behind the end of a request are no part of its output."""
+    most = min(num_accepted, len(output.new_token_ids))
+    return msgspec.structs.replace(output, num_drafts=num_drafts, num_accepted=most)
 
 
 def _report_one(

@@ -57,6 +57,10 @@ class Usage:
         self.num_completion_tokens = 0
         self.num_reasoning_tokens: int | None = None
         """Of the completions' tokens; None where nothing is known of them."""
+        self.num_draft_tokens = 0
+        """That were verified for the completions."""
+        self.num_accepted_tokens = 0
+        """Of the completions' tokens, those that were drafts."""
 
     def count(self, prompt_index: int, output: RequestOutput) -> None:
         """Add what is new."""
@@ -64,6 +68,8 @@ class Usage:
         self._num_cached[prompt_index] = told_cached_tokens(request, output.num_cached_tokens, self._block_size)
         for completion in output.outputs:
             self.num_completion_tokens += len(completion.token_ids)
+            self.num_draft_tokens += completion.num_draft_tokens
+            self.num_accepted_tokens += completion.num_accepted_tokens
 
     def count_reasoning(self, num_tokens: int | None) -> None:
         """Add tokens that are known to be reasoning; None: nothing is known of a message."""
@@ -83,9 +89,11 @@ class Usage:
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
-        if self.num_reasoning_tokens is None:
-            return counts
-        return counts | {"completion_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens}}
+        details = {} if self.num_reasoning_tokens is None else {"reasoning_tokens": self.num_reasoning_tokens}
+        if self.num_draft_tokens:
+            details["accepted_prediction_tokens"] = self.num_accepted_tokens
+            details["rejected_prediction_tokens"] = self.num_draft_tokens - self.num_accepted_tokens
+        return counts | {"completion_tokens_details": details} if details else counts
 
 
 def told_cached_tokens(request: EngineCoreRequest, num_cached: int, block_size: int) -> int:

@@ -155,7 +155,8 @@ class OutputProcessor:
             self._metrics.tokens(completion, len(output.new_token_ids), outputs.step_at)
         try:
             stop_token_id = finish.stop_token_id if finish else None
-            stopped = completion.append(output.new_token_ids, stop_token_id, output.logprobs)
+            completion.num_drafts += output.num_drafts
+            stopped = completion.append(output.new_token_ids, stop_token_id, output.logprobs, output.num_accepted)
             if finish is not None and not stopped:
                 completion.finish(finish.reason, self._stop_reason(finish, completion))
         except Exception as error:

@@ -110,8 +110,8 @@ class CompletionState:
     """One completion on its way: its tokens so far and its text."""
 
     __slots__ = (
-        "detokenizer", "error", "finish_reason", "include_stop", "index", "logprobs", "num_taken", "reported",
-        "started", "stop_reason", "stream", "text", "timeline", "token_ids", "vector",
+        "detokenizer", "error", "finish_reason", "include_stop", "index", "logprobs", "num_accepted", "num_drafts",
+        "num_taken", "reported", "started", "stop_reason", "stream", "text", "timeline", "token_ids", "vector",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +134,9 @@ class CompletionState:
         """As far as it was taken."""
         self.num_taken = 0
         """Tokens that a DELTA output has reported."""
+        self.num_drafts = 0
+        """That were verified, as far as no DELTA output has reported it; so are those that became tokens."""
+        self.num_accepted = 0
         self.started = False
         """Whether the engine has produced anything."""
         self.reported = False
@@ -147,10 +150,14 @@ class CompletionState:
         """What went wrong, when the finish reason is ERROR and it is known."""
 
     def append(
-        self, token_ids: Sequence[int], stop_token_id: int | None = None, logprobs: TokenLogprobs | None = None
+        self,
+        token_ids: Sequence[int],
+        stop_token_id: int | None = None,
+        logprobs: TokenLogprobs | None = None,
+        num_accepted: int = 0,
     ) -> bool:
-        """Add new tokens, and their log-probabilities. A last token that is the stop token is no part of the text
-        unless asked for.
+        """Add new tokens, the first `num_accepted` of which were drafts, and their log-probabilities. A last token that
+        is the stop token is no part of the text unless asked for.
 
         Returns whether a stop string or a repetition has ended the completion.
         """
@@ -158,6 +165,7 @@ class CompletionState:
         match = self.detokenizer.append(token_ids[:-1] if drop_last else token_ids)
         num_kept = len(token_ids) if match is None else match.num_tokens
         self.token_ids.extend(token_ids[:num_kept])
+        self.num_accepted += min(num_accepted, num_kept)
         if self.logprobs is not None and logprobs is not None:
             self.logprobs.append(logprobs.rows(slice(num_kept)))
         if match is None:
@@ -189,6 +197,10 @@ class CompletionState:
         if self.logprobs is not None:
             output.logprobs = self.logprobs.since(self.num_taken if delta else 0)
             output.cumulative_logprob = self.logprobs.total
+        if self.num_drafts:
+            output.num_draft_tokens, output.num_accepted_tokens = self.num_drafts, self.num_accepted
+            if delta:
+                self.num_drafts = self.num_accepted = 0
         self.num_taken = len(self.token_ids)
         if self.finish_reason is not None:
             self.reported = True

@@ -92,6 +92,37 @@ def test_a_given_workload(llms: list[FakeLLM], tmp_path: Path):
     assert llms[0].calls == [[[1, 2]]]
 
 
+def test_speculation_on_and_off(llms: list[FakeLLM], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    argv = ["bench", "throughput", "--num-prompts", "2", "--input-len", "4", "--output-len", "3", "--seed", "5"]
+    argv += ["--compare-speculation", "2", "--max-num-seqs", "4", "--output-json", str(tmp_path / "r.json")]
+    assert main([*argv, "--spec-method", "suffix", "--spec-tokens", "4"]) == 0
+    assert [llm.settings for llm in llms] == [
+        {"max_num_seqs": 4, "speculative_config": {"method": "none"}},
+        {"max_num_seqs": 4, "spec_method": "suffix", "spec_tokens": 4},
+    ]
+    assert [len(llm.calls) for llm in llms] == [3, 3]
+    assert {llm.params[0].seed for llm in llms} == {5}
+    out = capsys.readouterr().out
+    assert "without drafts   with drafts   ratio" in out and "equal outputs: 2 of 2" in out
+    saved = json.loads((tmp_path / "r.json").read_text())
+    assert (len(saved["turns"]), saved["num_equal_outputs"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--compare-speculation", "0"], "--compare-speculation 0 must be at least 1"),
+        (["--compare-speculation", "1", "--profile", "t.json"], "--profile is not allowed with --compare-speculation"),
+    ],
+)
+def test_comparisons_that_cannot_be(
+    argv: list[str], said: str, llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]
+):
+    assert main(["bench", "throughput", *argv]) == 2
+    assert said in capsys.readouterr().err
+    assert not llms
+
+
 def test_latency_runs_a_new_batch_each_time(llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]):
     argv = ["bench", "latency", "--batch-size", "2", "--num-iterations", "3", "--num-warmups", "1", "--input-len", "8"]
     assert main(argv) == 0

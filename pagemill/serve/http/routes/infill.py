@@ -164,10 +164,12 @@ class InfillDeltas:
         num_prompt = self.usage.num_prompt_tokens - self.usage.num_cached_tokens
         prompt_ms = (first - self._began_at) * 1000
         predicted_ms = (at - first) * 1000
+        num_drafts = self.usage.num_draft_tokens
         return {
             "cache_n": self.usage.num_cached_tokens,
             **_speed("prompt", num_prompt, prompt_ms),
             **_speed("predicted", num_predicted, predicted_ms),
+            **({} if num_drafts == 0 else {"draft_n": num_drafts, "draft_n_accepted": self.usage.num_accepted_tokens}),
         }
 
 

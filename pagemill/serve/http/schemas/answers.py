@@ -14,9 +14,13 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """What the tokens of the completions are, where a parser tells reasoning apart."""
+    """What the tokens of the completions are: where a parser tells reasoning apart, and where drafts were verified."""
 
-    reasoning_tokens: int
+    reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    """Those that were drafts."""
+    rejected_prediction_tokens: int | None = None
+    """Drafts that are not among them."""
 
 
 class TokenCounts(BaseModel):

@@ -30,7 +30,7 @@ export async function* streamChunks(path, body, signal) {
   const answer = await request(path, {
     method: "POST",
     headers: { ...headers(), "content-type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } }),
     signal,
   });
   for await (const data of eventData(answer.body)) {

@@ -2,6 +2,7 @@
 
 import { streamChunks } from "./api.js";
 import { byId, element, fitHeight, show, submitOnEnter } from "./dom.js";
+import { addSpan, DraftCount, forgetMarks } from "./drafts.js";
 import { Meter } from "./meter.js";
 import { fill, say, turnNode } from "./turns.js";
 
@@ -14,7 +15,8 @@ const NEAR_BOTTOM_PX = 80;
 
 export class Chat {
   // `app` offers settings, model(), ready(), failed(error), changed() and branched(). A turn is { role, content,
-  // reasoning?, calls?, call_id?, stats?, error?, stopped? }; a call is { id, name, arguments }.
+  // reasoning?, calls?, call_id?, stats?, drafts?, error?, stopped? }; a call is { id, name, arguments }; drafts are
+  // places in the content.
   constructor(app, turns) {
     this.app = app;
     this.turns = turns;
@@ -124,6 +126,7 @@ export class Chat {
   // Fills the turn, drawing at most once a frame.
   async receive(turn, body) {
     const meter = new Meter();
+    const drafts = new DraftCount();
     let frame = 0;
     const drawSoon = () => {
       frame ||= requestAnimationFrame(() => {
@@ -136,6 +139,7 @@ export class Chat {
         const delta = chunk.choices?.[0]?.delta ?? {};
         const text = delta.content ?? "";
         meter.saw(text || delta.reasoning || (delta.tool_calls ? " " : ""), chunk.usage);
+        if (drafts.saw(chunk.usage) && text) addSpan((turn.drafts ??= []), turn.content.length, turn.content.length + text.length);
         turn.content += text;
         if (delta.reasoning) turn.reasoning = (turn.reasoning ?? "") + delta.reasoning;
         for (const part of delta.tool_calls ?? []) addCall(turn, part);
@@ -162,6 +166,7 @@ export class Chat {
     const atEnd = this.isAtEnd();
     const end = this.turns.findLastIndex((turn) => turn.role !== "tool");
     const busy = this.running !== null;
+    forgetMarks();
     this.log.replaceChildren(
       ...this.turns.map((turn, index) => turnNode(turn, index, { last: index === end, busy, growing: busy && index === end }, this)),
     );

@@ -2,6 +2,7 @@
 
 import { streamChunks } from "./api.js";
 import { byId, copyFrom, show, submitOnEnter } from "./dom.js";
+import { addSpan, canMark, DraftCount, markSpans } from "./drafts.js";
 import { Meter } from "./meter.js";
 
 const DEFAULT_MAX_TOKENS = 128;
@@ -67,13 +68,18 @@ export class Completion {
 
   async receive(body) {
     const meter = new Meter();
+    const drafts = new DraftCount();
+    const spans = [];
     const output = byId("completion-text");
     show(byId("completion-output"), true);
     for await (const chunk of streamChunks("v1/completions", body, this.running.signal)) {
       const text = chunk.choices?.[0]?.text ?? "";
       meter.saw(text, chunk.usage);
+      if (drafts.saw(chunk.usage) && text) addSpan(spans, this.text.length, this.text.length + text.length);
       this.text += text;
       output.append(text);
+      markSpans(output, this.text, spans);
+      show(byId("completion-legend"), canMark && spans.length > 0);
       byId("completion-stats").textContent = meter.summary();
     }
   }
@@ -89,7 +95,7 @@ export class Completion {
     byId("completion-prompt").textContent = prompt;
     byId("completion-text").textContent = "";
     byId("completion-stats").textContent = "";
-    for (const id of ["completion-error", "completion-output", "adopt", "completion-copy"]) show(byId(id), false);
+    for (const id of ["completion-error", "completion-output", "completion-legend", "adopt", "completion-copy"]) show(byId(id), false);
   }
 
   setRunning(controller) {

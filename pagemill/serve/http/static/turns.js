@@ -1,6 +1,7 @@
 // How a turn of a conversation looks: text, reasoning, tool calls and their results, and what can be done with it.
 
 import { byId, copyButton, element } from "./dom.js";
+import { canMark, markSpans } from "./drafts.js";
 import { renderInto } from "./markdown.js";
 
 const NAMES = { user: "You", assistant: "Model", tool: "Tool result" };
@@ -34,7 +35,9 @@ export function turnNode(turn, index, place, acts) {
 export function fill(node, turn, growing) {
   const empty = !turn.content && !turn.reasoning && !turn.calls?.length;
   node.classList.toggle("waiting", growing && empty);
-  renderInto(node.querySelector(".text"), turn.content);
+  const text = node.querySelector(".text");
+  renderInto(text, turn.content);
+  markSpans(text, turn.content, turn.drafts);
   fillReasoning(node.querySelector(".before"), turn, growing);
   const calls = (turn.calls ?? []).map(callNode);
   node.querySelector(".calls").replaceChildren(...calls);
@@ -103,7 +106,11 @@ function foot(turn, index, place, acts) {
   if (turn.content) actions.append(copyButton(() => turn.content));
   if (!place.busy) actions.append(button("Branch", () => acts.branch(index + 1), "Branch from here"));
   if (place.last && !place.busy) actions.append(button(turn.error ? "Retry" : "Regenerate", () => acts.regenerate()));
-  return element("footer", {}, stats, actions);
+  return element("footer", {}, stats, ...legend(turn), actions);
+}
+
+function legend(turn) {
+  return canMark && turn.drafts?.length ? [element("p", { className: "stats legend", textContent: "Came by accepted drafts" })] : [];
 }
 
 // Words for a screen reader, which does not see what changed.

@@ -5,10 +5,10 @@ import pytest
 
 from pagemill.engine.request import Request
 from pagemill.engine.scheduler.slots import SlotStates
-from pagemill.engine.scheduler.update import SlotTokens, apply_tokens, note_known_logprobs, report
+from pagemill.engine.scheduler.update import SlotTokens, apply_tokens, drafts_by_slot, note_known_logprobs, report
 from pagemill.messages.engine_io import FinishReason
 from pagemill.messages.logprobs import joined
-from pagemill.messages.step import NO_TOKEN, KnownLogprobs
+from pagemill.messages.step import NO_TOKEN, KnownLogprobs, ModelRunnerOutput
 from tests.fakes.engine_setup import core_request
 from tests.fakes.fake_core import logprobs_of
 
@@ -139,3 +139,24 @@ def test_prompt_logprobs_are_told_once_and_not_kept():
         found = [item.prompt_logprobs for item in report(states, new, finished).outputs]
         assert [item.token_ids[:, 0].tolist() for item in found if item] == ([expected] if expected else [])
         assert not request.prompt_logprobs
+
+
+def test_a_request_is_told_what_became_of_its_drafts():
+    states = running(*(core_request(name, 3, max_tokens=9, stop_token_ids=[7]) for name in "abcd"))
+    report(states, SlotTokens(states.running, np.array([1, 2, 3, 4])), {})
+    slots = states.running
+    counts = np.array([3, 1, 1, 4], np.int32)
+    token_ids = np.array([11, 12, 13, 14, 15, 16, 7, 17, 18], np.int32)
+    output = ModelRunnerOutput(1, slots, token_ids, counts=counts, verified=np.array([4, 2, 0, 3], np.int32))
+    drafts = drafts_by_slot(slots, output)
+    assert drafts == {0: (4, 2), 1: (2, 0), 3: (3, 3)}
+    found = report(states, *apply_tokens(states, SlotTokens(slots, token_ids, counts)), drafts=drafts)
+    assert (found.request_ids, found.token_ids) == (["c"], [15]), "nothing more to say"
+    assert [(output.request_id, output.num_drafts, output.num_accepted) for output in found.outputs] == [
+        ("a", 4, 2), ("b", 2, 0), ("d", 3, 2),  # the last one ended with its second token
+    ]  # fmt: skip
+
+
+def test_all_drafts_of_a_step_may_be_wrong():
+    output = ModelRunnerOutput(1, np.array([4, 2], np.int32), np.array([1, 2]), verified=np.array([0, 3], np.int32))
+    assert drafts_by_slot(np.array([4, 2]), output) == {2: (3, 0)}

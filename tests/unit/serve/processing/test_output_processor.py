@@ -372,3 +372,20 @@ async def test_what_a_consumer_has_taken_already_is_not_told_again() -> None:
     await asyncio.sleep(0)
     assert not again.done()
     again.cancel()
+
+
+@pytest.mark.parametrize("kind", [DELTA, CUMULATIVE])
+async def test_drafts_are_counted_with_the_tokens_of_their_steps(kind: RequestOutputKind) -> None:
+    setup = Setup(output_kind=kind, stop=["xy"], max_tokens=50)
+    setup.output(list(b"abc"), num_drafts=4, num_accepted=2)
+    setup.output(list(b"d"), num_drafts=2)
+    (first,) = (await setup.get()).outputs
+    assert (first.num_draft_tokens, first.num_accepted_tokens) == (6, 2)
+    setup.tokens("e")
+    (second,) = (await setup.get()).outputs
+    assert (second.num_draft_tokens, second.num_accepted_tokens) == ((0, 0) if kind is DELTA else (6, 2))
+    setup.output(list(b"wxyz!"), num_drafts=4, num_accepted=4)
+    (last,) = (await setup.get()).outputs
+    assert last.finish_reason == "stop"
+    told = (last.num_draft_tokens, last.num_accepted_tokens)
+    assert told == ((4, 3) if kind is DELTA else (10, 5)), "drafts behind the stop string are no part of the text"
