@@ -74,6 +74,7 @@ class Script:
 
 LLAMA = Setup("llama-3.2-1b", "llama-3.2-1b")
 QWEN = Setup("qwen3-8b", "qwen3-8b")
+LONG = Setup("qwen3-8b-long", "qwen3-8b", {"max_model_len": 20_480})
 FP8 = Setup("qwen3-8b-fp8", "qwen3-8b", {"quantization": "fp8"})
 FP8_BLOCKS = Setup("qwen3-8b-fp8-blocks", "qwen3-8b", {"quantization": "fp8_per_block"})
 W4A16 = Setup("qwen3-8b-w4a16", "qwen3-8b-w4a16")
@@ -136,6 +137,7 @@ def _seeded(least: float) -> tuple[Goal, ...]:
 
 TWICE = (Goal("second_of_first", "", least=0.97), Goal("first_s", "s"), Goal("second_s", "s"))
 BUSY = (Goal("busy_share", "", least=0.97), Goal("step_ms", "ms"))
+LONG_FIRST_TOKEN = (Goal("first_token_8192_ms", "ms", most=210), Goal("first_token_16384_ms", "ms", most=495))
 MEMORY = (Goal("peak_share_of_budget", "", least=0.95, most=1.0), Goal("used_gib", "GiB"))
 
 ROWS: tuple[Row, ...] = (
@@ -162,6 +164,9 @@ ROWS: tuple[Row, ...] = (
     Row("8b-busy", QWEN, "busy_256", BUSY),
     Row("8b-busy-1024", QWEN, "busy_1024", BUSY),
     Row("8b-memory", QWEN, "memory", MEMORY),
+    Row("8b-long-first-token", LONG, "first_token_long", LONG_FIRST_TOKEN),
+    Row("8b-long-4k", LONG, "long_4k", _many(1.05)),
+    Row("8b-long-16k", LONG, "long_16k", _many(1.05)),
     Row("8b-fp8-batch1", FP8, "single", _decode(ratio=1.3, recorded=271)),
     Row("8b-fp8-256", FP8, "many_256", _many(1.05, 12_381)),
     Row("8b-fp8-blocks-batch1", FP8_BLOCKS, "single", _decode(least=348)),

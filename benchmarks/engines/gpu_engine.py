@@ -107,6 +107,22 @@ def first_token(bench: Bench) -> Figures:
     }
 
 
+def first_token_long(bench: Bench) -> Figures:
+    """Time of one long prompt and one token, the median of three."""
+    figures = {}
+    for length in (8192, 16384):
+        figures[f"first_token_{length}_ms"] = 1e3 * statistics.median(
+            bench.seconds(bench.prompts(1, length), 1) for _ in range(3)
+        )
+    return figures
+
+
+def long_prompts(bench: Bench, count: int, length: int) -> Figures:
+    """`count` requests at once of `length` tokens, 128 out; the better of two."""
+    best_s = min(bench.seconds(bench.prompts(count, length), 128) for _ in range(2))
+    return {"output_tokens_per_s": count * 128 / best_s, "whole_s": best_s}
+
+
 def single(bench: Bench) -> Figures:
     """One stream: 128 tokens in, 256 out; the rate is that of the tokens after the first."""
     first_s = statistics.median(bench.seconds(bench.prompts(1, 128), 1) for _ in range(5))
@@ -267,6 +283,9 @@ def stress(bench: Bench) -> Figures:
 WORKS: dict[str, Callable[[Bench], Figures]] = {
     "smoke": smoke,
     "first_token": first_token,
+    "first_token_long": first_token_long,
+    "long_4k": lambda bench: long_prompts(bench, 48, 4096),
+    "long_16k": lambda bench: long_prompts(bench, 8, 16000),
     "single": single,
     "few": few,
     "many_256": many_256,

@@ -143,7 +143,7 @@ def _fetch(
                 mbarrier.wait(empty.index(slot), parity)
                 mbarrier.expect(full.index(slot), KEYS * HEAD * 2)
                 for piece in gl.static_range(PIECES):
-                    # Beyond the last key of the tile, that one's neighbors once more: finite, and seen by nobody.
+                    # Beyond the last key of the tile, its neighbors once more, which nobody sees.
                     at = gl.minimum(first + piece, last) * BOX
                     row = gl.load(table + at // PAGE) * block_rows + at % PAGE + kind * value_row
                     for part in gl.static_range(PARTS):
@@ -182,15 +182,15 @@ def _softmax_turn(
 
 @gluon.jit
 def _clean(chunks, slot, start, end, HEAD: gl.constexpr, KEYS: gl.constexpr, BOX: gl.constexpr):
-    """Zero the values beyond a request's last token, in its last block: there lies what others left, maybe NaN, and
-    0 * NaN is NaN. Both warpgroups do it, and write the same."""
+    """Zero the values from `end` on: beyond a request's last token lies what others left, maybe NaN, and 0 * NaN is NaN.
+    Both warpgroups do it, and write the same."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    piece = (end - 1 - start) // BOX
-    rows = start + piece * BOX + gl.arange(0, BOX, gl.SliceLayout(1, layout))
-    for part in gl.static_range(HEAD // 64):
-        chunk = chunks.index((slot * (HEAD // 64) + part) * (KEYS // BOX) + piece)
-        values = chunk.load(layout)
-        chunk.store(gl.where((rows < end)[:, None], values, gl.zeros_like(values)))
+    for piece in range((end - 1 - start) // BOX, KEYS // BOX):
+        rows = start + piece * BOX + gl.arange(0, BOX, gl.SliceLayout(1, layout))
+        for part in gl.static_range(HEAD // 64):
+            chunk = chunks.index((slot * (HEAD // 64) + part) * (KEYS // BOX) + piece)
+            values = chunk.load(layout)
+            chunk.store(gl.where((rows < end)[:, None], values, gl.zeros_like(values)))
     hopper.fence_async_shared()
 
 
@@ -283,7 +283,7 @@ def _attend(
             scores, top, total, start, positions, end, factor, cap, KEYS, WINDOW, CHUNK, HAS_CAP, True, scores_in
         )
         weights = gl.convert_layout(new.to(dtype), weights_in)
-        if (end == seq_len) & (end % BOX != 0):
+        if gl.cdiv(end, BOX) * BOX > seq_len:
             mbarrier.wait(full.index(slot + 1), turn // STAGES & 1)
             _clean(chunks, slot + 1, start, end, HEAD, KEYS, BOX)
         acc = gl.zeros([64, HEAD], gl.float32, sums_in)
