@@ -1,12 +1,19 @@
 """How long a checkpoint takes to load on the CPU, beside a copy of its bytes in memory, and what it holds meanwhile.
 
 Makes a checkpoint of random bfloat16 numbers of about the given size (Llama's shapes), and in a fresh process for each
-turn copies the file's bytes, warm, and loads the model. Both times are the least of several turns; anonymous memory is
-the highest that was seen, beside what the process had before. Knows no engine: `pagemill.model.factory` loads.
+turn copies the files' bytes, or loads the model. Both times are the least of several turns; anonymous memory is the
+highest that was seen, beside what the process had before. Knows no engine: `pagemill.model.factory` loads.
+
+The copy is numpy's, on one thread: files in the page cache, mapped, into new memory in huge pages, all of which is kept
+to the end. The load is `load_model`, from the mapped files to a model ready to run: layers are built, tensors read,
+checked and packed, on all threads. Neither time has what the process does before: imports, and loading the kernels'
+library. A hypervisor takes memory that has been free for some seconds, and giving it again takes twenty times as
+long as clearing it: so, before either, each process touches as much memory as it will need, and frees it.
 """
 
 import argparse
 import json
+import mmap
 import subprocess
 import sys
 import tempfile
@@ -22,6 +29,8 @@ from pagemill.artifacts.describe import describe
 from pagemill.config.arguments import EngineArgs
 from pagemill.launch import build_config
 from pagemill.model.factory import load_model
+from pagemill.model.kernels.native import library
+from pagemill.model.kernels.weight_memory import WeightMemory
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.utils.timing import PhaseTimer
 
@@ -98,13 +107,20 @@ def anonymous_bytes() -> int:
 
 def copy_s(folder: Path) -> float:
     """Seconds to copy all bytes of the mapped files into new memory, as a plain copy does."""
-    total = 0.0
-    for path in sorted(folder.glob("*.safetensors")):
-        mapped = np.memmap(path, dtype=np.uint8, mode="r")
-        start = time.perf_counter()
-        np.array(mapped)
-        total += time.perf_counter() - start
-    return total
+    files = [np.memmap(path, dtype=np.uint8, mode="r") for path in sorted(folder.glob("*.safetensors"))]
+    touch_memory(folder)
+    start = time.perf_counter()
+    copies = [np.array(mapped) for mapped in files]
+    seconds = time.perf_counter() - start
+    del copies
+    return seconds
+
+
+def touch_memory(folder: Path) -> None:
+    """Have as much memory as the files have bytes, and a little more, and give it back."""
+    num_bytes = int(sum(path.stat().st_size for path in folder.glob("*.safetensors")) * 1.05)
+    pages = WeightMemory().empty(num_bytes, dtype=torch.uint8)
+    pages[:: mmap.PAGESIZE] = 1
 
 
 def measure(folder: Path, what: str) -> dict[str, float]:
@@ -115,6 +131,8 @@ def measure(folder: Path, what: str) -> dict[str, float]:
     platform = CpuPlatform()
     platform.start(0)
     facts = describe(str(folder), folder)
+    library()
+    touch_memory(folder)
     memory = AnonymousMemory() if what == "memory" else None
     start = time.perf_counter()
     model = load_model(facts, config.model, platform, PhaseTimer())

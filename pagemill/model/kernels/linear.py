@@ -4,6 +4,7 @@ Knows nothing about checkpoints or layers.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,14 +13,12 @@ from torch import Tensor
 
 from pagemill.model.kernels.mirrors import LinearStruct
 from pagemill.model.kernels.native import ACTIVATIONS, DTYPES, library, loaded_library
+from pagemill.model.kernels.pack_linear import NO_GATE, PANEL, num_panels, pack_rows
 from pagemill.model.kernels.weight_memory import WeightMemory
 
 BF16_PANELS = 0
-NO_GATE = 0
 SILU = 1
 GELU_TANH = 2
-PANEL = 32
-"""Outputs of a panel, as LINEAR_PANEL in kernels.h."""
 
 
 class PanelForm(NamedTuple):
@@ -49,32 +48,22 @@ def packs_natively() -> bool:
 
 
 def pack_bf16(
-    weight: Tensor, bias: Tensor | None = None, gate: int = NO_GATE, memory: WeightMemory | None = None
+    weight: Tensor | Sequence[Tensor],
+    bias: Tensor | None = None,
+    gate: int = NO_GATE,
+    memory: WeightMemory | None = None,
 ) -> PackedLinear:
-    """[N, K] bfloat16, K even -> panels of outputs, each [K / 2, outputs, 2], in `memory` or a mapping of its own. With
-    a gate, N is that of both halves, and there is no bias."""
-    rows, cols = weight.shape
-    panels = _paired_panels(weight, gate, memory or WeightMemory())
+    """[N, K] bfloat16, K even, or such weights one under the other -> panels of outputs, each [K / 2, outputs, 2], in
+    `memory` or a mapping of its own. With a gate, N is that of both halves, and there is no bias."""
+    parts = [weight] if isinstance(weight, Tensor) else weight
+    rows = sum(len(part) for part in parts)
+    cols = parts[0].shape[1]
+    shape = num_panels(rows, gate), cols // 2, PANEL, 2
+    panels = (memory or WeightMemory()).empty(*shape, dtype=torch.bfloat16)
     biases = () if bias is None else (bias.float().contiguous(),)
     struct = LinearStruct(panels.data_ptr(), biases[0].data_ptr() if biases else None, BF16_PANELS, rows, cols, gate)
+    pack_rows(struct, parts, panels)
     return PackedLinear(struct, (panels, *biases), rows if gate == NO_GATE else rows // 2)
-
-
-def _paired_panels(weight: Tensor, gate: int, memory: WeightMemory) -> Tensor:
-    """[N, K] bfloat16 -> [panels, K / 2, PANEL, 2], rows as `panel_rows` has them. Panel by panel, pairs of inputs as
-    32 bits: each is read once, from the file that it may be mapped from, and stays in the cache until it is written."""
-    rows, cols = weight.shape
-    weight = weight.contiguous()
-    words = (weight.clone() if weight.storage_offset() % 2 else weight).view(torch.int32)
-    parts = (words,) if gate == NO_GATE else (words[: rows // 2], words[rows // 2 :])
-    size = PANEL // len(parts)
-    panels = memory.empty(-(-len(parts[0]) // size), cols // 2, PANEL, dtype=torch.int32)
-    for place, part in enumerate(parts):
-        for number, panel in enumerate(panels[..., place * size : (place + 1) * size]):
-            outputs = part[number * size : (number + 1) * size]
-            panel[:, : len(outputs)].copy_(outputs.t())
-            panel[:, len(outputs) :].zero_()
-    return panels.view(torch.bfloat16).view(len(panels), cols // 2, PANEL, 2)
 
 
 def with_bias(packed: PackedLinear, bias: Tensor) -> PackedLinear:
@@ -113,23 +102,3 @@ def weight_rows(indices: Tensor, packed: PackedLinear) -> Tensor:
     if failed:
         raise IndexError(f"a row is asked for that is not one of {packed.struct.rows}")
     return out
-
-
-def panel_rows(weight: Tensor, gate: int) -> Tensor:
-    """[N, K] of any type -> the rows in the order of the panels, with zeros where there is none."""
-    return _in_panels(weight) if gate == NO_GATE else _gated_panels(weight)
-
-
-def _in_panels(weight: Tensor) -> Tensor:
-    """Rows up to a whole number of panels; those at the end are zeros."""
-    missing = -weight.shape[0] % PANEL
-    return torch.nn.functional.pad(weight, (0, 0, 0, missing)) if missing else weight
-
-
-def _gated_panels(weight: Tensor) -> Tensor:
-    """Half a panel of the first half of the rows, then the same of the second half, and so on."""
-    half = weight.shape[0] // 2
-    size = PANEL // 2
-    missing = -half % size
-    halves = [torch.nn.functional.pad(part, (0, 0, 0, missing)) for part in (weight[:half], weight[half:])]
-    return torch.stack([part.view(-1, size, weight.shape[1]) for part in halves], 1).view(-1, weight.shape[1])

@@ -3,13 +3,15 @@
 Knows nothing about files or layers. A block is 32 inputs of one output; what blocks hold is as GGUF defines it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.linear import NO_GATE, PANEL, PackedLinear, panel_rows
+from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.mirrors import LinearStruct
+from pagemill.model.kernels.pack_linear import NO_GATE, PANEL, num_panels, pack_rows
 from pagemill.model.kernels.weight_memory import WeightMemory
 
 BLOCK = 32
@@ -28,7 +30,7 @@ class BlockFormat:
     panels: int
     """PmFormat in kernels.h."""
     flip: int
-    """What 32 bits of integers are xored with: signed bytes become unsigned."""
+    """What 32 bits of integers are xored with when they are packed: signed bytes become unsigned."""
 
 
 Q8_0 = BlockFormat("Q8_0", 34, 2, 1, -0x7F7F7F80)
@@ -39,29 +41,24 @@ FORMATS = {kind.name: kind for kind in (Q8_0, Q4_0, Q4_1)}
 
 def pack_blocks(
     kind: BlockFormat,
-    blocks: Tensor,
+    blocks: Tensor | Sequence[Tensor],
     cols: int | None = None,
     gate: int = NO_GATE,
     memory: WeightMemory | None = None,
 ) -> PackedLinear:
-    """Rows of blocks, [N, ceil(K / 32) * block_bytes] uint8 -> panels, in `memory` or a mapping of their own; `cols` is
-    K where it is not a multiple of 32.
+    """Rows of blocks, [N, ceil(K / 32) * block_bytes] uint8, or such one under the other -> panels, in `memory` or a
+    mapping of their own; `cols` is K where it is not a multiple of 32.
 
-    With a gate, N is that of both halves. Four inputs of 32 outputs lie side by side: rows are only transposed.
+    With a gate, N is that of both halves. Four inputs of 32 outputs lie side by side.
     """
-    rows = blocks.shape[0]
-    num_blocks = blocks.shape[1] // kind.block_bytes
+    parts = [blocks] if isinstance(blocks, Tensor) else blocks
+    rows = sum(len(part) for part in parts)
+    num_blocks = parts[0].shape[1] // kind.block_bytes
     cols = num_blocks * BLOCK if cols is None else cols
-    ordered = panel_rows(blocks, gate).view(-1, PANEL, num_blocks, kind.block_bytes)
-    shape = len(ordered), num_blocks, kind.block_bytes * PANEL
+    shape = num_panels(rows, gate), num_blocks, kind.block_bytes * PANEL
     panels = (memory or WeightMemory()).empty(*shape, dtype=torch.uint8)
-    limits = panels[..., : kind.limit_bytes * PANEL]
-    integers = panels[..., kind.limit_bytes * PANEL :]
-    _transpose(ordered[..., : kind.limit_bytes], limits, kind.limit_bytes)
-    _transpose(ordered[..., kind.limit_bytes :], integers, 4)
-    if kind.flip:
-        integers.view(torch.int32).bitwise_xor_(kind.flip)
     struct = LinearStruct(panels.data_ptr(), None, kind.panels, rows, cols, gate)
+    pack_rows(struct, parts, panels)
     return PackedLinear(struct, (panels,), rows if gate == NO_GATE else rows // 2)
 
 
@@ -91,15 +88,3 @@ def dequantize(kind: BlockFormat, blocks: Tensor) -> Tensor:
         integers -= 8
     values = integers.mul_(limits[..., :1])
     return (values.add_(limits[..., 1:]) if kind == Q4_1 else values).flatten(1)
-
-
-def _transpose(ordered: Tensor, to: Tensor, piece_bytes: int) -> None:
-    """[P, outputs, B, bytes] to [P, B, pieces, outputs, piece], in place."""
-    num_panels, _, num_blocks, num_bytes = ordered.shape
-    aligned = piece_bytes == 4 and ordered.stride(2) % 4 == 0
-    unit = torch.int32 if aligned else torch.int16
-    size = unit.itemsize
-    pieces = num_bytes // piece_bytes
-    source = ordered.view(unit).view(num_panels, PANEL, num_blocks, pieces, piece_bytes // size)
-    target = to.view(unit).view(num_panels, num_blocks, pieces, PANEL, piece_bytes // size)
-    target.copy_(source.permute(0, 2, 3, 1, 4))

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagemill.model.kernels.linear import BF16_PANELS, NO_GATE, PANEL, SILU
+from pagemill.model.kernels.linear import BF16_PANELS, SILU
 from pagemill.model.kernels.linear_int import BLOCK, FORMATS, Q4_0, Q8_0, BlockFormat
+from pagemill.model.kernels.pack_linear import NO_GATE, PANEL
 from pagemill.model.kernels.reference import gated, quantized_linear
 
 FORMAT_NAMES = {BF16_PANELS: "BF16", **{kind.panels: kind.name for kind in FORMATS.values()}}

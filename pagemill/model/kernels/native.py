@@ -55,6 +55,7 @@ class Library:
     attention: Callable[..., int]
     linear: Callable[..., None]
     linear_rows: Callable[..., int]
+    pack_linear: Callable[..., None]
     run_plan: Callable[..., int]
     decode_accepts: Callable[..., int]
     decode_step: Callable[..., int]
@@ -127,6 +128,7 @@ def _load(path: Path) -> Library:
         choose=function(releasing, "pm_choose", None, *[_POINTER] * 9, *[_INT] * 4),
         mask=function(releasing, "pm_mask", None, *[_POINTER] * 2, *[_INT] * 5),
         linear_rows=function(holding, "pm_linear_rows", ctypes.c_int, *[_POINTER] * 3, *[_INT] * 2),
+        pack_linear=function(releasing, "pm_pack_linear", None, *[_POINTER] * 3, *[_INT] * 2),
         linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
         run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
         decode_accepts=function(holding, "pm_decode_accepts", ctypes.c_int, *[_POINTER] * 3, _INT),

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.linear import NO_GATE
 from pagemill.model.kernels.linear_reference import FORMAT_NAMES, panel_bytes
+from pagemill.model.kernels.pack_linear import NO_GATE
 
 OUT_DTYPES = (torch.bfloat16, torch.float32)
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels import linear_reference, reference
-from pagemill.model.kernels.linear import GELU_TANH, NO_GATE, SILU
+from pagemill.model.kernels.linear import GELU_TANH, SILU
+from pagemill.model.kernels.pack_linear import NO_GATE
 
 GATES = {"": NO_GATE, "silu": SILU, "gelu_tanh": GELU_TANH}
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels import native, op_checks, op_reference, ops
-from pagemill.model.kernels.linear import NO_GATE, PackedLinear, PanelForm
+from pagemill.model.kernels.linear import PackedLinear, PanelForm
 from pagemill.model.kernels.linear import linear as native_linear
 from pagemill.model.kernels.linear import weight_rows as native_rows
 from pagemill.model.kernels.linear_reference import FORMAT_NAMES
 from pagemill.model.kernels.mirrors import Batch, Layer, LinearStruct
 from pagemill.model.kernels.op_reference import GATES
+from pagemill.model.kernels.pack_linear import NO_GATE
 
 FORMATS = {name: number for number, name in FORMAT_NAMES.items()}
 """Name of what panels hold -> PmFormat."""

@@ -133,7 +133,7 @@ class OutputHead(Linear):
     def share(self, embedding: Embedding) -> None:
         """Take the embedding's weight; of the two forms one is kept, where it serves both."""
         if isinstance(embedding.weight, Tensor):
-            self.take(embedding.weight)
+            self.take([embedding.weight])
         else:
             self.weight = embedding.weight
         if self.weight is not None and self.weight.gives_rows:

@@ -17,7 +17,7 @@ from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.weight_reader import WeightReader
 from pagemill.model.loading.part import Part
-from pagemill.model.loading.quantized_tensor import QuantizedTensor, stacked, with_rows
+from pagemill.model.loading.quantized_tensor import QuantizedTensor, with_rows
 from pagemill.model.loading.stored import LayerTensor, StoredTensor, WeightPart
 from pagemill.model.quantization.interface import LinearWeight
 
@@ -91,16 +91,17 @@ class Linear(nn.Module):
             return
         self._weights[shard] = with_rows(weight, partial(self.arrange, shard=shard))
         if len(self._weights) == len(self.shards):
-            self.take(stacked([self._weights[index] for index in sorted(self._weights)], self._ctx.dtype))
+            self.take([self._weights[index] for index in sorted(self._weights)])
             self._weights = {}
 
     def arrange(self, rows: Tensor, shard: int) -> Tensor:
         """The rows of a shard's weight, or its bias, in the order in which they are held here."""
         return rows
 
-    def take(self, weight: Tensor | QuantizedTensor) -> None:
-        """Take the whole of this rank's weight, stacked, in the model's type or as blocks."""
-        self.weight = self._reader.held.prepare(weight, None if self.has_bias else self.gate)
+    def take(self, parts: Sequence[Tensor | QuantizedTensor]) -> None:
+        """Take the whole of this rank's weight: its parts, one under the other, in the model's type or as blocks."""
+        gate = None if self.has_bias else self.gate
+        self.weight = self._reader.held.prepare_stacked(parts, self._ctx.dtype, gate)
 
     @property
     def own_bias(self) -> Tensor | None:

@@ -1,5 +1,7 @@
 """Weights of 8 or 4 bits, multiplied as such by the native kernels, with inputs of 8 bits. Knows no file format."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -57,6 +59,18 @@ class Integers(QuantMethod):
         if not self._quantize_floats or plain.shape[1] % BLOCK:
             return self._floats.prepare(plain, gate)
         return self._panels(BlockTensor(Q8_0, quantize_q8(plain)), gate)
+
+    def prepare_stacked(
+        self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype, gate: str | None = None
+    ) -> LinearWeight:
+        """Panels are made of the parts where they are: a stack of them would be one copy more."""
+        blocks = [part for part in parts if isinstance(part, BlockTensor)]
+        if len(blocks) == len(parts) and all(part.kind == blocks[0].kind for part in blocks):
+            rows = [part.blocks for part in blocks]
+            return PanelWeight(pack_blocks(blocks[0].kind, rows, gate=GATES[gate], memory=self._memory))
+        if not self._quantize_floats and all(isinstance(part, Tensor) for part in parts):
+            return self._floats.prepare_stacked(parts, dtype, gate)
+        return super().prepare_stacked(parts, dtype, gate)
 
     def _panels(self, weight: BlockTensor, gate: str | None) -> LinearWeight:
         return PanelWeight(pack_blocks(weight.kind, weight.blocks, gate=GATES[gate], memory=self._memory))

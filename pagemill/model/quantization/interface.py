@@ -2,7 +2,7 @@
 model has. Knows no model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import PackedLinear
-from pagemill.model.loading.quantized_tensor import QuantizedTensor
+from pagemill.model.loading.quantized_tensor import QuantizedTensor, stacked
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
 
 
@@ -122,6 +122,12 @@ class QuantMethod(ABC):
 
         `gate` names the activation whose gate is the first half of the outputs, where there is one: silu or gelu_tanh.
         """
+
+    def prepare_stacked(
+        self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype, gate: str | None = None
+    ) -> LinearWeight:
+        """`prepare` of weights one under the other; floats are of the model's `dtype`."""
+        return self.prepare(stacked(parts, dtype), gate)
 
     @abstractmethod
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:

@@ -1,6 +1,6 @@
 """`PackedMethod`: what the readers of checkpoints have in common. Knows no format."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +20,11 @@ class PackedMethod(QuantMethod):
 
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
         return self._computing.prepare(weight, gate)
+
+    def prepare_stacked(
+        self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype, gate: str | None = None
+    ) -> LinearWeight:
+        return self._computing.prepare_stacked(parts, dtype, gate)
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
         return self._computing.experts(sizes, dtype, device, gate)

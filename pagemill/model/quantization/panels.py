@@ -3,16 +3,8 @@
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.linear import (
-    GELU_TANH,
-    NO_GATE,
-    SILU,
-    PackedLinear,
-    PanelForm,
-    linear,
-    weight_rows,
-    with_bias,
-)
+from pagemill.model.kernels.linear import GELU_TANH, SILU, PackedLinear, PanelForm, linear, weight_rows, with_bias
+from pagemill.model.kernels.pack_linear import NO_GATE
 from pagemill.model.quantization.interface import LinearWeight
 
 GATES = {None: NO_GATE, "silu": SILU, "gelu_tanh": GELU_TANH}

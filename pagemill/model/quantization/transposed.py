@@ -1,6 +1,6 @@
 """Weights that a checkpoint has as [in, out], as GPT-2's: each is turned when it is read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -40,6 +40,11 @@ class Transposed(QuantMethod):
 
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
         return self._method.prepare(weight, gate)
+
+    def prepare_stacked(
+        self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype, gate: str | None = None
+    ) -> LinearWeight:
+        return self._method.prepare_stacked(parts, dtype, gate)
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
         return self._method.experts(sizes, dtype, device, gate)

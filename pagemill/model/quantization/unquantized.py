@@ -1,5 +1,7 @@
 """Weights in the model's own type; on a CPU, bfloat16 weights are packed for oneDNN once, at load."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -76,18 +78,32 @@ class Unquantized(QuantMethod):
         weight = floats(weight, torch.bfloat16)
         if weight.is_cuda:
             return DeviceWeight(weight, gate)
+        if _becomes_panels(weight):
+            return PanelWeight(pack_bf16(weight, None, GATES[gate], self._memory))
         if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
             return PlainWeight(weight)
-        if packs_natively() and weight.shape[1] % 2 == 0:
-            return PanelWeight(pack_bf16(weight, None, GATES[gate], self._memory))
         if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return PackedWeight(weight)
         return PlainWeight(weight)
+
+    def prepare_stacked(
+        self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype, gate: str | None = None
+    ) -> LinearWeight:
+        """Panels are made of the parts where they are: a stack of them would be one copy more."""
+        plain = [part for part in parts if isinstance(part, Tensor)]
+        if len(plain) < len(parts) or not all(_becomes_panels(part) for part in plain):
+            return super().prepare_stacked(parts, dtype, gate)
+        return PanelWeight(pack_bf16(plain, None, GATES[gate], self._memory))
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
         if device.type == "cpu":
             return SeparateExperts(self, sizes, gate)
         return StackedExperts(sizes, dtype, device, gate)
+
+
+def _becomes_panels(weight: Tensor) -> bool:
+    is_bf16 = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+    return is_bf16 and weight.shape[1] % 2 == 0 and packs_natively()
 
 
 def make(request: QuantRequest) -> Quantization:

@@ -197,3 +197,10 @@ void pm_linear(const PmLinear* linear, void* out, const void* x, int64_t num_row
     shares.run(omp_get_thread_num(), [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
   }
 }
+
+// Even shares: each thread writes memory of its own, which the system gives in large pages when it is first written.
+void pm_pack_linear(const PmLinear* linear, void* panels, const void* const* rows, int64_t num_panels, int64_t threads) {
+  const PackArgs args = {*linear, rows, panels};
+  share_evenly(num_panels, num_panels * panel_bytes(*linear), threads,
+               [&](int64_t begin, int64_t end) { selected->pack_linear(args, begin, end); });
+}

@@ -2,12 +2,13 @@
 #if defined(__x86_64__)
 #include "attention.h"
 #include "linear.h"
+#include "pack_linear.h"
 #include "rows.h"
 #include "sample.h"
 #include "write_kv.h"
 
 const KernelTable kernels_avx512 = {
     "avx512", norm, activation, activate, add, rope, argmax, sample, linear, quantized_bytes, quantize_rows,
-    write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
+    pack_linear, write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
 };
 #endif

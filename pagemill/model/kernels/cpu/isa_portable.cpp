@@ -1,11 +1,12 @@
 // The kernels for the baseline of the architecture; the build passes the flags of this instruction set.
 #include "attention.h"
 #include "linear.h"
+#include "pack_linear.h"
 #include "rows.h"
 #include "sample.h"
 #include "write_kv.h"
 
 const KernelTable kernels_portable = {
     "portable", norm, activation, activate, add, rope, argmax, sample, linear, quantized_bytes, quantize_rows,
-    write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
+    pack_linear, write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
 };

@@ -227,6 +227,13 @@ struct LinearArgs {
   void* quantized;
 };
 
+// Of one weight, its rows in the order of its panels, LINEAR_PANEL for each.
+struct PackArgs {
+  PmLinear linear;  // its format and cols; the weight is not looked at
+  const void* const* rows;
+  void* panels;
+};
+
 // What will be read in a moment is brought to the second-level cache: on the way to the first it would take up the few
 // slots for loads that miss.
 inline void prefetch_line(const void* at) { __builtin_prefetch(at, 0, 2); }
@@ -272,6 +279,8 @@ struct KernelTable {
   // Rows [begin, end) of x into args.quantized, which has `quantized_bytes` (0: the format does not need it).
   int64_t (*quantized_bytes)(const LinearArgs&);
   void (*quantize_rows)(const LinearArgs&, int64_t begin, int64_t end);
+  // Panels [begin, end), made of their rows.
+  void (*pack_linear)(const PackArgs&, int64_t begin, int64_t end);
   void (*write_kv)(const AttentionArgs&, int64_t begin, int64_t end);
   int64_t (*attention_scratch_bytes)(const AttentionArgs&);
   // All keys of a tile for one KV head, straight to the output. `next` is what the thread does after it: the beginning of
@@ -333,3 +342,8 @@ PM_EXPORT void pm_linear(const PmLinear* linear, void* out, const void* x, int64
 // Rows of a weight without a gate, [count, cols] bfloat16. 0: done, 1: there is no such row.
 PM_EXPORT int pm_linear_rows(const PmLinear* linear, void* out, const int64_t* indices, int64_t count,
                              int64_t threads);
+// `panels` of `linear`'s format, cols and gate, of the rows in their order: of each panel LINEAR_PANEL addresses, as many
+// panels as there are. Rows of a format of integers are blocks of a scale, possibly a minimum, and integers that are
+// signed where they have 8 bits.
+PM_EXPORT void pm_pack_linear(const PmLinear* linear, void* panels, const void* const* rows, int64_t num_panels,
+                              int64_t threads);

@@ -4,17 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pagemill.model.kernels.linear import (
-    GELU_TANH,
-    NO_GATE,
-    PANEL,
-    SILU,
-    linear,
-    pack_bf16,
-    panel_rows,
-    with_bias,
-)
+from pagemill.model.kernels.linear import GELU_TANH, SILU, linear, pack_bf16, with_bias
 from pagemill.model.kernels.ops import gated
+from pagemill.model.kernels.pack_linear import NO_GATE, PANEL, panel_rows
 from tests.marks import slow
 
 pytestmark = pytest.mark.cases(one_in=12)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from pagemill.model.kernels import native, reference, torch_ops
-from pagemill.model.kernels.linear import GELU_TANH, NO_GATE, SILU, PackedLinear, pack_bf16, with_bias
+from pagemill.model.kernels.linear import GELU_TANH, SILU, PackedLinear, pack_bf16, with_bias
 from pagemill.model.kernels.linear_int import FORMATS, pack_blocks
 from pagemill.model.kernels.op_reference import REFERENCES
+from pagemill.model.kernels.pack_linear import NO_GATE
 from pagemill.model.quantization.panels import PanelWeight
 from tests.marks import slow
 

@@ -1,0 +1,111 @@
+// Panels of linear layers, made of rows as checkpoints have them: each byte is read once and written once.
+#pragma once
+
+#include "kernels.h"
+#include "vec.h"
+
+namespace {
+
+static_assert(LINEAR_PANEL % LANES == 0, "a panel is whole squares");
+
+// Of each row, a cache line is taken at a time: rows whose distance is a power of two would push each other's out.
+constexpr int64_t LINE_WORDS = 16;
+// Of each row, what is fetched ahead. A CPU follows a few streams by itself, but not one for each output of a panel.
+constexpr int64_t AHEAD_WORDS = 8 * LINE_WORDS;
+
+// The rows of a panel, and those of the next one (null: none).
+struct PanelRows {
+  const char* const* here;
+  const char* const* next;
+};
+
+// Nobody reads panels soon. Whole cache lines, aligned, need not be fetched to be written.
+PM_INLINE void store_past_caches(uint32_t* at, vu lanes) {
+#if PM_VEC_BYTES == 64
+  _mm512_stream_si512((__m512i*)at, (__m512i)lanes);
+#else
+  memcpy(at, &lanes, sizeof lanes);
+#endif
+}
+
+// Before others read what was stored so.
+PM_INLINE void finish_stores() {
+#if PM_VEC_BYTES == 64
+  _mm_sfence();
+#endif
+}
+
+uint32_t word_at(const char* at) {
+  uint32_t word;
+  memcpy(&word, at, sizeof word);
+  return word;
+}
+
+// Words [begin, end) of each row from byte `offset` on to [word][output], xored with `flip`.
+void transpose_words(const char* const* rows, int64_t offset, int64_t begin, int64_t end, uint32_t flip, uint32_t* out) {
+  int64_t at = begin;
+  for (; at + LANES <= end; at += LANES) {
+    for (int64_t first = 0; first < LINEAR_PANEL; first += LANES) {
+      vu square[LANES];
+      for (int i = 0; i < LANES; ++i) memcpy(&square[i], rows[first + i] + offset + at * 4, sizeof(vu));
+      transpose(square);
+      for (int i = 0; i < LANES; ++i) {
+        store_past_caches(out + (at + i) * LINEAR_PANEL + first, square[i] ^ flip);
+      }
+    }
+  }
+  for (; at < end; ++at)
+    for (int64_t i = 0; i < LINEAR_PANEL; ++i) out[at * LINEAR_PANEL + i] = word_at(rows[i] + offset + at * 4) ^ flip;
+}
+
+// Rows of nothing but words.
+void pack_words(const PanelRows& rows, int64_t words, uint32_t* out) {
+  for (int64_t at = 0; at < words; at += LINE_WORDS) {
+    const int64_t ahead = at + AHEAD_WORDS;
+    const char* const* upcoming = ahead < words ? rows.here : rows.next;
+    const int64_t place = ahead < words ? ahead : ahead - words;
+    if (upcoming && place < words)
+      for (int64_t i = 0; i < LINEAR_PANEL; ++i) prefetch_line(upcoming[i] + place * 4);
+    transpose_words(rows.here, 0, at, min_of(at + LINE_WORDS, words), 0, out);
+  }
+}
+
+// Blocks that begin with a scale of 16 bits.
+void pack_scaled(const PanelRows& rows, int64_t num_blocks, int64_t words, uint32_t flip, char* out) {
+  constexpr int64_t LIMITS = 2 * LINEAR_PANEL;
+  const int64_t block_bytes = 2 + 4 * words, ahead = AHEAD_WORDS * 4 / block_bytes;
+  for (int64_t block = 0; block < num_blocks; ++block, out += LIMITS + 4 * words * LINEAR_PANEL) {
+    const char* const* upcoming = block + ahead < num_blocks ? rows.here : rows.next;
+    const int64_t place = block + ahead < num_blocks ? block + ahead : block + ahead - num_blocks;
+    for (int64_t i = 0; i < LINEAR_PANEL; ++i) {
+      if (upcoming && place < num_blocks) prefetch_line(upcoming[i] + place * block_bytes);
+      memcpy(out + 2 * i, rows.here[i] + block * block_bytes, 2);
+    }
+    transpose_words(rows.here, block * block_bytes + 2, 0, words, flip, (uint32_t*)(out + LIMITS));
+  }
+}
+
+void pack_panel(const PmLinear& linear, const PanelRows& rows, char* out) {
+  const int64_t num_blocks = ceil_div(linear.cols, QUANT_BLOCK);
+  switch (linear.format) {
+    case PM_BF16_PANELS:
+      return pack_words(rows, linear.cols / 2, (uint32_t*)out);
+    case PM_Q4_MIN_PANELS:  // scale and minimum together are a word
+      return pack_words(rows, num_blocks * 5, (uint32_t*)out);
+    case PM_Q4_PANELS:
+      return pack_scaled(rows, num_blocks, 4, 0, out);
+    case PM_Q8_PANELS:  // signed bytes become unsigned
+      return pack_scaled(rows, num_blocks, 8, 0x80808080u, out);
+  }
+}
+
+void pack_linear(const PackArgs& args, int64_t begin, int64_t end) {
+  const int64_t bytes = panel_bytes(args.linear);
+  for (int64_t p = begin; p < end; ++p) {
+    const char* const* here = (const char* const*)args.rows + p * LINEAR_PANEL;
+    pack_panel(args.linear, {here, p + 1 < end ? here + LINEAR_PANEL : nullptr}, (char*)args.panels + p * bytes);
+  }
+  finish_stores();
+}
+
+}  // namespace

@@ -1,0 +1,85 @@
+"""Panels made of rows against torch, per instruction set: every format, odd sizes, parts, rows that lie anywhere."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagemill.model.kernels.linear import SILU, pack_bf16
+from pagemill.model.kernels.linear_int import BLOCK, FORMATS, Q8_0, BlockFormat, pack_blocks
+from pagemill.model.kernels.pack_linear import NO_GATE, PANEL, num_panels, panel_rows
+
+GATES = pytest.mark.parametrize("gate", [NO_GATE, SILU])
+SIZES = pytest.mark.parametrize("size", [(2, 2), (32, 64), (70, 46), (200, 576), (34, 4098)], ids=str)
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"], autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def any_bytes(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def split(rows: Tensor) -> list[Tensor]:
+    """One above the other, one of them empty."""
+    cuts = [0, len(rows) // 3, len(rows) // 3, len(rows) - 1, len(rows)]
+    return [rows[begin:end] for begin, end in pairwise(cuts)]
+
+
+def expected_words(words: Tensor, gate: int) -> Tensor:
+    """[N, W, bytes] -> [P, W, outputs, bytes]."""
+    ordered = panel_rows(words.flatten(1), gate)
+    return ordered.view(-1, PANEL, *words.shape[1:]).transpose(1, 2).contiguous()
+
+
+def expected_blocks(kind: BlockFormat, blocks: Tensor, gate: int) -> Tensor:
+    each = blocks.view(len(blocks), -1, kind.block_bytes)
+    limits, integers = each[..., : kind.limit_bytes], each[..., kind.limit_bytes :]
+    panels = expected_words(limits, gate)
+    words = expected_words(integers.reshape(len(blocks), -1, 4), gate)
+    if kind == Q8_0:
+        words = words ^ 128
+    num_blocks = each.shape[1]
+    return torch.cat([panels.flatten(2), words.view(len(words), num_blocks, -1)], -1)
+
+
+@GATES
+@SIZES
+def test_bfloat16_pairs_side_by_side(isa: str, gate: int, size: tuple[int, int]) -> None:
+    rows, cols = size
+    stored = any_bytes(rows, cols * 2)
+    weight = stored.view(torch.bfloat16)
+    found = pack_bf16(weight, None, gate).tensors[0]
+    expected = expected_words(stored.view(rows, -1, 4), gate)
+    assert len(found) == num_panels(rows, gate)
+    assert torch.equal(found.view(torch.uint8).flatten(), expected.flatten())
+    stacked = pack_bf16(split(weight), None, gate)
+    assert torch.equal(stacked.tensors[0].view(torch.uint8), found.view(torch.uint8))
+    assert (stacked.struct.rows, stacked.out_features) == (rows, rows if gate == NO_GATE else rows // 2)
+
+
+@GATES
+@SIZES
+@pytest.mark.parametrize("kind", FORMATS.values(), ids=lambda kind: kind.name)
+def test_blocks_side_by_side(isa: str, kind: BlockFormat, gate: int, size: tuple[int, int]) -> None:
+    rows, cols = size
+    blocks = any_bytes(rows, -(-cols // BLOCK) * kind.block_bytes)
+    found = pack_blocks(kind, blocks, cols, gate).tensors[0]
+    assert torch.equal(found, expected_blocks(kind, blocks, gate))
+    assert torch.equal(pack_blocks(kind, split(blocks), cols, gate).tensors[0], found)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_rows_may_be_far_apart_and_begin_anywhere(isa: str, offset: int) -> None:
+    weight = any_bytes(40, 2 * 70).view(torch.bfloat16)[:, offset : offset + 64]
+    expected = pack_bf16(weight.contiguous()).tensors[0]
+    assert torch.equal(pack_bf16(weight).tensors[0].view(torch.int16), expected.view(torch.int16))
+    turned = weight.T.contiguous().T
+    assert torch.equal(pack_bf16(turned).tensors[0].view(torch.int16), expected.view(torch.int16))
