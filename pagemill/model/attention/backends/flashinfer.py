@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagemill.model.attention.backends.triton_attn import TritonBackend, num_processors, write_kv
+from pagemill.model.attention.backends.triton_attn import TritonBackend, write_kv
 from pagemill.model.attention.capability import ONE_BYTE_KV, AttentionLayerSpec, Capability
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import (
@@ -20,6 +20,7 @@ from pagemill.model.attention.interface import (
     MetadataBuilder,
     StepOnHost,
 )
+from pagemill.model.kernels.gpu_facts import num_processors
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.triton.attention_tiles import power_of_two
 from pagemill.utils.math import ceil_div

@@ -2,21 +2,18 @@
 its plan of a step, and its launch. Knows nothing about requests that decode."""
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.interface import CommonAttentionMetadata
-from pagemill.utils.math import ceil_div
+from pagemill.model.kernels.gpu_facts import is_hopper, num_processors
 
 LOG2_E = 1.4426950408889634
 ROWS = 128
-"""Of a tile, as in prompt_attention.py."""
 RECORD = 8
-_HOPPER = 9
+"""Rows of a tile, and numbers that say what it is, as in prompt_attention.py."""
 _GROUPS = (1, 2, 4, 8, 16)
 """Query heads of a key head: the copy engine fetches boxes whose sizes are powers of two."""
 
@@ -52,18 +49,7 @@ def takes(spec: AttentionLayerSpec, device: torch.device) -> bool:
     """Whether the kernel computes such a layer there."""
     group = spec.num_heads // spec.num_kv_heads
     fits = spec.head_size in _SIZES and spec.alibi_slopes is None and group in _GROUPS
-    return fits and device.type == "cuda" and _hopper(device)
-
-
-@cache
-def _hopper(device: torch.device) -> bool:
-    gluon = find_spec("triton") is not None and find_spec("triton.experimental.gluon") is not None
-    return gluon and torch.cuda.get_device_capability(device)[0] == _HOPPER
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return fits and is_hopper(device)
 
 
 def takes_cache(query: Tensor, kv_cache: Tensor) -> bool:
@@ -77,11 +63,11 @@ def takes_cache(query: Tensor, kv_cache: Tensor) -> bool:
 
 
 def plan(
-    spec: AttentionLayerSpec, common: CommonAttentionMetadata, records: Tensor, first_tile: Tensor, tile_request: Tensor,
-    num_tiles: int,
+    spec: AttentionLayerSpec, common: CommonAttentionMetadata, records: Tensor, first_tile: Tensor,
+    tile_request: Tensor, num_tiles: int,
 ) -> PromptPlan:  # fmt: skip
-    """From the tiles of a step, as attention_plan.plan_items leaves them. `records`, int32, has room for two records for
-    each tile: as found, and sorted."""
+    """From the tiles of a step, as attention_plan.plan_items leaves them. `records`, int32, has room for two records
+    for each tile: as found, and sorted."""
     from pagemill.model.kernels.triton import launch  # deferred: triton
     from pagemill.model.kernels.triton.prompt_attention import plan_prompts, sort_prompts
 
@@ -92,8 +78,7 @@ def plan(
         CHUNK=spec.chunk_size or 0, PDL=launch.dependent(), **launch.options(1),
     )  # fmt: skip
     launch.on(sort_prompts, (num_tiles,))(
-        ordered, found, first_tile, common.num_requests,
-        LANES=min(1024, launch.power_of_two(num_tiles)), PDL=launch.dependent(), **launch.options(4),
+        ordered, found, first_tile, common.num_requests, PDL=launch.dependent(), **launch.options(4),
     )  # fmt: skip
     return PromptPlan(ordered, first_tile, num_tiles)
 
@@ -109,7 +94,7 @@ def attend(
     size = _SIZES[spec.head_size]
     box = min(common.block_size & -common.block_size, size.keys)
     width = kv_cache.stride(2)
-    programs = min(_processors(query.device), prompts.num_tiles * spec.num_kv_heads)
+    programs = min(num_processors(query.device), prompts.num_tiles * spec.num_kv_heads)
     launch.on(attend_to_prompts, (programs,))(
         cache_map(kv_cache, box), query_map(query, spec.num_heads // spec.num_kv_heads), output,
         output if sinks is None else sinks, prompts.records, common.block_table,
@@ -117,11 +102,7 @@ def attend(
         kv_cache.stride(0) // width, kv_cache.stride(1) // width, common.block_table.stride(0),
         output.stride(0), output.stride(1),
         HKV=spec.num_kv_heads, GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size, KEYS=size.keys,
-        PAGE=common.block_size, BOX=box, STAGES=size.stages, QUERIES=size.queries, WINDOW=spec.window or 0, CHUNK=spec.chunk_size or 0,
-        HAS_CAP=spec.soft_cap is not None, HAS_SINKS=sinks is not None, PDL=launch.dependent(), **launch.options(4),
+        PAGE=common.block_size, BOX=box, STAGES=size.stages, QUERIES=size.queries, WINDOW=spec.window or 0,
+        CHUNK=spec.chunk_size or 0, HAS_CAP=spec.soft_cap is not None, HAS_SINKS=sinks is not None,
+        PDL=launch.dependent(), **launch.options(4),
     )  # fmt: skip
-
-
-def most_tiles(num_tokens: int, num_requests: int, tile_tokens: int) -> int:
-    """Tiles that so many tokens of so many requests may need."""
-    return ceil_div(num_tokens, tile_tokens) + num_requests

@@ -4,7 +4,6 @@ Knows nothing about capturing: addresses depend only on the number of requests, 
 """
 
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from pagemill.model.attention.interface import (
     CommonAttentionMetadata,
     MetadataBuilder,
 )
+from pagemill.model.kernels.gpu_facts import num_processors
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.triton.attention_tiles import Tiles, power_of_two, split_budget, tiles_for
 from pagemill.utils.math import ceil_div
@@ -35,8 +35,6 @@ MERGE_PROGRAMS = 1024
 """Of all requests together, where there are not more requests than that."""
 FEW_PARTS = 5
 """Up to so many parts of a request on average, the last program to finish one merges them, instead of a kernel."""
-FALLBACK_PROCESSORS = 4
-"""Of a device that does not say: the interpreter's."""
 SMALL_BATCH = 64
 """Requests up to which one variant of the planning kernel does."""
 MIN_PREFIX = 256
@@ -337,14 +335,6 @@ def write_kv(
         HEADS=heads, HEAD=head_size, PAGE=kv_cache.shape[2], SCALED=scaled, BLOCK=power_of_two(heads * head_size),
         PDL=launch.dependent(), **launch.options(),
     )  # fmt: skip
-
-
-@cache
-def num_processors(device: torch.device) -> int:
-    """Of a GPU; for the interpreter as many as `FALLBACK_PROCESSORS`."""
-    if device.type != "cuda":
-        return FALLBACK_PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 class TritonBackend(AttentionBackend):

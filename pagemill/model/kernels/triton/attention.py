@@ -83,7 +83,7 @@ def attend_turn(
     higher = tl.maximum(top, tl.max(scores, 1) * factor)
     # A row that has seen nothing yet keeps -inf, and must not compute -inf - -inf.
     base = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
-    # Which products and sums are fused is not left to the compiler: not every kernel that calls this would get the same.
+    # Which products and sums are fused is not left to the compiler: kernels that call this might not get the same.
     weights = tl.math.exp2(tl.fma(scores, factor, -base[:, None]))
     decay = tl.math.exp2(top - base)
     total = tl.fma(total, decay, tl.sum(weights, 1))

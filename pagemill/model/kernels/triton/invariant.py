@@ -4,13 +4,12 @@ Nothing goes to cuBLAS, which divides the inputs of some products into parts, by
 rows. Knows shapes, not layers.
 """
 
-import functools
-
 import torch
 from torch import Tensor
 
+from pagemill.model.kernels.gpu_facts import num_processors
 from pagemill.model.kernels.triton.gated import gated
-from pagemill.model.kernels.triton.one_sum import FALLBACK_PROCESSORS, few_rows, many_rows
+from pagemill.model.kernels.triton.one_sum import few_rows, many_rows
 from pagemill.model.kernels.triton.one_sum_choices import MOST_FEW, few_tiles, many_tiles
 
 
@@ -37,11 +36,3 @@ def linear(
         tiles_of_many = many_tiles(num_rows, len(weight), processors, out.element_size())
         many_rows(x, weight, tiles_of_many, bias, out, processors)
     return out if gate is None else gated(out, gate == "gelu_tanh")
-
-
-@functools.cache
-def num_processors(device: torch.device) -> int:
-    """Of a GPU; for the interpreter as many as `FALLBACK_PROCESSORS`."""
-    if device.type != "cuda":
-        return FALLBACK_PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

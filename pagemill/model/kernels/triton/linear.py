@@ -1,5 +1,5 @@
 """Linear layers on device tensors, with the norm before them: one row by gemv.py, a few where measured faster by
-skinny.py, else cuBLAS.
+skinny.py, many with a gate by gated_prompts.py on Hopper GPUs, else cuBLAS.
 
 Knows shapes, not layers.
 """
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagemill.model.kernels.triton import choices, launch
+from pagemill.model.kernels.triton import choices, gated_prompts, launch
 from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.gemv import gemv
 from pagemill.model.kernels.triton.norm import rms_norm, rms_norm_of_parts
@@ -31,6 +31,8 @@ def linear(
     few = _few(x, weight, gate)
     if few is not None:
         return skinny(x, weight, few, bias=bias, gate=gate, out_dtype=out_dtype)
+    if gate is not None and bias is None and x.dtype == weight.dtype and gated_prompts.takes(x, weight):
+        return gated_prompts.gated_many(x, weight, gate == "gelu_tanh")
     if gate is not None:
         return gated(_dense(x, weight, bias), gate == "gelu_tanh")
     if out_dtype is None or out_dtype == x.dtype:

@@ -19,9 +19,6 @@ from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.gated import activate
 from pagemill.model.kernels.triton.one_sum_choices import FewTiles, ManyTiles, few_class
 
-FALLBACK_PROCESSORS = 4
-"""Of a device that does not say: the interpreter's."""
-
 
 @triton.jit
 def _end(out, sums, up_sums, bias, tokens, outputs, M, N, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,

@@ -1,10 +1,9 @@
-"""Paged attention of prompts on Hopper GPUs: programs that stay, of which one warp fetches blocks of keys and values with
-the copy engine (TMA), and two warpgroups multiply 64 rows each by wgmma. Written in Gluon, Triton's lower level, where
-who does what is said, and not found by the compiler.
+"""Paged attention of prompts on Hopper GPUs: programs that stay, of which one warp fetches blocks of keys and values
+with the copy engine (TMA), and two warpgroups multiply 64 rows each by wgmma. Written in Gluon, Triton's lower level,
+where who does what is said, and not found by the compiler.
 
-While the tensor cores multiply the scores of the next keys and the values of the last ones, the softmax of those between
-is computed, as in FlashAttention-3 (Shah et al., 2024). Keys are taken from the last to the first, so that those that need
-masks come first.
+While the tensor cores multiply the values of the keys before, the softmax of the next ones is computed, as in
+FlashAttention-3 (Shah et al., 2024). Keys are taken from the last to the first: those that need masks come first.
 
 A tile's rows are the query heads of one key head times some tokens, as in attention.py.
 """
@@ -27,6 +26,8 @@ RECORD = tl.constexpr(8)
 from a block's beginning to an end, the request, and the request's number of tokens."""
 SWIZZLED = 64
 """Elements of two bytes that shared memory keeps side by side."""
+LANES = tl.constexpr(256)
+"""Tiles that a program of sort_prompts looks at together."""
 LOG2_E = gl.constexpr(1.4426950408889634)
 
 
@@ -58,9 +59,7 @@ def plan_prompts(
 
 
 @triton.jit(do_not_specialize=["num_requests"])
-def sort_prompts(
-    sorted_records, records, first_tile, num_requests, LANES: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
+def sort_prompts(sorted_records, records, first_tile, num_requests, PDL: tl.constexpr):
     """Program per tile: puts its record where it belongs among all, those of the most keys first."""
     begin_kernel(PDL)
     item = tl.program_id(0)
@@ -70,8 +69,8 @@ def sort_prompts(
     lanes, numbers = tl.arange(0, LANES), tl.arange(0, RECORD)
     mine = tl.load(records + item * RECORD + 4) - tl.load(records + item * RECORD + 3)
     before = tl.zeros([LANES], tl.int32)
-    for start in tl.range(0, num_items, LANES):
-        others = start + lanes
+    for part in tl.range(0, tl.cdiv(tl.num_programs(0), LANES)):
+        others = part * LANES + lanes
         real = others < num_items
         end = tl.load(records + others * RECORD + 4, real, other=0)
         keys = end - tl.load(records + others * RECORD + 3, real, other=0)
@@ -105,7 +104,7 @@ def _item(number):
 
 @gluon.jit
 def _fetch(
-    map, query_map, chunks, query_chunks, full, empty, query_full, query_empty, records, block_table, num_items,
+    kv_map, query_map, chunks, query_chunks, full, empty, query_full, query_empty, records, block_table, num_items,
     table_stride, block_rows, value_row,
     HKV: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, KEYS: gl.constexpr, PAGE: gl.constexpr,
     BOX: gl.constexpr, STAGES: gl.constexpr, QUERIES: gl.constexpr, PDL: gl.constexpr,
@@ -148,7 +147,7 @@ def _fetch(
                     row = gl.load(table + at // PAGE) * block_rows + at % PAGE + kind * value_row
                     for part in gl.static_range(PARTS):
                         target = chunks.index((slot * PARTS + part) * PIECES + piece)
-                        tma.async_copy_global_to_shared(map, [row, column + part * 64], full.index(slot), target)
+                        tma.async_copy_global_to_shared(kv_map, [row, column + part * 64], full.index(slot), target)
             turn += 1
 
 
@@ -182,8 +181,8 @@ def _softmax_turn(
 
 @gluon.jit
 def _clean(chunks, slot, start, end, HEAD: gl.constexpr, KEYS: gl.constexpr, BOX: gl.constexpr):
-    """Zero the values from `end` on: beyond a request's last token lies what others left, maybe NaN, and 0 * NaN is NaN.
-    Both warpgroups do it, and write the same."""
+    """Zero the values from `end` on: beyond a request's last token lies what others left, maybe NaN, and 0 * NaN is
+    NaN. Both warpgroups do it, and write the same."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     for piece in range((end - 1 - start) // BOX, KEYS // BOX):
         rows = start + piece * BOX + gl.arange(0, BOX, gl.SliceLayout(1, layout))
@@ -316,13 +315,13 @@ def _attend(
 # Numbers that differ from step to step: a step must not wait for another compiled variant.
 @gluon.jit(do_not_specialize=["num_requests", "table_stride"])
 def attend_to_prompts(
-    map, query_map, out, sinks, records, block_table, first_tile, num_requests, factor, cap, block_rows, value_row,
+    kv_map, query_map, out, sinks, records, block_table, first_tile, num_requests, factor, cap, block_rows, value_row,
     table_stride, out_stride_token, out_stride_head,
     HKV: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, KEYS: gl.constexpr, PAGE: gl.constexpr,
     BOX: gl.constexpr, STAGES: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr,
     HAS_CAP: gl.constexpr, HAS_SINKS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program: every so many-th (tile, key head). `map` sees the cache as rows of all heads of a token, in boxes of
+    """Program: every so many-th (tile, key head). `kv_map` sees the cache as rows of all heads of a token, in boxes of
     BOX x 64; a block is `block_rows` rows after the one before, its values `value_row` after its keys.
 
     out, query [T, H, D]; records [tiles, RECORD]; block_table [R, blocks]; first_tile [R + 1]; sinks [H]; factor: of
@@ -362,8 +361,8 @@ def attend_to_prompts(
                 HKV, GROUP, HEAD, KEYS, BOX, STAGES, QUERIES, WINDOW, CHUNK, HAS_CAP, HAS_SINKS, 1, PDL,
             )),
             (_fetch, (
-                map, query_map, chunks, queries, full, empty, query_full, query_empty, records, block_table, num_items,
-                table_stride, block_rows, value_row,
+                kv_map, query_map, chunks, queries, full, empty, query_full, query_empty, records, block_table,
+                num_items, table_stride, block_rows, value_row,
                 HKV, GROUP, HEAD, KEYS, PAGE, BOX, STAGES, QUERIES, PDL,
             )),
         ],
@@ -381,6 +380,7 @@ def cache_map(kv_cache: torch.Tensor, box: int) -> TensorDescriptor:
 
 
 def query_map(query: torch.Tensor, group: int) -> TensorDescriptor:
-    """Of queries [T, H, D]: what the copy engine needs to fetch 64 rows, heads of a key head x tokens, x 64 elements."""
+    """Of queries [T, H, D]: what the copy engine needs to fetch 64 rows, heads of a key head x tokens, of 64
+    elements."""
     layout = gl.NVMMASharedLayout(128, 16, 3)
     return TensorDescriptor(query, list(query.shape), list(query.stride()), [64 // group, group, SWIZZLED], layout)

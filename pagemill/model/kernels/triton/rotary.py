@@ -19,8 +19,8 @@ _ELEMENTS = 4096
 _REGISTERS = 80
 """Of a thread. Told nothing, the assembler makes do with 64, for which it reads the keys after the queries are done."""
 _ROUNDS_EACH = {"enable_fp_fusion": False}
-"""Options of a launch. With products and sums fused, one of the two products of a rotation is not rounded, and which one
-depends on the size of the tile."""
+"""Options of a launch. With products and sums fused, one of the two products of a rotation is not rounded, and which
+one depends on the size of the tile."""
 _HEADS = 8
 _WARP_ELEMENTS = 256
 """Of a tile, for each of its warps: a thread then has 8 elements of a head side by side, of which it makes a sum before

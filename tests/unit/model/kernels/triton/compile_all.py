@@ -10,6 +10,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -32,22 +34,26 @@ def compile_instead(self, *args, grid, warmup=False, **words):
             signature[parameter.name], constants[index,] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[parameter.name], hints[index,] = "*" + TYPES[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, GluonDescriptor):
+            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape},{value.layout!r}>"
         elif isinstance(value, TensorDescriptor):
             signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>"
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
             if isinstance(value, int) and value % 16 == 0:
                 hints[index,] = [["tt.divisibility", 16]]
-    source = ASTSource(self, signature, constants, hints)
+    make_source = GluonASTSource if self.is_gluon() else ASTSource
+    source = make_source(self, signature, constants, hints)
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     text = kernel.asm["ptx"]
-    if options.get("launch_pdl") and text.count("griddepcontrol") != 2:
+    waits = text.count("griddepcontrol.wait")
+    if options.get("launch_pdl") and (text.count("griddepcontrol.launch") != 1 or (waits < 1 if self.is_gluon() else waits != 1)):
         raise SystemExit(f"{self.__name__} is launched before its input is there, and does not wait for it")
     if ".local " in text:
         raise SystemExit(f"{self.__name__} keeps registers in memory")
-    if any(isinstance(value, TensorDescriptor) for value in given.values()):
+    if any(isinstance(value, (TensorDescriptor, GluonDescriptor)) for value in given.values()):
         check_tma(kernel, text)
-        if options.get("launch_pdl"):
+        if not self.is_gluon() and options.get("launch_pdl"):
             check_start(text, given.get("EARLY", False))
     compiled.append(self.__name__)
 
@@ -70,13 +76,14 @@ def check_start(text: str, early: bool) -> None:
 
 JITFunction.run = compile_instead
 
+from pagemill.model.attention.backends import hopper_prompts  # noqa: E402
 from pagemill.model.attention.backends.triton_attn import TritonBackend  # noqa: E402
 from pagemill.model.attention.backends.triton_invariant import InvariantTritonBackend  # noqa: E402
 from pagemill.model.attention.capability import AttentionLayerSpec  # noqa: E402
 from pagemill.model.kernels import packed  # noqa: E402
 from pagemill.model.kernels.kv_target import KVTarget  # noqa: E402
 from pagemill.model.kernels.routing import Routing  # noqa: E402
-from pagemill.model.kernels.triton import batching, choices, device, invariant, launch  # noqa: E402
+from pagemill.model.kernels.triton import batching, choices, device, gated_prompts, invariant, launch  # noqa: E402
 from pagemill.model.kernels.triton import packed as packed_kernels  # noqa: E402
 from pagemill.model.kernels.triton.fp8_quantize import quantize  # noqa: E402
 from pagemill.model.kernels.triton.gemv import gemv  # noqa: E402
@@ -216,6 +223,23 @@ def invariant_attention() -> None:
     PagedCase(spec, [(1, 5), (9, 9)], dtype=torch.bfloat16).run(InvariantTritonBackend)
 
 
+def prompts() -> None:
+    for heads, kv_heads, size, traits in (
+        (32, 8, 128, {}),
+        (8, 8, 64, {"window": 100, "soft_cap": 30.0}),
+        (8, 4, 256, {}),
+        (16, 2, 128, {"chunk_size": 64, "has_sinks": True}),
+    ):
+        spec = AttentionLayerSpec(heads, kv_heads, size, 0.1, **traits)
+        case = PagedCase(spec, [(5, 9), (100, 300)], dtype=torch.bfloat16)
+        records, tiles = ints(2 * 8 * hopper_prompts.RECORD), ints(8)
+        plan = hopper_prompts.plan(spec, case.common(), records, tiles, tiles, 8)
+        output, cache = half(105, heads, size), half(40, 2, 16, kv_heads, size)
+        sinks = half(heads) if traits.get("has_sinks") else None
+        hopper_prompts.attend(spec, sinks, output, output, cache, case.common(), plan)
+    gated_prompts.gated_many(half(600, 512), half(512, 512), gelu=True)
+
+
 PARTS = {
     part.__name__: part
     for part in (
@@ -230,6 +254,7 @@ PARTS = {
         around_steps,
         attention,
         invariant_attention,
+        prompts,
     )
 }
 for dependent in (False, True):

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[5]
 KERNELS = {
-    "_end_verification",
+    "_end_verification", "_gated_many", "attend_to_prompts", "plan_prompts", "sort_prompts",
     "_attention_inputs", "_combine", "_few", "_floats", "_gated", "_gather_pair", "_gemv", "_group_stats", "_many",
     "_mask", "_merge", "_packed_gemv", "_packed_rows", "_quantize", "_rms_norm", "_rotate", "_route", "_sample",
     "_scan", "_skinny", "_sort", "attend_decoding", "attend_prompts", "finish_wide", "merge_splits",
@@ -20,7 +20,7 @@ KERNELS = {
 
 
 PARTS = (
-    ["linears", "invariant_attention"],
+    ["linears", "invariant_attention", "prompts"],
     [
         "one_sum",
         "integers",

@@ -1,0 +1,60 @@
+"""What tiles of prompts are, and in which order: the plan of the kernel for Hopper GPUs, which itself needs one."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from pagemill.model.attention.backends.hopper_prompts import RECORD, plan
+from pagemill.model.attention.capability import AttentionLayerSpec
+from pagemill.model.kernels.triton.gated_prompts import share_of_use
+from tests.fakes.paged_attention import PagedCase
+
+REQUESTS = [(70, 70), (1, 33), (40, 300), (5, 9)]
+"""(new tokens, all tokens); the second decodes, and has no tile."""
+TILE = 32
+FIRST_TILE = [0, 3, 3, 5, 6]
+TILE_REQUEST = [0, 0, 0, 2, 2, 3]
+
+
+def records_of(**traits):
+    spec = AttentionLayerSpec(16, 4, 128, 0.1, **traits)
+    common = PagedCase(spec, REQUESTS, dtype=torch.bfloat16).common()
+    room = torch.full((2 * 8 * RECORD,), -1, dtype=torch.int32)
+    first, request = (torch.tensor(numbers, dtype=torch.int32) for numbers in (FIRST_TILE, [*TILE_REQUEST, 3, 3]))
+    return plan(spec, common, room, first, request, 8).records[: len(TILE_REQUEST), :7].tolist()
+
+
+def expected(first_seen):
+    """Token in the batch, tokens, position, begin, end, request, length; those of the most keys first."""
+    tiles = [
+        (begin, min(TILE, query - tile), length - query + tile, request, length)
+        for request, (query, length), start in zip(range(4), REQUESTS, (0, 70, 71, 111), strict=True)
+        if query > 1
+        for tile in range(0, query, TILE)
+        for begin in (start + tile,)
+    ]
+    found = [
+        [token, count, position, first_seen(position) // 16 * 16, position + count, request, length]
+        for token, count, position, request, length in tiles
+    ]
+    return sorted(found, key=lambda record: record[3] - record[4])
+
+
+def test_all_keys():
+    assert records_of() == expected(lambda position: 0)
+
+
+def test_a_window():
+    assert records_of(window=50) == expected(lambda position: max(0, position - 49))
+
+
+def test_chunks():
+    assert records_of(chunk_size=64) == expected(lambda position: position // 64 * 64)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "share"), [(512, 12288, 384 / 396), (300, 12288, 288 / 396 * 300 / 384), (128, 128, 1 / 132)]
+)
+def test_share_of_use(rows, outputs, share):
+    assert share_of_use(rows, outputs, 132) == pytest.approx(share)
