@@ -13,6 +13,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 DEFAULT_MODEL := smollm2
 BROWSERS := chromium chromium-browser google-chrome chrome
+# Bytecode is kept, whatever the environment says: pytest rewrites the assertions of every file of tests that has none,
+# which takes half of its collection.
+export PYTHONDONTWRITEBYTECODE :=
 # One process of tests per core, but no more than 4 (each loads torch), and one thread in each: they fill the cores, and
 # tests that wait for servers cost no time. Tests that want more threads have more than there are cores: those that wait
 # must not spin.
@@ -20,7 +23,7 @@ PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n logical -
 # The fast unit tests run in two processes instead, each of which imports and collects its own half: that is half of what
 # they cost, and pytest-xdist collects everything in every process.
 NETWORK := tests/unit/engine tests/unit/model tests/unit/worker
-QUICK := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m "not (slow or model or browser or gpu or conformance or nightly)"
+QUICK := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m "not (slow or model or browser or gpu or conformance or nightly)" --hypothesis-profile=quick
 # A half in which ARGS select nothing is no failure.
 NONE_SELECTED := [ $$? -eq 5 ]
 

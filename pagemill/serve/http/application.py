@@ -10,6 +10,7 @@ import copy
 import inspect
 import typing
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -51,9 +52,14 @@ def shortened(route: BaseRoute) -> BaseRoute:
 
 def _takes_request_alone(route: APIRoute) -> bool:
     """Whether a route does nothing but to call its endpoint, with the request, for a response."""
-    endpoint = route.endpoint
     if type(route).get_route_handler is not APIRoute.get_route_handler or route.dependencies:
         return False
+    return _is_of_request_alone(route.endpoint)
+
+
+@cache
+def _is_of_request_alone(endpoint: Endpoint) -> bool:
+    """Whether the signature is `async (Request) -> Response`."""
     if not inspect.iscoroutinefunction(endpoint) or len(inspect.signature(endpoint).parameters) != 1:
         return False
     *takes, returns = typing.get_type_hints(endpoint).items()

@@ -16,6 +16,7 @@ from tests.fakes.tiny_gguf import convert
 TOKENS = list(range(3, 43))
 
 
+@pytest.mark.slow
 def test_a_record_is_enough_for_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One like Llama, whose files have another name for a layer."""
     folder = make_checkpoint(tmp_path / "model", "LlamaForCausalLM")

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from pagemill.config.sections import KVEventsConfig
 from pagemill.errors import ConfigError
+from tests.examples import examples
 from tests.fakes.engine_setup import Client, chunked, core_request, full, make_core, mamba, sliding
 from tests.fakes.kv_subscriber import StrictSubscriber, documented_subscriber, findable
 from tests.fakes.ports import free_port
@@ -103,7 +104,7 @@ class Engine(RuleBasedStateMachine):
 
 TestEngine = Engine.TestCase
 TestEngine.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(25), stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from pagemill.messages.engine_io import MultimodalItem
+from tests.examples import examples
 from tests.fakes.engine_setup import core_request
 from tests.fakes.random_traffic import ADAPTERS, ALGORITHMS, PREFIXES, SPECS, setup_from
 from tests.fakes.scheduler_driver import VOCAB_SIZE, SchedulerDriver
@@ -115,5 +116,5 @@ def machine(max_examples):
     return TestCase
 
 
-TestScheduler = machine(30)
+TestScheduler = machine(examples(30))
 TestSchedulerLonger = pytest.mark.slow(machine(300))

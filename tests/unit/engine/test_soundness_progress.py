@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagemill.engine.scheduler.limits import SchedulerLimits
+from tests.examples import examples
 from tests.fakes.engine_setup import core_request, full, sliding
 from tests.fakes.scheduler_driver import SchedulerDriver, Setup
 
@@ -16,7 +17,7 @@ LENGTH = 120
 """max_model_len of these engines."""
 DEPTHS = st.sampled_from([1, 2, 3])
 POLICIES = st.sampled_from(["fcfs", "priority"])
-FEW = settings(max_examples=8, deadline=None)
+FEW = settings(max_examples=examples(8), deadline=None)
 ONE_GROUP = (full(),)
 
 
@@ -168,7 +169,7 @@ def test_the_least_important_request_ends_once_the_others_stop_to_come(depth, sp
 
 
 @pytest.mark.slow
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=examples(16), deadline=None)
 @given(
     depth=DEPTHS,
     policy=POLICIES,

@@ -17,6 +17,7 @@ from pagemill.errors import PeerGoneError, TransportError
 from pagemill.transport.codec import Limits
 from pagemill.transport.shm_queue import QueueReader, QueueWriter, create_queue, wait_any
 from pagemill.transport.shm_ring import FIRST, LAST, Ring
+from tests.examples import examples
 
 CHILD = """
 import sys, json
@@ -99,7 +100,7 @@ def test_frames_belong_to_the_reader():
 
 
 @given(st.lists(st.lists(st.binary(max_size=600), min_size=1, max_size=4), max_size=12), st.integers(1, 4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_messages_of_any_size_arrive_in_order(messages, num_slots):
     with queue(2, num_slots=num_slots, slot_bytes=64) as (writer, readers):
         received = [[], []]

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagemill.engine.kv_cache.block_pool import BlockPool, IntegrityError
+from tests.examples import examples
 
 
 def test_blocks_are_taken_in_order_and_the_null_block_never():
@@ -99,7 +100,7 @@ def test_check_integrity_notices_a_changed_entry(name):
         pool.check_integrity()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["take", "free", "share", "commit"]), st.integers(0, 7)), max_size=40))
 def test_the_pool_behaves_like_a_plain_list(actions):
     pool, free, holders, keys = BlockPool(9), list(range(1, 9)), [], {}

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pagemill.engine.kv_cache.block_pool import BlockPool
 from pagemill.engine.kv_cache.coordinator import KVCacheCoordinator
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
+from tests.examples import examples
 from tests.fakes.engine_setup import full, sliding
 from tests.fakes.prefix_store import first_read
 
@@ -25,7 +26,7 @@ def needed_blocks(spec, length):
     return range(first_read(spec, length) // spec.block_size, length // spec.block_size)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(specs=st.lists(SPECS, min_size=1, max_size=4), data=st.data())
 def test_no_longer_prefix_is_cached(specs, data):
     specs = [full(1), *specs] if min(spec.block_size for spec in specs) > 1 else specs

@@ -16,6 +16,7 @@ from pagemill.engine.request import Request
 from pagemill.messages.engine_io import LoRARequest, MultimodalItem
 from pagemill.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
+from tests.examples import examples
 from tests.fakes.engine_setup import chunked, core_request, full, mamba, sliding
 from tests.fakes.kv_subscriber import StrictSubscriber, findable
 
@@ -233,4 +234,4 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

@@ -10,6 +10,7 @@ from pagemill.errors import ConfigError
 from pagemill.messages.block_copies import BlockCopy
 from pagemill.messages.engine_io import LoRARequest, MultimodalItem
 from pagemill.messages.kv_spec import KVCacheConfig, KVCacheGroup
+from tests.examples import examples
 from tests.fakes.engine_setup import chunked, core_request, full, mamba, sliding
 
 TOKENS = list(range(100, 200))
@@ -267,7 +268,7 @@ class Naive:
         max_size=25,
     ),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_as_much_is_reused_as_any_block_holds(specs, num_blocks, work):
     """Requests come, generate a few tokens and go, one or two at a time."""
     kv = manager(*specs, num_blocks=num_blocks * len(specs))

@@ -68,6 +68,7 @@ def theirs(example: Example, prompt: str, text: str) -> Values:
     return found.get("content", ""), reasoning, [(call["name"], call["arguments"]) for call in functions]
 
 
+@pytest.mark.cases(one_in=3)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_messages_are_read_as_transformers_reads_them(name: str) -> None:
     example = EXAMPLES[name]

@@ -11,6 +11,7 @@ from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.spec_decode.adaptive import IDLE_STEPS, PATIENCE, AdaptiveCounts
 from pagemill.worker.spec_decode.drafts import SlotDrafts
 from pagemill.worker.spec_decode.interface import Proposer, Speculation
+from tests.marks import slow
 
 MOST = 4
 
@@ -87,7 +88,7 @@ class Simulation:
         return np.array([self.token(slot, place) + (not self.right(place)) for place in places], np.int32)
 
 
-@pytest.mark.parametrize("num_slots", [1, 8, 64])
+@pytest.mark.parametrize("num_slots", [1, 8, slow(64)])
 @pytest.mark.parametrize("cost", [memory_bound, compute_bound])
 def test_guesses_that_are_always_wrong_cost_at_most_three_percent(num_slots, cost):
     simulation = Simulation(num_slots, cost, right=lambda place: False)

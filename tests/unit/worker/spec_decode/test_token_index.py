@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pagemill.worker.spec_decode.index_reference import PythonNgramIndex, PythonTokenTrie
 from pagemill.worker.spec_decode.token_index import NgramIndex, TokenTrie, ngram_index, token_trie
+from tests.examples import examples
 
 TOKENS = st.one_of(
     st.lists(st.integers(0, 2), max_size=60),
@@ -38,7 +39,7 @@ def searched(tokens, shortest, longest):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(tokens=TOKENS, parts=PARTS, shortest=st.integers(1, 3), more=st.integers(0, 3))
 def test_the_longest_and_latest_match_is_found(kind, tokens, parts, shortest, more):
     text = np.array([*tokens, 7, 7], np.int32)
@@ -82,7 +83,7 @@ def expected_guess(tokens, match, most, factor, least):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     tokens=TOKENS,
     parts=PARTS,
@@ -113,7 +114,7 @@ def test_a_trie_counts_what_is_in_the_text(kind, tokens, parts, most, factor, le
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     texts=st.lists(TOKENS, min_size=1, max_size=4),
     pattern=TOKENS,

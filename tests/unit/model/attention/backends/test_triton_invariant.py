@@ -16,6 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 SPEC = AttentionLayerSpec(4, 2, 64, 64**-0.5)
 
 
+@pytest.mark.cases(one_in=3)
 @pytest.mark.parametrize(
     "spec", [SPEC, AttentionLayerSpec(3, 1, 80, 80**-0.5, soft_cap=8.0)], ids=["plain", "soft cap, group of 3"]
 )
@@ -42,12 +43,13 @@ def step(query, begin, end):
 
 def test_a_token_has_the_same_bits_in_a_prompt_in_a_part_of_it_and_decoded():
     generator = torch.Generator().manual_seed(0)
-    query = torch.randn(560, 4, 64, generator=generator).half().to(DEVICE)
-    cache = torch.randn(35, 2, 16, 2, 64, generator=generator).half().to(DEVICE)
+    spec = AttentionLayerSpec(2, 1, 64, 64**-0.5)
+    query = torch.randn(560, 2, 64, generator=generator).half().to(DEVICE)
+    cache = torch.randn(35, 2, 16, 1, 64, generator=generator).half().to(DEVICE)
 
     def attend(begin, end):
-        plan = InvariantBuilder(SPEC, torch.device(DEVICE)).build(step(query, begin, end))
-        return InvariantImpl(SPEC).forward(query[begin:end], None, None, cache, plan)
+        plan = InvariantBuilder(spec, torch.device(DEVICE)).build(step(query, begin, end))
+        return InvariantImpl(spec).forward(query[begin:end], None, None, cache, plan)
 
     whole = attend(0, 560)
     # The interpreter multiplies by NumPy, whose sums do depend on the number of rows.

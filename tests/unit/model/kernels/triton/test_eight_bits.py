@@ -58,6 +58,7 @@ def check(result: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(result.double(), expected, rtol=step, atol=step * float(expected.abs().max()))
 
 
+@pytest.mark.cases(one_in=2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float32), slow(torch.float16)])
 @pytest.mark.parametrize(
@@ -79,6 +80,7 @@ def test_a_few_rows(kind, dtype, choice: FewChoice, gate: str | None, with_bias:
     assert not counters.any()
 
 
+@pytest.mark.cases(one_in=3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     ("gate", "with_bias", "outputs", "inputs"),
@@ -122,6 +124,7 @@ def test_rows_are_quantized_by_groups(dtype: torch.dtype, group: int, gate: str 
     assert same > (0.9 if DEVICE == "cpu" and dtype == FP8 else 0.999)
 
 
+@pytest.mark.cases(one_in=4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gate", [None, "silu"])
 def test_the_number_of_rows_decides_how(monkeypatch, kind: str, gate: str | None):

@@ -8,6 +8,7 @@ from tests.fakes.triton_interpreter import DEVICE  # isort: skip
 from pagemill.model.kernels import reference
 from pagemill.model.kernels.triton import invariant
 from pagemill.model.kernels.triton.one_sum_choices import MANY, few_class, many_tiles
+from tests.marks import slow
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -22,7 +23,7 @@ def check_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=step, atol=step * 10)
 
 
-@pytest.mark.parametrize(("gate", "biased"), [(None, True), ("silu", False), ("gelu_tanh", True)])
+@pytest.mark.parametrize(("gate", "biased"), [slow(None, True), ("silu", False), slow("gelu_tanh", True)])
 def test_linear(gate: str | None, biased: bool) -> None:
     x, weight = noise(140, 72), noise(96, 72, seed=1)
     bias = noise(96, seed=2) if biased else None

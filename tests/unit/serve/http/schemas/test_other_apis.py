@@ -2,6 +2,7 @@
 effect, is refused by name, is named in the header of the answer, or is a hint that docs/compat.md explains."""
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -162,11 +163,16 @@ def with_field(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
-def parts(kind: str, body: dict[str, Any], parsers: ParserSettings) -> list[Part]:
-    """What is run, and what is answered; ids and times, which differ anyway, left out."""
-    pools = kind in (OLLAMA_EMBED, SCORE, RERANK)
+@cache
+def preparer_of(pools: bool, reasoning: str | None) -> Preparer:
+    """Of a server of text, or of vectors."""
     engine = make_engine(pooler=PoolerConfig(pooling_type="LAST", normalize=False) if pools else None)
-    preparer = Preparer(engine.preparation, ServedModel("fake", 0), parsers)
+    return Preparer(engine.preparation, ServedModel("fake", 0), ParserSettings(reasoning, "hermes"))
+
+
+def parts(kind: str, body: dict[str, Any], reasoning: str | None) -> list[Part]:
+    """What is run, and what is answered; ids and times, which differ anyway, left out."""
+    preparer = preparer_of(kind in (OLLAMA_EMBED, SCORE, RERANK), reasoning)
     found = list(preparer.parts(kind, json.dumps(body).encode()))
     return [
         structs.replace(part, request=structs.replace(part.request, request_id="", arrival_time=0.0))
@@ -176,18 +182,23 @@ def parts(kind: str, body: dict[str, Any], parsers: ParserSettings) -> list[Part
     ]
 
 
+@cache
+def parts_without(kind: str, added: str, reasoning: str | None) -> list[Part]:
+    """What the body that a field is added to leads to; `added`, as JSON, are fields that it needs."""
+    return parts(kind, BASE[kind] | json.loads(added), reasoning)
+
+
 @pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind, paths in FIELDS.items() for path in paths])
 @pytest.mark.parametrize("reasoning", ["qwen3", None])
 def test_no_documented_field_is_ignored_in_silence(kind: str, path: str, reasoning: str | None) -> None:
-    parsers = ParserSettings(reasoning, "hermes")
-    plain = BASE[kind]
+    added: dict[str, Any] = {}
     if path.startswith("thinking.") and path != "thinking.type":
-        plain = plain | {"thinking": {"type": "enabled"}}
+        added = {"thinking": {"type": "enabled"}}
     if path == "tool_choice.disable_parallel_tool_use":
-        plain = plain | {"tool_choice": {"type": "auto"}}
-    before = parts(kind, plain, parsers)
+        added = {"tool_choice": {"type": "auto"}}
+    before = parts_without(kind, json.dumps(added), reasoning)
     try:
-        after = parts(kind, with_field(plain, path, FIELDS[kind][path]), parsers)
+        after = parts(kind, with_field(BASE[kind] | added, path, FIELDS[kind][path]), reasoning)
     except RequestError as error:
         assert error.field is not None
         if (kind, path) == (OLLAMA_EMBED, "truncate"):
