@@ -1,7 +1,6 @@
 """/api/tags, /api/show, /api/ps and /api/version: what Ollama's clients ask before they generate."""
 
 import asyncio
-import functools
 import hashlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 
+from pagemill.artifacts.parameter_count import parameter_count
 from pagemill.config.facts import ModelFacts
 from pagemill.serve.http.connection import read_small
 from pagemill.serve.http.described import describes
@@ -71,18 +71,21 @@ async def show(request: Request) -> dict[str, Any]:
         "parameters": "\n".join(f"{name} {value}" for name, value in facts.generation_defaults.items()),
         "template": here.engine.tokenizer.chat_template or "",
         "details": card["details"],
-        "model_info": _info(facts, here.engine.max_model_len),
+        "model_info": await _info(facts, here.engine.max_model_len),
         "capabilities": _capabilities(here),
         "modified_at": card["modified_at"],
     }
 
 
-def _info(facts: ModelFacts, max_model_len: int) -> dict[str, Any]:
+async def _info(facts: ModelFacts, max_model_len: int) -> dict[str, Any]:
     family = _family(facts)
+    count = (await _files(facts)).num_parameters
     found = {name: facts.hf_config.get(key) for key, name in _NUMBERS.items()} | {"context_length": max_model_len}
-    return {"general.architecture": family, "general.basename": facts.public_name} | {
-        f"{family}.{name}": value for name, value in found.items() if isinstance(value, int)
-    }
+    return (
+        {"general.architecture": family, "general.basename": facts.public_name}
+        | ({} if count is None else {"general.parameter_count": count})
+        | {f"{family}.{name}": value for name, value in found.items() if isinstance(value, int)}
+    )
 
 
 def _capabilities(here: Services) -> list[str]:
@@ -103,11 +106,17 @@ class _Files(NamedTuple):
     num_bytes: int
     modified_at: float
     """Unix time in seconds, of the newest."""
+    num_parameters: int | None
+    """None: they do not say."""
+
+
+_found: dict[str, _Files] = {}
+"""By the path of the model: what its files were when they were first asked for. They stay as they were loaded."""
 
 
 async def _card(here: Services) -> dict[str, Any]:
     facts = here.engine.facts
-    files = await asyncio.to_thread(_files, facts.path)
+    files = await _files(facts)
     family = _family(facts)
     digest = hashlib.sha256(f"{facts.public_name}/{files.num_bytes}/{files.modified_at}".encode()).hexdigest()
     return {
@@ -119,17 +128,32 @@ async def _card(here: Services) -> dict[str, Any]:
             "format": facts.weights_format,
             "family": family,
             "families": [family],
-            "parameter_size": "",
+            "parameter_size": short(files.num_parameters),
             "quantization_level": facts.quant_method or facts.dtype,
         },
     }
 
 
-@functools.cache
-def _files(path: str) -> _Files:
-    """As they are when they are first asked for: they were loaded before, and stay as they are."""
-    stats = [file.stat() for file in _weights(Path(path))]
-    return _Files(sum(stat.st_size for stat in stats), max((stat.st_mtime for stat in stats), default=0.0))
+async def _files(facts: ModelFacts) -> _Files:
+    if facts.path not in _found:
+        _found[facts.path] = await asyncio.to_thread(_look, facts)
+    return _found[facts.path]
+
+
+def _look(facts: ModelFacts) -> _Files:
+    stats = [file.stat() for file in _weights(Path(facts.path))]
+    num_bytes, newest = sum(stat.st_size for stat in stats), max((stat.st_mtime for stat in stats), default=0.0)
+    return _Files(num_bytes, newest, parameter_count(facts))
+
+
+def short(count: int | None) -> str:
+    """As Ollama writes a number of parameters: 134.52M, 8.0B; empty for one that is not known."""
+    if count is None:
+        return ""
+    for size, letter, digits in ((10**9, "B", 1), (10**6, "M", 2)):
+        if count >= size:
+            return f"{count / size:.{0 if count % size == 0 else digits}f}{letter}"
+    return f"{count / 1000:.0f}K" if count >= 1000 else str(count)
 
 
 def _weights(path: Path) -> Iterator[Path]:

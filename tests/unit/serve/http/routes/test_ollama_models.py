@@ -1,12 +1,14 @@
 """/api/tags, /api/show, /api/ps and /api/version."""
 
 import dataclasses
+import struct
 from pathlib import Path
 
 import httpx
 import pytest
 
 from pagemill.config.sections import PoolerConfig
+from pagemill.serve.http.routes.ollama_models import short
 from tests.fakes.engine import FACTS, make_app, make_engine
 from tests.unit.serve.http.conftest import Connect
 
@@ -20,16 +22,29 @@ async def test_the_names_of_the_model(connect: Connect) -> None:
 
 
 async def test_size_and_age_are_those_of_the_weights(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"12345")
+    header = b'{"a.weight": {"dtype": "F16", "shape": [1000, 1345]}}'
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     (tmp_path / "config.json").write_bytes(b"{}")
     engine = make_engine(facts=dataclasses.replace(FACTS, path=str(tmp_path), name=str(tmp_path)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(engine)), base_url="http://test") as client:
         card = (await client.get("/api/ps")).json()["models"][0]
         shown = (await client.post("/api/show", json={"model": str(tmp_path)})).json()
     await engine.shutdown()
-    assert (card["size"], card["size_vram"], card["context_length"]) == (5, 5, 256)
+    size = 8 + len(header)
+    assert (card["size"], card["size_vram"], card["context_length"]) == (size, size, 256)
+    assert card["details"] == shown["details"]
+    assert card["details"]["parameter_size"] == "1.34M"
+    assert shown["model_info"]["general.parameter_count"] == 1_345_000
     assert card["modified_at"] == shown["modified_at"] > "2020"
     assert str(tmp_path) not in str(shown), "where the files are is told to nobody"
+
+
+@pytest.mark.parametrize(
+    ("count", "size"),
+    [(999, "999"), (2000, "2K"), (134_515_008, "134.52M"), (7_000_000, "7M"), (8_030_261_248, "8.0B"), (10**9, "1B")],
+)
+def test_numbers_are_written_as_ollama_writes_them(count: int, size: str) -> None:
+    assert short(count) == size
 
 
 async def test_what_the_model_is_and_can_do(connect: Connect) -> None:
@@ -37,6 +52,7 @@ async def test_what_the_model_is_and_can_do(connect: Connect) -> None:
     shown = (await client.post("/api/show", json={"model": "fake:latest"})).json()
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
     assert shown["template"] == "fake"
+    assert shown["details"]["parameter_size"] == "" and "general.parameter_count" not in shown["model_info"]
     family = shown["model_info"]["general.architecture"]
     assert shown["model_info"][f"{family}.context_length"] == 256
     assert shown["model_info"][f"{family}.embedding_length"] == 8
