@@ -72,7 +72,7 @@ clients: $(VENV)/.stamp-dev ## other people's clients against a server, each in 
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
 	PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/clients/run.py $(ARGS)
 
-check: $(VENV)/.stamp-dev ## the inner loop, about 90 s on two cores: lint, types, contracts, budgets, fast unit tests
+check: $(VENV)/.stamp-dev ## the inner loop, about a minute on two cores: lint, types, contracts, budgets, fast unit tests
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target unit-network lint unit-serving
 
 lint: $(VENV)/.stamp-dev ## format, lint, types, import contracts, size budgets, places of tests, generated docs

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from pagemill import envs
@@ -75,6 +76,7 @@ def fate_of_flag(name: str) -> tuple[Fate, str]:
     return (Fate.ELSEWHERE if name in ELSEWHERE else Fate.REFUSED), REFUSED_SETTINGS[name]
 
 
+@cache
 def _settings() -> dict[str, "dataclasses.Field[Any]"]:
     sections = (*ENGINE_SECTIONS.values(), ServerConfig, FleetConfig)
     return {field.name: field for cls in sections for field in dataclasses.fields(cls)}

@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from functools import cache
 from typing import Any, Self
 
 from pagemill.config.fields import check_values
@@ -59,9 +60,15 @@ def setting_names() -> set[str]:
     return {field.name for cls in (*ENGINE_SECTIONS.values(), CompatConfig) for field in dataclasses.fields(cls)}
 
 
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a section's fields; many sections of few classes are made."""
+    return typing.get_type_hints(cls)
+
+
 def make_section(cls: type, values: Mapping[str, Any]) -> Any:
     """A section from those of `values` that are its fields; None for a field that has a default means the default."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     chosen = {}
     for field in dataclasses.fields(cls):
         value = values.get(field.name)

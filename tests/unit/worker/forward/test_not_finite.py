@@ -19,7 +19,7 @@ from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.tiny_checkpoint import make_checkpoint
 
-pytestmark = pytest.mark.cases(one_in=8)
+pytestmark = pytest.mark.cases(one_in=15)
 
 SAMPLING = (
     {"temperature": 0.0},

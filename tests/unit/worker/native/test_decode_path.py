@@ -21,7 +21,7 @@ from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
 from tests.fakes.toy_proposer import TEXTS, toy_proposer
 from tests.marks import slow
 
-pytestmark = pytest.mark.cases(one_in=5)
+pytestmark = pytest.mark.cases(one_in=8)
 
 
 @pytest.fixture(autouse=True)

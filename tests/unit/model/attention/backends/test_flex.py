@@ -16,6 +16,7 @@ def uncompiled(monkeypatch):
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
+@pytest.mark.cases(one_in=3)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(
     "traits",

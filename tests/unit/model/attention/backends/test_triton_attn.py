@@ -16,7 +16,7 @@ from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.kernels.triton.attention_tiles import Tiles
 from tests.fakes.paged_attention import PagedCase
 
-pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.cases(one_in=9)]
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.cases(one_in=15)]
 BATCHES = {
     "decodes": [(1, 1), (1, 37), (1, 64), (1, 330)],
     "prefills": [(70, 70), (3, 3), (16, 16)],

@@ -22,6 +22,7 @@ from pagemill.utils.timing import PhaseTimer
 from tests.fakes.compressed_checkpoint import Layout, compress
 from tests.fakes.configs import model_config
 from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.marks import slow
 
 FIRST_FILE = "model-rank-0-part-0.safetensors"
 
@@ -65,7 +66,7 @@ def _read(source, facts, rank, size, place):
     select.check_complete()
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [slow(1), 2])
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "packed"])
 def test_each_rank_reads_what_it_would_of_the_checkpoint(tmp_path, architecture, size):
     model = make_checkpoint(tmp_path / "model", "LlamaForCausalLM" if architecture == "packed" else architecture)
