@@ -73,7 +73,7 @@ clients: $(VENV)/.stamp-dev ## other people's clients against a server, each in 
 	PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/clients/run.py $(ARGS)
 
 check: $(VENV)/.stamp-dev ## the inner loop, about a minute on two cores: lint, types, contracts, budgets, fast unit tests
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target unit-network lint unit-serving
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit-network unit-serving lint
 
 lint: $(VENV)/.stamp-dev ## format, lint, types, import contracts, size budgets, places of tests, generated docs
 	$(BIN)/ruff format --check .

@@ -143,6 +143,7 @@ def keys(tmp_path):
     return files, server_public, client
 
 
+@pytest.mark.slow
 def test_with_keys_only_those_who_are_listed_come_in(context, publish, keys):
     files, server, client = keys
     publisher = publish(**files)

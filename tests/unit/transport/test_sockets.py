@@ -132,6 +132,7 @@ def test_who_does_not_belong_is_refused_on_both_sides(server, changes, says, cap
     assert says.split()[-1] in caplog.text and SECRET not in caplog.text
 
 
+@pytest.mark.slow
 async def test_who_has_another_secret_does_not_get_in(server):
     """Through a file it is told why; over tcp nothing of it arrives."""
     is_file = server.address.startswith("ipc")

@@ -107,7 +107,7 @@ def test_where_all_connections_are_at_work_a_handshake_is_hung_up(pem: Path) -> 
 
 @pytest.mark.parametrize("begin", [b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n"])
 def test_a_handshake_must_be_finished_in_time(pem: Path, begin: bytes) -> None:
-    with running_server(FakeCore(), ssl_certfile=str(pem), timeout_request_head=1.0) as url, dial(url) as sock:
+    with running_server(FakeCore(), ssl_certfile=str(pem), timeout_request_head=0.2) as url, dial(url) as sock:
         sock.sendall(begin)
         wait_until(lambda: is_hung_up(sock), 120)
 
