@@ -93,7 +93,7 @@ def measure(function: Function) -> Iterator[tuple[str, int, int]]:
 
 def is_device_kernel(function: Function) -> bool:
     """Whether it is a Triton kernel: that takes every stride and size apart, for there are no objects on a device."""
-    return any(ast.unparse(decorator).startswith("triton.jit") for decorator in function.decorator_list)
+    return any(ast.unparse(decorator).startswith(("triton.jit", "gluon.jit")) for decorator in function.decorator_list)
 
 
 def num_parameters(arguments: ast.arguments) -> int:

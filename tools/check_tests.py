@@ -27,6 +27,7 @@ SEVERAL = frozenset(
         "engine/test_partial_reuse.py",
         "engine/test_pooling.py",
         "engine/test_several_tokens.py",
+        "model/kernels/triton/test_prompt_plan.py",
         "engine/test_soundness.py",
         "engine/test_soundness_machine.py",
         "engine/test_soundness_progress.py",

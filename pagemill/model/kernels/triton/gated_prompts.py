@@ -157,7 +157,7 @@ def share_of_use(num_rows: int, outputs: int, processors: int) -> float:
     blocks = triton.cdiv(num_rows, ROWS)
     tiles = blocks * triton.cdiv(outputs, OUTPUTS)
     turns = triton.cdiv(tiles, processors)
-    return tiles / (turns * processors) * num_rows / (blocks * ROWS)
+    return float(tiles / (turns * processors) * num_rows / (blocks * ROWS))
 
 
 def gated_many(x: Tensor, weight: Tensor, gelu: bool) -> Tensor:

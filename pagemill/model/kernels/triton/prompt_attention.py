@@ -69,7 +69,7 @@ def sort_prompts(sorted_records, records, first_tile, num_requests, PDL: tl.cons
     lanes, numbers = tl.arange(0, LANES), tl.arange(0, RECORD)
     mine = tl.load(records + item * RECORD + 4) - tl.load(records + item * RECORD + 3)
     before = tl.zeros([LANES], tl.int32)
-    for part in tl.range(0, tl.cdiv(tl.num_programs(0), LANES)):
+    for part in tl.range(0, tl.cdiv(num_items, LANES)):
         others = part * LANES + lanes
         real = others < num_items
         end = tl.load(records + others * RECORD + 4, real, other=0)
@@ -103,6 +103,24 @@ def _item(number):
 
 
 @gluon.jit
+def _fetch_turn(
+    kv_map, chunks, full, slot, table, first, last, column, block_rows, kind_row,
+    HEAD: gl.constexpr, KEYS: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr,
+):  # fmt: skip
+    """KEYS keys, or values, from piece `first` of a request on."""
+    PIECES: gl.constexpr = KEYS // BOX
+    PARTS: gl.constexpr = HEAD // 64
+    mbarrier.expect(full.index(slot), KEYS * HEAD * 2)
+    for piece in gl.static_range(PIECES):
+        # Beyond the last key of the tile, its neighbors once more, which nobody sees.
+        at = gl.minimum(first + piece, last) * BOX
+        row = gl.load(table + at // PAGE) * block_rows + at % PAGE + kind_row
+        for part in gl.static_range(PARTS):
+            target = chunks.index((slot * PARTS + part) * PIECES + piece)
+            tma.async_copy_global_to_shared(kv_map, [row, column + part * 64], full.index(slot), target)
+
+
+@gluon.jit
 def _fetch(
     kv_map, query_map, chunks, query_chunks, full, empty, query_full, query_empty, records, block_table, num_items,
     table_stride, block_rows, value_row,
@@ -111,15 +129,15 @@ def _fetch(
 ):  # fmt: skip
     """One warp: queries, keys and values of every tile of this program, as shared memory becomes free."""
     _wait_for_inputs(PDL)
-    PIECES: gl.constexpr = KEYS // BOX
     PARTS: gl.constexpr = HEAD // 64
     turn = gl.to_tensor(0)
     for number in range(_num_mine(num_items * HKV)):
         item = _item(number)
-        record = records + item // HKV * 8
+        record = records + item // HKV * RECORD
         token = gl.load(record)
         begin = gl.load(record + 3)
         end = gl.load(record + 4)
+        table = block_table + gl.load(record + 5).to(gl.int64) * table_stride
         buffer = number % QUERIES
         mbarrier.wait(query_empty.index(buffer), (number // QUERIES & 1) ^ 1)
         mbarrier.expect(query_full.index(buffer), 128 * HEAD * 2)
@@ -129,25 +147,18 @@ def _fetch(
                     query_map, [token + half * (64 // GROUP), item % HKV * GROUP, part * 64], query_full.index(buffer),
                     query_chunks.index((buffer * 2 + half) * PARTS + part),
                 )  # fmt: skip
-        table = block_table + gl.load(record + 5).to(gl.int64) * table_stride
-        column = item % HKV * HEAD
         last = (end - 1) // BOX
         count = gl.cdiv(end - begin, KEYS)
         for back in range(count):
-            first = begin // BOX + (count - 1 - back) * PIECES
-            stage = turn % STAGES
+            first = begin // BOX + (count - 1 - back) * (KEYS // BOX)
             parity = (turn // STAGES & 1) ^ 1
             for kind in gl.static_range(2):
-                slot = stage * 2 + kind
+                slot = turn % STAGES * 2 + kind
                 mbarrier.wait(empty.index(slot), parity)
-                mbarrier.expect(full.index(slot), KEYS * HEAD * 2)
-                for piece in gl.static_range(PIECES):
-                    # Beyond the last key of the tile, its neighbors once more, which nobody sees.
-                    at = gl.minimum(first + piece, last) * BOX
-                    row = gl.load(table + at // PAGE) * block_rows + at % PAGE + kind * value_row
-                    for part in gl.static_range(PARTS):
-                        target = chunks.index((slot * PARTS + part) * PIECES + piece)
-                        tma.async_copy_global_to_shared(kv_map, [row, column + part * 64], full.index(slot), target)
+                _fetch_turn(
+                    kv_map, chunks, full, slot, table, first, last, item % HKV * HEAD, block_rows, kind * value_row,
+                    HEAD, KEYS, PAGE, BOX,
+                )  # fmt: skip
             turn += 1
 
 
@@ -225,6 +236,70 @@ def _turn(
 
 
 @gluon.jit
+def _first_turn(
+    top, total, turn, keys, chunks, query, full, empty, start, positions, end, seq_len, factor, cap,
+    HEAD: gl.constexpr, KEYS: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    CHUNK: gl.constexpr, HAS_CAP: gl.constexpr, scores_in: gl.constexpr, weights_in: gl.constexpr,
+):  # fmt: skip
+    """Scores of a tile's last keys, from `start` on."""
+    slot = turn % STAGES * 2
+    mbarrier.wait(full.index(slot), turn // STAGES & 1)
+    scores = hopper.warpgroup_mma(
+        query, keys.index(slot).permute((1, 0)), gl.zeros([64, KEYS], gl.float32, scores_in), use_acc=False,
+        is_async=True,
+    )  # fmt: skip
+    scores = hopper.warpgroup_mma_wait(0, deps=[scores])
+    mbarrier.arrive(empty.index(slot))
+    new, top, total, _ = _softmax_turn(
+        scores, top, total, start, positions, end, factor, cap, KEYS, WINDOW, CHUNK, HAS_CAP, True, scores_in
+    )
+    if gl.cdiv(end, BOX) * BOX > seq_len:
+        mbarrier.wait(full.index(slot + 1), turn // STAGES & 1)
+        _clean(chunks, slot + 1, start, end, HEAD, KEYS, BOX)
+    return gl.convert_layout(new.to(keys.dtype), weights_in), top, total
+
+
+@gluon.jit
+def _last_turn(
+    acc, total, weights, turn, keys, full, empty, query_empty,
+    STAGES: gl.constexpr, sums_in: gl.constexpr,
+):  # fmt: skip
+    """The values of a tile's first keys; the result, [M, D]."""
+    before = (turn - 1) % STAGES * 2 + 1
+    mbarrier.wait(full.index(before), (turn - 1) // STAGES & 1)
+    sums = hopper.warpgroup_mma(weights, keys.index(before), acc, is_async=True)
+    mbarrier.arrive(query_empty)
+    acc = hopper.warpgroup_mma_wait(0, deps=[sums])
+    mbarrier.arrive(empty.index(before))
+    inverse = 1.0 / gl.where(total > 0.0, total, 1.0)
+    return acc * gl.convert_layout(inverse, gl.SliceLayout(1, sums_in))[:, None]
+
+
+@gluon.jit
+def _record(record):
+    """Of RECORD, all but the request."""
+    token = gl.load(record)
+    num_tokens = gl.load(record + 1)
+    position = gl.load(record + 2)
+    begin = gl.load(record + 3)
+    end = gl.load(record + 4)
+    return token, num_tokens, position, begin, end, gl.load(record + 6)
+
+
+@gluon.jit
+def _store(
+    out, result, token, num_tokens, head, out_stride_token, out_stride_head,
+    GROUP: gl.constexpr, HEAD: gl.constexpr, WHICH: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """64 rows of a tile whose first token and head these are."""
+    dims = gl.arange(0, HEAD, gl.SliceLayout(0, layout))[None, :]
+    rows = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    at = (token + rows // GROUP).to(gl.int64)[:, None]
+    places = out + at * out_stride_token + (head + rows % GROUP)[:, None] * out_stride_head + dims
+    gl.store(places, result, mask=(rows // GROUP < num_tokens)[:, None])
+
+
+@gluon.jit
 def _attend(
     chunks, query_chunks, full, empty, query_full, query_empty, records, out, sinks, num_items, factor, cap,
     out_stride_token, out_stride_head,
@@ -238,30 +313,22 @@ def _attend(
     scores_in: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     sums_in: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD, 16])
     weights_in: gl.constexpr = gl.DotOperandLayout(0, sums_in, 2)
-    loads_in: gl.constexpr = gl.BlockedLayout([1, 8], [32 // (HEAD // 8), HEAD // 8], [4, 1], [1, 0])
+    stores_in: gl.constexpr = gl.BlockedLayout([1, 8], [32 // (HEAD // 8), HEAD // 8], [4, 1], [1, 0])
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     keys = chunks._reinterpret(dtype, [2 * STAGES, KEYS, HEAD], shared)
-    both = query_chunks._reinterpret(dtype, [2 * QUERIES, 64, HEAD], shared)
-    dims = gl.arange(0, HEAD, gl.SliceLayout(0, loads_in))[None, :]
-    load_rows = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, loads_in))
+    queries = query_chunks._reinterpret(dtype, [2 * QUERIES, 64, HEAD], shared)
     rows = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores_in))
     turn = gl.to_tensor(0)
     for number in range(_num_mine(num_items * HKV)):
         item = _item(number)
-        record = records + item // HKV * 8
-        token = gl.load(record)
-        num_tokens = gl.load(record + 1)
-        position = gl.load(record + 2)
-        begin = gl.load(record + 3)
-        end = gl.load(record + 4)
-        seq_len = gl.load(record + 6)
+        token, num_tokens, position, begin, end, seq_len = _record(records + item // HKV * RECORD)
         head = item % HKV * GROUP
         buffer = number % QUERIES
-        queries = both.index(buffer * 2 + WHICH)
+        query = queries.index(buffer * 2 + WHICH)
         mbarrier.wait(query_full.index(buffer), number // QUERIES & 1)
         positions = position + rows // GROUP
         count = gl.cdiv(end - begin, KEYS)
-        plain = gl.maximum(gl.minimum((position + 1 - begin) // KEYS, count), 0)
+        plain = gl.maximum(gl.minimum((position + 1 - begin) // KEYS, count - 1), 0)
         if WINDOW > 0 or CHUNK > 0:
             plain = plain * 0
         total = gl.zeros([64], gl.float32, gl.SliceLayout(1, scores_in))
@@ -269,47 +336,28 @@ def _attend(
         if HAS_SINKS:
             top = gl.load(sinks + head + rows % GROUP).to(gl.float32) * LOG2_E
             total = total + 1.0
-        start = begin + (count - 1) * KEYS
-        slot = turn % STAGES * 2
-        mbarrier.wait(full.index(slot), turn // STAGES & 1)
-        scores = hopper.warpgroup_mma(
-            queries, keys.index(slot).permute((1, 0)), gl.zeros([64, KEYS], gl.float32, scores_in), use_acc=False,
-            is_async=True,
+        weights, top, total = _first_turn(
+            top, total, turn, keys, chunks, query, full, empty, begin + (count - 1) * KEYS, positions, end, seq_len,
+            factor, cap, HEAD, KEYS, BOX, STAGES, WINDOW, CHUNK, HAS_CAP, scores_in, weights_in,
         )  # fmt: skip
-        scores = hopper.warpgroup_mma_wait(0, deps=[scores])
-        mbarrier.arrive(empty.index(slot))
-        new, top, total, _ = _softmax_turn(
-            scores, top, total, start, positions, end, factor, cap, KEYS, WINDOW, CHUNK, HAS_CAP, True, scores_in
-        )
-        weights = gl.convert_layout(new.to(dtype), weights_in)
-        if gl.cdiv(end, BOX) * BOX > seq_len:
-            mbarrier.wait(full.index(slot + 1), turn // STAGES & 1)
-            _clean(chunks, slot + 1, start, end, HEAD, KEYS, BOX)
         acc = gl.zeros([64, HEAD], gl.float32, sums_in)
         turn += 1
         mbarrier.wait(full.index(turn % STAGES * 2), turn // STAGES & 1, pred=count > 1)
         for left in range(count - 2, plain - 1, -1):
             acc, top, total, weights, turn = _turn(
-                acc, top, total, weights, turn, left, keys, queries, full, empty, begin + left * KEYS, positions, end,
+                acc, top, total, weights, turn, left, keys, query, full, empty, begin + left * KEYS, positions, end,
                 factor, cap, KEYS, STAGES, WINDOW, CHUNK, HAS_CAP, True, scores_in, weights_in, sums_in,
             )  # fmt: skip
-        for left in range(gl.minimum(plain, count - 1) - 1, -1, -1):
+        for left in range(plain - 1, -1, -1):
             acc, top, total, weights, turn = _turn(
-                acc, top, total, weights, turn, left, keys, queries, full, empty, begin + left * KEYS, positions, end,
+                acc, top, total, weights, turn, left, keys, query, full, empty, begin + left * KEYS, positions, end,
                 factor, cap, KEYS, STAGES, WINDOW, CHUNK, HAS_CAP, False, scores_in, weights_in, sums_in,
             )  # fmt: skip
-        before = (turn - 1) % STAGES * 2 + 1
-        mbarrier.wait(full.index(before), (turn - 1) // STAGES & 1)
-        sums = hopper.warpgroup_mma(weights, keys.index(before), acc, is_async=True)
-        mbarrier.arrive(query_empty.index(buffer))
-        acc = hopper.warpgroup_mma_wait(0, deps=[sums])
-        mbarrier.arrive(empty.index(before))
-        inverse = 1.0 / gl.where(total > 0.0, total, 1.0)
-        acc = acc * gl.convert_layout(inverse, gl.SliceLayout(1, sums_in))[:, None]
-        result = gl.convert_layout(acc.to(dtype), loads_in)
-        at = (token + load_rows // GROUP).to(gl.int64)[:, None]
-        places = out + at * out_stride_token + (head + load_rows % GROUP)[:, None] * out_stride_head + dims
-        gl.store(places, result, mask=(load_rows // GROUP < num_tokens)[:, None])
+        result = _last_turn(acc, total, weights, turn, keys, full, empty, query_empty.index(buffer), STAGES, sums_in)
+        _store(
+            out, gl.convert_layout(result.to(dtype), stores_in), token, num_tokens, head, out_stride_token,
+            out_stride_head, GROUP, HEAD, WHICH, stores_in,
+        )  # fmt: skip
 
 
 # Numbers that differ from step to step: a step must not wait for another compiled variant.

@@ -23,6 +23,16 @@ OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg", "enable_fp_fusion
 compiled: list[str] = []
 
 
+def type_of(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return "*" + TYPES[value.dtype]
+    if isinstance(value, GluonDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape},{value.layout!r}>"
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>"
+    return "fp32" if isinstance(value, float) else "i32"
+
+
 def compile_instead(self, *args, grid, warmup=False, **words):
     options = {name: words.pop(name) for name in OPTIONS if name in words}
     given = dict(zip((parameter.name for parameter in self.params), args, strict=False)) | words
@@ -32,23 +42,16 @@ def compile_instead(self, *args, grid, warmup=False, **words):
         value = given[parameter.name]
         if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
             signature[parameter.name], constants[index,] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name], hints[index,] = "*" + TYPES[value.dtype], [["tt.divisibility", 16]]
-        elif isinstance(value, GluonDescriptor):
-            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape},{value.layout!r}>"
-        elif isinstance(value, TensorDescriptor):
-            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>"
-        else:
-            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-            if isinstance(value, int) and value % 16 == 0:
-                hints[index,] = [["tt.divisibility", 16]]
+            continue
+        signature[parameter.name] = type_of(value)
+        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+            hints[index,] = [["tt.divisibility", 16]]
     make_source = GluonASTSource if self.is_gluon() else ASTSource
     source = make_source(self, signature, constants, hints)
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     text = kernel.asm["ptx"]
-    waits = text.count("griddepcontrol.wait")
-    if options.get("launch_pdl") and (text.count("griddepcontrol.launch") != 1 or (waits < 1 if self.is_gluon() else waits != 1)):
-        raise SystemExit(f"{self.__name__} is launched before its input is there, and does not wait for it")
+    if options.get("launch_pdl"):
+        check_dependent(self, text)
     if ".local " in text:
         raise SystemExit(f"{self.__name__} keeps registers in memory")
     if any(isinstance(value, (TensorDescriptor, GluonDescriptor)) for value in given.values()):
@@ -56,6 +59,13 @@ def compile_instead(self, *args, grid, warmup=False, **words):
         if not self.is_gluon() and options.get("launch_pdl"):
             check_start(text, given.get("EARLY", False))
     compiled.append(self.__name__)
+
+
+def check_dependent(kernel: JITFunction, text: str) -> None:
+    """It lets the next one start, and waits for the one before, in Gluon every group of warps for itself."""
+    waits = text.count("griddepcontrol.wait")
+    if text.count("griddepcontrol.launch") != 1 or waits < 1 or (waits > 1 and not kernel.is_gluon()):
+        raise SystemExit(f"{kernel.__name__} is launched before its input is there, and does not wait for it")
 
 
 def check_tma(kernel, text: str) -> None:
