@@ -216,6 +216,8 @@ class Scheduler:
             if output.vectors is not None:
                 return self._update_pooled(flight, live, output.vectors, output.row_counts)
             new, finished = apply_tokens(states, self._settled(flight, output, live))
+            if output.counts is not None:
+                self._share_accepted(new.slots, finished)
             drafts = self._note_drafts(flight, output.drafts, live) if output.drafts or states.any_drafts else None
         if states.grammars:
             new, known = follow_grammars(states, new, finished, drafts, self._limits)
@@ -349,8 +351,17 @@ class Scheduler:
         states.next_commit[slots] = (ready // kv.granularity + 1) * kv.granularity
         for slot, before, tokens in zip(slots.tolist(), computed[due].tolist(), ready.tolist(), strict=True):
             request = states.flush(slot)
-            kv.drop_out_of_window(request, before)
             kv.commit(request, tokens)
+            kv.drop_out_of_window(request, before)
+
+    def _share_accepted(self, slots: IntArray, finished: dict[int, Finish]) -> None:
+        """Share the blocks that accepted drafts have filled: the next step may let go of them, as it reads later ones.
+        Those of requests that end are shared when these are released."""
+        goes_on = np.ones(len(slots), bool)
+        goes_on[list(finished)] = False
+        slots = slots[goes_on]
+        computed = self._states.num_known[slots] - 1
+        self._commit_full_blocks(slots, computed, computed)
 
     def _fail_waiting(self, request: Request, error: Exception) -> None:
         del self._requests[request.request_id]

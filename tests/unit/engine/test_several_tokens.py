@@ -110,6 +110,22 @@ def test_what_several_tokens_filled_is_found_by_prefix(depth, rule):
         assert client.cached[second.request_id] >= (6 + max_tokens - 1) // 4 * 4 or rule
 
 
+@DEPTHS
+def test_blocks_that_drafts_filled_are_shared_before_they_leave_a_window(depth):
+    def hits(max_drafts):
+        client, worker = make(max_drafts=max_drafts, depth=depth, specs={"layer": full(), "window": sliding(2)})
+        for seed in range(8):
+            first = core_request(f"first {seed}", [seed, *range(1, 6)], max_tokens=23, seed=seed)
+            run(client, first)
+            prompt = [*first.prompt_token_ids, *client.tokens[first.request_id]]
+            for length in range(8, len(prompt), 4):
+                run(client, core_request(f"{seed} {length}", [*prompt[:length], 1], max_tokens=1))
+            check(client, worker, [first])
+        return client.cached
+
+    assert hits(7) == hits(0)
+
+
 def test_a_draft_that_stops_ends_the_output_within_a_step():
     client, _ = make(max_drafts=4)
     free = alone(core_request("a", 5, max_tokens=40), [full()], 13, LENGTH)
