@@ -112,8 +112,8 @@ def hop() -> dict[str, Any]:
     """In this process against over ZMQ."""
     from pagemill import launch
     from pagemill.config.arguments import EngineArgs
+    from pagemill.config.fleet_config import FleetConfig
     from pagemill.config.fleet_plan import plan_fleet
-    from pagemill.config.sections import FleetConfig
     from pagemill.config.server_config import ServerConfig
     from pagemill.fleet.api_server import ApiServerSpec, make_fleet
     from pagemill.fleet.engines import EngineFleet, FleetSpec

@@ -17,9 +17,9 @@ from pagemill.catalog import vllm_environment
 from pagemill.catalog.vllm_flags import SECTIONS, SHORT_FLAGS
 from pagemill.catalog.vllm_names import VERSION
 from pagemill.config.arguments import ENGINE_SECTIONS
+from pagemill.config.fleet_config import FleetConfig
 from pagemill.config.no_effect import IDLE, CompatConfig
 from pagemill.config.refused_settings import ELSEWHERE, REFUSED_SETTINGS
-from pagemill.config.sections import FleetConfig
 from pagemill.config.server_config import ServerConfig
 from tools.markdown import table
 

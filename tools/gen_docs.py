@@ -22,7 +22,7 @@ from pagemill.catalog.endpoints import ENDPOINTS, OPERATOR
 from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
 from pagemill.catalog.registry import Registry
 from pagemill.config.arguments import ENGINE_SECTIONS, section_title
-from pagemill.config.sections import FleetConfig
+from pagemill.config.fleet_config import FleetConfig
 from pagemill.config.server_config import ServerConfig
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.model.attention.capability import ALL_TYPES, Capability, MultipleOf

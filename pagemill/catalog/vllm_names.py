@@ -55,9 +55,9 @@ NAMES: Final[dict[str, dict[str, str]]] = {
     "vllm.config": {
         "AttentionConfig": "pagemill.config.sections:AttentionConfig",
         "CUDAGraphMode": "pagemill.config.graph_mode:GraphMode",
-        "CompilationConfig": "pagemill.config.sections:CompilationSettings",
-        "KVEventsConfig": "pagemill.config.sections:KVEventsConfig",
-        "PoolerConfig": "pagemill.config.sections:PoolerSettings",
+        "CompilationConfig": "pagemill.config.graph_config:CompilationSettings",
+        "KVEventsConfig": "pagemill.config.kv_events_config:KVEventsConfig",
+        "PoolerConfig": "pagemill.config.pooler_config:PoolerSettings",
     },
     "vllm.engine.arg_utils": _ARGUMENTS,
     "vllm.engine.llm_engine": _ENGINE,

@@ -1,4 +1,4 @@
-"""From parsed flags to `EngineArgs` and `ServerConfig`. The settings themselves are listed in config.sections."""
+"""From parsed flags to `EngineArgs` and `ServerConfig`. The settings themselves are the fields of `EngineSettings`."""
 
 import argparse
 from collections.abc import Iterable

@@ -9,7 +9,7 @@ from pagemill.cli.config_file import ConfigFile, with_file
 from pagemill.cli.engine_flags import add_engine_flags, engine_args
 from pagemill.cli.errors import UsageError
 from pagemill.config.arguments import add_flags, make_section
-from pagemill.config.sections import FleetConfig
+from pagemill.config.fleet_config import FleetConfig
 from pagemill.config.server_config import ServerConfig
 
 

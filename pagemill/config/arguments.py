@@ -1,4 +1,4 @@
-"""Flags and keyword arguments, derived from the sections' fields. The only list of settings is `sections.py`."""
+"""Flags and keyword arguments, derived from the sections' fields. They are the only list of settings."""
 
 import argparse
 import dataclasses

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from pagemill.config.capture_sizes import capture_sizes, default_largest
 from pagemill.config.decisions import completed
+from pagemill.config.graph_config import ATTENTION_OP, CompilationConfig, CompilationSettings, GraphSettings
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import ATTENTION_OP, CompilationConfig, CompilationSettings, GraphSettings
 from pagemill.errors import ConfigError
 
 NO_COMPILER = 0

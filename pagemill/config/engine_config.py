@@ -4,11 +4,11 @@ from dataclasses import dataclass, field, replace
 
 from pagemill.config.draft import DraftModel
 from pagemill.config.facts import ModelFacts
+from pagemill.config.graph_config import GraphConfig
 from pagemill.config.sections import (
     CacheConfig,
     CpuConfig,
     EngineSettings,
-    GraphConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,

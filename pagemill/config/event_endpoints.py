@@ -7,7 +7,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from pagemill.config.sections import KVEventsConfig
+from pagemill.config.kv_events_config import KVEventsConfig
 from pagemill.errors import ConfigError
 
 TCP = re.compile(r"tcp://(?P<host>\*|\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+):(?P<port>\d{1,5})", re.ASCII)

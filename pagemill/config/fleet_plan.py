@@ -6,7 +6,7 @@ Knows nothing about how engines are started or reached.
 from dataclasses import dataclass, replace
 
 from pagemill.config.facts import DeviceFacts
-from pagemill.config.sections import FleetConfig
+from pagemill.config.fleet_config import FleetConfig
 from pagemill.errors import ConfigError
 
 MAX_PORT = 65535

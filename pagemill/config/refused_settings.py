@@ -1,7 +1,7 @@
 """Settings of vLLM that have no counterpart here: what to do instead, by the name of the keyword.
 
 A flag or keyword of these is an error that says so, instead of one that is merely unknown; a keyword that has the value
-that it has in vLLM by default asks for nothing. Add a setting to sections.py and take it out here when its effect
+that it has in vLLM by default asks for nothing. Add a setting to its section and take it out here when its effect
 exists.
 """
 

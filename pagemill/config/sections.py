@@ -2,20 +2,20 @@
 
 What users ask for is a section whose open fields are None, such as `CacheSettings`. What runs is the same section with
 those fields filled in by `resolve`, such as `CacheConfig`: a subclass that names them again, without None and without a
-default. A section of which nothing is filled in is one class, such as `KVEventsConfig`. `EngineSettings`, at the end,
-lists the sections (docs/adr/0004-settings-and-config.md).
+default. A section of which nothing is filled in is one class, such as `DeviceConfig`. `EngineSettings`, at the end,
+lists the sections (docs/adr/0004-settings-and-config.md); larger ones have a file each.
 """
 
 from dataclasses import dataclass, field, replace
 
 from pagemill.config.choices import Convert, HashAlgorithm, LogprobsMode, Runner, SchedulingPolicy
 from pagemill.config.fields import setting
-from pagemill.config.graph_mode import GraphMode
-from pagemill.config.pooling_facts import Activation
+from pagemill.config.graph_config import GRAPHS, GraphSettings
+from pagemill.config.kv_events_config import KVEventsConfig
+from pagemill.config.pooler_config import PoolerConfig, PoolerSettings
 from pagemill.config.speculation import SPECULATION, SpeculationSettings
 from pagemill.config.structured_outputs import StructuredOutputsConfig
 from pagemill.config.thread_lists import join_lists, parse_lists
-from pagemill.messages.pooling_params import PoolingTask, PoolingType
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MODEL_IMPLS = ("auto", "native", "vllm", "transformers")
@@ -44,54 +44,6 @@ class AttentionConfig:
     flash_attn_version: int | None = setting(
         None, "version of FLASH_ATTN, 2 or 3 (default: the newest that is installed)"
     )
-
-
-@dataclass(frozen=True)
-class PoolerSettings:
-    """How a prompt becomes a vector, where a request does not say."""
-
-    pooling_type: PoolingType | None = setting(
-        None,
-        "which hidden states are read: LAST, CLS (the first), MEAN, ALL (each by itself) or STEP (each that ends a "
-        "step) (default: the model's, or LAST)",
-        choices=tuple(PoolingType),
-    )
-    normalize: bool | None = setting(None, "scale vectors to length 1 (default: the model's, or true)")
-    use_activation: bool | None = setting(
-        None, "make probabilities of the logits of classes, as the model says (default: true)"
-    )
-    dimensions: int | None = setting(
-        None, "only the first so many numbers of a vector, where a request does not say (default: all)", low=1
-    )
-    step_tag_id: int | None = setting(None, "the token that ends a step (STEP)", low=0)
-    returned_token_ids: tuple[int, ...] = setting((), "of classes, only these, by their numbers (default: all)")
-    enable_chunked_processing: bool = setting(
-        False,
-        "split texts that are longer than the model's context, and take the mean of their parts' vectors, weighted by "
-        "their tokens",
-    )
-    max_embed_len: int | None = setting(
-        None, "most tokens of a text that is split (default: 64 times the model's context)", low=1
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolerConfig(PoolerSettings):
-    """How vectors are made, as it runs: `PoolerSettings` with every field decided."""
-
-    pooling_type: PoolingType = field()
-    normalize: bool = field()
-    use_activation: bool = field(default=True)
-    task: PoolingTask = field(default=PoolingTask.EMBED)
-    """What the model does."""
-    num_outputs: int = field(default=0)
-    """Numbers of a row; 0: those of a hidden state."""
-    activation: Activation = field(default=Activation.NONE)
-    """What `use_activation` stands for."""
-    labels: tuple[str, ...] = field(default=())
-    """Names of the classes, where it tells them apart."""
-    pairs: bool = field(default=False)
-    """Whether two texts are scored together, by one class; otherwise their vectors are compared."""
 
 
 @dataclass(frozen=True)
@@ -212,37 +164,6 @@ class ModelConfig(ModelSettings):
     def pools(self) -> bool:
         """Whether prompts become vectors instead of text."""
         return self.runner == Runner.POOLING
-
-
-@dataclass(frozen=True)
-class KVEventsConfig:
-    """Events about the prefix cache, for subscribers outside; they carry the tokens of prompts."""
-
-    enable_kv_cache_events: bool = setting(False, "publish what is cached and what no longer is")
-    publisher: str = setting("zmq", "what events are published with; null publishes nothing", choices=("zmq", "null"))
-    endpoint: str = setting(
-        "tcp://127.0.0.1:5557",
-        "where subscribers connect: tcp://ADDRESS:PORT, tcp://*:PORT for every network, or ipc://PATH; with a host "
-        "name the publisher connects, to a subscriber that binds; the data-parallel rank is added to the port",
-    )
-    replay_endpoint: str | None = setting(None, "where missed batches can be asked for (default: nowhere)")
-    buffer_steps: int = setting(10_000, "batches kept for replay", low=1)
-    hwm: int = setting(100_000, "batches that may wait for one slow subscriber before it misses some", low=1)
-    max_queue_size: int = setting(100_000, "batches that may wait to be published before some are dropped", low=1)
-    topic: str = setting("", "first frame of every message, by which subscribers choose")
-    curve_secret_key_file: str | None = setting(
-        None,
-        "file with the secret key of the endpoints, 40 characters as zmq.curve_keypair() makes them: all is encrypted, "
-        "and only subscribers of curve_client_keys_file come in (default: whoever can connect)",
-    )
-    curve_client_keys_file: str | None = setting(
-        None, "file with the public keys of the subscribers that may connect, one a line"
-    )
-
-    @property
-    def active(self) -> bool:
-        """Whether anything is published."""
-        return self.enable_kv_cache_events and self.publisher != "null"
 
 
 @dataclass(frozen=True)
@@ -372,170 +293,6 @@ class ParallelConfig(ParallelSettings):
     distributed_executor_backend: str = field()
 
 
-ATTENTION_OP = "pagemill::attention"
-"""The operation that stands for every attention layer in compiled code."""
-
-
-@dataclass(frozen=True)
-class PassConfig:
-    """What the compiler may do that needs to see more than a piece of the model."""
-
-    fuse_attn: bool = setting(
-        False, "hand the compiler the model in one piece, attention included: the same as no splitting_ops"
-    )
-
-
-@dataclass(frozen=True)
-class CompilationSettings:
-    """How the model is compiled and captured. What is not set here follows from the optimization level."""
-
-    mode: int | None = setting(
-        None, "0: layers run as they are written; 3: torch.compile, cut at splitting_ops (default: by level)", low=0
-    )
-    backend: str = setting("inductor", "what compiles a piece", choices=("inductor", "eager"))
-    cudagraph_mode: GraphMode | None = setting(
-        None,
-        "which steps are replayed from CUDA graphs, and how much of them (default: by level)",
-        choices=tuple(GraphMode),
-    )
-    cudagraph_capture_sizes: tuple[int, ...] | None = setting(
-        None, "numbers of tokens for which there are graphs; smaller batches are padded (default: 1, 2, 4, 8, 16, ...)"
-    )
-    max_cudagraph_capture_size: int | None = setting(
-        None,
-        "largest number of tokens for which there is a graph (default: twice max_num_seqs, at most 512, but at least "
-        "max_num_seqs)",
-        low=1,
-    )
-    cudagraph_num_of_warmups: int = setting(
-        0, "steps of a shape that run before it is captured (0: one, of the first of each kind)", low=0
-    )
-    cudagraph_lazy_capture: bool = setting(
-        True, "capture the usual sizes before the first request and others while idle; otherwise all before"
-    )
-    splitting_ops: tuple[str, ...] | None = setting(
-        None, f"operations at which the model is cut; an empty list: nowhere (default: {ATTENTION_OP})"
-    )
-    pass_config: PassConfig = setting(PassConfig(), "JSON object: what the compiler may do across pieces")
-    cache_dir: str | None = setting(None, "folder for compiled code (default: in the cache of pagemill)")
-    debug_dump_path: str | None = setting(None, "folder for the graphs of the compiler, as text (default: nowhere)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompilationConfig(CompilationSettings):
-    """Compilation and graphs as they run: `CompilationSettings` with every field decided."""
-
-    mode: int = field()
-    cudagraph_mode: GraphMode = field()
-    cudagraph_capture_sizes: tuple[int, ...] = field()
-    max_cudagraph_capture_size: int = field()
-    splitting_ops: tuple[str, ...] = field()
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the model is cut at attention, so that pieces of it can be captured."""
-        return self.splitting_ops != ()
-
-
-@dataclass(frozen=True)
-class GraphSettings:
-    """Compilation and CUDA graphs. Explicit settings come before the optimization level."""
-
-    optimization_level: int = setting(
-        2,
-        "0: eager; 1: CUDA graphs between attention layers; 2: and whole decode steps; 3: and torch.compile",
-        low=0,
-        short="-O",
-    )
-    enforce_eager: bool = setting(False, "no compilation and no CUDA graphs, whatever the level")
-    cudagraph_capture_sizes: tuple[int, ...] | None = setting(
-        None, "numbers of tokens for which there are graphs; the same as in compilation_config"
-    )
-    max_cudagraph_capture_size: int | None = setting(
-        None, "largest number of tokens for which there is a graph; the same as in compilation_config", low=1
-    )
-    cudagraph_metrics: bool = setting(False, "log now and then how many steps ran in which mode, and the padding")
-    compilation_config: CompilationSettings = setting(
-        CompilationSettings(), "JSON object, or one field at a time as -cc.FIELD VALUE", short="-cc"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphConfig(GraphSettings):
-    """`GraphSettings`, resolved: what runs is in `compilation_config`."""
-
-    compilation_config: CompilationConfig = field()
-
-
-BALANCERS = ("prefix", "queue", "round_robin")
-
-
-@dataclass(frozen=True)
-class FleetConfig:
-    """The processes of a server: how many, and what is done when one shows no sign of life."""
-
-    data_parallel_size: int = setting(1, "engines that each hold the whole model", low=1, short="-dp")
-    data_parallel_balancer: str = setting(
-        "prefix",
-        "which engine gets a request: the one that has its prefix unless it is busy, the one with the shortest queue, "
-        "or the next",
-        choices=BALANCERS,
-    )
-    data_parallel_lockstep: bool | None = setting(
-        None, "engines step together, in waves (default: where experts are dealt out over them)"
-    )
-    data_parallel_size_local: int | None = setting(
-        None,
-        "how many of the data_parallel_size engines run on this machine (default: all; headless: those from "
-        "the start rank on)",
-        low=0,
-        short="-dpl",
-    )
-    data_parallel_start_rank: int | None = setting(
-        None, "rank of the first engine of this machine; the head has those from 0 on", low=0, short="-dpr"
-    )
-    data_parallel_address: str | None = setting(
-        None, "address of the head, where the machines with the other engines connect", short="-dpa"
-    )
-    data_parallel_rpc_port: int = setting(
-        29550, "port on the head where the machines with the other engines connect", low=1, short="-dpp"
-    )
-    data_parallel_node_timeout: float = setting(
-        10.0,
-        "seconds without a message after which the head of a server and a machine with other engines take "
-        "each other for gone",
-        low=1,
-    )
-    headless: bool = setting(False, "run engines only, for the API servers of a head on another machine")
-    api_server_count: int | str | None = setting(
-        None,
-        "processes that take HTTP requests (default: as many as engines); auto: by the cores and the speed of the "
-        "engine's device",
-        low=1,
-        short="-asc",
-        words=("auto",),
-    )
-    engine_start_timeout: float = setting(
-        3600.0,
-        "seconds that a process of the server may take to start (an engine: to load its model and be ready) before it "
-        "is killed; 0: no limit",
-        low=0,
-    )
-    engine_stall_timeout: float = setting(
-        60.0, "seconds without a finished step, with work waiting, after which /health answers 503; 0: never", low=0
-    )
-    engine_hang_timeout: float = setting(
-        300.0,
-        "seconds without a finished step, with work waiting, after which the engine is restarted; 0: never",
-        low=0,
-    )
-
-    @property
-    def num_api_servers(self) -> int:
-        """`api_server_count`, or its default. Raises ValueError while it is auto."""
-        return int(self.api_server_count or self.data_parallel_size)
-
-
 @dataclass(frozen=True)
 class ObservabilityConfig:
     """What is counted about the work, and logged of it."""
@@ -595,6 +352,6 @@ class EngineSettings:
     parallel: ParallelSettings = ParallelSettings()
     observability: ObservabilityConfig = ObservabilityConfig()
     device: DeviceConfig = DeviceConfig()
-    graphs: GraphSettings = GraphSettings()
+    graphs: GraphSettings = GRAPHS
     cpu: CpuSettings = CpuSettings()
     speculation: SpeculationSettings = SPECULATION

@@ -14,7 +14,7 @@ from pagemill import envs
 from pagemill.catalog.logits import processor_paths
 from pagemill.config.choices import LogprobsMode
 from pagemill.config.engine_config import EngineConfig
-from pagemill.config.sections import KVEventsConfig
+from pagemill.config.kv_events_config import KVEventsConfig
 from pagemill.config.structured_outputs import StructuredOutputsConfig
 from pagemill.engine.executor.interface import Executor
 from pagemill.engine.kv_cache.events import EventSink, NoSink

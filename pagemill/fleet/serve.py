@@ -17,9 +17,9 @@ import setproctitle
 
 from pagemill import envs
 from pagemill.config.arguments import EngineArgs
+from pagemill.config.fleet_config import FleetConfig
 from pagemill.config.fleet_plan import FleetPlan, api_servers_for, plan_fleet
 from pagemill.config.model_names import ModelNames
-from pagemill.config.sections import FleetConfig
 from pagemill.config.server_access import access_of, is_loopback
 from pagemill.config.server_config import ServerConfig
 from pagemill.config.server_logs import ServerLogs

@@ -7,9 +7,10 @@ from typing import Any
 from pagemill.catalog.executors import UNI
 from pagemill.config.choices import Runner
 from pagemill.config.decisions import Decision
+from pagemill.config.graph_config import CompilationConfig
 from pagemill.config.graph_mode import GraphMode
 from pagemill.config.no_effect import IdleSetting
-from pagemill.config.sections import CompilationConfig, PoolerConfig
+from pagemill.config.pooler_config import PoolerConfig
 
 WIDTH = 118
 

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import CacheConfig, PoolerConfig, SchedulerConfig
+from pagemill.config.pooler_config import PoolerConfig
+from pagemill.config.sections import CacheConfig, SchedulerConfig
 from pagemill.errors import EngineDeadError, UnavailableError
 from pagemill.messages.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from pagemill.messages.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput

@@ -6,7 +6,8 @@ from typing import Any
 
 from pagemill.config.choices import SchedulingPolicy
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import PoolerConfig, SchedulerConfig
+from pagemill.config.pooler_config import PoolerConfig
+from pagemill.config.sections import SchedulerConfig
 from pagemill.errors import ConfigError, RequestError
 from pagemill.messages.engine_io import EngineReady
 from pagemill.messages.pooling_params import PoolingParams

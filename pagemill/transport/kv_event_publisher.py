@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from pagemill.config.event_endpoints import Endpoint, publish_endpoint, replay_endpoint
-from pagemill.config.sections import KVEventsConfig
+from pagemill.config.kv_events_config import KVEventsConfig
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.messages.kv_events import KVEvent, KVEventBatch

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pagemill.catalog.proposers import load_proposer
+from pagemill.config.graph_config import GraphConfig
 from pagemill.config.pooling_facts import Activation
-from pagemill.config.sections import GraphConfig, SchedulerConfig
+from pagemill.config.sections import SchedulerConfig
 from pagemill.errors import ConfigError
 from pagemill.messages.kv_spec import KVCacheConfig, MambaSpec
 from pagemill.model.distributed.group import Group

@@ -6,22 +6,24 @@ from pagemill.catalog.executors import UNI
 from pagemill.catalog.grammars import GUIDANCE
 from pagemill.config.choices import Runner
 from pagemill.config.decisions import completed
-from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import (
+from pagemill.config.graph_config import (
     ATTENTION_OP,
-    CacheConfig,
-    CacheSettings,
     CompilationConfig,
     CompilationSettings,
-    CpuConfig,
-    CpuSettings,
     GraphConfig,
     GraphSettings,
+)
+from pagemill.config.graph_mode import GraphMode
+from pagemill.config.pooler_config import PoolerConfig
+from pagemill.config.sections import (
+    CacheConfig,
+    CacheSettings,
+    CpuConfig,
+    CpuSettings,
     ModelConfig,
     ModelSettings,
     ParallelConfig,
     ParallelSettings,
-    PoolerConfig,
     SchedulerConfig,
     SchedulerSettings,
 )

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from pagemill.catalog.endpoints import ENDPOINTS
 from pagemill.catalog.registry import Registry
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import PoolerConfig
+from pagemill.config.pooler_config import PoolerConfig
 from pagemill.config.server_config import ServerConfig
 from pagemill.messages.core_api import CoreApi
 from pagemill.serve.async_llm import AsyncLLM

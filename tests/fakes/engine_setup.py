@@ -7,7 +7,7 @@ import msgspec
 
 from pagemill.config.engine_config import EngineConfig
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import KVEventsConfig
+from pagemill.config.kv_events_config import KVEventsConfig
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.messages.engine_io import EngineCoreOutput, EngineCoreRequest, Finish, LoRARequest, MultimodalItem

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import zmq
 
-from pagemill.config.sections import KVEventsConfig
+from pagemill.config.kv_events_config import KVEventsConfig
 from pagemill.fleet.head import NodeRegistry
 from pagemill.messages.nodes import HeadMessage, NodeHello, NodeMessage, NodeWelcome
 from pagemill.transport.addresses import tcp_address

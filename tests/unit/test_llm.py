@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pagemill.config.arguments import EngineArgs
-from pagemill.config.sections import PoolerConfig
+from pagemill.config.pooler_config import PoolerConfig
 from pagemill.errors import ConfigError, EngineDeadError, RequestError
 from pagemill.messages.sampling_params import SamplingParams
 from tests.fakes.engine import FACTS, make_engine

@@ -8,7 +8,7 @@ import pytest
 
 from pagemill import llm_engine
 from pagemill.config.arguments import EngineArgs
-from pagemill.config.sections import PoolerConfig
+from pagemill.config.pooler_config import PoolerConfig
 from pagemill.errors import EngineDeadError, RequestError
 from pagemill.llm_engine import LLMEngine
 from pagemill.messages.outputs import PoolingRequestOutput, RequestOutput

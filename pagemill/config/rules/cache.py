@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from pagemill.config.decisions import Decisions, completed
 from pagemill.config.event_endpoints import check_endpoints
-from pagemill.config.sections import CacheConfig, CacheSettings, KVEventsConfig, ObservabilityConfig
+from pagemill.config.kv_events_config import KVEventsConfig
+from pagemill.config.sections import CacheConfig, CacheSettings, ObservabilityConfig
 from pagemill.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 16

@@ -4,8 +4,9 @@ from pagemill.config.compilation import GraphLimits, complete
 from pagemill.config.decisions import Decisions, completed
 from pagemill.config.facts import DeviceFacts
 from pagemill.config.fleet_plan import FleetPlan
+from pagemill.config.graph_config import GraphConfig, GraphSettings
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import GraphConfig, GraphSettings, SchedulerConfig
+from pagemill.config.sections import SchedulerConfig
 from pagemill.errors import ConfigError
 
 

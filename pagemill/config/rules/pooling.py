@@ -3,8 +3,8 @@
 from pagemill.config.choices import Convert, Runner
 from pagemill.config.decisions import Decisions
 from pagemill.config.facts import ModelFacts
+from pagemill.config.pooler_config import PoolerConfig, PoolerSettings
 from pagemill.config.pooling_facts import Activation, HeadFacts
-from pagemill.config.sections import PoolerConfig, PoolerSettings
 from pagemill.errors import ConfigError
 from pagemill.messages.pooling_params import PoolingTask, PoolingType
 

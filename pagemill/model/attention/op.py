@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pagemill.config.sections import ATTENTION_OP
+from pagemill.config.graph_config import ATTENTION_OP
 
 _bound: "Mapping[str, Attends] | None" = None
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from pagemill import envs
 from pagemill.config.compilation import PIECEWISE_COMPILER
+from pagemill.config.graph_config import CompilationConfig, GraphConfig
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import CompilationConfig, GraphConfig
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.model.attention.graph_support import AttentionCGSupport

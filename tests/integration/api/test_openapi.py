@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 
-from pagemill.config.sections import PoolerConfig
+from pagemill.config.pooler_config import PoolerConfig
 from tests.fakes.engine import running_server
 from tests.fakes.fake_core import FakeCore
 

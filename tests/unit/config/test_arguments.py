@@ -5,14 +5,9 @@ import argparse
 import pytest
 
 from pagemill.config.arguments import EngineArgs, add_flags, make_section
-from pagemill.config.sections import (
-    CacheSettings,
-    FleetConfig,
-    KVEventsConfig,
-    ModelSettings,
-    ParallelSettings,
-    SchedulerSettings,
-)
+from pagemill.config.fleet_config import FleetConfig
+from pagemill.config.kv_events_config import KVEventsConfig
+from pagemill.config.sections import CacheSettings, ModelSettings, ParallelSettings, SchedulerSettings
 from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 

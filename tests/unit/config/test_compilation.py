@@ -7,7 +7,7 @@ import pytest
 from pagemill.config.arguments import make_section
 from pagemill.config.capture_sizes import capture_sizes, default_largest
 from pagemill.config.compilation import GraphLimits, complete
-from pagemill.config.sections import ATTENTION_OP, CompilationSettings, GraphSettings, PassConfig
+from pagemill.config.graph_config import ATTENTION_OP, CompilationSettings, GraphSettings, PassConfig
 from pagemill.errors import ConfigError
 
 LEVELS = {0: (0, "NONE"), 1: (0, "PIECEWISE"), 2: (0, "FULL_AND_PIECEWISE"), 3: (3, "FULL_AND_PIECEWISE")}

@@ -3,7 +3,7 @@
 import pytest
 
 from pagemill.config.event_endpoints import check_endpoints, publish_endpoint, replay_endpoint
-from pagemill.config.sections import KVEventsConfig
+from pagemill.config.kv_events_config import KVEventsConfig
 from pagemill.errors import ConfigError
 
 

@@ -5,8 +5,8 @@ import pytest
 from pagemill.config.arguments import make_section
 from pagemill.config.facts import DeviceFacts
 from pagemill.config.fields import check_values
+from pagemill.config.fleet_config import FleetConfig
 from pagemill.config.fleet_plan import FleetPlan, api_servers_for, plan_fleet
-from pagemill.config.sections import FleetConfig
 from pagemill.errors import ConfigError
 
 

@@ -5,7 +5,9 @@ import argparse
 import pytest
 
 from pagemill.config.arguments import add_flags, make_section
-from pagemill.config.sections import CacheSettings, CompilationSettings, GraphSettings, KVEventsConfig, PassConfig
+from pagemill.config.graph_config import CompilationSettings, GraphSettings, PassConfig
+from pagemill.config.kv_events_config import KVEventsConfig
+from pagemill.config.sections import CacheSettings
 
 
 def parse(*argv):

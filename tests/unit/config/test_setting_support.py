@@ -14,14 +14,12 @@ from pagemill.cli.engine_flags import add_engine_flags, given_settings
 from pagemill.cli.main import main
 from pagemill.config.arguments import ENGINE_SECTIONS, EngineArgs, make_section
 from pagemill.config.decisions import Decision
+from pagemill.config.fleet_config import FleetConfig
 from pagemill.config.graph_mode import GraphMode
 from pagemill.config.no_effect import IDLE, CompatConfig, Place, idle_settings
+from pagemill.config.pooler_config import PoolerConfig
 from pagemill.config.refused_settings import REFUSED_SETTINGS, refusal_of
-from pagemill.config.sections import (
-    AttentionConfig,
-    FleetConfig,
-    PoolerConfig,
-)  # fmt: skip
+from pagemill.config.sections import AttentionConfig
 from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
 from pagemill.model.factory import attention_chooser

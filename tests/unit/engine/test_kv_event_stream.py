@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from pagemill.config.sections import KVEventsConfig
+from pagemill.config.kv_events_config import KVEventsConfig
 from pagemill.errors import ConfigError
 from tests.examples import examples
 from tests.fakes.engine_setup import Client, chunked, core_request, full, make_core, mamba, sliding

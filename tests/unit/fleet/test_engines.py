@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from pagemill.config.fleet_config import FleetConfig
 from pagemill.config.fleet_plan import plan_fleet
-from pagemill.config.sections import FleetConfig
 from pagemill.errors import EngineDeadError
 from pagemill.fleet.engines import EngineFleet, FleetSpec
 from pagemill.messages.engine_io import EngineReady

@@ -3,7 +3,7 @@
 import pytest
 import zmq
 
-from pagemill.config.sections import KVEventsConfig
+from pagemill.config.kv_events_config import KVEventsConfig
 from pagemill.transport.kv_event_publisher import KVEventPublisher
 from tests.fakes.ports import free_port
 

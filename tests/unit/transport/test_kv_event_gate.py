@@ -6,7 +6,7 @@ import time
 import pytest
 import zmq
 
-from pagemill.config.sections import KVEventsConfig
+from pagemill.config.kv_events_config import KVEventsConfig
 from pagemill.errors import ConfigError
 from pagemill.messages.kv_events import BlockRemoved
 from pagemill.transport import kv_event_publisher

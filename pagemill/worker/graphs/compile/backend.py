@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from pagemill.config.graph_config import ATTENTION_OP
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import ATTENTION_OP
 from pagemill.log import get_logger
 from pagemill.model.attention.op import Attends
 from pagemill.model.forward_context import current_forward

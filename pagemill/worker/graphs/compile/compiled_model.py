@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pagemill import envs
 from pagemill.config.compilation import PIECEWISE_COMPILER
-from pagemill.config.sections import CompilationConfig
+from pagemill.config.graph_config import CompilationConfig
 from pagemill.errors import ConfigError
 from pagemill.model.attention.op import Attends, bound_layers
 from pagemill.utils.disk_errors import disk_problem

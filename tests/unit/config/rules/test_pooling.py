@@ -7,9 +7,9 @@ import pytest
 from pagemill.config.choices import Convert, Runner
 from pagemill.config.decisions import Decisions
 from pagemill.config.facts import ModelFacts
+from pagemill.config.pooler_config import PoolerSettings
 from pagemill.config.pooling_facts import Activation, HeadFacts
 from pagemill.config.rules.pooling import resolve_convert, resolve_pooler
-from pagemill.config.sections import PoolerSettings
 from pagemill.errors import ConfigError
 from pagemill.messages.pooling_params import PoolingTask, PoolingType
 

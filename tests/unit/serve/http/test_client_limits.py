@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pagemill.config.sections import PoolerConfig
+from pagemill.config.pooler_config import PoolerConfig
 from pagemill.serve.http.auth import name_of_key
 from pagemill.serve.http.client_limits import ClientLimits, ClientRows, RateLimitedError
 from pagemill.serve.load_gate import LoadLimits

@@ -11,8 +11,8 @@ import torch
 from pagemill.catalog.attention import ATTENTION, register_backend
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.compilation import GraphLimits, complete
+from pagemill.config.graph_config import CompilationSettings, GraphSettings
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import CompilationSettings, GraphSettings
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.engine.scheduler.scheduler import no_grammar

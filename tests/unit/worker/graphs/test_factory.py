@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from pagemill.config.graph_config import ATTENTION_OP
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import ATTENTION_OP
 from pagemill.errors import ConfigError
 from pagemill.model.attention.backends.flash_attn import _with_provider
 from pagemill.model.attention.backends.torch_cpu import TorchCpuBackend

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from pagemill.config.sections import PoolerConfig
+from pagemill.config.pooler_config import PoolerConfig
 from tests.fakes.engine import make_app, make_engine
 from tests.fakes.fake_core import FakeCore, vector_of
 from tests.fakes.fake_tokenizer import BOS

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from pagemill.config.sections import PoolerConfig
+from pagemill.config.pooler_config import PoolerConfig
 from pagemill.messages.engine_io import EngineCoreOutputs
 from pagemill.serve.processing.conversation import parse_conversation
 from tests.fakes.engine import make_app, make_engine

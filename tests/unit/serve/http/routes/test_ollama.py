@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pagemill.config.sections import PoolerConfig
+from pagemill.config.pooler_config import PoolerConfig
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.tokenizers.fill_in import FillInTokens
 from tests.fakes.engine import make_app, make_engine

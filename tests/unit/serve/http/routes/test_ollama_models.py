@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pagemill.config.sections import PoolerConfig
+from pagemill.config.pooler_config import PoolerConfig
 from pagemill.serve.http.routes.ollama_models import short
 from tests.fakes.engine import FACTS, make_app, make_engine
 from tests.unit.serve.http.conftest import Connect

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pagemill.config.sections import PoolerConfig
+from pagemill.config.pooler_config import PoolerConfig
 from pagemill.errors import RequestError
 from pagemill.serve.http.preparer import (
     INFILL,

@@ -9,7 +9,7 @@ from msgspec import structs
 from pydantic import BaseModel
 
 from pagemill.config.facts import ModelFacts
-from pagemill.config.sections import PoolerConfig
+from pagemill.config.pooler_config import PoolerConfig
 from pagemill.errors import RequestError
 from pagemill.serve.http.preparer import CHAT, COMPLETIONS, DETOKENIZE, EMBEDDINGS, TOKENIZE, Part, Preparer
 from pagemill.serve.http.responses import ServedModel

@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
+from pagemill.config.graph_config import ATTENTION_OP
 from pagemill.config.graph_mode import GraphMode
-from pagemill.config.sections import ATTENTION_OP
 from pagemill.errors import ConfigError
 from pagemill.worker.graphs.compile.compiled_model import CompiledModel
 from pagemill.worker.graphs.pieces import GapBuffers

@@ -3,7 +3,7 @@
 import torch
 from torch.fx import symbolic_trace
 
-from pagemill.config.sections import ATTENTION_OP
+from pagemill.config.graph_config import ATTENTION_OP
 from pagemill.model.attention import op
 from pagemill.worker.graphs.compile.split import op_name, split
 
