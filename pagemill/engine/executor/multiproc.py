@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from pagemill.engine.executor.interface import Executor, ExecutorSpec
+from pagemill.engine.executor.patience import CALL_TIMEOUT_S, FAILED_CALL_S, STEP_TIMEOUT_S, STOP_GRACE_S
 from pagemill.engine.executor.pending_step import PendingStep
 from pagemill.engine.executor.worker_processes import WorkerProcesses
 from pagemill.errors import EngineDeadError, PagemillError, PeerGoneError, TransportError
@@ -37,14 +38,8 @@ from pagemill.transport.worker_protocol import (
 
 logger = get_logger(__name__)
 
-STEP_TIMEOUT_S = 300.0
-CALL_TIMEOUT_S = 1800.0
-"""Loading a large model from a slow disk takes long; a worker that is gone or silent is noticed much earlier."""
 POLL_S = 1.0
 """While waiting for a result, the workers' health is looked at this often."""
-FAILED_CALL_S = 5.0
-"""How long the other workers may take to answer a call that failed on one of them."""
-STOP_GRACE_S = 2.0
 TERMINATE_S = 1.0
 
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 import msgspec
 
 from pagemill.engine.executor.interface import Executor, ExecutorSpec
+from pagemill.engine.executor.patience import CALL_TIMEOUT_S, FAILED_CALL_S, STEP_TIMEOUT_S, STOP_GRACE_S
 from pagemill.engine.executor.pending_step import PendingStep
 from pagemill.engine.executor.ray_workers import RayWorkers
 from pagemill.errors import ConfigError, EngineDeadError, PagemillError, TransportError
@@ -36,12 +37,6 @@ from pagemill.transport.worker_protocol import (
 
 ROOM_TIMEOUT_S = 60.0
 """For the cluster to have room: what died last may still hold it, or an autoscaler may be fetching nodes."""
-STEP_TIMEOUT_S = 300.0
-CALL_TIMEOUT_S = 1800.0
-"""Loading a large model from a slow disk takes long; a worker that is gone or silent is noticed much earlier."""
-FAILED_CALL_S = 5.0
-"""How long the other workers may take to answer a call that failed on one of them."""
-STOP_GRACE_S = 2.0
 ONE_CPU = {"CPU": 1.0}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.serve.http.connection import LargeJson, respond_unless_gone
@@ -34,12 +35,12 @@ DONE_REASONS = {"length": "length", "abort": "abort"}
 _encode = msgspec.json.encode
 
 
-@router.post(
-    "/api/chat",
-    response_model=None,
-    openapi_extra=ANY_CONTENT_TYPE
-    | describes(OllamaAnswer, body=OllamaChatBody, event=OllamaAnswer, stream_type=NDJSON),
-)
+def _answers(body: type[BaseModel]) -> dict[str, Any]:
+    """What a route that generates says of its bodies: lines of JSON where it streams."""
+    return ANY_CONTENT_TYPE | describes(OllamaAnswer, body=body, event=OllamaAnswer, stream_type=NDJSON)
+
+
+@router.post("/api/chat", response_model=None, openapi_extra=_answers(OllamaChatBody))
 async def chat(request: Request) -> Response:
     """Continue a conversation; without messages, say that the model is loaded.
 
@@ -48,12 +49,7 @@ async def chat(request: Request) -> Response:
     return await _generate(request, OLLAMA_CHAT, is_chat=True)
 
 
-@router.post(
-    "/api/generate",
-    response_model=None,
-    openapi_extra=ANY_CONTENT_TYPE
-    | describes(OllamaAnswer, body=OllamaGenerateBody, event=OllamaAnswer, stream_type=NDJSON),
-)
+@router.post("/api/generate", response_model=None, openapi_extra=_answers(OllamaGenerateBody))
 async def generate(request: Request) -> Response:
     """Answer a prompt, through the chat template unless it is raw; without one, say that the model is loaded.
 
