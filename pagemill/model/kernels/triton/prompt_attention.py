@@ -163,28 +163,35 @@ def _fetch(
 
 
 @gluon.jit
+def _masked(
+    scores, start, positions, end, KEYS: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, layout: gl.constexpr
+):  # fmt: skip
+    """-inf for keys, from `start` on, that rows at these positions do not see."""
+    columns = (start + gl.arange(0, KEYS, gl.SliceLayout(0, layout)))[None, :]
+    rows = positions[:, None]
+    seen = (columns <= rows) & (columns < end)
+    if WINDOW > 0:
+        seen = seen & (columns > rows - WINDOW)
+    if CHUNK > 0:
+        seen = seen & (columns >= rows // CHUNK * CHUNK)
+    return gl.where(seen, scores, float("-inf"))
+
+
+@gluon.jit
 def _softmax_turn(
-    scores, top, total, start, positions, end, factor, cap,
-    KEYS: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, HAS_CAP: gl.constexpr, MASKED: gl.constexpr,
-    layout: gl.constexpr,
+    scores, top, total, masked, start, positions, end, factor, cap,
+    KEYS: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, HAS_CAP: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """From scores [M, KEYS] float32: the weights, the new maxima (base 2) and sums, and by what older ones shrink."""
     if HAS_CAP:
         scaled = scores * (factor / LOG2_E / cap)
         scores = cap * LOG2_E * (1.0 - 2.0 / (gl.exp(2.0 * scaled) + 1.0))
         factor = 1.0
-    if MASKED:
-        columns = (start + gl.arange(0, KEYS, gl.SliceLayout(0, layout)))[None, :]
-        rows = positions[:, None]
-        seen = (columns <= rows) & (columns < end)
-        if WINDOW > 0:
-            seen = seen & (columns > rows - WINDOW)
-        if CHUNK > 0:
-            seen = seen & (columns >= rows // CHUNK * CHUNK)
-        scores = gl.where(seen, scores, float("-inf"))
+    if masked:
+        scores = _masked(scores, start, positions, end, KEYS, WINDOW, CHUNK, layout)
     higher = gl.maximum(top, gl.max(scores, 1) * factor)
     # A row that has seen nothing yet keeps -inf, and must not compute -inf - -inf.
-    base = gl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
+    base = gl.where(higher == float("-inf"), 0.0, higher)
     weights = gl.exp2(scores * factor - base[:, None])
     decay = gl.exp2(top - base)
     return weights, higher, total * decay + gl.sum(weights, 1), decay
@@ -206,13 +213,13 @@ def _clean(chunks, slot, start, end, HEAD: gl.constexpr, KEYS: gl.constexpr, BOX
 
 @gluon.jit
 def _turn(
-    acc, top, total, weights, turn, left, keys, query, full, empty, start, positions, end, factor, cap,
+    acc, top, total, weights, turn, left, masked, keys, query, full, empty, start, positions, end, factor, cap,
     KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    CHUNK: gl.constexpr, HAS_CAP: gl.constexpr, MASKED: gl.constexpr, scores_in: gl.constexpr,
-    weights_in: gl.constexpr, sums_in: gl.constexpr,
+    CHUNK: gl.constexpr, HAS_CAP: gl.constexpr, scores_in: gl.constexpr, weights_in: gl.constexpr,
+    sums_in: gl.constexpr,
 ):  # fmt: skip
     """Scores of the keys from `start` on, which are there, and meanwhile the values of the turn before, whose `weights`
-    are given. `left`: turns after this one."""
+    are given. `left`: turns after this one; `masked`: whether some row does not see some of the keys."""
     slot = turn % STAGES * 2
     before = (turn - 1) % STAGES * 2 + 1
     scores = hopper.warpgroup_mma(
@@ -224,7 +231,7 @@ def _turn(
     scores = hopper.warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(empty.index(slot))
     new, top, total, decay = _softmax_turn(
-        scores, top, total, start, positions, end, factor, cap, KEYS, WINDOW, CHUNK, HAS_CAP, MASKED, scores_in
+        scores, top, total, masked, start, positions, end, factor, cap, KEYS, WINDOW, CHUNK, HAS_CAP, scores_in
     )
     next_weights = gl.convert_layout(new.to(weights.dtype), weights_in)
     # Asked here, this also keeps the assembler from waiting for the sums first, and then computing the weights.
@@ -251,7 +258,7 @@ def _first_turn(
     scores = hopper.warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(empty.index(slot))
     new, top, total, _ = _softmax_turn(
-        scores, top, total, start, positions, end, factor, cap, KEYS, WINDOW, CHUNK, HAS_CAP, True, scores_in
+        scores, top, total, True, start, positions, end, factor, cap, KEYS, WINDOW, CHUNK, HAS_CAP, scores_in
     )
     if gl.cdiv(end, BOX) * BOX > seq_len:
         mbarrier.wait(full.index(slot + 1), turn // STAGES & 1)
@@ -328,7 +335,7 @@ def _attend(
         mbarrier.wait(query_full.index(buffer), number // QUERIES & 1)
         positions = position + rows // GROUP
         count = gl.cdiv(end - begin, KEYS)
-        plain = gl.maximum(gl.minimum((position + 1 - begin) // KEYS, count - 1), 0)
+        plain = (position + 1 - begin) // KEYS
         if WINDOW > 0 or CHUNK > 0:
             plain = plain * 0
         total = gl.zeros([64], gl.float32, gl.SliceLayout(1, scores_in))
@@ -343,15 +350,10 @@ def _attend(
         acc = gl.zeros([64, HEAD], gl.float32, sums_in)
         turn += 1
         mbarrier.wait(full.index(turn % STAGES * 2), turn // STAGES & 1, pred=count > 1)
-        for left in range(count - 2, plain - 1, -1):
+        for left in range(count - 2, -1, -1):
             acc, top, total, weights, turn = _turn(
-                acc, top, total, weights, turn, left, keys, query, full, empty, begin + left * KEYS, positions, end,
-                factor, cap, KEYS, STAGES, WINDOW, CHUNK, HAS_CAP, True, scores_in, weights_in, sums_in,
-            )  # fmt: skip
-        for left in range(plain - 1, -1, -1):
-            acc, top, total, weights, turn = _turn(
-                acc, top, total, weights, turn, left, keys, query, full, empty, begin + left * KEYS, positions, end,
-                factor, cap, KEYS, STAGES, WINDOW, CHUNK, HAS_CAP, False, scores_in, weights_in, sums_in,
+                acc, top, total, weights, turn, left, left >= plain, keys, query, full, empty, begin + left * KEYS,
+                positions, end, factor, cap, KEYS, STAGES, WINDOW, CHUNK, HAS_CAP, scores_in, weights_in, sums_in,
             )  # fmt: skip
         result = _last_turn(acc, total, weights, turn, keys, full, empty, query_empty.index(buffer), STAGES, sums_in)
         _store(
