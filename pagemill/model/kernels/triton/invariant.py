@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.gpu_facts import num_processors
+from pagemill.model.kernels.triton import gated_prompts
 from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.one_sum import few_rows, many_rows
 from pagemill.model.kernels.triton.one_sum_choices import MOST_FEW, few_tiles, many_tiles
@@ -30,6 +31,8 @@ def linear(
         outputs = len(weight) // (1 if gate is None else 2)
         tiles = few_tiles(num_rows, (outputs, weight.shape[1], gate is not None))
         return few_rows(x, weight, tiles, bias, gate, out_dtype)
+    if gate is not None and bias is None and out_dtype == x.dtype and gated_prompts.takes(x, weight):
+        return gated_prompts.gated_many(x, weight, gate == "gelu_tanh")
     out = torch.empty(num_rows, len(weight), dtype=out_dtype, device=x.device)
     if num_rows:
         processors = num_processors(x.device)
