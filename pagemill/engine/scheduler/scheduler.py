@@ -215,9 +215,7 @@ class Scheduler:
                 self._extensions.receive(output.answers, flight.slots, live)
             if output.vectors is not None:
                 return self._update_pooled(flight, live, output.vectors, output.row_counts)
-            new, finished = apply_tokens(states, self._settled(flight, output, live))
-            if output.counts is not None:
-                self._share_accepted(new.slots, finished)
+            new, finished = self._applied(flight, output, live)
             drafts = self._note_drafts(flight, output.drafts, live) if output.drafts or states.any_drafts else None
         if states.grammars:
             new, known = follow_grammars(states, new, finished, drafts, self._limits)
@@ -354,15 +352,6 @@ class Scheduler:
             kv.commit(request, tokens)
             kv.drop_out_of_window(request, before)
 
-    def _share_accepted(self, slots: IntArray, finished: dict[int, Finish]) -> None:
-        """Share the blocks that accepted drafts have filled: the next step may let go of them, as it reads later ones.
-        Those of requests that end are shared when these are released."""
-        goes_on = np.ones(len(slots), bool)
-        goes_on[list(finished)] = False
-        slots = slots[goes_on]
-        computed = self._states.num_known[slots] - 1
-        self._commit_full_blocks(slots, computed, computed)
-
     def _fail_waiting(self, request: Request, error: Exception) -> None:
         del self._requests[request.request_id]
         request.status = RequestStatus.FINISHED_ERROR
@@ -433,8 +422,11 @@ class Scheduler:
             check_counts(output.drafts.counts, 0, self._limits.max_model_len, len(output.drafts.token_ids))
         return flight
 
-    def _settled(self, flight: StepInFlight, output: ModelRunnerOutput, live: BoolArray) -> SlotTokens:
-        """The tokens of a step's slots, without those whose request is gone; no more are expected of the step."""
+    def _applied(
+        self, flight: StepInFlight, output: ModelRunnerOutput, live: BoolArray
+    ) -> tuple[SlotTokens, dict[int, Finish]]:
+        """Append the tokens of a step's slots, without those whose request is gone; no more are expected of the step.
+        Returns what was appended, and position in it -> why that request ends."""
         counts = output.counts
         if counts is None and flight.most is not None:
             counts = np.ones(len(flight.slots), np.int32)
@@ -442,7 +434,14 @@ class Scheduler:
         new = SlotTokens(flight.slots, output.token_ids.astype(np.int64), wide).rows(live)
         if flight.most is not None and new.counts is not None:
             self._states.settle(new.slots, flight.most[live], new.counts)
-        return new
+        new, finished = apply_tokens(self._states, new)
+        if output.counts is not None:
+            # Blocks that accepted drafts filled: the next step may let go of them, as it reads later ones. Those of
+            # requests that end are shared when these are released.
+            goes_on = np.delete(new.slots, list(finished))
+            computed = self._states.num_known[goes_on] - 1
+            self._commit_full_blocks(goes_on, computed, computed)
+        return new, finished
 
     def _note_drafts(self, flight: StepInFlight, drafts: Drafts | None, live: BoolArray) -> SlotTokens | None:
         """What the slots of a step may verify next."""
