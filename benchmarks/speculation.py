@@ -14,8 +14,9 @@ all processes of an engine, which computes with one thread, instead of the time 
 use too.
 
 Printed are tokens a second of plain decoding (median of turns), the median of the ratios within a turn with the
-smallest and the largest, and tokens per verified guess (1: none was right; -: there were none); in the end, what the
-machine's memory allows plain decoding of one request: the bytes of the checkpoint, read once for each token.
+smallest and the largest, the ratio of the times of all turns together, and tokens per verified guess (1: none was
+right; -: there were none); in the end, what the machine's memory allows plain decoding of one request: the bytes of the
+checkpoint, read once for each token.
 """
 
 import argparse
@@ -185,9 +186,11 @@ def compare(engines: Sequence[Engine], workload: str, count: int, args: argparse
     rows = []
     for engine in others:
         ratios = [mine / theirs for mine, theirs in zip(engine.speeds, plain.speeds, strict=True)]
+        total = sum(answer.seconds for answer in plain.answers) / sum(answer.seconds for answer in engine.answers)
         rows.append(
             f"| {workload} | {count} | {median(plain.speeds):.1f} | {engine.name} | {median(ratios):.2f} "
-            f"({min(ratios):.2f} to {max(ratios):.2f}) | {engine.guesses_per_token} | {engine.acceptance_length} | "
+            f"({min(ratios):.2f} to {max(ratios):.2f}) | {total:.3f} | {engine.guesses_per_token} | "
+            f"{engine.acceptance_length} | "
             f"{'yes' if same else 'no'} |"
         )
     return rows
@@ -216,8 +219,10 @@ def main() -> None:
     peaks = Peaks()
     PeakMeter(torch.get_num_threads()).measure(peaks)
     engines = engines_of(args)
-    print("| workload | requests | plain, tokens/s | drafts | ratio | guesses per token | tokens per guess | same |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(
+        "| workload | requests | plain, tokens/s | drafts | ratio | sum | guesses per token | tokens per guess | same |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for workload in args.workloads:
         for count in args.requests:
             for row in compare(engines, workload, count, args):
