@@ -1,10 +1,15 @@
 """What verifying drafts costs on a GPU, and what it gains: plain decoding against scripted drafts, of known acceptance.
 
-    PYTHONPATH=. python benchmarks/gpu_speculation.py [--batches 1 32] [--drafts 5] [--tokens 256] [--json FILE]
+    PYTHONPATH=. python benchmarks/gpu_speculation.py [--batches 1 32] [--drafts 5] [--tokens 256] [--head]
+        [--json FILE]
 
 Weights are random, but for the last norm's, which are zeros: every text is the same token again and again, whatever
 rounding does, so that a scripted proposer knows which draft is right and is so exactly as often as it should be. The
 figures are those of the machinery: nobody computes the drafts. Two engines run one after the other in this process.
+
+With --head, an EAGLE-3 head of random weights (draft_vocab_size 32,000) computes as many drafts as are verified; they
+are thrown away for the scripted ones, so that acceptance is the same. `the drafts`: from a step's tokens on the host to
+these, for so long the GPU works for the head alone.
 
 `host`: from a step's tokens on the host to the next step's launch; for so long the GPU waits for the host. Where steps
 run ahead, plain ones have none of it.
@@ -28,10 +33,13 @@ from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.worker.forward.device import DeviceForward
 from pagemill.worker.forward.downloads import DownloadedTokens
 from pagemill.worker.model_runner import ModelRunner
+from pagemill.worker.spec_decode.drafts import SlotDrafts
+from pagemill.worker.spec_decode.heads import HeadProposer
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
 from pagemill.worker.worker import Worker
 
 MODEL = Path(__file__).parent / "configs" / "qwen3-8b"
+HEAD = Path(__file__).parent / "configs" / "qwen3-8b-eagle3"
 PATTERN = (0, 5, 1, 2, 3, 1)
 """Drafts that are right, step by step, of five: two in the mean, so that a step yields three tokens."""
 PROMPT_TOKENS = 128
@@ -59,13 +67,32 @@ class Scripted(Proposer):
         return list(drafts.astype(np.int32))
 
 
+class ScriptedHead(HeadProposer):
+    """Computes drafts, and proposes scripted ones."""
+
+    def __init__(self, context: ProposerContext) -> None:
+        super().__init__(context)
+        self._script = Scripted(context)
+
+    def begin(self, new: NewRequest) -> None:
+        super().begin(new)
+        self._script.begin(new)
+
+    def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
+        computed = super().propose(slots)
+        scripted = self._script.propose(slots)
+        return [drafts if len(own) else own for own, drafts in zip(computed, scripted, strict=True)]
+
+
 class Clock:
     """Counts steps, and the time between tokens and launches."""
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.host_s = 0.0
+        self.head_s = 0.0
         self._there: float | None = None
+        self._measure_head()
         self._watch(ModelRunner, "execute_model", after=self._count)
         self._watch(DownloadedTokens, "result", after=self._tokens_are_there)
         self._watch(DeviceForward, "run", after=self._launched)
@@ -74,6 +101,7 @@ class Clock:
         """Forget everything."""
         self.num_steps = 0
         self.host_s = 0.0
+        self.head_s = 0.0
         self._there = None
 
     def _count(self) -> None:
@@ -86,6 +114,17 @@ class Clock:
         if self._there is not None:
             self.host_s += time.perf_counter() - self._there
             self._there = None
+
+    def _measure_head(self) -> None:
+        propose = SlotDrafts.propose
+
+        def measured(drafts: SlotDrafts, *args: Any) -> Any:
+            began = time.perf_counter()
+            found = propose(drafts, *args)
+            self.head_s += time.perf_counter() - began
+            return found
+
+        SlotDrafts.propose = measured  # type: ignore[method-assign]
 
     @staticmethod
     def _watch(owner: type, name: str, after: Any) -> None:
@@ -124,17 +163,18 @@ def measure(llm: LLM, clock: Clock, batch: int, num_tokens: int) -> dict[str, fl
             clock.restart()
             began = time.perf_counter()
             outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-            found[count] = time.perf_counter() - began, clock.num_steps, clock.host_s
+            found[count] = time.perf_counter() - began, clock.num_steps, clock.host_s, clock.head_s
             kinds = {token for output in outputs for token in output.outputs[0].token_ids}
             if len(kinds) != 1:
                 raise RuntimeError(f"{len(kinds)} different tokens were said: {sorted(kinds)[:8]}")
-        seconds, steps, host_s = (
+        seconds, steps, host_s, head_s = (
             long - short for short, long in zip(found[WARM_UP_TOKENS], found[num_tokens], strict=True)
         )
         tokens = batch * (num_tokens - WARM_UP_TOKENS)
         figures = {
             "step_ms": 1e3 * seconds / steps,
             "host_ms": 1e3 * host_s / steps,
+            "head_ms": 1e3 * head_s / steps,
             "tokens_per_step": tokens / batch / steps,
             "tokens_per_s": tokens / seconds,
         }
@@ -153,6 +193,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "max_num_seqs": max(args.batches), "kv_cache_memory_bytes": KV_BYTES, "enable_prefix_caching": True,
     }  # fmt: skip
     drafts = {"method": "scripted", "num_speculative_tokens": args.drafts, "adaptive": False}
+    if args.head:
+        PROPOSERS.replace("eagle3", f"{__name__}:ScriptedHead")
+        drafts |= {"method": "eagle3", "model": str(HEAD)}
     found: dict[str, Any] = {"device": torch.cuda.get_device_name()}
     for name, given in (("plain", {}), ("drafts", {"speculative_config": drafts})):
         began = time.perf_counter()
@@ -164,8 +207,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             figures["ratio"] = figures["tokens_per_s"] / plain
             print(
                 f"{name:6} batch {batch:3}: {figures['step_ms']:.3f} ms per step, {figures['host_ms']:.3f} of it the "
-                f"host, {figures['tokens_per_step']:.2f} tokens per step and request, {figures['tokens_per_s']:.0f} "
-                f"tokens/s, {figures['ratio']:.2f}x",
+                f"host, {figures['head_ms']:.3f} the drafts, {figures['tokens_per_step']:.2f} tokens per step and "
+                f"request, {figures['tokens_per_s']:.0f} tokens/s, {figures['ratio']:.2f}x",
                 flush=True,
             )
         if args.profile and name == "drafts":
@@ -196,6 +239,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--drafts", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--head", action="store_true", help="an EAGLE-3 head computes drafts")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", help="file for the figures")
     args = parser.parse_args()

@@ -3,12 +3,14 @@
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
+from pagemill.artifacts.heads import describe_head, head_method, speculator_of
 from pagemill.catalog.executors import UNI
+from pagemill.catalog.heads import EAGLE, EAGLE3, MTP
 from pagemill.catalog.quantization import check_quantization
 from pagemill.catalog.vllm_environment import why_unread
 from pagemill.catalog.weights import DUMMY, check_load_format
@@ -19,10 +21,11 @@ from pagemill.config.fleet_plan import IN_PROCESS, FleetPlan
 from pagemill.config.no_effect import IdleSetting, Place, idle_settings
 from pagemill.config.resolve import resolve
 from pagemill.config.rules.draft import draft_source
-from pagemill.config.sections import EngineSettings
+from pagemill.config.rules.speculation import merged
+from pagemill.config.sections import EngineSettings, ModelSettings
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.factory import make_executor
-from pagemill.errors import ModelError
+from pagemill.errors import ConfigError, ModelError
 from pagemill.log import get_logger
 from pagemill.messages.core_api import CoreApi
 from pagemill.messages.engine_io import EngineReady
@@ -67,13 +70,9 @@ def build_config(args: EngineArgs, fleet: FleetPlan = IN_PROCESS) -> EngineConfi
     if model.quantization is not None:
         check_quantization(model.quantization)
     check_load_format(model.load_format)
-    path = locate(
-        model.model,
-        revision=model.revision,
-        download_dir=model.download_dir,
-        weights=model.load_format != DUMMY,
-        ignore_patterns=model.ignore_patterns,
-    )
+    path = _located(model)
+    settings, path = _paired(settings, path)
+    model = settings.model
     facts = describe(
         model.model,
         path,
@@ -102,13 +101,62 @@ def build_config(args: EngineArgs, fleet: FleetPlan = IN_PROCESS) -> EngineConfi
     return config
 
 
+def _paired(settings: EngineSettings, path: Path) -> tuple[EngineSettings, Path]:
+    """The settings with the method of a head that is named without one; and where the model is a checkpoint of
+    `speculators`, with the model that it is for, and it as the head. `path`: of the model. Raises ConfigError where
+    something else is asked for as well."""
+    model = settings.model
+    asked = settings.speculation
+    found = speculator_of(path)
+    if found is not None:
+        given = asked.speculative_config
+        named = asked.spec_model or given.model
+        if named not in (None, model.model):
+            raise ConfigError(
+                f"model={model.model!r} is a head for {found.verifier}, and model={named!r} of speculative_config is "
+                "another one; give one"
+            )
+        count = given.num_speculative_tokens or asked.spec_tokens or found.num_tokens
+        given = replace(given, model=model.model, revision=model.revision, num_speculative_tokens=count)
+        if given.method is None and asked.spec_method is None:
+            given = replace(given, method=found.method)
+        asked = replace(asked, speculative_config=given, spec_tokens=None)
+        logger.info("%s proposes for %s", model.model, found.verifier)
+        model = replace(model, model=found.verifier, revision=None)
+        return replace(settings, model=model, speculation=asked), _located(model)
+    wanted = asked.speculative_config.method or asked.spec_method
+    name = asked.spec_model or asked.speculative_config.model
+    if wanted is None and name is not None:
+        try:
+            folder = _located(replace(model, model=name, revision=asked.speculative_config.revision))
+        except ModelError as error:
+            raise ModelError(f"speculative_config: model={name!r}: {error}") from error
+        method = head_method(folder)
+        if method is not None:
+            settings = replace(settings, speculation=replace(asked, spec_method=method))
+    return settings, path
+
+
+def _located(model: ModelSettings) -> Path:
+    return locate(
+        model.model,
+        revision=model.revision,
+        download_dir=model.download_dir,
+        weights=model.load_format != DUMMY,
+        ignore_patterns=model.ignore_patterns,
+    )
+
+
 def _draft_facts(settings: EngineSettings, facts: ModelFacts) -> ModelFacts | None:
     """What the files of the model say that is to propose drafts. Raises ConfigError for one whose tokens are others,
     ModelError for one that cannot be read, both by what it was called."""
+    model = settings.model
+    wanted = merged(settings.speculation)
     source = draft_source(settings.speculation)
+    if wanted.method == MTP:
+        return describe_head(facts.name, Path(facts.path), facts, MTP, model.load_format)
     if source is None:
         return None
-    model = settings.model
     if settings.speculation.speculative_config.quantization is not None:
         check_quantization(settings.speculation.speculative_config.quantization)
     dummy = model.load_format == DUMMY
@@ -120,6 +168,8 @@ def _draft_facts(settings: EngineSettings, facts: ModelFacts) -> ModelFacts | No
             weights=not dummy,
             ignore_patterns=model.ignore_patterns,
         )
+        if wanted.method in (EAGLE, EAGLE3):
+            return describe_head(source.name, path, facts, wanted.method, model.load_format)
         draft = describe(source.name, path, load_format=DUMMY if dummy else "auto")
     except ModelError as error:
         raise ModelError(f"speculative_config: model={source.name!r}: {error}") from error

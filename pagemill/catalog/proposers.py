@@ -11,6 +11,9 @@ PROPOSERS: Registry[Any] = Registry(
     "proposer",
     {
         "draft_model": "pagemill.worker.spec_decode.draft_model:DraftModelProposer",
+        "eagle": "pagemill.worker.spec_decode.heads:HeadProposer",
+        "eagle3": "pagemill.worker.spec_decode.heads:HeadProposer",
+        "mtp": "pagemill.worker.spec_decode.heads:HeadProposer",
         "ngram": "pagemill.worker.spec_decode.ngram:NgramProposer",
         "suffix": "pagemill.worker.spec_decode.suffix:SuffixProposer",
     },

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from pagemill.artifacts.config_fields import ModelFields
+from pagemill.catalog.heads import HEADS
 from pagemill.catalog.models import ENCODERS, HOSTS, MODELS
 from pagemill.catalog.weights import DUMMY, weights_source
 from pagemill.config.choices import Convert
@@ -119,7 +120,7 @@ def build_model(
 ) -> CausalLM:
     """The architecture without weights."""
     hosted = facts.implementation in HOSTS
-    known = ENCODERS if facts.is_encoder else MODELS
+    known = HEADS if facts.architecture in HEADS else ENCODERS if facts.is_encoder else MODELS
     if not hosted and facts.architecture not in known:
         raise ModelError(f"architecture {facts.architecture!r} is not supported; supported: {', '.join(sorted(known))}")
     attention = attention_chooser(config, cache, platform)

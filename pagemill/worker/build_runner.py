@@ -4,7 +4,7 @@ Knows the parts by what they need, and devices by what they offer.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,6 +18,7 @@ from pagemill.errors import ConfigError
 from pagemill.messages.kv_spec import KVCacheConfig, MambaSpec
 from pagemill.model.distributed.group import Group
 from pagemill.model.models.causal_lm import CausalLM
+from pagemill.model.models.draft_head import DraftHead
 from pagemill.platforms.interface import GraphMaker, Platform
 from pagemill.worker.batch.block_tables import BlockTable, BlockTables
 from pagemill.worker.batch.request_states import RequestStates
@@ -139,16 +140,20 @@ def build_runner(
     wanted = None if proposer is None else proposer.wants(None if options.draft is None else options.draft.model)
     if ahead:
         verify_lens = lens_of(0 if options.speculation is None else options.speculation.max_drafts)
-        made = _graphs(model, sizes, platform.graph_maker(), graphs, rank, verify_lens)
+        maker = platform.graph_maker()
+        made = _graphs(model, sizes, maker, graphs, rank, verify_lens)
         tables, forward, hidden = _on_device(plan, model, platform, sizes, states, made, make_sampler, options, wanted)
     else:
+        maker = None
         made = _graphs(model, sizes, None, graphs, rank)
         tables, forward, hidden = _on_host(
             plan, model, platform, sizes, states, stage, made, make_sampler, options, wanted
         )
     drafts = None
     if proposer is not None and (asked or forward.decodes_natively):
-        drafts = _drafts(proposer, plan, options, states, tables, device, ranks, model.vocab_size, hidden)
+        captures = maker if made.num_keys else None
+        network = _draft_network(plan, options, states, tables, platform, captures, hidden)
+        drafts = _drafts(proposer, options, states, network, ranks, model.vocab_size, hidden)
     return ModelRunner(states, tables, stage, forward, extensions, drafts)
 
 
@@ -181,11 +186,9 @@ def _proposer(speculation: Speculation | None) -> type[Proposer] | None:
 
 def _drafts(
     proposer: type[Proposer],
-    plan: KVCacheConfig,
     options: RunnerOptions,
     states: RequestStates,
-    tables: BlockTables,
-    device: str,
+    network: DraftNetwork | None,
     ranks: Group | None,
     vocab_size: int,
     hidden: HiddenStates | None,
@@ -193,13 +196,38 @@ def _drafts(
     speculation = options.speculation
     if speculation is None:
         return None
-    network = None
-    if options.draft is not None:
-        draft = options.draft.model
-        groups = AttentionGroups(plan, draft.cache_layers(), tables, device)
-        network = DraftNetwork(draft, groups, tables, options.draft.max_model_len, torch.device(device))
     context = ProposerContext(states, speculation.max_drafts, speculation, network, hidden)
     return SlotDrafts(states, proposer(context), speculation, ranks, vocab_size)
+
+
+def _draft_network(
+    plan: KVCacheConfig,
+    options: RunnerOptions,
+    states: RequestStates,
+    tables: BlockTables,
+    platform: Platform,
+    maker: GraphMaker | None,
+    hidden: HiddenStates | None,
+) -> DraftNetwork | None:
+    """The model that proposes, where there is one. `maker`: where steps are captured."""
+    if options.draft is None or options.speculation is None:
+        return None
+    draft = options.draft.model
+    device = torch.device(platform.torch_device())
+    groups = AttentionGroups(plan, draft.cache_layers(), tables, platform.torch_device())
+    network = DraftNetwork(draft, groups, tables, options.draft.max_model_len, device)
+    count = options.speculation.max_drafts
+    if not (platform.runs_ahead and isinstance(draft, DraftHead) and hidden is not None and count < MAX_VERIFY_LEN):
+        return network
+    # Deferred: hosts never need it.
+    from pagemill.worker.forward.device_head import DeviceHead, HeadParts, makes_head_graphs
+
+    if not makes_head_graphs(draft, groups):
+        return network
+    num_slots = len(states.num_tokens)
+    parts = HeadParts(draft, hidden, groups, tables, platform.transfers(), maker)
+    most = min(num_slots, max(VERIFY_TOKENS // (1 + count), 1))
+    return replace(network, steps=DeviceHead(parts, num_slots, most, count, device))
 
 
 def _on_host(

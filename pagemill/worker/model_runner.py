@@ -134,6 +134,8 @@ class ModelRunner:
     def capture_at_start(self) -> None:
         """Capture what must be there before the first request. No request has a slot."""
         self._forward.capture_at_start()
+        if self._drafts is not None:
+            self._drafts.capture_at_start()
 
     def capture_one(self) -> bool:
         """Capture one more, while no request has a slot; False when all are."""

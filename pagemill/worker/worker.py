@@ -118,7 +118,7 @@ class Worker:
             config.facts, config.model, self._platform, timer, self._groups, config.cache, experts
         )
         if config.draft is not None:
-            self._draft = load_draft(config.draft, self._platform, timer, self._groups, config.cache)
+            self._draft = load_draft(config.draft, self._loaded, self._platform, timer, self._groups, config.cache)
         if self._watch is not None:
             self._watch.loaded()
         logger.debug("loaded %s: %s", self._config.facts.architecture, timer.summary())

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pagemill.catalog.heads import EAGLE, EAGLE3, HEADS, MTP
 from pagemill.config.decisions import Decisions
 from pagemill.config.draft import DraftModel
 from pagemill.config.facts import DeviceFacts, ModelFacts
@@ -25,14 +26,14 @@ class DraftSource:
 
 
 def draft_source(asked: SpeculationSettings) -> DraftSource | None:
-    """The model that settings want drafts from; None where they want none from a model. Raises ConfigError for a method
-    that needs a model which is not named."""
+    """The model that settings want drafts from; None where they want none from a model of its own. Raises ConfigError
+    for a method that needs a model which is not named."""
     wanted = merged(asked)
-    if wanted.method != DRAFT_MODEL:
+    if wanted.method not in (DRAFT_MODEL, EAGLE, EAGLE3):
         return None
     if not wanted.model:
         raise ConfigError(
-            f"speculative_config: method={DRAFT_MODEL!r} needs model, the one that proposes (--spec-model)"
+            f"speculative_config: method={wanted.method!r} needs model, the one that proposes (--spec-model)"
         )
     return DraftSource(wanted.model, wanted.revision)
 
@@ -52,15 +53,14 @@ def resolve_draft(
     if draft is None:
         return None
     what = f"speculative_config: model={draft.name!r}"
-    if device.runs_ahead:
+    if draft.architecture in HEADS:
+        _check_head(what, draft, facts)
+    elif device.runs_ahead:
         raise ConfigError(f"{what}: draft models run on CPUs only so far, and the device is {device.kind}")
-    if not draft.has_head or draft.is_encoder:
+    elif not draft.has_head or draft.is_encoder:
         raise ConfigError(f"{what} has no output head, and can propose no token")
-    if draft.vocab_size != facts.vocab_size:
-        raise ConfigError(
-            f"{what} has a vocabulary of {draft.vocab_size} tokens, and {facts.name} one of {facts.vocab_size}: drafts "
-            "must be of the same vocabulary"
-        )
+    elif draft.vocab_size != facts.vocab_size:
+        raise ConfigError(_other_vocabulary(what, draft.vocab_size, facts))
     ranks = wanted.draft_tensor_parallel_size
     if ranks not in (None, parallel.tensor_parallel_size):
         raise ConfigError(
@@ -82,10 +82,30 @@ def resolve_draft(
             model,
             model=draft.name,
             revision=wanted.revision,
-            quantization=wanted.quantization,
+            quantization=model.quantization if wanted.method == MTP else wanted.quantization,
             load_format=model.load_format if model.load_format in _AS_FOUND else "auto",
             model_loader_extra_config={},
             hf_overrides={},
             max_model_len=length,
         ),
+    )
+
+
+def _check_head(what: str, draft: ModelFacts, facts: ModelFacts) -> None:
+    """Raise ConfigError for a head that was made for another model."""
+    config = draft.hf_config
+    size = config.get("target_hidden_size") or config.get("hidden_size")
+    if size != facts.hf_config.get("hidden_size"):
+        raise ConfigError(
+            f"{what} is a head for models of hidden size {size}, and {facts.name} has "
+            f"{facts.hf_config.get('hidden_size')}"
+        )
+    if config.get("vocab_size") != facts.hf_config.get("vocab_size"):
+        raise ConfigError(_other_vocabulary(what, config.get("vocab_size"), facts))
+
+
+def _other_vocabulary(what: str, found: int | None, facts: ModelFacts) -> str:
+    return (
+        f"{what} has a vocabulary of {found} tokens, and {facts.name} one of {facts.vocab_size}: drafts must be of the "
+        "same vocabulary"
     )

@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any, Final
 
+from pagemill.catalog.heads import EAGLE, EAGLE3, MTP
 from pagemill.catalog.proposers import CUSTOM_CLASS, PROPOSERS
 from pagemill.config.decisions import Decisions
 from pagemill.config.facts import DeviceFacts, ModelFacts
@@ -28,6 +29,9 @@ _OF_ALL: Final = frozenset(
         *_OF_SYNTHETIC,
     }
 )
+_OF_MODELS: Final = ("model", "revision", "quantization", "max_model_len", "draft_tensor_parallel_size")
+_OTHER_METHODS: Final = {"deepseek_mtp": MTP, "qwen3_next_mtp": MTP}
+"""What the reference calls a method, too."""
 READS: Final[dict[str, tuple[str, ...]]] = {
     "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
     "suffix": (
@@ -37,7 +41,10 @@ READS: Final[dict[str, tuple[str, ...]]] = {
         "suffix_decoding_min_token_prob",
     ),
     CUSTOM_CLASS: ("model", "prompt_lookup_min", "prompt_lookup_max"),
-    DRAFT_MODEL: ("model", "revision", "quantization", "max_model_len", "draft_tensor_parallel_size"),
+    DRAFT_MODEL: _OF_MODELS,
+    EAGLE: _OF_MODELS,
+    EAGLE3: _OF_MODELS,
+    MTP: ("max_model_len", "draft_tensor_parallel_size"),
 }
 """Method -> fields that it reads besides those of all methods."""
 
@@ -89,6 +96,7 @@ def merged(asked: SpeculationSettings) -> SpeculativeConfig:
             raise ConfigError(f"{flag}={value!r} contradicts {name}={stated!r} of speculative_config; give one")
         said[name] = value
     wanted = replace(given, **said)
+    wanted = replace(wanted, method=_OTHER_METHODS.get(str(wanted.method), wanted.method))
     return replace(wanted, method=DRAFT_MODEL) if wanted.method is None and wanted.model is not None else wanted
 
 

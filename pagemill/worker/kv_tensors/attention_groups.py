@@ -43,6 +43,11 @@ class AttentionGroups:
         ]
 
     @property
+    def plans_on_host(self) -> bool:
+        """Whether a planner has something to do on the host before a graph is replayed."""
+        return bool(self._on_host)
+
+    @property
     def indices(self) -> list[int]:
         """Of the groups that have layers here."""
         return [index for index, _ in self._groups]

@@ -17,9 +17,8 @@ from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.forward_context import ForwardContext, forward_context
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
+from pagemill.worker.spec_decode.chain import NO_ROW, rooms, step_batch
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
-
-_NONE = -1
 
 
 class DraftModelProposer(Proposer):
@@ -37,26 +36,26 @@ class DraftModelProposer(Proposer):
         num_slots = len(context.states.num_tokens)
         self._computed = np.zeros(num_slots, np.int32)
         """[S] first tokens of a slot that are computed, those included that were guessed and may be others now."""
-        self._row = np.full(num_slots, _NONE, np.int32)
+        self._row = np.full(num_slots, NO_ROW, np.int32)
         """[S] the row of `_hidden` after a slot's last token; -1 where that is not computed."""
         self._hidden: Tensor | None = None
         """[L, E]."""
 
     def begin(self, new: NewRequest) -> None:
         self._computed[new.slot] = new.num_computed_tokens
-        self._row[new.slot] = _NONE
+        self._row[new.slot] = NO_ROW
 
     def replace(self, slot: int, position: int) -> None:
         self._computed[slot] = min(self._computed[slot], position)
-        self._row[slot] = _NONE
+        self._row[slot] = NO_ROW
 
     def follow(self, slots: Int32Array) -> None:
         """Compute what the model has computed of the slots, and the last token of those that have sampled."""
         states = self._states
-        self._row[slots] = _NONE
+        self._row[slots] = NO_ROW
         known = states.num_tokens[slots]
         computed = states.num_computed[slots]
-        ends = np.minimum(np.where(known - computed == 1, known, computed), self._room(slots))
+        ends = np.minimum(np.where(known - computed == 1, known, computed), rooms(self._network, slots))
         # What comes after the tokens that the model has computed was guessed, and may be something else now.
         starts = np.minimum(self._computed[slots], computed)
         self._computed[slots] = np.maximum(starts, ends)
@@ -64,24 +63,20 @@ class DraftModelProposer(Proposer):
         if not runs.any():
             return
         slots, starts, ends, known = slots[runs], starts[runs], ends[runs], known[runs]
-        counts = ends - starts
-        token_slots = np.repeat(slots, counts)
-        query_start = np.zeros(len(slots) + 1, np.int32)
-        np.cumsum(counts, out=query_start[1:])
-        positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
-        token_ids = states.token_ids[token_slots, positions].astype(np.int64)
+        token_ids = np.concatenate(
+            [states.token_ids[slot, start:end] for slot, start, end in zip(slots, starts, ends, strict=True)]
+        )
         last = ends == known
-        rows = (query_start[1:][last] - 1).astype(np.int64)
-        self._hidden = self._run(_batch(slots, token_slots, token_ids, positions, query_start, ends, rows))
-        self._row[slots[last]] = np.arange(len(rows))
+        self._hidden = self._run(step_batch(slots, token_ids.astype(np.int64), starts, ends, last))
+        self._row[slots[last]] = np.arange(int(last.sum()))
 
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
         drafts = np.zeros((len(slots), self._max_drafts), np.int32)
         counts = np.zeros(len(slots), np.int32)
         rows = self._row[slots]
-        which = np.flatnonzero(rows != _NONE)
+        which = np.flatnonzero(rows != NO_ROW)
         if self._hidden is not None and len(which):
-            room = self._room(slots)
+            room = rooms(self._network, slots)
             known = self._states.num_tokens[slots]
             hidden = self._hidden[torch.from_numpy(rows[which].astype(np.int64))]
             for place in range(self._max_drafts):
@@ -98,10 +93,10 @@ class DraftModelProposer(Proposer):
 
     def _append(self, slots: Int32Array, tokens: Int32Array, positions: npt.NDArray[np.int64]) -> Tensor:
         """[L] slots, guesses and their positions -> [L, E] hidden states after them."""
-        ends = (positions + 1).astype(np.int32)
-        query_start = np.arange(len(slots) + 1, dtype=np.int32)
-        rows = np.arange(len(slots))
-        hidden = self._run(_batch(slots, slots, tokens.astype(np.int64), positions, query_start, ends, rows))
+        starts = positions.astype(np.int32)
+        ends = starts + 1
+        every = np.ones(len(slots), np.bool_)
+        hidden = self._run(step_batch(slots, tokens.astype(np.int64), starts, ends, every))
         self._computed[slots] = ends
         return hidden
 
@@ -123,37 +118,3 @@ class DraftModelProposer(Proposer):
             logits = self._network.model.compute_logits(hidden)
             best, tokens = logits.max(dim=-1)
         return tokens.cpu().numpy().astype(np.int32), ~torch.isnan(best).cpu().numpy()
-
-    def _room(self, slots: Int32Array) -> Int32Array:
-        """[R] first tokens of each slot that may be computed: blocks hold them, and the draft model knows so many
-        positions."""
-        network = self._network
-        held = [network.tables.groups[index] for index in network.groups.indices]
-        room: Int32Array = np.full(len(slots), network.max_model_len, np.int32)
-        for table in held:
-            room = np.minimum(room, table.num_blocks[slots] * table.block_size)
-        return room
-
-
-def _batch(
-    slots: Int32Array,
-    token_slots: Int32Array,
-    token_ids: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    query_start: Int32Array,
-    ends: Int32Array,
-    rows: npt.NDArray[np.int64],
-) -> InputBatch:
-    sampled = slots[:0] if not len(rows) else token_slots[rows]
-    return InputBatch(
-        step_id=-1,
-        slots=slots,
-        token_slots=token_slots,
-        token_ids=token_ids,
-        positions=positions,
-        query_start=query_start,
-        seq_lens=ends.astype(np.int32),
-        logits_index=rows,
-        sampled_slots=sampled,
-        sampled_positions=positions[rows] + 1,
-    )

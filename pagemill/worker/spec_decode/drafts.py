@@ -90,6 +90,10 @@ class SlotDrafts:
         """The slot's request ended or was preempted, and its tokens are still there."""
         self._proposer.end(slot)
 
+    def capture_at_start(self) -> None:
+        """Prepare what must be there before the first request. No request has a slot."""
+        self._proposer.capture_at_start()
+
     def num_tokens(self, step: SchedulerOutput) -> Int32Array:
         """[R] tokens that each slot of a step runs: its own, and as many drafts as it has and the step has room for."""
         states = self._states

@@ -3,15 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import Tensor
 
 from pagemill.catalog.proposers import CUSTOM_CLASS
 from pagemill.config.speculation import MATCH, SYNTHETIC, SpeculationConfig
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.worker.batch.block_tables import BlockTables
+from pagemill.worker.batch.input_batch import InputBatch, Int64Array
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.spec_decode.hidden_states import HiddenStates, WantedHidden
@@ -77,6 +79,30 @@ def speculation_of(config: SpeculationConfig) -> Speculation | None:
     return replace(plain, **{name: value for name, value in said.items() if value is not None})
 
 
+class HeadSteps(Protocol):
+    """Steps of a head whose shapes are those of graphs."""
+
+    max_requests: int
+    hidden: Tensor
+    """[R, E] what `guess` goes on from."""
+
+    def capture_at_start(self) -> None:
+        """Capture them."""
+
+    def fits(self, batch: InputBatch) -> bool:
+        """Whether `follow` takes a batch."""
+
+    def follow(self, batch: InputBatch, source: Int64Array) -> Tensor:
+        """A batch of the head, [T] rows of the model's hidden states -> `hidden`, its first L after sampled rows."""
+
+    def place(self, hidden: Tensor) -> Tensor:
+        """[L, E] of another step, for `guess`: `hidden`, or the same where there is no room."""
+
+    def guess(self, slots: Int32Array, rows: Int32Array, starts: Int32Array) -> Int32Array:
+        """[L] slots, their rows of `hidden`, positions in the head of their first guesses -> [L, drafts]; -1
+        where logits are not a number."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftNetwork:
     """A model that proposes, loaded and bound to its cache."""
@@ -89,6 +115,8 @@ class DraftNetwork:
     max_model_len: int
     """Tokens of a slot beyond which it computes nothing."""
     device: torch.device
+    steps: HeadSteps | None = None
+    """Of a head, on a device that captures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +159,9 @@ class Proposer(ABC):
     def end(self, slot: int) -> None:  # noqa: B027 - for those that keep nothing of a slot
         """The slot's request ended or was preempted; `states` still have its tokens. May be told twice, and never
         of a slot that only warmed up."""
+
+    def capture_at_start(self) -> None:  # noqa: B027 - for those that run no graphs
+        """Prepare what must be there before the first request. No request has a slot."""
 
     def follow(self, slots: Int32Array) -> None:  # noqa: B027 - for those that keep nothing in the cache
         """The [R] slots of a step that is done; `states` have what they sampled. Told after every step, before

@@ -10,6 +10,7 @@ from pagemill.model.attention.state_layer import StateLayer
 from pagemill.model.distributed.parallel_groups import ParallelGroups
 from pagemill.model.factory import load_model
 from pagemill.model.models.causal_lm import CausalLM
+from pagemill.model.models.draft_head import DraftHead
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
 
@@ -27,15 +28,23 @@ class LoadedDraft:
 
 
 def load_draft(
-    draft: DraftModel, platform: Platform, timer: PhaseTimer, groups: ParallelGroups, cache: CacheSettings
+    draft: DraftModel,
+    verifier: CausalLM,
+    platform: Platform,
+    timer: PhaseTimer,
+    groups: ParallelGroups,
+    cache: CacheSettings,
 ) -> LoadedDraft:
-    """Split over the ranks as the model that verifies is. Raises ModelError or ConfigError that names the setting, for
-    files that do not fit and for sizes that cannot be split."""
+    """Split over the ranks as `verifier` is, from which heads take what they have not themselves. Raises ModelError or
+    ConfigError that names the setting, for files that do not fit and for sizes that cannot be split."""
     try:
         model = load_model(draft.facts, draft.model, platform, timer, groups, cache)
+        own = list(model.modules())
+        if isinstance(model, DraftHead):
+            model.share(verifier)
     except (ConfigError, ModelError) as error:
         raise type(error)(f"speculative_config: model={draft.facts.name!r}: {error}") from error
-    for layer in model.modules():
+    for layer in own:
         if isinstance(layer, (Attention, StateLayer)):
             layer.name = PREFIX + layer.name
             if isinstance(layer, Attention) and layer.kv_owner is not None:

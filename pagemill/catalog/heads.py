@@ -1,0 +1,34 @@
+"""Heads that propose tokens from hidden states of another model: architecture in their config.json -> class, and the
+method by which they propose."""
+
+from typing import Any, Final
+
+from pagemill.catalog.registry import Registry
+
+EAGLE: Final = "eagle"
+EAGLE3: Final = "eagle3"
+MTP: Final = "mtp"
+
+HEADS: Registry[Any] = Registry(
+    "head",
+    {
+        "DeepseekV3MTP": "pagemill.model.models.mtp:DeepseekV3MTPHead",
+        "Eagle3LlamaForCausalLM": "pagemill.model.models.eagle:Eagle3Head",
+        "EagleLlamaForCausalLM": "pagemill.model.models.eagle:EagleHead",
+    },
+)
+"""By the names that they have here; see `OTHER_NAMES`."""
+
+METHODS: Final = {"DeepseekV3MTP": MTP, "Eagle3LlamaForCausalLM": EAGLE3, "EagleLlamaForCausalLM": EAGLE}
+"""Architecture -> the method that its heads are for."""
+
+OTHER_NAMES: Final = {
+    "Eagle3DraftModel": "Eagle3LlamaForCausalLM",
+    "Eagle3Speculator": "Eagle3LlamaForCausalLM",
+    "LlamaForCausalLMEagle": "EagleLlamaForCausalLM",
+    "LlamaForCausalLMEagle3": "Eagle3LlamaForCausalLM",
+}
+"""What checkpoints call an architecture -> its name here."""
+
+OWN_LAYERS: Final = {"DeepseekV3ForCausalLM": "DeepseekV3MTP"}
+"""Architecture of a model whose checkpoint has a head of its own -> the head's."""

@@ -1,0 +1,45 @@
+"""What proposers have in common that guess one token after another with a network of their own: arrays of their steps,
+and how far they may go."""
+
+import numpy as np
+import numpy.typing as npt
+
+from pagemill.messages.step import Int32Array
+from pagemill.worker.batch.input_batch import InputBatch, Int64Array
+from pagemill.worker.spec_decode.interface import DraftNetwork
+
+NO_ROW = -1
+
+
+def step_batch(
+    slots: Int32Array, token_ids: Int64Array, starts: Int32Array, ends: Int32Array, last: npt.NDArray[np.bool_]
+) -> InputBatch:
+    """A step of [R] slots, each from one position to before another; `token_ids` [T]; `last` [R]: the slots whose last
+    row is asked for."""
+    counts = ends - starts
+    query_start = np.zeros(len(slots) + 1, np.int32)
+    np.cumsum(counts, out=query_start[1:])
+    token_slots = np.repeat(slots, counts)
+    positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
+    rows = (query_start[1:][last] - 1).astype(np.int64)
+    return InputBatch(
+        step_id=-1,
+        slots=slots,
+        token_slots=token_slots,
+        token_ids=token_ids,
+        positions=positions,
+        query_start=query_start,
+        seq_lens=ends.astype(np.int32),
+        logits_index=rows,
+        sampled_slots=slots[last],
+        sampled_positions=positions[rows] + 1,
+    )
+
+
+def rooms(network: DraftNetwork, slots: Int32Array) -> Int32Array:
+    """[R] first positions of each slot that may be computed: blocks hold them, and the network knows so many."""
+    room: Int32Array = np.full(len(slots), network.max_model_len, np.int32)
+    for index in network.groups.indices:
+        table = network.tables.groups[index]
+        room = np.minimum(room, table.num_blocks[slots] * table.block_size)
+    return room

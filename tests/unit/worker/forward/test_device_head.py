@@ -1,0 +1,89 @@
+"""A head on a device that works ahead, captured and not: it guesses what it does on the host, and no text differs."""
+
+import pytest
+
+from pagemill.config.graph_mode import GraphMode
+from pagemill.worker.forward.device_head import DeviceHead
+from pagemill.worker.spec_decode.heads import HeadProposer
+from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.fakes.tiny_heads import make_head
+from tests.unit.worker.forward.test_device import WHOLE, own_backends
+from tests.unit.worker.forward.test_device_drafts import Run
+
+__all__ = ["own_backends"]
+pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in=5)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"), "LlamaForCausalLM")
+
+
+@pytest.fixture
+def guesses(monkeypatch):
+    """Text -> drafts."""
+    seen = {}
+    propose = HeadProposer.propose
+
+    def noted(self, slots):
+        found = propose(self, slots)
+        for slot, drafts in zip(slots.tolist(), found, strict=True):
+            text = self._states.token_ids[slot, : self._states.num_tokens[slot]]
+            seen[tuple(text.tolist())] = drafts.tolist()
+        return found
+
+    monkeypatch.setattr(HeadProposer, "propose", noted)
+    return seen
+
+
+@pytest.fixture
+def modes(monkeypatch):
+    """What steps of the head ran in."""
+    ran = []
+    follow, guess = DeviceHead._run_follow, DeviceHead._run_guess
+
+    def follows(self, batch, source, count, mode):
+        ran.append(("follow", mode))
+        follow(self, batch, source, count, mode)
+
+    def guesses(self, slots, rows, starts, count, mode):
+        ran.append(("guess", mode))
+        guess(self, slots, rows, starts, count, mode)
+
+    monkeypatch.setattr(DeviceHead, "_run_follow", follows)
+    monkeypatch.setattr(DeviceHead, "_run_guess", guesses)
+    return ran
+
+
+CASES = [("eagle3", "NONE", 0), ("eagle3", "FULL_AND_PIECEWISE", 1), ("eagle", "FULL_AND_PIECEWISE", 0)]
+
+
+@pytest.mark.parametrize(("kind", "mode", "seed"), CASES)
+def test_it_guesses_what_it_does_on_the_host(checkpoint, guesses, modes, tmp_path, kind, mode, seed):
+    head = make_head(tmp_path / "head", kind, seed, **({"draft_vocab_size": 90} if kind == "eagle3" else {}))
+    asked = {"speculative_config": {"model": str(head), "num_speculative_tokens": 4, "adaptive": False}}
+    sampling = {"temperature": 0.8, "seed": 5} if seed else {"temperature": 0.0}
+    plain = Run(checkpoint, ahead=False, **sampling)
+    host = Run(checkpoint, ahead=False, settings=asked, **sampling)
+    on_host = dict(guesses)
+    guesses.clear()
+    found = Run(checkpoint, None, mode, settings=WHOLE | asked, **sampling)
+    assert host.tokens == found.tokens == plain.tokens
+    both = guesses.keys() & on_host.keys()
+    assert len(both) > 100
+    assert {text: guesses[text] for text in both} == {text: on_host[text] for text in both}
+    wanted = GraphMode.NONE if mode == "NONE" else GraphMode.FULL
+    assert {kind for kind, graph_mode in modes if graph_mode is wanted} == {"follow", "guess"}
+
+
+def test_it_guesses_in_a_crowded_cache_and_beside_backends_without_graphs(checkpoint, guesses, modes, tmp_path):
+    head = make_head(tmp_path / "head", "eagle3", draft_vocab_size=90)
+    asked = {"speculative_config": {"model": str(head), "num_speculative_tokens": 4}}
+    plain = Run(checkpoint, ahead=False, temperature=0.0)
+    crowded = {"num_gpu_blocks_override": 11, "max_num_batched_tokens": 16}
+    found = Run(checkpoint, None, "FULL_AND_PIECEWISE", settings=WHOLE | asked | crowded, temperature=0.0)
+    assert found.client.stats.num_preemptions > 0
+    assert found.tokens == plain.tokens
+    modes.clear()
+    assert Run(checkpoint, None, "PIECEWISE", settings=asked, temperature=0.0).tokens == plain.tokens
+    assert not modes
