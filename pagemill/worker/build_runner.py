@@ -16,6 +16,7 @@ from pagemill.config.pooling_facts import Activation
 from pagemill.config.sections import SchedulerConfig
 from pagemill.errors import ConfigError
 from pagemill.messages.kv_spec import KVCacheConfig, MambaSpec
+from pagemill.model.attention.state_layer import StateLayer
 from pagemill.model.distributed.group import Group
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.models.draft_head import DraftHead
@@ -135,7 +136,7 @@ def build_runner(
     ahead = platform.runs_ahead and isinstance(stage, SoloStage) and not pools
     asked = options.speculation is not None and not options.speculation.by_default
     if asked:
-        _check_verifiable(plan, stage, pools)
+        _check_verifiable(plan, stage, pools, ahead, options.draft)
     proposer = _proposer(options.speculation)
     wanted = None if proposer is None else proposer.wants(None if options.draft is None else options.draft.model)
     if ahead:
@@ -153,7 +154,7 @@ def build_runner(
     if proposer is not None and (asked or forward.decodes_natively):
         captures = maker if made.num_keys else None
         network = _draft_network(plan, options, states, tables, platform, captures, hidden)
-        drafts = _drafts(proposer, options, states, network, ranks, model.vocab_size, hidden)
+        drafts = _drafts(proposer, options, states, network, ranks, model, hidden)
     return ModelRunner(states, tables, stage, forward, extensions, drafts)
 
 
@@ -164,13 +165,19 @@ def lens_of(max_drafts: int) -> tuple[int, ...]:
     return tuple(sorted(length for length in lens if 1 < length <= MAX_VERIFY_LEN))
 
 
-def _check_verifiable(plan: KVCacheConfig, stage: Stage, pools: bool) -> None:
-    """Raise ConfigError where drafts cannot be verified. `pools`: no token is sampled."""
+def _check_verifiable(plan: KVCacheConfig, stage: Stage, pools: bool, ahead: bool, draft: LoadedDraft | None) -> None:
+    """Raise ConfigError where drafts cannot be verified. `pools`: no token is sampled; `ahead`: steps are queued on a
+    device; `draft`: a model that proposes."""
     if pools or not isinstance(stage, SoloStage):
         raise ConfigError("drafts are verified by a model of one stage that samples tokens")
-    states = [group.layers[0] for group in plan.groups if isinstance(group.spec, MambaSpec)]
-    if states:
-        raise ConfigError(f"layer {states[0]!r} keeps a state, from which no draft can be taken back")
+    states = [name for group in plan.groups if isinstance(group.spec, MambaSpec) for name in group.layers]
+    if states and ahead:
+        raise ConfigError(f"layer {states[0]!r} keeps a state, from which drafts are taken back on CPUs only")
+    guessing = set(states).intersection(() if draft is None else draft.model.cache_layers())
+    if guessing:
+        raise ConfigError(
+            f"layer {min(guessing)!r} of the model that proposes keeps a state, from which no guess can be taken back"
+        )
 
 
 def _proposer(speculation: Speculation | None) -> type[Proposer] | None:
@@ -190,14 +197,18 @@ def _drafts(
     states: RequestStates,
     network: DraftNetwork | None,
     ranks: Group | None,
-    vocab_size: int,
+    model: CausalLM,
     hidden: HiddenStates | None,
 ) -> SlotDrafts | None:
     speculation = options.speculation
     if speculation is None:
         return None
     context = ProposerContext(states, speculation.max_drafts, speculation, network, hidden)
-    return SlotDrafts(states, proposer(context), speculation, ranks, vocab_size)
+    return SlotDrafts(states, proposer(context), speculation, ranks, model.vocab_size, _state_layers(model))
+
+
+def _state_layers(model: CausalLM) -> list[StateLayer]:
+    return [layer for layer in model.cache_layers().values() if isinstance(layer, StateLayer)]
 
 
 def _draft_network(

@@ -7,7 +7,8 @@ from pagemill.launch import build_config
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client
 
-SETTINGS = {"device": "cpu", "dtype": "float32", "max_model_len": 96, "max_num_seqs": 4}
+SETTINGS = {"device": "cpu", "dtype": "float32", "max_model_len": 96, "max_num_seqs": 4, "cpu_threads": 1}
+"""With one thread: of so little work, several wait for each other longer than they compute."""
 
 
 def run_requests(checkpoint, *batches, speculation=None, depth=1, grammar_of=None, **settings):

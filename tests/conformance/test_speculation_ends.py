@@ -77,7 +77,13 @@ def test_another_engine_goes_on_where_one_was_killed(checkpoints: dict[str, str]
 
 @pytest.mark.parametrize("model", MODELS)
 def test_two_ranks_stop_strings_and_several_completions(checkpoints: dict[str, str], model: str) -> None:
-    settings = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 6, "num_gpu_blocks_override": 200}
+    settings = {
+        "dtype": "float32",
+        "max_model_len": 128,
+        "max_num_seqs": 6,
+        "num_gpu_blocks_override": 200,
+        "cpu_threads": 1,
+    }
     prompts = [{"prompt_token_ids": prompt_of(seed)} for seed in SEEDS]
     greedy = SamplingParams(temperature=0.0, max_tokens=40)
     several = SamplingParams(temperature=0.8, n=3, seed=11, max_tokens=30)

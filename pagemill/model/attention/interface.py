@@ -54,6 +54,9 @@ class CommonAttentionMetadata:
     common_prefix_len: int = 0
     """Tokens, whole blocks of them, that all requests of the step share: the first entries of all rows of the block
     table are equal. A step that says so is not captured."""
+    num_drafts_host: Tensor | None = None
+    """[R] int64 on the host: of the tokens of each request, how many drafts they end with, for layers that keep states;
+    None: nobody has any."""
     min_query_len: int = 0
     """Fewest tokens of a request, where the host knows it: what is for requests of less is left out."""
     decode_len: int = 1

@@ -43,6 +43,27 @@ class Singles:
 
 
 @dataclass(frozen=True, slots=True)
+class Trials:
+    """N requests that verify drafts, those with most of them first: of each, the last token that is no draft, and the
+    drafts after it, n tokens at most. Which of their states are kept is known when they are verified."""
+
+    requests: Tensor
+    """[N] int64 on the host: which of the batch."""
+    rows: Tensor
+    """[N] int64: the batch's row of the first of those tokens."""
+    num_alive: tuple[int, ...]
+    """[n] requests that have a token at each place."""
+    source: Tensor
+    """[N] int64, block with the state before the first of them."""
+    fresh: Tensor
+    """[N] bool, whether there is none."""
+    target: Tensor
+    """[N, n] int64, block of each token."""
+    last: Tensor
+    """[N, n] bool, whether it is the last one of its block."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateMetadata:
     """A step as a layer with states sees it: the tokens of each request, cut where a block ends. S segments.
 
@@ -62,6 +83,8 @@ class StateMetadata:
     singles: Singles
     runs: tuple[Run, ...]
     """The other requests, in the order of the batch."""
+    trials: Trials | None = None
+    """Requests that verify drafts; their tokens before these are in `singles` or `runs`, and come first."""
 
 
 class StatePlanner:
@@ -77,6 +100,12 @@ class StatePlanner:
         query_start = query_start.cpu().long()
         counts = query_start[1:] - query_start[:-1]
         ends = (common.seq_lens if common.seq_lens_host is None else common.seq_lens_host).cpu().long()
+        trials = None
+        if common.num_drafts_host is not None and common.num_drafts_host.any():
+            tried = torch.where(common.num_drafts_host > 0, common.num_drafts_host + 1, 0)
+            trials = self._trials(common, query_start, ends, tried)
+            counts = counts - tried
+            ends = ends - tried
         here = ((counts > 0) & (ends > 0)).nonzero().squeeze(1)
         counts = counts[here]
         ends = ends[here]
@@ -98,7 +127,27 @@ class StatePlanner:
         single = (counts == 1).nonzero().squeeze(1)
         singles = Singles(before[single].to(self._device), query_start[here[single]].to(self._device))
         runs = _runs(query_start[here], counts, before, num_segments, start)
-        return StateMetadata(start, source, (segment_begin == 0).to(self._device), target, singles, runs)
+        return StateMetadata(start, source, (segment_begin == 0).to(self._device), target, singles, runs, trials)
+
+    def _trials(self, common: CommonAttentionMetadata, query_start: Tensor, ends: Tensor, tried: Tensor) -> Trials:
+        """`tried`: [R] of the tokens of each request, how many are tried at the end; `ends`: [R] the tokens of each."""
+        size = common.block_size
+        requests = tried.argsort(descending=True, stable=True)[: int((tried > 0).sum())]
+        counts = tried[requests]
+        begins = ends[requests] - counts
+        places = torch.arange(int(counts[0]))
+        positions = begins.unsqueeze(1) + places
+        table = common.block_table.long()
+        blocks = torch.minimum(positions, ends[requests].unsqueeze(1) - 1) // size
+        return Trials(
+            requests,
+            (query_start[1:][requests] - counts).to(self._device),
+            tuple((counts.unsqueeze(1) > places).sum(0).tolist()),
+            table[requests.to(self._device), ((begins - 1).clamp(min=0) // size).to(self._device)],
+            (begins == 0).to(self._device),
+            table[requests.to(self._device).unsqueeze(1), blocks.to(self._device)],
+            ((positions + 1) % size == 0).to(self._device),
+        )
 
 
 def _runs(
@@ -155,3 +204,8 @@ class StateLayer(nn.Module):
         """The plan of the running step."""
         found: StateMetadata = current_forward().attention[self.name]
         return found
+
+    def keep(self, num_kept: Tensor) -> None:
+        """The step's drafts are verified: leave in the blocks the states after the tokens that stay. [R] int64 on the
+        host: of the tokens that each request of the batch tried, how many do; 1 at least, where it tried any."""
+        raise TypeError(f"{type(self).__name__} does not say what it keeps")

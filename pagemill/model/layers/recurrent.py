@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from pagemill.model.attention.state_layer import Run, StateLayer
+from pagemill.model.attention.state_layer import Run, StateLayer, Trials
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.recurrences import convolve, convolve_one
 from pagemill.model.loading.part import Part
@@ -71,6 +71,8 @@ class RecurrentLayer(StateLayer):
         self.conv1d = convolution
         self._vectors = dict(vectors)
         self._rows = rows
+        self._tried: tuple[Trials, list[tuple[Tensor, Tensor]]] | None = None
+        """Of the last step, what may be kept after each place of its trials."""
 
     def checkpoint_tensors(self) -> tuple[LayerTensor, ...]:
         """The vectors; what has weights of its own declares them itself."""
@@ -123,6 +125,44 @@ class RecurrentLayer(StateLayer):
             result = x.new_zeros(len(x), parts[0][1].shape[1] if parts else 0)
         for rows, out in parts:
             result[rows] = out.to(result.dtype)
+        if plan.trials is not None:
+            result = self._try(plan.trials, x, beside, result if len(plan.source) else None)
+        return result
+
+    def keep(self, num_kept: Tensor) -> None:
+        if self._tried is None:
+            return
+        trials, found = self._tried
+        self._tried = None
+        counts = num_kept[trials.requests].to(trials.rows.device)
+        for place, (kept, ends) in enumerate(found):
+            count = counts[: len(ends)]
+            stays = (count == place + 1) | ((count > place) & trials.last[: len(ends), place])
+            which = stays.nonzero().squeeze(1)
+            target = trials.target[which, place]
+            inputs, states = self.states
+            inputs[target] = kept[which]
+            states[target] = ends[which]
+
+    def _try(self, trials: Trials, x: Tensor, beside: Tensor, result: Tensor | None) -> Tensor:
+        """Token by token, as they would be computed without drafts; `result`: what other rows gave, if any did."""
+        inputs, states = self.states
+        fresh = trials.fresh
+        before = inputs.index_select(0, trials.source).masked_fill_(fresh.view(-1, 1, 1), 0)
+        begin = states.index_select(0, trials.source)
+        begin.masked_fill_(fresh.view(-1, *[1] * (begin.dim() - 1)), 0)
+        found = []
+        for place, alive in enumerate(trials.num_alive):
+            rows = trials.rows[:alive] + place
+            out, kept, begin = self._one_each(x[rows], beside[rows], before[:alive], begin[:alive])
+            before = kept.to(inputs.dtype)
+            found.append((before, begin))
+            if result is None:
+                result = x.new_zeros(len(x), out.shape[1])
+            result[rows] = out.to(result.dtype)
+        self._tried = trials, found
+        if result is None:
+            raise RuntimeError("nobody tries a draft")
         return result
 
     def _one_each(self, x: Tensor, beside: Tensor, before: Tensor, begin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

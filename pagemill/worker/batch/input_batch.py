@@ -58,6 +58,15 @@ class InputBatch:
         return SampledRows(self.sampled_slots, self.sampled_positions)
 
     @property
+    def num_drafts(self) -> Int64Array | None:
+        """[R] drafts that each request verifies; None: nobody does."""
+        slots = self.sampled_slots
+        if not (slots[1:] == slots[:-1]).any():
+            return None
+        rows = np.bincount(slots, minlength=int(self.slots.max()) + 1)
+        return np.maximum(rows[self.slots] - 1, 0)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the batch, T."""
         return len(self.token_ids)

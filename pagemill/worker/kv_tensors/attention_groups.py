@@ -14,6 +14,7 @@ from pagemill.model.attention.interface import (
     StepOnHost,
     StepPlanner,
 )
+from pagemill.model.attention.state_layer import StatePlanner
 from pagemill.worker.batch.block_tables import BlockTables, SlotTable
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
@@ -41,6 +42,8 @@ class AttentionGroups:
             for planner, _ in planners
             if isinstance(planner, ReplayPlanner)
         ]
+
+        self._keeps_states = any(isinstance(planner, StatePlanner) for planner in self.planners())
 
     @property
     def plans_on_host(self) -> bool:
@@ -74,6 +77,8 @@ class AttentionGroups:
         seq_lens = on_device(batch.seq_lens, device)
         max_query_len = batch.max_query_len
         max_seq_len = batch.max_seq_len
+        drafts = batch.num_drafts if self._keeps_states else None
+        num_drafts = None if drafts is None else torch.from_numpy(drafts)
 
         def common(index: int) -> CommonAttentionMetadata:
             table = self._tables[index]
@@ -87,6 +92,7 @@ class AttentionGroups:
                 max_query_len=max_query_len,
                 max_seq_len=max_seq_len,
                 block_size=table.block_size,
+                num_drafts_host=num_drafts,
             )
 
         return self.plan_with(common)

@@ -5,7 +5,7 @@ would be sampled one by one. Drafts lie behind the tokens of their slot in `Requ
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 
 from pagemill.log import get_logger
 from pagemill.messages.step import Drafts, Int32Array, KnownTokens, NewRequest, SampledLogprobs, SchedulerOutput
+from pagemill.model.attention.state_layer import StateLayer
 from pagemill.model.distributed.group import Group, SoloGroup
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
@@ -47,7 +48,8 @@ class Verified(NamedTuple):
 
 class SlotDrafts:
     """Owns the drafts of all slots, as many as `speculation` says at most. `ranks`: those of the replica, who must all
-    have the same drafts though their clocks differ."""
+    have the same drafts though their clocks differ. `state_layers`: those that must be told which
+    tokens of a step stay."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class SlotDrafts:
         speculation: Speculation,
         ranks: Group | None = None,
         vocab_size: int | None = None,
+        state_layers: Sequence[StateLayer] = (),
     ) -> None:
         self._states = states
         self._proposer = proposer
@@ -65,6 +68,7 @@ class SlotDrafts:
         self._adaptive = AdaptiveCounts(states, speculation.max_drafts) if speculation.adaptive else None
         self._ranks = ranks or SoloGroup()
         self._vocab_size = vocab_size
+        self._state_layers = state_layers
         self._said_invalid = False
         self._counts = np.zeros(len(states.num_tokens), np.int32)
         """[S] drafts of each slot."""
@@ -153,6 +157,12 @@ class SlotDrafts:
         states.num_tokens[slots] += counts.astype(np.int32)
         states.num_sampled[slots] += counts.astype(np.int32)
         states.num_computed[slots] = states.num_tokens[slots] - 1
+        if self._state_layers and len(rows) > len(slots):
+            kept_of_slot = np.zeros(len(states.num_tokens), np.int64)
+            kept_of_slot[slots] = counts
+            num_kept = torch.from_numpy(kept_of_slot[batch.slots])
+            for layer in self._state_layers:
+                layer.keep(num_kept)
         plain = len(token_ids) == len(slots)
         num_drafts = (num_rows - 1).astype(np.int32) if len(rows) > len(slots) else None
         if self._adaptive is not None and num_drafts is not None:

@@ -71,3 +71,13 @@ def test_a_recycled_row_of_the_block_table_equals_a_fresh_one():
     assert table.blocks[0].tolist() == [9, 0, 0, 0, 0, 0, 0, 0]
     table.append(0, [10])
     assert table.rows(np.array([0], np.int32), 8).tolist() == [[9, 10]]
+
+
+def test_drafts_of_each_request_are_counted():
+    states, _ = three_prompts()
+    states.advance(np.array([0, 2]), np.array([4, 2], np.int32))
+    states.fill(np.array([0, 0]), np.array([5, 6], np.int32), np.array([7, 8], np.int32))
+    slots, counts = [2, 1, 0], np.array([1, 4, 3], np.int32)
+    batch = build_batch(step_of(slots, counts), states, counts)
+    assert batch.num_drafts.tolist() == [0, 0, 2]
+    assert build_batch(step_of(slots, [1, 4, 1]), states).num_drafts is None
