@@ -252,3 +252,27 @@ def test_long_texts_are_split(tmp_path, kind):
             llm.embed([5] * 221, use_tqdm=False)
     with LLM(str(tmp_path), dtype="float32") as llm, pytest.raises(ValueError, match="at most 64 fit"):
         llm.embed(prompt, use_tqdm=False)
+
+
+@pytest.mark.parametrize("case", ["bert", "roberta"])
+def test_a_step_in_bfloat16_is_one_native_call(tmp_path, case):
+    """Of any number of tokens: a few, which each thread norms for itself, and enough for threads to share rows."""
+    architecture, changes = CASES[case]
+    model = make_encoder(tmp_path, architecture, **changes)
+    theirs = [rows.mean(0).numpy() for rows in hidden_states(model)]
+    params = PoolingParams(pooling_type="MEAN", normalize=False)
+    few = PROMPTS[5][:3]
+
+    def vectors(llm, prompts):
+        return [np.asarray(output.outputs.data) for output in llm.encode(prompts, params, use_tqdm=False)]
+
+    with LLM(str(tmp_path), dtype="bfloat16") as llm:
+        together = vectors(llm, PROMPTS * 3)
+        alone = [vectors(llm, [prompt])[0] for prompt in (*PROMPTS, few)]
+    with LLM(str(tmp_path), dtype="bfloat16", attention_backend="TORCH_SDPA") as llm:
+        one_by_one = vectors(llm, [*PROMPTS, few])
+    for index, wanted in enumerate(theirs):
+        allowed = 2 * np.abs(one_by_one[index] - wanted).max() + 1e-2
+        for found in (together[index], together[index + len(theirs)], alone[index]):
+            assert np.abs(found - wanted).max() < allowed
+    assert np.abs(alone[-1] - one_by_one[-1]).max() < 5e-2

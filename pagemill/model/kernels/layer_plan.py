@@ -4,7 +4,10 @@ Knows operations on numbered buffers; nothing about models. Everything is bfloat
 """
 
 import ctypes
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,12 +41,13 @@ class NormWeight:
 
 @dataclass(frozen=True)
 class AttentionParts:
-    """What an attention layer brings along. The cache is [2, num_blocks, Hkv, block_size, D], D + 4 of int8."""
+    """What an attention layer brings along. The cache is [2, num_blocks, Hkv, block_size, D], D + 4 of int8; None: keys
+    and values go to memory of the plan, good for a step."""
 
     name: str
     """Under which its batch is found."""
     layer: Layer
-    cache: Tensor
+    cache: Tensor | None
     rope: tuple[Tensor, Tensor] | None
     """cos and sin, each [positions, n], n <= D, of the type of the model or float32; None where nothing is turned."""
     query_norm: NormWeight | None = None
@@ -61,6 +65,8 @@ class PlanBuilder:
     _widths: list[int] = field(default_factory=list)
     _kept: list[Tensor] = field(default_factory=list)
     _groups: list[str] = field(default_factory=list)
+    _of_step: list[int] = field(default_factory=list)
+    """Operations whose keys and values are the step's."""
 
     def buffer(self, name: str, width: int) -> int:
         """The buffer of a name, `width` elements a token."""
@@ -95,15 +101,14 @@ class PlanBuilder:
         cache = parts.cache
         group = len(self._groups)
         self._groups.append(parts.name)
-        self._kept += [cache, *(parts.rope or ())]
-        place = {
-            "layer": layer,
-            "kv_cache": cache.data_ptr(),
-            "values_offset": cache.stride(0),
-            "block_stride": cache.stride(1),
-            "kv_dtype": KV_DTYPES[cache.dtype],
-            "group": group,
-        }
+        self._kept += parts.rope or ()
+        place: dict[str, Any] = {"layer": layer, "group": group}
+        if cache is None:
+            place["kv_dtype"] = DTYPES[torch.bfloat16]
+            self._of_step += [len(self._ops), len(self._ops) + 1]
+        else:
+            self._kept.append(cache)
+            place |= _cache_place(cache)
         norms = [norm for norm in (parts.query_norm, parts.key_norm) if norm is not None]
         self._kept += [norm.weight for norm in norms]
         self._add(
@@ -144,7 +149,7 @@ class PlanBuilder:
             self._linear(result, head, logits, torch.float32)
             self._add(CHOOSE, logits, NO_BUFFER)
         places = PlanPlaces(source, result, logits)
-        return LayerPlan(self._ops, num_layer_ops, self._widths, places, self._groups, self._kept)
+        return LayerPlan(self._ops, num_layer_ops, self._widths, places, self._groups, self._kept, self._of_step)
 
     def _linear(self, source: int, packed: PackedLinear, target: int, dtype: torch.dtype) -> None:
         self._kept += packed.tensors
@@ -193,7 +198,10 @@ class LayerPlan:
         places: PlanPlaces,
         groups: list[str],
         kept: list[Tensor],
+        of_step: Sequence[int] = (),
     ) -> None:
+        """`of_step`: operations, by number, those of each attention layer together, whose keys and values are memory of
+        the plan."""
         self.groups = tuple(groups)
         """Attention layers, in the order in which `run` wants their batches."""
         self.places = places
@@ -204,10 +212,30 @@ class LayerPlan:
         """Of the buffers, when `reserve` was called."""
         self.num_layer_ops = num_layer_ops
         self._kept = kept
+        self._of_step = of_step
+        self._step_memory = torch.empty(0)
         self._capacity = 0
         self._num_logits = 0
         self._buffers: list[Tensor] = []
         self._batches = (ctypes.c_void_p * max(len(groups), 1))()
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether keys and values are memory of the plan: then `reserve_keys` comes before each run."""
+        return bool(self._of_step)
+
+    def reserve_keys(self, num_blocks: int, block_size: int) -> None:
+        """Have memory for the keys and values of a step in so many blocks. Two layers take turns with it: none writes
+        before all have read what the last but one wrote."""
+        layer = self.ops[self._of_step[0]].layer
+        shape = (2, 2, num_blocks, layer.num_kv_heads, block_size, layer.head_size)
+        if self._step_memory.numel() < math.prod(shape):
+            # Half as much again, so that it does not grow with every other step.
+            self._step_memory = torch.empty(2, 2, num_blocks + num_blocks // 2, *shape[3:], dtype=torch.bfloat16)
+            for index, number in enumerate(self._of_step):
+                place = _cache_place(self._step_memory[index // 2 % 2])
+                for name, value in place.items():
+                    setattr(self.ops[number], name, value)
 
     def run(self, hidden: Tensor, positions: Tensor, batches: list[int], wanted: Tensor | None = None) -> Tensor:
         """[T, E] embedded tokens, [T] int64, the address of a native Batch per attention layer -> [T, E]. With
@@ -284,6 +312,16 @@ class NativeNetwork:
     embedding: PackedLinear | Tensor
     """Whose rows are embeddings, [V, E]; a tensor is bfloat16."""
     embedding_scale: float = 1.0
+
+
+def _cache_place(cache: Tensor) -> dict[str, int]:
+    """A cache as an operation has it."""
+    return {
+        "kv_cache": cache.data_ptr(),
+        "values_offset": cache.stride(0),
+        "block_stride": cache.stride(1),
+        "kv_dtype": KV_DTYPES[cache.dtype],
+    }
 
 
 def _tables(rope: tuple[Tensor, Tensor] | None) -> dict[str, int]:

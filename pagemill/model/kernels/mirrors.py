@@ -22,11 +22,13 @@ class Batch(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """One attention layer, as `PmLayer` in kernels.h. 0 stands for no window, no chunks and no soft cap."""
+    """One attention layer, as `PmLayer` in kernels.h. 0 stands for no window, no chunks and no soft cap, and
+    for no keys ahead of a token."""
 
     _fields_ = (
         *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_size", "window", "chunk")),
         *((name, _FLOAT) for name in ("scale", "soft_cap")),
+        ("ahead", _INT),
     )
 
 

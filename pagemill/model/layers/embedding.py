@@ -1,7 +1,8 @@
 """Token embedding and output head, each rank with its part of the vocabulary; they may share one weight. Embedding of
 positions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +102,18 @@ class PositionEmbedding(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         return functional.embedding(positions, self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSum:
+    """Embeddings of a token that are added up by a function, ([T] token ids, [T] positions) -> [T, E]."""
+
+    size: int
+    """E."""
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        return self.function(token_ids, positions)
 
 
 class OutputHead(Linear):

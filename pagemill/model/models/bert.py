@@ -9,7 +9,7 @@ from pagemill.errors import ModelError
 from pagemill.model.forward_context import current_forward
 from pagemill.model.layers.activation import activation_of
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.layers.embedding import PositionEmbedding
+from pagemill.model.layers.embedding import EmbeddingSum, PositionEmbedding
 from pagemill.model.layers.linear import ColumnLinear, RowLinear
 from pagemill.model.layers.norm import LayerNorm
 from pagemill.model.layers.pooling_head import HeadLayer
@@ -86,8 +86,8 @@ class BertModel(Encoder):
         return 0
 
     def embed(self, net: Network) -> Value:
-        x = super().embed(net) + net.embed_positions(self.embed_positions)
-        return net.norm(net.call(self._add_types, x, by_rows=False), self.embed_norm)
+        summed = EmbeddingSum(self.hidden_size, self._embedded)
+        return net.norm(net.embed(net.inputs, summed, net.positions), self.embed_norm)
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
         return BertLayer(self.config, ctx=ctx)
@@ -96,10 +96,10 @@ class BertModel(Encoder):
         last = HeadLayer("classifier", num_labels)
         return (last,) if per_token else (HeadLayer("pooler.dense", self.hidden_size, activation="tanh"), last)
 
-    def _add_types(self, x: Tensor) -> Tensor:
-        """[T, E] + [T, E]."""
+    def _embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         types = current_forward().token_types
         weight = self.embed_types.weight
+        x: Tensor = self.embed_tokens(token_ids) + self.embed_positions(positions)
         return x + (weight[0] if types is None else weight[types])
 
 

@@ -6,6 +6,7 @@ Knows operations and what native code asks of a plan's buffers; nothing about mo
 import functools
 
 import torch
+from torch import Tensor
 
 from pagemill.model.kernels.layer_plan import AttentionParts, LayerPlan, PlanBuilder
 from pagemill.model.kernels.linear import PackedLinear, with_activation
@@ -54,6 +55,14 @@ def make_plan(network: Network, logits: Network | None, dtype: torch.dtype) -> L
     last = logits.operations if logits is not None else []
     head = last[0].layer.native() if len(last) == 1 and isinstance(last[0], Head) else None
     return _Translation(graph).plan(head)
+
+
+def embedded(network: Network, token_ids: Tensor, positions: Tensor) -> Tensor:
+    """[T], [T] -> [T, E]: what a plan of the network begins with."""
+    first = network.operations[0]
+    if not isinstance(first, Embed):
+        raise NotPlannable(WHOLE_ONLY)
+    return first.layer(*(token_ids, positions)[: len(first.inputs)])
 
 
 class _Translation:
@@ -147,7 +156,8 @@ def _(op: Norm, to: _Translation) -> None:
 @_translate.register
 def _(op: AddNorm, to: _Translation) -> None:
     out, total = op.outputs
-    x, residual = (to.buffers[value] for value in op.inputs)
+    # Of a few rows each thread finds in memory of its own what a norm gave, as an input.
+    x, residual = (to.buffers[value] for value in sorted(op.inputs, key=to.is_normed, reverse=True))
     names = to.name(out, "norm", op.layer.size), to.name(total, "sum", op.layer.size)
     to.buffers[out], to.buffers[total] = to.builder.add_norm(x, residual, op.layer.native(), *names)
 
@@ -206,7 +216,7 @@ def _(op: HeadsAttend, to: _Translation) -> None:
         raise NotPlannable(f"{layer.name} does not run natively")
     norms = [norm.native() for norm in op.norms]
     rope = None if rotary is None else (rotary.cos, rotary.sin)
-    parts = AttentionParts(layer.name, native, layer.cache, rope, *norms)
+    parts = AttentionParts(layer.name, native, None if layer.spec.bidirectional else layer.cache, rope, *norms)
     out = op.outputs[0]
     name = to.name(out, "linear", native.num_heads * native.head_size)
     to.buffers[out] = to.builder.attention(to.buffers[op.inputs[0]], parts, name)

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from pagemill.model.attention.layer import Attention
-from pagemill.model.layers.embedding import Embedding, OutputHead, PositionEmbedding
+from pagemill.model.layers.embedding import OutputHead, PositionEmbedding
 from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.mla import AbsorbedLinear
 from pagemill.model.layers.moe.exchange import Exchange
@@ -53,11 +53,23 @@ class Operation:
         return True
 
 
+class Embeds(Protocol):
+    """Gives embeddings."""
+
+    @property
+    def size(self) -> int:
+        """E."""
+
+    @property
+    def __call__(self) -> Callable[..., Tensor]:
+        """([T] token ids, and what else it reads) -> [T, E]."""
+
+
 @dataclass(eq=False)
 class Embed(Operation):
-    """Token ids -> [T, E]."""
+    """Token ids, and whatever else the layer reads, -> [T, E]."""
 
-    layer: Embedding
+    layer: Embeds
 
 
 @dataclass(eq=False)
@@ -328,9 +340,9 @@ class Network:
         self._rotaries = rotaries
         self._tables: dict[str, tuple[Value, Value]] = {}
 
-    def embed(self, tokens: Value, layer: Embedding) -> Value:
-        """[T] token ids -> [T, E]."""
-        return self._one(Embed, (tokens,), layer)
+    def embed(self, tokens: Value, layer: Embeds, *more: Value) -> Value:
+        """[T] token ids, and what else the layer reads, -> [T, E]."""
+        return self._one(Embed, (tokens, *more), layer)
 
     def embed_positions(self, layer: PositionEmbedding) -> Value:
         """This step's positions -> [T, E]."""

@@ -251,7 +251,7 @@ class TileRun {
   // The keys of this segment that the token of a row sees.
   KeyRange visible_to(int64_t row) const {
     const int64_t position = tile_.position + row / group_;
-    return {max_of(first_seen(layer_, position) - base_, 0), min_of(position + 1 - base_, SEGMENT_KEYS)};
+    return {max_of(first_seen(layer_, position) - base_, 0), min_of(seen_end(layer_, position, tile_.key_end) - base_, SEGMENT_KEYS)};
   }
 
   void attend_rows(const SegmentView& view, int64_t row, int64_t count) {

@@ -63,6 +63,7 @@ class AttentionPlan {
   int64_t work = 0;      // multiply-adds, roughly
 
   const PmBatch& batch() const { return args_.batch; }
+  bool sees_ahead() const { return args_.layer.ahead > 0; }
 
  private:
   int64_t query_len(int64_t r) const { return args_.batch.query_start[r + 1] - args_.batch.query_start[r]; }
@@ -74,8 +75,9 @@ class AttentionPlan {
       const int64_t first = (order == AS_IN_BATCH ? i : num_tiles - 1 - i) * tile_tokens_;
       const int64_t number = tokens - first < tile_tokens_ ? tokens - first : tile_tokens_;
       const int64_t position = context + first, begin = first_seen(args_.layer, position);
+      const int64_t end = seen_end(args_.layer, position + number - 1, args_.batch.seq_lens[r]);
       Tile& tile = tiles[count++];
-      tile = {r, args_.batch.query_start[r] + first, number, position, begin, position + number, partials};
+      tile = {r, args_.batch.query_start[r] + first, number, position, begin, end, partials};
       segments += num_segments(tile);
       partials += num_segments(tile) * partial_floats(tile);
       // Four rows' worth for reading the keys and values.

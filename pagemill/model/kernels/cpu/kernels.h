@@ -27,6 +27,7 @@ struct PmLayer {
   int64_t chunk;   // a token sees those with the same position / chunk; 0: no chunks
   double scale;
   double soft_cap;  // 0: no cap
+  int64_t ahead;    // so many keys behind a token's own are seen too: none by decoders
 };
 
 // query [T, H, D], key and value [T, Hkv, D] with their strides between tokens; key may be null: nothing is written.
@@ -70,6 +71,12 @@ inline int64_t first_seen(const PmLayer& layer, int64_t position) {
   const int64_t window = layer.window && position >= layer.window ? position - layer.window + 1 : 0;
   const int64_t chunk = layer.chunk ? position / layer.chunk * layer.chunk : 0;
   return window > chunk ? window : chunk;
+}
+
+// Behind the last position that the token at `position` sees, of a sequence of `length`. Never less for a later position.
+inline int64_t seen_end(const PmLayer& layer, int64_t position, int64_t length) {
+  const int64_t end = position + 1 + layer.ahead;
+  return end < length ? end : length;
 }
 
 struct AttentionArgs {

@@ -15,7 +15,8 @@ const int64_t BATCH[] = {sizeof(PmBatch), AT(PmBatch, query_start), AT(PmBatch, 
                          AT(PmBatch, slot_mapping), AT(PmBatch, num_requests), AT(PmBatch, num_tokens),
                          AT(PmBatch, block_table_stride), AT(PmBatch, block_size)};
 const int64_t LAYER[] = {sizeof(PmLayer), AT(PmLayer, num_heads), AT(PmLayer, num_kv_heads), AT(PmLayer, head_size),
-                         AT(PmLayer, window), AT(PmLayer, chunk), AT(PmLayer, scale), AT(PmLayer, soft_cap)};
+                         AT(PmLayer, window), AT(PmLayer, chunk), AT(PmLayer, scale), AT(PmLayer, soft_cap),
+                         AT(PmLayer, ahead)};
 const int64_t LINEAR[] = {sizeof(PmLinear), AT(PmLinear, weight), AT(PmLinear, bias), AT(PmLinear, format),
                           AT(PmLinear, rows), AT(PmLinear, cols), AT(PmLinear, gate), AT(PmLinear, activation)};
 const int64_t OP[] = {sizeof(PmOp), AT(PmOp, kind), AT(PmOp, in), AT(PmOp, out), AT(PmOp, residual_in),

@@ -86,7 +86,9 @@ int64_t find_tile_needs(const AttentionPlan& plan, const RowChunks& chunks, Thre
     for (next = i; next < plan.count && plan.tiles[next].request == request; ++next) {
       Tile& tile = plan.tiles[next];
       tile.need_first = std::min(own, cached.first);
-      tile.need_last = std::max((int32_t)chunks.last_of(tile), cached.last);
+      // Where tokens see others behind them, all of a request: layers then take turns with one another's memory.
+      const int64_t last = plan.sees_ahead() ? batch.query_start[request + 1] - 1 : tile.token + tile.num_tokens - 1;
+      tile.need_last = std::max((int32_t)chunks.of(last), cached.last);
       most = std::max(most, tile.need_last - chunks.first_of(tile));
     }
   }
