@@ -177,10 +177,10 @@ def _check_acceptance(wanted: SpeculativeConfig, device: DeviceFacts) -> None:
     """When drafts are accepted, and how often where that is left to chance."""
     how = wanted.rejection_sample_method or MATCH
     what = "speculative_config: "
-    if how != MATCH and device.runs_ahead:
+    if how not in (MATCH, SYNTHETIC) and device.runs_ahead:
         raise ConfigError(
             f"{what}rejection_sample_method={how!r} draws on the host, and the device is {device.kind}; "
-            f"{MATCH!r} is allowed"
+            f"{MATCH!r} and {SYNTHETIC!r} are allowed"
         )
     rates, length = wanted.synthetic_acceptance_rates, wanted.synthetic_acceptance_length
     count = wanted.num_speculative_tokens or 0

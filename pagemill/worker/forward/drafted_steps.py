@@ -4,10 +4,12 @@ Knows how batches are queued by what it is given for that; nothing about decode 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from pagemill.config.graph_mode import GraphMode
@@ -18,10 +20,11 @@ from pagemill.worker.batch.device_states import DeviceStates
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.forward.device_batch import DeviceBatch
 from pagemill.worker.forward.downloads import DraftedRows
-from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape, MixedTensors
+from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape, MixedTensors, places_of
 from pagemill.worker.forward.step_graphs import CAPTURED_TAILS, StepGraphs, StepTail
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.sampling.device_sampler import sample_greedy, sample_random
+from pagemill.worker.sampling.draft_draws import DraftDraws
 from pagemill.worker.sampling.sampler import Sampler
 
 BatchEnd = Callable[[Tensor, MixedTensors], None]
@@ -71,12 +74,21 @@ class DraftedParts:
     sampler: Sampler
 
 
+ACCEPTED = 1 << 30
+"""Added to a draft that chance accepts; no token is as large."""
+REJECTED = -2
+"""In place of one that it does not; no token."""
+
+
 class DraftedSteps:
     """The host knows all tokens of these batches."""
 
     def __init__(self, parts: DraftedParts, queue: BatchQueue) -> None:
         self._parts = parts
         self._queue = queue
+        draws = parts.sampler.draft_draws
+        self._draws = draws if draws is not None and draws.by_chance else None
+        """Where chance decides what is accepted, and not the model."""
         self._ends = {tail: parts.graphs.wrap(partial(self._sample, tail)) for tail in CAPTURED_TAILS}
 
     def run(self, batch: InputBatch, tail: StepTail) -> tuple[DraftedRows, Callable[[], None] | None]:
@@ -86,7 +98,10 @@ class DraftedSteps:
         num_rows = len(batch.sampled_slots)
         scores = parts.sampler.logprobs.scores(batch.slots)
         mode, key, shape, bounds = self._shape(batch, scores)
-        tensors = self._queue.upload(shape.pack_drafts(batch, parts.slots.pad_slot), shape, key.query_len > 1)
+        packed = shape.pack_drafts(batch, parts.slots.pad_slot)
+        if self._draws is not None and tail is not StepTail.LOGITS:
+            self._leave_to_chance(packed, shape, batch, self._draws)
+        tensors = self._queue.upload(packed, shape, key.query_len > 1)
         alike = key.query_len > 1 and tail is not StepTail.LOGITS
         rows = DraftedRows.of(batch, shape if alike else None)
         if scores:
@@ -149,6 +164,14 @@ class DraftedSteps:
         bounds = BatchBounds.of(batch).verifying(graphs.verify_len(longest) if alone else 0)
         return mode, key, MixedShape(key.num_tokens, num_requests, num_rows), bounds
 
+    @staticmethod
+    def _leave_to_chance(packed: Int32Array, shape: MixedShape, batch: InputBatch, draws: DraftDraws) -> None:
+        """Say of each draft whether it is accepted."""
+        ids = packed[places_of(shape)[-1]][: len(batch.sampled_slots)]
+        accepted = draws.accepted(batch.sampled)
+        if accepted is not None:
+            ids[ids >= 0] = np.where(accepted, ids + ACCEPTED, REJECTED)[ids >= 0]
+
     def _padding(self, shape: MixedShape) -> MixedTensors:
         parts = self._parts
         pad_slot = parts.slots.pad_slot
@@ -158,7 +181,13 @@ class DraftedSteps:
         """How a batch ends; part of a graph where there is one."""
         slots = tensors.sampled_slots
         positions = tensors.sampled_positions.long()
-        self._store(tensors, slots, sample_rows(logits, tail, self._parts.slots.sampling, slots, positions))
+        sampled = sample_rows(logits, tail, self._parts.slots.sampling, slots, positions)
+        if self._draws is not None and tensors.drafts is not None:
+            ids = tensors.drafts.ids
+            ids = torch.where(ids >= ACCEPTED, ids - ACCEPTED, ids)
+            sampled = torch.where(tensors.drafts.ids >= ACCEPTED, ids.to(sampled.dtype), sampled)
+            tensors = replace(tensors, drafts=tensors.drafts._replace(ids=ids))
+        self._store(tensors, slots, sampled)
 
     def _sample_processed(self, logits: Tensor, batch: InputBatch, tensors: MixedTensors) -> None:
         if tensors.drafts is not None:
