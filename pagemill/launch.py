@@ -9,8 +9,9 @@ from pathlib import Path
 from pagemill import envs
 from pagemill.artifacts.describe import describe, locate
 from pagemill.artifacts.heads import describe_head, head_method, speculator_of
+from pagemill.artifacts.row_heads import describe_row_heads, row_heads_method
 from pagemill.catalog.executors import UNI
-from pagemill.catalog.heads import EAGLE, EAGLE3, MTP
+from pagemill.catalog.heads import EAGLE, EAGLE3, MTP, ROW_HEADS
 from pagemill.catalog.quantization import check_quantization
 from pagemill.catalog.vllm_environment import why_unread
 from pagemill.catalog.weights import DUMMY, check_load_format
@@ -131,7 +132,7 @@ def _paired(settings: EngineSettings, path: Path) -> tuple[EngineSettings, Path]
             folder = _located(replace(model, model=name, revision=asked.speculative_config.revision))
         except ModelError as error:
             raise ModelError(f"speculative_config: model={name!r}: {error}") from error
-        method = head_method(folder)
+        method = row_heads_method(folder) or head_method(folder)
         if method is not None:
             settings = replace(settings, speculation=replace(asked, spec_method=method))
     return settings, path
@@ -170,6 +171,8 @@ def _draft_facts(settings: EngineSettings, facts: ModelFacts) -> ModelFacts | No
         )
         if wanted.method in (EAGLE, EAGLE3):
             return describe_head(source.name, path, facts, wanted.method, model.load_format)
+        if wanted.method in ROW_HEADS:
+            return describe_row_heads(source.name, path, facts, wanted.method, model.load_format)
         draft = describe(source.name, path, load_format=DUMMY if dummy else "auto")
     except ModelError as error:
         raise ModelError(f"speculative_config: model={source.name!r}: {error}") from error

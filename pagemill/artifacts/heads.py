@@ -169,12 +169,13 @@ def _tensor_names(folder: Path) -> set[str]:
         names = read_json_object(folder / INDEX).get("weight_map")
         found = set(names) if isinstance(names, dict) else set()
     else:
-        found = {key for file in names_of_weight_files(folder) for key in _header(folder / file)}
+        found = {key for file in names_of_weight_files(folder) for key in header(folder / file)}
     return {key.removeprefix("model.") for key in found}
 
 
-def _header(path: Path) -> dict[str, Any]:
-    """What a safetensors file begins with. Raises ModelError for one that is damaged."""
+def header(path: Path) -> dict[str, Any]:
+    """What a safetensors file begins with: its tensors by name, each with its `shape`. Raises ModelError for one that
+    is damaged."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pagemill.artifacts.generation_config import GenerationConfig, read_generation_config, token_ids
 from pagemill.artifacts.json_file import read_json_object
-from pagemill.artifacts.weight_index import INDEX, SINGLE, names_of_weight_files
+from pagemill.artifacts.weight_index import INDEX, MEDUSA, SINGLE, names_of_weight_files
 from pagemill.errors import ModelError
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
@@ -48,7 +48,7 @@ def read_folder(folder: Path) -> HfFolder:
 
 def require_safetensors(folder: Path) -> None:
     """Raise ModelError unless the folder has model.safetensors or an index whose shards are all there."""
-    if (folder / SINGLE).exists():
+    if (folder / SINGLE).exists() or (folder / MEDUSA).exists():
         return
     if not (folder / INDEX).exists():
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):

@@ -6,6 +6,8 @@ from pagemill.artifacts.json_file import read_json_object
 from pagemill.errors import ModelError
 
 SINGLE = "model.safetensors"
+MEDUSA = "medusa_lm_head.safetensors"
+"""What heads of Medusa are saved as, without a model."""
 INDEX = "model.safetensors.index.json"
 MAX_NAME_CHARS = 200
 _SHOWN_CHARS = 60
@@ -16,7 +18,8 @@ def names_of_weight_files(folder: Path) -> list[str]:
     the single file. Raises ModelError for an index that is damaged, or names anything else."""
     index = folder / INDEX
     if not index.exists():
-        return [SINGLE]
+        only_heads = (folder / MEDUSA).exists() and not (folder / SINGLE).exists()
+        return [MEDUSA if only_heads else SINGLE]
     places = read_json_object(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ModelError(f"{index} is damaged: weight_map is not an object with names of files")

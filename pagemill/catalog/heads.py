@@ -7,6 +7,8 @@ from pagemill.catalog.registry import Registry
 
 EAGLE: Final = "eagle"
 EAGLE3: Final = "eagle3"
+MEDUSA: Final = "medusa"
+MLP_SPECULATOR: Final = "mlp_speculator"
 MTP: Final = "mtp"
 
 HEADS: Registry[Any] = Registry(
@@ -15,6 +17,8 @@ HEADS: Registry[Any] = Registry(
         "DeepseekV3MTP": "pagemill.model.models.mtp:DeepseekV3MTPHead",
         "Eagle3LlamaForCausalLM": "pagemill.model.models.eagle:Eagle3Head",
         "EagleLlamaForCausalLM": "pagemill.model.models.eagle:EagleHead",
+        "MLPSpeculatorPreTrainedModel": "pagemill.model.models.mlp_speculator:MLPSpeculator",
+        "MedusaModel": "pagemill.model.models.medusa:MedusaHeads",
     },
 )
 """By the names that they have here; see `OTHER_NAMES`."""
@@ -32,3 +36,9 @@ OTHER_NAMES: Final = {
 
 OWN_LAYERS: Final = {"DeepseekV3ForCausalLM": "DeepseekV3MTP"}
 """Architecture of a model whose checkpoint has a head of its own -> the head's."""
+
+NUM_ROW_HEADS: Final = "num_row_heads"
+"""What their number is called in their facts."""
+
+ROW_HEADS: Final = {MEDUSA: "MedusaModel", MLP_SPECULATOR: "MLPSpeculatorPreTrainedModel"}
+"""Method of heads that read one hidden state and keep nothing -> the architecture's name here."""

@@ -13,6 +13,8 @@ PROPOSERS: Registry[Any] = Registry(
         "draft_model": "pagemill.worker.spec_decode.draft_model:DraftModelProposer",
         "eagle": "pagemill.worker.spec_decode.heads:HeadProposer",
         "eagle3": "pagemill.worker.spec_decode.heads:HeadProposer",
+        "medusa": "pagemill.worker.spec_decode.row_heads:RowHeadsProposer",
+        "mlp_speculator": "pagemill.worker.spec_decode.row_heads:RowHeadsProposer",
         "mtp": "pagemill.worker.spec_decode.heads:HeadProposer",
         "ngram": "pagemill.worker.spec_decode.ngram:NgramProposer",
         "suffix": "pagemill.worker.spec_decode.suffix:SuffixProposer",

@@ -54,7 +54,7 @@ def resolve(
         device=device,
         graphs=graphs,
         cpu=cpu,
-        speculation=resolve_speculation(asked.speculation, model, parallel, machine, facts, decisions),
+        speculation=resolve_speculation(asked.speculation, model, parallel, machine, facts, decisions, draft),
         draft=resolve_draft(asked.speculation, draft, facts, model, parallel, machine, decisions),
         facts=facts,
     )

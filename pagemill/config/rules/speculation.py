@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from pagemill.catalog.heads import EAGLE, EAGLE3, MTP
+from pagemill.catalog.heads import EAGLE, EAGLE3, MEDUSA, MLP_SPECULATOR, MTP, NUM_ROW_HEADS
 from pagemill.catalog.proposers import CUSTOM_CLASS, PROPOSERS
 from pagemill.config.decisions import Decisions
 from pagemill.config.facts import DeviceFacts, ModelFacts
@@ -30,6 +30,7 @@ _OF_ALL: Final = frozenset(
     }
 )
 _OF_MODELS: Final = ("model", "revision", "quantization", "max_model_len", "draft_tensor_parallel_size")
+_OF_ROW_HEADS: Final = ("model", "revision", "quantization", "draft_tensor_parallel_size")
 _OTHER_METHODS: Final = {"deepseek_mtp": MTP, "qwen3_next_mtp": MTP}
 """What the reference calls a method, too."""
 READS: Final[dict[str, tuple[str, ...]]] = {
@@ -44,6 +45,8 @@ READS: Final[dict[str, tuple[str, ...]]] = {
     DRAFT_MODEL: _OF_MODELS,
     EAGLE: _OF_MODELS,
     EAGLE3: _OF_MODELS,
+    MEDUSA: _OF_ROW_HEADS,
+    MLP_SPECULATOR: _OF_ROW_HEADS,
     MTP: ("max_model_len", "draft_tensor_parallel_size"),
 }
 """Method -> fields that it reads besides those of all methods."""
@@ -56,9 +59,11 @@ def resolve_speculation(
     device: DeviceFacts,
     facts: ModelFacts,
     decisions: Decisions,
+    draft: ModelFacts | None = None,
 ) -> SpeculationConfig:
-    """The section, complete. Raises ConfigError for a method that nobody knows, for a field that the method does not
-    read, for more drafts than a request can have, and where no drafts can be verified."""
+    """The section, complete. `draft`: the model or the heads that propose, where settings name one. Raises ConfigError
+    for a method that nobody knows, for a field that the method does not read, for more drafts than a request can have
+    or heads guess, and where no drafts can be verified."""
     wanted = merged(asked)
     if wanted == SpeculativeConfig() and _may_pay(model, parallel, device, facts):
         decisions.note("speculative_config", BY_DEFAULT.method, "the CPU verifies a few guesses at little cost")
@@ -71,9 +76,15 @@ def resolve_speculation(
     if wanted.method == CUSTOM_CLASS and not wanted.model:
         raise ConfigError(f"speculative_config: method={CUSTOM_CLASS!r} needs model, the class as 'module:Class'")
     _check_place(wanted.method, model, parallel)
+    heads = None if draft is None else draft.hf_config.get(NUM_ROW_HEADS)
     if wanted.num_speculative_tokens is None:
-        count = decisions.note("num_speculative_tokens", DEFAULT_DRAFTS, "default")
-        wanted = replace(wanted, num_speculative_tokens=count)
+        default, why = (DEFAULT_DRAFTS, "default") if heads is None else (heads, "one of each head")
+        wanted = replace(wanted, num_speculative_tokens=decisions.note("num_speculative_tokens", default, why))
+    elif heads is not None and wanted.num_speculative_tokens > heads:
+        raise ConfigError(
+            f"speculative_config: num_speculative_tokens={wanted.num_speculative_tokens} is more than the "
+            f"{heads} heads of {wanted.model} guess; at most {heads}"
+        )
     _check_sizes(wanted, model, facts)
     _check_acceptance(wanted, device)
     return SpeculationConfig(speculative_config=wanted)

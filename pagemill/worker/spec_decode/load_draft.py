@@ -11,6 +11,7 @@ from pagemill.model.distributed.parallel_groups import ParallelGroups
 from pagemill.model.factory import load_model
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.models.draft_head import DraftHead
+from pagemill.model.models.row_heads import RowHeads
 from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
 
@@ -40,7 +41,7 @@ def load_draft(
     try:
         model = load_model(draft.facts, draft.model, platform, timer, groups, cache)
         own = list(model.modules())
-        if isinstance(model, DraftHead):
+        if isinstance(model, (DraftHead, RowHeads)):
             model.share(verifier)
     except (ConfigError, ModelError) as error:
         raise type(error)(f"speculative_config: model={draft.facts.name!r}: {error}") from error

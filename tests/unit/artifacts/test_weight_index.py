@@ -23,6 +23,10 @@ def write(folder, content):
 
 def test_names(tmp_path):
     assert names_of_weight_files(tmp_path) == ["model.safetensors"]
+    (tmp_path / "medusa_lm_head.safetensors").touch()
+    assert names_of_weight_files(tmp_path) == ["medusa_lm_head.safetensors"]
+    (tmp_path / "model.safetensors").touch()
+    assert names_of_weight_files(tmp_path) == ["model.safetensors"], "the model's, where it is there too"
     write(tmp_path, {"weight_map": {"b": "2.safetensors", "a": "1.safetensors", "c": "1.safetensors"}})
     assert names_of_weight_files(tmp_path) == ["1.safetensors", "2.safetensors"]
 
