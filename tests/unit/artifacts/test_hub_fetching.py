@@ -48,6 +48,10 @@ class Hub(ThreadingHTTPServer):
         """Files of which the next answer ends in the middle."""
         self.broken: set[str] = set()
         """Files that nobody may have."""
+        self.sent: dict[str, list[int]] = {}
+        """Of each file, the byte that each answer began with."""
+        self.token: str | None = None
+        """Of the login that the repository is for, where it is gated."""
 
     @property
     def url(self) -> str:
@@ -62,6 +66,11 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        token = self.server.token
+        if token is not None and self.headers["Authorization"] != f"Bearer {token}":
+            message = f"Access to model {NAME} is restricted.\nYou must have access to it and be authenticated."
+            self._end(401, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": message.replace("\n", " ")})
+            return
         api = re.fullmatch(rf"/api/models/{NAME}/(revision|tree)/(\w+)", path)
         file = re.fullmatch(rf"/{NAME}/resolve/(\w+)/(.+)", path)
         if api is not None:
@@ -96,7 +105,12 @@ class Answers(BaseHTTPRequestHandler):
         if name in self.server.broken:
             self._end(403, b"{}")
             return
-        self._end(200, data, headers, cut=name in self.server.cut)
+        begin = re.fullmatch(r"bytes=(\d+)-", self.headers["Range"] or "")
+        first = int(begin[1]) if begin else 0
+        self.server.sent.setdefault(name, []).append(first)
+        if first:
+            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        self._end(206 if first else 200, data[first:], headers, cut=name in self.server.cut)
         self.server.cut.discard(name)
 
     def _end(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: bool = False) -> None:
@@ -187,6 +201,27 @@ def test_a_file_that_was_cut_off_is_asked_for_again(hub: Hub, checkpoint: Path, 
     folder = Path(ask(hub, tmp_path))
     assert (folder / name).read_bytes() == (checkpoint / name).read_bytes()
     assert hub.asked.count(name) == 2
+
+
+def test_of_a_large_file_that_was_cut_off_only_the_rest_is_asked_for(hub: Hub, tmp_path: Path) -> None:
+    """Larger than what huggingface_hub writes at once."""
+    data = bytes(range(256)) * (100 << 10)
+    hub.files[MAIN]["large.safetensors"] = data
+    hub.cut = {"large.safetensors"}
+    folder = Path(ask(hub, tmp_path))
+    assert (folder / "large.safetensors").read_bytes() == data
+    first, second = hub.sent["large.safetensors"]
+    assert (first, 0 < second <= len(data) // 2) == (0, True)
+
+
+def test_a_gated_repository_is_for_who_has_the_token(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    hub.token = "hf_secret"
+    line = f"refused: {NAME} is gated: accept its terms on the hub, and set HF_TOKEN"
+    assert ask(hub, tmp_path) == line
+    assert ask(hub, tmp_path, HF_TOKEN="hf_other") == line
+    assert not hub.asked
+    folder = Path(ask(hub, tmp_path, HF_TOKEN="hf_secret"))
+    assert (folder / "config.json").read_bytes() == (checkpoint / "config.json").read_bytes()
 
 
 def test_a_download_that_failed_is_an_error_and_the_next_one_fetches_what_is_missing(
