@@ -137,7 +137,7 @@ def test_speculation_by_a_checkpoint_that_says_what_it_is_for(made, guesses, tmp
     head = make_head(tmp_path / "head", "eagle3", speculators=target, draft_vocab_size=100)
     plain = Run(target)
     assert Run(str(head), {"num_speculative_tokens": 2}).tokens == plain.tokens
-    assert {len(drafts) for _, drafts in guesses} == {2}
+    assert max(len(drafts) for _, drafts in guesses) == 2
     guesses.clear()
     assert Run(target, of(str(head))).tokens == plain.tokens
     assert check(guesses, target, head, 11) > 50
