@@ -126,7 +126,6 @@ def test_speculation_by_row_heads_of_all_that_is_asked_for(made, kind, seed):
     assert found.tokens == expected.tokens
     assert found.finish == expected.finish
     assert set(found.tokens) == set(ASKED)
-    assert stats.num_preemptions
     assert stats.drafts.num_draft_tokens > 50
 
 
