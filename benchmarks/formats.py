@@ -4,14 +4,16 @@
     PYTHONPATH=. python benchmarks/formats.py --folder DIR --format W4A16 --measure speed [--rounds 7]
     PYTHONPATH=. python benchmarks/formats.py --folder DIR --table
 
-The embedded SmolLM2-135M-Instruct (Q4_1) is dequantized, and stored again as W4A16 in groups of 64
-(compressed-tensors), GPTQ, AWQ, FP8 in blocks of 128 x 128, and nf4: by rounding, without calibration, as
-`tests/fakes` writes the layouts. A call measures one format, and adds to DIR/results.json what it finds; `--table`
-prints what is there. Checkpoints are made in DIR when they are first needed.
+The embedded SmolLM2-135M-Instruct (Q4_1) is dequantized, and stored again by rounding, without calibration: by
+compressed-tensors as W4A16 and W8A16 in groups of 64, W8A8 and FP8 (static, dynamic, in blocks of 128 x 128), whose
+dequantized weights are what that library decompresses; as GPTQ, AWQ and nf4, as `tests/fakes` writes the layouts. A
+call measures one format, and adds to DIR/results.json what it finds; `--table` prints what is there. Checkpoints are
+made in DIR when they are first needed (`--measure` with nothing behind it makes one, and no more).
 
 speed: tokens/s of one sequence of 128 tokens, the fastest of several rounds in which it and the GGUF file take turns,
 with the head as it is stored, and in 8 bits. perplexity: of the checkpoint as it runs, in bfloat16, against its
-dequantized weights in float32. chat: a greedy answer.
+dequantized weights in float32. chat: three turns of greedy answers, and how many of their tokens the dequantized
+weights in bfloat16 find the likeliest after the same text.
 """
 
 import argparse
@@ -23,35 +25,46 @@ from typing import Any
 
 import torch
 import transformers
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme, preset_name_to_scheme
+from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.perplexity import TEXT, Settings, token_losses
 from pagemill import LLM, SamplingParams
 from pagemill.artifacts.describe import locate
+from pagemill.model.kernels.linear_int import NF4_LEVELS
 from pagemill.tokenizers.load import load_tokenizer
-from tests.fakes.compressed_checkpoint import Layout, compress
-from tests.fakes.stored_formats import Stored, awq, fp8, gptq, store, table_4bit
+from tests.fakes.stored_formats import Stored, awq, gptq, store, table_4bit
 
-NF4 = torch.tensor(
-    [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0, 0.0795803, 0.1609302,
-     0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
-)  # fmt: skip
+PRESETS = {
+    "W4A16": ("W4A16", "pack-quantized"),
+    "W8A16": ("W8A16", "pack-quantized"),
+    "W8A8": ("W8A8", "int-quantized"),
+    "FP8 static": ("FP8", "float-quantized"),
+    "FP8 dynamic": ("FP8_DYNAMIC", "float-quantized"),
+    "FP8 blocks": ("FP8_BLOCK", "float-quantized"),
+}
+"""Of compressed-tensors, with the format that they are stored in."""
+GROUP_SIZE = 64
+"""Of W4A16 and W8A16: 576 inputs are nine of them."""
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored]]] = {
     "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": 64}, lambda weight: gptq(weight, 4, 64)),
     "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 64}, lambda weight: awq(weight, 64)),
-    "FP8 blocks": (
-        {"quant_method": "fp8", "weight_block_size": [128, 128]},
-        lambda weight: fp8(weight, (128, 128), "weight_scale_inv"),
-    ),
     "nf4": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-        lambda weight: table_4bit(weight, NF4, "nf4", False),
+        lambda weight: table_4bit(weight, torch.tensor(NF4_LEVELS), "nf4", False),
     ),
 }
 BF16 = "bfloat16"
-NAMES = (BF16, "W4A16", *FORMATS)
-QUESTION = "What is the capital of France? Answer in one sentence."
+NAMES = (BF16, *PRESETS, *FORMATS)
+QUESTIONS = (
+    "What is the capital of France? Answer in one sentence.",
+    "Which river flows through it?",
+    "Tell me two things that one can see there.",
+)
+ANSWER_TOKENS = 40
 
 
 def dequantized_folder(model: Path, folder: Path) -> Path:
@@ -81,13 +94,49 @@ def checkpoint(model: Path, folder: Path, name: str) -> tuple[Path, Path]:
         (folder / "model.made").touch()
     if name == BF16:
         return source, source
-    if name == "W4A16":
-        compress(source, folder / name, Layout(group_size=64))
+    if name in PRESETS:
+        store_with_library(source, folder / name, *PRESETS[name])
     else:
         store(source, folder / name, *FORMATS[name])
     in_bfloat16(stored / "model.safetensors")
     done.touch()
     return stored, plain
+
+
+def store_with_library(source: Path, to: Path, preset: str, format_name: str) -> None:
+    """A preset of compressed-tensors: compressed by that library, and what it makes of that again."""
+    scheme = preset_name_to_scheme(preset, ["Linear"])
+    if scheme.weights.group_size:
+        scheme.weights.group_size = GROUP_SIZE
+    library = BaseCompressor.get_value_from_registry(format_name)
+
+    def compressed(weight: Tensor) -> Stored:
+        stored = library.compress(parameters(weight, scheme), scheme)
+        wanted = library.decompress(dict(stored), scheme)["weight"]
+        if preset == "FP8":
+            stored["input_scale"] = torch.ones(1)  # which is not used
+        return stored, wanted
+
+    config = QuantizationConfig(config_groups={"group_0": scheme}, format=format_name, ignore=["lm_head"])
+    store(source, to, config.model_dump(mode="json") | {"quantization_status": "compressed"}, compressed)
+
+
+def parameters(weight: Tensor, scheme: QuantizationScheme) -> dict[str, Tensor]:
+    """The weight, with scales and zero points by its largest values, as the library finds them."""
+    args = scheme.weights
+    strategy = str(args.strategy)
+    groups, dims = weight, (0, 1)
+    if strategy == "block":
+        rows, columns = args.block_structure
+        padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % columns, 0, -len(weight) % rows))
+        groups, dims = padded.unflatten(0, (-1, rows)).unflatten(2, (-1, columns)), (1, 3)
+    elif strategy != "tensor":
+        size = args.group_size if args.group_size and args.group_size > 0 else weight.shape[1]
+        groups, dims = weight.unflatten(1, (-1, size)), (2,)
+    scales, zeros = calculate_qparams(groups.amin(dims), groups.amax(dims), args)
+    if strategy == "tensor":
+        scales, zeros = scales.reshape(1), zeros.reshape(1)
+    return {"weight": weight, "weight_scale": scales, "weight_zero_point": zeros}
 
 
 def in_bfloat16(path: Path) -> None:
@@ -135,18 +184,31 @@ def measure_perplexity(stored: Path, plain: Path, args: argparse.Namespace) -> d
     return found
 
 
-def measure_chat(stored: Path) -> dict[str, Any]:
-    """A greedy answer."""
-    engine = LLM(str(stored), dtype="bfloat16", max_model_len=512)
-    answer = engine.chat(
-        [{"role": "user", "content": QUESTION}], SamplingParams(max_tokens=40, temperature=0), use_tqdm=False
-    )
-    return {"chat": answer[0].outputs[0].text}
+def measure_chat(stored: Path, plain: Path) -> dict[str, Any]:
+    """Greedy answers, and how many of their tokens are those of the dequantized weights."""
+    params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0)
+    engine = LLM(str(stored), dtype="bfloat16", max_model_len=1024)
+    told: list[dict[str, str]] = []
+    read = []
+    for question in QUESTIONS:
+        told.append({"role": "user", "content": question})
+        answer = engine.chat(told, params, use_tqdm=False)[0]
+        told.append({"role": "assistant", "content": answer.outputs[0].text})
+        read.append((list(answer.prompt_token_ids), list(answer.outputs[0].token_ids)))
+    other = LLM(str(plain), dtype="bfloat16", max_model_len=1024)
+    likeliest = SamplingParams(max_tokens=1, temperature=0)
+    agreed = 0
+    for prompt, tokens in read:
+        texts = [{"prompt_token_ids": prompt + tokens[:count]} for count in range(len(tokens))]
+        found = [result.outputs[0].token_ids[0] for result in other.generate(texts, likeliest, use_tqdm=False)]
+        agreed += sum(one == token for one, token in zip(found, tokens, strict=True))
+    total = sum(len(tokens) for _, tokens in read)
+    return {"chat": [turn["content"] for turn in told[1::2]], "agreed": [agreed, total]}
 
 
 def table(results: dict[str, dict[str, Any]]) -> None:
     """A row for each format; what has not been measured is a dash."""
-    print("| format | perplexity | as it runs | head in 8 bits | speed, of Q4_1 | head in 8 bits | answer |")
+    print("| format | perplexity | as it runs | head in 8 bits | speed, of Q4_1 | head in 8 bits | same tokens |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name in (name for name in NAMES if name in results):
         row = results[name]
@@ -155,7 +217,10 @@ def table(results: dict[str, dict[str, Any]]) -> None:
             cells.append("{:+.2f}% +- {:.2f}%".format(*row[key]) if key in row else "-")
         speed = row.get("speed")
         cells += [f"{speed[key] / speed['Q4_1']:.2f}" if speed else "-" for key in ("stored", "int8")]
-        print("|", " | ".join([*cells, row.get("chat", "-").strip()]), "|")
+        cells.append("{} of {}".format(*row["agreed"]) if "agreed" in row else "-")
+        print("|", " | ".join(cells), "|")
+    for name in (name for name in NAMES if "chat" in results.get(name, {})):
+        print(f"\n{name}:", *(f"  {answer.strip()!r}" for answer in results[name]["chat"]), sep="\n")
 
 
 def main() -> None:
@@ -163,14 +228,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="where checkpoints and results are, or are made")
     parser.add_argument("--format", choices=NAMES, help="the one to measure")
-    parser.add_argument("--measure", nargs="+", choices=("speed", "perplexity", "chat"), default=[])
+    parser.add_argument("--measure", nargs="*", choices=("speed", "perplexity", "chat"), default=None)
     parser.add_argument("--table", action="store_true", help="print what has been measured")
     parser.add_argument("--tokens", type=int, default=2048, help="of the text whose perplexity is measured")
     parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
     parser.add_argument("--shifts", type=int, default=1, help="repetitions in windows that begin elsewhere")
     parser.add_argument("--rounds", type=int, default=7, help="of the speeds, in which the models take turns")
     args = parser.parse_args()
-    if bool(args.format) != bool(args.measure) or not (args.format or args.table):
+    if bool(args.format) != (args.measure is not None) or not (args.format or args.table):
         parser.error("give --format and --measure, or --table")
     args.folder.mkdir(parents=True, exist_ok=True)
     kept = args.folder / "results.json"
@@ -183,7 +248,7 @@ def main() -> None:
             if what == "perplexity":
                 row |= measure_perplexity(stored, plain, args)
             else:
-                row |= measure_chat(stored) if what == "chat" else measure_speed(model, stored, args)
+                row |= measure_chat(stored, plain) if what == "chat" else measure_speed(model, stored, args)
             kept.write_text(json.dumps(results, indent=1))
         print(json.dumps({args.format: row}, indent=1))
     if args.table:

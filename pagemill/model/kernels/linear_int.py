@@ -1,10 +1,10 @@
-"""Linear layers whose weights are 8-bit or 4-bit integers: from the blocks of a GGUF file to the kernels' panels.
+"""Linear layers whose weights have 8 or 4 bits: from the blocks of a GGUF file to the kernels' panels.
 
-Knows nothing about files or layers. A block is 32 inputs of one output; what blocks hold is as GGUF defines it.
+Knows nothing about files or layers. A block is 32 inputs of one output; blocks of integers are as GGUF defines them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,11 +32,33 @@ class BlockFormat:
     flip: int
     """What 32 bits of integers are xored with when they are packed: signed bytes become unsigned."""
 
+    @property
+    def layout(self) -> int:
+        """`panels`, whatever is multiplied with them."""
+        return self.panels % WIDE_INPUTS
+
 
 Q8_0 = BlockFormat("Q8_0", 34, 2, 1, -0x7F7F7F80)
 Q4_0 = BlockFormat("Q4_0", 18, 2, 2, 0)
 Q4_1 = BlockFormat("Q4_1", 20, 4, 3, 0)
 FORMATS = {kind.name: kind for kind in (Q8_0, Q4_0, Q4_1)}
+"""Of GGUF."""
+NF4 = BlockFormat("NF4", 18, 2, 4, 0)
+"""As Q4_0, but each half byte is an index of `NF4_LEVELS`."""
+FLOAT8 = BlockFormat("FLOAT8", 34, 2, 5, 0)
+"""As Q8_0, but with floats (e4m3), and a scale that is `FLOAT8_UNIT` times as large."""
+WIDE_INPUTS = 16
+"""Added to `panels`: inputs become integers of 16 bits, not 8."""
+WIDE = {name: replace(kind, name=f"{name}_WIDE", panels=kind.panels + WIDE_INPUTS) for name, kind in FORMATS.items()}
+"""By the name of the format of integers."""
+PANEL_FORMATS = {kind.name: kind for kind in (*FORMATS.values(), NF4, FLOAT8, *WIDE.values())}
+FLOAT8_UNIT = 256.0
+"""So that 16-bit floats hold the scales: the largest of a weight is 448."""
+NF4_LEVELS = (
+    -1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0, 0.0795803, 0.1609302,
+    0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
+)  # fmt: skip
+"""Of bitsandbytes (Dettmers et al., "QLoRA", 2023). They are multiplied as the nearest bfloat16."""
 
 
 def pack_blocks(
@@ -83,8 +105,19 @@ def dequantize(kind: BlockFormat, blocks: Tensor) -> Tensor:
     blocks = blocks.reshape(len(blocks), -1, kind.block_bytes)
     limits = blocks[..., : kind.limit_bytes].contiguous().view(torch.float16).float()
     packed = blocks[..., kind.limit_bytes :].contiguous()
-    integers = packed.view(torch.int8).float() if kind == Q8_0 else torch.cat([packed & 15, packed >> 4], -1).float()
-    if kind == Q4_0:
+    if kind in (NF4, FLOAT8):
+        return _numbers(kind, packed).mul_(limits).flatten(1)
+    eight_bits = kind.layout == Q8_0.layout
+    integers = packed.view(torch.int8).float() if eight_bits else torch.cat([packed & 15, packed >> 4], -1).float()
+    if kind.layout == Q4_0.layout:
         integers -= 8
     values = integers.mul_(limits[..., :1])
-    return (values.add_(limits[..., 1:]) if kind == Q4_1 else values).flatten(1)
+    return (values.add_(limits[..., 1:]) if kind.layout == Q4_1.layout else values).flatten(1)
+
+
+def _numbers(kind: BlockFormat, packed: Tensor) -> Tensor:
+    """What the codes of blocks stand for, as they are multiplied with the scales of the blocks; float32."""
+    if kind == FLOAT8:
+        return packed.view(torch.float8_e4m3fn).float().div_(FLOAT8_UNIT)
+    levels = torch.tensor(NF4_LEVELS).bfloat16().float()
+    return levels[torch.cat([packed & 15, packed >> 4], -1).int()]

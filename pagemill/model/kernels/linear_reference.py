@@ -8,11 +8,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagemill.model.kernels.linear import BF16_PANELS, SILU
-from pagemill.model.kernels.linear_int import BLOCK, FORMATS, Q4_0, Q8_0, BlockFormat
+from pagemill.model.kernels.linear_int import (
+    BLOCK,
+    FLOAT8,
+    NF4,
+    PANEL_FORMATS,
+    Q4_0,
+    Q8_0,
+    WIDE_INPUTS,
+    BlockFormat,
+    dequantize,
+)
 from pagemill.model.kernels.pack_linear import NO_GATE, PANEL
 from pagemill.model.kernels.reference import gated, quantized_linear
 
-FORMAT_NAMES = {BF16_PANELS: "BF16", **{kind.panels: kind.name for kind in FORMATS.values()}}
+FORMAT_NAMES = {BF16_PANELS: "BF16", **{kind.panels: kind.name for kind in PANEL_FORMATS.values()}}
 """PmFormat -> the name of what is in the panels."""
 
 
@@ -29,8 +39,12 @@ def linear(
     if format_name == "BF16":
         result = functional.linear(x.float(), _bf16_rows(weight, sizes, gate).float())
     else:
-        kind = FORMATS[format_name]
-        result = quantized_linear(x, *block_parts(kind, unpacked_blocks(kind, weight, sizes, gate)))
+        kind = PANEL_FORMATS[format_name]
+        blocks = unpacked_blocks(kind, weight, sizes, gate)
+        if kind in (NF4, FLOAT8):
+            result = functional.linear(x.float(), dequantize(kind, blocks.flatten(1))[:, : sizes[1]])
+        else:
+            result = quantized_linear(x, *block_parts(kind, blocks), wide=kind.panels >= WIDE_INPUTS)
     if bias is not None:
         result = result + bias
     if gate != NO_GATE:
@@ -42,19 +56,15 @@ def as_panels(weight: Tensor, format_name: str, sizes: tuple[int, int]) -> Tenso
     """The bytes of a packed weight in the shape of its format: [P, K / 2, 32, 2], or [P, B, 32 * block_bytes]."""
     if format_name == "BF16":
         return weight.view(torch.bfloat16).view(-1, sizes[1] // 2, PANEL, 2)
-    return weight.view(torch.uint8).view(-1, -(-sizes[1] // BLOCK), PANEL * FORMATS[format_name].block_bytes)
+    return weight.view(torch.uint8).view(-1, -(-sizes[1] // BLOCK), PANEL * PANEL_FORMATS[format_name].block_bytes)
 
 
 def dequantized(weight: Tensor, format_name: str, sizes: tuple[int, int], gate: int = NO_GATE) -> Tensor:
     """Panels -> [N, K] float32; with a gate, the first half of the outputs first."""
     if format_name == "BF16":
         return _bf16_rows(weight, sizes, gate).float()
-    kind = FORMATS[format_name]
-    integers, scales, minima = block_parts(kind, unpacked_blocks(kind, weight, sizes, gate))
-    values = integers * scales.unsqueeze(-1)
-    if minima is not None:
-        values += minima.unsqueeze(-1)
-    return values.flatten(1)[:, : sizes[1]]
+    kind = PANEL_FORMATS[format_name]
+    return dequantize(kind, unpacked_blocks(kind, weight, sizes, gate).flatten(1))[:, : sizes[1]]
 
 
 def unpacked_blocks(kind: BlockFormat, panels: Tensor, sizes: tuple[int, int], gate: int = NO_GATE) -> Tensor:
@@ -75,10 +85,10 @@ def block_parts(kind: BlockFormat, blocks: Tensor) -> tuple[Tensor, Tensor, Tens
     """[N, B, block_bytes] uint8 -> integers [N, B, 32], scales and, where there are any, minima [N, B]; float32."""
     limits = blocks[..., : kind.limit_bytes].contiguous().view(torch.float16).float()
     packed = blocks[..., kind.limit_bytes :].contiguous()
-    if kind == Q8_0:
+    if kind.layout == Q8_0.layout:
         return packed.view(torch.int8).float(), limits[..., 0], None
     nibbles = torch.cat([packed & 15, packed >> 4], -1).float()
-    if kind == Q4_0:
+    if kind.layout == Q4_0.layout:
         return nibbles - 8, limits[..., 0], None
     return nibbles, limits[..., 0], limits[..., 1]
 
@@ -89,7 +99,7 @@ def panel_bytes(format_name: str, sizes: tuple[int, int], gate: int = NO_GATE) -
     num_panels = -(-rows // PANEL) if gate == NO_GATE else -(-(rows // 2) // (PANEL // 2))
     if format_name == "BF16":
         return num_panels * PANEL * cols * 2
-    return num_panels * PANEL * -(-cols // BLOCK) * FORMATS[format_name].block_bytes
+    return num_panels * PANEL * -(-cols // BLOCK) * PANEL_FORMATS[format_name].block_bytes
 
 
 def _bf16_rows(panels: Tensor, sizes: tuple[int, int], gate: int) -> Tensor:

@@ -294,10 +294,16 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return (wide * inverses).clamp(-127, 127).round(), scales
 
 
-def quantized_linear(x: Tensor, integers: Tensor, scales: Tensor, minima: Tensor | None = None) -> Tensor:
-    """[M, K] bfloat16 -> [M, N] float32, inputs as 8-bit integers. The weight: integers [N, B, 32], with scales and
-    minima [N, B], all float32."""
+def quantized_linear(
+    x: Tensor, integers: Tensor, scales: Tensor, minima: Tensor | None = None, *, wide: bool = False
+) -> Tensor:
+    """[M, K] bfloat16 -> [M, N] float32, inputs as 8-bit integers; `wide`: and what that leaves of them as such, too.
+    The weight: integers [N, B, 32], with scales and minima [N, B], all float32."""
     quants, factors = quantize_rows(x)
+    if wide:
+        rest = (x.float() - (quants * factors).flatten(1)[:, : x.shape[1]]).bfloat16()
+        parts = (quantized_linear(part, integers, scales, minima) for part in (x, torch.where(x.isfinite(), rest, x)))
+        return sum(parts, torch.zeros(()))
     sums = torch.einsum("mbi,nbi->mnb", quants, integers) * factors.transpose(1, 2)
     result = (sums.double() * scales).sum(-1)
     if minima is not None:

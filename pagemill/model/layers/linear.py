@@ -223,6 +223,9 @@ class QKVLinear(Linear):
         self.sizes = tuple(len(part) for part in rows[:num_parts])
         """Of query, key and value in this rank's output."""
 
+    def take(self, parts: Sequence[Tensor | QuantizedTensor]) -> None:
+        self.weight = self._reader.held.prepare_qkv(parts, self._ctx.dtype)
+
     def checkpoint_tensors(self) -> Iterator[LayerTensor]:
         yield from super().checkpoint_tensors()
         unused = [replace(tensor.stored, unused=True) for tensor in self._reader.tensors(0)]
@@ -258,6 +261,9 @@ class JoinedQKVLinear(PickedLinear):
         plain = value.unsqueeze(1) * layout.head_size + torch.arange(layout.head_size)
         picked = torch.cat([turned, plain]).flatten()
         super().__init__(in_size, (num_heads + 2 * num_kv_heads) * layout.head_size, picked, bias=bias, ctx=ctx)
+
+    def take(self, parts: Sequence[Tensor | QuantizedTensor]) -> None:
+        self.weight = self._reader.held.prepare_qkv(parts, self._ctx.dtype)
 
 
 class RowLinear(Linear):

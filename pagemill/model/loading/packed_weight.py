@@ -9,12 +9,25 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.linear_int import BLOCK, Q4_0, Q4_1, Q8_0, ROWS_AT_ONCE, BlockFormat
+from pagemill.model.kernels.linear_int import (
+    BLOCK,
+    FLOAT8,
+    FLOAT8_UNIT,
+    NF4,
+    NF4_LEVELS,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    ROWS_AT_ONCE,
+    BlockFormat,
+)
 from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 
 HALF_ROUNDING = 2.0**-11
 """Of a value, what the nearest 16-bit float may be off by."""
+LEVEL_ERROR = 1e-6
+"""By which a table's numbers may differ from those that kernels have."""
 NIBBLE_ZERO = 8
 """What is added to a value of 4 bits to store it from 0 up."""
 
@@ -42,6 +55,8 @@ class PackedWeight(QuantizedTensor):
     zeros: Tensor | None = None
     """[out, G] of any type: which value stands for 0; None: the value 0 does, everywhere."""
     inputs: Inputs = Inputs.FLOATS
+    levels: Tensor | None = None
+    """[16] float32: what values of 4 bits, from -8 on, stand for, without zeros; None: themselves."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -71,7 +86,7 @@ class PackedWeight(QuantizedTensor):
     @property
     def description(self) -> str:
         """For a line in the log."""
-        kind = "floats" if self.is_float else "integers"
+        kind = "floats" if self.is_float else "integers" if self.levels is None else "indices"
         size = self.group_size
         groups = "an order of their own" if size is None else f"groups of {size}"
         return f"{self.bits}-bit {kind} in {groups}"
@@ -82,6 +97,8 @@ class PackedWeight(QuantizedTensor):
         for begin in range(0, len(made), ROWS_AT_ONCE):
             rows = slice(begin, begin + ROWS_AT_ONCE)
             part = self.values[rows].float()
+            if self.levels is not None:
+                part = self.levels[self.values[rows].int() + NIBBLE_ZERO]
             if self.zeros is not None:
                 part -= self.zeros[rows].float()[:, self.groups]
             made[rows] = part.mul_(self.scales[rows].float()[:, self.groups])
@@ -101,12 +118,15 @@ class PackedWeight(QuantizedTensor):
             return None
         if any(part.inputs is not self.inputs or not torch.equal(part.groups, self.groups) for part in parts):
             return None
+        if not all(_same_levels(part.levels, self.levels) for part in parts):
+            return None
         values = torch.cat([part.values.view(torch.int8) for part in parts]).view(self.values.dtype)
         scales = torch.cat([part.scales.float() for part in parts])
         zeros = None
         if any(part.zeros is not None for part in parts):
             zeros = torch.cat([part._all_zeros().float() for part in parts])
-        return PackedWeight(max(part.bits for part in parts), values, scales, self.groups, zeros, self.inputs)
+        bits = max(part.bits for part in parts)
+        return PackedWeight(bits, values, scales, self.groups, zeros, self.inputs, self.levels)
 
     def sorted_inputs(self) -> "tuple[PackedWeight, Tensor | None]":
         """The weight with its inputs in the order of their groups, and that order, [in] int64: the weight times
@@ -120,19 +140,33 @@ class PackedWeight(QuantizedTensor):
         """The same weight as blocks of the kernels, its scales and minima as 16-bit floats; None where a block of 32
         inputs has several scales, or the kernels' types cannot hold it."""
         width = self.values.shape[1]
-        if self.is_float or width % BLOCK:
+        if width % BLOCK:
             return None
         blocks = self.groups.view(-1, BLOCK)
         if not bool((blocks == blocks[:, :1]).all()):
             return None
+        if self.is_float:
+            return self._float_blocks(blocks[:, 0])
         if self.bits <= 4:
             return self._nibble_blocks(blocks[:, 0])
         return self._byte_blocks(blocks[:, 0])
+
+    def _float_blocks(self, groups: Tensor) -> BlockTensor | None:
+        scales = _as_halves(self.scales.float() * FLOAT8_UNIT)
+        bytes_ = self.values.view(torch.uint8)
+        if scales is None or self.zeros is not None or bool(((bytes_ & 127) == 127).any()):  # which are no numbers
+            return None
+        return _blocks(FLOAT8, [scales[:, groups]], bytes_.view(len(self), -1, BLOCK))
 
     def _nibble_blocks(self, groups: Tensor) -> BlockTensor | None:
         scales = _as_halves(self.scales.float())
         if scales is None:
             return None
+        kind = Q4_0
+        if self.levels is not None:
+            if not _same_levels(self.levels, torch.tensor(NF4_LEVELS)) or self.zeros is not None:
+                return None
+            kind = NF4
         limits = [scales[:, groups]]
         if self.zeros is not None:
             minima = _as_halves(self.scales.float() * (self.zeros.float() + NIBBLE_ZERO).neg_())
@@ -141,7 +175,7 @@ class PackedWeight(QuantizedTensor):
             limits.append(minima[:, groups])
         nibbles = (self.values + NIBBLE_ZERO).view(torch.uint8).view(len(self), -1, BLOCK)
         integers = nibbles[..., : BLOCK // 2] | nibbles[..., BLOCK // 2 :] << 4
-        return _blocks(Q4_0 if self.zeros is None else Q4_1, limits, integers)
+        return _blocks(kind if self.zeros is None else Q4_1, limits, integers)
 
     def _byte_blocks(self, groups: Tensor) -> BlockTensor | None:
         scales = _as_halves(self.scales.float())
@@ -164,6 +198,12 @@ def neighbours(width: int, size: int, first: int = 0, device: torch.device | Non
     begin with that of the first: [width] int64."""
     size = min(size, first + width)  # whoever wrote a file may say any number
     return torch.arange(first, first + width, device=device) // size - first // size
+
+
+def _same_levels(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return bool(torch.allclose(one.cpu(), other.cpu(), rtol=0, atol=LEVEL_ERROR))
 
 
 def _as_halves(exact: Tensor) -> Tensor | None:

@@ -32,7 +32,7 @@ _MAX_STATE = 4096
 
 class TableWeights(PackedMethod):
     """weight: two indices of a table in each byte, the first in the high bits, all rows one after the other; absmax: a
-    scale for each block of them. No device here multiplies those: they are dequantized."""
+    scale for each block of them. Where blocks are of neighbouring inputs, kernels may multiply them as they are."""
 
     def __init__(self, kind: str, nested: bool, computing: QuantMethod) -> None:
         """`nested`: whether scales are indices of a table, too."""
@@ -64,17 +64,26 @@ class TableWeights(PackedMethod):
     ) -> Tensor | QuantizedTensor:
         tensors = only_tensors(stored)
         state = _state(tensors[f"weight.quant_state.bitsandbytes__{self._kind}"], part.shape, self._nested)
-        self._note.warn(self._kind, str(dtype)[6:])
         absmax = tensors["weight.absmax"]
         if self._nested:
             scales = tensors["weight.nested_absmax"].repeat_interleave(NESTED_BLOCK)[: len(absmax)]
             absmax = tensors["weight.nested_quant_map"][absmax.long()] * scales + state
         packed = tensors["weight"].flatten()
-        values = tensors["weight.quant_map"][torch.stack([packed >> 4, packed & 15], -1).flatten().long()]
-        count = math.prod(part.shape)
-        whole = values[:count].mul_(absmax.repeat_interleave(BLOCK)[:count]).view(part.shape)
+        indices = torch.stack([packed >> 4, packed & 15], -1).flatten()
+        table = tensors["weight.quant_map"]
         rows = part.rows
         columns = part.columns
+        if part.shape[1] % BLOCK == 0 and self.takes_packed:
+            values = (indices.view(part.shape)[rows.start : rows.stop, columns.start : columns.stop] - 8).view(
+                torch.int8
+            )
+            first = columns.start // BLOCK
+            scales = absmax.view(part.shape[0], -1)[rows.start : rows.stop, first : ceil_div(columns.stop, BLOCK)]
+            groups = neighbours(len(columns), BLOCK, columns.start, values.device)
+            return PackedWeight(4, values.contiguous(), scales.contiguous(), groups, levels=table)
+        self._note.warn(self._kind, str(dtype)[6:])
+        count = math.prod(part.shape)
+        whole = table[indices[:count].long()].mul_(absmax.repeat_interleave(BLOCK)[:count]).view(part.shape)
         return whole[rows.start : rows.stop, columns.start : columns.stop].to(dtype)
 
 

@@ -94,7 +94,7 @@ def _eight_bits(weight: PackedWeight) -> eight_bits.EightBits | None:
 
 def _grouped(weight: PackedWeight, dtype: torch.dtype, gate: str | None) -> LinearWeight | None:
     """The weight for the kernels of grouped integers; None where it is none for them."""
-    if weight.is_float:
+    if weight.is_float or weight.levels is not None:
         return None
     ordered, order = weight.sorted_inputs()
     size = ordered.group_size

@@ -43,10 +43,10 @@ class Integers4(Integers):
         super().__init__(quantize_floats=True)
         self._group_size = group_size
 
-    def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
-        if isinstance(weight, QuantizedTensor) or weight.shape[1] % self._group_size:
-            return super().prepare(weight, gate)
-        return super().prepare(quantize(floats(weight, torch.bfloat16), self._group_size), gate)
+    def _prepared(self, weight: Tensor | QuantizedTensor, gate: str | None, *, wide: bool) -> LinearWeight:
+        if not isinstance(weight, QuantizedTensor) and weight.shape[1] % self._group_size == 0:
+            weight = quantize(floats(weight, torch.bfloat16), self._group_size)
+        return super()._prepared(weight, gate, wide=wide)
 
 
 def make(request: QuantRequest) -> Quantization:

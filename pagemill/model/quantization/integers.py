@@ -7,11 +7,11 @@ from torch import Tensor
 
 from pagemill.errors import ConfigError
 from pagemill.model.kernels.linear import packs_natively
-from pagemill.model.kernels.linear_int import BLOCK, Q8_0, pack_blocks, quantize_q8
+from pagemill.model.kernels.linear_int import BLOCK, Q8_0, WIDE, pack_blocks, quantize_q8
 from pagemill.model.kernels.weight_memory import WeightMemory
 from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.loading.packed_weight import PackedWeight
-from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
+from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats, stacked
 from pagemill.model.quantization.device import DeviceWeights
 from pagemill.model.quantization.experts import SeparateExperts
 from pagemill.model.quantization.interface import (
@@ -30,13 +30,16 @@ from pagemill.model.quantization.unquantized import Unquantized
 
 
 class Integers(QuantMethod):
-    """Quantized files in their own precision; other weights as they are or, if `quantize_floats`, in 8 bits."""
+    """Quantized files in their own precision; other weights as they are or, if `quantize_floats`, in 8 bits. Integers
+    are multiplied with inputs of 8 bits; with `wide_inputs`, those that a model is the most sensitive to with inputs of
+    16: floats that have become integers, the output head mostly, and what makes queries, keys and values."""
 
     takes_blocks = True
     takes_packed = True
 
-    def __init__(self, *, quantize_floats: bool) -> None:
+    def __init__(self, *, quantize_floats: bool, wide_inputs: bool = False) -> None:
         self._quantize_floats = quantize_floats
+        self._wide_inputs = wide_inputs
         self._memory = WeightMemory()
         self._floats = Unquantized(self._memory)
         self._note = Once(
@@ -45,20 +48,28 @@ class Integers(QuantMethod):
         )
 
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
+        return self._prepared(weight, gate, wide=False)
+
+    def prepare_qkv(self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype) -> LinearWeight:
+        if not self._wide_inputs:
+            return self.prepare_stacked(parts, dtype)
+        return self._prepared(stacked(parts, dtype), None, wide=True)
+
+    def _prepared(self, weight: Tensor | QuantizedTensor, gate: str | None, *, wide: bool) -> LinearWeight:
         if isinstance(weight, BlockTensor):
-            return self._panels(weight, gate)
+            return self._panels(weight, gate, wide)
         if isinstance(weight, PackedWeight):
             ordered, order = weight.sorted_inputs()
             blocks = ordered.as_blocks()
             if blocks is None:
                 self._note.warn(weight.description)
                 return self._floats.prepare(weight.dequantized(torch.bfloat16), gate)
-            panels = self._panels(blocks, gate)
+            panels = self._panels(blocks, gate, wide)
             return panels if order is None else OrderedWeight(panels, order)
         plain = floats(weight, torch.bfloat16)
         if not self._quantize_floats or plain.shape[1] % BLOCK:
             return self._floats.prepare(plain, gate)
-        return self._panels(BlockTensor(Q8_0, quantize_q8(plain)), gate)
+        return self._panels(BlockTensor(Q8_0, quantize_q8(plain)), gate, self._wide_inputs)
 
     def prepare_stacked(
         self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype, gate: str | None = None
@@ -72,8 +83,9 @@ class Integers(QuantMethod):
             return self._floats.prepare_stacked(parts, dtype, gate)
         return super().prepare_stacked(parts, dtype, gate)
 
-    def _panels(self, weight: BlockTensor, gate: str | None) -> LinearWeight:
-        return PanelWeight(pack_blocks(weight.kind, weight.blocks, gate=GATES[gate], memory=self._memory))
+    def _panels(self, weight: BlockTensor, gate: str | None, wide: bool) -> LinearWeight:
+        kind = WIDE.get(weight.kind.name, weight.kind) if wide else weight.kind
+        return PanelWeight(pack_blocks(kind, weight.blocks, gate=GATES[gate], memory=self._memory))
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
         return SeparateExperts(self, sizes, gate)
@@ -90,7 +102,7 @@ def as_stored(request: QuantRequest) -> QuantMethod:
     if request.dequantize:
         return Unquantized()
     if runs(request):
-        return Integers(quantize_floats=request.quantize_floats)
+        return Integers(quantize_floats=request.quantize_floats, wide_inputs=bool(request.config))
     on_gpu = request.device.startswith("cuda") and request.config
     return DeviceWeights(request.dtype) if on_gpu else Unquantized()
 

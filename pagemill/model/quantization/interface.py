@@ -129,6 +129,10 @@ class QuantMethod(ABC):
         """`prepare` of weights one under the other; floats are of the model's `dtype`."""
         return self.prepare(stacked(parts, dtype), gate)
 
+    def prepare_qkv(self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype) -> LinearWeight:
+        """`prepare_stacked` for the layer that makes queries, keys and values, whose errors matter the most."""
+        return self.prepare_stacked(parts, dtype)
+
     @abstractmethod
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
         """Room for the experts of a layer, whose weights come as `prepare` takes them; `gate` as for `prepare`."""

@@ -26,6 +26,9 @@ class PackedMethod(QuantMethod):
     ) -> LinearWeight:
         return self._computing.prepare_stacked(parts, dtype, gate)
 
+    def prepare_qkv(self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype) -> LinearWeight:
+        return self._computing.prepare_qkv(parts, dtype)
+
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
         return self._computing.experts(sizes, dtype, device, gate)
 

@@ -46,6 +46,9 @@ class Transposed(QuantMethod):
     ) -> LinearWeight:
         return self._method.prepare_stacked(parts, dtype, gate)
 
+    def prepare_qkv(self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype) -> LinearWeight:
+        return self._method.prepare_qkv(parts, dtype)
+
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
         return self._method.experts(sizes, dtype, device, gate)
 

@@ -200,7 +200,20 @@ enum PmFormat : int64_t {
   PM_Q4_PANELS = 2,
   // 16-bit float scale and minimum [output][2]; half bytes as above, 0 standing for the minimum.
   PM_Q4_MIN_PANELS = 3,
+  // 16-bit float scale [output]; half bytes as above, each the index of one of the 16 numbers of NF4_LEVELS.
+  PM_NF4_PANELS = 4,
+  // 16-bit float [output], the scale times FLOAT8_UNIT; 8-bit floats (e4m3) where the others have bytes.
+  PM_FLOAT8_PANELS = 5,
+  // Added to a format of integers: inputs become 16-bit integers, as two of 8 bits each.
+  PM_WIDE_INPUTS = 16,
 };
+constexpr int64_t PM_LAYOUT = PM_WIDE_INPUTS - 1;
+// So that 16 bits hold the scales of 8-bit floats: the largest of a weight is 448.
+constexpr float FLOAT8_UNIT = 256.0f;
+
+// What the half bytes of PM_NF4_PANELS stand for (Dettmers et al., "QLoRA", 2023), as bfloat16.
+constexpr uint16_t NF4_LEVELS[16] = {0xbf80, 0xbf32, 0xbf06, 0xbeca, 0xbe92, 0xbe3d, 0xbdba, 0x0000,
+                                     0x3da3, 0x3e25, 0x3e7c, 0x3ead, 0x3ee2, 0x3f10, 0x3f39, 0x3f80};
 
 constexpr int64_t LINEAR_PANEL = 32;
 constexpr int64_t QUANT_BLOCK = 32;
@@ -230,7 +243,8 @@ struct LinearArgs {
   int64_t x_stride;
   int64_t out_stride;
   int64_t out_dtype;
-  // Formats of integers multiply inputs of 8 bits. Where they are, after `quantize_rows` for all rows.
+  // Formats of integers multiply inputs of 8 bits, those of small floats inputs in their own order. Where they are, after
+  // `quantize_rows` for all rows.
   void* quantized;
 };
 
@@ -253,12 +267,16 @@ inline int64_t num_panels(const PmLinear& linear) { return (linear.rows + LINEAR
 // Of QUANT_BLOCK inputs for the outputs of a panel, in a format of integers: a scale for each output, where there is one a
 // minimum, the integers.
 constexpr int64_t panel_block_bytes(int64_t format) {
-  const int64_t limits = format == PM_Q4_MIN_PANELS ? 4 : 2;
-  return LINEAR_PANEL * (limits + (format == PM_Q8_PANELS ? QUANT_BLOCK : QUANT_BLOCK / 2));
+  const int64_t layout = format & PM_LAYOUT, limits = layout == PM_Q4_MIN_PANELS ? 4 : 2;
+  const bool bytes = layout == PM_Q8_PANELS || layout == PM_FLOAT8_PANELS;
+  return LINEAR_PANEL * (limits + (bytes ? QUANT_BLOCK : QUANT_BLOCK / 2));
 }
 
 // The integer that stands for 0 in a format's weights.
-constexpr int32_t zero_of(int64_t format) { return format == PM_Q8_PANELS ? 128 : format == PM_Q4_PANELS ? 8 : 0; }
+constexpr int32_t zero_of(int64_t format) {
+  const int64_t layout = format & PM_LAYOUT;
+  return layout == PM_Q8_PANELS ? 128 : layout == PM_Q4_PANELS ? 8 : 0;
+}
 
 inline int64_t panel_bytes(const PmLinear& linear) {
   if (linear.format == PM_BF16_PANELS) return linear.cols * LINEAR_PANEL * 2;

@@ -3,6 +3,7 @@
 // the batch.
 #pragma once
 
+#include "linear_codes.h"
 #include "linear_int.h"
 
 namespace {
@@ -17,20 +18,6 @@ constexpr int LINEAR_ROWS = 1;
 #endif
 // Bytes of the input after whose rows the weights are read again: they stay in the second-level cache meanwhile.
 constexpr int64_t CHUNK_BYTES = 288 * 1024;
-
-// acc[lane] += low(w) * low(x) + high(w) * high(x), for pairs of bfloat16.
-PM_INLINE vf dot_pairs(vf acc, vu w, uint32_t x) {
-#if defined(__AVX512BF16__)
-  return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)x));
-#else
-  const uint32_t low = x << 16, high = x & 0xffff0000u;
-  float a, b;
-  memcpy(&a, &low, sizeof a);
-  memcpy(&b, &high, sizeof b);
-  acc = fma((vf)(w << 16), splat(a), acc);
-  return fma((vf)(w & 0xffff0000u), splat(b), acc);
-#endif
-}
 
 PM_INLINE uint32_t load_pair(const bf16* x) {
   uint32_t pair;
@@ -115,7 +102,7 @@ void linear_bf16(const LinearArgs& args, int64_t begin, int64_t end) {
 
 // A new format is a case here and a file beside this one.
 void linear(const LinearArgs& args, int64_t begin, int64_t end) {
-  switch (args.linear.format) {
+  switch (args.linear.format & PM_LAYOUT) {
     case PM_BF16_PANELS:
       return linear_bf16(args, begin, end);
     case PM_Q8_PANELS:
@@ -124,7 +111,31 @@ void linear(const LinearArgs& args, int64_t begin, int64_t end) {
       return linear_int<Q4>(args, begin, end);
     case PM_Q4_MIN_PANELS:
       return linear_int<Q4Min>(args, begin, end);
+    case PM_NF4_PANELS:
+      return linear_codes<Nf4>(args, begin, end);
+    case PM_FLOAT8_PANELS:
+      return linear_codes<Float8>(args, begin, end);
   }
+}
+
+// Rows [begin, end) of x, as the format wants them, to their places in args.quantized.
+void quantize_rows(const LinearArgs& args, int64_t begin, int64_t end) {
+  switch (args.linear.format & PM_LAYOUT) {
+    case PM_BF16_PANELS:
+      return;
+    case PM_NF4_PANELS:
+      return arrange_rows<Nf4>(args, begin, end);
+    case PM_FLOAT8_PANELS:
+      return arrange_rows<Float8>(args, begin, end);
+  }
+  quantize_integers(args, begin, end);
+}
+
+int64_t quantized_bytes(const LinearArgs& args) {
+  const int64_t layout = args.linear.format & PM_LAYOUT;
+  if (layout == PM_BF16_PANELS) return 0;
+  if (layout == PM_NF4_PANELS || layout == PM_FLOAT8_PANELS) return args.num_rows * arranged_stride(args.linear.cols);
+  return args.num_rows * (args.linear.format & PM_WIDE_INPUTS ? 2 : 1) * QuantRows(args.linear.cols, nullptr).stride;
 }
 
 }  // namespace

@@ -12,6 +12,20 @@ constexpr int LINEAR_VECS = (int)(LINEAR_PANEL / LANES);
 // How early weights are fetched, in bytes.
 constexpr int64_t LINEAR_PREFETCH = 4096, LINEAR_INT_PREFETCH = 8192;
 
+// acc[lane] += low(w) * low(x) + high(w) * high(x), for pairs of bfloat16.
+PM_INLINE vf dot_pairs(vf acc, vu w, uint32_t x) {
+#if defined(__AVX512BF16__)
+  return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)x));
+#else
+  const uint32_t low = x << 16, high = x & 0xffff0000u;
+  float a, b;
+  memcpy(&a, &low, sizeof a);
+  memcpy(&b, &high, sizeof b);
+  acc = fma((vf)(w << 16), splat(a), acc);
+  return fma((vf)(w & 0xffff0000u), splat(b), acc);
+#endif
+}
+
 template <class T>
 PM_INLINE void store_outputs(T* out, const vf* values, int64_t count, int first, int last) {
   for (int v = first; v < last; ++v) {

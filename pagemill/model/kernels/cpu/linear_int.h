@@ -17,6 +17,8 @@ constexpr int INT_ROWS = 2;
 #else
 constexpr int INT_ROWS = 1;
 #endif
+// Rows of the input of which each is one or two that are quantized.
+constexpr int64_t int_rows_at_once(bool wide) { return wide && INT_ROWS > 1 ? INT_ROWS / 2 : INT_ROWS; }
 // Up to so many rows, making a panel ready costs more than it saves.
 constexpr int64_t DIRECT_ROWS = 3 * INT_ROWS;
 // Bytes of quantized input after whose rows the weights are read again: they stay in the second-level cache meanwhile.
@@ -249,46 +251,73 @@ PM_INLINE void multiply_int_rows(int64_t count, const Panel& panel, const QuantR
   if constexpr (ROWS > 1) multiply_int_rows<Panel, ROWS - 1>(count, panel, x, row, acc);
 }
 
+// Rows whose inputs are two rows of 8 bits each.
+template <class Panel>
+PM_INLINE void multiply_wide_rows(int64_t count, const Panel& panel, const QuantRows& x, int64_t row,
+                                  vf (&acc)[INT_ROWS][LINEAR_VECS]) {
+  vf rest[INT_ROWS][LINEAR_VECS];
+  if constexpr (INT_ROWS == 1) {
+    multiply_int_rows<Panel, 1>(1, panel, x, 2 * row, acc);
+    multiply_int_rows<Panel, 1>(1, panel, x, 2 * row + 1, rest);
+    for (int v = 0; v < LINEAR_VECS; ++v) acc[0][v] += rest[0][v];
+    return;
+  }
+  multiply_int_rows<Panel, INT_ROWS>(2 * count, panel, x, 2 * row, rest);
+#pragma GCC unroll 3
+  for (int r = 0; r < INT_ROWS / 2; ++r)
+    for (int v = 0; r < count && v < LINEAR_VECS; ++v) acc[r][v] = rest[2 * r][v] + rest[2 * r + 1][v];
+}
+
 // Panel number `index` for rows [begin, end). `panel_of(part)` stands at its first block.
-template <class PanelOf>
+template <bool WIDE, class PanelOf>
 void linear_int_rows(const LinearArgs& args, int64_t index, PanelOf panel_of, const QuantRows& x, int64_t begin,
                      int64_t end) {
   // Equal shares: 7 rows are 4 and 3, not 6 and 1.
-  const int64_t parts = ceil_div(end - begin, INT_ROWS);
+  const int64_t parts = ceil_div(end - begin, int_rows_at_once(WIDE));
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t row = begin + (end - begin) * part / parts, next = begin + (end - begin) * (part + 1) / parts;
     vf acc[INT_ROWS][LINEAR_VECS];
-    multiply_int_rows<decltype(panel_of(0)), INT_ROWS>(next - row, panel_of(part), x, row, acc);
+    if constexpr (WIDE)
+      multiply_wide_rows(next - row, panel_of(part), x, row, acc);
+    else
+      multiply_int_rows<decltype(panel_of(0)), INT_ROWS>(next - row, panel_of(part), x, row, acc);
     finish_rows(args, index, row, next - row, acc);
   }
 }
 
-template <class Format>
-void linear_int(const LinearArgs& args, int64_t begin, int64_t end) {
+template <class Format, bool WIDE>
+void linear_int_of(const LinearArgs& args, int64_t begin, int64_t end) {
   static thread_local ThreadBuffer memory;
+  constexpr int64_t AT_ONCE = int_rows_at_once(WIDE), DIRECT = WIDE ? DIRECT_ROWS / 2 : DIRECT_ROWS;
   const QuantRows x(args.linear.cols, args.quantized);
-  const int64_t chunks = ceil_div(args.num_rows, max_of(1, INT_CHUNK_BYTES / x.stride / INT_ROWS) * INT_ROWS);
+  const int64_t chunks = ceil_div(args.num_rows, max_of(1, INT_CHUNK_BYTES / x.stride / INT_ROWS) * AT_ONCE);
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t chunk = args.num_rows * i / chunks, stop = args.num_rows * (i + 1) / chunks;
     for (int64_t index = begin; index < end; ++index) {
       const char* panel = (const char*)args.linear.weight + index * x.num_blocks * Format::BYTES;
-      if (stop - chunk <= DIRECT_ROWS) {
-        if (stop - chunk <= INT_ROWS)
-          linear_int_rows(args, index, [&](int64_t) { return Direct<Format, true>{panel}; }, x, chunk, stop);
+      if (stop - chunk <= DIRECT) {
+        if (stop - chunk <= AT_ONCE)
+          linear_int_rows<WIDE>(args, index, [&](int64_t) { return Direct<Format, true>{panel}; }, x, chunk, stop);
         else
-          linear_int_rows(args, index, [&](int64_t) { return Direct<Format, false>{panel}; }, x, chunk, stop);
+          linear_int_rows<WIDE>(args, index, [&](int64_t) { return Direct<Format, false>{panel}; }, x, chunk, stop);
         continue;
       }
       char* ready = (char*)memory.at_least(x.num_blocks * Prepared<Format>::BYTES);
       Prepared<Format>::make(panel, x.num_blocks, ready);
       const char* upcoming = panel + x.num_blocks * Format::BYTES;
-      const int64_t lines = ceil_div(Format::BYTES, 64 * ceil_div(stop - chunk, INT_ROWS));
+      const int64_t lines = ceil_div(Format::BYTES, 64 * ceil_div(stop - chunk, AT_ONCE));
       const auto part_of = [&](int64_t part) {
         return Prepared<Format>{panel, ready, upcoming + part * x.num_blocks * lines * 64, lines};
       };
-      linear_int_rows(args, index, part_of, x, chunk, stop);
+      linear_int_rows<WIDE>(args, index, part_of, x, chunk, stop);
     }
   }
+}
+
+template <class Format>
+void linear_int(const LinearArgs& args, int64_t begin, int64_t end) {
+  if (args.linear.format & PM_WIDE_INPUTS) return linear_int_of<Format, true>(args, begin, end);
+  linear_int_of<Format, false>(args, begin, end);
 }
 
 }  // namespace

@@ -58,10 +58,42 @@ void row_of_integers(const PmLinear& linear, int64_t index, bf16* row) {
   }
 }
 
+float bf16_of(uint32_t bits) {
+  bits <<= 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// The number that a code stands for.
+template <int64_t FORMAT>
+float number_of(uint32_t code) {
+  if (FORMAT == PM_NF4_PANELS) return bf16_of(NF4_LEVELS[code]);
+  return bf16_of((code & 0x80) << 8 | (code & 0x7f) << 4) * (0x1p120f / FLOAT8_UNIT);
+}
+
+template <int64_t FORMAT>
+void row_of_codes(const PmLinear& linear, int64_t index, bf16* row) {
+  constexpr bool HALF_BYTES = FORMAT == PM_NF4_PANELS;
+  constexpr int64_t block_bytes = panel_block_bytes(FORMAT);
+  const int64_t num_blocks = ceil_div(linear.cols, QUANT_BLOCK), output = index % LINEAR_PANEL;
+  const char* block = (const char*)linear.weight + index / LINEAR_PANEL * num_blocks * block_bytes;
+  for (int64_t b = 0; b < num_blocks; ++b, block += block_bytes) {
+    const float scale = half_at(block + output * 2);
+    const char* codes = block + LINEAR_PANEL * 2 + output * 4;
+    for (int64_t i = 0; i < QUANT_BLOCK && b * QUANT_BLOCK + i < linear.cols; ++i) {
+      const int64_t at = HALF_BYTES ? i % (QUANT_BLOCK / 2) : i;
+      const uint8_t byte = (uint8_t)codes[at / 4 * GROUP_BYTES + at % 4];
+      const uint32_t code = !HALF_BYTES ? byte : i < QUANT_BLOCK / 2 ? byte & 15 : byte >> 4;
+      store(row + b * QUANT_BLOCK + i, splat(number_of<FORMAT>(code) * scale), 1);
+    }
+  }
+}
+
 }  // namespace
 
 void row_of_weight(const PmLinear& linear, int64_t index, void* row) {
-  switch (linear.format) {
+  switch (linear.format & PM_LAYOUT) {
     case PM_BF16_PANELS:
       return row_of_bf16(linear, index, (bf16*)row);
     case PM_Q8_PANELS:
@@ -70,6 +102,10 @@ void row_of_weight(const PmLinear& linear, int64_t index, void* row) {
       return row_of_integers<PM_Q4_PANELS>(linear, index, (bf16*)row);
     case PM_Q4_MIN_PANELS:
       return row_of_integers<PM_Q4_MIN_PANELS>(linear, index, (bf16*)row);
+    case PM_NF4_PANELS:
+      return row_of_codes<PM_NF4_PANELS>(linear, index, (bf16*)row);
+    case PM_FLOAT8_PANELS:
+      return row_of_codes<PM_FLOAT8_PANELS>(linear, index, (bf16*)row);
   }
 }
 

@@ -87,13 +87,16 @@ void pack_scaled(const PanelRows& rows, int64_t num_blocks, int64_t words, uint3
 
 void pack_panel(const PmLinear& linear, const PanelRows& rows, char* out) {
   const int64_t num_blocks = ceil_div(linear.cols, QUANT_BLOCK);
-  switch (linear.format) {
+  switch (linear.format & PM_LAYOUT) {
     case PM_BF16_PANELS:
       return pack_words(rows, linear.cols / 2, (uint32_t*)out);
     case PM_Q4_MIN_PANELS:  // scale and minimum together are a word
       return pack_words(rows, num_blocks * 5, (uint32_t*)out);
     case PM_Q4_PANELS:
+    case PM_NF4_PANELS:
       return pack_scaled(rows, num_blocks, 4, 0, out);
+    case PM_FLOAT8_PANELS:
+      return pack_scaled(rows, num_blocks, 8, 0, out);
     case PM_Q8_PANELS:  // signed bytes become unsigned
       return pack_scaled(rows, num_blocks, 8, 0x80808080u, out);
   }

@@ -177,32 +177,58 @@ PM_INLINE uint16_t quantize_block(const bf16* x, int32_t zero, QuantBlock& block
   return largest;
 }
 
+// What rounding took from the numbers of a block, in 16 bits.
+PM_INLINE void rest_of_block(const bf16* x, const QuantBlock& block, bf16* rest) {
+  // The one that the numbers were made with, to the last bit.
+  const float inverse_step = INVERSE_STEP[block.step_at / LIMIT_BYTES];
+  const vf scale = splat(block.scale), inverse = splat(times_power(inverse_step, -block.exponent));
+  for (int i = 0; i < QUANT_BLOCK; i += LANES) {
+    const vf value = load(x + i);
+    vf t = value * inverse;
+    t = t < splat(127.0f) ? t : splat(127.0f);
+    t = t > splat(-127.0f) ? t : splat(-127.0f);
+    const vf rounded = (t + splat(12582912.0f)) - splat(12582912.0f);
+    store(rest + i, fma(rounded, -scale, value));
+  }
+}
+
+// One row of x to row `row` of what is quantized, and what that leaves to the next row where inputs are wide.
+template <bool WIDE>
+void quantize_row(const bf16* x, int64_t cols, int32_t zero, const QuantRows& to, int64_t row) {
+  uint16_t largest = 0;
+  bf16 padded[QUANT_BLOCK] = {};
+  for (int64_t b = 0; b < to.num_blocks; ++b) {
+    const bf16* from = x + b * QUANT_BLOCK;
+    if (cols < (b + 1) * QUANT_BLOCK) {
+      memcpy((void*)padded, from, (cols - b * QUANT_BLOCK) * sizeof(bf16));
+      from = padded;
+    }
+    QuantBlock& block = to.blocks(row)[b];
+    const uint16_t bits = quantize_block(from, zero, block);
+    largest = bits > largest ? bits : largest;
+    if constexpr (WIDE) {
+      bf16 rest[QUANT_BLOCK];
+      rest_of_block(from, block, rest);
+      quantize_block(rest, zero, to.blocks(row + 1)[b]);
+    }
+  }
+  const float poison = largest < 0x7f80 ? 0.0f : __builtin_nanf("");
+  *to.poison(row) = poison;
+  if constexpr (WIDE) *to.poison(row + 1) = poison;
+}
+
 // Rows [begin, end) of x, to their places in args.quantized.
-void quantize_rows(const LinearArgs& args, int64_t begin, int64_t end) {
-  const int64_t cols = args.linear.cols, whole = cols / QUANT_BLOCK;
+void quantize_integers(const LinearArgs& args, int64_t begin, int64_t end) {
+  const int64_t cols = args.linear.cols;
   const int32_t zero = zero_of(args.linear.format);
   const QuantRows to(cols, args.quantized);
   for (int64_t r = begin; r < end; ++r) {
     const bf16* x = (const bf16*)args.x + r * args.x_stride;
-    QuantBlock* blocks = to.blocks(r);
-    uint16_t largest = 0;
-    for (int64_t b = 0; b < whole; ++b) {
-      const uint16_t bits = quantize_block(x + b * QUANT_BLOCK, zero, blocks[b]);
-      largest = bits > largest ? bits : largest;
-    }
-    if (whole < to.num_blocks) {
-      bf16 padded[QUANT_BLOCK] = {};
-      memcpy((void*)padded, x + whole * QUANT_BLOCK, (cols - whole * QUANT_BLOCK) * sizeof(bf16));
-      const uint16_t bits = quantize_block(padded, zero, blocks[whole]);
-      largest = bits > largest ? bits : largest;
-    }
-    *to.poison(r) = largest < 0x7f80 ? 0.0f : __builtin_nanf("");
+    if (args.linear.format & PM_WIDE_INPUTS)
+      quantize_row<true>(x, cols, zero, to, 2 * r);
+    else
+      quantize_row<false>(x, cols, zero, to, r);
   }
-}
-
-int64_t quantized_bytes(const LinearArgs& args) {
-  if (args.linear.format == PM_BF16_PANELS) return 0;
-  return args.num_rows * QuantRows(args.linear.cols, nullptr).stride;
 }
 
 }  // namespace

@@ -151,7 +151,7 @@ BAD: list[tuple[str, Callable[[list[Any]], None], str]] = [
     ("gated_activation", lambda a: a.__setitem__(1, "relu"), r"activation is 'relu', expected silu or gelu_tanh"),
     ("argmax", lambda a: a.__setitem__(0, a[0][0]), r"logits are .* expected \[L, V\]"),
     ("sample", lambda a: a.__setitem__(3, a[3].long()), r"top_k is int64 \[9\], expected int32 \[9\]"),
-    ("linear", lambda a: a.__setitem__(3, "Q2_K"), r"format is 'Q2_K', expected one of BF16, Q4_0, Q4_1, Q8_0"),
+    ("linear", lambda a: a.__setitem__(3, "Q2_K"), r"format is 'Q2_K', expected one of BF16, FLOAT8, NF4, Q4_0"),
     ("linear", lambda a: a.__setitem__(4, 200), r"expected contiguous panels of \d+ bytes: 200 x 96 in BF16"),
     ("linear", lambda a: a.__setitem__(0, a[0].float()), r"x is float32 \[5, 96\], expected bfloat16"),
     ("linear", lambda a: a.__setitem__(6, "relu"), r"gate is 'relu'"),

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from pagemill.model.kernels.linear_int import Q4_0, Q4_1, Q8_0
+from pagemill.model.kernels.linear_int import FLOAT8, NF4, NF4_LEVELS, Q4_0, Q4_1, Q8_0
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight, neighbours
 from pagemill.model.loading.quantized_tensor import stacked, with_rows
 
@@ -86,7 +86,6 @@ def test_weights_are_stacked_where_their_groups_are_the_same() -> None:
 def test_rows_of_eight_bit_floats_are_arranged_as_bytes() -> None:
     values = torch.randn(6, 64).to(torch.float8_e4m3fn)
     weight = PackedWeight(8, values, torch.rand(6, 2), neighbours(64, 32))
-    assert weight.as_blocks() is None
     found = with_rows(weight, lambda rows: torch.nn.functional.pad(rows.flip(0), (0, 0, 0, 2)))
     assert isinstance(found, PackedWeight)
     assert torch.equal(found.dequantized(torch.float32)[:6], expected(weight).flip(0))
@@ -98,3 +97,30 @@ def test_groups_of_a_part_begin_with_its_first() -> None:
     assert neighbours(3, 10**40).tolist() == [0, 0, 0]
     assert random_weight(groups=neighbours(128, 48)).group_size == 48
     assert random_weight(groups=torch.zeros(128, dtype=torch.int64)).group_size == 128
+
+
+def test_blocks_of_eight_bit_floats_hold_the_same_numbers() -> None:
+    values = torch.randn(6, 64).to(torch.float8_e4m3fn)
+    weight = PackedWeight(8, values, torch.rand(6, 2).half(), neighbours(64, 32))
+    blocks = weight.as_blocks()
+    assert blocks is not None
+    assert blocks.kind is FLOAT8
+    assert torch.equal(blocks.dequantized(torch.float32), expected(weight))
+    values.view(torch.uint8)[3, 5] = 0x7F  # NaN
+    assert weight.as_blocks() is None
+
+
+def test_indices_of_nf4_are_blocks_and_others_are_not() -> None:
+    levels = torch.tensor(NF4_LEVELS)
+    weight = dataclasses.replace(random_weight(zeros=False), levels=levels)
+    wanted = levels[weight.values.int() + 8] * weight.scales.float()[:, weight.groups]
+    assert torch.equal(weight.dequantized(torch.float32), wanted)
+    blocks = weight.as_blocks()
+    assert blocks is not None
+    assert blocks.kind is NF4
+    assert ((blocks.dequantized(torch.float32) - wanted).abs() <= wanted.abs() * 2**-8).all()  # of bfloat16
+    assert dataclasses.replace(weight, levels=levels.flip(0)).as_blocks() is None
+    both = stacked([weight, weight], torch.float32)
+    assert isinstance(both, PackedWeight)
+    assert torch.equal(both.dequantized(torch.float32), torch.cat([wanted, wanted]))
+    assert isinstance(stacked([weight, random_weight(zeros=False)], torch.float32), torch.Tensor)
