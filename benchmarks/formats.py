@@ -10,14 +10,15 @@ dequantized weights are what that library decompresses; as GPTQ, AWQ and nf4, as
 call measures one format, and adds to DIR/results.json what it finds; `--table` prints what is there. Checkpoints are
 made in DIR when they are first needed (`--measure` with nothing behind it makes one, and no more).
 
-speed: tokens/s of one sequence of 128 tokens, the fastest of several rounds in which it and the GGUF file take turns,
-with the head as it is stored, and in 8 bits. perplexity: of the checkpoint as it runs, in bfloat16, against its
-dequantized weights in float32. chat: three turns of greedy answers, and how many of their tokens the dequantized
-weights in bfloat16 find the likeliest after the same text.
+speed: tokens/s of one sequence of 128 tokens without drafts, against those of the GGUF file in the same round, of
+which the median is taken, with the head as it is stored, and in 8 bits. perplexity: of the checkpoint as it runs, in
+bfloat16, against its dequantized weights in float32. chat: three turns of greedy answers, and how many of their tokens
+the dequantized weights in bfloat16 find the likeliest after the same text.
 """
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -150,26 +151,32 @@ def in_bfloat16(path: Path) -> None:
     )
 
 
-def speeds(models: dict[str, tuple[Path, str | None]], rounds: int) -> dict[str, float]:
-    """Tokens/s of one sequence: the fastest of the rounds, in which the models take turns."""
+def speeds(models: dict[str, tuple[Path, str | None]], rounds: int) -> dict[str, list[float]]:
+    """Tokens/s of one sequence in each of the rounds, in which the models take turns."""
+    drafts = {"method": "none"}  # how many are right depends on what a model says
     engines = {
-        name: LLM(str(path), quantization=quantization, dtype="bfloat16", max_model_len=512)
+        name: LLM(str(path), quantization=quantization, dtype="bfloat16", max_model_len=512, speculative_config=drafts)
         for name, (path, quantization) in models.items()
     }
     params = SamplingParams(max_tokens=128, temperature=0, ignore_eos=True)
-    best = dict.fromkeys(engines, 0.0)
-    for _ in range(rounds):
+    found: dict[str, list[float]] = {name: [] for name in engines}
+    for number in range(rounds + 1):
         for name, engine in engines.items():
             begin = time.perf_counter()
             engine.generate(["Once upon a time"], params, use_tqdm=False)
-            best[name] = max(best[name], params.max_tokens / (time.perf_counter() - begin))
-    return best
+            if number:  # the first is for warming up
+                found[name].append(params.max_tokens / (time.perf_counter() - begin))
+    return found
 
 
 def measure_speed(gguf: Path, stored: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens/s, of the checkpoint and of the GGUF file in the same call."""
+    """Tokens/s, of the checkpoint and of the GGUF file in the same call, and the medians of their ratios."""
     found = speeds({"Q4_1": (gguf, None), "stored": (stored, None), "int8": (stored, "int8")}, args.rounds)
-    return {"speed": found}
+    ratios = {
+        name: statistics.median(one / base for one, base in zip(found[name], found["Q4_1"], strict=True))
+        for name in found
+    }
+    return {"speed": {name: statistics.median(rates) for name, rates in found.items()}, "ratio": ratios}
 
 
 def measure_perplexity(stored: Path, plain: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -215,8 +222,7 @@ def table(results: dict[str, dict[str, Any]]) -> None:
         cells = [name, f"{row['perplexity']:.3f}" if "perplexity" in row else "-"]
         for key in ("stored percent", "int8 percent"):
             cells.append("{:+.2f}% +- {:.2f}%".format(*row[key]) if key in row else "-")
-        speed = row.get("speed")
-        cells += [f"{speed[key] / speed['Q4_1']:.2f}" if speed else "-" for key in ("stored", "int8")]
+        cells += [f"{row['ratio'][key]:.2f}" if "ratio" in row else "-" for key in ("stored", "int8")]
         cells.append("{} of {}".format(*row["agreed"]) if "agreed" in row else "-")
         print("|", " | ".join(cells), "|")
     for name in (name for name in NAMES if "chat" in results.get(name, {})):

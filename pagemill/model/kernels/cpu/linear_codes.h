@@ -17,6 +17,16 @@ constexpr int64_t CODE_BLOCK_BYTES = BLOCK_PAIRS * LINEAR_PANEL * 4;
 // A format says which inputs of a block are its pairs, and makes those of a vector of outputs. `EXPONENT` is added to
 // that of inputs. A lane of 32 bits has, in half bytes, inputs 4g to 4g + 3 and 4g + 16 to 4g + 19; or bytes of four.
 
+// Of an index of 5 bits, the fifth belongs to the next half byte: the table is there twice.
+struct alignas(64) Nf4Twice {
+  uint16_t levels[32] = {};
+
+  constexpr Nf4Twice() {
+    for (int i = 0; i < 32; ++i) levels[i] = NF4_LEVELS[i % 16];
+  }
+};
+constexpr Nf4Twice NF4_TWICE;
+
 struct Nf4 {
   static constexpr int64_t BYTES = panel_block_bytes(PM_NF4_PANELS);
   static constexpr int32_t EXPONENT = 0;
@@ -35,15 +45,7 @@ struct Nf4 {
   // Of the lowest half bytes of the halves of each lane.
   static PM_INLINE vu look_up(vu codes) {
 #if PM_VEC_BYTES == 64
-    // Of an index of 5 bits, the fifth belongs to the next half byte: the table is there twice.
-    static const auto twice = [] {
-      struct Table {
-        uint16_t levels[32];
-      } table;
-      for (int i = 0; i < 32; ++i) table.levels[i] = NF4_LEVELS[i % 16];
-      return table;
-    }();
-    return (vu)_mm512_permutexvar_epi16((__m512i)codes, _mm512_loadu_si512(twice.levels));
+    return (vu)_mm512_permutexvar_epi16((__m512i)codes, _mm512_load_si512(NF4_TWICE.levels));
 #elif PM_VEC_BYTES == 32
     const auto bytes = [](int shift) {
       uint8_t part[16];
@@ -163,9 +165,11 @@ __attribute__((noinline)) void multiply_codes(Panel panel, const char* x, int64_
   vf sums[ROWS][LINEAR_VECS] = {};
   for (int64_t b = 0; b < num_blocks; ++b) {
     panel.prefetch();
-    vf dots[ROWS][LINEAR_VECS] = {};
+    // Two sums each: one product waits for the one before it.
+    vf dots[ROWS][LINEAR_VECS][2] = {};
 #pragma GCC unroll 4
     for (int g = 0; g < 4; ++g)
+#pragma GCC unroll 8
       for (int v = 0; v < LINEAR_VECS; ++v) {
         vu pair[4];
         panel.pairs(g, v, pair);
@@ -173,19 +177,21 @@ __attribute__((noinline)) void multiply_codes(Panel panel, const char* x, int64_
         for (int r = 0; r < ROWS; ++r) {
           const uint32_t* inputs = (const uint32_t*)(x + r * stride) + 4 * g;
 #pragma GCC unroll 4
-          for (int i = 0; i < 4; ++i) dots[r][v] = dot_pairs(dots[r][v], pair[i], inputs[i]);
+          for (int i = 0; i < 4; ++i) dots[r][v][i % 2] = dot_pairs(dots[r][v][i % 2], pair[i], inputs[i]);
         }
       }
+#pragma GCC unroll 8
     for (int v = 0; v < LINEAR_VECS; ++v) {
       const vf scale = panel.scale(v);
 #pragma GCC unroll 6
-      for (int r = 0; r < ROWS; ++r) sums[r][v] = fma(dots[r][v], scale, sums[r][v]);
+      for (int r = 0; r < ROWS; ++r) sums[r][v] = fma(dots[r][v][0] + dots[r][v][1], scale, sums[r][v]);
     }
     panel.next();
     x += BLOCK_PAIRS * 4;
   }
 #pragma GCC unroll 6
   for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
     for (int v = 0; v < LINEAR_VECS; ++v) acc[r][v] = sums[r][v];
 }
 
