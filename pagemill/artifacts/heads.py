@@ -13,15 +13,22 @@ from pagemill.artifacts.config_names import with_common_names
 from pagemill.artifacts.hf_config import quantization_config, read_folder, require_safetensors, with_classic_rope
 from pagemill.artifacts.json_file import read_json_object
 from pagemill.artifacts.weight_index import INDEX, SINGLE, names_of_weight_files
-from pagemill.catalog.heads import EAGLE, EAGLE3, HEADS, METHODS, MTP, OTHER_NAMES, OWN_LAYERS
+from pagemill.catalog.heads import EAGLE, EAGLE3, HEADS, METHODS, MTP, OTHER_NAMES, OWN_LAYERS, PEAGLE
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
 from pagemill.utils.text import shown
 
+MASK_TOKENS: Final = ("mask_token_id", "pard_token", "ptd_token_id")
+"""What heads call the token that stands for those that are not known yet."""
 LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 _MAX_HEADER: Final = 64 << 20
 _LLAMA: Final = "LlamaForCausalLM"
 """What heads of EAGLE call themselves, as the model does whose layers theirs are like."""
+_SAME_NAME: Final = {
+    (EAGLE, _LLAMA): "EagleLlamaForCausalLM",
+    (PEAGLE, "Eagle3LlamaForCausalLM"): "PeagleLlamaForCausalLM",
+}
+"""Of a method, architectures whose names do not tell them from others -> what they are called here."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +52,14 @@ def speculator_of(folder: Path) -> Speculator | None:
     settings = config.get("speculators_config")
     if kind is None and settings is None:
         return None
-    if kind not in (EAGLE3,):
-        raise ModelError(f"{folder}: speculators_model_type={shown(kind)} is not supported; supported: {EAGLE3}")
+    if kind not in (EAGLE3, PEAGLE):
+        known = f"{EAGLE3}, {PEAGLE}"
+        raise ModelError(f"{folder}: speculators_model_type={shown(kind)} is not supported; supported: {known}")
     verifier = settings.get("verifier") if isinstance(settings, dict) else None
     name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     if not isinstance(name, str) or not name:
         raise ModelError(f"{folder}: speculators_config in its config.json names no verifier")
-    return Speculator(EAGLE3, name, _num_tokens(settings))
+    return Speculator(kind, name, _num_tokens(settings))
 
 
 def _num_tokens(settings: Any) -> int | None:
@@ -76,7 +84,13 @@ def head_method(folder: Path) -> str | None:
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if name == _LLAMA and ((folder / INDEX).is_file() or (folder / SINGLE).is_file()):
         return EAGLE if "fc.weight" in _tensor_names(folder) else None
-    return METHODS.get(OTHER_NAMES.get(name, name))
+    method = METHODS.get(OTHER_NAMES.get(name, name))
+    return PEAGLE if method == EAGLE3 and _mask_token(config) is not None else method
+
+
+def _mask_token(config: Mapping[str, Any]) -> Any:
+    """What stands for tokens that are not known yet, of a head that guesses several at once."""
+    return next((config[key] for key in MASK_TOKENS if config.get(key) is not None), None)
 
 
 def describe_head(name: str, path: Path, model: ModelFacts, method: str, load_format: str) -> ModelFacts:
@@ -89,7 +103,8 @@ def describe_head(name: str, path: Path, model: ModelFacts, method: str, load_fo
     folder = read_folder(path)
     config = _flat(folder.config)
     named = OTHER_NAMES.get(folder.architecture, folder.architecture)
-    architecture = "EagleLlamaForCausalLM" if method == EAGLE and named == _LLAMA else named
+    architecture = _SAME_NAME.get((method, named), named)
+    reads_layers = method in (EAGLE3, PEAGLE)
     if METHODS.get(architecture) != method:
         known = ", ".join(sorted({*HEADS, *OTHER_NAMES} - {"DeepseekV3MTP"}))
         raise ModelError(
@@ -100,14 +115,14 @@ def describe_head(name: str, path: Path, model: ModelFacts, method: str, load_fo
         require_safetensors(path)
     draft_vocab = config.get("draft_vocab_size") or config.get("vocab_size")
     names = set() if dummy else _tensor_names(path)
-    maps = method == EAGLE3 and (draft_vocab != config.get("vocab_size") or "d2t" in names)
+    maps = reads_layers and (draft_vocab != config.get("vocab_size") or "d2t" in names)
     config |= {
         "own_embeddings": "embed_tokens.weight" in names,
         "own_head": "lm_head.weight" in names or maps,
         "maps_vocabulary": maps,
         "tie_word_embeddings": False,
     }
-    if method == EAGLE3:
+    if reads_layers:
         config[LAYER_IDS] = _layer_ids(name, config, model)
     config = check_fields(name, with_classic_rope(with_common_names(config)))
     for key in ("vocab_size", "max_position_embeddings"):
@@ -115,6 +130,8 @@ def describe_head(name: str, path: Path, model: ModelFacts, method: str, load_fo
             raise ModelError(f"{name}: its config.json has no {key}")
     if not isinstance(draft_vocab, int) or not 0 < draft_vocab <= config["vocab_size"]:
         raise ModelError(f"{name}: draft_vocab_size={shown(draft_vocab)} is not within 1 to {config['vocab_size']}")
+    if method == PEAGLE:
+        config["mask_token_id"] = _checked_mask(name, config)
     return ModelFacts(
         name=name,
         path=str(path),
@@ -126,6 +143,13 @@ def describe_head(name: str, path: Path, model: ModelFacts, method: str, load_fo
         vocab_size=draft_vocab,
         quantization_config=quantization_config(config),
     )
+
+
+def _checked_mask(name: str, config: Mapping[str, Any]) -> int:
+    mask = _mask_token(config)
+    if not isinstance(mask, int) or isinstance(mask, bool) or not 0 <= mask < config["vocab_size"]:
+        raise ModelError(f"{name}: mask_token_id={shown(mask)} is not within 0 to {config['vocab_size'] - 1}")
+    return mask
 
 
 def _own_head(model: ModelFacts) -> ModelFacts:

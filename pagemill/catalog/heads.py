@@ -10,6 +10,7 @@ EAGLE3: Final = "eagle3"
 MEDUSA: Final = "medusa"
 MLP_SPECULATOR: Final = "mlp_speculator"
 MTP: Final = "mtp"
+PEAGLE: Final = "peagle"
 
 HEADS: Registry[Any] = Registry(
     "head",
@@ -19,11 +20,17 @@ HEADS: Registry[Any] = Registry(
         "EagleLlamaForCausalLM": "pagemill.model.models.eagle:EagleHead",
         "MLPSpeculatorPreTrainedModel": "pagemill.model.models.mlp_speculator:MLPSpeculator",
         "MedusaModel": "pagemill.model.models.medusa:MedusaHeads",
+        "PeagleLlamaForCausalLM": "pagemill.model.models.parallel_eagle:ParallelEagle3Head",
     },
 )
 """By the names that they have here; see `OTHER_NAMES`."""
 
-METHODS: Final = {"DeepseekV3MTP": MTP, "Eagle3LlamaForCausalLM": EAGLE3, "EagleLlamaForCausalLM": EAGLE}
+METHODS: Final = {
+    "DeepseekV3MTP": MTP,
+    "Eagle3LlamaForCausalLM": EAGLE3,
+    "EagleLlamaForCausalLM": EAGLE,
+    "PeagleLlamaForCausalLM": PEAGLE,
+}
 """Architecture -> the method that its heads are for."""
 
 OTHER_NAMES: Final = {
@@ -31,6 +38,8 @@ OTHER_NAMES: Final = {
     "Eagle3Speculator": "Eagle3LlamaForCausalLM",
     "LlamaForCausalLMEagle": "EagleLlamaForCausalLM",
     "LlamaForCausalLMEagle3": "Eagle3LlamaForCausalLM",
+    "PEagleDraftModel": "PeagleLlamaForCausalLM",
+    "PEagleSpeculator": "PeagleLlamaForCausalLM",
 }
 """What checkpoints call an architecture -> its name here."""
 

@@ -17,6 +17,7 @@ PROPOSERS: Registry[Any] = Registry(
         "mlp_speculator": "pagemill.worker.spec_decode.row_heads:RowHeadsProposer",
         "mtp": "pagemill.worker.spec_decode.heads:HeadProposer",
         "ngram": "pagemill.worker.spec_decode.ngram:NgramProposer",
+        "peagle": "pagemill.worker.spec_decode.parallel_heads:ParallelHeadProposer",
         "suffix": "pagemill.worker.spec_decode.suffix:SuffixProposer",
     },
 )

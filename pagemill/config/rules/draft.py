@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pagemill.catalog.heads import EAGLE, EAGLE3, HEADS, MTP, ROW_HEADS
+from pagemill.catalog.heads import EAGLE, EAGLE3, HEADS, MTP, PEAGLE, ROW_HEADS
 from pagemill.config.decisions import Decisions
 from pagemill.config.draft import DraftModel
 from pagemill.config.facts import DeviceFacts, ModelFacts
@@ -29,7 +29,7 @@ def draft_source(asked: SpeculationSettings) -> DraftSource | None:
     """The model that settings want drafts from; None where they want none from a model of its own. Raises ConfigError
     for a method that needs a model which is not named."""
     wanted = merged(asked)
-    if wanted.method not in (DRAFT_MODEL, EAGLE, EAGLE3, *ROW_HEADS):
+    if wanted.method not in (DRAFT_MODEL, EAGLE, EAGLE3, PEAGLE, *ROW_HEADS):
         return None
     if not wanted.model:
         raise ConfigError(

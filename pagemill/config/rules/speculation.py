@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from pagemill.catalog.heads import EAGLE, EAGLE3, MEDUSA, MLP_SPECULATOR, MTP, NUM_ROW_HEADS
+from pagemill.catalog.heads import EAGLE, EAGLE3, MEDUSA, MLP_SPECULATOR, MTP, NUM_ROW_HEADS, PEAGLE
 from pagemill.catalog.proposers import CUSTOM_CLASS, PROPOSERS
 from pagemill.config.decisions import Decisions
 from pagemill.config.facts import DeviceFacts, ModelFacts
@@ -45,6 +45,7 @@ READS: Final[dict[str, tuple[str, ...]]] = {
     DRAFT_MODEL: _OF_MODELS,
     EAGLE: _OF_MODELS,
     EAGLE3: _OF_MODELS,
+    PEAGLE: _OF_MODELS,
     MEDUSA: _OF_ROW_HEADS,
     MLP_SPECULATOR: _OF_ROW_HEADS,
     MTP: ("max_model_len", "draft_tensor_parallel_size"),

@@ -130,7 +130,7 @@ class HeadProposer(Proposer):
                     hidden = self._run(batch, tokens, hidden)
                 tokens, logits = self._head.best(hidden)
                 found.append((which, tokens, logits))
-        return _drafts(found, counts)
+        return cut_drafts(found, counts)
 
     def _run(self, batch: InputBatch, tokens: Tensor, hidden: Tensor) -> Tensor:
         """[T] tokens, [T, E] -> [L, E] of the batch's sampled rows."""
@@ -143,7 +143,7 @@ class HeadProposer(Proposer):
             return given if len(rows) else given[:0]
 
 
-def _drafts(found: Sequence[tuple[Rows, Tensor, Tensor]], counts: Int32Array) -> list[Int32Array]:
+def cut_drafts(found: Sequence[tuple[Rows, Tensor, Tensor]], counts: Int32Array) -> list[Int32Array]:
     """Of each place, which slots have a guess there, [L] guesses and their logits -> drafts of each slot, of `counts`
     at most. What is not a number ends them: nothing is made of it."""
     drafts = np.zeros((len(counts), len(found)), np.int32)

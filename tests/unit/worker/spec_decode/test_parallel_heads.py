@@ -1,0 +1,40 @@
+"""Heads that guess all tokens in one pass, on a device that works ahead: they guess what they do on the host, and no
+text differs."""
+
+import pytest
+
+from pagemill.worker.spec_decode.parallel_heads import ParallelHeadProposer
+from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.fakes.tiny_parallel_heads import make_parallel_head
+from tests.unit.worker.forward.test_device import WHOLE, own_backends
+from tests.unit.worker.forward.test_device_drafts import Run
+
+__all__ = ["own_backends"]
+pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in=2)]
+
+
+@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "NONE"])
+def test_they_guess_what_they_do_on_the_host(monkeypatch, tmp_path, mode):
+    guesses = {}
+    propose = ParallelHeadProposer.propose
+
+    def noted(self, slots):
+        found = propose(self, slots)
+        for slot, drafts in zip(slots.tolist(), found, strict=True):
+            text = self._states.token_ids[slot, : self._states.num_tokens[slot]]
+            guesses[tuple(text.tolist())] = drafts.tolist()
+        return found
+
+    monkeypatch.setattr(ParallelHeadProposer, "propose", noted)
+    checkpoint = make_checkpoint(tmp_path / "model", "LlamaForCausalLM")
+    head = make_parallel_head(tmp_path / "head", draft_vocab_size=90)
+    asked = {"speculative_config": {"model": str(head), "num_speculative_tokens": 4, "adaptive": False}}
+    plain = Run(checkpoint, ahead=False, temperature=0.0)
+    host = Run(checkpoint, ahead=False, settings=asked, temperature=0.0)
+    on_host = dict(guesses)
+    guesses.clear()
+    found = Run(checkpoint, None, mode, settings=WHOLE | asked, temperature=0.0)
+    assert host.tokens == found.tokens == plain.tokens
+    both = guesses.keys() & on_host.keys()
+    assert len(both) > 100
+    assert {text: guesses[text] for text in both} == {text: on_host[text] for text in both}
