@@ -25,7 +25,8 @@ TIE = 2e-3
 """Logits this close may change places: sums in another order differ by as much."""
 KINDS = {
     "mapped": {"draft_vocab_size": 100},
-    "normed": {"norm_before_residual": True, "norm_before_fc": True, "fc_norm": True, "key": "ptd_token_id"},
+    "normed": {"norm_before_residual": True, "norm_before_fc": True, "key": "ptd_token_id"},
+    "normed apart": {"fc_norm": True},
     "own embeddings": {"own_embeddings": True, "norm_output": True, "key": "pard_token"},
 }
 
