@@ -13,7 +13,7 @@ from pagemill.artifacts.config_names import with_common_names
 from pagemill.artifacts.hf_config import quantization_config, read_folder, require_safetensors, with_classic_rope
 from pagemill.artifacts.json_file import read_json_object
 from pagemill.artifacts.weight_index import INDEX, SINGLE, names_of_weight_files
-from pagemill.catalog.heads import EAGLE, EAGLE3, HEADS, METHODS, MTP, OTHER_NAMES, OWN_LAYERS, PEAGLE
+from pagemill.catalog.heads import COUNTED_LAYERS, EAGLE, EAGLE3, HEADS, METHODS, MTP, OTHER_NAMES, OWN_LAYERS, PEAGLE
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
 from pagemill.utils.text import shown
@@ -106,7 +106,7 @@ def describe_head(name: str, path: Path, model: ModelFacts, method: str, load_fo
     architecture = _SAME_NAME.get((method, named), named)
     reads_layers = method in (EAGLE3, PEAGLE)
     if METHODS.get(architecture) != method:
-        known = ", ".join(sorted({*HEADS, *OTHER_NAMES} - {"DeepseekV3MTP"}))
+        known = ", ".join(sorted({*HEADS, *OTHER_NAMES} - {*OWN_LAYERS.values()}))
         raise ModelError(
             f"{name}: architecture {shown(folder.architecture)} is no head of method {method!r}; known heads: {known}"
         )
@@ -160,7 +160,8 @@ def _own_head(model: ModelFacts) -> ModelFacts:
             f"{model.name}: method={MTP!r} needs layers that predict more tokens in its own checkpoint, as of "
             f"{', '.join(OWN_LAYERS)}; its architecture is {model.architecture}"
         )
-    if not model.hf_config.get("num_nextn_predict_layers"):
+    counted = model.hf_config.get("num_nextn_predict_layers", 0 if model.architecture in COUNTED_LAYERS else 1)
+    if not counted:
         raise ModelError(f"{model.name}: method={MTP!r} needs num_nextn_predict_layers in its config.json")
     return dataclasses.replace(model, architecture=architecture)
 

@@ -21,6 +21,7 @@ HEADS: Registry[Any] = Registry(
         "MLPSpeculatorPreTrainedModel": "pagemill.model.models.mlp_speculator:MLPSpeculator",
         "MedusaModel": "pagemill.model.models.medusa:MedusaHeads",
         "PeagleLlamaForCausalLM": "pagemill.model.models.parallel_eagle:ParallelEagle3Head",
+        "Qwen3NextMTP": "pagemill.model.models.qwen3_next_mtp:Qwen3NextMTPHead",
     },
 )
 """By the names that they have here; see `OTHER_NAMES`."""
@@ -30,6 +31,7 @@ METHODS: Final = {
     "Eagle3LlamaForCausalLM": EAGLE3,
     "EagleLlamaForCausalLM": EAGLE,
     "PeagleLlamaForCausalLM": PEAGLE,
+    "Qwen3NextMTP": MTP,
 }
 """Architecture -> the method that its heads are for."""
 
@@ -43,8 +45,11 @@ OTHER_NAMES: Final = {
 }
 """What checkpoints call an architecture -> its name here."""
 
-OWN_LAYERS: Final = {"DeepseekV3ForCausalLM": "DeepseekV3MTP"}
+OWN_LAYERS: Final = {"DeepseekV3ForCausalLM": "DeepseekV3MTP", "Qwen3NextForCausalLM": "Qwen3NextMTP"}
 """Architecture of a model whose checkpoint has a head of its own -> the head's."""
+
+COUNTED_LAYERS: Final = frozenset({"DeepseekV3ForCausalLM"})
+"""Of these, config.json says how many such layers there are; the others may leave it out."""
 
 NUM_ROW_HEADS: Final = "num_row_heads"
 """What their number is called in their facts."""

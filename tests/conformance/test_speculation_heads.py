@@ -16,6 +16,7 @@ from tests.conformance.test_speculation_proposers import Run, compare
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_heads import ReferenceHead, make_head
 from tests.fakes.tiny_mtp import ReferenceMTP, make_mtp
+from tests.fakes.tiny_qwen_mtp import ReferenceQwenMTP, make_qwen_mtp
 
 TIE = 2e-3
 """Logits this close may change places: sums in another order differ by as much."""
@@ -199,12 +200,17 @@ def test_speculation_refuses_settings_that_a_head_does_not_go_with(made, tmp_pat
         Run(str(other), of("another"))
 
 
+OWN_LAYERS = {"deepseek_mtp": (make_mtp, ReferenceMTP), "qwen3_next_mtp": (make_qwen_mtp, ReferenceQwenMTP)}
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_speculation_by_the_layer_of_the_model_itself(guesses, tmp_path, seed):
-    target = make_mtp(tmp_path / "model", seed)
-    _, drafted = compare(str(target), {"method": ("mtp", "deepseek_mtp")[seed % 2]}, depth=1 + seed % 2)
+@pytest.mark.parametrize("name", OWN_LAYERS)
+def test_speculation_by_the_layer_of_the_model_itself(guesses, tmp_path, name, seed):
+    make, make_reference = OWN_LAYERS[name]
+    target = make(tmp_path / "model", seed)
+    _, drafted = compare(str(target), {"method": ("mtp", name)[seed % 2]}, depth=1 + seed % 2)
     assert drafted.stats.drafts.num_draft_tokens > 100
-    reference = ReferenceMTP(target)
+    reference = make_reference(target)
     for text, drafts in guesses[::9]:
         for logits, draft in zip(reference.logits(text, drafts), drafts, strict=True):
             assert logits.max() - logits[draft] < TIE, (text, drafts)
