@@ -35,6 +35,8 @@ class PieceDecoder:
         self._utf8.decode(_from_last_lead(tail))
         self._begun: bytes = self._utf8.getstate()[0]
         """Bytes of a character that the prompt began, and those that follow, until it is known what becomes of it."""
+        # One U+FFFD as a rule, but two of ED A0, which Python's decoder waits for though nothing can follow.
+        self._shown_by_prompt = len(self._begun.decode("utf-8", "replace"))
 
     def step(self, token_ids: Sequence[int]) -> str:
         """Append tokens; return the text that is now certain (may be empty)."""
@@ -53,13 +55,13 @@ class PieceDecoder:
         return self._after_prompt(b"", text) if self._begun else text
 
     def _after_prompt(self, data: bytes, text: str) -> str:
-        """What `text`, of which `data` was decoded last, has of the output: its first character is what became of the
-        prompt's last bytes."""
+        """What `text`, of which `data` was decoded last, has of the output: it begins with what became of the prompt's
+        last bytes."""
         self._begun += data
         if not text:
             return ""
         begun, self._begun = self._begun, b""
-        return text if begun.startswith(text[0].encode()) else text[1:]
+        return text if begun.startswith(text[0].encode()) else text[self._shown_by_prompt :]
 
     def _last_bytes(self, token_ids: Sequence[int]) -> bytes:
         """The prompt's last bytes: enough to hold an unfinished character, empty only if the prompt shows nothing."""

@@ -1,8 +1,9 @@
 import time
+from random import Random
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -57,6 +58,8 @@ ids = st.lists(st.integers(0, 420), max_size=24)
 
 
 @given(ids, ids, st.booleans(), st.randoms())
+@example([240, 163], [], False, Random(0)).via("ED A0, which begins nothing")
+@example([240, 163], [131, 68], False, Random(0)).via("and goes on")
 def test_pieces_of_any_tokens_add_up(tokenizer, prompt, output, skip, random):
     whole = tokenizer.decode(prompt + output, skip)
     before = shown_by_prompt(tokenizer, prompt, output, skip)
