@@ -25,7 +25,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of all turns."""
+    """What drafts changed at one number of requests, over all turns."""
 
     num_requests: int
     num_output_tokens: int

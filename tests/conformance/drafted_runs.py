@@ -24,3 +24,19 @@ def run_requests(checkpoint, *batches, speculation=None, depth=1, grammar_of=Non
     stats = core.stats()
     core.shutdown()
     return client, stats
+
+
+def noted_guesses(monkeypatch, proposer):
+    """A list that gets (text, drafts) of every guess that this class of proposers makes."""
+    seen = []
+    propose = proposer.propose
+
+    def noted(self, slots):
+        found = propose(self, slots)
+        for slot, drafts in zip(slots.tolist(), found, strict=True):
+            text = self._states.token_ids[slot, : self._states.num_tokens[slot]]
+            seen.append((text.tolist(), drafts.tolist()))
+        return found
+
+    monkeypatch.setattr(proposer, "propose", noted)
+    return seen

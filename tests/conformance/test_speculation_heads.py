@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from pagemill.errors import ConfigError, ModelError
 from pagemill.worker.spec_decode.heads import HeadProposer
+from tests.conformance.drafted_runs import noted_guesses
 from tests.conformance.test_speculation_proposers import Run, compare
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_heads import ReferenceHead, make_head
@@ -47,19 +48,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def guesses(monkeypatch):
-    """(text, drafts) of every guess that is made."""
-    seen = []
-    propose = HeadProposer.propose
-
-    def noted(self, slots):
-        found = propose(self, slots)
-        for slot, drafts in zip(slots.tolist(), found, strict=True):
-            text = self._states.token_ids[slot, : self._states.num_tokens[slot]]
-            seen.append((text.tolist(), drafts.tolist()))
-        return found
-
-    monkeypatch.setattr(HeadProposer, "propose", noted)
-    return seen
+    return noted_guesses(monkeypatch, HeadProposer)
 
 
 def check(guesses, target, head, one_in=1):

@@ -14,7 +14,7 @@ from pagemill.errors import ConfigError, ModelError
 from pagemill.launch import build_config
 from pagemill.messages.structured_outputs import StructuredOutputsParams
 from pagemill.worker.spec_decode.row_heads import RowHeadsProposer
-from tests.conformance.drafted_runs import run_requests
+from tests.conformance.drafted_runs import noted_guesses, run_requests
 from tests.conformance.test_speculation import ASKED, FORM, requests
 from tests.conformance.test_speculation_proposers import PROMPTS, Run, compare
 from tests.fakes.masked_worker import forms, wide_table
@@ -54,19 +54,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def guesses(monkeypatch):
-    """(text, drafts) of every guess that is made."""
-    seen = []
-    propose = RowHeadsProposer.propose
-
-    def noted(self, slots):
-        found = propose(self, slots)
-        for slot, drafts in zip(slots.tolist(), found, strict=True):
-            text = self._states.token_ids[slot, : self._states.num_tokens[slot]]
-            seen.append((text.tolist(), drafts.tolist()))
-        return found
-
-    monkeypatch.setattr(RowHeadsProposer, "propose", noted)
-    return seen
+    return noted_guesses(monkeypatch, RowHeadsProposer)
 
 
 def check(guesses, target, heads, one_in=1, most=3):

@@ -78,14 +78,18 @@ class ReferenceMTP:
         return found
 
     def _run(self, x: Tensor) -> Tensor:
-        count = len(x)
-        positions = torch.arange(count)[None]
-        tables = self.model.model.rotary_emb(x[None], positions)
-        mask = torch.full((1, 1, count, count), -torch.inf).triu(1)
-        given = {"attention_mask": mask, "position_ids": positions, "position_embeddings": tables}
-        out = self.layer(x[None], **given)
-        found: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
-        return found
+        return run_layer(self.layer, self.model.model.rotary_emb, x)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), self.weights[f"{name}.weight"], self.eps)
+
+
+def run_layer(layer: Any, rotary: Any, x: Tensor) -> Tensor:
+    """[T, E] -> [T, E]: a decoder layer of transformers that attends, on a whole text."""
+    count = len(x)
+    positions = torch.arange(count)[None]
+    mask = torch.full((1, 1, count, count), -torch.inf).triu(1)
+    tables = rotary(x[None], positions)
+    out = layer(x[None], attention_mask=mask, position_ids=positions, position_embeddings=tables)
+    found: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
+    return found

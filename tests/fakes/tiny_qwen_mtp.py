@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import Qwen3NextForCausalLM
 
 from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.fakes.tiny_mtp import run_layer
 from tests.fakes.tiny_states import DELTA
 
 ONE = {"layer_types": ["full_attention"], "num_hidden_layers": 1, "mlp_only_layers": []}
@@ -64,20 +65,12 @@ class ReferenceQwenMTP:
             both = torch.cat(
                 (self._norm(embedded, "pre_fc_norm_embedding"), self._norm(hidden, "pre_fc_norm_hidden")), -1
             )
-            result = self._norm(self._run(both @ self.weights["fc.weight"].T), "norm")
+            result = self._norm(
+                run_layer(self.one.layers[0], self.one.rotary_emb, both @ self.weights["fc.weight"].T), "norm"
+            )
             found.append(self.model.lm_head(result[-1]))
             hidden = torch.cat((hidden, result[-1:]))
             tokens = [*tokens, drafts[place]]
-        return found
-
-    def _run(self, x: Tensor) -> Tensor:
-        count = len(x)
-        positions = torch.arange(count)[None]
-        tables = self.one.rotary_emb(x[None], positions)
-        mask = torch.full((1, 1, count, count), -torch.inf).triu(1)
-        given = {"attention_mask": mask, "position_ids": positions, "position_embeddings": tables}
-        out = self.one.layers[0](x[None], **given)
-        found: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
         return found
 
     def _norm(self, x: Tensor, name: str) -> Tensor:

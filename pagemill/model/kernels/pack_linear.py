@@ -38,7 +38,7 @@ def num_panels(rows: int, gate: int) -> int:
 
 
 def _addresses(part: Tensor) -> Tensor:
-    """Of each row."""
+    """[N] int64: where each row of a matrix begins in memory."""
     return part.data_ptr() + torch.arange(len(part)) * (part.stride(0) * part.element_size())
 
 

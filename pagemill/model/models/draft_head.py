@@ -29,7 +29,7 @@ class TokenOffsets(nn.Module):
         self._offsets = range(vocab_size - num_tokens + 1)
 
     def checkpoint_tensors(self) -> tuple[LayerTensor, ...]:
-        """One, of integers."""
+        """The checkpoint's d2t, of integers."""
         stored = StoredTensor("d2t", self._shape, (torch.int64, torch.int32), values=self._offsets)
         return (LayerTensor(stored, 0, whole("d2t", self._shape)),)
 

@@ -68,5 +68,5 @@ class ParallelEagle3Head(Eagle3Head):
         self.mask_hidden = MaskHidden(count * read, ctx.dtype)
 
     def masked(self) -> Tensor:
-        """[1, E]."""
+        """[1, E]: what takes the place of a hidden state that is not known yet."""
         return self.fused(self.mask_hidden.values.unsqueeze(0))

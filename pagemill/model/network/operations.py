@@ -54,11 +54,11 @@ class Operation:
 
 
 class Embeds(Protocol):
-    """Gives embeddings."""
+    """A layer that looks up embeddings of tokens."""
 
     @property
     def size(self) -> int:
-        """E."""
+        """Elements of an embedding."""
 
     @property
     def __call__(self) -> Callable[..., Tensor]:

@@ -87,7 +87,7 @@ class HeadSteps(Protocol):
     """[R, E] what `guess` goes on from."""
 
     def capture_at_start(self) -> None:
-        """Capture them."""
+        """Capture the graphs of these steps, before requests come."""
 
     def fits(self, batch: InputBatch) -> bool:
         """Whether `follow` takes a batch."""

@@ -35,7 +35,7 @@ _SIZES = {64: _Size(128, 2, 2), 128: _Size(128, 2, 2), 256: _Size(64, 2, 1)}
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """Of one step."""
+    """The tiles of a step's queries, as the kernel takes them."""
 
     records: Tensor
     """[tiles, RECORD] int32: what each tile is."""
