@@ -2,7 +2,6 @@
 the format of `speculators`, or in the checkpoint of the model itself. Knows nothing about how a head computes."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pagemill.artifacts.config_fields import check_fields
 from pagemill.artifacts.config_names import with_common_names
 from pagemill.artifacts.hf_config import quantization_config, read_folder, require_safetensors, with_classic_rope
 from pagemill.artifacts.json_file import read_json_object
-from pagemill.artifacts.weight_index import INDEX, SINGLE, names_of_weight_files
+from pagemill.artifacts.weight_index import INDEX, SINGLE, names_of_weight_files, safetensors_header
 from pagemill.catalog.heads import COUNTED_LAYERS, EAGLE, EAGLE3, HEADS, METHODS, MTP, OTHER_NAMES, OWN_LAYERS, PEAGLE
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
@@ -21,7 +20,6 @@ from pagemill.utils.text import shown
 MASK_TOKENS: Final = ("mask_token_id", "pard_token", "ptd_token_id")
 """What heads call the token that stands for those that are not known yet."""
 LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
-_MAX_HEADER: Final = 64 << 20
 _LLAMA: Final = "LlamaForCausalLM"
 """What heads of EAGLE call themselves, as the model does whose layers theirs are like."""
 _SAME_NAME: Final = {
@@ -194,19 +192,5 @@ def _tensor_names(folder: Path) -> set[str]:
         names = read_json_object(folder / INDEX).get("weight_map")
         found = set(names) if isinstance(names, dict) else set()
     else:
-        found = {key for file in names_of_weight_files(folder) for key in header(folder / file)}
+        found = {key for file in names_of_weight_files(folder) for key in safetensors_header(folder / file)}
     return {key.removeprefix("model.") for key in found}
-
-
-def header(path: Path) -> dict[str, Any]:
-    """What a safetensors file begins with: its tensors by name, each with its `shape`. Raises ModelError for one that
-    is damaged."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length <= _MAX_HEADER else None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path.name} cannot be read: {error}") from error
-    if not isinstance(header, dict):
-        raise ModelError(f"{path.name} is damaged: its header is no object")
-    return header

@@ -1,18 +1,15 @@
 """How many parameters a model's files hold, by the headers of the files: no weight is read."""
 
-import json
 import math
-import struct
 from pathlib import Path
 from typing import Any, Final
 
 from pagemill.artifacts.gguf_file import read_gguf
-from pagemill.artifacts.weight_index import names_of_weight_files
+from pagemill.artifacts.weight_index import names_of_weight_files, safetensors_header
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
 
-_LENGTH: Final = struct.Struct("<Q")
-_MAX_HEADER_BYTES: Final = 100 * 2**20
+_METADATA: Final = "__metadata__"
 _WORD_BITS: Final = 32
 _WIDE: Final = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I8"})
 """Types of which each number is a parameter, unless it scales others."""
@@ -27,23 +24,14 @@ def parameter_count(facts: ModelFacts) -> int | None:
             return sum(math.prod(tensor.shape) for tensor in read_gguf(path).tensors.values())
         if facts.weights_format != "safetensors":
             return None
-        files = [_header(path / name) for name in names_of_weight_files(path)]
+        files = [safetensors_header(path / name) for name in names_of_weight_files(path)]
         bits = _bits(facts.quantization_config)
-        counts = [_count(name, entry, facts, bits) for header in files for name, entry in header.items()]
+        counts = [
+            _count(name, entry, facts, bits) for header in files for name, entry in header.items() if name != _METADATA
+        ]
         return math.floor(sum(counts))
-    except (ModelError, OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+    except (ModelError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _header(path: Path) -> dict[str, dict[str, Any]]:
-    """Name of each tensor of a .safetensors file -> its dtype and shape. Raises OSError, ValueError, struct.error."""
-    with path.open("rb") as file:
-        (size,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        if size > _MAX_HEADER_BYTES:
-            raise ValueError(f"{path} has a header of {size} bytes")
-        found: dict[str, dict[str, Any]] = json.loads(file.read(size))
-    found.pop("__metadata__", None)
-    return found
 
 
 def _count(name: str, entry: dict[str, Any], facts: ModelFacts, bits: int | None) -> float:

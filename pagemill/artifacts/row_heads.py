@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from pagemill.artifacts.config_fields import Rule, check_fields, integer
-from pagemill.artifacts.heads import header
 from pagemill.artifacts.hf_config import quantization_config, require_safetensors
 from pagemill.artifacts.json_file import read_json_object
-from pagemill.artifacts.weight_index import names_of_weight_files
+from pagemill.artifacts.weight_index import names_of_weight_files, safetensors_header
 from pagemill.catalog.heads import MEDUSA, NUM_ROW_HEADS, ROW_HEADS
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
@@ -131,7 +130,7 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     damaged."""
     found: dict[str, tuple[int, ...]] = {}
     for file in names_of_weight_files(folder):
-        for key, entry in header(folder / file).items():
+        for key, entry in safetensors_header(folder / file).items():
             shape = entry.get("shape") if isinstance(entry, dict) else None
             if key != "__metadata__" and isinstance(shape, list) and all(isinstance(size, int) for size in shape):
                 for prefix in _PREFIXES:

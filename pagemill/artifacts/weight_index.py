@@ -1,6 +1,8 @@
-"""Which .safetensors files a folder's index names. Knows nothing about what is in them."""
+"""Which .safetensors files a folder's index names, and what such a file says that it holds. Reads no weight."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from pagemill.artifacts.json_file import read_json_object
 from pagemill.errors import ModelError
@@ -10,6 +12,7 @@ MEDUSA = "medusa_lm_head.safetensors"
 """What heads of Medusa are saved as, without a model."""
 INDEX = "model.safetensors.index.json"
 MAX_NAME_CHARS = 200
+MAX_HEADER_BYTES = 64 << 20
 _SHOWN_CHARS = 60
 
 
@@ -30,6 +33,20 @@ def names_of_weight_files(folder: Path) -> list[str]:
                 "this folder"
             )
     return sorted(set(places.values()))
+
+
+def safetensors_header(path: Path) -> dict[str, Any]:
+    """What a safetensors file begins with: its tensors by name, each with its `dtype` and `shape`, and `__metadata__`.
+    Raises ModelError for one that is damaged, or begins with more than MAX_HEADER_BYTES."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length <= MAX_HEADER_BYTES else None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path.name} cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{path.name} is damaged: its header is no object")
+    return header
 
 
 def _is_plain(name: str) -> bool:

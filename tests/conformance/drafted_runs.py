@@ -6,6 +6,7 @@ from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.launch import build_config
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client
+from tests.fakes.noted_guesses import note_guesses
 
 SETTINGS = {"device": "cpu", "dtype": "float32", "max_model_len": 96, "max_num_seqs": 4, "cpu_threads": 1}
 """With one thread: of so little work, several wait for each other longer than they compute."""
@@ -29,14 +30,5 @@ def run_requests(checkpoint, *batches, speculation=None, depth=1, grammar_of=Non
 def noted_guesses(monkeypatch, proposer):
     """A list that gets (text, drafts) of every guess that this class of proposers makes."""
     seen = []
-    propose = proposer.propose
-
-    def noted(self, slots):
-        found = propose(self, slots)
-        for slot, drafts in zip(slots.tolist(), found, strict=True):
-            text = self._states.token_ids[slot, : self._states.num_tokens[slot]]
-            seen.append((text.tolist(), drafts.tolist()))
-        return found
-
-    monkeypatch.setattr(proposer, "propose", noted)
+    note_guesses(monkeypatch, proposer, lambda text, drafts: seen.append((text, drafts)))
     return seen

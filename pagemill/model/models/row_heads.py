@@ -38,7 +38,7 @@ class RowHeads(CausalLM):
         return False
 
     def finish_loading(self) -> None:
-        pass  # no layers, and so no program
+        """There are no layers, so no network that would become a program."""
 
     def guess(self, hidden: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """[L, E] of the model, behind its last norm; [L] int64, the tokens that it sampled from these -> [L, K] int64

@@ -4,7 +4,6 @@ Keys and values go to memory of the step, in blocks as those of a cache, one req
 any lengths attend in one call, and cost their own tokens.
 """
 
-import ctypes
 import dataclasses
 from dataclasses import dataclass
 
@@ -59,17 +58,9 @@ class EncoderImpl(CpuImpl):
 
     def __init__(self, spec: AttentionLayerSpec) -> None:
         super().__init__(spec)
-        self._layer = Layer(
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.head_size,
-            0 if spec.window is None else spec.window + 1,
-            0,
-            spec.scale,
-            spec.soft_cap or 0.0,
-            EVERYTHING if spec.window is None else spec.window,
-        )
-        self._address = ctypes.addressof(self._layer)
+        if spec.window is not None:
+            self._layer.window = spec.window + 1
+        self._layer.ahead = EVERYTHING if spec.window is None else spec.window
 
     def forward(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: CpuMetadata

@@ -16,6 +16,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from pagemill.model.kernels.gpu_facts import is_hopper, num_processors
 from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.gluon_launch import let_next_start, wait_for_inputs
 
 ROWS = 128
 OUTPUTS = 128
@@ -46,8 +47,7 @@ def _fetch(
     STAGES: gl.constexpr, GROUP: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """One warp: rows and both halves of the weight for every turn of every tile of this program."""
-    if PDL:
-        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    wait_for_inputs(PDL)
     turn = gl.to_tensor(0)
     for tile in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
         m, n = _place(tile, num_m, num_n, GROUP)
@@ -113,10 +113,7 @@ def _gated_many(
     STAGES: gl.constexpr, GROUP: gl.constexpr, GELU: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program: every so many-th tile of 128 rows by 128 outputs. Maps in boxes of 64 x 128, 64 x 64 and 128 x 64."""
-    if PDL:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
+    let_next_start(PDL)
     dtype: gl.constexpr = out_map.dtype
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     rows = gl.allocate_shared_memory(dtype, [2 * STAGES, 64, 64], shared)

@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from pagemill.model.kernels.triton.attention import begin_kernel, first_seen
+from pagemill.model.kernels.triton.gluon_launch import let_next_start, wait_for_inputs
 
 ROWS = 128
 """Of a tile: query heads of a key head x tokens."""
@@ -80,12 +81,6 @@ def sort_prompts(sorted_records, records, first_tile, num_requests, PDL: tl.cons
 
 
 @gluon.jit
-def _wait_for_inputs(PDL: gl.constexpr):
-    if PDL:
-        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
 def _num_mine(num_items):
     """Of so many items, how many are this program's."""
     programs = gl.num_programs(0)
@@ -128,7 +123,7 @@ def _fetch(
     BOX: gl.constexpr, STAGES: gl.constexpr, QUERIES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """One warp: queries, keys and values of every tile of this program, as shared memory becomes free."""
-    _wait_for_inputs(PDL)
+    wait_for_inputs(PDL)
     PARTS: gl.constexpr = HEAD // 64
     turn = gl.to_tensor(0)
     for number in range(_num_mine(num_items * HKV)):
@@ -315,7 +310,7 @@ def _attend(
     HAS_SINKS: gl.constexpr, WHICH: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """One of two warpgroups: 64 rows of every tile of this program."""
-    _wait_for_inputs(PDL)
+    wait_for_inputs(PDL)
     dtype: gl.constexpr = out.dtype.element_ty
     scores_in: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     sums_in: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD, 16])
@@ -377,11 +372,8 @@ def attend_to_prompts(
     out, query [T, H, D]; records [tiles, RECORD]; block_table [R, blocks]; first_tile [R + 1]; sinks [H]; factor: of
     scores, times log2(e).
     """
-    if PDL:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
-        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
     dtype: gl.constexpr = out.dtype.element_ty
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     chunks = gl.allocate_shared_memory(dtype, [2 * STAGES * (HEAD // 64) * (KEYS // BOX), BOX, 64], shared)

@@ -5,6 +5,7 @@ import pytest
 from pagemill.config.graph_mode import GraphMode
 from pagemill.worker.forward.device_head import DeviceHead
 from pagemill.worker.spec_decode.heads import HeadProposer
+from tests.fakes.noted_guesses import note_guesses
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_heads import make_head
 from tests.unit.worker.forward.test_device import WHOLE, own_backends
@@ -23,16 +24,7 @@ def checkpoint(tmp_path_factory):
 def guesses(monkeypatch):
     """Text -> drafts."""
     seen = {}
-    propose = HeadProposer.propose
-
-    def noted(self, slots):
-        found = propose(self, slots)
-        for slot, drafts in zip(slots.tolist(), found, strict=True):
-            text = self._states.token_ids[slot, : self._states.num_tokens[slot]]
-            seen[tuple(text.tolist())] = drafts.tolist()
-        return found
-
-    monkeypatch.setattr(HeadProposer, "propose", noted)
+    note_guesses(monkeypatch, HeadProposer, lambda text, drafts: seen.update({tuple(text): drafts}))
     return seen
 
 

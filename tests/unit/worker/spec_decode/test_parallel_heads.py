@@ -4,6 +4,7 @@ text differs."""
 import pytest
 
 from pagemill.worker.spec_decode.parallel_heads import ParallelHeadProposer
+from tests.fakes.noted_guesses import note_guesses
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_parallel_heads import make_parallel_head
 from tests.unit.worker.forward.test_device import WHOLE, own_backends
@@ -16,16 +17,7 @@ pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in
 @pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "NONE"])
 def test_they_guess_what_they_do_on_the_host(monkeypatch, tmp_path, mode):
     guesses = {}
-    propose = ParallelHeadProposer.propose
-
-    def noted(self, slots):
-        found = propose(self, slots)
-        for slot, drafts in zip(slots.tolist(), found, strict=True):
-            text = self._states.token_ids[slot, : self._states.num_tokens[slot]]
-            guesses[tuple(text.tolist())] = drafts.tolist()
-        return found
-
-    monkeypatch.setattr(ParallelHeadProposer, "propose", noted)
+    note_guesses(monkeypatch, ParallelHeadProposer, lambda text, drafts: guesses.update({tuple(text): drafts}))
     checkpoint = make_checkpoint(tmp_path / "model", "LlamaForCausalLM")
     head = make_parallel_head(tmp_path / "head", draft_vocab_size=90)
     asked = {"speculative_config": {"model": str(head), "num_speculative_tokens": 4, "adaptive": False}}

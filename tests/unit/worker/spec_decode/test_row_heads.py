@@ -4,6 +4,7 @@ host, and no text differs."""
 import pytest
 
 from pagemill.worker.spec_decode.row_heads import RowHeadsProposer
+from tests.fakes.noted_guesses import note_guesses
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_row_heads import make_medusa, make_mlp_speculator
 from tests.unit.worker.forward.test_device import WHOLE, own_backends
@@ -22,16 +23,7 @@ def checkpoint(tmp_path_factory):
 def guesses(monkeypatch):
     """Text -> drafts."""
     seen = {}
-    propose = RowHeadsProposer.propose
-
-    def noted(self, slots):
-        found = propose(self, slots)
-        for slot, drafts in zip(slots.tolist(), found, strict=True):
-            text = self._states.token_ids[slot, : self._states.num_tokens[slot]]
-            seen[tuple(text.tolist())] = drafts.tolist()
-        return found
-
-    monkeypatch.setattr(RowHeadsProposer, "propose", noted)
+    note_guesses(monkeypatch, RowHeadsProposer, lambda text, drafts: seen.update({tuple(text): drafts}))
     return seen
 
 
