@@ -74,6 +74,7 @@ def trapped(tmp_path):
     return folder, trace
 
 
+@pytest.mark.slow
 def test_the_pickle_of_the_trap_would_run(trapped):
     folder, trace = trapped
     pickle.loads((folder / "pytorch_model.bin").read_bytes())

@@ -50,6 +50,7 @@ def test_a_configuration_in_the_form_of_published_files_is_the_same_model(tmp_pa
     assert torch.equal(PagedModel.load(path).logits(TOKENS), wanted)
 
 
+@pytest.mark.slow
 def test_kinds_heads_and_rotary_settings_that_are_left_out_are_those_of_the_published_models(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, "gemma4-key-is-value", num_hidden_layers=6, layer_types=None, global_head_dim=512)
     wanted = PagedModel.load(path).logits(TOKENS)

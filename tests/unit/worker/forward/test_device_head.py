@@ -8,6 +8,7 @@ from pagemill.worker.spec_decode.heads import HeadProposer
 from tests.fakes.noted_guesses import note_guesses
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_heads import make_head
+from tests.marks import slow
 from tests.unit.worker.forward.test_device import WHOLE, own_backends
 from tests.unit.worker.forward.test_device_drafts import Run
 
@@ -47,7 +48,7 @@ def modes(monkeypatch):
     return ran
 
 
-CASES = [("eagle3", "NONE", 0), ("eagle3", "FULL_AND_PIECEWISE", 1), ("eagle", "FULL_AND_PIECEWISE", 0)]
+CASES = [slow("eagle3", "NONE", 0), ("eagle3", "FULL_AND_PIECEWISE", 1), slow("eagle", "FULL_AND_PIECEWISE", 0)]
 
 
 @pytest.mark.parametrize(("kind", "mode", "seed"), CASES)
@@ -68,6 +69,7 @@ def test_it_guesses_what_it_does_on_the_host(checkpoint, guesses, modes, tmp_pat
     assert {kind for kind, graph_mode in modes if graph_mode is wanted} == {"follow", "guess"}
 
 
+@pytest.mark.slow
 def test_it_guesses_in_a_crowded_cache_and_beside_backends_without_graphs(checkpoint, guesses, modes, tmp_path):
     head = make_head(tmp_path / "head", "eagle3", draft_vocab_size=90)
     asked = {"speculative_config": {"model": str(head), "num_speculative_tokens": 4}}

@@ -35,6 +35,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(one_in=2)
 @pytest.mark.parametrize(("make", "mode", "sampling"), CASES)
 def test_they_guess_what_they_do_on_the_host(checkpoint, guesses, tmp_path, make, mode, sampling):
     heads = make(tmp_path / "heads")
@@ -52,6 +53,7 @@ def test_they_guess_what_they_do_on_the_host(checkpoint, guesses, tmp_path, make
     assert {text: guesses[text] for text in both} == {text: on_host[text] for text in both}
 
 
+@pytest.mark.slow
 def test_they_guess_for_requests_that_were_preempted(checkpoint, guesses, tmp_path):
     heads = make_mlp_speculator(tmp_path / "heads")
     asked = {"speculative_config": {"model": str(heads)}, "num_gpu_blocks_override": 11, "max_num_batched_tokens": 16}
