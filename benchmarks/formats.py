@@ -2,13 +2,15 @@
 
     PYTHONPATH=. python benchmarks/formats.py --folder DIR --format W4A16 --measure perplexity chat
     PYTHONPATH=. python benchmarks/formats.py --folder DIR --format W4A16 --measure speed [--rounds 7]
+    PYTHONPATH=. python benchmarks/formats.py --folder DIR --format "GPTQ in order" --measure speed --beside GPTQ
     PYTHONPATH=. python benchmarks/formats.py --folder DIR --table
 
 The embedded SmolLM2-135M-Instruct (Q4_1) is dequantized, and stored again by rounding, without calibration: by
 compressed-tensors as W4A16 and W8A16 in groups of 64, W8A8 and FP8 (static, dynamic, in blocks of 128 x 128), whose
-dequantized weights are what that library decompresses; as GPTQ, AWQ and nf4, as `tests/fakes` writes the layouts. A
-call measures one format, and adds to DIR/results.json what it finds; `--table` prints what is there. Checkpoints are
-made in DIR when they are first needed (`--measure` with nothing behind it makes one, and no more).
+dequantized weights are what that library decompresses; as GPTQ (in order: with desc_act, inputs dealt out over groups
+at random), AWQ and nf4, as `tests/fakes` writes the layouts. A call measures one format, and adds to DIR/results.json
+what it finds; `--table` prints what is there. Checkpoints are made in DIR when they are first needed (`--measure` with
+nothing behind it makes one, and no more).
 
 speed: tokens/s of one sequence of 128 tokens without drafts, against those of the GGUF file in the same round, of
 which the median is taken, with the head as it is stored, and in 8 bits. perplexity: of the checkpoint as it runs, in
@@ -52,6 +54,10 @@ GROUP_SIZE = 64
 """Of W4A16 and W8A16: 576 inputs are nine of them."""
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored]]] = {
     "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": 64}, lambda weight: gptq(weight, 4, 64)),
+    "GPTQ in order": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True},
+        lambda weight: gptq(weight, 4, 64, ordered=True),
+    ),
     "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 64}, lambda weight: awq(weight, 64)),
     "nf4": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
@@ -170,13 +176,20 @@ def speeds(models: dict[str, tuple[Path, str | None]], rounds: int) -> dict[str,
 
 
 def measure_speed(gguf: Path, stored: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens/s, of the checkpoint and of the GGUF file in the same call, and the medians of their ratios."""
-    found = speeds({"Q4_1": (gguf, None), "stored": (stored, None), "int8": (stored, "int8")}, args.rounds)
-    ratios = {
-        name: statistics.median(one / base for one, base in zip(found[name], found["Q4_1"], strict=True))
-        for name in found
-    }
-    return {"speed": {name: statistics.median(rates) for name, rates in found.items()}, "ratio": ratios}
+    """Tokens/s, of the checkpoint and of the GGUF file in the same call, and the medians of their ratios; beside those
+    of another format, where one is named."""
+    models = {"Q4_1": (gguf, None), "stored": (stored, None), "int8": (stored, "int8")}
+    if args.beside:
+        models = {"stored": (stored, None), "beside": (checkpoint(gguf, args.folder, args.beside)[0], None)}
+    found = speeds(models, args.rounds)
+    medians = {name: statistics.median(rates) for name, rates in found.items()}
+    if args.beside:
+        return {"beside": {args.beside: _ratio(found["stored"], found["beside"]), "speed": medians}}
+    return {"speed": medians, "ratio": {name: _ratio(found[name], found["Q4_1"]) for name in found}}
+
+
+def _ratio(rates: list[float], of: list[float]) -> float:
+    return statistics.median(one / base for one, base in zip(rates, of, strict=True))
 
 
 def measure_perplexity(stored: Path, plain: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -236,6 +249,9 @@ def main() -> None:
     parser.add_argument("--format", choices=NAMES, help="the one to measure")
     parser.add_argument("--measure", nargs="*", choices=("speed", "perplexity", "chat"), default=None)
     parser.add_argument("--table", action="store_true", help="print what has been measured")
+    parser.add_argument(
+        "--beside", choices=NAMES, help="measure speed against that of this format, not of the GGUF file"
+    )
     parser.add_argument("--tokens", type=int, default=2048, help="of the text whose perplexity is measured")
     parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
     parser.add_argument("--shifts", type=int, default=1, help="repetitions in windows that begin elsewhere")

@@ -64,10 +64,14 @@ def asymmetric(weight: Tensor, bits: int, size: int) -> tuple[Tensor, Tensor, Te
     return integers.flatten(1), scales, zeros
 
 
-def gptq(weight: Tensor, bits: int, size: int, *, ordered: bool = False, v2: bool = False) -> Stored:
-    """AutoGPTQ's layout. `ordered`: inputs are dealt out over groups at random."""
+def gptq(
+    weight: Tensor, bits: int, size: int, *, ordered: bool = False, v2: bool = False, seed: int | None = None
+) -> Stored:
+    """AutoGPTQ's layout. `ordered`: inputs are dealt out over groups at random, in layers of the same width alike
+    unless `seed` differs."""
     width = weight.shape[1]
-    order = torch.randperm(width, generator=torch.Generator().manual_seed(width)) if ordered else torch.arange(width)
+    generator = torch.Generator().manual_seed(width if seed is None else seed)
+    order = torch.randperm(width, generator=generator) if ordered else torch.arange(width)
     integers, scales, zeros = asymmetric(weight[:, order], bits, size)
     zeros = zeros if v2 else zeros.clamp(min=1)
     places = order.argsort()

@@ -74,6 +74,15 @@ def with_bias(packed: PackedLinear, bias: Tensor) -> PackedLinear:
     return PackedLinear(struct, (*packed.tensors, values), packed.out_features)
 
 
+def with_order(packed: PackedLinear, order: Tensor) -> PackedLinear:
+    """The same weight, whose inputs are those of a row that `order`, [K] integers, says: x[:, order]. Not for panels of
+    bfloat16."""
+    places = order.to(torch.int32).contiguous()
+    struct = LinearStruct.from_buffer_copy(packed.struct)
+    struct.order = places.data_ptr()
+    return PackedLinear(struct, (*packed.tensors, places), packed.out_features)
+
+
 def with_activation(packed: PackedLinear, activation: str) -> PackedLinear:
     """The same weight, and the activation of its results, by its name in `native.ACTIVATIONS`. Not for one with a
     gate."""

@@ -38,6 +38,7 @@ class LinearStruct(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("weight", "bias")),
         *((name, _INT) for name in ("format", "rows", "cols", "gate", "activation")),
+        ("order", _POINTER),
     )
 
 

@@ -1,5 +1,7 @@
 """`DeviceWeights`: quantized weights of checkpoints on a GPU. Knows no file format."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from pagemill.model.quantization.fp8 import MIN_CAPABILITY, Fp8Weight
 from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
 from pagemill.model.quantization.once import Once
 from pagemill.model.quantization.ordered import OrderedWeight
+from pagemill.model.quantization.parts import parts_note, stacked_with_note
 from pagemill.model.quantization.unquantized import Unquantized
 
 NIBBLE_ZEROS = 100
@@ -53,6 +56,7 @@ class DeviceWeights(QuantMethod):
         self._dtype = dtype
         self._floats = Unquantized()
         self._note = Once("weights of %s are dequantized to %s: this device has no kernel for them")
+        self._parts_note = parts_note()
 
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
         if isinstance(weight, PackedWeight):
@@ -67,6 +71,11 @@ class DeviceWeights(QuantMethod):
             self._note.warn(weight.description, str(self._dtype)[6:])
             weight = weight.dequantized(self._dtype)
         return self._floats.prepare(weight, gate)
+
+    def prepare_stacked(
+        self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype, gate: str | None = None
+    ) -> LinearWeight:
+        return self.prepare(stacked_with_note(parts, dtype, self._parts_note), gate)
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
         return self._floats.experts(sizes, dtype, device, gate)

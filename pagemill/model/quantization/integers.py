@@ -11,7 +11,7 @@ from pagemill.model.kernels.linear_int import BLOCK, Q8_0, WIDE, pack_blocks, qu
 from pagemill.model.kernels.weight_memory import WeightMemory
 from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.loading.packed_weight import PackedWeight
-from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats, stacked
+from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
 from pagemill.model.quantization.device import DeviceWeights
 from pagemill.model.quantization.experts import SeparateExperts
 from pagemill.model.quantization.interface import (
@@ -26,6 +26,7 @@ from pagemill.model.quantization.interface import (
 from pagemill.model.quantization.once import Once
 from pagemill.model.quantization.ordered import OrderedWeight
 from pagemill.model.quantization.panels import GATES, PanelWeight
+from pagemill.model.quantization.parts import parts_note, stacked_with_note
 from pagemill.model.quantization.unquantized import Unquantized
 
 
@@ -46,6 +47,7 @@ class Integers(QuantMethod):
             "weights of %s are dequantized to bfloat16: integers are multiplied as they are where 32 neighbours "
             "share a scale that 16-bit floats can hold"
         )
+        self._parts_note = parts_note()
 
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
         return self._prepared(weight, gate, wide=False)
@@ -53,7 +55,7 @@ class Integers(QuantMethod):
     def prepare_qkv(self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype) -> LinearWeight:
         if not self._wide_inputs:
             return self.prepare_stacked(parts, dtype)
-        return self._prepared(stacked(parts, dtype), None, wide=True)
+        return self._prepared(stacked_with_note(parts, dtype, self._parts_note), None, wide=True)
 
     def _prepared(self, weight: Tensor | QuantizedTensor, gate: str | None, *, wide: bool) -> LinearWeight:
         if isinstance(weight, BlockTensor):
@@ -81,7 +83,7 @@ class Integers(QuantMethod):
             return PanelWeight(pack_blocks(blocks[0].kind, rows, gate=GATES[gate], memory=self._memory))
         if not self._quantize_floats and all(isinstance(part, Tensor) for part in parts):
             return self._floats.prepare_stacked(parts, dtype, gate)
-        return super().prepare_stacked(parts, dtype, gate)
+        return self.prepare(stacked_with_note(parts, dtype, self._parts_note), gate)
 
     def _panels(self, weight: BlockTensor, gate: str | None, wide: bool) -> LinearWeight:
         kind = WIDE.get(weight.kind.name, weight.kind) if wide else weight.kind

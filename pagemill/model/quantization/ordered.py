@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pagemill.model.kernels.linear import PackedLinear, with_order
 from pagemill.model.quantization.interface import LinearWeight
 
 
@@ -20,6 +21,10 @@ class OrderedWeight(LinearWeight):
 
     def logits(self, x: Tensor) -> Tensor:
         return self._weight.logits(self._arranged(x))
+
+    def native(self, bias: Tensor | None) -> PackedLinear | None:
+        packed = self._weight.native(bias)
+        return None if packed is None else with_order(packed, self._order)
 
     def _arranged(self, x: Tensor) -> Tensor:
         return torch.index_select(x, 1, self._order)

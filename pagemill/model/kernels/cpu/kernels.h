@@ -229,6 +229,8 @@ struct PmLinear {
   // outputs of the first half and then the same of the second; what is stored is act(first) * second, [M, rows / 2].
   int64_t gate;
   int64_t activation;  // of each output, without a gate: a PmActivation
+  // [cols]: which input of a row each of the weight's is; null: they are in order. Not of PM_BF16_PANELS.
+  const int32_t* order;
 };
 
 enum PmGate : int64_t { PM_NO_GATE = 0, PM_SILU = 1, PM_GELU = 2 };

@@ -18,7 +18,8 @@ const int64_t LAYER[] = {sizeof(PmLayer), AT(PmLayer, num_heads), AT(PmLayer, nu
                          AT(PmLayer, window), AT(PmLayer, chunk), AT(PmLayer, scale), AT(PmLayer, soft_cap),
                          AT(PmLayer, ahead)};
 const int64_t LINEAR[] = {sizeof(PmLinear), AT(PmLinear, weight), AT(PmLinear, bias), AT(PmLinear, format),
-                          AT(PmLinear, rows), AT(PmLinear, cols), AT(PmLinear, gate), AT(PmLinear, activation)};
+                          AT(PmLinear, rows), AT(PmLinear, cols), AT(PmLinear, gate), AT(PmLinear, activation),
+                          AT(PmLinear, order)};
 const int64_t OP[] = {sizeof(PmOp), AT(PmOp, kind), AT(PmOp, in), AT(PmOp, out), AT(PmOp, residual_in),
                       AT(PmOp, residual_out), AT(PmOp, weight), AT(PmOp, second_weight), AT(PmOp, weight_dtype),
                       AT(PmOp, centers), AT(PmOp, eps), AT(PmOp, linear), AT(PmOp, out_dtype), AT(PmOp, layer), AT(PmOp, kv_cache),

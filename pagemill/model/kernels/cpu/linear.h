@@ -118,8 +118,8 @@ void linear(const LinearArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-// Rows [begin, end) of x, as the format wants them, to their places in args.quantized.
-void quantize_rows(const LinearArgs& args, int64_t begin, int64_t end) {
+// Rows [begin, end) of x, as the format wants them and in their order, to their places in args.quantized.
+void quantize_ordered_rows(const LinearArgs& args, int64_t begin, int64_t end) {
   switch (args.linear.format & PM_LAYOUT) {
     case PM_BF16_PANELS:
       return;
@@ -129,6 +129,24 @@ void quantize_rows(const LinearArgs& args, int64_t begin, int64_t end) {
       return arrange_rows<Float8>(args, begin, end);
   }
   quantize_integers(args, begin, end);
+}
+
+// The same; the inputs of a row change places first, where those of the weight have.
+void quantize_rows(const LinearArgs& args, int64_t begin, int64_t end) {
+  const int32_t* order = args.linear.order;
+  if (!order) return quantize_ordered_rows(args, begin, end);
+  static thread_local ThreadBuffer memory;
+  const int64_t cols = args.linear.cols;
+  bf16* row = (bf16*)memory.at_least(cols * (int64_t)sizeof(bf16));
+  LinearArgs ordered = args;
+  ordered.x = row;
+  ordered.x_stride = 0;
+  for (int64_t r = begin; r < end; ++r) {
+    const bf16* x = (const bf16*)args.x + r * args.x_stride;
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < cols; ++i) row[i] = x[order[i]];
+    quantize_ordered_rows(ordered, r, r + 1);
+  }
 }
 
 int64_t quantized_bytes(const LinearArgs& args) {

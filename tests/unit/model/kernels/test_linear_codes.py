@@ -6,8 +6,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagemill.model.kernels import linear_reference
-from pagemill.model.kernels.linear import GELU_TANH, SILU, linear, weight_rows
-from pagemill.model.kernels.linear_int import BLOCK, FLOAT8, NF4, WIDE, BlockFormat, dequantize, pack_blocks
+from pagemill.model.kernels.linear import GELU_TANH, SILU, linear, weight_rows, with_bias, with_order
+from pagemill.model.kernels.linear_int import (
+    BLOCK,
+    FLOAT8,
+    NF4,
+    PANEL_FORMATS,
+    WIDE,
+    BlockFormat,
+    dequantize,
+    pack_blocks,
+)
 
 pytestmark = pytest.mark.cases(one_in=4)
 
@@ -126,3 +135,16 @@ def test_rows_of_the_weight(kind: BlockFormat, library: object) -> None:
         indices = torch.tensor([69, 0, 31, 32, 0])
         found = weight_rows(indices, pack_blocks(kind, blocks, cols))
         assert torch.equal(found, dequantize(kind, blocks)[indices, :cols].bfloat16())
+
+
+@pytest.mark.parametrize("kind", PANEL_FORMATS.values(), ids=lambda kind: kind.name)
+def test_inputs_in_an_order_of_their_own(isa: str, kind: BlockFormat) -> None:
+    """The same bits as of a row whose inputs were put in that order before, of few rows and of many."""
+    cols = 96
+    order = torch.randperm(cols, generator=torch.Generator().manual_seed(2))
+    packed = with_bias(pack_blocks(kind, make_blocks(kind, 70, cols), cols), torch.randn(70))
+    ordered = with_order(packed, order)
+    for num_rows in (1, 7, 40):
+        x = make_x(num_rows, cols)
+        assert torch.equal(linear(x, ordered), linear(x[:, order], packed))
+        assert not torch.equal(linear(x, ordered), linear(x, packed))

@@ -10,6 +10,7 @@ from pagemill.model.kernels.native import library
 from pagemill.model.models import causal_lm
 from pagemill.model.network.native_plan import NotPlannable
 from tests.fakes.paged import PagedModel
+from tests.fakes.stored_formats import gptq, store
 from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
 from tests.marks import slow
 
@@ -104,6 +105,20 @@ def test_layer_norms_and_plain_activations(
     assert (found - wide).abs().max() < 0.05 * wide.abs().max()
     one_by_one(monkeypatch)
     assert torch.equal(found, logits(path, 7, planned=False))
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}])
+def test_inputs_in_an_order_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict) -> None:
+    """GPTQ with activation order: each layer's inputs change places within the call. Layers one by one, of a few rows
+    and of many, give the same bits."""
+    path = make_checkpoint(tmp_path / "model", "LlamaForCausalLM", hidden_size=64, intermediate_size=96, **changes)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    packed, _ = store(path, tmp_path, config, lambda weight: gptq(weight, 4, 32, ordered=True))
+    found = {chunk: logits(packed, chunk, planned=True) for chunk in (None, 1, 20)}
+    assert torch.equal(found[1], found[None])
+    assert torch.equal(found[20], found[None])
+    one_by_one(monkeypatch)
+    assert torch.equal(found[None], logits(packed, None, planned=False))
 
 
 def test_experts_run_layer_by_layer(tmp_path: Path) -> None:
