@@ -106,6 +106,15 @@ class GgufFile:
     tensors: dict[str, GgufTensor]
     """By name, in file order."""
 
+    def floats(self, tensor: GgufTensor) -> "np.ndarray[Any, Any]":
+        """The values of a small tensor of this file as float64. Raises ModelError for one that is not of type F32."""
+        if tensor.type_name != "F32" or tensor.num_bytes is None:
+            raise ModelError(f"{self.path}: {tensor.name} is of type {tensor.type_name}: it is to be F32")
+        with self.path.open("rb") as stream:
+            stream.seek(tensor.offset)
+            values = np.frombuffer(stream.read(tensor.num_bytes), "<f4").astype(np.float64)
+        return values.reshape(tensor.shape)
+
 
 def read_gguf(path: Path) -> GgufFile:
     """Parse the header. Raises ModelError when the file is missing, not GGUF, truncated or damaged."""

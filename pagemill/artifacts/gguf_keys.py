@@ -19,6 +19,10 @@ class GgufKeys:
     def __contains__(self, key: str) -> bool:
         return key in self._metadata
 
+    def has_array(self, key: str) -> bool:
+        """Whether there are numbers under `key`, rather than one."""
+        return isinstance(self._metadata.get(key), np.ndarray)
+
     def text(self, key: str, default: str | None = None) -> str:
         """The string under `key`, or `default`. Raises ModelError for anything else."""
         return str(self._get(key, str, "a string", default))
@@ -31,6 +35,22 @@ class GgufKeys:
                 raise ModelError(f"{self._path}: {key} differs between layers, which is not supported")
             return int(value.flat[0])
         return int(self._get(key, int, "an integer", default))
+
+    def largest(self, key: str, default: int | None = None) -> int:
+        """An integer; of an array, one per layer, the largest."""
+        value = self._metadata.get(key)
+        if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu":
+            return int(value.max())
+        return self.integer(key, default)
+
+    def per_layer(self, key: str, count: int, default: int | None = None) -> list[int]:
+        """An integer for each of `count` layers, from an array, or one for all. Raises ModelError for fewer."""
+        value = self._metadata.get(key)
+        if not isinstance(value, np.ndarray):
+            return [self.integer(key, default)] * count
+        if value.dtype.kind not in "iub" or value.size < count:
+            raise ModelError(f"{self._path}: {key} does not hold an integer for each of {count} layers")
+        return [int(one) for one in value[:count]]
 
     def number(self, key: str, default: float | None = None) -> float:
         """The number under `key`, or `default`. Raises ModelError for anything else, NaN and infinity included."""

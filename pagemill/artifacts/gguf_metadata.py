@@ -7,7 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from pagemill.artifacts.config_fields import check_fields
-from pagemill.artifacts.gguf_families import GgufFamily, family_of
+from pagemill.artifacts.gguf_families import family_of
+from pagemill.artifacts.gguf_family import GgufFamily
 from pagemill.artifacts.gguf_file import GgufFile
 from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.errors import ModelError
@@ -21,6 +22,7 @@ _LLAMA3_HIGH_FREQ_FACTOR: Final = 4.0
 _TURN_ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 _EOS_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _CONTROL: Final = 3
+_YARN: Final = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
 NO_TOKEN: Final = 2**32 - 1
 """How converters write that there is no such token."""
 _SAMPLING: Final = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
@@ -29,14 +31,15 @@ _SAMPLING: Final = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "
 def hf_config(file: GgufFile) -> dict[str, Any]:
     """The config.json that the metadata amounts to, `architectures` included.
 
-    Raises ModelError for a missing or impossible key and for what has no equal here: other architectures,
-    mixtures of experts, partial rotary embeddings, unknown RoPE scaling.
+    Raises ModelError for a missing or impossible key and for what has no equal here: other architectures, experts or
+    partial rotary embeddings where a family has none, unknown RoPE scaling.
     """
     family = family_of(file)
     keys = GgufKeys(file)
     arch = keys.text("general.architecture")
-    config = dict(check_fields(file.path, _shape(file, keys, arch)))
-    config |= _rope(file, keys, arch, config, family)
+    config = dict(check_fields(file.path, _shape(file, keys, arch, family)))
+    if family.turns:
+        config |= _rope(file, keys, arch, config, family)
     return config | family.config(file, keys, config)
 
 
@@ -83,31 +86,33 @@ def _named_sampling() -> list[tuple[str, str]]:
     return [(f"general.sampling.{key}", name) for key, name in _SAMPLING.items()]
 
 
-def _shape(file: GgufFile, keys: GgufKeys, arch: str) -> dict[str, Any]:
+def _shape(file: GgufFile, keys: GgufKeys, arch: str, family: GgufFamily) -> dict[str, Any]:
     """What every architecture has."""
-    if keys.integer(f"{arch}.expert_count", 0) > 0:
+    if keys.integer(f"{arch}.expert_count", 0) > 0 and not family.mixes:
         raise ModelError(f"{file.path}: mixtures of experts are not supported ({arch}.expert_count)")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{file.path} has no matrix token_embd.weight")
-    num_heads = keys.integer(f"{arch}.attention.head_count")
+    # Files of layers with states alone say 0 heads.
+    num_heads = keys.integer(f"{arch}.attention.head_count") or (0 if family.turns else 1)
     hidden_size = keys.integer(f"{arch}.embedding_length")
     if num_heads < 1 or hidden_size != embedding.shape[1]:
         raise ModelError(
             f"{file.path}: {arch}.attention.head_count={num_heads} and {arch}.embedding_length={hidden_size} "
             f"do not fit token_embd.weight of shape {embedding.shape}"
         )
-    head_dim = keys.integer(f"{arch}.attention.key_length", hidden_size // num_heads)
-    if keys.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
-        raise ModelError(f"{file.path}: keys and values of different size are not supported")
+
+    def size(name: str, default: int | None = None) -> int:
+        return (keys.largest if name in family.varies else keys.integer)(f"{arch}.{name}", default)
+
     head = file.tensors.get("output.weight")
     return {
         "hidden_size": hidden_size,
-        "intermediate_size": keys.integer(f"{arch}.feed_forward_length"),
-        "num_hidden_layers": keys.integer(f"{arch}.block_count"),
+        "intermediate_size": size("feed_forward_length", 0 if family.mixes else None) or None,
+        "num_hidden_layers": keys.integer(f"{arch}.block_count") - keys.integer(f"{arch}.nextn_predict_layers", 0),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": keys.integer(f"{arch}.attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
+        "num_key_value_heads": size("attention.head_count_kv", num_heads),
+        "head_dim": _head_size(file, keys, arch, family, hidden_size // num_heads),
         **_eps(keys, arch),
         "max_position_embeddings": keys.integer(f"{arch}.context_length"),
         "vocab_size": (head or embedding).shape[0],
@@ -116,6 +121,15 @@ def _shape(file: GgufFile, keys: GgufKeys, arch: str) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
     }
+
+
+def _head_size(file: GgufFile, keys: GgufKeys, arch: str, family: GgufFamily, default: int) -> int:
+    if family.latent:
+        return keys.integer(f"{arch}.rope.dimension_count")
+    size = keys.integer(f"{arch}.attention.key_length", default)
+    if keys.integer(f"{arch}.attention.value_length", size) != size:
+        raise ModelError(f"{file.path}: keys and values of different size are not supported")
+    return size
 
 
 def _eps(keys: GgufKeys, arch: str) -> dict[str, float]:
@@ -134,7 +148,9 @@ def _rope(file: GgufFile, keys: GgufKeys, arch: str, config: dict[str, Any], fam
         )
     theta = keys.number(f"{arch}.rope.freq_base", family.rope_theta)
     if "rope_freqs.weight" in file.tensors:
-        scaling: dict[str, Any] | None = _llama3_scaling(file, config["head_dim"], theta)
+        scaling: dict[str, Any] | None = _divided(file, rotated, theta)
+    elif "rope_factors_long.weight" in file.tensors:
+        scaling = _long_rope(file, keys, arch, rotated)
     else:
         scaling = _keyed_scaling(file, keys, arch, config)
     found = {"rope_theta": theta, "rope_scaling": scaling}
@@ -154,27 +170,44 @@ def _keyed_scaling(file: GgufFile, keys: GgufKeys, arch: str, config: dict[str, 
     if kind == "yarn":
         original = f"{prefix}.original_context_length"
         scaling["original_max_position_embeddings"] = keys.integer(original, config["max_position_embeddings"])
-        for name, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+        for name, theirs in _YARN.items():
             if f"{prefix}.{theirs}" in keys:
                 scaling[name] = keys.number(f"{prefix}.{theirs}")
     return scaling
 
 
-def _llama3_scaling(file: GgufFile, head_dim: int, theta: float) -> dict[str, Any]:
-    """The parameters behind a table of per-frequency factors, which is accepted only if they reproduce it."""
-    tensor = file.tensors["rope_freqs.weight"]
-    if tensor.type_name != "F32" or tensor.num_bytes is None or tensor.shape != (head_dim // 2,):
-        raise ModelError(f"{file.path}: rope_freqs.weight is {tensor.type_name} of shape {tensor.shape}")
-    with file.path.open("rb") as stream:
-        stream.seek(tensor.offset)
-        table = np.frombuffer(stream.read(tensor.num_bytes), "<f4").astype(np.float64)
+def _long_rope(file: GgufFile, keys: GgufKeys, arch: str, rotated: int) -> dict[str, Any]:
+    """The divisors of frequencies within the length of the training, and beyond it."""
+    prefix = f"{arch}.rope.scaling"
+    scaling: dict[str, Any] = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": keys.integer(f"{prefix}.original_context_length"),
+    }
+    for name in ("long", "short"):
+        table = _table(file, f"rope_factors_{name}.weight", rotated)
+        scaling[f"{name}_factor"] = [float(value) for value in table]
+    if f"{prefix}.attn_factor" in keys:
+        scaling["attention_factor"] = keys.number(f"{prefix}.attn_factor")
+    return scaling
+
+
+def _divided(file: GgufFile, rotated: int, theta: float) -> dict[str, Any]:
+    """The settings behind a table of divisors of frequencies: Llama 3's, where they give the same, or the table."""
+    table = _table(file, "rope_freqs.weight", rotated)
     factor = float(table.max())
-    wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    wavelength = 2 * math.pi * theta ** (np.arange(0, rotated, 2) / rotated)
     periods = _LLAMA3_ORIGINAL_POSITIONS / wavelength
     ramp = (periods - _LLAMA3_LOW_FREQ_FACTOR) / (_LLAMA3_HIGH_FREQ_FACTOR - _LLAMA3_LOW_FREQ_FACTOR)
     smooth = np.clip(ramp, 0.0, 1.0)
     if factor < 1 or not np.allclose(1 / ((1 - smooth) / factor + smooth), table, rtol=1e-3):
-        raise ModelError(f"{file.path}: the RoPE factors in rope_freqs.weight are not Llama 3's and are not supported")
+        divisors = [float(value) for value in table]
+        return {
+            "rope_type": "longrope",
+            "short_factor": divisors,
+            "long_factor": divisors,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": _LLAMA3_ORIGINAL_POSITIONS,
+        }
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -182,3 +215,15 @@ def _llama3_scaling(file: GgufFile, head_dim: int, theta: float) -> dict[str, An
         "high_freq_factor": _LLAMA3_HIGH_FREQ_FACTOR,
         "original_max_position_embeddings": _LLAMA3_ORIGINAL_POSITIONS,
     }
+
+
+def _table(file: GgufFile, name: str, rotated: int) -> "np.ndarray[Any, Any]":
+    """Divisors of frequencies, [rotated / 2] float64. Raises ModelError for what cannot be some."""
+    tensor = file.tensors.get(name)
+    if tensor is None or tensor.shape != (rotated // 2,):
+        found = "missing" if tensor is None else f"of shape {tensor.shape}"
+        raise ModelError(f"{file.path}: {name} is {found}: it is to be {rotated // 2} numbers")
+    table = file.floats(tensor)
+    if not (np.isfinite(table) & (table > 0)).all():
+        raise ModelError(f"{file.path}: {name} has values that are no finite numbers above 0")
+    return table

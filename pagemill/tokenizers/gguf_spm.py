@@ -1,4 +1,5 @@
-"""SentencePiece BPE (`tokenizer.ggml.model` = llama) as a `tokenizers` pipeline: scores become merges.
+"""SentencePiece BPE (`tokenizer.ggml.model` = llama) as a `tokenizers` pipeline: scores become merges; of Gemma 4
+(gemma4), the file has them.
 Knows nothing about special tokens; `gguf_tokenizer` adds them.
 
 SentencePiece joins, again and again, the neighbours whose concatenation is the token of the best score. The same with
@@ -27,23 +28,37 @@ _Array = np.ndarray[Any, Any]
 
 def build(file: GgufFile, vocab: GgufVocab) -> tokenizers.Tokenizer:
     """The pipeline. Raises ModelError when scores are missing."""
-    keys = GgufKeys(file)
-    scores = keys.numbers("tokenizer.ggml.scores")
+    scores = GgufKeys(file).numbers("tokenizer.ggml.scores")
     if len(scores) != len(vocab.tokens):
         raise ModelError(f"{file.path}: {len(vocab.tokens)} tokens, but {len(scores)} scores")
+    return _pipeline(file, vocab, merges_from_scores(vocab, scores), adds_space=True)
+
+
+def build_merged(file: GgufFile, vocab: GgufVocab) -> tokenizers.Tokenizer:
+    """The pipeline of files with merges. Raises ModelError when they are missing, or do not fit the vocabulary."""
+    found = GgufKeys(file).strings("tokenizer.ggml.merges")
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in found)]
+    return _pipeline(file, vocab, merges, adds_space=False)
+
+
+def _pipeline(
+    file: GgufFile, vocab: GgufVocab, merges: list[tuple[str, str]], *, adds_space: bool
+) -> tokenizers.Tokenizer:
+    """`adds_space`: whether texts begin with one where the file does not say."""
+    keys = GgufKeys(file)
     unknown = vocab.ids_of(UNKNOWN)
     unknown_id = keys.integer("tokenizer.ggml.unknown_token_id", unknown[0] if unknown else 0)
     try:
         model = models.BPE(
             vocab=vocab.table(),
-            merges=merges_from_scores(vocab, scores),
+            merges=merges,
             unk_token=vocab.tokens[unknown_id] if 0 <= unknown_id < len(vocab.tokens) else None,
             byte_fallback=bool((vocab.kinds == BYTE).any()),
             fuse_unk=True,
         )
     except Exception as error:  # `tokenizers` raises bare Exception
         raise ModelError(f"{file.path}: the tokens make no vocabulary: {error}") from error
-    adds_space = keys.flag("tokenizer.ggml.add_space_prefix", True)
+    adds_space = keys.flag("tokenizer.ggml.add_space_prefix", adds_space)
     pipeline = tokenizers.Tokenizer(model)
     pipeline.normalizer = _normalizer(adds_space)
     pipeline.decoder = _decoder(adds_space)

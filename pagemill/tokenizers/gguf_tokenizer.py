@@ -20,6 +20,7 @@ from pagemill.tokenizers.pre_tokenizers import pre_kind
 _BUILDERS: Final[dict[str, Callable[[GgufFile, GgufVocab], tokenizers.Tokenizer]]] = {
     "gpt2": gguf_bpe.build,
     "llama": gguf_spm.build,
+    "gemma4": gguf_spm.build_merged,
 }
 # Name in the file -> variable of chat templates.
 _NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}

@@ -23,6 +23,7 @@ _O200K: Final = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_CASED_TAIL}"
 )
 _CJK: Final = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_BLOOM: Final = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _DEEPSEEK3: Final = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,6 +59,8 @@ class PreKind:
 
 
 _GPT2 = PreKind()
+_NEOX = PreKind(normal_form_c=True)
+_O200K_KIND = PreKind((_O200K,))
 _DIGITS = PreKind(single_digits=True)
 _LLAMA3_KIND = PreKind((_LLAMA3,), ignore_merges=True, add_bos=True)
 _QWEN2_KIND = PreKind((_QWEN2,), normal_form_c=True)
@@ -70,6 +73,9 @@ PRE_KINDS: Final[dict[str, PreKind]] = {
     "gpt2": _GPT2,
     "phi-2": _GPT2,
     "olmo": _GPT2,
+    "exaone4": _GPT2,
+    "granite-docling": _GPT2,
+    "mpt": _NEOX,
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
     "refact": _DIGITS,
@@ -78,13 +84,19 @@ PRE_KINDS: Final[dict[str, PreKind]] = {
     "llama3": _LLAMA3_KIND,
     "llama-v3": _LLAMA3_KIND,
     "falcon3": _LLAMA3_KIND,
+    "falcon-h1": _LLAMA3_KIND,
+    "pixtral": _LLAMA3_KIND,
+    "bloom": PreKind((_BLOOM,)),
+    "chatglm-bpe": PreKind((_LLAMA3,)),
+    "glm4": PreKind((_LLAMA3,)),
     "dbrx": PreKind((_LLAMA3,)),
     "smaug-bpe": PreKind((_LLAMA3,)),
     "qwen2": _QWEN2_KIND,
     "deepseek-r1-qwen": _QWEN2_KIND,
     "stablelm2": PreKind((_QWEN2,)),
     "tekken": PreKind((_TEKKEN,), ignore_merges=True, add_bos=True),
-    "gpt-4o": PreKind((_O200K,)),
+    "gpt-4o": _O200K_KIND,
+    "llama4": _O200K_KIND,
     "deepseek-v3": _DEEPSEEK3_KIND,
 }
 

@@ -4,100 +4,125 @@ checkpoint that the file was made of."""
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 
-from pagemill.artifacts.json_file import read_json_object
+from pagemill.errors import ModelError
+from tests.conformance.test_families import replays
+from tests.fakes.engine_setup import core_request
+from tests.fakes.gguf_convert import convert
 from tests.fakes.paged import PagedModel
+from tests.fakes.ranks import record, run_ranks
 from tests.fakes.tiny_checkpoint import make_checkpoint
-from tests.fakes.tiny_families import FAMILIES
+from tests.fakes.tiny_families import FAMILIES, YARN
+from tests.fakes.tiny_states import STATES
 
 TOKENS = list(range(3, 60))
-PAIRED = ("granite", "smollm3")
+ALL = FAMILIES | STATES
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("bloom", {}),
+    "chatglm": ("glm", {}),
     "cohere2": ("cohere2", {"num_hidden_layers": 4, "layer_types": None}),
     "command-r": ("cohere", {}),
+    "deepseek2": ("DeepseekV3ForCausalLM", {
+        "num_hidden_layers": 2, "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}}),
+    "deepseek2-v2": ("DeepseekV2ForCausalLM", {"num_hidden_layers": 2, "norm_topk_prob": False}),
+    "exaone4": ("exaone4", {}),
+    "exaone4-full": ("exaone4-full", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+    "falcon": ("falcon-7b", {}),
+    "falcon-11b": ("falcon-11b", {}),
+    "falcon-40b": ("falcon-40b", {"ffn_hidden_size": 256}),
+    "falcon-h1": ("falcon-h1", {}),
+    "falcon-h1-gate-first": ("falcon-h1-gate-first", {"mamba_proj_bias": False}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 16}),
+    "gemma3n": ("gemma3n", {"vocab_size_per_layer_input": 320}),
+    "gemma4": ("gemma4", {}),
+    "gemma4-experts": ("gemma4-experts", {}),
     "glm4": ("glm4", {}),
+    "glm4moe": ("glm4-moe", {}),
+    "gpt-oss": ("gpt-oss", {"swiglu_limit": 7.0}),
     "gpt2": ("gpt2", {"n_inner": 96}),
+    "gptneox": ("GPTNeoXForCausalLM", {"num_hidden_layers": 2}),
     "granite": ("granite", {}),
+    "granitehybrid": ("granite-hybrid", {}),
+    "granitehybrid-bamba": ("bamba", {}),
+    "granitehybrid-experts": ("granite-hybrid-experts", {}),
+    "jamba": ("jamba", {}),
+    "llama": ("MixtralForCausalLM", {"num_hidden_layers": 2}),
+    "llama4": ("llama4", {
+        "num_hidden_layers": 4, "num_local_experts": 16, "attention_chunk_size": 8192, "no_rope_layers": [1, 1, 1, 0],
+        "floor_scale": 8192, "moe_layers": [1, 3]}),
+    "mamba": ("mamba", {}),
+    "mamba2": ("mamba2", {}),
     "olmo2": ("olmo2", {}),
+    "olmo2-window": ("olmo3-yarn", {}),
+    "olmoe": ("olmoe", {"norm_topk_prob": False}),
+    "phi2": ("phi", {}),
     "phi3": ("phi3-window", {}),
+    "qwen2moe": ("qwen2-moe", {"norm_topk_prob": False, "mlp_only_layers": []}),
+    "qwen3moe": ("Qwen3MoeForCausalLM", {"num_hidden_layers": 2, "mlp_only_layers": []}),
+    "qwen3next": ("qwen3-next", {"mlp_only_layers": []}),
     "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": None}),
+    "stablelm": ("stablelm", {}),
+    "stablelm-12b": ("stablelm-12b", {}),
     "starcoder2": ("starcoder2", {"sliding_window": None}),
-}
-"""GGUF's name of a family -> one of `FAMILIES`, and what differs, for files do not say it."""
+}  # fmt: skip
+"""GGUF's name of a family, or that and a variant -> a tiny model, and what differs, for files do not say it."""
 
 
-def convert(folder: Path, path: Path, family: str) -> Path:
-    """What llama.cpp's converter makes of a checkpoint, in float32."""
-    config = read_json_object(folder / "config.json")
-    heads = config.get("num_attention_heads") or config["n_head"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    layers = config.get("num_hidden_layers") or config["n_layer"]
-    writer = gguf.GGUFWriter(path, family)
-    _add_keys(writer, config, family)
-    architecture = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[family]
-    names = gguf.get_tensor_name_map(architecture, layers)
-    for name, values in load_file(folder / "model.safetensors").items():
-        stored = values
-        for part, count in (("q_proj", heads), ("k_proj", kv_heads)):
-            if family in PAIRED and f".{part}." in name:
-                stored = values.reshape(count, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-        if family.startswith("gemma") and name.endswith("norm.weight"):
-            stored = values + 1
-        if family == "gpt2" and values.ndim == 2 and ".h." in name:
-            stored = values.T
-        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert known is not None, name
-        writer.add_tensor(known, np.ascontiguousarray(stored))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+VARIANTS = ("2", "11b", "12b", "40b", "bamba", "experts", "full", "gate-first", "v2", "window")
 
 
-def _add_keys(writer: gguf.GGUFWriter, config: dict[str, Any], family: str) -> None:
-    rope = config.get("rope_parameters") or {}
-    head_dim = config.get("head_dim") or 16
-    writer.add_context_length(512)
-    writer.add_embedding_length(64)
-    writer.add_block_count(config.get("num_hidden_layers") or config["n_layer"])
-    writer.add_feed_forward_length(config.get("intermediate_size") or config["n_inner"])
-    writer.add_head_count(config.get("num_attention_heads") or config["n_head"])
-    writer.add_head_count_kv(config.get("num_key_value_heads") or config["n_head"])
-    if "rms_norm_eps" in config:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    else:
-        eps = config.get("layer_norm_eps") or config.get("norm_epsilon") or config["layer_norm_epsilon"]
-        writer.add_layer_norm_eps(eps)
-    if rope:
-        writer.add_rope_freq_base(rope["rope_theta"])
-        writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1)))
-    if config.get("sliding_window"):
-        writer.add_sliding_window(config["sliding_window"])
-    if family == "gemma2":
-        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
-        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if family == "granite":
-        writer.add_attention_scale(config["attention_multiplier"])
-        writer.add_embedding_scale(config["embedding_multiplier"])
-        writer.add_residual_scale(config["residual_multiplier"])
-        writer.add_logit_scale(config["logits_scaling"])
-    if family in ("command-r", "cohere2"):
-        writer.add_logit_scale(config["logit_scale"])
+def gguf_name(case: str) -> str:
+    """A family's name without its variant."""
+    return next((case.removesuffix(f"-{variant}") for variant in VARIANTS if case.endswith(f"-{variant}")), case)
 
 
-@pytest.mark.parametrize("family", CASES)
-def test_a_gguf_file_is_the_checkpoint_that_it_was_made_of(tmp_path: Path, family: str) -> None:
-    case, changes = CASES[family]
-    architecture, fields = FAMILIES[case]
-    folder = make_checkpoint(tmp_path / "model", architecture, **{**fields, **changes})
-    path = convert(folder, tmp_path / "m.gguf", family)
+def make(tmp_path: Path, case: str) -> Path:
+    """The tiny checkpoint of a case."""
+    model, changes = CASES[case]
+    architecture, fields = ALL.get(model, (model, {}))
+    return make_checkpoint(tmp_path / "model", architecture, **{**fields, **changes})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_gguf_file_is_the_checkpoint_that_it_was_made_of(tmp_path: Path, case: str) -> None:
+    folder = make(tmp_path, case)
+    path = convert(folder, tmp_path / "m.gguf", gguf_name(case))
     wanted = PagedModel.load(folder).logits(TOKENS)
     torch.testing.assert_close(PagedModel.load(path).logits(TOKENS), wanted, rtol=1e-4, atol=1e-4)
+
+
+QUANTIZED = ("falcon-40b", "llama", "deepseek2", "gemma3n", "gemma4", "granitehybrid-experts", "qwen3next")
+
+
+@pytest.mark.parametrize("case", QUANTIZED)
+def test_blocks_are_what_they_are_dequantized(tmp_path: Path, case: str) -> None:
+    """In bfloat16 most matrices stay blocks of integers, whose rows have changed places."""
+    path = convert(make(tmp_path, case), tmp_path / "m.gguf", gguf_name(case), "Q8_0")
+    wanted = PagedModel.load(path).logits(TOKENS)
+    found = PagedModel.load(path, "bfloat16").logits(TOKENS).float()
+    similar = torch.nn.functional.cosine_similarity(found, wanted, dim=-1)
+    assert similar.median() > 0.99, similar  # of experts that are nearly as good, bfloat16 may choose the other
+
+
+def test_two_tensor_parallel_ranks_equal_one(tmp_path: Path) -> None:
+    """Tensors of which a rank reads a part, and those that are made whole first, of floats and of blocks."""
+    recordings = {}
+    for case in ("falcon-40b", "llama", "gpt-oss", "stablelm-12b", "gptneox", "chatglm"):
+        (tmp_path / case).mkdir()
+        path = convert(make(tmp_path / case, case), tmp_path / case / "m.gguf", gguf_name(case), "Q8_0")
+        recordings[case] = record(path, [core_request("r", TOKENS[:20], max_tokens=4, temperature=0.0)])
+    for result in run_ranks(2, tmp_path, replays, recordings, tmp_path):
+        for case, recording in recordings.items():
+            for ours, expected in zip(result[case].logits, recording.logits, strict=True):
+                torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
+    folder = make(tmp_path, "deepseek2")
+    path = convert(folder, tmp_path / "m.gguf", "deepseek2")
+    path.write_bytes(path.read_bytes().replace(b"blk.0.attn_v_b.weight", b"blk.9.attn_v_b.weight"))
+    with pytest.raises(ModelError, match=r"'blk.0.attn_k_b.weight' lacks its other part 'attn_v_b.weight'"):
+        PagedModel.load(path)

@@ -132,17 +132,39 @@ def test_llama3_scaling_is_recovered_from_its_table(tmp_path, factor):
     }  # fmt: skip
 
 
-def test_other_rope_tables_are_refused(tmp_path):
+def test_other_rope_tables_are_divisors_as_they_are(tmp_path):
     table = {"rope_freqs.weight": np.linspace(1, 3, HIDDEN // HEADS // 2, dtype=np.float32)}
-    with pytest.raises(ModelError, match=r"rope_freqs.weight are not Llama 3's"):
-        config_of(tmp_path, tensors=table)
+    scaling = config_of(tmp_path, tensors=table)["rope_scaling"]
+    assert (scaling["rope_type"], scaling["attention_factor"]) == ("longrope", 1.0)
+    assert scaling["short_factor"] == scaling["long_factor"] == pytest.approx([1, 5 / 3, 7 / 3, 3])
+
+
+def test_long_rope_is_of_two_tables(tmp_path):
+    def keys(writer):
+        writer.add_rope_scaling_orig_ctx_len(32)
+        writer.add_rope_scaling_attn_factors(1.19)
+
+    tables = {
+        "rope_factors_short.weight": np.ones(HIDDEN // HEADS // 2, np.float32),
+        "rope_factors_long.weight": np.full(HIDDEN // HEADS // 2, 4, np.float32),
+    }
+    assert config_of(tmp_path, keys=keys, tensors=tables)["rope_scaling"] == {
+        "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+        "attention_factor": pytest.approx(1.19), "original_max_position_embeddings": 32,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], [1.0, 2.0, 0.0, 4.0], [1.0, 2.0, float("inf"), 4.0]])
+def test_a_table_that_can_divide_nothing_is_refused(tmp_path, values):
+    with pytest.raises(ModelError, match=r"rope_freqs\.weight (is of shape|has values that are)"):
+        config_of(tmp_path, tensors={"rope_freqs.weight": np.array(values, np.float32)})
 
 
 @pytest.mark.parametrize(
     ("arch", "keys", "message"),
     [
         ("gptj", lambda w: None, r"architecture 'gptj' is not supported; supported: .*gemma3, .*llama, .*qwen3"),
-        ("llama", lambda w: w.add_expert_count(8), "mixtures of experts"),
+        ("qwen3", lambda w: w.add_expert_count(8), "mixtures of experts"),
         ("llama", lambda w: w.add_rope_dimension_count(4), "partial rotary embedding .4 of 8"),
         ("llama", lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "RoPE scaling 'longrope'"),
         ("llama", lambda w: w.add_value_length(16), "different size"),

@@ -3,9 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagemill.artifacts.gguf_file import read_gguf
 from pagemill.errors import ModelError
 from pagemill.tokenizers.gguf_spm import merges_from_scores
-from pagemill.tokenizers.gguf_vocab import GgufVocab
+from pagemill.tokenizers.gguf_vocab import GgufVocab, read_vocab
 from pagemill.tokenizers.load import load_tokenizer
 from tests.unit.artifacts.gguf_builder import write_gguf
 from tests.unit.tokenizers.vocabularies import TEXTS, sentencepiece_bpe, write_spm_gguf
@@ -62,6 +63,27 @@ def test_bos_is_the_default_and_scores_are_needed(tmp_path):
         load_tokenizer(write_gguf(tmp_path / "n.gguf", keys=keys))
 
 
+def test_merges_of_the_file_stand_for_scores(tmp_path):
+    """Gemma 4's kind: the same pieces, whose merges the file has."""
+    model = sentencepiece_bpe(add_dummy_prefix=False)
+    with_scores = read_gguf(write_spm_gguf(tmp_path / "scores.gguf", model, add_space_prefix=False))
+    vocab = read_vocab(with_scores)
+    merges = merges_from_scores(vocab, with_scores.metadata["tokenizer.ggml.scores"])
+
+    def keys(writer):
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list(vocab.tokens)
+        writer.add_token_types(vocab.kinds.tolist())
+        writer.add_token_merges([f"{left} {right}" for left, right in merges])
+        writer.add_add_bos_token(True)
+        writer.add_bos_token_id(model.bos_id())
+
+    ours = load_tokenizer(write_gguf(tmp_path / "m.gguf", keys=keys))
+    for text in TEXTS:
+        assert ours.encode(text) == [model.bos_id(), *model.encode(text)], text
+        assert ours.decode(ours.encode(text)[1:]) == text
+
+
 def all_cuts(tokens, scores):
     """The definition, in plain Python."""
     order = sorted(range(len(tokens)), key=lambda i: (-scores[i], i))
@@ -86,7 +108,9 @@ def test_kind_of_tokenizer_that_is_not_supported(tmp_path):
         writer.add_tokenizer_model("bert")
         writer.add_token_list(["a"])
 
-    with pytest.raises(ModelError, match=r"tokenizer.ggml.model='bert' is not supported; supported: gpt2, llama"):
+    with pytest.raises(
+        ModelError, match=r"tokenizer.ggml.model='bert' is not supported; supported: gemma4, gpt2, llama"
+    ):
         load_tokenizer(write_gguf(tmp_path / "n.gguf", keys=keys))
 
 

@@ -5,8 +5,8 @@ import dataclasses
 import math
 import mmap
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagemill.artifacts.gguf_families import GgufFamily, family_of
+from pagemill.artifacts.config_fields import MAX_LAYERS
+from pagemill.artifacts.gguf_families import family_of
+from pagemill.artifacts.gguf_family import GgufFamily, Piece
 from pagemill.artifacts.gguf_file import TENSOR_TYPES, GgufTensor, read_gguf
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
@@ -22,9 +24,12 @@ from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.loading.load_place import ALONE, LoadPlace
 from pagemill.model.loading.part import Part, Select, whole
 from pagemill.model.loading.sources.gguf_blocks import FLOATS, as_blocks, dequantize, has_blocks
+from pagemill.model.loading.sources.gguf_forms import FORMS, made_shape
 from pagemill.utils.math import ceil_div
 
 _AHEAD = 8
+_VALUES_AHEAD = 1 << 28
+"""In all tensors that are decoded ahead: a table of vectors or a layer's experts may be as large as all others."""
 _FORGET_BYTES = 32 << 20
 """After so many bytes of tensors, pages of the file are given back: beside the weights made of them, they would double
 a process's memory."""
@@ -34,11 +39,18 @@ SUPPORTED_TYPES = frozenset({name for name, _, _ in TENSOR_TYPES.values()} - {"Q
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wanted:
-    """A tensor of the file, its Hugging Face name, and the part to read."""
+    """A tensor of the checkpoint, what the file has of it, and the part to read."""
 
-    tensor: GgufTensor
-    name: str
+    piece: Piece
+    shape: tuple[int, ...]
     part: Part
+
+    @property
+    def num_values(self) -> int:
+        """Of what is decoded."""
+        whole = math.prod(self.shape)
+        size = self.shape[self.part.dim] if self.shape else 1
+        return whole if self.piece.form or not size else whole // size * (self.part.stop - self.part.start)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,21 +60,20 @@ class Conversion:
     family: GgufFamily
     config: Mapping[str, Any]
 
-    def wanted(self, tensors: Iterable[GgufTensor], select: Select) -> Iterator[Wanted]:
+    def wanted(self, tensors: Mapping[str, GgufTensor], select: Select) -> Iterator[Wanted]:
         """The tensors that are selected. Raises ModelError for names that are not known."""
-        for tensor in tensors:
-            if tensor.name in self.family.unused:
-                continue
-            name = self.family.hf_name(tensor.name)
-            part = select(name, tensor.shape)
+        for piece in self.family.pieces(tensors, self.config.get("num_hidden_layers") or MAX_LAYERS):
+            shape = piece.tensors[0].shape if piece.form is None else made_shape(piece, self.config)
+            part = select(piece.name, shape)
             if part is not None:
-                yield Wanted(tensor, name, part)
+                yield Wanted(piece, shape, part)
 
     def undo(self, name: str, values: Tensor, num_rows: int) -> Tensor:
         """Values as Hugging Face has them; `values` are whole heads of the tensor's `num_rows` rows."""
-        if self.family.norm_offset and name.endswith("norm.weight"):
-            return values - self.family.norm_offset
-        for module, heads in self.family.paired_heads.items():
+        family = self.family
+        if family.norm_offset and name.endswith("norm.weight") and not name.endswith(family.plain_norms or ("/",)):
+            return values - family.norm_offset
+        for module, heads in family.paired_heads.items():
             if f".{module}." in name:
                 return _halves(values, self.config[heads] * len(values) // num_rows)
         return values
@@ -84,39 +95,70 @@ def iterate(
         mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
     data = np.frombuffer(mapping, dtype=np.uint8)
     unforgotten = 0
-    tensors = deque(conversion.wanted(file.tensors.values(), select))
+    tensors = deque(conversion.wanted(file.tensors, select))
+    pending: deque[tuple[Wanted, Future[Tensor | BlockTensor]]] = deque()
     with ThreadPoolExecutor(torch.get_num_threads(), "dequantize") as pool:
-        pending = deque(pool.submit(_decode, data, wanted, conversion, dtype) for wanted in _take(tensors, _AHEAD))
-        while pending:
-            name, values = pending.popleft().result()
+        while tensors or pending:
+            while tensors and _goes_ahead(pending, tensors[0]):
+                wanted = tensors.popleft()
+                pending.append((wanted, pool.submit(_decode, data, wanted, conversion, dtype)))
+            wanted, decoded = pending.popleft()
+            name, values = wanted.piece.name, decoded.result()
             unforgotten += _num_bytes(values)
             yield name, values
             if unforgotten > _FORGET_BYTES:
                 # What was read is in layers now. What is not yet is mapped again when it is touched.
                 mapping.madvise(mmap.MADV_DONTNEED)
                 unforgotten = 0
-            pending.extend(pool.submit(_decode, data, wanted, conversion, dtype) for wanted in _take(tensors, 1))
 
 
 def _num_bytes(values: Tensor | BlockTensor) -> int:
     return (values if isinstance(values, Tensor) else values.blocks).nbytes
 
 
-def _take(tensors: deque[Wanted], count: int) -> list[Wanted]:
-    return [tensors.popleft() for _ in range(min(count, len(tensors)))]
+def _goes_ahead(pending: Sequence[tuple[Wanted, object]], another: Wanted) -> bool:
+    """Whether another tensor is decoded before the first of those that are has been taken."""
+    num_values = another.num_values + sum(wanted.num_values for wanted, _ in pending)
+    return not pending or (len(pending) < _AHEAD and num_values <= _VALUES_AHEAD)
 
 
-def _decode(
-    data: np.ndarray, wanted: Wanted, conversion: Conversion, dtype: torch.dtype
-) -> tuple[str, Tensor | BlockTensor]:
-    if wanted.part.as_stored and has_blocks(wanted.tensor):
-        blocks = read_blocks(data, wanted.tensor, wanted.part)
+def _decode(data: np.ndarray, wanted: Wanted, conversion: Conversion, dtype: torch.dtype) -> Tensor | BlockTensor:
+    piece, part = wanted.piece, wanted.part
+    if piece.form is not None:
+        return _made(data, wanted, conversion.config, dtype)
+    (tensor,) = piece.tensors
+    if part.as_stored and has_blocks(tensor):
+        blocks = read_blocks(data, tensor, part)
         if blocks is not None:
-            rows = conversion.undo(wanted.name, blocks.blocks, wanted.tensor.shape[0])
-            return wanted.name, dataclasses.replace(blocks, blocks=rows)
-    values = read_part(data, wanted.tensor, wanted.part)
-    values = conversion.undo(wanted.name, values, wanted.tensor.shape[0])
-    return wanted.name, values.to(dtype)
+            rows = conversion.undo(piece.name, blocks.blocks, tensor.shape[0])
+            return dataclasses.replace(blocks, blocks=rows)
+    values = read_part(data, tensor, part)
+    return conversion.undo(piece.name, values, tensor.shape[0]).to(dtype)
+
+
+def _made(data: np.ndarray, wanted: Wanted, config: Mapping[str, Any], dtype: torch.dtype) -> Tensor | BlockTensor:
+    """A tensor that is made of others, or of one in another form, and of that the part that is wanted."""
+    piece, part = wanted.piece, wanted.part
+    form = FORMS[str(piece.form)]
+    if form.of_rows and part.as_stored and part.dim == 0 and all(has_blocks(tensor) for tensor in piece.tensors):
+        found = [read_blocks(data, tensor, Part(0, 0, tensor.shape[0], True)) for tensor in piece.tensors]
+        kinds = {blocks.kind for blocks in found if blocks is not None}
+        if len(kinds) == 1:
+            rows = form.make(config, [blocks.blocks for blocks in found if blocks is not None])
+            return BlockTensor(kinds.pop(), rows[part.start : part.stop].contiguous())
+    made = form.make(config, [_whole(data, tensor, dtype if form.rounds else None) for tensor in piece.tensors])
+    return part.of(made.to(dtype)).contiguous()
+
+
+def _whole(data: np.ndarray, tensor: GgufTensor, dtype: torch.dtype | None) -> Tensor:
+    """All of a tensor; with a dtype, matrix by matrix in this type: a stack in float32 would be twice as large."""
+    everything = Part(0, 0, tensor.shape[0] if tensor.shape else 1)
+    if dtype is None or len(tensor.shape) < 3:
+        return read_part(data, tensor, everything)
+    values = torch.empty(tensor.shape, dtype=dtype)
+    for index in range(tensor.shape[0]):
+        values[index] = read_part(data, tensor, Part(0, index, index + 1))[0]
+    return values
 
 
 def read_blocks(data: np.ndarray, tensor: GgufTensor, part: Part) -> BlockTensor | None:
