@@ -21,7 +21,7 @@ from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.interface import AttentionBackend, CommonAttentionMetadata
 from pagemill.model.kernels import native, reference
 from pagemill.model.kernels.linear import PackedLinear, linear, pack_bf16
-from pagemill.model.kernels.linear_int import FORMATS, pack_blocks
+from pagemill.model.kernels.linear_int import PANEL_FORMATS, pack_blocks
 
 SECONDS_PER_ROW = 0.25
 BLOCK_SIZE = 16
@@ -110,10 +110,10 @@ def attention_rows(arguments: argparse.Namespace) -> None:
 
 
 def packed_weight(name: str, outputs: int, inputs: int) -> PackedLinear:
-    """A weight of any numbers: bf16, or blocks of a type."""
+    """A weight of any numbers: bf16, or blocks of a type; of one that ends in _WIDE, inputs have 16 bits."""
     if name == "bf16":
         return pack_bf16(torch.randn(outputs, inputs, dtype=DTYPE))
-    kind = FORMATS[name]
+    kind = PANEL_FORMATS[name]
     blocks = torch.randint(0, 100, (outputs, inputs // 32 * kind.block_bytes), dtype=torch.uint8)
     return pack_blocks(kind, blocks)
 
@@ -122,8 +122,8 @@ def linear_rows(arguments: argparse.Namespace) -> None:
     """The shortest of many runs, by turns over weights that together do not fit the CPU's cache: rates that a busy
     machine changes least. GB/s of weights read for one row, GOP/s for many."""
     for outputs, inputs in ((960, 576), (3072, 576), (576, 1536), (49152, 576), (8192, 2048)):
-        for name in ("bf16", *FORMATS):
-            titles = {rows: f"linear {name:5} {outputs} x {inputs}, {rows} rows" for rows in (1, 8, 64, 512)}
+        for name in ("bf16", *PANEL_FORMATS):
+            titles = {rows: f"linear {name:9} {outputs} x {inputs}, {rows} rows" for rows in (1, 8, 64, 512)}
             if not any(arguments.filter in title for title in titles.values()):
                 continue
             first = packed_weight(name, outputs, inputs)

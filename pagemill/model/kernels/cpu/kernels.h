@@ -204,7 +204,7 @@ enum PmFormat : int64_t {
   PM_NF4_PANELS = 4,
   // 16-bit float [output], the scale times FLOAT8_UNIT; 8-bit floats (e4m3) where the others have bytes.
   PM_FLOAT8_PANELS = 5,
-  // Added to a format of integers: inputs become 16-bit integers, as two of 8 bits each.
+  // Added to a format of integers: inputs become 16-bit integers.
   PM_WIDE_INPUTS = 16,
 };
 constexpr int64_t PM_LAYOUT = PM_WIDE_INPUTS - 1;

@@ -153,7 +153,7 @@ int64_t quantized_bytes(const LinearArgs& args) {
   const int64_t layout = args.linear.format & PM_LAYOUT;
   if (layout == PM_BF16_PANELS) return 0;
   if (layout == PM_NF4_PANELS || layout == PM_FLOAT8_PANELS) return args.num_rows * arranged_stride(args.linear.cols);
-  return args.num_rows * (args.linear.format & PM_WIDE_INPUTS ? 2 : 1) * QuantRows(args.linear.cols, nullptr).stride;
+  return quantized_integers_bytes(args);
 }
 
 }  // namespace

@@ -17,8 +17,8 @@ constexpr int INT_ROWS = 2;
 #else
 constexpr int INT_ROWS = 1;
 #endif
-// Rows of the input of which each is one or two that are quantized.
-constexpr int64_t int_rows_at_once(bool wide) { return wide && INT_ROWS > 1 ? INT_ROWS / 2 : INT_ROWS; }
+// The same of wide inputs: those of two planes have an integer sum for each.
+constexpr int int_rows_at_once(bool wide) { return planes_of(wide) == 2 && INT_ROWS > 1 ? 2 * INT_ROWS / 3 : INT_ROWS; }
 // Up to so many rows, making a panel ready costs more than it saves.
 constexpr int64_t DIRECT_ROWS = 3 * INT_ROWS;
 // Bytes of quantized input after whose rows the weights are read again: they stay in the second-level cache meanwhile.
@@ -128,7 +128,10 @@ struct Direct {
   PM_INLINE vf min(int v) const { return Format::min(block, v); }
   // For each vector, what is made of its scale once for all rows; then the product with the scale of an input.
   PM_INLINE vf scale(int v) const { return Format::scale(block, v); }
-  PM_INLINE vf scaled(int, vf scale, const QuantBlock& x) const { return scale * splat(x.scale); }
+  template <class Block>
+  PM_INLINE vf scaled(int, vf scale, const Block& x) const {
+    return scale * splat(x.scale);
+  }
 };
 
 // A panel made ready for many rows: its scales times every mantissa that those of inputs have, its integers as bytes.
@@ -167,7 +170,8 @@ struct Prepared {
   }
   PM_INLINE vf scale(int) const { return vf{}; }
   // The same bits as the product: multiplying with a power of two is exact.
-  PM_INLINE vf scaled(int v, vf, const QuantBlock& x) const {
+  template <class Block>
+  PM_INLINE vf scaled(int v, vf, const Block& x) const {
     return (vf)(load_raw<vi>(ready + x.step_at + v * PM_VEC_BYTES) + x.exponent);
   }
 
@@ -188,99 +192,94 @@ struct Prepared {
   }
 };
 
+// Unrolled, as all loops over rows here are: the compiler keeps in memory what it cannot name without counting.
+template <int ROWS, class Body>
+PM_INLINE void each_row(Body body) {
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < LINEAR_VECS; ++v) body(r, v);
+}
+
+// The products of a block of ROWS rows, given by `block`, with one of the panel: all that the integers of PLANES planes
+// sum up to.
+template <int PLANES, int ROWS, class Panel, class BlockOf>
+PM_INLINE void multiply_int_block(const Panel& panel, BlockOf block, vi (&sums)[ROWS][LINEAR_VECS]) {
+  vi dots[PLANES][ROWS][LINEAR_VECS] = {};
+  each_row<ROWS>([&](int r, int v) { dots[PLANES - 1][r][v] += block(r).correction; });
+#pragma GCC unroll 4
+  for (int g = 0; g < 4; ++g) {
+    vu low[LINEAR_VECS], high[LINEAR_VECS];
+    for (int v = 0; v < LINEAR_VECS; ++v) panel.pair(g, v, low[v], high[v]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 2 * PLANES; ++i) {
+      const int plane = i % PLANES, group = plane * (int)GROUPS + g + i / PLANES * 4;
+      each_row<ROWS>([&](int r, int v) {
+        const vu w = i / PLANES ? high[v] : low[v];
+        dots[plane][r][v] = dot_group(dots[plane][r][v], w, block(r).words + group * GROUP_WORDS);
+      });
+    }
+  }
+  each_row<ROWS>([&](int r, int v) {
+    sums[r][v] = PLANES == 1 ? dots[0][r][v] : dots[PLANES - 1][r][v] + (dots[0][r][v] << WIDE_BITS);
+  });
+}
+
 // ROWS quantized rows against one panel. Not inlined: next to the loops of its callers it lacks registers.
-template <class Panel, int ROWS>
-__attribute__((noinline)) void multiply_int_panel(Panel panel, const QuantRows& x, int64_t row,
+template <class Panel, bool WIDE, int ROWS>
+__attribute__((noinline)) void multiply_int_panel(Panel panel, const QuantRows<WIDE>& x, int64_t row,
                                                   vf (&acc)[INT_ROWS][LINEAR_VECS]) {
   static_assert(ROWS <= 6, "of six rows, each is a pointer and none, one or two strides");
+  typedef QuantBlock<WIDE> Block;
   vf sums[ROWS][LINEAR_VECS] = {};
   const char *first = (const char*)x.blocks(row), *fourth = first + 3 * x.stride;
   int64_t stride = x.stride;
-  const auto block = [&](int r) -> const QuantBlock& {
-    return *(const QuantBlock*)(r < 3 ? first + r * stride : fourth + (r - 3) * stride);
+  const auto block = [&](int r) -> const Block& {
+    return *(const Block*)(r < 3 ? first + r * stride : fourth + (r - 3) * stride);
   };
   for (int64_t b = 0; b < x.num_blocks; ++b) {
     panel.prefetch();
     vi dots[ROWS][LINEAR_VECS];
-#pragma GCC unroll 6
-    for (int r = 0; r < ROWS; ++r)
-      for (int v = 0; v < LINEAR_VECS; ++v) dots[r][v] = vi{} + block(r).correction;
-#pragma GCC unroll 4
-    for (int g = 0; g < 4; ++g) {
-      vu low[LINEAR_VECS], high[LINEAR_VECS];
-      for (int v = 0; v < LINEAR_VECS; ++v) panel.pair(g, v, low[v], high[v]);
-#pragma GCC unroll 6
-      for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < LINEAR_VECS; ++v)
-          dots[r][v] = dot_group(dots[r][v], low[v], block(r).words + g * GROUP_WORDS);
-#pragma GCC unroll 6
-      for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < LINEAR_VECS; ++v)
-          dots[r][v] = dot_group(dots[r][v], high[v], block(r).words + (g + 4) * GROUP_WORDS);
-    }
+    multiply_int_block<Block::PLANES>(panel, block, dots);
     vf scale[LINEAR_VECS], min[LINEAR_VECS];
     for (int v = 0; v < LINEAR_VECS; ++v) {
       scale[v] = panel.scale(v);
       min[v] = panel.min(v);
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < ROWS; ++r)
-      for (int v = 0; v < LINEAR_VECS; ++v) {
-        const vf scaled = panel.scaled(v, scale[v], block(r));
-        sums[r][v] = fma(__builtin_convertvector(dots[r][v], vf), scaled, sums[r][v]);
-        if (Panel::Format::HAS_MIN) sums[r][v] = fma(min[v], splat(block(r).scaled_sum), sums[r][v]);
-      }
+    each_row<ROWS>([&](int r, int v) {
+      const vf scaled = panel.scaled(v, scale[v], block(r));
+      sums[r][v] = fma(__builtin_convertvector(dots[r][v], vf), scaled, sums[r][v]);
+      if (Panel::Format::HAS_MIN) sums[r][v] = fma(min[v], splat(block(r).scaled_sum), sums[r][v]);
+    });
     panel.next();
-    first += sizeof(QuantBlock);
-    fourth += sizeof(QuantBlock);
+    first += sizeof(Block);
+    fourth += sizeof(Block);
     keep_whole(first);
     keep_whole(fourth);
     keep_whole(stride);
   }
-  // Unrolled as all loops over rows here are: the compiler keeps in memory what it cannot name without counting. Here
-  // every block of the rows lies behind the pointers.
-#pragma GCC unroll 6
-  for (int r = 0; r < ROWS; ++r)
-    for (int v = 0; v < LINEAR_VECS; ++v) acc[r][v] = sums[r][v] + splat(*(const float*)&block(r));
+  // Here every block of the rows lies behind the pointers.
+  each_row<ROWS>([&](int r, int v) { acc[r][v] = sums[r][v] + splat(*(const float*)&block(r)); });
 }
 
-template <class Panel, int ROWS>
-PM_INLINE void multiply_int_rows(int64_t count, const Panel& panel, const QuantRows& x, int64_t row,
+template <class Panel, bool WIDE, int ROWS>
+PM_INLINE void multiply_int_rows(int64_t count, const Panel& panel, const QuantRows<WIDE>& x, int64_t row,
                                  vf (&acc)[INT_ROWS][LINEAR_VECS]) {
-  if (count == ROWS) return multiply_int_panel<Panel, ROWS>(panel, x, row, acc);
-  if constexpr (ROWS > 1) multiply_int_rows<Panel, ROWS - 1>(count, panel, x, row, acc);
-}
-
-// Rows whose inputs are two rows of 8 bits each.
-template <class Panel>
-PM_INLINE void multiply_wide_rows(int64_t count, const Panel& panel, const QuantRows& x, int64_t row,
-                                  vf (&acc)[INT_ROWS][LINEAR_VECS]) {
-  vf rest[INT_ROWS][LINEAR_VECS];
-  if constexpr (INT_ROWS == 1) {
-    multiply_int_rows<Panel, 1>(1, panel, x, 2 * row, acc);
-    multiply_int_rows<Panel, 1>(1, panel, x, 2 * row + 1, rest);
-    for (int v = 0; v < LINEAR_VECS; ++v) acc[0][v] += rest[0][v];
-    return;
-  }
-  multiply_int_rows<Panel, INT_ROWS>(2 * count, panel, x, 2 * row, rest);
-#pragma GCC unroll 3
-  for (int r = 0; r < INT_ROWS / 2; ++r)
-    for (int v = 0; r < count && v < LINEAR_VECS; ++v) acc[r][v] = rest[2 * r][v] + rest[2 * r + 1][v];
+  if (count == ROWS) return multiply_int_panel<Panel, WIDE, ROWS>(panel, x, row, acc);
+  if constexpr (ROWS > 1) multiply_int_rows<Panel, WIDE, ROWS - 1>(count, panel, x, row, acc);
 }
 
 // Panel number `index` for rows [begin, end). `panel_of(part)` stands at its first block.
 template <bool WIDE, class PanelOf>
-void linear_int_rows(const LinearArgs& args, int64_t index, PanelOf panel_of, const QuantRows& x, int64_t begin,
+void linear_int_rows(const LinearArgs& args, int64_t index, PanelOf panel_of, const QuantRows<WIDE>& x, int64_t begin,
                      int64_t end) {
   // Equal shares: 7 rows are 4 and 3, not 6 and 1.
-  const int64_t parts = ceil_div(end - begin, int_rows_at_once(WIDE));
+  constexpr int AT_ONCE = int_rows_at_once(WIDE);
+  const int64_t parts = ceil_div(end - begin, AT_ONCE);
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t row = begin + (end - begin) * part / parts, next = begin + (end - begin) * (part + 1) / parts;
     vf acc[INT_ROWS][LINEAR_VECS];
-    if constexpr (WIDE)
-      multiply_wide_rows(next - row, panel_of(part), x, row, acc);
-    else
-      multiply_int_rows<decltype(panel_of(0)), INT_ROWS>(next - row, panel_of(part), x, row, acc);
+    multiply_int_rows<decltype(panel_of(0)), WIDE, AT_ONCE>(next - row, panel_of(part), x, row, acc);
     finish_rows(args, index, row, next - row, acc);
   }
 }
@@ -288,18 +287,18 @@ void linear_int_rows(const LinearArgs& args, int64_t index, PanelOf panel_of, co
 template <class Format, bool WIDE>
 void linear_int_of(const LinearArgs& args, int64_t begin, int64_t end) {
   static thread_local ThreadBuffer memory;
-  constexpr int64_t AT_ONCE = int_rows_at_once(WIDE), DIRECT = WIDE ? DIRECT_ROWS / 2 : DIRECT_ROWS;
-  const QuantRows x(args.linear.cols, args.quantized);
-  const int64_t chunks = ceil_div(args.num_rows, max_of(1, INT_CHUNK_BYTES / x.stride / INT_ROWS) * AT_ONCE);
+  constexpr int64_t AT_ONCE = int_rows_at_once(WIDE), DIRECT = DIRECT_ROWS / planes_of(WIDE);
+  const QuantRows<WIDE> x(args.linear.cols, args.quantized);
+  const int64_t chunks = ceil_div(args.num_rows, max_of(1, INT_CHUNK_BYTES / x.stride / AT_ONCE) * AT_ONCE);
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t chunk = args.num_rows * i / chunks, stop = args.num_rows * (i + 1) / chunks;
     for (int64_t index = begin; index < end; ++index) {
       const char* panel = (const char*)args.linear.weight + index * x.num_blocks * Format::BYTES;
       if (stop - chunk <= DIRECT) {
         if (stop - chunk <= AT_ONCE)
-          linear_int_rows<WIDE>(args, index, [&](int64_t) { return Direct<Format, true>{panel}; }, x, chunk, stop);
+          linear_int_rows(args, index, [&](int64_t) { return Direct<Format, true>{panel}; }, x, chunk, stop);
         else
-          linear_int_rows<WIDE>(args, index, [&](int64_t) { return Direct<Format, false>{panel}; }, x, chunk, stop);
+          linear_int_rows(args, index, [&](int64_t) { return Direct<Format, false>{panel}; }, x, chunk, stop);
         continue;
       }
       char* ready = (char*)memory.at_least(x.num_blocks * Prepared<Format>::BYTES);
@@ -309,7 +308,7 @@ void linear_int_of(const LinearArgs& args, int64_t begin, int64_t end) {
       const auto part_of = [&](int64_t part) {
         return Prepared<Format>{panel, ready, upcoming + part * x.num_blocks * lines * 64, lines};
       };
-      linear_int_rows<WIDE>(args, index, part_of, x, chunk, stop);
+      linear_int_rows(args, index, part_of, x, chunk, stop);
     }
   }
 }
