@@ -362,8 +362,8 @@ def _check_rope(where: object, name: str, settings: Mapping[str, Any] | None) ->
     for needed in ROPE_NEEDS.get(scaling, ()):
         if settings.get(needed) is None:
             raise ModelError(f"{where}: {name} of type {scaling!r} has no {needed}")
-    if scaling == "llama3" and settings["low_freq_factor"] >= settings["high_freq_factor"]:
+    if scaling == "llama3" and settings["low_freq_factor"] > settings["high_freq_factor"]:
         raise ModelError(
-            f"{where}: {name}.low_freq_factor={settings['low_freq_factor']} is not below "
+            f"{where}: {name}.low_freq_factor={settings['low_freq_factor']} is above "
             f"high_freq_factor={settings['high_freq_factor']}"
         )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from pagemill.errors import ModelError
 from pagemill.messages.worker_rank import WorkerRank
 from pagemill.model.kernels.native import library
 from tests.conformance.reference import TIE_GAP, compare_greedy
@@ -16,6 +17,7 @@ from tests.fakes.paged import PagedModel
 from tests.fakes.ranks import record, replay, run_ranks
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_families import FAMILIES
+from tests.fakes.tiny_states import STATES
 
 PROMPTS = {f"r{size}": PROMPT[size : 2 * size] for size in (37, 5, 20)}
 AT_ONCE = 8
@@ -108,6 +110,29 @@ def test_greedy_continuations_in_a_batch_equal_the_reference(runs: Runs, case: s
         assert len(found[name]) == 8 or found[name][-1] == 2
         difference = compare_greedy(reference, prompt, found[name])
         assert difference is None or difference.gap < TIE_GAP, difference
+
+
+@pytest.mark.parametrize(
+    ("case", "field", "value"),
+    [
+        ("gemma3n", "hidden_activation", "silu"),
+        ("mamba", "hidden_act", "gelu"),
+        ("mamba2", "hidden_act", "gelu"),
+        ("jamba", "hidden_act", "relu"),
+        ("bamba", "hidden_act", "relu"),
+        ("granite-hybrid", "hidden_act", "gelu"),
+        ("falcon-h1", "hidden_act", "gelu"),
+        ("qwen3-next", "hidden_act", "gelu"),
+        ("olmoe", "clip_qkv", 0.3),
+    ],
+)
+def test_a_field_that_nothing_here_computes_is_refused_by_name(
+    tmp_path: Path, case: str, field: str, value: object
+) -> None:
+    architecture, changes = (FAMILIES | STATES)[case]
+    path = make_checkpoint(tmp_path, architecture, **{**changes, field: value})
+    with pytest.raises(ModelError, match=f"{field}={value!r} is not supported for {architecture}"):
+        PagedModel.load(path)
 
 
 FIRST = {architecture: case for case, (architecture, _) in reversed(FAMILIES.items())}

@@ -40,10 +40,22 @@ SHARING: dict[str, Any] = {
 }  # fmt: skip
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-odd": ("LlamaForCausalLM", SMALL | {
+        "vocab_size": 321, "num_key_value_heads": 1, "head_dim": 32, "hidden_act": "gelu_new", "attention_bias": True,
+        "tie_word_embeddings": False, "rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}),
+    "llama-gelu": ("LlamaForCausalLM", SMALL | {
+        "hidden_act": "gelu", "rope_parameters": LONG | {"factor": 4.0, "original_max_position_embeddings": 4}}),
+    "llama-dynamic": ("LlamaForCausalLM", SMALL | {
+        "hidden_act": "relu2", "mlp_bias": True, "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    "qwen2-window": ("Qwen2ForCausalLM", SMALL | {
+        "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1, "rope_parameters": YARN | {
+            "attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2, "truncate": False}}),
     "gemma": ("GemmaForCausalLM", SMALL),
     "gemma2": ("Gemma2ForCausalLM", MIXED | {"query_pre_attn_scalar": 24}),
     "gemma2-uncapped": ("Gemma2ForCausalLM", MIXED | {
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}),
+    "gemma2-gelu": ("Gemma2ForCausalLM", MIXED | {"layer_types": [FULL, SLIDING], "hidden_activation": "gelu"}),
     "gemma3n": ("Gemma3nForCausalLM", NANO),
     "gemma3n-alone": ("Gemma3nForCausalLM", NANO | {
         "num_kv_shared_layers": 0, "altup_num_inputs": 2, "altup_active_idx": 1, "altup_correct_scale": False,
@@ -91,6 +103,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3ForCausalLM", SMALL | {"no_rope_layers": [1, 0]}),
     "smollm3-window": ("SmolLM3ForCausalLM", SMALL | {
         "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 20, "rope_parameters": YARN}),
+    "smollm3-listed": ("SmolLM3ForCausalLM", MIXED | {"attention_bias": True, "mlp_bias": True}),
     "exaone4": ("Exaone4ForCausalLM", MIXED),
     "exaone4-full": ("Exaone4ForCausalLM", SMALL | {
         "sliding_window": None, "layer_types": [FULL, FULL], "rope_parameters": LLAMA3}),

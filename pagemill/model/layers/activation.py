@@ -4,8 +4,16 @@ from collections.abc import Mapping
 
 from pagemill.errors import ModelError
 
-_GATED = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-_PLAIN = _GATED | {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu", "relu2": "relu2"}
+_GATED = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
+_PLAIN = _GATED | {"gelu": "gelu", "relu": "relu", "relu2": "relu2"}
+GATES = frozenset(_GATED.values())
+"""Those that kernels and weights know as gates."""
 
 
 def gate_of(name: str) -> str:

@@ -134,7 +134,7 @@ def _longrope(settings: Mapping[str, Any], head_size: int, max_position: int) ->
     magnitude = settings.get("attention_factor")
     if magnitude is None:
         most = settings.get("max_position_embeddings")
-        stretch = most / original if most else settings.get("factor") or 1.0
+        stretch = settings.get("factor") or (most / original if most else 1.0)
         magnitude = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     return factors, magnitude
 
@@ -161,7 +161,8 @@ def _llama3(inv_freq: Tensor, settings: Mapping[str, Any]) -> Tensor:
     original = settings["original_max_position_embeddings"]
     factor = settings["factor"]
     turns = original * inv_freq / (2 * math.pi)
-    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    # Llama 4's bounds are equal: then nothing is between them.
+    smooth = ((turns - low) / (high - low)).clamp(0, 1) if high > low else (turns >= low).float()
     scaled: Tensor = inv_freq * (smooth + (1 - smooth) / factor)
     return scaled
 

@@ -1,7 +1,7 @@
 """Bamba: Mamba-2 and attention mixed, with an MLP in each layer; half of each head is turned."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -31,6 +31,7 @@ def mamba2_sizes(config: Mapping[str, Any]) -> Mamba2Sizes:
 class BambaForCausalLM(CausalLM):
     """Attention in the layers that attn_layer_indices names."""
 
+    only: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
     weights = HYBRID_WEIGHTS
     plans_natively = False
 

@@ -10,7 +10,7 @@ from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
 from pagemill.model.distributed.split import split_heads
 from pagemill.model.kernels.routing import Routing
-from pagemill.model.layers.activation import activation_of, gate_of
+from pagemill.model.layers.activation import activation_of
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.head_norms import Heads
 from pagemill.model.layers.linear import (
@@ -198,7 +198,7 @@ class GatedMLP(nn.Module):
         inner = config["intermediate_size"]
         bias = bool(config.get("mlp_bias"))
         what = "intermediate_size"
-        self.activation = gate_of(config.get("hidden_act") or config.get("hidden_activation") or "silu")
+        self.activation = activation_of(config.get("hidden_act") or config.get("hidden_activation") or "silu")
         linear = JoinedColumnLinear if joined else ColumnLinear
         self.gate_up_proj: Linear = linear(size, (inner, inner), bias=bias, ctx=ctx.child("gate_up_proj"), what=what)
         self.down_proj = RowLinear(inner, size, bias=bias, ctx=ctx.child("down_proj"), what=what)

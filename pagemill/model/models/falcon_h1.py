@@ -4,7 +4,7 @@ and what comes out."""
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -72,6 +72,7 @@ class ParallelHybridLayer(nn.Module):
 class FalconH1ForCausalLM(CausalLM):
     """key_multiplier, a factor of keys, is one of scores."""
 
+    only: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
     weights = HYBRID_WEIGHTS
     plans_natively = False
 

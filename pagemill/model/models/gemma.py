@@ -17,6 +17,8 @@ class GemmaForCausalLM(CausalLM):
     norm_offset = 1.0
     ties_by_default = True
     only: ClassVar[Mapping[str, Any]] = {"use_bidirectional_attention": False}
+    knows_gelu: ClassVar[bool] = False
+    """Whether hidden_activation of gelu is that, and not its tanh form."""
 
     def embedding_scale(self, size: int) -> float | None:
         return math.sqrt(size)
@@ -24,7 +26,8 @@ class GemmaForCausalLM(CausalLM):
     def gated_mlp(self, ctx: LayerContext) -> GatedMLP:
         """The feed-forward block. Files that say gelu were trained with its tanh form."""
         said = self.config.get("hidden_activation") or self.config.get("hidden_act")
-        activation = "gelu_pytorch_tanh" if said in (None, "gelu") else said
+        is_tanh = said is None or (said == "gelu" and not (self.knows_gelu and self.config.get("hidden_activation")))
+        activation = "gelu_pytorch_tanh" if is_tanh else said
         return GatedMLP({**self.config, "hidden_act": activation}, ctx=ctx.child("mlp"))
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:

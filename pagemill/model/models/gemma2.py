@@ -18,6 +18,8 @@ from pagemill.model.network.operations import Network, Value
 class Gemma2ForCausalLM(GemmaForCausalLM):
     """Queries are scaled by query_pre_attn_scalar."""
 
+    knows_gelu = True
+
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
         config = self.config
         bias = bool(config.get("attention_bias"))

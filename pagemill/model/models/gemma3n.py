@@ -4,7 +4,7 @@ each token for each layer; MLPs of which most is 0; the last layers read the key
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -301,6 +301,8 @@ def _together(normed: Tensor, embedded: Tensor) -> Tensor:
 
 class Gemma3nForCausalLM(VectorsForLayers):
     """The text model of Gemma 3n."""
+
+    only: ClassVar[Mapping[str, Any]] = {**VectorsForLayers.only, "hidden_activation": "gelu_pytorch_tanh"}
 
     def make_embeddings(self, ctx: LayerContext) -> None:
         super().make_embeddings(ctx)

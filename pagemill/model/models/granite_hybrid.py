@@ -2,7 +2,7 @@
 MLP, and in some models experts beside it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -60,6 +60,7 @@ class GraniteHybridLayer(nn.Module):
 class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
     """layer_types says which layers attend; position_embedding_type, whether rotary embedding does."""
 
+    only: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
     weights = WeightMap(
         stack={
             "qkv_proj": DECODER_WEIGHTS.stack["qkv_proj"],

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -57,6 +57,7 @@ class HybridLayer(nn.Module):
 class JambaForCausalLM(CausalLM):
     """Attention in every attn_layer_period-th layer, experts in every expert_layer_period-th."""
 
+    only: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
     weights = HYBRID_WEIGHTS
     plans_natively = False
 

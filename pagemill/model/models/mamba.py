@@ -1,7 +1,7 @@
 """Mamba: layers with states and nothing else, so that a request takes the same memory however long it is."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -25,6 +25,7 @@ MAMBA_WEIGHTS = WeightMap(
 class MambaForCausalLM(CausalLM):
     """Mamba."""
 
+    only: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
     weights = MAMBA_WEIGHTS
     plans_natively = False
     ties_by_default = True

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +108,7 @@ class Qwen3NextForCausalLM(CausalLM):
     """layer_types, or else every full_attention_interval-th layer, says which layers attend. What a checkpoint has for
     predicting several tokens (mtp) is not used."""
 
+    only: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
     weights = QWEN3_NEXT_WEIGHTS
     norm_offset = 1.0
     plans_natively = False

@@ -34,8 +34,10 @@ class SmolLM3ForCausalLM(CausalLM):
         return (index + 1) % (self.config.get("no_rope_layer_interval") or 4) != 0
 
     def _window(self, index: int) -> int | None:
-        if not self.config.get("use_sliding_window"):
-            return None
         kinds = self.config.get("layer_types")
-        slides = kinds[index] == "sliding_attention" if kinds else not self._turns(index)
+        slides = (
+            kinds[index] == "sliding_attention"
+            if kinds
+            else bool(self.config.get("use_sliding_window")) and not self._turns(index)
+        )
         return self.config.get("sliding_window") if slides else None

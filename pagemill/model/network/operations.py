@@ -7,12 +7,15 @@ Letters in shapes: T tokens, E hidden size, H heads, D head size, I inner size.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from pagemill.model.attention.layer import Attention
+from pagemill.model.kernels import ops
+from pagemill.model.layers.activation import GATES
 from pagemill.model.layers.embedding import OutputHead, PositionEmbedding
 from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.mla import AbsorbedLinear
@@ -358,7 +361,10 @@ class Network:
         return out if layer.sums_over is None else self._one(AllReduce, (out,), layer)
 
     def gated(self, x: Value, activation: str) -> Value:
-        """[T, 2 * I] -> [T, I]: act(first half) * second half; silu or gelu_tanh."""
+        """[T, 2 * I] -> [T, I]: act(first half) * second half; as in `activated`, which is slower but for silu and
+        gelu_tanh."""
+        if activation not in GATES:
+            return self.call(partial(_gated, activation=activation), x, by_rows=True)
         return self._one(Gate, (x,), activation)
 
     def activated(self, x: Value, activation: str) -> Value:
@@ -456,3 +462,8 @@ class Network:
         out = Value(self)
         self.operations.append(kind(tuple(inputs), (out,), *details))
         return out
+
+
+def _gated(x: Tensor, activation: str) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return ops.activated(gate.contiguous(), activation) * up
