@@ -23,6 +23,7 @@ ATTEND = 4
 CHOOSE = 5
 ADD = 6
 LOOK_UP = 7
+SCALE = 8
 NO_BUFFER = -1
 MIN_CAPACITY = 64
 
@@ -127,9 +128,15 @@ class PlanBuilder:
         return target
 
     def add(self, first: int, second: int, out: str) -> int:
-        """first + second -> out. Neither is what a norm gave."""
+        """first + second -> out. One of them may be what the last norm gave."""
         target = self.buffer(out, self._widths[first])
         self._add(ADD, first, target, residual_in=second)
+        return target
+
+    def scale(self, source: int, factor: float, out: str) -> int:
+        """source * factor -> out. It is not what a norm gave."""
+        target = self.buffer(out, self._widths[source])
+        self._add(SCALE, source, target, out_dtype=DTYPES[torch.bfloat16], factor=factor)
         return target
 
     def look_up(self, table: Tensor, out: str) -> int:
@@ -139,14 +146,18 @@ class PlanBuilder:
         self._add(LOOK_UP, NO_BUFFER, target, weight=table.data_ptr())
         return target
 
-    def finish(self, source: int, result: int, head: PackedLinear | None = None) -> "LayerPlan":
+    def finish(
+        self, source: int, result: int, head: PackedLinear | None = None, factor: float | None = None
+    ) -> "LayerPlan":
         """The plan that reads `source` and leaves its result in `result`, which a norm wrote last. With a `head`, it
-        can go on to logits and tokens: see cpu/decode_step.h."""
+        can go on to logits, times a factor where there is one, and tokens: see cpu/decode_step.h."""
         num_layer_ops = len(self._ops)
         logits = None
         if head is not None:
             logits = self.buffer("logits", head.out_features)
             self._linear(result, head, logits, torch.float32)
+            if factor is not None:
+                self._add(SCALE, logits, logits, out_dtype=DTYPES[torch.float32], factor=factor)
             self._add(CHOOSE, logits, NO_BUFFER)
         places = PlanPlaces(source, result, logits)
         return LayerPlan(self._ops, num_layer_ops, self._widths, places, self._groups, self._kept, self._of_step)

@@ -52,6 +52,7 @@ class Op(ctypes.Structure):
         ("eps", _FLOAT),
         ("linear", LinearStruct),
         ("out_dtype", _INT),
+        ("factor", _FLOAT),
         ("layer", Layer),
         ("kv_cache", _POINTER),
         *((name, _INT) for name in ("values_offset", "block_stride", "kv_dtype", "group")),

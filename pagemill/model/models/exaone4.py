@@ -11,8 +11,6 @@ from pagemill.model.models.decoder import AFTER, AttentionTraits, DecoderLayer, 
 class Exaone4ForCausalLM(CausalLM):
     """Full attention and rotary embedding everywhere, without a sliding_window."""
 
-    plans_natively = False
-
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
         config = self.config
         mixes = config.get("sliding_window") is not None

@@ -11,8 +11,6 @@ from pagemill.model.network.operations import Network, Value
 class GraniteForCausalLM(CausalLM):
     """attention_bias puts a bias on all four projections."""
 
-    plans_natively = False
-
     def embedding_scale(self, size: int) -> float | None:
         return float(self.config.get("embedding_multiplier") or 1.0)
 

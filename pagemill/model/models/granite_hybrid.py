@@ -60,6 +60,7 @@ class GraniteHybridLayer(nn.Module):
 class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
     """layer_types says which layers attend; position_embedding_type, whether rotary embedding does."""
 
+    plans_natively = False
     only: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
     weights = WeightMap(
         stack={

@@ -21,6 +21,7 @@ from pagemill.model.network.operations import (
     Norm,
     Operation,
     RotaryTable,
+    Scale,
     Value,
 )
 from pagemill.model.network.rewrite import (
@@ -52,9 +53,17 @@ def make_plan(network: Network, logits: Network | None, dtype: torch.dtype) -> L
     graph = Graph(network.operations, network.result)
     for fuse in (fuse_gates, fuse_activations, fuse_attention, fuse_sums):
         graph = fuse(graph)
-    last = logits.operations if logits is not None else []
-    head = last[0].layer.native() if len(last) == 1 and isinstance(last[0], Head) else None
-    return _Translation(graph).plan(head)
+    return _Translation(graph).plan(*_head(logits))
+
+
+def _head(logits: Network | None) -> tuple[PackedLinear | None, float | None]:
+    """The head and the factor of what it gives; None: there is none, or more is done to logits."""
+    match logits.operations if logits is not None else []:
+        case [Head() as head]:
+            return head.layer.native(), None
+        case [Head() as head, Scale() as scale]:
+            return head.layer.native(), scale.factor
+    return None, None
 
 
 def embedded(network: Network, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -82,8 +91,8 @@ class _Translation:
         self._sums: list[Value] = []
         """Which one thread may still be writing."""
 
-    def plan(self, head: PackedLinear | None) -> LayerPlan:
-        """Raises NotPlannable."""
+    def plan(self, head: PackedLinear | None, factor: float | None) -> LayerPlan:
+        """`factor`: of logits. Raises NotPlannable."""
         operations = self.graph.operations
         if not operations or not isinstance(operations[0], Embed):
             raise NotPlannable(WHOLE_ONLY)
@@ -95,7 +104,7 @@ class _Translation:
             raise NotPlannable(WHOLE_ONLY)
         embedded = operations[0].outputs[0]
         result = operations[-1].outputs[0]
-        return self.builder.finish(self.buffers[embedded], self.buffers[result], head)
+        return self.builder.finish(self.buffers[embedded], self.buffers[result], head, factor)
 
     def name(self, value: Value, use: str, width: int) -> str:
         """A buffer for a value: the name of one that is free. `use`: norm, or anything else."""
@@ -164,11 +173,18 @@ def _(op: AddNorm, to: _Translation) -> None:
 
 @_translate.register
 def _(op: Add, to: _Translation) -> None:
-    if any(to.is_normed(value) for value in op.inputs):
-        raise NotPlannable("a norm is added to something")
     first, second = (to.buffers[value] for value in op.inputs)
     out = op.outputs[0]
     to.buffers[out] = to.builder.add(first, second, to.name(out, "sum", to.builder.width(first)))
+
+
+@_translate.register
+def _(op: Scale, to: _Translation) -> None:
+    if to.is_normed(op.inputs[0]):
+        raise NotPlannable("a norm is multiplied by a factor")
+    source = to.buffers[op.inputs[0]]
+    out = op.outputs[0]
+    to.buffers[out] = to.builder.scale(source, op.factor, to.name(out, "sum", to.builder.width(source)))
 
 
 @_translate.register

@@ -80,7 +80,7 @@ void pm_layer_norm(void* out, const void* x, void* residual, const void* weight,
 }
 
 void pm_activate(void* out, const void* x, int64_t count, int64_t dtype, int64_t activation, int64_t threads) {
-  const ElementArgs args = {out, x, nullptr, dtype, activation};
+  const ElementArgs args = {out, x, nullptr, dtype, activation, 0};
   share_evenly(count, count * bytes_of(dtype) * 2, threads,
                [&](int64_t begin, int64_t end) { selected->activate(args, begin, end); });
 }

@@ -131,6 +131,7 @@ struct ElementArgs {
   const void* y;  // of `add`
   int64_t dtype;
   int64_t activation;  // of `activate`
+  float factor;  // of `scale`
 };
 
 struct RopeArgs {
@@ -293,9 +294,10 @@ struct KernelTable {
   const char* name;
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*activation)(const ActivationArgs&, int64_t begin, int64_t end);
-  // Elements [begin, end): activation of x; x + y.
+  // Elements [begin, end): activation of x; x + y; x times a factor.
   void (*activate)(const ElementArgs&, int64_t begin, int64_t end);
   void (*add)(const ElementArgs&, int64_t begin, int64_t end);
+  void (*scale)(const ElementArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
   // Of a row with a mask, `begin` is a multiple of MASK_BITS.
   ArgmaxResult (*argmax)(const ArgmaxArgs&, int64_t row, int64_t begin, int64_t end);

@@ -178,7 +178,10 @@ class PlanRun {
           prepare_tokens(op, share_of(run_.num_tokens, rank, team_));
           break;
         case PM_OP_ADD:
-          add(op, share_of(run_.num_tokens, rank, team_));
+          add(op, share_of(run_.num_tokens, rank, team_), &own);
+          break;
+        case PM_OP_SCALE:
+          scale(op, share_of(run_.num_tokens * run_.widths[op.out], rank, team_));
           break;
         case PM_OP_LOOK_UP:
           look_up(op, share_of(run_.num_tokens, rank, team_));
@@ -343,6 +346,9 @@ class PlanRun {
         case PM_OP_ADD:
           add(op, rows);
           break;
+        case PM_OP_SCALE:
+          scale(op, {rows.begin * run_.widths[op.out], rows.end * run_.widths[op.out]});
+          break;
         case PM_OP_LOOK_UP:
           look_up(op, rows);
           break;
@@ -433,10 +439,23 @@ class PlanRun {
     if (share.begin < share.end) selected->write_kv(attention_args(op), share.begin, share.end);
   }
 
-  void add(const PmOp& op, Share rows) const {
+  void add(const PmOp& op, Share rows, const Own* own = nullptr) const {
     const int64_t width = run_.widths[op.out];
-    const ElementArgs args = {buffer(op.out), buffer(op.in), buffer(op.residual_in), PM_BFLOAT16, PM_NO_ACTIVATION};
+    const ElementArgs args = {buffer(op.out), normed_or(op.in, own), normed_or(op.residual_in, own), PM_BFLOAT16,
+                              PM_NO_ACTIVATION, 0};
     selected->add(args, rows.begin * width, rows.end * width);
+  }
+
+  // A buffer, or where this thread has what it stands for.
+  const void* normed_or(int64_t index, const Own* own) const {
+    return own && own_rows_ && own->buffer == index ? (const void*)own->memory : buffer(index);
+  }
+
+  // Elements `begin` to `end`.
+  void scale(const PmOp& op, Share share) const {
+    const ElementArgs args = {run_.buffers[op.out], run_.buffers[op.in], nullptr, op.out_dtype, PM_NO_ACTIVATION,
+                              (float)op.factor};
+    selected->scale(args, share.begin, share.end);
   }
 
   void look_up(const PmOp& op, Share rows) const {

@@ -14,10 +14,12 @@ enum PmOpKind : int64_t {
   PM_OP_ATTEND = 4,
   // A token for each row of float32 logits in `in`, as PmChoice says.
   PM_OP_CHOOSE = 5,
-  // in + residual_in -> out.
+  // in + residual_in -> out. One of them may be what the last norm gave.
   PM_OP_ADD = 6,
   // The row of `weight`, [positions, width of out], of each token's position -> out.
   PM_OP_LOOK_UP = 7,
+  // in times a factor -> out, both of out_dtype.
+  PM_OP_SCALE = 8,
 };
 
 // Buffers are numbered; a row of one is what a token has in it. Negative: none.
@@ -33,7 +35,8 @@ struct PmOp {
   int64_t centers;  // whether NORM is a LayerNorm
   double eps;
   PmLinear linear;
-  int64_t out_dtype;  // of LINEAR
+  int64_t out_dtype;  // of LINEAR and SCALE
+  double factor;  // of SCALE
   PmLayer layer;
   void* kv_cache;
   int64_t values_offset;

@@ -132,6 +132,18 @@ void add(const ElementArgs& args, int64_t begin, int64_t end) {
   args.dtype == PM_FLOAT32 ? add_as<float>(args, begin, end) : add_as<bf16>(args, begin, end);
 }
 
+template <class T>
+void scale_as(const ElementArgs& args, int64_t begin, int64_t end) {
+  const T* x = (const T*)args.x + begin;
+  T* out = (T*)args.out + begin;
+  const vf factor = splat(args.factor);
+  for_vectors(end - begin, [&](int64_t d, int64_t n) { store(out + d, load(x + d, n) * factor, n); });
+}
+
+void scale(const ElementArgs& args, int64_t begin, int64_t end) {
+  args.dtype == PM_FLOAT32 ? scale_as<float>(args, begin, end) : scale_as<bf16>(args, begin, end);
+}
+
 // Rotates pairs (d, d + half). With a table of the storage type each product is rounded, as x * cos + y * sin is in torch;
 // with a float32 table the sum is rounded once.
 template <class T, class C>

@@ -12,6 +12,7 @@ from pagemill.model.network.native_plan import NotPlannable
 from tests.fakes.paged import PagedModel
 from tests.fakes.stored_formats import gptq, store
 from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
+from tests.fakes.tiny_families import FAMILIES
 from tests.marks import slow
 
 pytestmark = pytest.mark.cases(one_in=5)
@@ -105,6 +106,19 @@ def test_layer_norms_and_plain_activations(
     assert (found - wide).abs().max() < 0.05 * wide.abs().max()
     one_by_one(monkeypatch)
     assert torch.equal(found, logits(path, 7, planned=False))
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 3, slow(40)])
+@pytest.mark.parametrize("family", ["granite", "exaone4", slow("exaone4-full")])
+def test_families_with_more_than_the_usual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, chunk: int | None
+) -> None:
+    """Factors on what layers add, and norms behind attention and MLP."""
+    architecture, changes = FAMILIES[family]
+    path = make_checkpoint(tmp_path, architecture, **changes)
+    found = logits(path, chunk, planned=True)
+    one_by_one(monkeypatch)
+    assert torch.equal(found, logits(path, chunk, planned=False))
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True}])

@@ -18,6 +18,7 @@ from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.scripted_grammar import SOME_PLACES, at_positions, grammar_of
 from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
+from tests.fakes.tiny_families import FAMILIES
 from tests.fakes.toy_proposer import TEXTS, toy_proposer
 from tests.marks import slow
 
@@ -80,6 +81,17 @@ def test_every_architecture(tmp_path, monkeypatch, architecture, settings):
     assert num_fused > 30
     in_parts(monkeypatch)
     assert tokens_of(checkpoint, requests(), **settings) == (found, 0)
+
+
+@pytest.mark.parametrize("family", ["granite", slow("exaone4")])
+def test_factors_and_norms_behind_layers(tmp_path, monkeypatch, family):
+    """Granite's logits have a factor, too."""
+    architecture, changes = FAMILIES[family]
+    checkpoint = make_checkpoint(tmp_path, architecture, **changes)
+    found, num_fused = tokens_of(checkpoint, requests())
+    assert num_fused > 30
+    in_parts(monkeypatch)
+    assert tokens_of(checkpoint, requests()) == (found, 0)
 
 
 @pytest.mark.slow
