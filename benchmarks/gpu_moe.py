@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.gpu_kernels import DTYPE, READ_GB_S, attempt
 from pagemill.model.kernels.fp8 import quantize
-from pagemill.model.kernels.moe import reference_route
+from pagemill.model.kernels.moe import SILU, reference_route
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.kernels.triton import fp8, moe, moe_choices
 from pagemill.model.kernels.triton.fp8_choices import (
@@ -112,13 +112,13 @@ def run_once(kind: str, choice: Any, eight_bits: bool) -> None:
         weights, x = torch.ones(16, TOP_K, device="cuda"), torch.zeros(16, SIZE, dtype=DTYPE, device="cuda")
         inner = torch.zeros(16 * TOP_K, INNER, dtype=DTYPE, device="cuda")
         if kind == "few_gate_up":
-            few_gate_up(x, gate_up, chosen, 0, False, choice, first)
+            few_gate_up(x, gate_up, chosen, 0, SILU, choice, first)
         elif kind == "few_down":
             few_down(inner, down, chosen, weights, 0, choice, second)
         else:
             order = sort_slots(chosen, 0, EXPERTS, choice.block_m)
             if kind == "gate_up":
-                grouped_gate_up(x, gate_up, order, TOP_K, False, choice, first)
+                grouped_gate_up(x, gate_up, order, TOP_K, SILU, choice, first)
             else:
                 grouped_down(inner, down, order, choice, second)
         return
@@ -209,7 +209,7 @@ def bench_few(layer: Layer, results: list[dict[str, Any]], tune: bool) -> None:
         def gate_up(choice: FewChoice, calls: Any = calls) -> float:
             return attempt(
                 [
-                    lambda x=x, ids=ids: few_gate_up(x, layer.gate_up, ids, 0, False, choice, scales[0])
+                    lambda x=x, ids=ids: few_gate_up(x, layer.gate_up, ids, 0, SILU, choice, scales[0])
                     for x, ids, _ in calls
                 ]
             )
@@ -244,7 +244,7 @@ def bench_grouped(layer: Layer, results: list[dict[str, Any]], tune: bool) -> No
                 return attempt(
                     [
                         lambda x=x, order=order: grouped_gate_up(
-                            x, layer.gate_up, order, TOP_K, False, choice, scales[0]
+                            x, layer.gate_up, order, TOP_K, SILU, choice, scales[0]
                         )
                         for (x, _, _), order in pairs
                     ]
@@ -262,7 +262,7 @@ def bench_grouped(layer: Layer, results: list[dict[str, Any]], tune: bool) -> No
                 return attempt(
                     [
                         lambda x=x, ids=ids, w=w: moe.grouped(
-                            x, layer.gate_up, layer.down, (ids, w), 0, False, pair, layer.scales
+                            x, layer.gate_up, layer.down, (ids, w), 0, SILU, pair, layer.scales
                         )
                         for x, ids, w in calls
                     ]

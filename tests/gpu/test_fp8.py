@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pagemill.model.kernels.fp8 import reference_linear, reference_quantize
-from pagemill.model.kernels.moe import reference_experts, reference_route
+from pagemill.model.kernels.moe import SILU, reference_experts, reference_route
 from pagemill.model.kernels.routing import Routing
 from tests.fakes.triton_interpreter import DEVICE
 from tests.gpu.engines import check_regrets, greedy, make_llm, make_prompts, run
@@ -98,8 +98,8 @@ def test_experts(dependent, count):
     logits = random(count, num_experts, seed=5).float()
     chosen, weights = reference_route(logits, Routing(8, renormalize=True))
     x = random(count, size, seed=6)
-    result = moe.experts(x, gate_up, down, chosen, weights, 0, False, scales)
-    assert relative(result, reference_experts(x, gate_up, down, chosen, weights, 0, False, scales)) < 1e-2
+    result = moe.experts(x, gate_up, down, chosen, weights, 0, SILU, scales)
+    assert relative(result, reference_experts(x, gate_up, down, chosen, weights, 0, SILU, scales)) < 1e-2
 
 
 @pytest.mark.parametrize("mode", ["eager", "graphs"])

@@ -68,16 +68,16 @@ def test_routes_as_the_reference(dependent, routing, count):
 def test_experts(dependent, count):
     gate_up, down = layer(128)
     x, chosen, weights = tokens(count, 128)
-    result = moe.experts(x, gate_up, down, chosen, weights, 0, False)
-    close(result, reference_experts(x, gate_up, down, chosen, weights, 0, False))
+    result = moe.experts(x, gate_up, down, chosen, weights, 0)
+    close(result, reference_experts(x, gate_up, down, chosen, weights, 0))
 
 
 @pytest.mark.parametrize("count", [1, 200])
 def test_half_of_the_experts(count):
     gate_up, down = layer(64)
     x, chosen, weights = tokens(count, 128)
-    result = moe.experts(x, gate_up, down, chosen, weights, 64, False)
-    close(result, reference_experts(x, gate_up, down, chosen, weights, 64, False))
+    result = moe.experts(x, gate_up, down, chosen, weights, 64)
+    close(result, reference_experts(x, gate_up, down, chosen, weights, 64))
 
 
 @pytest.mark.parametrize("count", [1, 256])
@@ -89,7 +89,7 @@ def test_a_captured_graph_follows_its_inputs(dependent, count):
 
     def step() -> torch.Tensor:
         chosen, weights = moe.route(logits, routing)
-        return moe.experts(x, gate_up, down, chosen, weights, 0, False)
+        return moe.experts(x, gate_up, down, chosen, weights, 0)
 
     step()
     torch.cuda.synchronize()
@@ -101,7 +101,7 @@ def test_a_captured_graph_follows_its_inputs(dependent, count):
         logits.copy_(random(count, 128, dtype=torch.float32, seed=seed + 10))
         graph.replay()
         chosen, weights = reference_route(logits, routing)
-        close(result, reference_experts(x, gate_up, down, chosen, weights, 0, False))
+        close(result, reference_experts(x, gate_up, down, chosen, weights, 0))
 
 
 @pytest.mark.parametrize("heads", [16, 128])

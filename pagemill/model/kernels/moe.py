@@ -4,12 +4,48 @@ Arguments are not checked. Letters in shapes: T tokens, K experts of a token, X 
 E hidden size, I inner size.
 """
 
+from dataclasses import dataclass
+from typing import Final
+
 import torch
 from torch import Tensor
 
 from pagemill.model.kernels.dispatch import triton_kernels
 from pagemill.model.kernels.reference import gated
 from pagemill.model.kernels.routing import Routing
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertForm:
+    """What an expert does between its two products, and adds to them."""
+
+    gelu: bool = False
+    """act(gate) * up: GELU in its tanh form, else SiLU."""
+    clamp: tuple[float, float] | None = None
+    """(alpha, limit) -> (up + 1) * gate * sigmoid(alpha * gate) instead, of a gate of at most `limit`, and an up within
+    it either way (gpt-oss)."""
+    gate_up_bias: Tensor | None = None
+    """[N, 2 * I]"""
+    down_bias: Tensor | None = None
+    """[N, E]"""
+
+    def gated(self, x: Tensor) -> Tensor:
+        """[T, 2 * I], gates first -> [T, I]."""
+        if self.clamp is None:
+            return gated(x, self.gelu)
+        alpha, limit = self.clamp
+        gate, up = x.chunk(2, dim=-1)
+        gate = gate.clamp(max=limit)
+        return (up.clamp(-limit, limit) + 1) * gate * (gate * alpha).sigmoid()
+
+
+SILU: Final = ExpertForm()
+GELU: Final = ExpertForm(gelu=True)
+
+
+def form_of(gate: str) -> ExpertForm:
+    """Of a gated activation: silu or gelu_tanh."""
+    return GELU if gate == "gelu_tanh" else SILU
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -29,7 +65,7 @@ def experts(
     chosen: Tensor,
     weights: Tensor,
     first: int,
-    gelu: bool,
+    form: ExpertForm = SILU,
     scales: tuple[Tensor, Tensor] | None = None,
     invariant: bool = False,
 ) -> Tensor:
@@ -41,8 +77,8 @@ def experts(
     """
     kernels = triton_kernels("moe") if x.is_cuda else None
     if kernels is None:
-        return reference_experts(x, gate_up, down, chosen, weights, first, gelu, scales)
-    result: Tensor = kernels.experts(x, gate_up, down, chosen, weights, first, gelu, scales, invariant)
+        return reference_experts(x, gate_up, down, chosen, weights, first, form, scales)
+    result: Tensor = kernels.experts(x, gate_up, down, chosen, weights, first, form, scales, invariant)
     return result
 
 
@@ -77,7 +113,7 @@ def reference_experts(
     chosen: Tensor,
     weights: Tensor,
     first: int,
-    gelu: bool,
+    form: ExpertForm = SILU,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """`experts` in plain torch; inner products in float32, intermediate results in x's type."""
@@ -87,6 +123,11 @@ def reference_experts(
         up, back = gate_up[expert].float(), down[expert].float()
         if scales is not None:
             up, back = up * scales[0][expert].unsqueeze(1), back * scales[1][expert].unsqueeze(1)
-        inner = gated(x[tokens].float() @ up.T, gelu).to(x.dtype)
-        out.index_add_(0, tokens, inner.float() @ back.T * weights[tokens, places].unsqueeze(1))
+        given = x[tokens].float() @ up.T
+        if form.gate_up_bias is not None:
+            given += form.gate_up_bias[expert].float()
+        part = form.gated(given).to(x.dtype).float() @ back.T
+        if form.down_bias is not None:
+            part += form.down_bias[expert].float()
+        out.index_add_(0, tokens, part * weights[tokens, places].unsqueeze(1))
     return out.to(x.dtype)

@@ -1,5 +1,5 @@
-"""`Packed`: weights of integers of 4 or 8 bits in groups of inputs, as GPUs read them, and products with them: by
-Triton on GPUs, else plain torch.
+"""`Packed`: weights of integers of 4 or 8 bits, or of 4-bit floats, in groups of inputs, as GPUs read them, and
+products with them: by Triton on GPUs, else plain torch.
 
 A tile holds 64 outputs and a *span* of inputs, 128 of 4 bits or 64 of 8 bits, as 64 x 32 words of 16 bits, 4 KiB that
 follow each other; after it comes the next span of the same outputs. Word j of an output holds the inputs j, j + 32,
@@ -24,6 +24,9 @@ TILE = 64
 _PADDED = 128
 """Outputs come in multiples of it."""
 _ROWS_AT_ONCE = 4096
+HALVES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+"""Twice the values of 4-bit floats (e2m1), by their bits."""
+_MOST_HALVES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Packed:
     """weight[o, i] = (integer[o, i] + offsets[g, o]) * scales[g, o], g = i // group."""
 
     words: Tensor
-    """[outputs / 64, spans, 64, 32] int16, of integers from 0 up: 2^(bits - 1) was added."""
+    """[outputs / 64, spans, 64, 32] int16, of integers from 0 up: 2^(bits - 1) was added; or of e2m1 floats."""
     scales: Tensor
     """[groups, outputs] float32, of whole spans and of outputs in multiples of 128."""
     offsets: Tensor | None
@@ -41,6 +44,8 @@ class Packed:
     bits: int
     group: int
     """Inputs: 32 or 64, or a multiple of a span."""
+    halves: bool = False
+    """Whether the 4 bits are those of an e2m1 float, whose double is the integer; offsets are None then."""
 
     @property
     def num_spans(self) -> int:
@@ -64,9 +69,17 @@ def held_group(size: int, num_inputs: int, bits: int) -> int | None:
     return PLANE if size % PLANE == 0 else None
 
 
-def pack(values: Tensor, scales: Tensor, zeros: Tensor | None, size: int, bits: int) -> Packed:
-    """values [N, K] int8 of -2^(bits - 1) and up; scales, and zeros where not all are 0, [N, ceil(K / size)]. Raises
-    ValueError for groups that `held_group` says no to."""
+def are_halves(values: Tensor) -> bool:
+    """Whether values, int8, are all twice an e2m1 float."""
+    known = torch.zeros(256, dtype=torch.bool, device=values.device)
+    known[HALVES.to(values.device).long()] = True
+    return bool(known[values.long()].all())
+
+
+def pack(values: Tensor, scales: Tensor, zeros: Tensor | None, size: int, bits: int, *, halves: bool = False) -> Packed:
+    """values [N, K] int8 of -2^(bits - 1) and up; scales, and zeros where not all are 0, [N, ceil(K / size)]. With
+    `halves`, 4 bits are enough for values that are twice an e2m1 float, and there are no zeros. Raises ValueError for
+    groups that `held_group` says no to."""
     num_outputs, num_inputs = values.shape
     group = held_group(size, num_inputs, bits)
     if group is None:
@@ -76,13 +89,14 @@ def pack(values: Tensor, scales: Tensor, zeros: Tensor | None, size: int, bits: 
     words = torch.zeros(rows // TILE, spans, TILE, PLANE, dtype=torch.int16, device=values.device)
     for begin in range(0, rows, _ROWS_AT_ONCE):
         part = values[begin : begin + _ROWS_AT_ONCE]
+        part = _halves_bits(part) if halves else part
         tiles = min(_ROWS_AT_ONCE, rows - begin) // TILE
         padded = functional.pad(part, (0, spans * span(bits) - num_inputs, 0, tiles * TILE - len(part)))
         words[begin // TILE : begin // TILE + tiles] = _words(padded, bits)
     shape = (ceil_div(spans * span(bits), group), rows)
     repeats = max(size // group, 1)
     offsets = None if zeros is None else _grouped(zeros, repeats, shape).neg_()
-    return Packed(words, _grouped(scales, repeats, shape), offsets, num_outputs, num_inputs, bits, group)
+    return Packed(words, _grouped(scales, repeats, shape), offsets, num_outputs, num_inputs, bits, group, halves)
 
 
 def floats(weight: Packed, dtype: torch.dtype) -> Tensor:
@@ -105,7 +119,7 @@ def linear(x: Tensor, weight: Packed, bias: Tensor | None = None, gate: str | No
 
 def rows(weight: Packed, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """[T] int64 -> [T, K]: rows of the weight, in plain torch."""
-    made = _integers(weight.words[indices // TILE, :, indices % TILE], weight.bits).flatten(1).float()
+    made = _integers(weight.words[indices // TILE, :, indices % TILE], weight).flatten(1).float()
     width = made.shape[1]
     if weight.offsets is not None:
         made += weight.offsets[:, indices].T.repeat_interleave(weight.group, 1)[:, :width]
@@ -115,7 +129,7 @@ def rows(weight: Packed, indices: Tensor, dtype: torch.dtype) -> Tensor:
 
 def reference_floats(weight: Packed, dtype: torch.dtype) -> Tensor:
     """`floats` in plain torch."""
-    integers = _integers(weight.words, weight.bits).transpose(1, 2)
+    integers = _integers(weight.words, weight).transpose(1, 2)
     made = integers.flatten(2).flatten(0, 1).float()
     groups = torch.arange(made.shape[1], device=made.device) // weight.group
     if weight.offsets is not None:
@@ -133,11 +147,20 @@ def reference_linear(x: Tensor, weight: Packed, bias: Tensor | None = None, gate
     return (result if gate is None else gated(result, gate == "gelu_tanh")).to(x.dtype)
 
 
-def _integers(words: Tensor, bits: int) -> Tensor:
+def _integers(words: Tensor, weight: Packed) -> Tensor:
     """[..., 32] int16 -> [..., span] int32 around 0."""
     wide = words.int()
-    places = [(wide >> shift) & ((1 << bits) - 1) for shift in range(0, 16, bits)]
-    return torch.stack(places, -2).flatten(-2) - (1 << (bits - 1))
+    places = [(wide >> shift) & ((1 << weight.bits) - 1) for shift in range(0, 16, weight.bits)]
+    stored = torch.stack(places, -2).flatten(-2)
+    return HALVES.to(words.device)[stored].int() if weight.halves else stored - (1 << (weight.bits - 1))
+
+
+def _halves_bits(values: Tensor) -> Tensor:
+    """Twice e2m1 floats -> their bits, int8, less what `_words` adds."""
+    table = torch.zeros(2 * _MOST_HALVES + 1, dtype=torch.int8, device=values.device)
+    table[HALVES.to(values.device).long() + _MOST_HALVES] = torch.arange(16, dtype=torch.int8, device=values.device)
+    table[_MOST_HALVES] = 0  # both zeros have it
+    return table[values.long() + _MOST_HALVES] - 8
 
 
 def _words(values: Tensor, bits: int) -> Tensor:

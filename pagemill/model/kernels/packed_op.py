@@ -17,10 +17,11 @@ def packed_linear(
     outputs: int,
     bits: int,
     group: int,
+    halves: bool,
     gate: str,
 ) -> Tensor:
     """[T, K] times a weight as in `packed.Packed` -> [T, outputs], with a gate (not "") half of it."""
-    weight = packed.Packed(words, scales, offsets, outputs, x.shape[1], bits, group)
+    weight = packed.Packed(words, scales, offsets, outputs, x.shape[1], bits, group, halves)
     return packed.linear(x, weight, bias, gate or None)
 
 
@@ -34,6 +35,7 @@ def _(
     outputs: int,
     bits: int,
     group: int,
+    halves: bool,
     gate: str,
 ) -> Tensor:
     return x.new_empty(x.shape[0], outputs // 2 if gate else outputs)
@@ -42,6 +44,15 @@ def _(
 def traced_linear(x: Tensor, weight: packed.Packed, bias: Tensor | None, gate: str | None) -> Tensor:
     """`packed.linear`, for a compiler."""
     result: Tensor = packed_linear(
-        x, weight.words, weight.scales, weight.offsets, bias, weight.num_outputs, weight.bits, weight.group, gate or ""
+        x,
+        weight.words,
+        weight.scales,
+        weight.offsets,
+        bias,
+        weight.num_outputs,
+        weight.bits,
+        weight.group,
+        weight.halves,
+        gate or "",
     )
     return result

@@ -5,15 +5,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels import eight_bits, packed
+from pagemill.model.kernels import eight_bits, moe, packed
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
+from pagemill.model.quantization.device_experts import DeviceExperts
 from pagemill.model.quantization.eight_bits import EightBitsWeight
 from pagemill.model.quantization.fp8 import MIN_CAPABILITY, Fp8Weight
 from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
 from pagemill.model.quantization.once import Once
 from pagemill.model.quantization.ordered import OrderedWeight
 from pagemill.model.quantization.parts import parts_note, stacked_with_note
+from pagemill.model.quantization.small_floats import HALVES_BITS
 from pagemill.model.quantization.unquantized import Unquantized
 
 NIBBLE_ZEROS = 100
@@ -68,7 +70,7 @@ class DeviceWeights(QuantMethod):
             grouped = _grouped(weight, self._dtype, gate)
             if grouped is not None:
                 return grouped
-            self._note.warn(weight.description, str(self._dtype)[6:])
+            self._tell(weight)
             weight = weight.dequantized(self._dtype)
         return self._floats.prepare(weight, gate)
 
@@ -78,7 +80,10 @@ class DeviceWeights(QuantMethod):
         return self.prepare(stacked_with_note(parts, dtype, self._parts_note), gate)
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
-        return self._floats.experts(sizes, dtype, device, gate)
+        return DeviceExperts(sizes, dtype, moe.form_of(gate), (_packed, _multiplies_floats, self._tell))
+
+    def _tell(self, weight: PackedWeight) -> None:
+        self._note.warn(weight.description, str(self._dtype)[6:])
 
 
 def _multiplies_floats(weight: PackedWeight) -> bool:
@@ -106,14 +111,25 @@ def _grouped(weight: PackedWeight, dtype: torch.dtype, gate: str | None) -> Line
     if weight.is_float or weight.levels is not None:
         return None
     ordered, order = weight.sorted_inputs()
-    size = ordered.group_size
-    bits = 4 if weight.bits <= 4 else 8
+    held = _packed(ordered)
+    if held is None:
+        return None
+    made = GroupedWeight(held, dtype, gate)
+    return made if order is None else OrderedWeight(made, order)
+
+
+def _packed(weight: PackedWeight) -> packed.Packed | None:
+    """The weight, whose inputs are in order, as integers of 4 or 8 bits or as 4-bit floats; None where it cannot be."""
+    if weight.is_float or weight.levels is not None:
+        return None
+    size = weight.group_size
+    zeros = weight.zeros
+    halves = weight.bits == HALVES_BITS and zeros is None and packed.are_halves(weight.values)
+    bits = 4 if weight.bits <= 4 or halves else 8
     if size is None or packed.held_group(size, weight.shape[1], bits) is None:
         return None
-    zeros = ordered.zeros
     if zeros is not None:
         whole = zeros.float()
         if not bool(((whole == whole.round()) & (whole.abs() <= (NIBBLE_ZEROS if bits == 4 else BYTE_ZEROS))).all()):
             return None
-    made = GroupedWeight(packed.pack(ordered.values, ordered.scales, zeros, size, bits), dtype, gate)
-    return made if order is None else OrderedWeight(made, order)
+    return packed.pack(weight.values, weight.scales, zeros, size, bits, halves=halves)

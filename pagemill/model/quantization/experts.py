@@ -69,7 +69,7 @@ class StackedExperts(ExpertWeights):
         shape = (sizes.num_experts, 2 * sizes.inner_size, sizes.size)
         self.gate_up = torch.empty(shape, dtype=dtype, device=device)
         self.down = torch.empty(sizes.num_experts, sizes.size, sizes.inner_size, dtype=dtype, device=device)
-        self._gelu = gate == "gelu_tanh"
+        self.form = moe.form_of(gate)
 
     def put_gate_up(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
         self.gate_up[expert].copy_(floats(weight, self.gate_up.dtype))
@@ -78,4 +78,4 @@ class StackedExperts(ExpertWeights):
         self.down[expert].copy_(floats(weight, self.down.dtype))
 
     def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
-        return moe.experts(x, self.gate_up, self.down, chosen, weights, first, self._gelu, self.factors, self.invariant)
+        return moe.experts(x, self.gate_up, self.down, chosen, weights, first, self.form, self.factors, self.invariant)

@@ -6,8 +6,8 @@ Knows no file format. (OCP Microscaling Formats 1.0, 2023.)
 import torch
 from torch import Tensor
 
-HALVES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
-"""Twice the values of e2m1, by their bits."""
+from pagemill.model.kernels.packed import HALVES
+
 HALVES_BITS = 5
 MANTISSA_BITS = 23
 """Of a 32-bit float, whose exponents have the same bias, 127; its smallest ones begin at 1."""

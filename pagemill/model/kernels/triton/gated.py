@@ -1,11 +1,14 @@
 """Gated activations in one pass, and the activations themselves for other kernels. Knows no layer."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagemill.model.kernels.moe import ExpertForm
 from pagemill.model.kernels.triton import launch
 
 _BLOCK = 1024
@@ -21,6 +24,18 @@ def activate(gate, GELU: tl.constexpr):
 
 
 @triton.jit
+def gate_times(gate, up, GELU: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """What an expert does with its gate and up (`kernels.moe.ExpertForm`), of float32."""
+    if CLAMPED:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
+        result = gate * tl.sigmoid(tl.maximum(gate * ALPHA, -80.0)) * up
+    else:
+        result = activate(gate, GELU) * up
+    return result
+
+
+@triton.jit
 def _gated(out, x, x_stride, N, GELU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -31,6 +46,12 @@ def _gated(out, x, x_stride, N, GELU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl
     up = tl.load(x + row * x_stride + N + cols, cols < N, 0.0).to(tl.float32)
     activated = activate(gate, GELU).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * N + cols, (activated * up).to(out.dtype.element_ty), cols < N)
+
+
+def gate_options(form: ExpertForm) -> dict[str, Any]:
+    """The constants of `gate_times`."""
+    alpha, limit = form.clamp or (0.0, 0.0)
+    return {"GELU": form.gelu, "CLAMPED": form.clamp is not None, "ALPHA": alpha, "LIMIT": limit}
 
 
 def gated(x: Tensor, gelu: bool) -> Tensor:

@@ -6,6 +6,7 @@ Nothing is read back by the host, and grids depend on shapes alone: everything c
 import torch
 from torch import Tensor
 
+from pagemill.model.kernels.moe import SILU, ExpertForm
 from pagemill.model.kernels.triton.moe_choices import (
     FEW_DOWN,
     FEW_GATE_UP,
@@ -30,7 +31,7 @@ def experts(
     chosen: Tensor,
     weights: Tensor,
     first: int,
-    gelu: bool,
+    form: ExpertForm = SILU,
     scales: Scales = None,
     invariant: bool = False,
 ) -> Tensor:
@@ -45,9 +46,9 @@ def experts(
     chosen = chosen.contiguous()
     weights = weights.contiguous()
     if chosen.numel() <= MAX_FEW_SLOTS and not invariant:
-        return few(x, gate_up, down, chosen, weights, first, gelu, scales)
+        return few(x, gate_up, down, chosen, weights, first, form, scales)
     choices = grouped_choices(chosen.numel(), len(gate_up), x.element_size())
-    return grouped(x, gate_up, down, (chosen, weights), first, gelu, choices, scales)
+    return grouped(x, gate_up, down, (chosen, weights), first, form, choices, scales)
 
 
 def few(
@@ -57,13 +58,13 @@ def few(
     chosen: Tensor,
     weights: Tensor,
     first: int,
-    gelu: bool,
+    form: ExpertForm = SILU,
     scales: Scales = None,
 ) -> Tensor:
     """Slot by slot."""
     gate_up_scales, down_scales = scales or (None, None)
-    inner = few_gate_up(x, gate_up, chosen, first, gelu, FEW_GATE_UP, gate_up_scales)
-    return few_down(inner, down, chosen, weights, first, FEW_DOWN, down_scales)
+    inner = few_gate_up(x, gate_up, chosen, first, form, FEW_GATE_UP, gate_up_scales)
+    return few_down(inner, down, chosen, weights, first, FEW_DOWN, down_scales, form)
 
 
 def grouped(
@@ -72,7 +73,7 @@ def grouped(
     down: Tensor,
     routed: tuple[Tensor, Tensor],
     first: int,
-    gelu: bool,
+    form: ExpertForm,
     choices: tuple[GroupedChoice, GroupedChoice],
     scales: Scales = None,
 ) -> Tensor:
@@ -80,8 +81,8 @@ def grouped(
     chosen, weights = routed
     gate_up_scales, down_scales = scales or (None, None)
     order = sort_slots(chosen, first, len(gate_up), choices[0].block_m)
-    inner = grouped_gate_up(x, gate_up, order, chosen.shape[1], gelu, choices[0], gate_up_scales)
-    parts = grouped_down(inner, down, order, choices[1], down_scales)
+    inner = grouped_gate_up(x, gate_up, order, chosen.shape[1], form, choices[0], gate_up_scales)
+    parts = grouped_down(inner, down, order, choices[1], down_scales, form)
     return combine(parts, chosen, weights, first, len(gate_up))
 
 

@@ -70,6 +70,33 @@ GROUPED_CANDIDATES: Final = {
 """block_m -> (block_n, block_k, num_warps, num_stages), each also with `swap`."""
 
 
+@dataclass(frozen=True, slots=True)
+class PackedExpertsChoice:
+    """Tiles of moe_packed.py. `late`: scales are applied to the sums of a group; otherwise to the weights, rounded to
+    the type of the rows."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    late: bool = True
+
+
+PACKED_EXPERTS: Final = (
+    (8, PackedExpertsChoice(8, 64, 4, 4)),
+    (24, PackedExpertsChoice(32, 64, 4, 4)),
+    (64, PackedExpertsChoice(64, 64, 4, 3)),
+    (None, PackedExpertsChoice(128, 64, 8, 3, late=False)),
+)
+"""Up to so many slots an expert on average -> tiles of both layers; block_n of the gate and as many of up."""
+
+
+def packed_experts_choice(num_slots: int, num_experts: int) -> PackedExpertsChoice:
+    """Tiles for so many slots, of which few are a tile each."""
+    average = 1 if num_slots <= MAX_FEW_SLOTS else num_slots / num_experts
+    return next(choice for most, choice in PACKED_EXPERTS if most is None or average <= most)
+
+
 def grouped_choices(num_slots: int, num_experts: int, num_bytes: int = 2) -> tuple[GroupedChoice, GroupedChoice]:
     """Tiles of both layers, for inputs of `num_bytes` an element."""
     average = num_slots / num_experts

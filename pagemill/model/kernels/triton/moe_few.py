@@ -9,16 +9,18 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagemill.model.kernels.moe import SILU, ExpertForm
 from pagemill.model.kernels.triton import launch
-from pagemill.model.kernels.triton.gated import activate
+from pagemill.model.kernels.triton.gated import gate_options, gate_times
 from pagemill.model.kernels.triton.moe_choices import FewChoice
 
 
 @triton.jit
 def _gate_up(
-    out, x, weight, scales, chosen, first, stride_x,
+    out, x, weight, scales, bias, chosen, first, stride_x,
     N: tl.constexpr, INNER: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GELU: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, GELU: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -45,14 +47,19 @@ def _gate_up(
             factors = scales + expert * (2 * INNER) + rows
             gate *= tl.load(factors, mask=real, other=0.0)
             up *= tl.load(factors + INNER, mask=real, other=0.0)
-        tl.store(out + slot * INNER + rows, (activate(gate, GELU) * up).to(out.dtype.element_ty), mask=real)
+        if BIASED:
+            biases = bias + expert * (2 * INNER) + rows
+            gate += tl.load(biases, mask=real, other=0.0).to(tl.float32)
+            up += tl.load(biases + INNER, mask=real, other=0.0).to(tl.float32)
+        result = gate_times(gate, up, GELU, CLAMPED, ALPHA, LIMIT)
+        tl.store(out + slot * INNER + rows, result.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def _down(
-    out, inner, weight, scales, chosen, weights, first,
+    out, inner, weight, scales, bias, chosen, weights, first,
     N: tl.constexpr, INNER: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -80,12 +87,20 @@ def _down(
         part = tl.sum(sums, 1)
         if SCALED:
             part *= tl.load(scales + expert * E + rows, mask=real, other=0.0)
+        if BIASED:
+            part += tl.load(bias + expert * E + rows, mask=real, other=0.0).to(tl.float32)
         total += tl.where(here, part * factor, 0.0)
     tl.store(out + token * E + rows, total.to(out.dtype.element_ty), mask=real)
 
 
 def few_gate_up(
-    x: Tensor, weight: Tensor, chosen: Tensor, first: int, gelu: bool, choice: FewChoice, scales: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    chosen: Tensor,
+    first: int,
+    form: ExpertForm,
+    choice: FewChoice,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """[T, E] times each slot's [2 * I, E] -> activated [T * K, I]; rows of slots elsewhere are not written."""
     num_experts, double, size = weight.shape
@@ -94,10 +109,12 @@ def few_gate_up(
     top_k = chosen.shape[1]
     out = torch.empty(num_slots, inner_size, dtype=x.dtype, device=x.device)
     launch.on(_gate_up, (num_slots, triton.cdiv(inner_size, choice.block_n)))(
-        out, x, weight, x if scales is None else scales, chosen, first, x.stride(0),
+        out, x, weight, x if scales is None else scales, x if form.gate_up_bias is None else form.gate_up_bias, chosen,
+        first, x.stride(0),
         N=num_experts, INNER=inner_size, E=size, K=top_k, BLOCK_N=choice.block_n,
-        BLOCK_K=min(choice.block_k, triton.next_power_of_2(size)), GELU=gelu, SCALED=scales is not None,
-        PDL=launch.dependent(), **launch.options(choice.num_warps),
+        BLOCK_K=min(choice.block_k, triton.next_power_of_2(size)), SCALED=scales is not None,
+        BIASED=form.gate_up_bias is not None, PDL=launch.dependent(), **gate_options(form),
+        **launch.options(choice.num_warps),
     )  # fmt: skip
     return out
 
@@ -110,15 +127,17 @@ def few_down(
     first: int,
     choice: FewChoice,
     scales: Tensor | None = None,
+    form: ExpertForm = SILU,
 ) -> Tensor:
     """[T * K, I] times each slot's [E, I], weighted and added up for each token -> [T, E]."""
     num_experts, size, inner_size = weight.shape
     num_tokens, top_k = chosen.shape
     out = torch.empty(num_tokens, size, dtype=inner.dtype, device=inner.device)
     launch.on(_down, (num_tokens, triton.cdiv(size, choice.block_n)))(
-        out, inner, weight, inner if scales is None else scales, chosen, weights, first,
+        out, inner, weight, inner if scales is None else scales, inner if form.down_bias is None else form.down_bias,
+        chosen, weights, first,
         N=num_experts, INNER=inner_size, E=size, K=top_k, BLOCK_N=choice.block_n,
         BLOCK_K=min(choice.block_k, triton.next_power_of_2(inner_size)), SCALED=scales is not None,
-        PDL=launch.dependent(), **launch.options(choice.num_warps),
+        BIASED=form.down_bias is not None, PDL=launch.dependent(), **launch.options(choice.num_warps),
     )  # fmt: skip
     return out

@@ -10,8 +10,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagemill.model.kernels.moe import SILU, ExpertForm
 from pagemill.model.kernels.triton import launch
-from pagemill.model.kernels.triton.gated import activate
+from pagemill.model.kernels.triton.gated import gate_options, gate_times
 from pagemill.model.kernels.triton.moe_choices import GroupedChoice
 from pagemill.model.kernels.triton.moe_sort import SortedSlots
 
@@ -33,9 +34,10 @@ def _product(rows, tile, acc, SWAP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["max_tiles"])
 def _gate_up(
-    out, x, weight, scales, slots, tiles, max_tiles, num_columns, stride_x,
+    out, x, weight, scales, bias, slots, tiles, max_tiles, num_columns, stride_x,
     INNER: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GELU: tl.constexpr, SCALED: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, GELU: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -75,16 +77,20 @@ def _gate_up(
             factors = scales + expert * (2 * INNER) + outputs
             gate *= tl.load(factors, mask=outputs < INNER, other=0.0)[None, :]
             up *= tl.load(factors + INNER, mask=outputs < INNER, other=0.0)[None, :]
-        result = (activate(gate, GELU) * up).to(out.dtype.element_ty)
+        if BIASED:
+            biases = bias + expert * (2 * INNER) + outputs
+            gate += tl.load(biases, mask=outputs < INNER, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(biases + INNER, mask=outputs < INNER, other=0.0).to(tl.float32)[None, :]
+        result = gate_times(gate, up, GELU, CLAMPED, ALPHA, LIMIT).to(out.dtype.element_ty)
         targets = out + (begin + members).to(tl.int64)[:, None] * INNER + outputs[None, :]
         tl.store(targets, result, mask=(members < num_rows)[:, None] & (outputs < INNER)[None, :])
 
 
 @triton.jit(do_not_specialize=["max_tiles"])
 def _down(
-    out, inner, weight, scales, slots, tiles, max_tiles, num_columns,
+    out, inner, weight, scales, bias, slots, tiles, max_tiles, num_columns,
     INNER: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SCALED: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -117,6 +123,8 @@ def _down(
             acc = tl.trans(acc)
         if SCALED:
             acc *= tl.load(scales + expert * E + outputs, mask=outputs < E, other=0.0)[None, :]
+        if BIASED:
+            acc += tl.load(bias + expert * E + outputs, mask=outputs < E, other=0.0).to(tl.float32)[None, :]
         slot = tl.load(slots + begin + members, mask=here, other=0).to(tl.int64)
         targets = out + slot[:, None] * E + outputs[None, :]
         tl.store(targets, acc.to(out.dtype.element_ty), mask=here[:, None] & (outputs < E)[None, :])
@@ -152,7 +160,7 @@ def grouped_gate_up(
     weight: Tensor,
     order: SortedSlots,
     top_k: int,
-    gelu: bool,
+    form: ExpertForm,
     choice: GroupedChoice,
     scales: Tensor | None = None,
 ) -> Tensor:
@@ -162,25 +170,34 @@ def grouped_gate_up(
     out = torch.empty(len(order.slots), inner_size, dtype=x.dtype, device=x.device)
     num_columns = triton.cdiv(inner_size, choice.block_n)
     launch.on(_gate_up, (order.max_tiles * num_columns,))(
-        out, x, weight, x if scales is None else scales, order.slots, order.tiles, order.max_tiles, num_columns,
-        x.stride(0), INNER=inner_size, E=size, K=top_k, BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n,
-        BLOCK_K=choice.block_k, GELU=gelu, SCALED=scales is not None, SWAP=choice.swap, PDL=launch.dependent(),
+        out, x, weight, x if scales is None else scales, x if form.gate_up_bias is None else form.gate_up_bias,
+        order.slots, order.tiles, order.max_tiles, num_columns, x.stride(0), INNER=inner_size, E=size,
+        K=top_k, BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n,
+        BLOCK_K=choice.block_k, SCALED=scales is not None, BIASED=form.gate_up_bias is not None, SWAP=choice.swap,
+        PDL=launch.dependent(), **gate_options(form),
         num_stages=choice.num_stages, **launch.options(choice.num_warps),
     )  # fmt: skip
     return out
 
 
 def grouped_down(
-    inner: Tensor, weight: Tensor, order: SortedSlots, choice: GroupedChoice, scales: Tensor | None = None
+    inner: Tensor,
+    weight: Tensor,
+    order: SortedSlots,
+    choice: GroupedChoice,
+    scales: Tensor | None = None,
+    form: ExpertForm = SILU,
 ) -> Tensor:
     """[S, I] in sorted order times [N, E, I] -> [S, E] by slot; slots elsewhere are not written."""
     _, size, inner_size = weight.shape
     out = torch.empty(len(order.slots), size, dtype=inner.dtype, device=inner.device)
     num_columns = triton.cdiv(size, choice.block_n)
     launch.on(_down, (order.max_tiles * num_columns,))(
-        out, inner, weight, inner if scales is None else scales, order.slots, order.tiles, order.max_tiles,
-        num_columns, INNER=inner_size, E=size, BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n, BLOCK_K=choice.block_k,
-        SCALED=scales is not None, SWAP=choice.swap, PDL=launch.dependent(), num_stages=choice.num_stages,
+        out, inner, weight, inner if scales is None else scales, inner if form.down_bias is None else form.down_bias,
+        order.slots, order.tiles, order.max_tiles, num_columns, INNER=inner_size, E=size,
+        BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n, BLOCK_K=choice.block_k,
+        SCALED=scales is not None, BIASED=form.down_bias is not None, SWAP=choice.swap, PDL=launch.dependent(),
+        num_stages=choice.num_stages,
         **launch.options(choice.num_warps),
     )  # fmt: skip
     return out

@@ -13,6 +13,7 @@ from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.packed_choices import MAX_ROWS, PackedChoice, packed_choice
 from pagemill.model.kernels.triton.packed_gemv import packed_gemv
 from pagemill.model.kernels.triton.packed_rows import packed_rows
+from pagemill.model.kernels.triton.packed_unpack import planes_of
 
 MAX_GATED_ROWS = 64
 """Up to here the gated activation is part of the kernel."""
@@ -52,7 +53,7 @@ def _dense(x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
 @triton.jit
 def _floats(
     out, words, scales, offsets, N, padded, K: tl.constexpr, SPANS: tl.constexpr, GROUP: tl.constexpr,
-    BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr, PDL: tl.constexpr,
+    BITS: tl.constexpr, HALVES: tl.constexpr, HAS_OFFSETS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (64 outputs, span)."""
     if PDL:
@@ -65,10 +66,12 @@ def _floats(
     lanes = tl.arange(0, _PLANE)
     rows = tile * _TILE + inside
     places = (tile.to(tl.int64) * SPANS + span) * (_TILE * _PLANE) + inside[:, None] * _PLANE + lanes[None, :]
-    packed = tl.load(words + places).to(tl.int32)
+    planes = planes_of(tl.load(words + places), tl.float32, BITS, HALVES, False)
     for plane in tl.static_range(16 // BITS):
         group = (span * SPAN + plane * _PLANE) // GROUP
-        values = (((packed >> (plane * BITS)) & (2**BITS - 1)) - 2 ** (BITS - 1)).to(tl.float32)
+        values = planes[plane]
+        if BITS == 4 and not HALVES:
+            values -= 8.0
         if HAS_OFFSETS:
             values += tl.load(offsets + group * padded + rows)[:, None]
         values *= tl.load(scales + group * padded + rows)[:, None]
@@ -83,6 +86,7 @@ def floats(weight: Packed, dtype: torch.dtype) -> Tensor:
     launch.on(_floats, (len(weight.words), weight.num_spans))(
         out, weight.words, weight.scales, weight.scales if weight.offsets is None else weight.offsets,
         weight.num_outputs, weight.scales.shape[1], K=weight.num_inputs, SPANS=weight.num_spans, GROUP=weight.group,
-        BITS=weight.bits, HAS_OFFSETS=weight.offsets is not None, PDL=launch.dependent(), **launch.options(),
+        BITS=weight.bits, HALVES=weight.halves, HAS_OFFSETS=weight.offsets is not None, PDL=launch.dependent(),
+        **launch.options(),
     )  # fmt: skip
     return out

@@ -16,7 +16,7 @@ from pagemill.model.kernels.packed import PLANE, TILE, Packed, span
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.gated import activate
 from pagemill.model.kernels.triton.packed_choices import PackedChoice
-from pagemill.model.kernels.triton.packed_unpack import four, two
+from pagemill.model.kernels.triton.packed_unpack import planes_of
 
 _PLANE = tl.constexpr(PLANE)
 _TILE = tl.constexpr(TILE)
@@ -41,15 +41,16 @@ def _inputs(x, spans, plane: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, 
 @triton.jit
 def _add(
     sums, words, x, spans, known, scales, offsets, rows, padded,
-    K: tl.constexpr, GROUP: tl.constexpr, SHARE: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr, SHARE: tl.constexpr, BITS: tl.constexpr, HALVES: tl.constexpr,
+    SPAN: tl.constexpr, HAS_OFFSETS: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """sums [N, S, 32] plus what these spans of inputs give."""
     TYPE: tl.constexpr = x.dtype.element_ty
     PLANES: tl.constexpr = 16 // BITS
     # What stands for 0, where there are no zero points.
-    BIAS: tl.constexpr = (8.0 if not ASM else (136.0 if tl.bfloat16 == TYPE else 1032.0)) if BITS == 4 else 0.0
-    planes = four(words, TYPE, ASM) if BITS == 4 else two(words, TYPE, ASM)
+    SHIFTED: tl.constexpr = BITS == 4 and not HALVES
+    BIAS: tl.constexpr = (8.0 if not ASM else (136.0 if tl.bfloat16 == TYPE else 1032.0)) if SHIFTED else 0.0
+    planes = planes_of(words, TYPE, BITS, HALVES, ASM)
     part = tl.zeros(words.shape, tl.float32)
     total = tl.zeros([words.shape[1], words.shape[2]], tl.float32)
     for plane in tl.static_range(PLANES):
@@ -62,7 +63,7 @@ def _add(
             scale = tl.load(scales + places)
             if HAS_OFFSETS:
                 part += (tl.load(offsets + places) - BIAS)[:, :, None] * total[None, :, :]
-            elif BITS == 4:
+            elif SHIFTED:
                 part -= BIAS * total[None, :, :]
             sums += part * scale[:, :, None]
             part = tl.zeros(words.shape, tl.float32)
@@ -73,8 +74,8 @@ def _add(
 @triton.jit
 def _packed_gemv(
     out, x, weight, scales, offsets, bias, N, padded,
-    K: tl.constexpr, GROUP: tl.constexpr, SHARE: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,
-    SPANS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, HAS_OFFSETS: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr, SHARE: tl.constexpr, BITS: tl.constexpr, HALVES: tl.constexpr,
+    SPAN: tl.constexpr, SPANS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, HAS_OFFSETS: tl.constexpr,
     HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs), which goes through all inputs, BLOCK_S spans at a time."""
@@ -108,12 +109,12 @@ def _packed_gemv(
                 up_words = _words(up_places, known)
         sums = _add(
             sums, now, x, spans + start, here, scales, offsets, rows, padded,
-            K, GROUP, SHARE, BITS, SPAN, HAS_OFFSETS, EVEN, ASM,
+            K, GROUP, SHARE, BITS, HALVES, SPAN, HAS_OFFSETS, EVEN, ASM,
         )  # fmt: skip
         if GATED:
             up_sums = _add(
                 up_sums, up_now, x, spans + start, here, scales, offsets, N + rows, padded,
-                K, GROUP, SHARE, BITS, SPAN, HAS_OFFSETS, EVEN, ASM,
+                K, GROUP, SHARE, BITS, HALVES, SPAN, HAS_OFFSETS, EVEN, ASM,
             )  # fmt: skip
     result = tl.sum(tl.sum(sums, 2), 1)
     if HAS_BIAS:
@@ -137,8 +138,9 @@ def packed_gemv(
     launch.on(_packed_gemv, (triton.cdiv(num_outputs, choice.block_n),))(
         out, x, weight.words, weight.scales, weight.scales if weight.offsets is None else weight.offsets,
         out if bias is None else bias, num_outputs, weight.scales.shape[1], K=size, GROUP=weight.group,
-        SHARE=min(weight.group // PLANE, 16 // weight.bits), BITS=weight.bits, SPAN=span(weight.bits),
-        SPANS=weight.num_spans, BLOCK_N=choice.block_n, BLOCK_S=choice.slices, HAS_OFFSETS=weight.offsets is not None,
+        SHARE=min(weight.group // PLANE, 16 // weight.bits), BITS=weight.bits, HALVES=weight.halves,
+        SPAN=span(weight.bits),         SPANS=weight.num_spans,
+        BLOCK_N=choice.block_n, BLOCK_S=choice.slices, HAS_OFFSETS=weight.offsets is not None,
         HAS_BIAS=bias is not None, GATED=gate is not None, GELU=gate == "gelu_tanh",
         ASM=x.is_cuda and torch.version.hip is None and x.dtype.itemsize == 2, PDL=launch.dependent(),
         **launch.options(choice.num_warps),

@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagemill.model.kernels.packed import PLANE, TILE, Packed, span
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.packed_choices import PackedChoice
-from pagemill.model.kernels.triton.packed_unpack import added, four, scaled, two
+from pagemill.model.kernels.triton.packed_unpack import added, planes_of, scaled
 from pagemill.model.kernels.triton.parts import LAST_SUMS_ROWS, MAX_COUNTERS, combine, counters_of, end
 
 _PLANE = tl.constexpr(PLANE)
@@ -40,18 +40,19 @@ def _fetch(address, size):
 
 
 @triton.jit
-def _products(
+def products(
     sums, words, x_places, scales, offsets, rows, tokens, columns, span, M, padded,
-    K: tl.constexpr, GROUP: tl.constexpr, SHARE: tl.constexpr, BITS: tl.constexpr, LATE: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr, SHARE: tl.constexpr, BITS: tl.constexpr, HALVES: tl.constexpr,
+    LATE: tl.constexpr, HAS_OFFSETS: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """sums [N, M] plus one span of inputs of the weight times the rows; so many planes of it SHARE their scales."""
     TYPE: tl.constexpr = x_places.dtype.element_ty
     WIDE: tl.constexpr = TYPE if ASM else tl.float32
     PLANES: tl.constexpr = 16 // BITS
     # What stands for 0, where there are no zero points.
-    BIAS: tl.constexpr = (8.0 if not ASM else (136.0 if tl.bfloat16 == TYPE else 1032.0)) if BITS == 4 else 0.0
-    planes = four(words, TYPE, ASM) if BITS == 4 else two(words, TYPE, ASM)
+    SHIFTED: tl.constexpr = BITS == 4 and not HALVES
+    BIAS: tl.constexpr = (8.0 if not ASM else (136.0 if tl.bfloat16 == TYPE else 1032.0)) if SHIFTED else 0.0
+    planes = planes_of(words, TYPE, BITS, HALVES, ASM)
     partial = tl.zeros(sums.shape, tl.float32)
     scale = tl.zeros([words.shape[0]], tl.float32)
     shift = tl.full([words.shape[0]], -BIAS, tl.float32)
@@ -62,7 +63,7 @@ def _products(
             if HAS_OFFSETS:
                 shift = tl.load(offsets + group * padded + rows) - BIAS
         values = planes[plane]
-        if HAS_OFFSETS or BITS == 4:
+        if HAS_OFFSETS or SHIFTED:
             values = added(values, tl.broadcast_to(shift.to(WIDE)[:, None], words.shape), ASM)
         if not LATE:
             values = scaled(values, tl.broadcast_to(scale.to(WIDE)[:, None], words.shape), ASM)
@@ -85,10 +86,11 @@ def _products(
 @triton.jit(do_not_specialize=["M", "prefetch"])
 def _packed_rows(
     out, parts, counters, x, x_stride, weight, scales, offsets, bias, M, N, stacked, padded, part_stride, prefetch,
-    K: tl.constexpr, GROUP: tl.constexpr, SHARE: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,
-    SPANS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
-    LATE: tl.constexpr, PREFETCHES: tl.constexpr, LAST_SUMS: tl.constexpr, HAS_OFFSETS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr, SHARE: tl.constexpr, BITS: tl.constexpr, HALVES: tl.constexpr,
+    SPAN: tl.constexpr, SPANS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
+    STAGES: tl.constexpr, LATE: tl.constexpr, PREFETCHES: tl.constexpr, LAST_SUMS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, ASM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs and part of the inputs, block of rows), the parts of a block side by side.
 
@@ -128,15 +130,15 @@ def _packed_rows(
             step = (tl.minimum(span, SPANS - 1) - begin) * _WORDS
         known = span if EVEN else tl.minimum(span, SPANS - 1)
         words = tl.load(places + step)
-        sums = _products(
+        sums = products(
             sums, words, x_places + span * SPAN, scales, offsets, rows, tokens, span * SPAN + lanes, known, M, padded,
-            K, GROUP, SHARE, BITS, LATE, HAS_OFFSETS, EVEN, ASM,
+            K, GROUP, SHARE, BITS, HALVES, LATE, HAS_OFFSETS, EVEN, ASM,
         )  # fmt: skip
         if GATED:
             up_words = tl.load(up_places + step)
-            up_sums = _products(
+            up_sums = products(
                 up_sums, up_words, x_places + span * SPAN, scales, offsets, N + rows, tokens, span * SPAN + lanes,
-                known, M, padded, K, GROUP, SHARE, BITS, LATE, HAS_OFFSETS, EVEN, ASM,
+                known, M, padded, K, GROUP, SHARE, BITS, HALVES, LATE, HAS_OFFSETS, EVEN, ASM,
             )  # fmt: skip
     end(
         out, parts, counters, sums.T, up_sums.T, bias, tokens, rows, block, part, M, N, stacked, part_stride,
@@ -168,8 +170,9 @@ def packed_rows(
         weight.scales if weight.offsets is None else weight.offsets, out if bias is None else bias,
         num_rows, num_outputs, weight.num_outputs, weight.scales.shape[1], parts.stride(0),
         prefetch, K=size, GROUP=weight.group,
-        SHARE=min(weight.group // PLANE, 16 // weight.bits), BITS=weight.bits, SPAN=span(weight.bits),
-        SPANS=weight.num_spans, BLOCK_M=choice.block_m, BLOCK_N=block_n, SPLIT=split, STAGES=choice.num_stages,
+        SHARE=min(weight.group // PLANE, 16 // weight.bits), BITS=weight.bits, HALVES=weight.halves,
+        SPAN=span(weight.bits), SPANS=weight.num_spans, BLOCK_M=choice.block_m,
+        BLOCK_N=block_n, SPLIT=split, STAGES=choice.num_stages,
         LATE=choice.late,
         PREFETCHES=prefetch > 0 and by_asm and launch.dependent(), LAST_SUMS=counters is not None,
         HAS_OFFSETS=weight.offsets is not None, HAS_BIAS=bias is not None, GATED=gate is not None,

@@ -71,6 +71,74 @@ def four(words, TYPE: tl.constexpr, ASM: tl.constexpr):
     return made
 
 
+_HALVES = """{
+    .reg .b32 t, sign, size, factor, zero;
+    mov.b32 factor, FACTOR;
+    mov.b32 zero, 0x80008000;
+""" + "".join(
+    f"""
+    shr.u32 t, $4, {4 * plane};
+    shl.b32 sign, t, 12;
+    and.b32 sign, sign, 0x80008000;
+    shl.b32 size, t, SHIFT;
+    lop3.b32 size, size, MASK, sign, 0xea;
+    MULTIPLY ${plane}, size, factorADD;
+    """
+    for plane in range(4)
+) + "}"  # fmt: skip
+
+
+def _halves_of(factor: str, shift: int, mask: str, multiply: str, add: str) -> tl.constexpr:
+    made = _HALVES.replace("FACTOR", factor).replace("SHIFT", str(shift)).replace("MASK", mask)
+    return tl.constexpr(made.replace("MULTIPLY", multiply).replace("ADD", add))
+
+
+_HALVES_BF16 = _halves_of("0x7f007f00", 6, "0x01c001c0", "fma.rn.bf16x2", ", zero")
+_HALVES_FP16 = _halves_of("0x78007800", 9, "0x0e000e00", "mul.rn.f16x2", "")
+"""The bits of e2m1 at the places of a wider float's lowest exponents, times the power of two between them: exact, also
+of the one that is below the normal numbers."""
+
+
+@triton.jit
+def _half(bits):
+    """int -> float32: twice an e2m1 float."""
+    exponent = (bits >> 1) & 3
+    last = bits & 1
+    size = tl.where(exponent == 0, last, (2 + last) << tl.maximum(exponent - 1, 0))
+    return tl.where((bits & 8) != 0, -size, size).to(tl.float32)
+
+
+@triton.jit
+def four_halves(words, TYPE: tl.constexpr, ASM: tl.constexpr):
+    """[.., 32] int16 -> four times [.., 32]: twice the e2m1 floats, in float32 where not ASM."""
+    if not ASM:
+        wide = words.to(tl.int32)
+        made = _half(wide), _half(wide >> 4), _half(wide >> 8), _half(wide >> 12)
+    elif tl.bfloat16 == TYPE:
+        made = tl.inline_asm_elementwise(
+            _HALVES_BF16, "=r,=r,=r,=r,r", [words], (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        made = tl.inline_asm_elementwise(
+            _HALVES_FP16, "=r,=r,=r,=r,r", [words], (tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True, pack=2,
+        )  # fmt: skip
+    return made
+
+
+@triton.jit
+def planes_of(words, TYPE: tl.constexpr, BITS: tl.constexpr, HALVES: tl.constexpr, ASM: tl.constexpr):
+    """[.., 32] int16 -> the planes of a span, [.., 32] each."""
+    if HALVES:
+        made = four_halves(words, TYPE, ASM)
+    elif BITS == 4:
+        made = four(words, TYPE, ASM)
+    else:
+        made = two(words, TYPE, ASM)
+    return made
+
+
 @triton.jit
 def two(words, TYPE: tl.constexpr, ASM: tl.constexpr):
     """[.., 32] int16 -> twice [.., 32]: integers of 8 bits around 0, in float32 where not ASM."""

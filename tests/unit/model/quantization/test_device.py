@@ -5,10 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from pagemill.model.kernels.moe import reference_experts
+from pagemill.model.kernels.packed import HALVES
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight, neighbours
+from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
 from pagemill.model.quantization.device import DeviceWeights, GroupedWeight
+from pagemill.model.quantization.device_experts import DeviceExperts
 from pagemill.model.quantization.eight_bits import EightBitsWeight
+from pagemill.model.quantization.interface import ExpertSizes
 from pagemill.model.quantization.ordered import OrderedWeight
+from pagemill.model.quantization.small_floats import HALVES_BITS
 from pagemill.model.quantization.unquantized import PlainWeight
 from tests.unit.model.kernels.packed_cases import made
 
@@ -63,3 +69,80 @@ def test_integers_whose_inputs_are_integers_are_kept_as_they_are(gate: str | Non
         first, second = expected.chunk(2, -1)
         expected = torch.nn.functional.silu(first) * second
     torch.testing.assert_close(held.apply(x, None), expected, rtol=1e-4, atol=1e-4)
+
+
+SIZES = ExpertSizes(3, 128, 64)
+
+
+def experts_of(*weights: tuple[QuantizedTensor | torch.Tensor, QuantizedTensor | torch.Tensor]) -> DeviceExperts:
+    made = DeviceWeights(torch.float32).experts(SIZES, torch.float32, torch.device("cpu"), "silu")
+    assert isinstance(made, DeviceExperts)
+    for index, (gate_up, down) in enumerate(weights):
+        made.put_gate_up(index, gate_up)
+        made.put_down(index, down)
+    return made
+
+
+def pair(bits: int, size: int, seed: int) -> tuple[PackedWeight, PackedWeight]:
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for outputs, inputs in ((128, 128), (128, 64)):
+        if bits == HALVES_BITS:
+            values = HALVES[torch.randint(16, (outputs, inputs), generator=generator)]
+        else:
+            values = torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8, generator=generator)
+        scales = torch.rand(outputs, -(-inputs // size), generator=generator) / 30
+        parts.append(PackedWeight(bits, values, scales, neighbours(inputs, size)))
+    return parts[0], parts[1]
+
+
+def check_experts(made: DeviceExperts, *weights: tuple[QuantizedTensor | torch.Tensor, ...]) -> None:
+    plain = [torch.stack([floats(part[which], torch.float32) for part in weights]) for which in (0, 1)]
+    x = torch.randn(5, 128, generator=torch.Generator().manual_seed(9))
+    chosen = torch.tensor([[0, 1], [1, 2], [2, 0], [1, 0], [5, 2]], dtype=torch.int32)
+    factors = torch.rand(5, 2)
+    expected = reference_experts(x, plain[0], plain[1], chosen, factors, 0)
+    torch.testing.assert_close(made.apply(x, chosen, factors, 0), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "size"), [(4, 32), (4, 64), (8, 64), (HALVES_BITS, 32)])
+def test_experts_are_kept_as_they_are_stored(bits: int, size: int):
+    weights = [pair(bits, size, seed) for seed in range(3)]
+    made = experts_of(*weights)
+    assert made.gate_up.packed is not None
+    assert made.down.packed is not None
+    assert made.gate_up.packed.like.bits == (8 if bits == 8 else 4)
+    assert made.gate_up.packed.like.halves == (bits == HALVES_BITS)
+    check_experts(made, *weights)
+
+
+def test_experts_of_8_bit_floats_keep_their_scales(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    weights = []
+    for seed in range(3):
+        parts = []
+        for like in pair(8, 128, seed):
+            values = like.values.float().to(torch.float8_e4m3fn)
+            parts.append(replace(like, values=values, scales=like.scales[:, :1], groups=torch.zeros_like(like.groups)))
+        weights.append(tuple(parts))
+    made = experts_of(*weights)
+    assert made.gate_up.form == made.down.form == "floats of 8 bits"
+    assert torch.equal(made.down.plain[1].view(torch.int8), weights[1][1].values.view(torch.int8))
+    check_experts(made, *weights)
+
+
+def test_experts_of_different_forms_are_dequantized():
+    of_four, of_eight = pair(4, 32, 0), pair(8, 64, 1)
+    plain = tuple(part.dequantized(torch.float32) for part in pair(4, 32, 2))
+    for weights in ([of_four, of_eight, of_four], [of_four, plain, of_eight], [plain, of_four, of_eight]):
+        made = experts_of(*weights)
+        assert made.gate_up.form == made.down.form == "floats"
+        check_experts(made, *weights)
+    mixed = [(of_four[0], of_eight[1])] * 3
+    made = experts_of(*mixed)
+    assert made.gate_up.form == "packed"
+    check_experts(made, *mixed)
+    unlike = [(of_four[0], plain[1])] * 3
+    made = experts_of(*unlike)
+    check_experts(made, *unlike)
+    assert made.gate_up.form == "floats"

@@ -92,8 +92,20 @@ from pagemill.model.attention.backends.triton_invariant import InvariantTritonBa
 from pagemill.model.attention.capability import AttentionLayerSpec  # noqa: E402
 from pagemill.model.kernels import packed  # noqa: E402
 from pagemill.model.kernels.kv_target import KVTarget  # noqa: E402
+from pagemill.model.kernels.moe import SILU, ExpertForm  # noqa: E402
+from pagemill.model.kernels.packed_experts import PackedExperts  # noqa: E402
 from pagemill.model.kernels.routing import Routing  # noqa: E402
-from pagemill.model.kernels.triton import batching, choices, device, gated_prompts, invariant, launch  # noqa: E402
+from pagemill.model.kernels.triton import (  # noqa: E402  # noqa: E402
+    batching,
+    choices,
+    device,
+    gated_prompts,
+    invariant,
+    launch,
+    moe,
+    moe_choices,
+    moe_packed,
+)
 from pagemill.model.kernels.triton import packed as packed_kernels  # noqa: E402
 from pagemill.model.kernels.triton.fp8_quantize import quantize  # noqa: E402
 from pagemill.model.kernels.triton.gemv import gemv  # noqa: E402
@@ -173,6 +185,11 @@ def integers() -> None:
             packed_kernels.linear(half(1, inputs).half(), weight, half(outputs).half(), gate)
             packed_gemv(half(1, inputs), weight, PackedChoice(1, 4, 4, 1, slices=16), gate=gate)
     packed_kernels.floats(weight, torch.bfloat16)
+    halves = packed.Packed(ints(8, 4, 64, 32, dtype=torch.int16), torch.empty(16, 512), None, 512, 512, 4, 32, True)
+    for x in (half(8, 512), half(8, 512).half()):
+        packed_kernels.linear(x, halves)
+        packed_gemv(x[:1], halves, PackedChoice(1, 4, 4, 1, slices=4))
+    packed_kernels.floats(halves, torch.bfloat16)
 
 
 def attention_inputs() -> None:
@@ -192,6 +209,26 @@ def experts() -> None:
         combine(half(chosen.numel(), 2048), chosen, weights, 0, 128)
     for count in (256, 8192):
         sort_slots(ints(count, 8), 0, 128, 32)
+
+
+def packed_experts() -> None:
+    clamped = ExpertForm(clamp=(1.702, 7.0), gate_up_bias=half(2, 1536), down_bias=half(2, 2048))
+    for count in (8, 300):  # not packed, but as those are
+        routed = ints(count, 4), torch.empty(count, 4)
+        moe.experts(half(count, 2048), half(2, 1536, 2048), half(2, 2048, 768), *routed, 0, clamped)
+    for bits, group, halves, form in ((4, 128, False, SILU), (4, 32, True, clamped), (8, 64, False, SILU)):
+        weights = []
+        for outputs, inputs in ((1536, 2048), (2048, 768)):
+            words = torch.empty(2, outputs // packed.TILE, inputs * bits // 512, 64, 32, dtype=torch.int16)
+            limits = torch.empty(2, inputs // group, outputs)
+            offsets = limits if bits == 8 else None
+            like = packed.Packed(words[0], limits[0], offsets, outputs, inputs, bits, group, halves)
+            weights.append(PackedExperts(words, limits, offsets, like))
+        for _, choice in moe_choices.PACKED_EXPERTS:
+            for order in (None, sort_slots(ints(40, 8), 0, 2, choice.block_m)):
+                for gated, weight in ((True, weights[0]), (False, weights[1])):
+                    x = half(40, weight.like.num_inputs)
+                    moe_packed.product(x, weight, ints(40, 8), order, 0, choice, form, gated=gated)
 
 
 def sampling() -> None:
@@ -260,6 +297,7 @@ PARTS = {
         integers,
         attention_inputs,
         experts,
+        packed_experts,
         sampling,
         around_steps,
         attention,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pagemill.model.kernels.moe import reference_experts, reference_route
+from pagemill.model.kernels.moe import GELU, SILU, reference_experts, reference_route
 from pagemill.model.kernels.routing import Routing
 from tests.fakes.triton_interpreter import DEVICE
 from tests.marks import slow
@@ -103,7 +103,8 @@ SIZES = [
 @pytest.mark.parametrize(("size", "inner", "dtype"), SIZES)
 def test_few_tokens(held: range, gelu: bool, size: int, inner: int, dtype: torch.dtype):
     args = case(3, dtype, size, inner, held)
-    close(moe.few(*args, gelu), reference_experts(*args, gelu))
+    form = GELU if gelu else SILU
+    close(moe.few(*args, form), reference_experts(*args, form))
 
 
 CHOICES = [GroupedChoice(16, 32, 32, 4, 2), GroupedChoice(32, 16, 64, 4, 2, swap=True)]
@@ -114,8 +115,8 @@ CHOICES = [GroupedChoice(16, 32, 32, 4, 2), GroupedChoice(32, 16, 64, 4, 2, swap
 @pytest.mark.parametrize(("size", "inner", "dtype"), SIZES)
 def test_many_tokens(held: range, choice: GroupedChoice, size: int, inner: int, dtype: torch.dtype):
     x, gate_up, down, chosen, weights, first = args = case(41, dtype, size, inner, held)
-    result = moe.grouped(x, gate_up, down, (chosen, weights), first, False, (choice, choice))
-    close(result, reference_experts(*args, False))
+    result = moe.grouped(x, gate_up, down, (chosen, weights), first, SILU, (choice, choice))
+    close(result, reference_experts(*args))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 30])
@@ -126,22 +127,22 @@ def test_weights_of_8_bits(num_tokens: int):
         (weight / scale.unsqueeze(-1)).to(torch.float8_e4m3fn)
         for weight, scale in zip((gate_up, down), scales, strict=True)
     ]
-    result = moe.experts(x, *packed, *routed, False, scales)
-    close(result, reference_experts(x, *packed, *routed, False, scales))
+    result = moe.experts(x, *packed, *routed, SILU, scales)
+    close(result, reference_experts(x, *packed, *routed, SILU, scales))
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, slow(21), slow(22)])
 def test_the_number_of_tokens_decides_how(num_tokens: int):
     args = case(num_tokens, torch.float32, 32, 16, range(7))
     assert moe_choices.MAX_FEW_SLOTS in range(21 * 3, 22 * 3)
-    close(moe.experts(*args, False), reference_experts(*args, False)) if num_tokens else moe.experts(*args, False)
+    close(moe.experts(*args), reference_experts(*args)) if num_tokens else moe.experts(*args)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 30])
 def test_tokens_that_shall_have_the_same_bits_are_grouped_always(num_tokens: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(moe, "few")
     args = case(num_tokens, torch.float32, 64, 32, range(7))
-    close(moe.experts(*args, False, invariant=True), reference_experts(*args, False))
+    close(moe.experts(*args, invariant=True), reference_experts(*args))
 
 
 def test_every_number_of_slots_has_tiles_of_one_height():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pagemill.model.kernels.packed import pack
+from pagemill.model.kernels.packed import HALVES, are_halves, floats, pack
 from tests.fakes.triton_interpreter import DEVICE
 from tests.marks import slow
 from tests.unit.model.kernels.packed_cases import exact, made
@@ -118,3 +118,22 @@ def test_choices_fit_every_shape(shape: Shape):
         assert choice.split_k > 1 or choice.slices or rows > 64 or shape != (4096, 4096, False)
         if shape != (64, 64, False):
             assert candidates(rows, shape)
+
+
+@pytest.mark.parametrize(("dtype", "late"), [(torch.bfloat16, True), (torch.float16, False), (torch.float32, True)])
+def test_floats_of_4_bits(dtype: torch.dtype, late: bool):
+    """Every value, and every product exact to float32."""
+    generator = torch.Generator().manual_seed(0)
+    values = HALVES[torch.randint(16, (72, 256), generator=generator)].to(DEVICE)
+    values[0, :16] = HALVES.to(DEVICE)
+    assert are_halves(values)
+    assert not are_halves(values + 1)
+    scales = 2.0 ** torch.randint(-4, 4, (72, 8), generator=generator).to(DEVICE)
+    weight = pack(values, scales, None, 32, 4, halves=True)
+    exactly = exact(values, scales, None, 32)
+    assert torch.equal(floats(weight, torch.float32), exactly)
+    assert torch.equal(packed.floats(weight, torch.float32), exactly)
+    x = random(3, 256, dtype=dtype)
+    expected = wanted(x, exactly, None, None)
+    check(packed_rows(x, weight, replace(PLAIN, late=late)), expected)
+    check(packed_gemv(x[:1], weight, PackedChoice(1, 8, 4, 1, slices=2)), expected[:1])

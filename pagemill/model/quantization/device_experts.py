@@ -1,0 +1,117 @@
+"""`DeviceExperts`: the experts of quantized checkpoints on a GPU, as they are stored where there are kernels for that.
+Knows no file format.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pagemill.model.kernels import moe, packed_experts
+from pagemill.model.kernels.moe import ExpertForm
+from pagemill.model.kernels.packed import TILE, Packed
+from pagemill.model.kernels.packed_experts import PackedExperts
+from pagemill.model.loading.packed_weight import PackedWeight
+from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
+from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights
+
+Pack = Callable[[PackedWeight], Packed | None]
+"""A weight for the kernels of grouped integers and 4-bit floats; None where it is none for them."""
+Eight = Callable[[PackedWeight], bool]
+"""Whether a weight is of 8-bit floats with a scale per output, and the device multiplies those."""
+Note = Callable[[PackedWeight], None]
+"""Tell that a weight is dequantized."""
+
+
+class _Stack:
+    """One weight [out, in] of each expert, in the form of the first that comes; as floats where others have another."""
+
+    def __init__(self, num_experts: int, dtype: torch.dtype, ways: tuple[Pack, Eight, Note]) -> None:
+        self._num_experts = num_experts
+        self._dtype = dtype
+        self._pack, self._is_eight, self._note = ways
+        self.packed: PackedExperts | None = None
+        self.plain: Tensor | None = None
+        """[N, out, in] floats of the model's type, or of 8 bits."""
+        self.factors: Tensor | None = None
+        """[N, out] float32, of floats of 8 bits."""
+
+    @property
+    def form(self) -> str:
+        """Two of one form can be multiplied together."""
+        if self.packed is not None:
+            return "packed"
+        return "floats" if self.factors is None else "floats of 8 bits"
+
+    def put(self, index: int, weight: Tensor | QuantizedTensor, *, packable: bool) -> None:
+        """Take the weight of one expert; `packable`: if its sizes fit the kernels of packed weights."""
+        packed = self._pack(weight) if packable and isinstance(weight, PackedWeight) else None
+        if packed is not None and self.plain is None:
+            if self.packed is None:
+                self.packed = packed_experts.room(self._num_experts, packed)
+            if self.packed.takes(packed):
+                self.packed.put(index, packed)
+                return
+        elif isinstance(weight, PackedWeight) and self._is_eight(weight) and self.packed is None:
+            if self.plain is None:
+                self.plain = self._room(weight, weight.values.dtype)
+                self.factors = torch.empty(self.plain.shape[:2], dtype=torch.float32, device=weight.device)
+            if self.factors is not None:
+                self.plain[index].copy_(weight.values)
+                self.factors[index].copy_(weight.scales.flatten())
+                return
+        self.dequantize()
+        if self.plain is None:
+            self.plain = self._room(weight, self._dtype)
+        if isinstance(weight, PackedWeight):
+            self._note(weight)
+        self.plain[index].copy_(floats(weight, self._dtype))
+
+    def dequantize(self) -> None:
+        """What is held, as floats of the model's type."""
+        if self.packed is not None:
+            self.plain = self.packed.floats(self._dtype)
+            self.packed = None
+        elif self.plain is not None and self.factors is not None:
+            whole = self.plain
+            self.plain = torch.empty(whole.shape, dtype=self._dtype, device=whole.device)
+            for index, factors in enumerate(self.factors):
+                self.plain[index] = whole[index].float() * factors[:, None]
+            self.factors = None
+
+    def _room(self, like: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
+        return torch.empty(self._num_experts, *like.shape, dtype=dtype, device=like.device)
+
+
+class DeviceExperts(ExpertWeights):
+    """The experts of a layer, in three forms: packed, floats of 8 bits with a factor per output, or the model's
+    floats."""
+
+    def __init__(
+        self, sizes: ExpertSizes, dtype: torch.dtype, form: ExpertForm, ways: tuple[Pack, Eight, Note]
+    ) -> None:
+        self.gate_up = _Stack(sizes.num_experts, dtype, ways)
+        self.down = _Stack(sizes.num_experts, dtype, ways)
+        self.form = form
+        # Each half of the first layer begins with a tile.
+        self._packable = sizes.inner_size % TILE == 0
+
+    def put_gate_up(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
+        self.gate_up.put(expert, weight, packable=self._packable)
+
+    def put_down(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
+        self.down.put(expert, weight, packable=self._packable)
+
+    def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
+        first_layer, second = self.gate_up, self.down
+        if first_layer.form != second.form:  # once: the first step is before any graph is captured
+            first_layer.dequantize()
+            second.dequantize()
+        if first_layer.packed is not None and second.packed is not None:
+            return packed_experts.experts(x, first_layer.packed, second.packed, chosen, weights, first, self.form)
+        assert first_layer.plain is not None
+        assert second.plain is not None
+        scales = None
+        if first_layer.factors is not None and second.factors is not None:
+            scales = first_layer.factors, second.factors
+        return moe.experts(x, first_layer.plain, second.plain, chosen, weights, first, self.form, scales)
