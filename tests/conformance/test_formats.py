@@ -18,6 +18,7 @@ from pagemill.artifacts.describe import describe
 from pagemill.errors import ConfigError, ModelError
 from pagemill.model.factory import load_model
 from pagemill.model.kernels.linear import packs_natively
+from pagemill.model.kernels.moe import SILU
 from pagemill.model.layers.moe.merged_experts import MergedExperts, MergedForm
 from pagemill.model.quantization import mxfp4
 from pagemill.model.quantization.choose import choose
@@ -35,8 +36,10 @@ from tests.fakes.stored_formats import (
     fp8,
     gptq,
     llm_int8,
+    mxfp4_experts,
     nvfp4,
     store,
+    store_gpt_oss,
     table_4bit,
     torchao_pairs,
     torchao_rows,
@@ -234,30 +237,13 @@ def test_formats_of_gpt_oss_experts() -> None:
         mxfp4.stored_experts("down_proj", 4, (6, 100))
 
 
-def mxfp4_experts(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights [N, in, out] as gpt-oss publishes them: blocks [N, out, in / 32, 16] and scales [N, out, in / 32]."""
-    groups = weight.transpose(1, 2).unflatten(2, (-1, 32))
-    exponents = (groups.abs().amax(-1) / 6).log2().ceil()
-    codes = ((groups / exponents.exp2().unsqueeze(-1)).unsqueeze(-1) - E2M1).abs().argmin(-1)
-    blocks = codes[..., ::2] | codes[..., 1::2] << 4
-    return blocks.to(torch.uint8).contiguous(), (exponents + 127).to(torch.uint8).contiguous()
-
-
 def test_formats_of_gpt_oss_checkpoints_equal_transformers(tmp_path: Path) -> None:
     """The published layout, against what transformers dequantizes."""
     import transformers
 
     architecture, changes = FAMILIES["gpt-oss"]
     folder = make_checkpoint(tmp_path / "model", architecture, **changes)
-    stored = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        if tensor.dim() != 3:
-            stored[name] = tensor
-            continue
-        stored[f"{name}_blocks"], stored[f"{name}_scales"] = mxfp4_experts(tensor)
-    assert sum(name.endswith("_blocks") for name in stored) > 2
-    save_file(stored, folder / "model.safetensors", {"format": "pt"})
-    edit_config(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    folder, plain = store_gpt_oss(folder, tmp_path)
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, quantization_config=transformers.Mxfp4Config(dequantize=True)
     )
@@ -266,6 +252,7 @@ def test_formats_of_gpt_oss_checkpoints_equal_transformers(tmp_path: Path) -> No
     found = load(folder).logits(TOKENS)
     assert relative_error(found, wanted) < 1e-4
     assert torch.equal(found.argmax(-1), wanted.argmax(-1))
+    assert relative_error(found, load(plain).logits(TOKENS)) < 1e-5
 
 
 @pytest.mark.parametrize("pairs", [True, False])
@@ -285,7 +272,7 @@ def test_formats_of_gpt_oss_experts_over_two_ranks(pairs: bool) -> None:
             name="layers.0.mlp.experts", dtype=torch.float32, exchange=None, expert_parallel=False,
             groups=SimpleNamespace(tp=tp, ep=tp), method=lambda _, role: quantization.method("0.experts", role),
         )  # fmt: skip
-        experts = MergedExperts((size, inner, count), MergedForm(torch.mul, pairs=pairs), ctx=ctx)
+        experts = MergedExperts((size, inner, count), MergedForm(SILU, pairs=pairs), ctx=ctx)
         for declared in experts.checkpoint_tensors():
             experts.load(declared.stored.kind, 0, declared.part.of(stored[declared.stored.kind]))
         return experts

@@ -178,3 +178,36 @@ def torchao_pairs(weight: Tensor, size: int) -> Stored:
     }
     spread = scales.repeat_interleave(size, 1), offsets.repeat_interleave(size, 1)
     return tensors, (integers - 8) * spread[0] + spread[1]
+
+
+def mxfp4_experts(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights [N, in, out] as gpt-oss publishes them: blocks [N, out, in / 32, 16] and scales [N, out, in / 32]."""
+    groups = weight.transpose(1, 2).reshape(len(weight), weight.shape[2], -1, 32)
+    exponents = (groups.abs().amax(-1) / 6).log2().ceil()
+    codes = ((groups / exponents.exp2().unsqueeze(-1)).unsqueeze(-1) - E2M1).abs().argmin(-1)
+    blocks = codes[..., ::2] | codes[..., 1::2] << 4
+    return blocks.to(torch.uint8).contiguous(), (exponents + 127).to(torch.uint8).contiguous()
+
+
+def mxfp4_values(blocks: Tensor, scales: Tensor) -> Tensor:
+    """What `mxfp4_experts` makes -> [N, in, out] float32."""
+    codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2).long()
+    return (E2M1[codes] * (scales.float() - 127).exp2().unsqueeze(-1)).flatten(2).transpose(1, 2).contiguous()
+
+
+def store_gpt_oss(folder: Path, to: Path) -> tuple[Path, Path]:
+    """(stored, dequantized): two copies of a checkpoint of gpt-oss, its experts as they are published."""
+    packed, plain = (Path(shutil.copytree(folder, to / name)) for name in ("packed", "plain"))
+    stored = {}
+    dequantized = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if weight.dim() != 3:
+            stored[name] = dequantized[name] = weight
+            continue
+        blocks, scales = mxfp4_experts(weight)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        dequantized[name] = mxfp4_values(blocks, scales)
+    save_file(stored, packed / "model.safetensors", {"format": "pt"})
+    save_file(dequantized, plain / "model.safetensors", {"format": "pt"})
+    edit_config(packed, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    return packed, plain

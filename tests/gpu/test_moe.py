@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from pagemill.model.kernels.moe import reference_experts, reference_route
+from pagemill.model.kernels.moe import SILU, ExpertForm, reference_experts, reference_route
 from pagemill.model.kernels.routing import Routing
 from tests.fakes.triton_interpreter import DEVICE
 from tests.gpu.engines import check_regrets, greedy, make_llm, make_prompts, run, share_equal
 from tests.gpu.test_parallel import need_gpus
+from tests.unit.model.kernels.packed_cases import experts_of
 
-from pagemill.model.kernels.triton import launch, moe  # isort: skip
+from pagemill.model.kernels.triton import launch, moe, moe_packed  # isort: skip
 from pagemill.model.kernels.triton.mla import attend_latents, write_latents  # isort: skip
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")]
@@ -70,6 +71,22 @@ def test_experts(dependent, count):
     x, chosen, weights = tokens(count, 128)
     result = moe.experts(x, gate_up, down, chosen, weights, 0)
     close(result, reference_experts(x, gate_up, down, chosen, weights, 0))
+
+
+@pytest.mark.parametrize(("kind", "group"), [("4", 128), ("halves", 32), ("8", 128), ("4 zeros", 32)])
+@pytest.mark.parametrize("count", [1, 9, 64, 300, 2100])
+def test_packed_experts(kind, group, count):
+    num_experts, inner = 32, 384
+    gate_up = experts_of(2 * inner, SIZE, group, kind, num_experts, 1, "cuda")
+    down = experts_of(SIZE, inner, group, kind, num_experts, 2, "cuda")
+    x, chosen, weights = tokens(count, num_experts)
+    biases = {"gate_up_bias": random(num_experts, 2 * inner, seed=5), "down_bias": random(num_experts, SIZE, seed=6)}
+    for form in (SILU, ExpertForm(clamp=(1.702, 7.0), **biases)):
+        result = moe_packed.experts(x, gate_up, down, chosen, weights, 0, form)
+        floats = gate_up.floats(torch.float32), down.floats(torch.float32)
+        close(result, reference_experts(x, *floats, chosen, weights, 0, form))
+        plain = [part.floats(torch.bfloat16) for part in (gate_up, down)]
+        close(moe.experts(x, *plain, chosen, weights, 0, form), reference_experts(x, *floats, chosen, weights, 0, form))
 
 
 @pytest.mark.parametrize("count", [1, 200])

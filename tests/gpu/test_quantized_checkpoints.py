@@ -5,6 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.compressed_checkpoint import Layout, compress
+from tests.fakes.stored_formats import store_gpt_oss
+from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.fakes.tiny_families import FAMILIES
+from tests.gpu.conftest import calm_weights
 from tests.gpu.engines import Reference, greedy, make_llm, make_prompts, run
 
 
@@ -14,6 +18,8 @@ from tests.gpu.engines import Reference, greedy, make_llm, make_prompts, run
         ("LlamaForCausalLM", Layout()),
         ("Qwen3ForCausalLM", Layout(bits=8, group_size=None)),
         ("Qwen3MoeForCausalLM", Layout(ordered=True)),
+        ("Qwen3MoeForCausalLM", Layout()),
+        ("Qwen3MoeForCausalLM", Layout(bits=8, group_size=None)),
     ],
 )
 def test_tokens_are_those_of_the_dequantized_weights(checkpoints, tmp_path, architecture, layout):
@@ -22,3 +28,18 @@ def test_tokens_are_those_of_the_dequantized_weights(checkpoints, tmp_path, arch
     with make_llm(str(packed)) as llm:
         outputs = run(llm, prompts, greedy(16))
     Reference(str(plain)).check(prompts, outputs, "bfloat16")
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_experts_of_gpt_oss(tmp_path, quantized):
+    """In one tensor, with biases and clamped gates."""
+    architecture, changes = FAMILIES["gpt-oss"]
+    sizes = {"intermediate_size": 64, "hidden_size": 128, "head_dim": 64}
+    folder = make_checkpoint(tmp_path / "model", architecture, **(changes | sizes))
+    calm_weights(folder, 1.0)
+    packed, plain = store_gpt_oss(folder, tmp_path)
+    prompts = make_prompts(8)
+    reference = Reference(str(plain))
+    for eager in (False, True):
+        with make_llm(str(packed if quantized else plain), enforce_eager=eager) as llm:
+            reference.check(prompts, run(llm, prompts, greedy(16)), "bfloat16")

@@ -111,6 +111,19 @@ class PackedWeight(QuantizedTensor):
         zeros = None if self.zeros is None else arrange(self.zeros)
         return replace(self, values=arranged, scales=arrange(self.scales), zeros=zeros)
 
+    def with_columns(self, first: int, last: int) -> "PackedWeight":
+        """The weight of inputs `first` to `last`, of which there is one, with the scales of their groups."""
+        groups = self.groups[first:last]
+        held = slice(int(groups.min()), int(groups.max()) + 1)
+        zeros = None if self.zeros is None else self.zeros[:, held]
+        return replace(
+            self,
+            values=self.values[:, first:last].contiguous(),
+            scales=self.scales[:, held],
+            groups=groups - held.start,
+            zeros=zeros,
+        )
+
     def above(self, others: Sequence[QuantizedTensor]) -> "PackedWeight | None":
         """Only with others whose inputs are in the same groups."""
         parts = [self, *(other for other in others if isinstance(other, PackedWeight))]

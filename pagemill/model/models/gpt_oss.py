@@ -1,12 +1,12 @@
 """gpt-oss: experts with biases and a clamped gate, attention sinks, layers with and without a window in turn."""
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from pagemill.model.distributed.split import split_heads
+from pagemill.model.kernels.moe import ExpertForm
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.moe.merged_experts import MergedExperts, MergedForm
@@ -25,12 +25,6 @@ from pagemill.model.models.decoder import (
 
 _ALPHA = 1.702
 _LIMIT = 7.0
-
-
-def clamped_gate(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
-    """(up + 1) * gate * sigmoid(alpha * gate), of values that are clamped to the limit."""
-    gate = gate.clamp(max=limit)
-    return (up.clamp(-limit, limit) + 1) * gate * (gate * alpha).sigmoid()
 
 
 class SinkAttention(DecoderAttention):
@@ -52,7 +46,7 @@ class SinkAttention(DecoderAttention):
 
 
 class GptOssForCausalLM(CausalLM):
-    """A softmax router with biases, over the chosen experts. Experts in bfloat16."""
+    """A softmax router with biases, over the chosen experts."""
 
     plans_natively = False
     weights = WeightMap(
@@ -73,10 +67,8 @@ class GptOssForCausalLM(CausalLM):
     def _experts(self, ctx: LayerContext) -> MixtureOfExperts:
         config = self.config
         sizes = (self.hidden_size, config["intermediate_size"], self.num_experts)
-        gated = partial(
-            clamped_gate, alpha=config.get("swiglu_alpha") or _ALPHA, limit=config.get("swiglu_limit") or _LIMIT
-        )
-        form = MergedForm(gated, pairs=True, biases=True)
+        clamp = config.get("swiglu_alpha") or _ALPHA, config.get("swiglu_limit") or _LIMIT
+        form = MergedForm(ExpertForm(clamp=clamp), pairs=True, biases=True)
         routing = Routing(config["num_experts_per_tok"], renormalize=True)
         experts = MergedExperts(sizes, form, ctx=ctx.child("experts"))
         return MixtureOfExperts(sizes, routing, "silu", ctx=ctx, experts=experts, router_bias=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pagemill.errors import ModelError
+from pagemill.model.kernels.moe import SILU
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.moe.merged_experts import MergedExperts, MergedForm
@@ -26,10 +27,6 @@ from pagemill.model.network.operations import Network, Value
 
 _FLOOR_SCALE = 8192
 _ATTN_SCALE = 0.1
-
-
-def _silu_gated(gate: Tensor, up: Tensor) -> Tensor:
-    return nn.functional.silu(gate) * up
 
 
 class Llama4Attention(DecoderAttention):
@@ -95,7 +92,7 @@ class Llama4ForCausalLM(CausalLM):
         if not mixes:
             return GatedMLP({**config, "intermediate_size": config["intermediate_size_mlp"]}, ctx=ctx)
         sizes = (self.hidden_size, config["intermediate_size"], self.num_experts)
-        experts = MergedExperts(sizes, MergedForm(_silu_gated, weighs_inputs=True), ctx=ctx.child("experts"))
+        experts = MergedExperts(sizes, MergedForm(SILU, weighs_inputs=True), ctx=ctx.child("experts"))
         routing = Routing(config["num_experts_per_tok"], sigmoid=True)
         shared = GatedMLP(config, ctx=ctx.child("shared_experts"))
         return MixtureOfExperts(sizes, routing, "silu", ctx=ctx, experts=experts, shared=shared)

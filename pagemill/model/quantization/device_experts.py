@@ -92,7 +92,7 @@ class DeviceExperts(ExpertWeights):
     ) -> None:
         self.gate_up = _Stack(sizes.num_experts, dtype, ways)
         self.down = _Stack(sizes.num_experts, dtype, ways)
-        self.form = form
+        self.form: ExpertForm = form
         # Each half of the first layer begins with a tile.
         self._packable = sizes.inner_size % TILE == 0
 

@@ -69,7 +69,7 @@ class StackedExperts(ExpertWeights):
         shape = (sizes.num_experts, 2 * sizes.inner_size, sizes.size)
         self.gate_up = torch.empty(shape, dtype=dtype, device=device)
         self.down = torch.empty(sizes.num_experts, sizes.size, sizes.inner_size, dtype=dtype, device=device)
-        self.form = moe.form_of(gate)
+        self.form: moe.ExpertForm = moe.form_of(gate)
 
     def put_gate_up(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
         self.gate_up[expert].copy_(floats(weight, self.gate_up.dtype))

@@ -2,7 +2,7 @@
 model has. Knows no model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import PackedLinear
+from pagemill.model.kernels.moe import ExpertForm
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, stacked
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
 
@@ -70,6 +71,9 @@ class ExpertSizes:
 class ExpertWeights(ABC):
     """The experts of one layer that a rank holds: each a gated linear layer and one back."""
 
+    form: ExpertForm | None = None
+    """What experts do between the two layers; None: `gate` was said, and nothing else can be."""
+
     @abstractmethod
     def put_gate_up(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
         """[2 * I, E] of one expert, counted from 0 on this rank; the tensor may be freed afterwards."""
@@ -111,9 +115,13 @@ class QuantMethod(ABC):
         ModelError for a shape that cannot be stored so."""
         return (StoredTensor(name, (num_experts, *shape)),)
 
-    def decode_merged(self, name: str, stored: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """[N, in, out] in dtype, of what was read of each of `merged_tensors`, by kind: N whole experts."""
-        return stored[name].to(dtype)
+    def decode_merged(
+        self, name: str, stored: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> Iterator[Tensor | QuantizedTensor]:
+        """The weight [out, in] of each expert, floats in dtype, of what was read of each of `merged_tensors`, by kind:
+        whole experts."""
+        for weight in stored[name]:
+            yield weight.t().to(dtype)
 
     @abstractmethod
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:

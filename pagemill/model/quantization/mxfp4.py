@@ -3,18 +3,18 @@
 Knows no model. Layers that have their experts in one tensor find the format by `merged_tensors` and `decode_merged`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from pagemill.errors import ModelError
 from pagemill.model.loading.packed_weight import PackedWeight, neighbours
+from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import StoredTensor
 from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, Role
-from pagemill.model.quantization.once import Once
 from pagemill.model.quantization.packed_method import PackedMethod
 from pagemill.model.quantization.small_floats import EXPONENTS, HALVES_BITS, powers, unpack_halves
 
@@ -42,25 +42,17 @@ def expert_weight(blocks: Tensor, scales: Tensor) -> PackedWeight:
 
 
 class Mxfp4Experts(PackedMethod):
-    """Merged experts in blocks, dequantized at load: they are computed as floats."""
-
-    def __init__(self, computing: QuantMethod) -> None:
-        super().__init__(computing)
-        self._note = Once("experts of 4-bit floats in groups of 32 (mxfp4) are dequantized to %s")
+    """Merged experts in blocks."""
 
     def merged_tensors(self, name: str, num_experts: int, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
         width, num_rows = shape
         return stored_experts(name, num_experts, (num_rows, width))
 
-    def decode_merged(self, name: str, stored: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        blocks = stored[f"{name}_blocks"]
-        scales = stored[f"{name}_scales"]
-        num_experts, num_rows, num_groups = scales.shape
-        made = torch.empty(num_experts, num_groups * GROUP, num_rows, dtype=dtype, device=blocks.device)
-        for expert in range(num_experts):
-            made[expert] = expert_weight(blocks[expert], scales[expert]).dequantized(dtype).t()
-        self._note.warn(str(dtype)[6:])
-        return made
+    def decode_merged(
+        self, name: str, stored: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> Iterator[Tensor | QuantizedTensor]:
+        for blocks, scales in zip(stored[f"{name}_blocks"], stored[f"{name}_scales"], strict=True):
+            yield expert_weight(blocks, scales)
 
 
 class Mxfp4(Quantization):

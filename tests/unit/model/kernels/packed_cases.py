@@ -2,6 +2,9 @@
 
 import torch
 
+from pagemill.model.kernels.packed import HALVES, pack
+from pagemill.model.kernels.packed_experts import PackedExperts, room
+
 
 def made(
     outputs: int, inputs: int, size: int, bits: int, with_zeros: bool, device: str = "cpu"
@@ -21,3 +24,28 @@ def exact(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
     groups = torch.arange(values.shape[1], device=values.device) // size
     shifted = values.float() if zeros is None else values.float() - zeros.float()[:, groups]
     return shifted * scales.float()[:, groups]
+
+
+def experts_of(
+    outputs: int, inputs: int, group: int, kind: str, count: int, seed: int, device: str = "cpu"
+) -> PackedExperts:
+    """`kind`: "4", "8", "4 zeros" or "halves"."""
+    generator = torch.Generator().manual_seed(seed)
+    bits = 8 if kind == "8" else 4
+    made = None
+    for index in range(count):
+        if kind == "halves":
+            values = HALVES[torch.randint(16, (outputs, inputs), generator=generator)]
+        else:
+            limit = 2 ** (bits - 1)
+            values = torch.randint(-limit, limit, (outputs, inputs), dtype=torch.int8, generator=generator)
+        groups = (outputs, -(-inputs // group))
+        scales = (torch.rand(groups, generator=generator) + 0.5) / 2 ** (bits - 1) / inputs**0.5
+        zeros = torch.randint(-8, 8, groups, dtype=torch.int8, generator=generator) if "zeros" in kind else None
+        parts = (part if part is None else part.to(device) for part in (values, scales, zeros))
+        weight = pack(*parts, group, bits, halves=kind == "halves")
+        made = made or room(count, weight)
+        assert made.takes(weight)
+        made.put(index, weight)
+    assert made is not None
+    return made

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from pagemill.model.kernels.moe import GELU, SILU, ExpertForm, reference_experts, reference_route
-from pagemill.model.kernels.packed import HALVES, pack
-from pagemill.model.kernels.packed_experts import PackedExperts, room
 from pagemill.model.kernels.routing import Routing
 from tests.fakes.triton_interpreter import DEVICE
+from tests.unit.model.kernels.packed_cases import experts_of
 from tests.unit.model.kernels.triton.test_moe import close, random
 
 from pagemill.model.kernels.triton import moe_choices, moe_packed  # isort: skip
@@ -16,29 +15,6 @@ from pagemill.model.kernels.triton.moe_choices import PackedExpertsChoice
 pytestmark = pytest.mark.cases(one_in=4)
 
 CLAMPED = (1.702, 1.0)
-
-
-def experts_of(outputs: int, inputs: int, group: int, kind: str, count: int, seed: int) -> PackedExperts:
-    """`kind`: "4", "8", "4 zeros" or "halves"."""
-    generator = torch.Generator().manual_seed(seed)
-    bits = 8 if kind == "8" else 4
-    made = None
-    for index in range(count):
-        if kind == "halves":
-            values = HALVES[torch.randint(16, (outputs, inputs), generator=generator)]
-        else:
-            limit = 2 ** (bits - 1)
-            values = torch.randint(-limit, limit, (outputs, inputs), dtype=torch.int8, generator=generator)
-        groups = (outputs, -(-inputs // group))
-        scales = (torch.rand(groups, generator=generator) + 0.5) / 2 ** (bits - 1) / inputs**0.5
-        zeros = torch.randint(-8, 8, groups, dtype=torch.int8, generator=generator) if "zeros" in kind else None
-        parts = (part if part is None else part.to(DEVICE) for part in (values, scales, zeros))
-        weight = pack(*parts, group, bits, halves=kind == "halves")
-        made = made or room(count, weight)
-        assert made.takes(weight)
-        made.put(index, weight)
-    assert made is not None
-    return made
 
 
 KINDS = [("4", 128), ("halves", 32), ("8", 64), ("4 zeros", 32), ("4", 32), ("halves", 128)]
@@ -52,8 +28,8 @@ SIZES = [(128, 64, torch.bfloat16), (200, 128, torch.float32), (96, 192, torch.b
 def test_experts(kind: str, group: int, size: int, inner: int, dtype: torch.dtype, held: range, num_tokens: int):
     x = random(num_tokens, size + 8, dtype=dtype)[:, 8:]
     group = min(group, size, inner)
-    gate_up = experts_of(2 * inner, size, group, kind, len(held), 1)
-    down = experts_of(size, inner, group, kind, len(held), 2)
+    gate_up = experts_of(2 * inner, size, group, kind, len(held), 1, DEVICE)
+    down = experts_of(size, inner, group, kind, len(held), 2, DEVICE)
     routed = reference_route(random(num_tokens, 7, seed=3), Routing(3, renormalize=True))
     form = (SILU, GELU)[num_tokens % 2]
     result = moe_packed.experts(x, gate_up, down, *routed, held.start, form)
@@ -66,7 +42,7 @@ def test_experts(kind: str, group: int, size: int, inner: int, dtype: torch.dtyp
 def test_biases_and_clamped_gates(num_tokens: int, choice: PackedExpertsChoice, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(moe_choices, "PACKED_EXPERTS", ((None, choice),))
     x = random(num_tokens, 96, dtype=torch.bfloat16)
-    gate_up, down = experts_of(256, 96, 32, "halves", 4, 1), experts_of(96, 128, 32, "halves", 4, 2)
+    gate_up, down = experts_of(256, 96, 32, "halves", 4, 1, DEVICE), experts_of(96, 128, 32, "halves", 4, 2, DEVICE)
     form = ExpertForm(clamp=CLAMPED, gate_up_bias=random(4, 256, seed=5), down_bias=random(4, 96, seed=6))
     routed = reference_route(random(num_tokens, 4, seed=3), Routing(3, renormalize=True))
     floats = gate_up.floats(torch.float32), down.floats(torch.float32)
@@ -75,7 +51,7 @@ def test_biases_and_clamped_gates(num_tokens: int, choice: PackedExpertsChoice, 
 
 
 def test_no_tokens():
-    gate_up, down = experts_of(128, 64, 32, "4", 2, 1), experts_of(64, 64, 32, "4", 2, 2)
+    gate_up, down = experts_of(128, 64, 32, "4", 2, 1, DEVICE), experts_of(64, 64, 32, "4", 2, 2, DEVICE)
     x = random(0, 64, dtype=torch.bfloat16)
     routed = torch.zeros(0, 2, dtype=torch.int32, device=DEVICE), torch.zeros(0, 2, device=DEVICE)
     assert moe_packed.experts(x, gate_up, down, *routed, 0, SILU).shape == (0, 64)
