@@ -41,7 +41,7 @@ from pagemill.worker.sampling.sampler import Sampler, SamplerOptions
 from pagemill.worker.spec_decode.acceptance import draft_draws
 from pagemill.worker.spec_decode.drafts import SlotDrafts
 from pagemill.worker.spec_decode.hidden_states import HiddenStates, WantedHidden
-from pagemill.worker.spec_decode.interface import DraftNetwork, Proposer, ProposerContext, Speculation
+from pagemill.worker.spec_decode.interface import DraftNetwork, NoProposer, Proposer, ProposerContext, Speculation
 from pagemill.worker.spec_decode.load_draft import LoadedDraft
 
 DEFAULT_SAMPLING = SamplerOptions()
@@ -136,9 +136,8 @@ def build_runner(
     ahead = platform.runs_ahead and isinstance(stage, SoloStage) and not pools
     asked = options.speculation is not None and not options.speculation.by_default
     if asked:
-        _check_verifiable(plan, stage, pools, ahead, options.draft)
-    proposer = _proposer(options.speculation)
-    wanted = None if proposer is None else proposer.wants(None if options.draft is None else options.draft.model)
+        _check_verifiable(plan, pools, ahead, options.draft)
+    proposer, wanted, options = _proposing(options, stage)
     if ahead:
         verify_lens = lens_of(0 if options.speculation is None else options.speculation.max_drafts)
         maker = platform.graph_maker()
@@ -165,11 +164,11 @@ def lens_of(max_drafts: int) -> tuple[int, ...]:
     return tuple(sorted(length for length in lens if 1 < length <= MAX_VERIFY_LEN))
 
 
-def _check_verifiable(plan: KVCacheConfig, stage: Stage, pools: bool, ahead: bool, draft: LoadedDraft | None) -> None:
+def _check_verifiable(plan: KVCacheConfig, pools: bool, ahead: bool, draft: LoadedDraft | None) -> None:
     """Raise ConfigError where drafts cannot be verified. `pools`: no token is sampled; `ahead`: steps are queued on a
     device; `draft`: a model that proposes."""
-    if pools or not isinstance(stage, SoloStage):
-        raise ConfigError("drafts are verified by a model of one stage that samples tokens")
+    if pools:
+        raise ConfigError("drafts are verified by a model that samples tokens")
     states = [name for group in plan.groups if isinstance(group.spec, MambaSpec) for name in group.layers]
     if states and ahead:
         raise ConfigError(f"layer {states[0]!r} keeps a state, from which drafts are taken back on CPUs only")
@@ -189,6 +188,25 @@ def _proposer(speculation: Speculation | None) -> type[Proposer] | None:
             f"proposer {speculation.custom_class or speculation.proposer!r} is no Proposer (docs/plug-ins.md)"
         )
     return made
+
+
+def _proposing(
+    options: RunnerOptions, stage: Stage
+) -> tuple[type[Proposer] | None, WantedHidden | None, RunnerOptions]:
+    """Who proposes, what that reads, and the options, changed on a stage that is told of drafts by the one that
+    samples. Raises ConfigError for a proposer that needs the whole model."""
+    speculation = options.speculation
+    proposer = _proposer(speculation)
+    if proposer is None or speculation is None:
+        return None, None, options
+    wanted = proposer.wants(None if options.draft is None else options.draft.model)
+    if stage.alone:
+        return proposer, wanted, options
+    if wanted is not None or options.draft is not None:
+        raise ConfigError("who proposes drafts reads tokens alone where a model has several pipeline stages")
+    if stage.samples:
+        return proposer, None, options
+    return NoProposer, None, replace(options, speculation=replace(speculation, adaptive=False))
 
 
 def _drafts(

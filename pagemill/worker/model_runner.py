@@ -80,14 +80,7 @@ class ModelRunner:
         if isinstance(batch, _DecodedStep):
             return self._completed(Ready(self._chosen(batch)))
         if self._drafts is not None:
-            if self._forward.runs_ahead:
-                tokens = self._sampled(batch)
-                self._newest = VerifiedStep(tokens, partial(self._verify_late, batch, tokens, self._drafts))
-                return self._newest
-            with self._drafts.timed():
-                done = self._verified(batch, self._sampled(batch), self._drafts)
-            self._drafts.computed(batch.num_tokens, len(batch.sampled_slots))
-            return self._completed(Ready(done), batch.slots)
+            return self._sample_drafted(batch, self._drafts)
         slots = batch.sampled_slots
         if not self._stage.samples:
             if len(slots):
@@ -190,6 +183,22 @@ class ModelRunner:
             step.step_id, step.slots, token_ids, counts=counts, verified=num_drafts, logprobs=logprobs
         )
 
+    def _sample_drafted(self, batch: InputBatch, drafts: SlotDrafts) -> Pending[ModelRunnerOutput]:
+        if not self._stage.samples:
+            return self._followed(batch, drafts)
+        if self._forward.runs_ahead:
+            queued = self._sampled(batch)
+            self._newest = VerifiedStep(queued, partial(self._verify_late, batch, queued, drafts))
+            return self._newest
+        with drafts.timed():
+            tokens = self._sampled(batch).result()
+            done = _verified_output(batch.step_id, tokens, drafts.verify(batch, tokens.token_ids, tokens.counts))
+        drafts.computed(batch.num_tokens, len(batch.sampled_slots))
+        output = self._completed(Ready(done), batch.slots)
+        if not self._stage.alone and len(done.slots):
+            self._stage.shared(_told(tokens.token_ids, drafts.held(done.slots)))
+        return output
+
     def _sampled(self, batch: InputBatch) -> Pending[SampledTokens]:
         samples = len(batch.sampled_slots) or self._forward.has_known_logprobs
         return self._forward.sample(batch) if samples else Ready(SampledTokens(batch.sampled_slots))
@@ -208,11 +217,18 @@ class ModelRunner:
         answers = self._extensions.answers(verified.slots)
         return partial(_verified_output, batch.step_id, sampled, verified, proposed, answers)
 
-    def _verified(self, batch: InputBatch, tokens: Pending[SampledTokens], drafts: SlotDrafts) -> ModelRunnerOutput:
-        """What a batch samples in which slots may verify drafts."""
-        sampled = tokens.result()
-        verified = drafts.verify(batch, sampled.token_ids, sampled.counts)
-        return _verified_output(batch.step_id, sampled, verified)
+    def _followed(self, batch: InputBatch, drafts: SlotDrafts) -> Ready[ModelRunnerOutput]:
+        """The output of a step that another stage samples: nothing. The slots have what that stage has given them."""
+        num_rows = len(batch.sampled_slots)
+        if num_rows:
+            slots = np.unique(batch.sampled_slots)
+            told = self._stage.shared(_told(np.zeros(num_rows, np.int32), drafts.held(slots)))
+            verified = drafts.verify(batch, told[:num_rows])
+            drafts.take(verified.slots, told[num_rows:].reshape(len(slots), -1))
+        nobody = batch.sampled_slots[:0]
+        answers = self._extensions.answers(nobody)
+        told_of = None if answers is None else answers.result()
+        return Ready(ModelRunnerOutput(batch.step_id, nobody, nobody, answers=told_of))
 
     def _completed(
         self, done: Ready[ModelRunnerOutput], computed: Int32Array | None = None
@@ -289,6 +305,11 @@ def _verified_output(
         logprobs=None if sampled.logprobs is None else verified.kept_logprobs(sampled.logprobs),
         known_logprobs=sampled.known_logprobs,
     )
+
+
+def _told(sampled: Int32Array, held: Int32Array) -> Int32Array:
+    """What a stage that samples tells the others: [L] tokens of all rows, then the drafts of the slots."""
+    return np.concatenate((sampled, held.ravel()), dtype=np.int32)
 
 
 class VerifiedStep:

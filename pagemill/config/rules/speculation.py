@@ -156,10 +156,10 @@ def _check_place(method: str, model: ModelConfig, parallel: ParallelConfig) -> N
     what = f"speculative_config: method={method!r}"
     if model.pools:
         raise ConfigError(f"{what}: prompts become vectors (runner=pooling), and no token follows; leave it out")
-    if parallel.pipeline_parallel_size > 1:
+    if parallel.pipeline_parallel_size > 1 and "draft_tensor_parallel_size" in READS.get(method, ()):
         raise ConfigError(
-            f"{what}: drafts are verified by models of one stage, and pipeline_parallel_size="
-            f"{parallel.pipeline_parallel_size}; use tensor_parallel_size"
+            f"{what}: models propose drafts for models of one stage, and pipeline_parallel_size="
+            f"{parallel.pipeline_parallel_size}; use tensor_parallel_size, or a method that reads tokens alone"
         )
 
 

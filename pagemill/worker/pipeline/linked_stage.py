@@ -100,6 +100,10 @@ class LinkedStage(Stage):
         if len(self._expected) > MAX_EXPECTED:
             self._take_oldest()
 
+    def shared(self, values: Int32Array) -> Int32Array:
+        found: Int32Array = self._group.broadcast(torch.from_numpy(values), self._group.size - 1).numpy()
+        return found
+
     def close(self) -> None:
         """A connection that is closed takes with it what was sent but not yet received: the other stages would wait."""
         sent = [transfer for transfer in (self._hidden_sent, self._tokens_sent) if transfer is not None]

@@ -1,6 +1,7 @@
 """`Stage`: where a step's inputs come from, and where its hidden states and tokens go. `SoloStage`: the only one."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from pagemill.worker.batch.input_batch import InputBatch
 class Stage(ABC):
     """One stage's exchange with the others. Every stage runs every step, in the same order."""
 
+    alone: ClassVar[bool] = False
+    """Whether there are no others."""
     samples: bool
     """Whether this stage has the logits; the others are told, or need not know, what was sampled."""
 
@@ -40,6 +43,11 @@ class Stage(ABC):
         """The last batch is sampled by another stage; each of its slots has one more token from now on."""
 
     @abstractmethod
+    def shared(self, values: Int32Array) -> Int32Array:
+        """[N] of the stage that samples, on all stages; elsewhere `values` are as many of any. All stages call it for
+        the same step, and wait for each other."""
+
+    @abstractmethod
     def close(self) -> None:
         """Return when nothing is on its way any more; connections may be closed then."""
 
@@ -47,6 +55,7 @@ class Stage(ABC):
 class SoloStage(Stage):
     """The whole model: token ids in, rows to sample out, nothing to exchange."""
 
+    alone = True
     samples = True
 
     def restart(self, slot: int) -> None:
@@ -68,6 +77,9 @@ class SoloStage(Stage):
 
     def expect(self, batch: InputBatch) -> None:
         raise RuntimeError("the only stage samples every batch itself")
+
+    def shared(self, values: Int32Array) -> Int32Array:
+        raise RuntimeError("the only stage has nobody to tell")
 
     def close(self) -> None:
         return

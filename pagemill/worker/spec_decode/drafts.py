@@ -176,6 +176,21 @@ class SlotDrafts:
             self._proposer.follow(slots if computed is None else computed)
             return self._propose(slots)
 
+    def held(self, slots: Int32Array) -> Int32Array:
+        """[L, 1 + most drafts]: how many drafts each slot has, and these, with anything behind them."""
+        counts = self._counts[slots]
+        known = self._states.num_tokens[slots]
+        last = self._states.token_ids.shape[1] - 1
+        places = np.minimum(known[:, None] + np.arange(self._max_drafts), last)
+        found: Int32Array = np.column_stack((counts, self._states.token_ids[slots[:, None], places]))
+        return found
+
+    def take(self, slots: Int32Array, held: Int32Array) -> None:
+        """Give slots the drafts that they have on another rank, which has told of them by `held`."""
+        self._counts[slots] = held[:, 0]
+        for slot, start, row in zip(slots.tolist(), self._states.num_tokens[slots].tolist(), held, strict=True):
+            self._states.token_ids[slot, start : start + row[0]] = row[1 : 1 + row[0]]
+
     def _propose(self, slots: Int32Array) -> Drafts | None:
         states = self._states
         if self._disabled_from is not None and len(slots) >= self._disabled_from:

@@ -126,7 +126,10 @@ REFUSED = [
         {"speculative_config": NGRAM | {"prompt_lookup_min": 3, "prompt_lookup_max": 2}},
         "prompt_lookup_min=3 is more than prompt_lookup_max=2",
     ),
-    ({"speculative_config": NGRAM, "pipeline_parallel_size": 2}, "models of one stage, and pipeline_parallel_size=2"),
+    (
+        {"speculative_config": {"method": "mtp"}, "pipeline_parallel_size": 2},
+        "models propose drafts for models of one stage, and pipeline_parallel_size=2",
+    ),
 ]
 
 
