@@ -11,7 +11,7 @@ from pagemill.artifacts.describe import describe, locate
 from pagemill.artifacts.heads import describe_head, head_method, speculator_of
 from pagemill.artifacts.row_heads import describe_row_heads, row_heads_method
 from pagemill.catalog.executors import UNI
-from pagemill.catalog.heads import EAGLE, EAGLE3, MTP, PEAGLE, ROW_HEADS
+from pagemill.catalog.heads import DFLASH, EAGLE, EAGLE3, MTP, PEAGLE, ROW_HEADS
 from pagemill.catalog.quantization import check_quantization
 from pagemill.catalog.vllm_environment import why_unread
 from pagemill.catalog.weights import DUMMY, check_load_format
@@ -169,7 +169,7 @@ def _draft_facts(settings: EngineSettings, facts: ModelFacts) -> ModelFacts | No
             weights=not dummy,
             ignore_patterns=model.ignore_patterns,
         )
-        if wanted.method in (EAGLE, EAGLE3, PEAGLE):
+        if wanted.method in (DFLASH, EAGLE, EAGLE3, PEAGLE):
             return describe_head(source.name, path, facts, wanted.method, model.load_format)
         if wanted.method in ROW_HEADS:
             return describe_row_heads(source.name, path, facts, wanted.method, model.load_format)

@@ -33,6 +33,7 @@ SEVERAL = frozenset(
         "engine/test_soundness_progress.py",
         "engine/test_soundness_random.py",
         "model/attention/backends/test_mla.py",
+        "model/attention/test_store.py",
         "model/kernels/triton/test_compiles.py",
         "model/kernels/triton/test_rows.py",
         "model/quantization/test_adding_a_method.py",

@@ -9,17 +9,33 @@ from typing import Any, Final
 
 from pagemill.artifacts.config_fields import check_fields
 from pagemill.artifacts.config_names import with_common_names
+from pagemill.artifacts.dflash import dflash_fields
 from pagemill.artifacts.hf_config import quantization_config, read_folder, require_safetensors, with_classic_rope
 from pagemill.artifacts.json_file import read_json_object
 from pagemill.artifacts.weight_index import INDEX, SINGLE, names_of_weight_files, safetensors_header
-from pagemill.catalog.heads import COUNTED_LAYERS, EAGLE, EAGLE3, HEADS, METHODS, MTP, OTHER_NAMES, OWN_LAYERS, PEAGLE
+from pagemill.catalog.heads import (
+    COUNTED_LAYERS,
+    DFLASH,
+    EAGLE,
+    EAGLE3,
+    HEADS,
+    METHODS,
+    MTP,
+    OTHER_NAMES,
+    OWN_LAYERS,
+    PEAGLE,
+)
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
 from pagemill.utils.text import shown
 
 MASK_TOKENS: Final = ("mask_token_id", "pard_token", "ptd_token_id")
 """What heads call the token that stands for those that are not known yet."""
+_SPECULATORS: Final = (DFLASH, EAGLE3, PEAGLE)
+"""Kinds of heads in the format of `speculators`."""
 LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
+_PARTS: Final = ("transformer_layer_config", "eagle_config", "dflash_config")
+"""Objects within the config of a head."""
 _LLAMA: Final = "LlamaForCausalLM"
 """What heads of EAGLE call themselves, as the model does whose layers theirs are like."""
 _SAME_NAME: Final = {
@@ -50,8 +66,8 @@ def speculator_of(folder: Path) -> Speculator | None:
     settings = config.get("speculators_config")
     if kind is None and settings is None:
         return None
-    if kind not in (EAGLE3, PEAGLE):
-        known = f"{EAGLE3}, {PEAGLE}"
+    if kind not in _SPECULATORS:
+        known = ", ".join(_SPECULATORS)
         raise ModelError(f"{folder}: speculators_model_type={shown(kind)} is not supported; supported: {known}")
     verifier = settings.get("verifier") if isinstance(settings, dict) else None
     name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
@@ -102,7 +118,7 @@ def describe_head(name: str, path: Path, model: ModelFacts, method: str, load_fo
     config = _flat(folder.config)
     named = OTHER_NAMES.get(folder.architecture, folder.architecture)
     architecture = _SAME_NAME.get((method, named), named)
-    reads_layers = method in (EAGLE3, PEAGLE)
+    reads_layers = method in (EAGLE3, PEAGLE, DFLASH)
     if METHODS.get(architecture) != method:
         known = ", ".join(sorted({*HEADS, *OTHER_NAMES} - {*OWN_LAYERS.values()}))
         raise ModelError(
@@ -121,14 +137,16 @@ def describe_head(name: str, path: Path, model: ModelFacts, method: str, load_fo
         "tie_word_embeddings": False,
     }
     if reads_layers:
-        config[LAYER_IDS] = _layer_ids(name, config, model)
+        config |= (
+            dflash_fields(name, config, model) if method == DFLASH else {LAYER_IDS: _layer_ids(name, config, model)}
+        )
     config = check_fields(name, with_classic_rope(with_common_names(config)))
-    for key in ("vocab_size", "max_position_embeddings"):
-        if config.get(key) is None:
-            raise ModelError(f"{name}: its config.json has no {key}")
+    lacking = [key for key in ("vocab_size", "max_position_embeddings") if config.get(key) is None]
+    if lacking:
+        raise ModelError(f"{name}: its config.json has no {lacking[0]}")
     if not isinstance(draft_vocab, int) or not 0 < draft_vocab <= config["vocab_size"]:
         raise ModelError(f"{name}: draft_vocab_size={shown(draft_vocab)} is not within 1 to {config['vocab_size']}")
-    if method == PEAGLE:
+    if method in (PEAGLE, DFLASH):
         config["mask_token_id"] = _checked_mask(name, config)
     return ModelFacts(
         name=name,
@@ -166,12 +184,12 @@ def _own_head(model: ModelFacts) -> ModelFacts:
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a head with the sizes of its layers beside what else it says."""
-    layer = config.get("transformer_layer_config")
-    of_eagle = config.get("eagle_config")
-    inner = dict(layer) if isinstance(layer, dict) else {}
-    own = {key: value for key, value in config.items() if key not in ("transformer_layer_config", "eagle_config")}
-    # Both have architectures and a model_type; what the head says of itself counts.
-    return {**inner, **(of_eagle if isinstance(of_eagle, dict) else {}), **own}
+    found: dict[str, Any] = {}
+    # Layers and heads have architectures and a model_type; what the head says of itself counts.
+    for part in _PARTS:
+        inner = config.get(part)
+        found |= inner if isinstance(inner, dict) else {}
+    return found | {key: value for key, value in config.items() if key not in _PARTS}
 
 
 def _layer_ids(name: str, config: Mapping[str, Any], model: ModelFacts) -> list[int]:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from pagemill.catalog.registry import Registry
 
+DFLASH: Final = "dflash"
 EAGLE: Final = "eagle"
 EAGLE3: Final = "eagle3"
 MEDUSA: Final = "medusa"
@@ -15,6 +16,7 @@ PEAGLE: Final = "peagle"
 HEADS: Registry[Any] = Registry(
     "head",
     {
+        "DFlashDraftModel": "pagemill.model.models.dflash:DFlashHead",
         "DeepseekV3MTP": "pagemill.model.models.mtp:DeepseekV3MTPHead",
         "Eagle3LlamaForCausalLM": "pagemill.model.models.eagle:Eagle3Head",
         "EagleLlamaForCausalLM": "pagemill.model.models.eagle:EagleHead",
@@ -27,6 +29,7 @@ HEADS: Registry[Any] = Registry(
 """By the names that they have here; see `OTHER_NAMES`."""
 
 METHODS: Final = {
+    "DFlashDraftModel": DFLASH,
     "DeepseekV3MTP": MTP,
     "Eagle3LlamaForCausalLM": EAGLE3,
     "EagleLlamaForCausalLM": EAGLE,
@@ -36,6 +39,7 @@ METHODS: Final = {
 """Architecture -> the method that its heads are for."""
 
 OTHER_NAMES: Final = {
+    "DFlashSpeculator": "DFlashDraftModel",
     "Eagle3DraftModel": "Eagle3LlamaForCausalLM",
     "Eagle3Speculator": "Eagle3LlamaForCausalLM",
     "LlamaForCausalLMEagle": "EagleLlamaForCausalLM",
@@ -50,6 +54,12 @@ OWN_LAYERS: Final = {"DeepseekV3ForCausalLM": "DeepseekV3MTP", "Qwen3NextForCaus
 
 COUNTED_LAYERS: Final = frozenset({"DeepseekV3ForCausalLM"})
 """Of these, config.json says how many such layers there are; the others may leave it out."""
+
+BLOCK_SIZE: Final = "block_size"
+"""Of heads that guess all tokens of a block: its tokens, the last one that is known among them."""
+
+MOST_GUESSES: Final = "most_guesses"
+"""What the number of tokens that they guess at most is called in their facts."""
 
 NUM_ROW_HEADS: Final = "num_row_heads"
 """What their number is called in their facts."""

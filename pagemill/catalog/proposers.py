@@ -10,6 +10,7 @@ CUSTOM_CLASS = "custom_class"
 PROPOSERS: Registry[Any] = Registry(
     "proposer",
     {
+        "dflash": "pagemill.worker.spec_decode.block_heads:BlockHeadProposer",
         "draft_model": "pagemill.worker.spec_decode.draft_model:DraftModelProposer",
         "eagle": "pagemill.worker.spec_decode.heads:HeadProposer",
         "eagle3": "pagemill.worker.spec_decode.heads:HeadProposer",

@@ -161,6 +161,16 @@ class PagedCase:
         plan = backend.metadata_builder(self.spec, torch.device(self.device)).build(self.common())
         return impl.forward(self.query, *new, self.cache(backend), plan)
 
+    def stored(self, backend: type[AttentionBackend]) -> tuple[Tensor, Tensor]:
+        """The cache behind the step, and behind its keys and values alone."""
+        impl = backend.impl(self.spec)
+        impl.tensors.sinks = self.sinks
+        plan = backend.metadata_builder(self.spec, torch.device(self.device)).build(self.common())
+        attended, only = self.cache(backend), self.cache(backend)
+        impl.forward(self.query, self.key, self.value, attended, plan)
+        impl.store(self.key, self.value, only, plan)
+        return attended, only
+
     def kept(self, full: Tensor) -> Tensor:
         """Keys or values as the cache gives them back, in float64."""
         if self.cache_dtype is None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pagemill.catalog.heads import EAGLE, EAGLE3, HEADS, MTP, PEAGLE, ROW_HEADS
+from pagemill.catalog.heads import DFLASH, EAGLE, EAGLE3, HEADS, MTP, PEAGLE, ROW_HEADS
 from pagemill.config.decisions import Decisions
 from pagemill.config.draft import DraftModel
 from pagemill.config.facts import DeviceFacts, ModelFacts
@@ -29,7 +29,7 @@ def draft_source(asked: SpeculationSettings) -> DraftSource | None:
     """The model that settings want drafts from; None where they want none from a model of its own. Raises ConfigError
     for a method that needs a model which is not named."""
     wanted = merged(asked)
-    if wanted.method not in (DRAFT_MODEL, EAGLE, EAGLE3, PEAGLE, *ROW_HEADS):
+    if wanted.method not in (DRAFT_MODEL, DFLASH, EAGLE, EAGLE3, PEAGLE, *ROW_HEADS):
         return None
     if not wanted.model:
         raise ConfigError(
@@ -99,6 +99,11 @@ def _check_head(what: str, draft: ModelFacts, facts: ModelFacts) -> None:
         raise ConfigError(
             f"{what} is a head for models of hidden size {size}, and {facts.name} has "
             f"{facts.hf_config.get('hidden_size')}"
+        )
+    if config.get("own_embeddings") is False and config.get("hidden_size") != facts.hf_config.get("hidden_size"):
+        raise ConfigError(
+            f"{what} has no embeddings of its own, and its hidden_size={config.get('hidden_size')} is not that of "
+            f"{facts.name}, {facts.hf_config.get('hidden_size')}"
         )
     if config.get("vocab_size") != facts.hf_config.get("vocab_size"):
         raise ConfigError(_other_vocabulary(what, config.get("vocab_size"), facts))

@@ -3,7 +3,17 @@
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from pagemill.catalog.heads import EAGLE, EAGLE3, MEDUSA, MLP_SPECULATOR, MTP, NUM_ROW_HEADS, PEAGLE
+from pagemill.catalog.heads import (
+    DFLASH,
+    EAGLE,
+    EAGLE3,
+    MEDUSA,
+    MLP_SPECULATOR,
+    MOST_GUESSES,
+    MTP,
+    NUM_ROW_HEADS,
+    PEAGLE,
+)
 from pagemill.catalog.proposers import CUSTOM_CLASS, PROPOSERS
 from pagemill.config.decisions import Decisions
 from pagemill.config.facts import DeviceFacts, ModelFacts
@@ -43,6 +53,7 @@ READS: Final[dict[str, tuple[str, ...]]] = {
     ),
     CUSTOM_CLASS: ("model", "prompt_lookup_min", "prompt_lookup_max"),
     DRAFT_MODEL: _OF_MODELS,
+    DFLASH: _OF_MODELS,
     EAGLE: _OF_MODELS,
     EAGLE3: _OF_MODELS,
     PEAGLE: _OF_MODELS,
@@ -77,15 +88,7 @@ def resolve_speculation(
     if wanted.method == CUSTOM_CLASS and not wanted.model:
         raise ConfigError(f"speculative_config: method={CUSTOM_CLASS!r} needs model, the class as 'module:Class'")
     _check_place(wanted.method, model, parallel)
-    heads = None if draft is None else draft.hf_config.get(NUM_ROW_HEADS)
-    if wanted.num_speculative_tokens is None:
-        default, why = (DEFAULT_DRAFTS, "default") if heads is None else (heads, "one of each head")
-        wanted = replace(wanted, num_speculative_tokens=decisions.note("num_speculative_tokens", default, why))
-    elif heads is not None and wanted.num_speculative_tokens > heads:
-        raise ConfigError(
-            f"speculative_config: num_speculative_tokens={wanted.num_speculative_tokens} is more than the "
-            f"{heads} heads of {wanted.model} guess; at most {heads}"
-        )
+    wanted = replace(wanted, num_speculative_tokens=_num_drafts(wanted, draft, decisions))
     _check_sizes(wanted, model, facts)
     _check_acceptance(wanted, device)
     return SpeculationConfig(speculative_config=wanted)
@@ -123,6 +126,23 @@ def _may_pay(model: ModelConfig, parallel: ParallelConfig, device: DeviceFacts, 
         and parallel.tensor_parallel_size * parallel.pipeline_parallel_size == 1
         and _longest(model, facts) > (BY_DEFAULT.num_speculative_tokens or 0)
     )
+
+
+def _num_drafts(wanted: SpeculativeConfig, draft: ModelFacts | None, decisions: Decisions) -> int:
+    """Most drafts of a request: what is asked for, or as many as heads guess whose number is limited."""
+    made = {} if draft is None else draft.hf_config
+    heads, in_block = made.get(NUM_ROW_HEADS), made.get(MOST_GUESSES)
+    most = heads if in_block is None else in_block
+    asked = wanted.num_speculative_tokens
+    if asked is None:
+        why = "default" if most is None else "one of each head" if in_block is None else "a whole block"
+        return decisions.note("num_speculative_tokens", DEFAULT_DRAFTS if most is None else int(most), why)
+    if most is not None and asked > most:
+        what = (
+            f"the {heads} heads of {wanted.model} guess" if in_block is None else f"{wanted.model} guesses in a block"
+        )
+        raise ConfigError(f"speculative_config: num_speculative_tokens={asked} is more than {what}; at most {most}")
+    return asked
 
 
 def _check_unused(wanted: SpeculativeConfig) -> None:

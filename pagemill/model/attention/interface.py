@@ -148,6 +148,10 @@ class AttentionImpl(ABC):
         latent_size, key is value too, and the result [T, H, latent_size].
         """
 
+    def store(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any) -> None:
+        """Write key and value, [T, Hkv, D], to their slots and attend to nothing; by default, attend for nobody."""
+        self.forward(key.new_zeros(len(key), self.spec.num_heads, self.spec.head_size), key, value, kv_cache, metadata)
+
 
 class MetadataBuilder(ABC):
     """Plans one step for one KV group; what it returns is handed to every layer of the group."""

@@ -126,6 +126,10 @@ class Attention(nn.Module):
         gap = current_gap()
         return self.attend(query, key, value) if gap is None else gap(self.attend, query, key, value)
 
+    def store(self, key: Tensor, value: Tensor) -> None:
+        """key, value [T, Hkv, D] go to the cache, and nobody attends. Runs outside graphs."""
+        self._impl.store(key, value, self.cache, current_forward().attention[self.name])
+
     def attend(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
         """`forward`, with the plan of the current step, whatever is being captured or compiled."""
         return self._impl.forward(query, key, value, self.cache, current_forward().attention[self.name])

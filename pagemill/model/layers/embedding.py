@@ -64,10 +64,11 @@ class Embedding(nn.Module):
         return self.weight if plain else None
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        rows = self._look_up(token_ids)
+        rows = self.unscaled(token_ids)
         return rows if self.scale is None else rows * self.scale
 
-    def _look_up(self, token_ids: Tensor) -> Tensor:
+    def unscaled(self, token_ids: Tensor) -> Tensor:
+        """[T] token ids -> [T, E], the rows of the weight."""
         if self._group.size == 1:
             return self._rows_of(token_ids)
         local = token_ids - self._rows.start

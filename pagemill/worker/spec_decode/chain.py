@@ -1,11 +1,14 @@
 """What proposers have in common that guess one token after another with a network of their own: arrays of their steps,
 and how far they may go."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from pagemill.messages.step import Int32Array
 from pagemill.worker.batch.input_batch import InputBatch, Int64Array
+from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.spec_decode.interface import DraftNetwork
 
 NO_ROW = -1
@@ -34,6 +37,33 @@ def step_batch(
         sampled_slots=slots[last],
         sampled_positions=positions[rows] + 1,
     )
+
+
+class FollowedStep(NamedTuple):
+    """What a step of the model has computed for good, as a step of who reads its hidden states."""
+
+    slots: Int32Array
+    """[R] those of which there is something."""
+    starts: Int32Array
+    ends: Int32Array
+    """[R] from one position to before another."""
+    rows: npt.NDArray[np.bool_]
+    """Which rows of the model's step these are."""
+    last: npt.NDArray[np.bool_]
+    """[R] the slots of which all is computed but the last token."""
+
+
+def followed(given: InputBatch, slots: Int32Array, states: RequestStates, network: DraftNetwork) -> FollowedStep | None:
+    """Of a step of these [R] slots: not what it has of drafts that were wrong, nor of what there is no room for. None:
+    nothing."""
+    starts = given.positions[given.query_start[:-1]].astype(np.int32)
+    ends = np.minimum(states.num_computed[slots], rooms(network, slots))
+    runs = ends > starts
+    if not runs.any():
+        return None
+    last = ends == states.num_tokens[slots] - 1
+    rows = given.positions < np.repeat(np.maximum(ends, starts), np.diff(given.query_start))
+    return FollowedStep(slots[runs], starts[runs], ends[runs], rows, last[runs])
 
 
 def rooms(network: DraftNetwork, slots: Int32Array) -> Int32Array:

@@ -18,7 +18,7 @@ from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.models.draft_head import DraftHead
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
-from pagemill.worker.spec_decode.chain import NO_ROW, rooms, step_batch
+from pagemill.worker.spec_decode.chain import NO_ROW, followed, rooms, step_batch
 from pagemill.worker.spec_decode.hidden_states import WantedHidden
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
 
@@ -68,15 +68,12 @@ class HeadProposer(Proposer):
             return
         states = self._states
         self._row[slots] = NO_ROW
-        starts = given.positions[given.query_start[:-1]].astype(np.int32)
-        ends = np.minimum(states.num_computed[slots], rooms(self._network, slots))
-        runs = ends > starts
-        if not runs.any():
+        step = followed(given, slots, states, self._network)
+        if step is None:
             return
-        last = ends == states.num_tokens[slots] - 1
-        rows = given.positions < np.repeat(np.maximum(ends, starts), np.diff(given.query_start))
+        rows = step.rows
         following = states.token_ids[given.token_slots[rows], given.positions[rows] + 1].astype(np.int64)
-        batch = step_batch(slots[runs], following, starts[runs], ends[runs], last[runs])
+        batch = step_batch(step.slots, following, step.starts, step.ends, step.last)
         self._row[batch.sampled_slots] = np.arange(len(batch.sampled_slots))
         if self._steps is not None and self._steps.fits(batch):
             self._hidden = self._steps.follow(batch, np.flatnonzero(rows))

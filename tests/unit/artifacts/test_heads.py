@@ -65,8 +65,8 @@ def test_weights_are_not_needed_to_measure(tmp_path):
 
 DAMAGED = [
     (
-        {"speculators_model_type": "dflash", "speculators_config": {}},
-        "speculators_model_type='dflash' is not supported",
+        {"speculators_model_type": "dspark", "speculators_config": {}},
+        "speculators_model_type='dspark' is not supported",
     ),
     ({"speculators_model_type": "eagle3", "speculators_config": {"verifier": {}}}, "names no verifier"),
     ({"speculators_model_type": "eagle3"}, "names no verifier"),

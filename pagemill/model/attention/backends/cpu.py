@@ -82,6 +82,11 @@ class CpuImpl(AttentionImpl):
     ) -> Tensor:
         return native.attention(query, key, value, kv_cache, metadata.address, self._address)
 
+    def store(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: CpuMetadata) -> None:
+        nobody = Batch.from_buffer_copy(metadata.batch)
+        nobody.num_requests = 0
+        native.attention(key, key, value, kv_cache, ctypes.addressof(nobody), self._address)
+
 
 class CpuBackend(AttentionBackend):
     """Native kernels on a CPU."""

@@ -80,6 +80,9 @@ class FlashImpl(AttentionImpl):
         output[:num_tokens] = attended
         return output
 
+    def store(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: FlashPlan) -> None:
+        write_kv(key, value, kv_cache, metadata.common.slot_mapping)
+
 
 class FlashBackend(AttentionBackend):
     """FlashAttention on a GPU."""

@@ -215,6 +215,10 @@ class FlashInferImpl(AttentionImpl):
         wrapper.run(query[:num_tokens].contiguous(), kv_cache, out=output[:num_tokens], **self._scales_of(kv_cache))
         return output
 
+    def store(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: FlashInferPlan) -> None:
+        tensors = self.tensors
+        write_kv(key, value, kv_cache, metadata.common.slot_mapping, tensors.key_scale, tensors.value_scale)
+
     def _scales_of(self, kv_cache: Tensor) -> dict[str, float]:
         """Read from the device once."""
         if self._scales is None:

@@ -110,6 +110,9 @@ class FlexImpl(AttentionImpl):
         output[: len(metadata.real)] = rows.index_select(0, metadata.real)
         return output
 
+    def store(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: FlexMetadata) -> None:
+        _write(key, value, kv_cache, metadata.slot_mapping)
+
     def _gather(self, half: Tensor, metadata: FlexMetadata, dtype: torch.dtype) -> Tensor:
         """[N, block, Hkv, D] -> [R, Hkv, S, D]."""
         picked = half[metadata.blocks].flatten(1, 2)

@@ -5,6 +5,7 @@ Requests that decode one token run together, padded and masked; longer queries r
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,6 +94,9 @@ class TorchCpuImpl(AttentionImpl):
         for rows in metadata.rows:
             output[rows.tokens] = self._attend(query[rows.tokens], kv_cache, rows)
         return output
+
+    def store(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any) -> None:
+        self._write(key, value, kv_cache, metadata.slot_mapping)
 
     def _write(self, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         block_size = kv_cache.shape[3]

@@ -262,6 +262,10 @@ class TritonImpl(AttentionImpl):
             self._merge(output, step)
         return output
 
+    def store(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: TritonMetadata) -> None:
+        tensors = self.tensors
+        write_kv(key, value, kv_cache, metadata.common.slot_mapping, tensors.key_scale, tensors.value_scale)
+
     def _attend(self, output: Tensor, query: Tensor, kv_cache: Tensor, metadata: TritonMetadata, role: "_Role") -> None:
         from pagemill.model.kernels.triton import launch  # deferred: triton
         from pagemill.model.kernels.triton.attention import paged_attention

@@ -126,6 +126,9 @@ class InvariantImpl(AttentionImpl):
             self._attend_prompts(output, query, kv_cache, metadata)
         return output
 
+    def store(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: InvariantMetadata) -> None:
+        write_kv(key, value, kv_cache, metadata.common.slot_mapping)
+
     def _attend_decoding(
         self, output: Tensor, query: Tensor, kv_cache: Tensor, metadata: InvariantMetadata, parts: Parts
     ) -> None:

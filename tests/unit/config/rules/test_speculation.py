@@ -83,7 +83,7 @@ NGRAM = {"method": "ngram"}
 SYNTHETIC = NGRAM | {"rejection_sample_method": "synthetic"}
 LENGTH = {"synthetic_acceptance_length": 3}
 REFUSED = [
-    ({"speculative_config": {"method": "dflash"}}, "method='dflash': no such proposer .*; known: .*ngram"),
+    ({"speculative_config": {"method": "dspark"}}, "method='dspark': no such proposer .*; known: .*ngram"),
     ({"speculative_config": {"method": "ngram", "model": "m"}}, "model='m' is not read by method='ngram', which reads"),
     ({"speculative_config": {"prompt_lookup_max": 3}}, "prompt_lookup_max=3 needs a method"),
     ({"speculative_config": NGRAM, "spec_method": "suffix"}, "spec_method='suffix' contradicts method='ngram'"),
