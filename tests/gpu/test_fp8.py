@@ -98,8 +98,13 @@ def test_experts(dependent, count):
     logits = random(count, num_experts, seed=5).float()
     chosen, weights = reference_route(logits, Routing(8, renormalize=True))
     x = random(count, size, seed=6)
-    result = moe.experts(x, gate_up, down, chosen, weights, 0, SILU, scales)
-    assert relative(result, reference_experts(x, gate_up, down, chosen, weights, 0, SILU, scales)) < 1e-2
+    groups = tuple(
+        factors[:, None] * (1 + random(1, inputs // 128, 1, seed=7).float().abs())
+        for factors, inputs in zip(scales, (size, inner), strict=True)
+    )
+    for factors in (scales, groups):
+        result = moe.experts(x, gate_up, down, chosen, weights, 0, SILU, factors)
+        assert relative(result, reference_experts(x, gate_up, down, chosen, weights, 0, SILU, factors)) < 1e-2
 
 
 @pytest.mark.parametrize("mode", ["eager", "graphs"])

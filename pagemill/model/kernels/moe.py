@@ -39,6 +39,8 @@ class ExpertForm:
         return (up.clamp(-limit, limit) + 1) * gate * (gate * alpha).sigmoid()
 
 
+FACTOR_INPUTS: Final = 128
+"""Inputs that share a factor, where not all of an output do."""
 SILU: Final = ExpertForm()
 GELU: Final = ExpertForm(gelu=True)
 
@@ -72,7 +74,8 @@ def experts(
     """The weighted sum of each token's experts: [T, E] -> [T, E].
 
     gate_up [N, 2 * I, E] and down [N, E, I] are those of experts first .. first + N; what others would add is left out.
-    Weights of 8-bit floats come with their factors per output, [N, 2 * I] and [N, E] float32. `invariant`: a token has
+    Weights of 8-bit floats come with their factors, float32: per output, [N, 2 * I] and [N, E], or also for each
+    `FACTOR_INPUTS` inputs, [N, G, 2 * I] and [N, G, E]. `invariant`: a token has
     the same bits whatever is computed beside it.
     """
     kernels = triton_kernels("moe") if x.is_cuda else None
@@ -122,7 +125,7 @@ def reference_experts(
         tokens, places = (chosen == first + expert).nonzero(as_tuple=True)
         up, back = gate_up[expert].float(), down[expert].float()
         if scales is not None:
-            up, back = up * scales[0][expert].unsqueeze(1), back * scales[1][expert].unsqueeze(1)
+            up, back = up * spread(scales[0][expert], up), back * spread(scales[1][expert], back)
         given = x[tokens].float() @ up.T
         if form.gate_up_bias is not None:
             given += form.gate_up_bias[expert].float()
@@ -131,3 +134,10 @@ def reference_experts(
             part += form.down_bias[expert].float()
         out.index_add_(0, tokens, part * weights[tokens, places].unsqueeze(1))
     return out.to(x.dtype)
+
+
+def spread(factors: Tensor, weight: Tensor) -> Tensor:
+    """[O] -> [O, 1], or [G, O] -> [O, K]."""
+    if factors.dim() == 1:
+        return factors.unsqueeze(1)
+    return factors.repeat_interleave(FACTOR_INPUTS, 0)[: weight.shape[1]].T

@@ -80,14 +80,19 @@ class DeviceWeights(QuantMethod):
         return self.prepare(stacked_with_note(parts, dtype, self._parts_note), gate)
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
-        return DeviceExperts(sizes, dtype, moe.form_of(gate), (_packed, _multiplies_floats, self._tell))
+        return DeviceExperts(sizes, dtype, moe.form_of(gate), (_packed, _are_floats, self._tell))
 
     def _tell(self, weight: PackedWeight) -> None:
         self._note.warn(weight.description, str(self._dtype)[6:])
 
 
 def _multiplies_floats(weight: PackedWeight) -> bool:
-    if not weight.is_float or weight.zeros is not None or weight.scales.shape[1] != 1:
+    return weight.scales.shape[1] == 1 and _are_floats(weight)
+
+
+def _are_floats(weight: PackedWeight) -> bool:
+    """Whether the weight is of 8-bit floats, and its device has them."""
+    if not weight.is_float or weight.zeros is not None:
         return False
     return torch.cuda.get_device_capability(weight.device) >= MIN_CAPABILITY
 

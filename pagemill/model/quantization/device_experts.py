@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels import moe, packed_experts
-from pagemill.model.kernels.moe import ExpertForm
+from pagemill.model.kernels.moe import FACTOR_INPUTS, ExpertForm
 from pagemill.model.kernels.packed import TILE, Packed
 from pagemill.model.kernels.packed_experts import PackedExperts
 from pagemill.model.loading.packed_weight import PackedWeight
@@ -18,7 +18,7 @@ from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights
 Pack = Callable[[PackedWeight], Packed | None]
 """A weight for the kernels of grouped integers and 4-bit floats; None where it is none for them."""
 Eight = Callable[[PackedWeight], bool]
-"""Whether a weight is of 8-bit floats with a scale per output, and the device multiplies those."""
+"""Whether a weight is of 8-bit floats, and the device multiplies those."""
 Note = Callable[[PackedWeight], None]
 """Tell that a weight is dequantized."""
 
@@ -34,7 +34,7 @@ class _Stack:
         self.plain: Tensor | None = None
         """[N, out, in] floats of the model's type, or of 8 bits."""
         self.factors: Tensor | None = None
-        """[N, out] float32, of floats of 8 bits."""
+        """Of floats of 8 bits, float32: [N, out], or [N, G, out] with one for each `FACTOR_INPUTS` inputs."""
 
     @property
     def form(self) -> str:
@@ -53,12 +53,14 @@ class _Stack:
                 self.packed.put(index, packed)
                 return
         elif isinstance(weight, PackedWeight) and self._is_eight(weight) and self.packed is None:
-            if self.plain is None:
+            factors = _factors(weight)
+            if self.plain is None and factors is not None:
                 self.plain = self._room(weight, weight.values.dtype)
-                self.factors = torch.empty(self.plain.shape[:2], dtype=torch.float32, device=weight.device)
-            if self.factors is not None:
+                self.factors = factors.new_empty(self._num_experts, *factors.shape)
+            held = self.factors
+            if self.plain is not None and held is not None and factors is not None and held[0].shape == factors.shape:
                 self.plain[index].copy_(weight.values)
-                self.factors[index].copy_(weight.scales.flatten())
+                held[index].copy_(factors)
                 return
         self.dequantize()
         if self.plain is None:
@@ -73,19 +75,24 @@ class _Stack:
             self.plain = self.packed.floats(self._dtype)
             self.packed = None
         elif self.plain is not None and self.factors is not None:
-            whole = self.plain
-            self.plain = torch.empty(whole.shape, dtype=self._dtype, device=whole.device)
+            eight, self.plain = self.plain, torch.empty(self.plain.shape, dtype=self._dtype, device=self.plain.device)
             for index, factors in enumerate(self.factors):
-                self.plain[index] = whole[index].float() * factors[:, None]
+                self.plain[index] = eight[index].float() * moe.spread(factors, eight[index])
             self.factors = None
 
     def _room(self, like: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
         return torch.empty(self._num_experts, *like.shape, dtype=dtype, device=like.device)
 
 
+def _factors(weight: PackedWeight) -> Tensor | None:
+    """[out] or [G, out] float32; None of a weight whose groups have another size."""
+    if weight.scales.shape[1] == 1:
+        return weight.scales.float().flatten()
+    return weight.scales.float().t().contiguous() if weight.group_size == FACTOR_INPUTS else None
+
+
 class DeviceExperts(ExpertWeights):
-    """The experts of a layer, in three forms: packed, floats of 8 bits with a factor per output, or the model's
-    floats."""
+    """The experts of a layer, in three forms: packed, floats of 8 bits with factors, or the model's floats."""
 
     def __init__(
         self, sizes: ExpertSizes, dtype: torch.dtype, form: ExpertForm, ways: tuple[Pack, Eight, Note]

@@ -9,10 +9,23 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagemill.model.kernels.moe import SILU, ExpertForm
+from pagemill.model.kernels.moe import FACTOR_INPUTS, SILU, ExpertForm
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.gated import gate_options, gate_times
 from pagemill.model.kernels.triton.moe_choices import FewChoice
+
+
+@triton.jit
+def _grouped(
+    products, factors, start, rows, real, OUTPUTS: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
+    """[N, K] of inputs from `start`, times a factor for each GROUP of them. `factors` [groups, OUTPUTS]."""
+    GROUPS: tl.constexpr = (products.shape[1] + GROUP - 1) // GROUP
+    groups = start // GROUP + tl.arange(0, GROUPS)
+    known = real[:, None] & (groups * GROUP < SIZE)[None, :]
+    factor = tl.load(factors + groups[None, :] * OUTPUTS + rows[:, None], known, 0.0)
+    together = tl.reshape(products, [products.shape[0], GROUPS, products.shape[1] // GROUPS])
+    return tl.reshape(together * factor[:, :, None], products.shape)
 
 
 @triton.jit
@@ -20,7 +33,7 @@ def _gate_up(
     out, x, weight, scales, bias, chosen, first, stride_x,
     N: tl.constexpr, INNER: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GELU: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    SCALED: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -40,8 +53,14 @@ def _gate_up(
             mask = real[:, None] & (columns < E)[None, :]
             places = base + rows[:, None] * E + columns[None, :]
             value = tl.load(row + columns, mask=columns < E, other=0.0).to(tl.float32)[None, :]
-            gates += tl.load(places, mask=mask, other=0.0).to(tl.float32) * value
-            ups += tl.load(places + INNER * E, mask=mask, other=0.0).to(tl.float32) * value
+            gate_part = tl.load(places, mask=mask, other=0.0).to(tl.float32) * value
+            up_part = tl.load(places + INNER * E, mask=mask, other=0.0).to(tl.float32) * value
+            if GROUP:
+                factors = scales + expert * ((E + GROUP - 1) // GROUP * (2 * INNER))
+                gate_part = _grouped(gate_part, factors, start, rows, real, 2 * INNER, E, GROUP)
+                up_part = _grouped(up_part, factors + INNER, start, rows, real, 2 * INNER, E, GROUP)
+            gates += gate_part
+            ups += up_part
         gate, up = tl.sum(gates, 1), tl.sum(ups, 1)
         if SCALED:
             factors = scales + expert * (2 * INNER) + rows
@@ -59,7 +78,7 @@ def _gate_up(
 def _down(
     out, inner, weight, scales, bias, chosen, weights, first,
     N: tl.constexpr, INNER: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -82,7 +101,11 @@ def _down(
             value = tl.load(inner + slot * INNER + columns, mask=live, other=0.0).to(tl.float32)
             places = base + rows[:, None] * INNER + columns[None, :]
             tile = tl.load(places, mask=real[:, None] & live[None, :], other=0.0)
-            sums += tile.to(tl.float32) * value[None, :]
+            product = tile.to(tl.float32) * value[None, :]
+            if GROUP:
+                factors = scales + expert * ((INNER + GROUP - 1) // GROUP * E)
+                product = _grouped(product, factors, start, rows, real, E, INNER, GROUP)
+            sums += product
         factor = tl.load(weights + slot)
         part = tl.sum(sums, 1)
         if SCALED:
@@ -91,6 +114,11 @@ def _down(
             part += tl.load(bias + expert * E + rows, mask=real, other=0.0).to(tl.float32)
         total += tl.where(here, part * factor, 0.0)
     tl.store(out + token * E + rows, total.to(out.dtype.element_ty), mask=real)
+
+
+def factor_inputs(scales: Tensor | None) -> int:
+    """Inputs that share a factor; 0: all of an output, or none has one."""
+    return FACTOR_INPUTS if scales is not None and scales.dim() == 3 else 0
 
 
 def few_gate_up(
@@ -112,8 +140,8 @@ def few_gate_up(
         out, x, weight, x if scales is None else scales, x if form.gate_up_bias is None else form.gate_up_bias, chosen,
         first, x.stride(0),
         N=num_experts, INNER=inner_size, E=size, K=top_k, BLOCK_N=choice.block_n,
-        BLOCK_K=min(choice.block_k, triton.next_power_of_2(size)), SCALED=scales is not None,
-        BIASED=form.gate_up_bias is not None, PDL=launch.dependent(), **gate_options(form),
+        BLOCK_K=min(choice.block_k, triton.next_power_of_2(size)), SCALED=scales is not None and scales.dim() == 2,
+        GROUP=factor_inputs(scales), BIASED=form.gate_up_bias is not None, PDL=launch.dependent(), **gate_options(form),
         **launch.options(choice.num_warps),
     )  # fmt: skip
     return out
@@ -137,7 +165,8 @@ def few_down(
         out, inner, weight, inner if scales is None else scales, inner if form.down_bias is None else form.down_bias,
         chosen, weights, first,
         N=num_experts, INNER=inner_size, E=size, K=top_k, BLOCK_N=choice.block_n,
-        BLOCK_K=min(choice.block_k, triton.next_power_of_2(inner_size)), SCALED=scales is not None,
-        BIASED=form.down_bias is not None, PDL=launch.dependent(), **launch.options(choice.num_warps),
+        BLOCK_K=min(choice.block_k, triton.next_power_of_2(inner_size)),
+        SCALED=scales is not None and scales.dim() == 2, GROUP=factor_inputs(scales), BIASED=form.down_bias is not None,
+        PDL=launch.dependent(), **launch.options(choice.num_warps),
     )  # fmt: skip
     return out

@@ -14,6 +14,7 @@ from pagemill.model.kernels.moe import SILU, ExpertForm
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.gated import gate_options, gate_times
 from pagemill.model.kernels.triton.moe_choices import GroupedChoice
+from pagemill.model.kernels.triton.moe_few import factor_inputs
 from pagemill.model.kernels.triton.moe_sort import SortedSlots
 
 _COMBINE_REGISTERS = 64
@@ -21,8 +22,11 @@ _COMBINE_REGISTERS = 64
 
 
 @triton.jit
-def _product(rows, tile, acc, SWAP: tl.constexpr):
-    """acc + rows [M, K] x tile [N, K]^T; with SWAP acc is [N, M]."""
+def _product(rows, tile, acc, factors, outputs, real, GROUP: tl.constexpr, SWAP: tl.constexpr):
+    """acc + rows [M, K] x tile [N, K]^T; with SWAP acc is [N, M]. With a GROUP, the weights are rounded after they are
+    multiplied with the factors, as if they had been dequantized."""
+    if GROUP:
+        tile = tile.to(tl.float32) * tl.load(factors + outputs, real, 0.0)[:, None]
     tile = tile.to(rows.dtype)
     # One return: the compiler wants those of a function to agree in shape, also those that are not reached.
     if SWAP:
@@ -37,7 +41,7 @@ def _gate_up(
     out, x, weight, scales, bias, slots, tiles, max_tiles, num_columns, stride_x,
     INNER: tl.constexpr, E: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GELU: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    SCALED: tl.constexpr, BIASED: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -69,8 +73,11 @@ def _gate_up(
                 values = tl.load(rows + start, mask=live, other=0.0)
                 gates = tl.load(places + start, mask=real, other=0.0)
                 ups = tl.load(places + INNER * E + start, mask=real, other=0.0)
-            gate = _product(values, gates, gate, SWAP)
-            up = _product(values, ups, up, SWAP)
+            factors_here = scales
+            if GROUP:
+                factors_here = scales + (expert * ((E + GROUP - 1) // GROUP) + start // GROUP) * (2 * INNER)
+            gate = _product(values, gates, gate, factors_here, outputs, outputs < INNER, GROUP, SWAP)
+            up = _product(values, ups, up, factors_here + INNER, outputs, outputs < INNER, GROUP, SWAP)
         if SWAP:
             gate, up = tl.trans(gate), tl.trans(up)
         if SCALED:
@@ -90,7 +97,7 @@ def _gate_up(
 def _down(
     out, inner, weight, scales, bias, slots, tiles, max_tiles, num_columns,
     INNER: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SCALED: tl.constexpr, BIASED: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -118,7 +125,10 @@ def _down(
                 live = (start + lanes < INNER)[None, :]
                 values = tl.load(rows + start, mask=live, other=0.0)
                 weights = tl.load(places + start, mask=(outputs < E)[:, None] & live, other=0.0)
-            acc = _product(values, weights, acc, SWAP)
+            factors_here = scales
+            if GROUP:
+                factors_here = scales + (expert * ((INNER + GROUP - 1) // GROUP) + start // GROUP) * E
+            acc = _product(values, weights, acc, factors_here, outputs, outputs < E, GROUP, SWAP)
         if SWAP:
             acc = tl.trans(acc)
         if SCALED:
@@ -173,7 +183,8 @@ def grouped_gate_up(
         out, x, weight, x if scales is None else scales, x if form.gate_up_bias is None else form.gate_up_bias,
         order.slots, order.tiles, order.max_tiles, num_columns, x.stride(0), INNER=inner_size, E=size,
         K=top_k, BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n,
-        BLOCK_K=choice.block_k, SCALED=scales is not None, BIASED=form.gate_up_bias is not None, SWAP=choice.swap,
+        BLOCK_K=choice.block_k, SCALED=scales is not None and scales.dim() == 2,
+        GROUP=factor_inputs(scales), BIASED=form.gate_up_bias is not None, SWAP=choice.swap,
         PDL=launch.dependent(), **gate_options(form),
         num_stages=choice.num_stages, **launch.options(choice.num_warps),
     )  # fmt: skip
@@ -196,7 +207,8 @@ def grouped_down(
         out, inner, weight, inner if scales is None else scales, inner if form.down_bias is None else form.down_bias,
         order.slots, order.tiles, order.max_tiles, num_columns, INNER=inner_size, E=size,
         BLOCK_M=order.tile_rows, BLOCK_N=choice.block_n, BLOCK_K=choice.block_k,
-        SCALED=scales is not None, BIASED=form.down_bias is not None, SWAP=choice.swap, PDL=launch.dependent(),
+        SCALED=scales is not None and scales.dim() == 2, GROUP=factor_inputs(scales),
+        BIASED=form.down_bias is not None, SWAP=choice.swap, PDL=launch.dependent(),
         num_stages=choice.num_stages,
         **launch.options(choice.num_warps),
     )  # fmt: skip

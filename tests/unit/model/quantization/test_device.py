@@ -74,8 +74,10 @@ def test_integers_whose_inputs_are_integers_are_kept_as_they_are(gate: str | Non
 SIZES = ExpertSizes(3, 128, 64)
 
 
-def experts_of(*weights: tuple[QuantizedTensor | torch.Tensor, QuantizedTensor | torch.Tensor]) -> DeviceExperts:
-    made = DeviceWeights(torch.float32).experts(SIZES, torch.float32, torch.device("cpu"), "silu")
+def experts_of(
+    *weights: tuple[QuantizedTensor | torch.Tensor, QuantizedTensor | torch.Tensor], sizes: ExpertSizes = SIZES
+) -> DeviceExperts:
+    made = DeviceWeights(torch.float32).experts(sizes, torch.float32, torch.device("cpu"), "silu")
     assert isinstance(made, DeviceExperts)
     for index, (gate_up, down) in enumerate(weights):
         made.put_gate_up(index, gate_up)
@@ -98,7 +100,7 @@ def pair(bits: int, size: int, seed: int) -> tuple[PackedWeight, PackedWeight]:
 
 def check_experts(made: DeviceExperts, *weights: tuple[QuantizedTensor | torch.Tensor, ...]) -> None:
     plain = [torch.stack([floats(part[which], torch.float32) for part in weights]) for which in (0, 1)]
-    x = torch.randn(5, 128, generator=torch.Generator().manual_seed(9))
+    x = torch.randn(5, plain[0].shape[2], generator=torch.Generator().manual_seed(9))
     chosen = torch.tensor([[0, 1], [1, 2], [2, 0], [1, 0], [5, 2]], dtype=torch.int32)
     factors = torch.rand(5, 2)
     expected = reference_experts(x, plain[0], plain[1], chosen, factors, 0)
@@ -116,18 +118,24 @@ def test_experts_are_kept_as_they_are_stored(bits: int, size: int):
     check_experts(made, *weights)
 
 
-def test_experts_of_8_bit_floats_keep_their_scales(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("size", [None, 128])
+@pytest.mark.parametrize("inner", [128, 192])
+def test_experts_of_8_bit_floats_keep_their_scales(size: int | None, inner: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    generator = torch.Generator().manual_seed(0)
     weights = []
-    for seed in range(3):
+    for _ in range(3):
         parts = []
-        for like in pair(8, 128, seed):
-            values = like.values.float().to(torch.float8_e4m3fn)
-            parts.append(replace(like, values=values, scales=like.scales[:, :1], groups=torch.zeros_like(like.groups)))
-        weights.append(tuple(parts))
-    made = experts_of(*weights)
+        for outputs, inputs in ((2 * inner, 256), (256, inner)):
+            values = torch.randn(outputs, inputs, generator=generator).to(torch.float8_e4m3fn)
+            scales = torch.rand(outputs, 1 if size is None else -(-inputs // size), generator=generator) / 9
+            parts.append(PackedWeight(8, values, scales, neighbours(inputs, size or inputs)))
+        weights.append((parts[0], parts[1]))
+    made = experts_of(*weights, sizes=ExpertSizes(3, 256, inner))
     assert made.gate_up.form == made.down.form == "floats of 8 bits"
     assert torch.equal(made.down.plain[1].view(torch.int8), weights[1][1].values.view(torch.int8))
+    check_experts(made, *weights)
+    made.down.dequantize()
     check_experts(made, *weights)
 
 

@@ -216,6 +216,8 @@ def packed_experts() -> None:
     for count in (8, 300):  # not packed, but as those are
         routed = ints(count, 4), torch.empty(count, 4)
         moe.experts(half(count, 2048), half(2, 1536, 2048), half(2, 2048, 768), *routed, 0, clamped)
+        eight = half(2, 1536, 2048).to(torch.float8_e4m3fn), half(2, 2048, 768).to(torch.float8_e4m3fn)
+        moe.experts(half(count, 2048), *eight, *routed, 0, SILU, (torch.empty(2, 16, 1536), torch.empty(2, 6, 2048)))
     for bits, group, halves, form in ((4, 128, False, SILU), (4, 32, True, clamped), (8, 64, False, SILU)):
         weights = []
         for outputs, inputs in ((1536, 2048), (2048, 768)):

@@ -131,6 +131,18 @@ def test_weights_of_8_bits(num_tokens: int):
     close(result, reference_experts(x, *packed, *routed, SILU, scales))
 
 
+@pytest.mark.parametrize("num_tokens", [1, 30])
+@pytest.mark.parametrize(("size", "inner", "dtype"), [(320, 192, torch.float32), (128, 100, torch.bfloat16)])
+def test_weights_of_8_bits_with_factors_of_groups(num_tokens: int, size: int, inner: int, dtype: torch.dtype):
+    x, gate_up, down, *routed = case(num_tokens, dtype, size, inner, range(7))
+    packed = [(20 * weight).to(torch.float8_e4m3fn) for weight in (gate_up, down)]
+    scales = tuple(
+        random(len(weight), -(-weight.shape[2] // 128), weight.shape[1], seed=4).abs() / 20 for weight in packed
+    )
+    result = moe.experts(x, *packed, *routed, SILU, scales)
+    close(result, reference_experts(x, *packed, *routed, SILU, scales))
+
+
 @pytest.mark.parametrize("num_tokens", [0, 1, slow(21), slow(22)])
 def test_the_number_of_tokens_decides_how(num_tokens: int):
     args = case(num_tokens, torch.float32, 32, 16, range(7))
