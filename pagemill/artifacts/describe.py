@@ -75,7 +75,7 @@ def describe(
     no such folder or no such recommendation.
     """
     facts = _from_gguf(name, path) if path.is_file() else _from_folder(name, path, load_format)
-    config = hf_config.with_classic_rope(with_common_names(facts.hf_config | dict(hf_overrides or {})))
+    config = hf_config.with_classic_rope(with_common_names(hf_config.laid_over(facts.hf_config, hf_overrides or {})))
     named = _first(config.get("architectures")) or facts.architecture
     architecture, ending = known_architecture(named)
     implementation = _implementation(name, architecture, config, model_impl, facts.weights_format)

@@ -1,6 +1,7 @@
 """What a folder in Hugging Face format says: config.json, generation_config.json, which weights are there.
 Knows nothing about how a model is computed; never runs or imports code from the folder (auto_map is ignored)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +13,12 @@ from pagemill.errors import ModelError
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _DEFAULT_THETA: Final = 10_000.0
+_MISSING: Final = object()
 _QUANTIZATION: Final = ("quantization_config", "compression_config")
 """What the settings are called, by newer files and by older ones of compressed-tensors."""
 MODELOPT: Final = "hf_quant_config.json"
+OLD_FILES: Final = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Where AutoGPTQ and AutoAWQ wrote their settings before config.json had them -> quant_method."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,14 @@ def require_safetensors(folder: Path) -> None:
 
 
 def with_quantization_file(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """config.json, and in it what ModelOpt says in a file of its own. Raises ModelError for a damaged one."""
-    if any(config.get(key) for key in _QUANTIZATION) or not (folder / MODELOPT).is_file():
+    """config.json, and in it what a file of its own says of how the weights are quantized. Raises ModelError for a
+    damaged one."""
+    if any(config.get(key) for key in _QUANTIZATION):
+        return config
+    for name, method in OLD_FILES.items():
+        if (folder / name).is_file():
+            return config | {_QUANTIZATION[0]: {"quant_method": method} | read_json_object(folder / name)}
+    if not (folder / MODELOPT).is_file():
         return config
     found = read_json_object(folder / MODELOPT).get("quantization")
     if not isinstance(found, dict):
@@ -83,6 +93,27 @@ def quantization_config(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(method, str):
         raise ModelError(f"{key}={str(found)[:80]!r} in config.json is not an object with a quant_method")
     return dict(found)
+
+
+def laid_over(config: dict[str, Any], overrides: Mapping[str, object]) -> dict[str, Any]:
+    """config.json with other values. Those that have the classic names of rotary settings count in a file that has only
+    the newer `rope_parameters` too."""
+    merged = config | dict(overrides)
+    parameters = config.get("rope_parameters")
+    if not isinstance(parameters, dict) or "rope_parameters" in overrides:
+        return merged
+    per_kind = isinstance(parameters.get("full_attention"), dict)
+    full = dict(parameters["full_attention"] if per_kind else parameters)
+    scaling = overrides.get("rope_scaling", _MISSING)
+    if scaling is None or isinstance(scaling, dict):
+        full = {"rope_theta": full.get("rope_theta", _DEFAULT_THETA)} | (scaling or {"rope_type": "default"})
+    if "rope_theta" in overrides:
+        full["rope_theta"] = overrides["rope_theta"]
+    changed = parameters | {"full_attention": full} if per_kind else full
+    local = parameters.get("sliding_attention")
+    if isinstance(local, dict) and "rope_local_base_freq" in overrides:
+        changed["sliding_attention"] = local | {"rope_theta": overrides["rope_local_base_freq"]}
+    return merged | {"rope_parameters": changed}
 
 
 def with_classic_rope(config: dict[str, Any]) -> dict[str, Any]:

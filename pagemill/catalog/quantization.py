@@ -37,8 +37,12 @@ QUANTIZED_CHECKPOINTS: Registry[Any] = Registry(
 """`quant_method` in the quantization_config of a config.json: what a checkpoint is stored in."""
 
 
+SAME_AS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"}
+"""What vLLM calls some of these by the kernels that it has for them -> the format."""
+
+
 def check_quantization(name: str) -> None:
     """Raise ConfigError that lists the known names, if `--quantization` can be none of this name."""
     known = sorted({*QUANTIZATION, *QUANTIZED_CHECKPOINTS})
-    if name not in known:
+    if SAME_AS.get(name, name) not in known:
         raise ConfigError(f"quantization={name!r} is not one of {', '.join(known)}")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pagemill.artifacts.describe import describe
+from pagemill.catalog.quantization import check_quantization
 from pagemill.errors import ConfigError, ModelError
 from pagemill.model.factory import load_model
 from pagemill.model.kernels.linear import packs_natively
@@ -283,6 +284,40 @@ def test_formats_of_gpt_oss_experts_over_two_ranks(pairs: bool) -> None:
     assert whole.abs().max() > 0
     summed = held(0, 2)(x, chosen, weights) + held(1, 2)(x, chosen, weights)
     assert (summed - whole).abs().max() < 1e-5 * whole.abs().max()  # sums in another order
+
+
+def test_formats_whose_writers_give_every_layer_a_bias(plain_folder: Path, tmp_path: Path) -> None:
+    """GPTQ: of layers without one it is zeros; anything else would be lost."""
+    packed, plain = store(plain_folder, tmp_path, *FORMATS["gptq-4"])
+    tensors = load_file(packed / "model.safetensors")
+    biases = {
+        name.replace("scales", "bias"): torch.zeros(tensors[name].shape[1]) for name in tensors if "scales" in name
+    }
+    save_file(tensors | biases, packed / "model.safetensors", {"format": "pt"})
+    assert relative_error(load(packed).logits(TOKENS), reference_logits(plain)) < 1e-4
+    biases["model.layers.1.self_attn.o_proj.bias"][3] = 0.5
+    save_file(tensors | biases, packed / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"o_proj\.bias is not zero: the architecture has none"):
+        load(packed)
+
+
+def test_formats_that_have_biases_themselves(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", "Qwen2ForCausalLM", **SIZES)
+    packed, plain = store(folder, tmp_path, *FORMATS["gptq-4"])
+    assert load_file(packed / "model.safetensors")["model.layers.0.self_attn.q_proj.bias"].any()
+    assert relative_error(load(packed).logits(TOKENS), reference_logits(plain)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"), [("gptq-4", "gptq_marlin"), ("awq", "awq_marlin"), ("modelopt-nvfp4", "modelopt_fp4")]
+)
+def test_formats_by_the_names_of_kernels(plain_folder: Path, tmp_path: Path, name: str, flag: str) -> None:
+    """As commands for vLLM have them."""
+    packed, _ = store(plain_folder, tmp_path, *FORMATS[name])
+    check_quantization(flag)
+    assert torch.equal(load(packed, quantization=flag).logits(TOKENS), load(packed).logits(TOKENS))
+    with pytest.raises(ConfigError, match="the checkpoint is not quantized"):
+        load(plain_folder, quantization=flag)
 
 
 def test_formats_of_modelopt_in_a_file_of_their_own(plain_folder: Path, tmp_path: Path) -> None:

@@ -168,7 +168,15 @@ def test_formats_of_bitsandbytes_in_8_bits() -> None:
     assert_same(method_of({"quant_method": "bitsandbytes", "load_in_8bit": True}), stored, wanted)
 
 
-@pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig", "IntxWeightOnlyConfig"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Int8WeightOnlyConfig",
+        "Float8WeightOnlyConfig",
+        "IntxWeightOnlyConfig",
+        "Int8DynamicActivationIntxWeightConfig",
+    ],
+)
 def test_formats_of_torchao(kind: str) -> None:
     pytest.importorskip("torchao")
     with warnings.catch_warnings():
@@ -178,8 +186,10 @@ def test_formats_of_torchao(kind: str) -> None:
         from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
         from torchao.quantization.granularity import PerGroup
 
-        how = getattr(quantization, kind)(**({"version": 2} if kind.startswith("Int8") else {}))
-        if kind.startswith("Intx"):
+        how = getattr(quantization, kind)(**({"version": 2} if kind.startswith("Int8W") else {}))
+        if kind.startswith("Int8DynamicActivationIntx"):
+            how = getattr(quantization, kind)(weight_dtype=torch.int4, weight_granularity=PerGroup(32))
+        elif kind.startswith("Intx"):
             how = quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))
         model = torch.nn.Sequential(torch.nn.Linear(SHAPE[1], SHAPE[0], bias=False)).bfloat16()
         model[0].weight.data.copy_(random_weight())

@@ -42,7 +42,11 @@ class LoadableModel(Protocol):
         """Called once, after the last tensor."""
 
 
-_KV_SCALE = re.compile(r"(.*\blayers\.\d+\.self_attn)(?:\.[a-z_]+)?\.([kv])_scale")
+_KV_SCALE = re.compile(
+    r"(?P<layer>.*\blayers\.\d+\.self_attn)"
+    r"(?:(?:\.[a-z_]+)?\.(?P<which>kv|[kvq]|prob)_scale|\.(?P<output>[kv])_proj\.output_scale)"
+)
+"""Of keys (k), values (v) or both, for caches; and of what is not held in 8 bits here (q, prob)."""
 
 
 class Selection:
@@ -65,35 +69,38 @@ class Selection:
         """Of the tensors that were selected."""
         self._seen: set[Target] = set()
         self._kv_scales: dict[str, tuple[str, str]] = {}
-        """Checkpoint name -> (attention layer, k or v), of scales for a cache of 8-bit floats."""
+        """Checkpoint name -> (attention layer; k, v or kv), of scales for a cache of 8-bit floats."""
         self._unexpected: list[str] = []
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Part | None:
         """The part of a tensor that is read; None for one that is not. Raises ModelError for a wrong shape."""
         scale = _KV_SCALE.fullmatch(name)
         if scale is not None:
-            return self._kv_scale(name, scale[1].removeprefix(self._model.weights.strip_prefix), scale[2], shape)
+            layer = scale["layer"].removeprefix(self._model.weights.strip_prefix)
+            return self._kv_scale(name, layer, scale["which"] or scale["output"], shape)
         target = self._model.weights.target(name)
         if target is not None:
             target = self._other_names.get(target, target)
         if target is None or (target.layer not in self._layers and self._model.elsewhere(target.layer)):
             return None
         wanted = self._wanted.get(target)
-        if wanted is None or target in self._seen:
+        if wanted is None:
             self._unexpected.append(name)
             return None
+        if target in self._seen:
+            raise ModelError(f"the checkpoint has tensor {name} twice, in two files or under two names")
         stored = wanted.stored
         if not stored.takes(tuple(shape)):
             wanted_shape = stored.shape if stored.max_length is None else f"(up to {stored.max_length},)"
             raise ModelError(f"tensor {name} has shape {tuple(shape)}, expected {wanted_shape}")
         self._seen.add(target)
         self._targets[name] = target
-        if stored.unused or wanted.part is None:
+        if (stored.unused and not stored.zeros) or wanted.part is None:
             return None
         return wanted.part if stored.max_length is None else whole(name, shape)
 
     def _kv_scale(self, name: str, layer: str, which: str, shape: tuple[int, ...]) -> Part | None:
-        if self._model.elsewhere(layer):
+        if self._model.elsewhere(layer) or not set(which) <= {"k", "v"}:
             return None
         if math.prod(shape) != 1:
             raise ModelError(f"tensor {name} has shape {tuple(shape)}: one scale of a layer's KV cache is supported")
@@ -110,11 +117,15 @@ class Selection:
         """Hand over what was read of a selected tensor, in the checkpoint's or the model's type. Raises ModelError for
         another type, or impossible values."""
         if name in self._kv_scales:
-            self._model.take_kv_scale(*self._kv_scales[name], _positive(name, tensor))
+            layer, letters = self._kv_scales[name]
+            for which in letters:
+                self._model.take_kv_scale(layer, which, _positive(name, tensor))
             return
         target = self._targets[name]
         if isinstance(tensor, Tensor):
             _check_values(name, self._wanted[target], tensor)
+            if self._wanted[target].stored.zeros:
+                return
         try:
             self._layers[target.layer].load(target.kind, target.shard, tensor)
         except ModelError as error:
@@ -187,6 +198,8 @@ def _check_values(name: str, wanted: LayerTensor, tensor: Tensor) -> None:
     if tensor.dtype not in stored.dtypes:
         allowed = " or ".join(str(dtype)[6:] for dtype in stored.dtypes)
         raise ModelError(f"tensor {name} is of type {str(tensor.dtype)[6:]}, expected {allowed}")
+    if stored.zeros and bool(tensor.any()):
+        raise ModelError(f"tensor {name} is not zero: the architecture has none")
     allowed_values = stored.values
     if allowed_values is not None and len(tensor):
         low = int(tensor.min())

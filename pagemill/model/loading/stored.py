@@ -64,7 +64,9 @@ class StoredTensor:
     values: range | None = None
     """What its integers must be in; None: anything. For small tensors: it is looked up."""
     unused: bool = False
-    """Whether it may be there, and is not read."""
+    """Whether it may be there, and is not needed."""
+    zeros: bool = False
+    """Whether it is `unused`, and zeros: then it is read, to see that."""
     other_shapes: tuple[tuple[int, ...], ...] = ()
     """In which the same numbers may be stored, too."""
     other_kinds: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from pagemill.catalog.quantization import QUANTIZATION, QUANTIZED_CHECKPOINTS
+from pagemill.catalog.quantization import QUANTIZATION, QUANTIZED_CHECKPOINTS, SAME_AS
 from pagemill.errors import ConfigError
 from pagemill.model.quantization import integers
 from pagemill.model.quantization.interface import Quantization, QuantRequest, Uniform
@@ -23,6 +23,7 @@ def choose(
     ConfigError where a method cannot run, or is not the checkpoint's, ModelError for a damaged `config`."""
     if deterministic and device.startswith("cuda"):
         return Uniform(InvariantFloats())
+    wanted = None if wanted is None else SAME_AS.get(wanted, wanted)
     stored = config.get("quant_method")
     rest_in_8_bits = wanted == INT8
     request = QuantRequest(dtype, device, config, dequantize=wanted == NONE, quantize_floats=rest_in_8_bits)

@@ -75,7 +75,7 @@ def make(request: QuantRequest) -> Quantization:
     sparsity = config.get("sparsity_config", dict) or {}
     if sparsity.get("format", "dense") != "dense":
         raise ModelError(f"quantization_config.sparsity_config.format={sparsity['format']!r} is not supported: dense")
-    config.choose("quantization_status", (None, "compressed"))
+    config.choose("quantization_status", (None, "compressed", "frozen"))  # which older files say of the same
     groups = config.inside("config_groups")
     methods = [
         (group.strings("targets"), _method(group, config, computing))

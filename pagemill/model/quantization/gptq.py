@@ -81,6 +81,8 @@ class GptqWeights(PackedMethod):
                 values=range(num_groups),
                 unused=not layout.ordered,
             ),
+            # Some writers give every layer a bias; a layer that has one declares it after these.
+            StoredTensor("bias", (num_rows,), rows=Axis(0), unused=True, zeros=True),
         )
 
     def decode(

@@ -6,10 +6,12 @@ Embedding and output head become 8-bit integers: their errors would be those of 
 import torch
 from torch import Tensor
 
+from pagemill.model.kernels.linear_int import BLOCK
 from pagemill.model.loading.packed_weight import PackedWeight, neighbours
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
 from pagemill.model.quantization.integers import Integers, require
 from pagemill.model.quantization.interface import LinearWeight, Quantization, QuantRequest, Uniform
+from pagemill.model.quantization.once import Once
 
 STEPS = 15
 """Between the smallest and the largest of a group."""
@@ -42,10 +44,14 @@ class Integers4(Integers):
     def __init__(self, group_size: int) -> None:
         super().__init__(quantize_floats=True)
         self._group_size = group_size
+        self._groups_note = Once("layers of %d inputs become integers of 8 bits, not 4: they are no whole groups of %d")
 
     def _prepared(self, weight: Tensor | QuantizedTensor, gate: str | None, *, wide: bool) -> LinearWeight:
-        if not isinstance(weight, QuantizedTensor) and weight.shape[1] % self._group_size == 0:
+        width = weight.shape[1]
+        if not isinstance(weight, QuantizedTensor) and width % self._group_size == 0:
             weight = quantize(floats(weight, torch.bfloat16), self._group_size)
+        elif width % BLOCK == 0:
+            self._groups_note.warn(width, self._group_size)
         return super()._prepared(weight, gate, wide=wide)
 
 

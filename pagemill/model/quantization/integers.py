@@ -48,6 +48,7 @@ class Integers(QuantMethod):
             "share a scale that 16-bit floats can hold"
         )
         self._parts_note = parts_note()
+        self._width_note = Once("layers of %d inputs stay floats: --quantization is of blocks of %d inputs")
 
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
         return self._prepared(weight, gate, wide=False)
@@ -69,7 +70,10 @@ class Integers(QuantMethod):
             panels = self._panels(blocks, gate, wide)
             return panels if order is None else OrderedWeight(panels, order)
         plain = floats(weight, torch.bfloat16)
-        if not self._quantize_floats or plain.shape[1] % BLOCK:
+        width = plain.shape[1]
+        if self._quantize_floats and width % BLOCK:
+            self._width_note.warn(width, BLOCK)
+        if not self._quantize_floats or width % BLOCK:
             return self._floats.prepare(plain, gate)
         return self._panels(BlockTensor(Q8_0, quantize_q8(plain)), gate, self._wide_inputs)
 

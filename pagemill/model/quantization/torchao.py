@@ -120,10 +120,13 @@ def _float8(inputs: Inputs) -> Callable[[Fields, QuantMethod], QuantMethod]:
     return read
 
 
-def _intx(fields: Fields, computing: QuantMethod) -> QuantMethod:
-    fields.inside("intx_packing_format").choose("_data", (None, "UNPACKED_TO_INT8"))
-    name = fields.inside("weight_dtype").choose("_data", tuple(f"int{bits}" for bits in range(2, 9)))
-    return PlainWeights(int(str(name)[3:]), _granularity(fields), False, Inputs.FLOATS, computing)
+def _intx(inputs: Inputs, granularity: str) -> Callable[[Fields, QuantMethod], QuantMethod]:
+    def read(fields: Fields, computing: QuantMethod) -> QuantMethod:
+        fields.inside("intx_packing_format").choose("_data", (None, "UNPACKED_TO_INT8"))
+        name = fields.inside("weight_dtype").choose("_data", tuple(f"int{bits}" for bits in range(2, 9)))
+        return PlainWeights(int(str(name)[3:]), _granularity(fields, granularity), False, inputs, computing)
+
+    return read
 
 
 def _int4(fields: Fields, computing: QuantMethod) -> QuantMethod:
@@ -131,12 +134,12 @@ def _int4(fields: Fields, computing: QuantMethod) -> QuantMethod:
     return PairedWeights(fields.positive("group_size"), computing)
 
 
-def _granularity(fields: Fields) -> ScaleGrid:
-    found = fields.values.get("granularity")
+def _granularity(fields: Fields, key: str = "granularity") -> ScaleGrid:
+    found = fields.values.get(key)
     first = found[-1] if isinstance(found, list) and found else found
     if first is None:
         return OUTPUT
-    granularity = Fields(f"{fields.name}.granularity", first if isinstance(first, dict) else {"_type": first})
+    granularity = Fields(f"{fields.name}.{key}", first if isinstance(first, dict) else {"_type": first})
     kind = granularity.choose("_type", ("PerRow", "PerTensor", "PerAxis", "PerGroup"))
     if kind == "PerGroup":
         return ScaleGrid(1, granularity.inside("_data").positive("group_size"))
@@ -151,6 +154,7 @@ TYPES: dict[str, Callable[[Fields, QuantMethod], QuantMethod]] = {
     "Int8DynamicActivationInt8WeightConfig": _int8(Inputs.INT8),
     "Float8WeightOnlyConfig": _float8(Inputs.FLOATS),
     "Float8DynamicActivationFloat8WeightConfig": _float8(Inputs.FP8),
-    "IntxWeightOnlyConfig": _intx,
+    "IntxWeightOnlyConfig": _intx(Inputs.FLOATS, "granularity"),
+    "Int8DynamicActivationIntxWeightConfig": _intx(Inputs.INT8, "weight_granularity"),
 }
 """What torchao calls a way to quantize -> what reads its tensors."""

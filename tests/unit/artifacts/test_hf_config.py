@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from pagemill.artifacts.hf_config import read_folder, require_safetensors, with_classic_rope
+from pagemill.artifacts.hf_config import laid_over, read_folder, require_safetensors, with_classic_rope
 from pagemill.errors import ModelError
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "eos_token_id": 2, "torch_dtype": "float16"}
@@ -97,3 +97,50 @@ def test_classic_rope_stays():
     config = {"rope_theta": 1.0, "rope_parameters": {"rope_theta": 2.0}}
     assert with_classic_rope(config)["rope_theta"] == 1.0
     assert "rope_scaling" not in config
+
+
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        ({"rope_theta": 1e6}, {"rope_theta": 1e6, "rope_type": "default"}),
+        ({"rope_scaling": LINEAR}, {"rope_theta": 5e5, **LINEAR}),
+        ({"rope_theta": 1e6, "rope_scaling": LINEAR}, {"rope_theta": 1e6, **LINEAR}),
+        ({"rope_parameters": LINEAR}, LINEAR),
+        ({"hidden_size": 8}, {"rope_theta": 5e5, "rope_type": "default"}),
+    ],
+)
+def test_overrides_by_classic_names_count_in_newer_files(overrides, wanted):
+    config = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}, "hidden_size": 64}
+    found = laid_over(config, overrides)
+    assert found["rope_parameters"] == wanted
+    assert found == config | overrides | {"rope_parameters": wanted}
+    assert laid_over({"hidden_size": 64}, overrides) == {"hidden_size": 64} | overrides
+
+
+def test_overrides_of_layers_of_two_kinds():
+    kinds = {"full_attention": {**LINEAR, "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    changes = {"rope_theta": 2e6, "rope_scaling": None, "rope_local_base_freq": 3e4}
+    assert laid_over({"rope_parameters": kinds}, changes)["rope_parameters"] == {
+        "full_attention": {"rope_theta": 2e6, "rope_type": "default"},
+        "sliding_attention": {"rope_theta": 3e4},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "method"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False}, "gptq"),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 128, "version": "GEMM"}, "awq"),
+    ],
+)
+def test_settings_that_older_checkpoints_have_in_a_file_of_their_own(tmp_path, name, content, method):
+    folder = folder_with(tmp_path)
+    (folder / name).write_text(json.dumps(content))
+    assert read_folder(folder).config["quantization_config"] == content | {"quant_method": method}
+    own = {"quant_method": "fp8"}
+    assert (
+        read_folder(folder_with(tmp_path, CONFIG | {"quantization_config": own})).config["quantization_config"] == own
+    )

@@ -69,7 +69,30 @@ def test_a_missing_shard_is_named(folder):
         PagedModel.load(folder)
 
 
-@pytest.mark.parametrize("place", ["self_attn.{0}_proj.{0}_scale", "self_attn.{0}_scale", "self_attn.attn.{0}_scale"])
+def test_a_tensor_of_two_files_is_named(folder):
+    """Whichever of them is right."""
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    files = {"model-1.safetensors": names, "model-2.safetensors": [names[0]]}
+    for file, held in files.items():
+        save_file({name: tensors[name] for name in held}, folder / file, {"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {name: file for file, held in files.items() for name in held} | {"a": "model-1.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=rf"has tensor {names[0]} twice, in two files or under two names"):
+        PagedModel.load(folder)
+
+
+PLACES = [
+    "self_attn.{0}_proj.{0}_scale",
+    "self_attn.{0}_scale",
+    "self_attn.attn.{0}_scale",
+    "self_attn.{0}_proj.output_scale",
+]
+"""Where ModelOpt, compressed-tensors, vLLM and older files of compressed-tensors have them."""
+
+
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_scales_of_a_cache_of_8_bit_floats_are_kept_for_it(folder, caplog, place, shape):
     def add(tensors):
@@ -85,6 +108,16 @@ def test_scales_of_a_cache_of_8_bit_floats_are_kept_for_it(folder, caplog, place
     assert before.model.layers["0"].self_attn.attn.stored_scales == {}
     scales = [model.layers[str(layer)].self_attn.attn.stored_scales for layer in range(4)]
     assert scales == [{"k": 0.25 + layer, "v": 2.0 + layer} for layer in range(4)]
+
+
+def test_one_scale_of_keys_and_values_and_what_is_no_scale_of_a_cache(folder):
+    def add(tensors):
+        for which, value in (("kv", 0.5), ("q", 3.0), ("prob", 4.0)):
+            tensors[f"model.layers.1.self_attn.{which}_scale"] = torch.tensor(value)
+
+    change(folder, add)
+    model = PagedModel.load(folder).model
+    assert model.layers["1"].self_attn.attn.stored_scales == {"k": 0.5, "v": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def request(change: dict[str, Any], weights: dict[str, Any]) -> QuantRequest:
         ({"kv_cache_scheme": {"num_bits": 8}}, {}, r"kv_cache_scheme=.* is not supported"),
         ({"transform_config": {"config_groups": {}}}, {}, r"transform_config=.* is not supported"),
         ({"sparsity_config": {"format": "2:4"}}, {}, r"sparsity_config\.format='2:4'"),
-        ({"quantization_status": "frozen"}, {}, r"quantization_status='frozen'"),
+        ({"quantization_status": "calibration"}, {}, r"quantization_status='calibration'"),
         ({"config_groups": {}}, {}, r"config_groups has no group"),
         ({"config_groups": [1]}, {}, r"config_groups=\[1\] is of a wrong type"),
         ({"config_groups": {"g": 3}}, {}, r"config_groups\.g=3 is of a wrong type"),
@@ -285,6 +285,11 @@ def test_the_checkpoint_decides_and_a_flag_that_does_not_fit_is_refused(tmp_path
     with pytest.raises(ConfigError, match="quantization=compressed-tensors: the checkpoint is not quantized"):
         choose("compressed-tensors", {}, torch.float32, "cpu")
     assert isinstance(choose(None, {}, torch.float32, "cpu").method("lm_head", Role.HEAD), Unquantized)
+
+
+def test_older_files_call_the_same_frozen() -> None:
+    quantization = choose(None, Layout().config() | {"quantization_status": "frozen"}, torch.float32, "cpu")
+    assert quantization.method("model.layers.0.mlp.up_proj", Role.LINEAR).tensors((32, 64))[0].kind == "weight_packed"
 
 
 def test_facts_say_how_a_checkpoint_is_quantized(tmp_path: Path) -> None:

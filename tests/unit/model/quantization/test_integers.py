@@ -86,11 +86,21 @@ def test_a_float_checkpoint_in_8_bits(folder: Path) -> None:
     assert formats_of(load(folder)) == {FORMATS["BF16"]}
 
 
-def test_inputs_that_are_not_whole_blocks_stay_floats(tmp_path: Path) -> None:
+def test_inputs_that_are_not_whole_blocks_stay_floats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_checkpoint(tmp_path / "model", "LlamaForCausalLM", intermediate_size=72)
     model = load(folder, quantization="int8")
     assert formats_of(model) == {FORMATS["BF16"], FORMATS["Q8_0"]}
+    assert caplog.text.count("layers of 72 inputs stay floats: --quantization is of blocks of 32 inputs") == 1
     assert error_of(model.logits(TOKENS), load(folder, "float32").logits(TOKENS)) < 0.05
+
+
+def test_inputs_that_are_not_whole_groups_have_8_bits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_checkpoint(tmp_path / "model", "LlamaForCausalLM", intermediate_size=96)
+    model = load(folder, quantization="int4_g64")
+    assert formats_of(model) == {FORMATS["Q8_0"], FORMATS["Q4_1"]}
+    assert (
+        caplog.text.count("layers of 96 inputs become integers of 8 bits, not 4: they are no whole groups of 64") == 1
+    )
 
 
 def test_what_is_chosen() -> None:
