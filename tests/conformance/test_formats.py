@@ -187,6 +187,19 @@ def test_formats_with_inputs_in_their_own_order_decode_as_the_reference(plain_fo
     assert relative_error(layer.apply(x, None), x.float() @ weight.T) < 0.02
 
 
+@pytest.mark.parametrize("name", ["gptq-4-ordered", "awq", "fp8", "fp8-block", "modelopt-nvfp4", "nf4", "torchao-int8"])
+def test_formats_of_experts(tmp_path: Path, name: str) -> None:
+    """Stored one by one, as linear layers are: what their dequantized weights give."""
+    folder = make_checkpoint(tmp_path / "model", "Qwen3MoeForCausalLM", **SIZES, moe_intermediate_size=64)
+    packed, plain = store(folder, tmp_path, *FORMATS[name])
+    first = "model.layers.0.mlp.experts.0.up_proj"
+    kinds = {key.removeprefix(first) for key in load_file(packed / "model.safetensors") if key.startswith(first)}
+    assert len(kinds) > 1, "experts are stored in the format"
+    found, wanted = load(packed).logits(TOKENS), load(plain).logits(TOKENS)
+    assert relative_error(found, wanted) < 1e-4
+    assert torch.equal(found.argmax(-1), wanted.argmax(-1))
+
+
 def test_formats_are_dequantized_where_that_is_asked_for(plain_folder: Path, tmp_path: Path) -> None:
     packed, plain = store(plain_folder, tmp_path, *FORMATS["awq"])
     exact = load(packed, "bfloat16", "none").logits(TOKENS)

@@ -22,13 +22,13 @@ E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3,
 
 
 def store(folder: Path, to: Path, config: dict[str, Any], quantize: Callable[[Tensor], Stored]) -> tuple[Path, Path]:
-    """(stored, dequantized): two copies of a checkpoint, every linear layer but the head in the format."""
+    """(stored, dequantized): two copies of a checkpoint, every linear layer but head and routers in the format."""
     packed, plain = (Path(shutil.copytree(folder, to / name)) for name in ("packed", "plain"))
     stored = {}
     dequantized = {}
     for name, weight in load_file(folder / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if weight.dim() != 2 or re.search("embed_tokens|lm_head", name):
+        if weight.dim() != 2 or re.search(r"embed_tokens|lm_head|\.mlp\.gate\.", name):
             stored[name] = dequantized[name] = weight
             continue
         tensors, values = quantize(weight)
