@@ -45,7 +45,7 @@ class Integers(QuantMethod):
         self._floats = Unquantized(self._memory)
         self._note = Once(
             "weights of %s are dequantized to bfloat16: integers are multiplied as they are where 32 neighbours "
-            "share a scale that 16-bit floats can hold"
+            "share a scale that 16-bit floats can hold, and 8-bit ones fit a byte without their zero points"
         )
         self._parts_note = parts_note()
         self._width_note = Once("layers of %d inputs stay floats: --quantization is of blocks of %d inputs")

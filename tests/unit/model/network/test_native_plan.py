@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pagemill.model.kernels.native import library
 from pagemill.model.models import causal_lm
@@ -123,11 +124,16 @@ def test_families_with_more_than_the_usual(
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True}])
 def test_inputs_in_an_order_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict) -> None:
-    """GPTQ with activation order: each layer's inputs change places within the call. Layers one by one, of a few rows
-    and of many, give the same bits."""
-    path = make_checkpoint(tmp_path / "model", "LlamaForCausalLM", hidden_size=64, intermediate_size=96, **changes)
-    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    """GPTQ with activation order: inputs of each layer, and of the head, change places within the call. Layers one by
+    one, of a few rows and of many, give the same bits."""
+    changes |= {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": False}
+    path = make_checkpoint(tmp_path / "model", "LlamaForCausalLM", **changes)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "lm_head": True}
     packed, _ = store(path, tmp_path, config, lambda weight: gptq(weight, 4, 32, ordered=True))
+    tensors = load_file(packed / "model.safetensors")
+    head, _ = gptq(tensors.pop("lm_head.weight"), 4, 32, ordered=True)
+    stored = {f"lm_head.{kind}": tensor.clone().contiguous() for kind, tensor in head.items()}
+    save_file(tensors | stored, packed / "model.safetensors", {"format": "pt"})
     found = {chunk: logits(packed, chunk, planned=True) for chunk in (None, 1, 20)}
     assert torch.equal(found[1], found[None])
     assert torch.equal(found[20], found[None])

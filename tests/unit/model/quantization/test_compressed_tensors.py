@@ -113,7 +113,8 @@ def test_what_has_no_blocks_is_dequantized_and_said_once(tmp_path: Path, caplog:
     assert set(panel_formats(load(packed, "bfloat16")).values()) == {0}
     assert [record.message for record in caplog.records if "dequantized" in record.message] == [
         "weights of 4-bit integers in groups of 16 are dequantized to bfloat16: integers are multiplied as they are "
-        "where 32 neighbours share a scale that 16-bit floats can hold"
+        "where 32 neighbours share a scale that 16-bit floats can hold, and 8-bit ones fit a byte without their zero "
+        "points"
     ]
     caplog.clear()
     load(packed)
