@@ -36,7 +36,9 @@ class PrivateLoop:
                 raise EngineDeadError("the LLM was shut down; make another one")
             if _in_running_loop():
                 return self._run_aside(self._tracked(work))
-            return self._runner.run(work)
+            found: list[T] = []
+            self._runner.run(_append(found, work))
+            return found[0]
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         """Run `last`, then close the loop."""
@@ -63,6 +65,12 @@ class PrivateLoop:
     async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
         self._task = asyncio.current_task()
         return await work
+
+
+async def _append(found: list[T], work: Coroutine[Any, Any, T]) -> None:
+    """The runner's task has no result: when it restores the handler of Ctrl-C, the `signal` module makes a text of the
+    task that contains it, which takes as long as many requests if it is their outputs."""
+    found.append(await work)
 
 
 def _in_running_loop() -> bool:

@@ -277,6 +277,7 @@ class AsyncLLM(EngineCalls):
                         begun = True
                         self._pump.start()
                         await asyncio.sleep(0)
+                        pacer = Pacer()  # the turn of the others may have been a step, and this one begins
             self._pump.start()
             num_open = len(streams)
             while num_open:

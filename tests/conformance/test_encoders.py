@@ -8,6 +8,8 @@ from tokenizers import Tokenizer
 
 from pagemill import LLM, PoolingParams
 from pagemill.catalog.models import ENCODERS
+from pagemill.model.kernels.layer_plan import LayerPlan
+from pagemill.model.kernels.native import library
 from tests.fakes.tiny_encoders import make_encoder
 
 PROMPTS = [[3 + (index * 37 + index**2) % 250 for index in range(size)] for size in (90, 1, 200, 33, 200, 7)]
@@ -254,9 +256,12 @@ def test_long_texts_are_split(tmp_path, kind):
         llm.embed(prompt, use_tqdm=False)
 
 
-@pytest.mark.parametrize("case", ["bert", "roberta"])
-def test_a_step_in_bfloat16_is_one_native_call(tmp_path, case):
+@pytest.mark.parametrize("case", ["bert", "roberta", "modernbert", "modernbert-with-biases"])
+def test_a_step_in_bfloat16_is_one_native_call(tmp_path, monkeypatch, case):
     """Of any number of tokens: a few, which each thread norms for itself, and enough for threads to share rows."""
+    plans = []
+    run = LayerPlan.run
+    monkeypatch.setattr(LayerPlan, "run", lambda plan, *args: plans.append(plan) or run(plan, *args))
     architecture, changes = CASES[case]
     model = make_encoder(tmp_path, architecture, **changes)
     theirs = [rows.mean(0).numpy() for rows in hidden_states(model)]
@@ -269,6 +274,7 @@ def test_a_step_in_bfloat16_is_one_native_call(tmp_path, case):
     with LLM(str(tmp_path), dtype="bfloat16") as llm:
         together = vectors(llm, PROMPTS * 3)
         alone = [vectors(llm, [prompt])[0] for prompt in (*PROMPTS, few)]
+    assert len(set(plans)) == (library() is not None)
     with LLM(str(tmp_path), dtype="bfloat16", attention_backend="TORCH_SDPA") as llm:
         one_by_one = vectors(llm, [*PROMPTS, few])
     for index, wanted in enumerate(theirs):

@@ -33,6 +33,24 @@ def test_calls_by_name(control: OfflineControl) -> None:
         control.reset_prefix_cache(reset_running_requests=True)
 
 
+def test_results_are_not_made_into_texts() -> None:
+    """As the runner of asyncio would, to restore the handler of Ctrl-C."""
+
+    class Result:
+        def __repr__(self) -> str:
+            raise AssertionError("it is large")
+
+    async def work() -> Result:
+        return Result()
+
+    async def nothing() -> None:
+        pass
+
+    loop = PrivateLoop()
+    assert isinstance(loop.run(work()), Result)
+    loop.close(nothing())
+
+
 @pytest.mark.parametrize(("method", "options", "message"), [
     (len, {}, "no function is sent to workers"),
     ("shutdown", {}, "method='shutdown' is not one of describe, save_sharded_state, start_profile, stop_profile"),

@@ -30,7 +30,7 @@ def resolve_scheduler(
         SchedulerConfig,
         replace(asked, enable_chunked_prefill=chunks),
         max_num_batched_tokens=_token_budget(asked, chunks, model.max_model_len, device, decisions),
-        max_prefill_tokens=_prefill_tokens(asked.max_prefill_tokens, cpu.cpu_threads, device, decisions),
+        max_prefill_tokens=_prefill_tokens(asked.max_prefill_tokens, cpu.cpu_threads, device, decisions, whole_prompts),
         async_scheduling=_async_scheduling(asked.async_scheduling, parallel, device, decisions),
     )
 
@@ -51,9 +51,13 @@ def _token_budget(
     return budget
 
 
-def _prefill_tokens(asked: int | None, num_threads: int, device: DeviceFacts, decisions: Decisions) -> int:
+def _prefill_tokens(
+    asked: int | None, num_threads: int, device: DeviceFacts, decisions: Decisions, whole_prompts: bool
+) -> int:
     if asked is not None:
         return asked
+    if whole_prompts:
+        return decisions.note("max_prefill_tokens", 0, "no request waits for the next of its tokens")
     most = device.prefill_tokens * num_threads
     return decisions.note("max_prefill_tokens", most, f"{device.prefill_tokens} for each thread" if most else "default")
 

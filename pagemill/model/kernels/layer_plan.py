@@ -24,6 +24,10 @@ CHOOSE = 5
 ADD = 6
 LOOK_UP = 7
 SCALE = 8
+EMBED = 9
+GATE = 10
+PLAN_GATES = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
+"""As PmGate in cpu/kernels.h."""
 NO_BUFFER = -1
 MIN_CAPACITY = 64
 
@@ -53,6 +57,16 @@ class AttentionParts:
     """cos and sin, each [positions, n], n <= D, of the type of the model or float32; None where nothing is turned."""
     query_norm: NormWeight | None = None
     key_norm: NormWeight | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """What a plan reads that looks embeddings up itself."""
+
+    ids: Tensor
+    """[T] int64, each with a row in the plan's table."""
+    types: Tensor | None
+    """[T] int64; None: all are 0."""
 
 
 @dataclass
@@ -144,6 +158,28 @@ class PlanBuilder:
         target = self.buffer(out, table.shape[1])
         self._kept.append(table)
         self._add(LOOK_UP, NO_BUFFER, target, weight=table.data_ptr())
+        return target
+
+    def embed(self, tables: tuple[Tensor, Tensor, Tensor], out: str) -> int:
+        """The rows of [V, E], [positions, E] and [types, E] bfloat16 of each token, its position and its type, added up
+        -> out. The step is run with its tokens."""
+        tokens, positions, types = tables
+        target = self.buffer(out, tokens.shape[1])
+        self._kept += tables
+        self._add(
+            EMBED,
+            NO_BUFFER,
+            target,
+            weight=tokens.data_ptr(),
+            second_weight=positions.data_ptr(),
+            third_weight=types.data_ptr(),
+        )
+        return target
+
+    def gate(self, source: int, gate: int, out: str) -> int:
+        """act(first half) * second half -> out, by the number that native code has for the activation."""
+        target = self.buffer(out, self._widths[source] // 2)
+        self._add(GATE, source, target, gate=gate)
         return target
 
     def finish(
@@ -248,19 +284,24 @@ class LayerPlan:
                 for name, value in place.items():
                     setattr(self.ops[number], name, value)
 
-    def run(self, hidden: Tensor, positions: Tensor, batches: list[int], wanted: Tensor | None = None) -> Tensor:
-        """[T, E] embedded tokens, [T] int64, the address of a native Batch per attention layer -> [T, E]. With
-        `wanted`, [L] int64, ascending, only these rows of the result are sure to be computed.
+    def run(
+        self, source: Tensor | StepTokens, positions: Tensor, batches: list[int], wanted: Tensor | None = None
+    ) -> Tensor:
+        """[T, E] embedded tokens, or the tokens where the plan embeds them, [T] int64, the address of a native Batch
+        per attention layer -> [T, E]. With `wanted`, [L] int64, ascending, only these rows of the result are sure to be
+        computed.
 
         Raises MemoryError.
         """
-        num_tokens = hidden.shape[0]
+        num_tokens = len(positions)
         places = self.places
         self.reserve(num_tokens)
-        # Nothing writes to the source, so it is read where it is.
-        hidden = hidden.contiguous()
         own_source = self.addresses[places.source]
-        self.addresses[places.source] = hidden.data_ptr()
+        tokens = source if isinstance(source, StepTokens) else None
+        if isinstance(source, Tensor):
+            # Nothing writes to it, so it is read where it is.
+            source = source.contiguous()
+            self.addresses[places.source] = source.data_ptr()
         for index, address in enumerate(batches):
             self._batches[index] = address
         run = Run(
@@ -272,6 +313,8 @@ class LayerPlan:
             None,
             None if wanted is None else wanted.data_ptr(),
             0 if wanted is None else len(wanted),
+            None if tokens is None else tokens.ids.data_ptr(),
+            None if tokens is None or tokens.types is None else tokens.types.data_ptr(),
         )
         failed = loaded_library().run_plan(
             ctypes.addressof(self.ops), self.num_layer_ops, ctypes.addressof(run), torch.get_num_threads()

@@ -58,6 +58,8 @@ class Op(ctypes.Structure):
         *((name, _INT) for name in ("values_offset", "block_stride", "kv_dtype", "group")),
         *((name, _POINTER) for name in ("cos", "sin")),
         *((name, _INT) for name in ("table_stride", "half", "table_dtype")),
+        ("third_weight", _POINTER),
+        ("gate", _INT),
     )
 
 
@@ -69,6 +71,7 @@ class Run(ctypes.Structure):
         ("num_tokens", _INT),
         *((name, _POINTER) for name in ("buffers", "widths", "batches", "choice", "wanted")),
         ("num_wanted", _INT),
+        *((name, _POINTER) for name in ("tokens", "types")),
     )
 
 

@@ -47,6 +47,7 @@ class Library:
     layer_norm: Callable[..., None]
     activate: Callable[..., None]
     gated_activation: Callable[..., None]
+    sum_rows: Callable[..., None]
     rope: Callable[..., None]
     argmax: Callable[..., None]
     sample: Callable[..., None]
@@ -122,6 +123,7 @@ def _load(path: Path) -> Library:
         layer_norm=function(holding, "pm_layer_norm", None, *[_POINTER] * 5, _FLOAT, *[_INT] * 6),
         activate=function(holding, "pm_activate", None, *[_POINTER] * 2, *[_INT] * 4),
         gated_activation=function(holding, "pm_gated_activation", None, *[_POINTER] * 2, *[_INT] * 6),
+        sum_rows=function(holding, "pm_sum_rows", None, *[_POINTER] * 4, *[_INT] * 4),
         rope=function(holding, "pm_rope", None, *[_POINTER] * 3, *[_INT] * 9),
         argmax=function(releasing, "pm_argmax", None, *[_POINTER] * 2, *[_INT] * 5),
         sample=function(releasing, "pm_sample", None, *[_POINTER] * 7, *[_INT] * 4),
@@ -205,6 +207,14 @@ def gated(x: Tensor, gelu: bool) -> Tensor:
         out.data_ptr(), x.data_ptr(), rows, cols, x.stride(0), DTYPES[x.dtype], gelu, torch.get_num_threads()
     )
     return out
+
+
+def sum_rows_(sums: Tensor, x: Tensor, starts: Tensor, slots: Tensor) -> None:
+    """As `reference.sum_rows_`; all contiguous."""
+    loaded_library().sum_rows(
+        sums.data_ptr(), x.data_ptr(), starts.data_ptr(), slots.data_ptr(), len(slots), x.shape[1], DTYPES[x.dtype],
+        torch.get_num_threads(),
+    )  # fmt: skip
 
 
 def argmax(logits: Tensor) -> Tensor:

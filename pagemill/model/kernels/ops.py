@@ -77,6 +77,19 @@ def activated(x: Tensor, activation: str) -> Tensor:
     return result
 
 
+def any_gated(x: Tensor, activation: str) -> Tensor:
+    """[T, 2 * I] -> [T, I]: act(first half) * second half, by an activation that `activated` takes."""
+    first, second = x.chunk(2, dim=-1)
+    return activated(first.contiguous(), activation).mul_(second)
+
+
+def sum_rows_(sums: Tensor, x: Tensor, starts: Tensor, slots: Tensor) -> None:
+    """Add rows of x, [T, N], contiguous, to [S, N] float32, contiguous, in their order: those of request r, which are
+    [starts[r], starts[r + 1]), to row slots[r], unless that is negative; no two have the same. starts [R + 1], from 0
+    to T, and slots [R] are int64, on the host. Plain torch on a GPU."""
+    _cpu_only(x).sum_rows_(sums, x, starts, slots)
+
+
 def argmax(logits: Tensor) -> Tensor:
     """[L, V] -> [L] int64: the first index of the largest logit of each row; -1 where one is NaN, or the largest is
     infinite."""

@@ -59,6 +59,16 @@ def gated(x: Tensor, gelu: bool) -> Tensor:
     return activated.mul_(up)
 
 
+def sum_rows_(sums: Tensor, x: Tensor, starts: Tensor, slots: Tensor) -> None:
+    """See `ops.sum_rows_`."""
+    owners = slots.repeat_interleave(starts.diff())
+    chosen = (owners >= 0).nonzero().squeeze(1)
+    if len(chosen) < len(x):
+        owners = owners[chosen]
+        x = x.index_select(0, chosen.to(x.device))
+    sums.index_add_(0, owners.to(x.device), x.float())
+
+
 def argmax(logits: Tensor) -> Tensor:
     """[L, V] -> [L] int64: the first index of the largest; -1 for a row that is no distribution."""
     return token_or_none(logits, logits.argmax(-1))

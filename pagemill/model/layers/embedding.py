@@ -107,14 +107,34 @@ class PositionEmbedding(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSum:
-    """Embeddings of a token that are added up by a function, ([T] token ids, [T] positions) -> [T, E]."""
+    """Embeddings of a token, its position and its type, added up in this order: ([T] token ids, [T] positions) ->
+    [T, E]."""
 
-    size: int
-    """E."""
-    function: Callable[[Tensor, Tensor], Tensor]
+    tokens: Embedding
+    positions: PositionEmbedding
+    types: PositionEmbedding
+    types_of_step: Callable[[], Tensor | None]
+    """[T] int64 of the step; None: all are 0."""
+
+    @property
+    def size(self) -> int:
+        """E."""
+        return self.tokens.size
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        return self.function(token_ids, positions)
+        types = self.types_of_step()
+        weight = self.types.weight
+        x: Tensor = self.tokens(token_ids) + self.positions(positions)
+        return x + (weight[0] if types is None else weight[types])
+
+    def native(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The three tables as native code takes them, [n, E] bfloat16; None when there is no such form."""
+        tokens = self.tokens.native()
+        if not isinstance(tokens, Tensor) or self.tokens.scale is not None:
+            return None
+        tables = (tokens, self.positions.weight, self.types.weight)
+        plain = all(table.dtype == torch.bfloat16 and table.is_contiguous() for table in tables)
+        return tables if plain else None
 
 
 class OutputHead(Linear):

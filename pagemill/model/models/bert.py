@@ -57,6 +57,10 @@ class BertLayer(nn.Module):
         return net.norm(x + net.linear(inner, self.down_proj), self.output_norm)
 
 
+def _token_types() -> Tensor | None:
+    return current_forward().token_types
+
+
 class BertModel(Encoder):
     """Embeddings of tokens, positions and types of tokens (of the first text, or the second) are added up and
     normed."""
@@ -86,7 +90,7 @@ class BertModel(Encoder):
         return 0
 
     def embed(self, net: Network) -> Value:
-        summed = EmbeddingSum(self.hidden_size, self._embedded)
+        summed = EmbeddingSum(self.embed_tokens, self.embed_positions, self.embed_types, _token_types)
         return net.norm(net.embed(net.inputs, summed, net.positions), self.embed_norm)
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
@@ -95,12 +99,6 @@ class BertModel(Encoder):
     def head_layers(self, num_labels: int, per_token: bool) -> Sequence[HeadLayer]:
         last = HeadLayer("classifier", num_labels)
         return (last,) if per_token else (HeadLayer("pooler.dense", self.hidden_size, activation="tanh"), last)
-
-    def _embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        types = current_forward().token_types
-        weight = self.embed_types.weight
-        x: Tensor = self.embed_tokens(token_ids) + self.embed_positions(positions)
-        return x + (weight[0] if types is None else weight[types])
 
 
 class RobertaModel(BertModel):

@@ -24,7 +24,7 @@ from pagemill.model.layers.pooling_head import HeadLayer, PoolingHead, TokenChoi
 from pagemill.model.layers.rotary import Rotary, make_rotary, rope_settings, turned_size
 from pagemill.model.loading.stored import LoadableLayer
 from pagemill.model.loading.weight_map import WeightMap
-from pagemill.model.network.native_plan import NotPlannable, embedded, make_plan
+from pagemill.model.network.native_plan import NotPlannable, make_plan, plan_source
 from pagemill.model.network.operations import Network, Value
 from pagemill.model.network.program import Program
 from pagemill.model.network.rewrite import include_gates
@@ -284,7 +284,8 @@ class CausalLM(GivesHidden):
         steps = [metadata[name] for name in plan.groups]
         if plan.keeps_nothing:
             plan.reserve_keys(steps[0].num_blocks, steps[0].common.block_size)
-        hidden = plan.run(embedded(self.network, inputs, positions), positions, [step.address for step in steps], rows)
+        source = plan_source(self.network, inputs, positions)
+        hidden = plan.run(source, positions, [step.address for step in steps], rows)
         return hidden if rows is None else hidden.index_select(0, rows)
 
     def _native_plan(self) -> LayerPlan | None:

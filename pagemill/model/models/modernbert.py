@@ -4,9 +4,8 @@ al., 2024)."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from pagemill.model.kernels import ops
 from pagemill.model.layers.activation import activation_of
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import JoinedColumnLinear, RowLinear
@@ -66,12 +65,7 @@ class ModernBertLayer(nn.Module):
         """[T, E] -> [T, E]."""
         x = x + self.attn.operations(net, x if self.attn_norm is None else net.norm(x, self.attn_norm))
         both = net.linear(net.norm(x, self.mlp_norm), self.gate_up_proj)
-        return x + net.linear(net.call(self._gated, both, by_rows=True), self.down_proj)
-
-    def _gated(self, both: Tensor) -> Tensor:
-        """[T, 2 * I] -> [T, I]: act(first half) * second half; GELU here is the exact one."""
-        first, second = both.chunk(2, dim=-1)
-        return ops.activated(first.contiguous(), self.activation).mul_(second)
+        return x + net.linear(net.any_gated(both, self.activation), self.down_proj)
 
 
 class ModernBertModel(Encoder):

@@ -8,11 +8,13 @@ import functools
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.layer_plan import AttentionParts, LayerPlan, PlanBuilder
+from pagemill.model.kernels.layer_plan import PLAN_GATES, AttentionParts, LayerPlan, PlanBuilder, StepTokens
 from pagemill.model.kernels.linear import PackedLinear, with_activation
 from pagemill.model.kernels.native import library
+from pagemill.model.layers.embedding import EmbeddingSum
 from pagemill.model.network.operations import (
     Add,
+    AnyGate,
     Embed,
     EmbedPositions,
     Head,
@@ -66,12 +68,20 @@ def _head(logits: Network | None) -> tuple[PackedLinear | None, float | None]:
     return None, None
 
 
-def embedded(network: Network, token_ids: Tensor, positions: Tensor) -> Tensor:
-    """[T], [T] -> [T, E]: what a plan of the network begins with."""
+def plan_source(network: Network, token_ids: Tensor, positions: Tensor) -> Tensor | StepTokens:
+    """[T], [T] int64 -> [T, E], or tokens: what a plan of the network begins with. Raises IndexError for a token that
+    has no embedding."""
     first = network.operations[0]
     if not isinstance(first, Embed):
         raise NotPlannable(WHOLE_ONLY)
-    return first.layer(*(token_ids, positions)[: len(first.inputs)])
+    layer = first.layer
+    tables = layer.native() if isinstance(layer, EmbeddingSum) else None
+    if tables is None or not isinstance(layer, EmbeddingSum):
+        return layer(*(token_ids, positions)[: len(first.inputs)])
+    lowest, highest = token_ids.aminmax()
+    if int(lowest) < 0 or int(highest) >= len(tables[0]):
+        raise IndexError(f"tokens {int(lowest)} to {int(highest)} are not all among the {len(tables[0])} embeddings")
+    return StepTokens(token_ids.contiguous(), layer.types_of_step())
 
 
 class _Translation:
@@ -153,7 +163,11 @@ def _translate(op: Operation, to: _Translation) -> None:
 
 @_translate.register
 def _(op: Embed, to: _Translation) -> None:
-    to.buffers[op.outputs[0]] = to.builder.buffer("embedded", op.layer.size)
+    tables = op.layer.native() if isinstance(op.layer, EmbeddingSum) else None
+    if tables is None:
+        to.buffers[op.outputs[0]] = to.builder.buffer("embedded", op.layer.size)
+    else:
+        to.buffers[op.outputs[0]] = to.builder.embed(tables, "embedded")
 
 
 @_translate.register
@@ -202,6 +216,16 @@ def _(op: Multiply, to: _Translation) -> None:
 @_translate.register
 def _(op: MultiplyActivate, to: _Translation) -> None:
     _add_linear(op, to, with_activation(_packed(op, to), op.activation))
+
+
+@_translate.register
+def _(op: AnyGate, to: _Translation) -> None:
+    if op.activation not in PLAN_GATES:
+        raise NotPlannable(f"a gate of {op.activation} has no native form")
+    source = to.buffers[op.inputs[0]]
+    out = op.outputs[0]
+    name = to.name(out, "linear", to.builder.width(source) // 2)
+    to.buffers[out] = to.builder.gate(source, PLAN_GATES[op.activation], name)
 
 
 def _add_linear(op: Multiply, to: _Translation, packed: PackedLinear) -> None:

@@ -7,14 +7,12 @@ Letters in shapes: T tokens, E hidden size, H heads, D head size, I inner size.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from pagemill.model.attention.layer import Attention
-from pagemill.model.kernels import ops
 from pagemill.model.layers.activation import GATES
 from pagemill.model.layers.embedding import OutputHead, PositionEmbedding
 from pagemill.model.layers.linear import Linear
@@ -111,6 +109,14 @@ class Gate(Operation):
 
     activation: str
     """silu or gelu_tanh."""
+
+
+@dataclass(eq=False)
+class AnyGate(Operation):
+    """[T, 2 * I] -> [T, I]: act(first half) * second half, which no linear layer includes."""
+
+    activation: str
+    """As `ops.activated` calls it."""
 
 
 @dataclass(eq=False)
@@ -364,8 +370,12 @@ class Network:
         """[T, 2 * I] -> [T, I]: act(first half) * second half; as in `activated`, which is slower but for silu and
         gelu_tanh."""
         if activation not in GATES:
-            return self.call(partial(_gated, activation=activation), x, by_rows=True)
+            return self.any_gated(x, activation)
         return self._one(Gate, (x,), activation)
+
+    def any_gated(self, x: Value, activation: str) -> Value:
+        """The same, by an activation that `activated` takes, and never as a part of a linear layer."""
+        return self._one(AnyGate, (x,), activation)
 
     def activated(self, x: Value, activation: str) -> Value:
         """act of each element; silu, gelu, gelu_tanh, relu, or relu2: the square of relu."""
@@ -462,8 +472,3 @@ class Network:
         out = Value(self)
         self.operations.append(kind(tuple(inputs), (out,), *details))
         return out
-
-
-def _gated(x: Tensor, activation: str) -> Tensor:
-    gate, up = x.chunk(2, dim=-1)
-    return ops.activated(gate.contiguous(), activation) * up

@@ -15,6 +15,7 @@ from torch import Tensor
 from pagemill.config.pooling_facts import Activation
 from pagemill.messages.pooling_params import POOLING_TYPES, PoolingParams, PoolingType
 from pagemill.messages.step import NewRequest
+from pagemill.model.kernels import ops
 from pagemill.worker.batch.input_batch import InputBatch
 
 LAST, CLS, MEAN, ALL, STEP = range(len(POOLING_TYPES))
@@ -134,9 +135,8 @@ class Pooler:
         if firsts.any():
             self._kept[self._index(slots[firsts])] = hidden[self._index(starts[firsts])].float()
         if means.any():
-            tokens = np.repeat(means, counts)
-            chosen = hidden if tokens.all() else hidden[self._index(np.flatnonzero(tokens))]
-            self._kept.index_add_(0, self._index(batch.token_slots[tokens]), chosen.float())
+            owners = torch.from_numpy(np.where(means, slots, -1).astype(np.int64))
+            ops.sum_rows_(self._kept, hidden.contiguous(), torch.from_numpy(batch.query_start.astype(np.int64)), owners)
 
     def _keep_tokens(self, batch: InputBatch, hidden: Tensor, row: int) -> None:
         slot = int(batch.slots[row])

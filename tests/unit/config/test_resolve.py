@@ -34,6 +34,15 @@ def test_a_step_starts_prompts_by_the_threads_that_compute_them():
     assert settle()[0].scheduler.max_prefill_tokens == 0
 
 
+def test_a_step_of_an_encoder_is_as_large_as_the_budget():
+    """Nobody waits there for the next token of a request."""
+    device = dataclasses.replace(FAST, prefill_tokens=320)
+    encoder = dataclasses.replace(FACTS, is_encoder=True)
+    for asked, settled in ((None, 0), (64, 64)):
+        config, _ = resolve(EngineArgs("m", runner="pooling", max_prefill_tokens=asked).settings, encoder, device)
+        assert config.scheduler.max_prefill_tokens == settled
+
+
 def test_nothing_is_left_open():
     config, _ = settle()
     optional = {"tokenizer", "tokenizer_revision", "revision", "download_dir", "chat_template", "attention_backend"}

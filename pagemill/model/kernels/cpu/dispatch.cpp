@@ -85,9 +85,17 @@ void pm_activate(void* out, const void* x, int64_t count, int64_t dtype, int64_t
                [&](int64_t begin, int64_t end) { selected->activate(args, begin, end); });
 }
 
+void pm_sum_rows(float* sums, const void* x, const int64_t* starts, const int64_t* slots, int64_t requests,
+                 int64_t cols, int64_t dtype, int64_t threads) {
+  const SumArgs args = {sums, x, starts, slots, cols, dtype};
+  const int64_t rows = requests ? starts[requests] - starts[0] : 0;
+  share_evenly(requests, rows * cols * bytes_of(dtype), threads,
+               [&](int64_t begin, int64_t end) { selected->sum_rows(args, begin, end); });
+}
+
 void pm_gated_activation(void* out, const void* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t dtype,
                          int64_t gelu, int64_t threads) {
-  const ActivationArgs args = {out, x, cols, x_stride, dtype, gelu};
+  const ActivationArgs args = {out, x, cols, x_stride, dtype, gelu ? PM_GELU : PM_SILU};
   share_evenly(rows, rows * cols * bytes_of(dtype) * 3, threads,
                [&](int64_t begin, int64_t end) { selected->activation(args, begin, end); });
 }

@@ -112,7 +112,7 @@ struct ActivationArgs {
   int64_t cols;
   int64_t x_stride;
   int64_t dtype;
-  int64_t gelu;  // 0: SiLU
+  int64_t gate;  // a PmGate
 };
 
 // An activation of each element. The numbers are those of ACTIVATIONS in native.py.
@@ -132,6 +132,16 @@ struct ElementArgs {
   int64_t dtype;
   int64_t activation;  // of `activate`
   float factor;  // of `scale`
+};
+
+// Requests whose rows lie one after the other in x: those of request r are [starts[r], starts[r + 1]).
+struct SumArgs {
+  float* sums;  // [slots, cols]
+  const void* x;
+  const int64_t* starts;
+  const int64_t* slots;  // negative: the rows of this one are not summed
+  int64_t cols;
+  int64_t dtype;  // of x
 };
 
 struct RopeArgs {
@@ -234,7 +244,8 @@ struct PmLinear {
   const int32_t* order;
 };
 
-enum PmGate : int64_t { PM_NO_GATE = 0, PM_SILU = 1, PM_GELU = 2 };
+// PM_GELU is the tanh form. The exact one is no part of a linear layer.
+enum PmGate : int64_t { PM_NO_GATE = 0, PM_SILU = 1, PM_GELU = 2, PM_GELU_ERF = 3 };
 
 // x and out have the type bfloat16 unless `out_dtype` says float32. Sums are float32, over the inputs in order whatever
 // M is: a row's result does not depend on its company.
@@ -298,6 +309,8 @@ struct KernelTable {
   void (*activate)(const ElementArgs&, int64_t begin, int64_t end);
   void (*add)(const ElementArgs&, int64_t begin, int64_t end);
   void (*scale)(const ElementArgs&, int64_t begin, int64_t end);
+  // Of requests [begin, end): the rows, in their order, are added to the sums of their slots.
+  void (*sum_rows)(const SumArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
   // Of a row with a mask, `begin` is a multiple of MASK_BITS.
   ArgmaxResult (*argmax)(const ArgmaxArgs&, int64_t row, int64_t begin, int64_t end);
@@ -342,6 +355,9 @@ PM_EXPORT void pm_layer_norm(void* out, const void* x, void* residual, const voi
                              int64_t rows, int64_t cols, int64_t inner, int64_t x_stride, int64_t dtype,
                              int64_t threads);
 PM_EXPORT void pm_activate(void* out, const void* x, int64_t count, int64_t dtype, int64_t activation, int64_t threads);
+// Add the rows of each of `requests` requests to the sums of its slot, see SumArgs; each has another slot.
+PM_EXPORT void pm_sum_rows(float* sums, const void* x, const int64_t* starts, const int64_t* slots, int64_t requests,
+                           int64_t cols, int64_t dtype, int64_t threads);
 PM_EXPORT void pm_gated_activation(void* out, const void* x, int64_t rows, int64_t cols, int64_t x_stride,
                                    int64_t dtype, int64_t gelu, int64_t threads);
 PM_EXPORT void pm_rope(void* x, const void* cos, const void* sin, int64_t tokens, int64_t num_heads, int64_t head_size,

@@ -3,13 +3,12 @@
 // the baseline.
 #include "layer_plan.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <new>
 
 #include "attention_plan.h"
+#include "barrier.h"
 #include "parallel.h"
 #include "selected.h"
 #include "thread_buffer.h"
@@ -28,56 +27,6 @@ constexpr int64_t MIN_SPLIT_ROWS = 192, MIN_ROWS_PER_THREAD = 24;
 constexpr int64_t PREFETCH_BYTES = 192 * 1024;
 
 typedef uint16_t element;  // bfloat16; nothing is computed here
-
-// Brings what a thread reads next to its second-level cache while it has nothing else to do; by default nothing.
-class Prefetch {
- public:
-  Prefetch() = default;
-  Prefetch(const char* begin, int64_t bytes) : at_(begin), end_(begin + bytes) {}
-
-  void operator()() {
-    if (at_ < end_) {
-      prefetch_line(at_);
-      at_ += 64;
-      return;
-    }
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
-
- private:
-  const char *at_ = nullptr, *end_ = nullptr;
-};
-
-class Barrier {
- public:
-  // Called before anybody waits.
-  void set_team(int64_t threads) { threads_ = threads; }
-
-  // `idle` is called over and over meanwhile.
-  void wait(Prefetch idle = {}) {
-    if (threads_ == 1) return;
-    const int64_t round = round_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
-      arrived_.store(0, std::memory_order_relaxed);
-      round_.store(round + 1, std::memory_order_release);
-      return;
-    }
-    for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
-      if (spins < SPINS_BEFORE_YIELD) {
-        idle();
-      } else {
-        sched_yield();  // another process has the core of whom we wait for
-      }
-    }
-  }
-
- private:
-  int64_t threads_ = 1;
-  alignas(64) std::atomic<int64_t> arrived_{0};
-  alignas(64) std::atomic<int64_t> round_{0};
-};
 
 struct Share {
   int64_t begin, end;
@@ -185,6 +134,12 @@ class PlanRun {
           break;
         case PM_OP_LOOK_UP:
           look_up(op, share_of(run_.num_tokens, rank, team_));
+          break;
+        case PM_OP_EMBED:
+          embed(op, share_of(run_.num_tokens, rank, team_));
+          break;
+        case PM_OP_GATE:
+          gate(op, share_of(run_.num_tokens, rank, team_));
           break;
         case PM_OP_ATTEND:
           this->attend(op, rank, attend++);
@@ -352,6 +307,12 @@ class PlanRun {
         case PM_OP_LOOK_UP:
           look_up(op, rows);
           break;
+        case PM_OP_EMBED:
+          embed(op, rows);
+          break;
+        case PM_OP_GATE:
+          gate(op, rows);
+          break;
       }
     }
   }
@@ -462,6 +423,27 @@ class PlanRun {
     const int64_t width = run_.widths[op.out];
     for (int64_t t = rows.begin; t < rows.end; ++t)
       memcpy(row(op.out, t), (const element*)op.weight + run_.positions[t] * width, width * sizeof(element));
+  }
+
+  void embed(const PmOp& op, Share rows) const {
+    const int64_t width = run_.widths[op.out];
+    for (int64_t t = rows.begin; t < rows.end; ++t) {
+      const void* sum = (const element*)op.weight + run_.tokens[t] * width;
+      const auto add_row = [&](const void* table, int64_t at) {
+        if (!table) return;
+        selected->add({row(op.out, t), sum, (const element*)table + at * width, PM_BFLOAT16, PM_NO_ACTIVATION}, 0, width);
+        sum = row(op.out, t);
+      };
+      add_row(op.second_weight, run_.positions[t]);
+      add_row(op.third_weight, run_.types ? run_.types[t] : 0);
+      if (sum != row(op.out, t)) memcpy(row(op.out, t), sum, width * sizeof(element));
+    }
+  }
+
+  void gate(const PmOp& op, Share rows) const {
+    const int64_t width = run_.widths[op.out], in_width = run_.widths[op.in];
+    const ActivationArgs args = {buffer(op.out), buffer(op.in), width, in_width, PM_BFLOAT16, op.gate};
+    selected->activation(args, rows.begin, rows.end);
   }
 
   void normalise_heads(const PmOp& op, element* heads, const void* weight, int64_t count) const {

@@ -20,6 +20,11 @@ enum PmOpKind : int64_t {
   PM_OP_LOOK_UP = 7,
   // in times a factor -> out, both of out_dtype.
   PM_OP_SCALE = 8,
+  // The row of `weight` of each token, and that of `second_weight` of its position, and that of `third_weight` of its
+  // type, where there are such, added up one after the other -> out.
+  PM_OP_EMBED = 9,
+  // act(first half of a row of in) * second half -> out; `gate` says which.
+  PM_OP_GATE = 10,
 };
 
 // Buffers are numbered; a row of one is what a token has in it. Negative: none.
@@ -48,6 +53,8 @@ struct PmOp {
   int64_t table_stride;
   int64_t half;
   int64_t table_dtype;
+  const void* third_weight;
+  int64_t gate;  // a PmGate
 };
 
 // How CHOOSE chooses; one element of each for a row. The parameters of greedy rows are not read. For processed rows
@@ -76,6 +83,8 @@ struct PmRun {
   // The rows of the result that are read, ascending; null: all. What only the others need may be left out.
   const int64_t* wanted;
   int64_t num_wanted;
+  const int64_t* tokens;  // [T], of EMBED
+  const int64_t* types;   // [T]; null: all are 0
 };
 
 // Run all operations, on `threads` threads that are started once. Everything but logits is bfloat16. 0: done, 1: out of memory.

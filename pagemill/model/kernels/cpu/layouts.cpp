@@ -24,10 +24,11 @@ const int64_t OP[] = {sizeof(PmOp), AT(PmOp, kind), AT(PmOp, in), AT(PmOp, out),
                       AT(PmOp, residual_out), AT(PmOp, weight), AT(PmOp, second_weight), AT(PmOp, weight_dtype),
                       AT(PmOp, centers), AT(PmOp, eps), AT(PmOp, linear), AT(PmOp, out_dtype), AT(PmOp, factor), AT(PmOp, layer), AT(PmOp, kv_cache),
                       AT(PmOp, values_offset), AT(PmOp, block_stride), AT(PmOp, kv_dtype), AT(PmOp, group),
-                      AT(PmOp, cos), AT(PmOp, sin), AT(PmOp, table_stride), AT(PmOp, half), AT(PmOp, table_dtype)};
+                      AT(PmOp, cos), AT(PmOp, sin), AT(PmOp, table_stride), AT(PmOp, half), AT(PmOp, table_dtype),
+                      AT(PmOp, third_weight), AT(PmOp, gate)};
 const int64_t RUN[] = {sizeof(PmRun), AT(PmRun, positions), AT(PmRun, num_tokens), AT(PmRun, buffers),
                        AT(PmRun, widths), AT(PmRun, batches), AT(PmRun, choice), AT(PmRun, wanted),
-                       AT(PmRun, num_wanted)};
+                       AT(PmRun, num_wanted), AT(PmRun, tokens), AT(PmRun, types)};
 const int64_t SLOTS[] = {sizeof(PmSlots), AT(PmSlots, token_ids), AT(PmSlots, token_stride), AT(PmSlots, num_tokens),
                          AT(PmSlots, num_computed), AT(PmSlots, num_sampled), AT(PmSlots, processed),
                          AT(PmSlots, greedy), AT(PmSlots, temperature), AT(PmSlots, min_p), AT(PmSlots, top_k),

@@ -17,7 +17,7 @@ constexpr int LINEAR_ROWS = 3;
 constexpr int LINEAR_ROWS = 1;
 #endif
 // Bytes of the input after whose rows the weights are read again: they stay in the second-level cache meanwhile.
-constexpr int64_t CHUNK_BYTES = 288 * 1024;
+constexpr int64_t CHUNK_BYTES = 432 * 1024;
 
 PM_INLINE uint32_t load_pair(const bf16* x) {
   uint32_t pair;
@@ -44,13 +44,41 @@ PM_INLINE Upcoming upcoming_of(const uint32_t* panel, int64_t num_pairs, int64_t
 // of that at least. One row is taken for all there is.
 constexpr bool reads_panel_once(int rows) { return rows == 1 || 2 * rows < LINEAR_ROWS; }
 
+// The same pair of inputs of several rows. Every fourth row has a pointer, and the others are reached from those: twelve
+// pointers are more than there are registers, and compilers then keep some of them where the products are computed.
+template <int ROWS>
+class RowPairs {
+ public:
+  RowPairs(const bf16* x, int64_t stride) : step_(stride * (int64_t)sizeof(bf16)), third_(3 * step_) {
+    for (int i = 0; i < BASES; ++i) bases_[i] = (const char*)x + 4 * i * step_;
+  }
+
+  PM_INLINE uint32_t of(int row) const {
+    const char* base = bases_[row / 4];
+    return load_pair((const bf16*)(row % 4 == 3 ? base + third_ : base + row % 4 * step_));
+  }
+
+  PM_INLINE void next() {
+    for (int i = 0; i < BASES; ++i) {
+      bases_[i] += 2 * sizeof(bf16);
+      asm("" : "+r"(bases_[i]));  // the compiler would otherwise make pointers of rows again
+    }
+  }
+
+ private:
+  static constexpr int BASES = (ROWS + 3) / 4;
+  const char* bases_[BASES];
+  int64_t step_, third_;
+};
+
 // ROWS rows of x against one panel.
 template <int ROWS>
 void multiply_panel(const uint32_t* panel, int64_t num_pairs, const bf16* x, int64_t x_stride, Upcoming upcoming,
                     vf (&acc)[LINEAR_ROWS][LINEAR_VECS]) {
   vf sums[ROWS][LINEAR_VECS] = {};
-  for (int64_t p = 0; p < num_pairs; ++p) {
-    const uint32_t* at = panel + p * LINEAR_PANEL;
+  RowPairs<ROWS> pairs(x, x_stride);
+  const uint32_t* const end = panel + num_pairs * LINEAR_PANEL;
+  for (const uint32_t* at = panel; at < end; at += LINEAR_PANEL) {
     if constexpr (reads_panel_once(ROWS)) {
       stream_line(upcoming.at);
       stream_line(upcoming.at + 64);
@@ -63,9 +91,10 @@ void multiply_panel(const uint32_t* panel, int64_t num_pairs, const bf16* x, int
     for (int v = 0; v < LINEAR_VECS; ++v) w[v] = load_raw<vu>(at + v * LANES);
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r) {
-      const uint32_t pair = load_pair(x + r * x_stride + 2 * p);
+      const uint32_t pair = pairs.of(r);
       for (int v = 0; v < LINEAR_VECS; ++v) sums[r][v] = dot_pairs(sums[r][v], w[v], pair);
     }
+    pairs.next();
   }
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; ++r)

@@ -2,6 +2,8 @@
 // rounding.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels.h"
 #include "vec_math.h"
 
@@ -48,9 +50,40 @@ PM_INLINE void finish_gated_row(T* out, int64_t count, const vf* acc) {
 
 // As the activation of what has been stored and read again. Not inlined: few layers have one.
 __attribute__((noinline)) void activate_outputs(vf* values, int64_t activation) {
-  with_activation(activation, [&](auto chosen) {
+  with_activation<bf16>(activation, [&](auto chosen) {
     for (int v = 0; v < LINEAR_VECS; ++v) values[v] = decltype(chosen)::apply(rounded_to<bf16>(values[v]));
   });
+}
+
+struct Unchanged {
+  template <int N>
+  static PM_INLINE void apply_to(vf (&)[N]) {}
+};
+
+// ROWS rows of which the panel holds all outputs there are places for, so that nothing is to be asked for each of them.
+template <class Activation, int ROWS>
+PM_INLINE void finish_whole(bf16* out, int64_t stride, const vf (&bias)[LINEAR_VECS], const vf (*acc)[LINEAR_VECS]) {
+  constexpr bool changes = !std::is_same<Activation, Unchanged>::value;
+  vf values[ROWS * LINEAR_VECS];
+  for (int i = 0; i < ROWS * LINEAR_VECS; ++i) {
+    const vf sum = acc[i / LINEAR_VECS][i % LINEAR_VECS] + bias[i % LINEAR_VECS];
+    values[i] = changes ? rounded_to<bf16>(sum) : sum;
+  }
+  Activation::apply_to(values);
+  for (int i = 0; i < ROWS * LINEAR_VECS; ++i)
+    store(out + i / LINEAR_VECS * stride + i % LINEAR_VECS * LANES, values[i]);
+}
+
+template <class Activation>
+void finish_whole_rows(bf16* out, int64_t stride, const float* bias, int64_t count, const vf (*acc)[LINEAR_VECS]) {
+  constexpr int TOGETHER = 4;
+  vf added[LINEAR_VECS];
+  // Minus zero is what changes no number.
+  for (int v = 0; v < LINEAR_VECS; ++v) added[v] = bias ? load(bias + v * LANES) : -vf{};
+  int64_t r = 0;
+  for (; r + TOGETHER <= count; r += TOGETHER)
+    finish_whole<Activation, TOGETHER>(out + r * stride, stride, added, acc + r);
+  for (; r < count; ++r) finish_whole<Activation, 1>(out + r * stride, stride, added, acc + r);
 }
 
 // Rows [row, row + count) of a panel.
@@ -60,6 +93,14 @@ void finish_rows_as(const LinearArgs& args, int64_t panel, int64_t row, int64_t 
   T* out = (T*)args.out + row * args.out_stride;
   if (!linear.gate) {
     const int64_t first = panel * LINEAR_PANEL, outputs = min_of(LINEAR_PANEL, linear.rows - first);
+    if constexpr (std::is_same<T, bf16>::value) {
+      const float* bias = linear.bias ? linear.bias + first : nullptr;
+      const bool whole = outputs == LINEAR_PANEL;
+      if (whole && !linear.activation)
+        return finish_whole_rows<Unchanged>(out + first, args.out_stride, bias, count, acc);
+      if (whole && linear.activation == PM_ACT_GELU)
+        return finish_whole_rows<GeluOf<bf16>>(out + first, args.out_stride, bias, count, acc);
+    }
     for (int64_t r = 0; r < count; ++r) {
       for (int v = 0; linear.bias && v < LINEAR_VECS; ++v) {
         const int64_t left = outputs - v * LANES;

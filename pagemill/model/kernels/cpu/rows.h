@@ -102,10 +102,15 @@ void activation_as(const ActivationArgs& args, int64_t begin, int64_t end) {
   }
 }
 
+template <class T>
+void activation_of(const ActivationArgs& args, int64_t begin, int64_t end) {
+  if (args.gate == PM_GELU) return activation_as<T, GeluTanh>(args, begin, end);
+  if (args.gate == PM_GELU_ERF) return activation_as<T, GeluOf<T>>(args, begin, end);
+  activation_as<T, Silu>(args, begin, end);
+}
+
 void activation(const ActivationArgs& args, int64_t begin, int64_t end) {
-  if (args.dtype == PM_FLOAT32)
-    return args.gelu ? activation_as<float, GeluTanh>(args, begin, end) : activation_as<float, Silu>(args, begin, end);
-  args.gelu ? activation_as<bf16, GeluTanh>(args, begin, end) : activation_as<bf16, Silu>(args, begin, end);
+  args.dtype == PM_FLOAT32 ? activation_of<float>(args, begin, end) : activation_of<bf16>(args, begin, end);
 }
 
 template <class T, class Activation>
@@ -115,12 +120,13 @@ void activate_as(const ElementArgs& args, int64_t begin, int64_t end) {
   for_vectors(end - begin, [&](int64_t d, int64_t n) { store(out + d, Activation::apply(load(x + d, n)), n); });
 }
 
+template <class T>
+void activate_elements(const ElementArgs& args, int64_t begin, int64_t end) {
+  with_activation<T>(args.activation, [&](auto activation) { activate_as<T, decltype(activation)>(args, begin, end); });
+}
+
 void activate(const ElementArgs& args, int64_t begin, int64_t end) {
-  with_activation(args.activation, [&](auto activation) {
-    typedef decltype(activation) Activation;
-    args.dtype == PM_FLOAT32 ? activate_as<float, Activation>(args, begin, end)
-                             : activate_as<bf16, Activation>(args, begin, end);
-  });
+  args.dtype == PM_FLOAT32 ? activate_elements<float>(args, begin, end) : activate_elements<bf16>(args, begin, end);
 }
 
 template <class T>
@@ -142,6 +148,35 @@ void scale_as(const ElementArgs& args, int64_t begin, int64_t end) {
 
 void scale(const ElementArgs& args, int64_t begin, int64_t end) {
   args.dtype == PM_FLOAT32 ? scale_as<float>(args, begin, end) : scale_as<bf16>(args, begin, end);
+}
+
+// A piece of columns at a time, whose sums stay in registers.
+template <class T>
+void sum_rows_as(const SumArgs& args, int64_t request) {
+  constexpr int VECTORS = 4;
+  const int64_t cols = args.cols;
+  const T *first = (const T*)args.x + args.starts[request] * cols, *last = (const T*)args.x + args.starts[request + 1] * cols;
+  float* sums = args.sums + args.slots[request] * cols;
+  int64_t d = 0;
+  for (; d + VECTORS * LANES <= cols; d += VECTORS * LANES) {
+    vf acc[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) acc[v] = load(sums + d + v * LANES);
+    for (const T* row = first + d; row < last; row += cols)
+      for (int v = 0; v < VECTORS; ++v) acc[v] += load(row + v * LANES);
+    for (int v = 0; v < VECTORS; ++v) store(sums + d + v * LANES, acc[v]);
+  }
+  for_vectors(cols - d, [&](int64_t rest, int64_t n) {
+    vf acc = load(sums + d + rest, n);
+    for (const T* row = first + d; row < last; row += cols) acc += load(row + rest, n);
+    store(sums + d + rest, acc, n);
+  });
+}
+
+void sum_rows(const SumArgs& args, int64_t begin, int64_t end) {
+  for (int64_t r = begin; r < end; ++r) {
+    if (args.slots[r] < 0) continue;
+    args.dtype == PM_FLOAT32 ? sum_rows_as<float>(args, r) : sum_rows_as<bf16>(args, r);
+  }
 }
 
 // Rotates pairs (d, d + half). With a table of the storage type each product is rounded, as x * cos + y * sin is in torch;

@@ -93,6 +93,31 @@ def test_activations_far_from_zero(isa: str) -> None:
     )
 
 
+def test_gelu_of_every_bfloat16(isa: str) -> None:
+    """Off by hardly more than rounding takes, down to where little is left of it."""
+    x = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+    x = x[x.isfinite()]
+    found = native.activated(x, "gelu").double()
+    wanted = torch.nn.functional.gelu(x.double())
+    torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-6)
+    torch.testing.assert_close(found[x > -4], wanted[x > -4], rtol=2**-8 * 1.02, atol=1e-37)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [64, 100, 3, 384])
+def test_sums_of_requests(isa: str, dtype: torch.dtype, size: int) -> None:
+    starts = torch.tensor([0, 5, 5, 6, 40, 43])
+    slots = torch.tensor([3, 0, -1, 1, 4])
+    x = noise(43, size, dtype=dtype)
+    found, wanted = noise(6, size, seed=1), noise(6, size, seed=1)
+    native.sum_rows_(found, x, starts, slots)
+    reference.sum_rows_(wanted, x, starts, slots)
+    assert torch.equal(found, wanted)
+    whole = torch.zeros(2, size)
+    native.sum_rows_(whole, x, torch.tensor([0, 20, 43]), torch.tensor([1, 0]))
+    torch.testing.assert_close(whole, torch.stack([x[20:].float().sum(0), x[:20].float().sum(0)]), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [(64, 64), (16, 16), (128, 128), (80, 80), (6, 6), (64, 32), (96, 24)])
 @pytest.mark.parametrize("wide_table", [False, True])
