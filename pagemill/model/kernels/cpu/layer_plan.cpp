@@ -4,7 +4,6 @@
 #include "layer_plan.h"
 
 #include <algorithm>
-#include <atomic>
 #include <new>
 
 #include "attention_plan.h"
