@@ -65,7 +65,7 @@ class ModernBertLayer(nn.Module):
         """[T, E] -> [T, E]."""
         x = x + self.attn.operations(net, x if self.attn_norm is None else net.norm(x, self.attn_norm))
         both = net.linear(net.norm(x, self.mlp_norm), self.gate_up_proj)
-        return x + net.linear(net.any_gated(both, self.activation), self.down_proj)
+        return x + net.linear(net.gated(both, self.activation, apart=True), self.down_proj)
 
 
 class ModernBertModel(Encoder):

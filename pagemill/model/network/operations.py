@@ -366,16 +366,10 @@ class Network:
         out = self._one(Multiply, (x,), layer)
         return out if layer.sums_over is None else self._one(AllReduce, (out,), layer)
 
-    def gated(self, x: Value, activation: str) -> Value:
+    def gated(self, x: Value, activation: str, *, apart: bool = False) -> Value:
         """[T, 2 * I] -> [T, I]: act(first half) * second half; as in `activated`, which is slower but for silu and
-        gelu_tanh."""
-        if activation not in GATES:
-            return self.any_gated(x, activation)
-        return self._one(Gate, (x,), activation)
-
-    def any_gated(self, x: Value, activation: str) -> Value:
-        """The same, by an activation that `activated` takes, and never as a part of a linear layer."""
-        return self._one(AnyGate, (x,), activation)
+        gelu_tanh. `apart`: no linear layer is to include it."""
+        return self._one(AnyGate if apart or activation not in GATES else Gate, (x,), activation)
 
     def activated(self, x: Value, activation: str) -> Value:
         """act of each element; silu, gelu, gelu_tanh, relu, or relu2: the square of relu."""
