@@ -19,7 +19,8 @@ def make_parallel_head(folder: Path, seed: int = 0, key: str = "mask_token_id", 
     head = make_head(folder, "eagle3", seed, **{key: MASK_TOKEN} | changes)
     file = head / "model.safetensors"
     torch.manual_seed(seed + 100)
-    save_file(load_file(file) | {"mask_hidden": torch.randn(1, 1, len(LAYER_IDS) * HEAD["hidden_size"])}, file)
+    size = len(LAYER_IDS) * changes.get("hidden_size", HEAD["hidden_size"])
+    save_file(load_file(file) | {"mask_hidden": torch.randn(1, 1, size)}, file)
     config = json.loads((head / "config.json").read_text())
     if "speculators_model_type" in config:
         config |= {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"]}

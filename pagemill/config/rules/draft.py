@@ -55,8 +55,6 @@ def resolve_draft(
     what = f"speculative_config: model={draft.name!r}"
     if draft.architecture in HEADS:
         _check_head(what, draft, facts)
-    elif device.runs_ahead:
-        raise ConfigError(f"{what}: draft models run on CPUs only so far, and the device is {device.kind}")
     elif not draft.has_head or draft.is_encoder:
         raise ConfigError(f"{what} has no output head, and can propose no token")
     elif draft.vocab_size != facts.vocab_size:

@@ -90,7 +90,7 @@ def resolve_speculation(
     _check_place(wanted.method, model, parallel)
     wanted = replace(wanted, num_speculative_tokens=_num_drafts(wanted, draft, decisions))
     _check_sizes(wanted, model, facts)
-    _check_acceptance(wanted, device)
+    _check_acceptance(wanted)
     return SpeculationConfig(speculative_config=wanted)
 
 
@@ -205,15 +205,10 @@ def _longest(model: ModelConfig, facts: ModelFacts) -> int:
     return min(window, model.max_model_len)
 
 
-def _check_acceptance(wanted: SpeculativeConfig, device: DeviceFacts) -> None:
+def _check_acceptance(wanted: SpeculativeConfig) -> None:
     """When drafts are accepted, and how often where that is left to chance."""
     how = wanted.rejection_sample_method or MATCH
     what = "speculative_config: "
-    if how not in (MATCH, SYNTHETIC) and device.runs_ahead:
-        raise ConfigError(
-            f"{what}rejection_sample_method={how!r} draws on the host, and the device is {device.kind}; "
-            f"{MATCH!r} and {SYNTHETIC!r} are allowed"
-        )
     rates, length = wanted.synthetic_acceptance_rates, wanted.synthetic_acceptance_length
     count = wanted.num_speculative_tokens or 0
     given = [name for name in _OF_SYNTHETIC if getattr(wanted, name) is not None]

@@ -433,13 +433,16 @@ class DeviceForward(Forward):
         slots: Tensor,
         positions: Tensor,
         store: Callable[[Tensor, Tensor], None],
+        drafts: Tensor | None = None,
     ) -> None:
         """Sample from logits that processors change first, or that requests are told of; `store` keeps the tokens."""
+        settings = self._slots.sampling
         rows = batch.sampled
         tail = StepTail.GREEDY if self._states.greedy[rows.slots].all() else StepTail.RANDOM
         parts = []
         for part in self._sampler.logprobs.parts(rows):
-            choose = partial(sample_rows, logits[part], tail, self._slots.sampling, slots[part], positions[part])
+            of_part = None if drafts is None else drafts[part]
+            choose = partial(sample_rows, logits[part], tail, settings, slots[part], positions[part], of_part)
             sampled, values = self._sampler.choose(logits[part], rows[part], choose, part.start)
             parts.append(sampled)
             self._sampled_values += [] if values is None else [values]

@@ -23,7 +23,7 @@ from pagemill.worker.forward.downloads import DraftedRows
 from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape, MixedTensors, places_of
 from pagemill.worker.forward.step_graphs import CAPTURED_TAILS, StepGraphs, StepTail
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
-from pagemill.worker.sampling.device_sampler import sample_greedy, sample_random
+from pagemill.worker.sampling.device_sampler import sample_greedy, sample_random, sample_with_drafts
 from pagemill.worker.sampling.draft_draws import DraftDraws
 from pagemill.worker.sampling.sampler import Sampler
 
@@ -59,8 +59,9 @@ class BatchQueue(Protocol):
         slots: Tensor,
         positions: Tensor,
         store: Callable[[Tensor, Tensor], None],
+        drafts: Tensor | None = None,
     ) -> None:
-        """Sample from logits that processors change first; `store` keeps the tokens."""
+        """Sample from logits that processors change first; `store` keeps the tokens. `drafts`: see `sample_rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class DraftedSteps:
         draws = parts.sampler.draft_draws
         self._draws = draws if draws is not None and draws.by_chance else None
         """Where chance decides what is accepted, and not the model."""
+        self._is_exact = draws is not None and not draws.by_chance
+        """Whether drafts are accepted by rejection sampling."""
         self._ends = {tail: parts.graphs.wrap(partial(self._sample, tail)) for tail in CAPTURED_TAILS}
 
     def run(self, batch: InputBatch, tail: StepTail) -> tuple[DraftedRows, Callable[[], None] | None]:
@@ -181,7 +184,7 @@ class DraftedSteps:
         """How a batch ends; part of a graph where there is one."""
         slots = tensors.sampled_slots
         positions = tensors.sampled_positions.long()
-        sampled = sample_rows(logits, tail, self._parts.slots.sampling, slots, positions)
+        sampled = sample_rows(logits, tail, self._parts.slots.sampling, slots, positions, self._changing(tensors))
         if self._draws is not None and tensors.drafts is not None:
             ids = tensors.drafts.ids
             ids = torch.where(ids >= ACCEPTED, ids - ACCEPTED, ids)
@@ -193,7 +196,12 @@ class DraftedSteps:
         if tensors.drafts is not None:
             self._parts.sampler.expect(batch.sampled, tensors.drafts.ids)
         positions = tensors.sampled_positions.long()
-        self._queue.end(logits, batch, tensors.sampled_slots, positions, partial(self._store, tensors))
+        store = partial(self._store, tensors)
+        self._queue.end(logits, batch, tensors.sampled_slots, positions, store, self._changing(tensors))
+
+    def _changing(self, tensors: MixedTensors) -> Tensor | None:
+        """[L] int64 drafts that change how tokens are drawn in their places; None: none does."""
+        return tensors.drafts.ids.long() if self._is_exact and tensors.drafts is not None else None
 
     def _store(self, tensors: MixedTensors, slots: Tensor, sampled: Tensor) -> None:
         if tensors.drafts is None:
@@ -208,6 +216,18 @@ def has_drafts(batch: InputBatch) -> bool:
     return bool((slots[1:] == slots[:-1]).any())
 
 
-def sample_rows(logits: Tensor, tail: StepTail, settings: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-    """[L, V] logits, how slots sample, [L] slots and positions of the tokens to be sampled -> [L] tokens."""
-    return sample_greedy(logits) if tail is StepTail.GREEDY else sample_random(logits, settings, slots, positions)
+def sample_rows(
+    logits: Tensor,
+    tail: StepTail,
+    settings: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    drafts: Tensor | None = None,
+) -> Tensor:
+    """[L, V] logits, how slots sample, [L] slots and positions of the tokens to be sampled -> [L] tokens. `drafts`: [L]
+    int64 those in their places, where they are accepted by rejection sampling; negative where there is none."""
+    if tail is StepTail.GREEDY:
+        return sample_greedy(logits)
+    if drafts is not None:
+        return sample_with_drafts(logits, settings, slots, positions, drafts)
+    return sample_random(logits, settings, slots, positions)

@@ -10,6 +10,7 @@ from torch import Tensor
 from pagemill.model.kernels.ops import argmax, sample_rows, samples_rows
 from pagemill.model.kernels.reference import token_or_none
 from pagemill.worker.batch.device_states import SamplingColumns
+from pagemill.worker.sampling.draft_draws import draw_with_drafts
 
 _LOW = 0xFFFF_FFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -31,10 +32,26 @@ def sample_random(logits: Tensor, settings: Tensor, slots: Tensor, positions: Te
     columns = SamplingColumns(settings.index_select(0, slots))
     likeliest = argmax(logits)
     filter_rows_(logits, columns)
+    return likeliest.where(columns.greedy != 0, _drawn(logits, uniform(columns, positions)))
+
+
+def sample_with_drafts(logits: Tensor, settings: Tensor, slots: Tensor, positions: Tensor, drafts: Tensor) -> Tensor:
+    """As `sample_random`, by exact rejection sampling in rows that have a draft: [L] int64 `drafts`, negative where
+    there is none. Greedy rows get their most likely token, draft or not."""
+    columns = SamplingColumns(settings.index_select(0, slots))
+    likeliest = argmax(logits)
+    filter_rows_(logits, columns)
+    numbers = uniform(columns, positions)
+    drawn = torch.where(drafts < 0, _drawn(logits, numbers), draw_with_drafts(logits, numbers, drafts.clamp(min=0)))
+    return likeliest.where(columns.greedy != 0, drawn)
+
+
+def _drawn(logits: Tensor, numbers: Tensor) -> Tensor:
+    """[L, V] of which filters have taken what may not be drawn, [L] float64 in (0, 1) -> [L] tokens."""
     cumulative = logits.softmax(-1).to(torch.float64).cumsum(-1)
-    targets = (uniform(columns, positions) * cumulative[:, -1]).unsqueeze(1)
-    drawn = torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
-    return likeliest.where(columns.greedy != 0, token_or_none(logits, drawn))
+    targets = (numbers * cumulative[:, -1]).unsqueeze(1)
+    tokens = torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
+    return token_or_none(logits, tokens)
 
 
 def filter_rows_(logits: Tensor, columns: SamplingColumns) -> None:

@@ -18,6 +18,7 @@ from pagemill.model.forward_context import ForwardContext, forward_context
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.spec_decode.chain import NO_ROW, rooms, step_batch
+from pagemill.worker.spec_decode.heads import cut_drafts
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
 
 
@@ -67,44 +68,45 @@ class DraftModelProposer(Proposer):
             [states.token_ids[slot, start:end] for slot, start, end in zip(slots, starts, ends, strict=True)]
         )
         last = ends == known
-        self._hidden = self._run(step_batch(slots, token_ids.astype(np.int64), starts, ends, last))
+        batch = step_batch(slots, token_ids.astype(np.int64), starts, ends, last)
+        self._hidden = self._run(batch, on_device(batch.token_ids, self._network.device))
         self._row[slots[last]] = np.arange(int(last.sum()))
 
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
-        drafts = np.zeros((len(slots), self._max_drafts), np.int32)
         counts = np.zeros(len(slots), np.int32)
         rows = self._row[slots]
         which = np.flatnonzero(rows != NO_ROW)
-        if self._hidden is not None and len(which):
-            room = rooms(self._network, slots)
-            known = self._states.num_tokens[slots]
-            hidden = self._hidden[torch.from_numpy(rows[which].astype(np.int64))]
-            for place in range(self._max_drafts):
-                tokens, sound = self._most_likely(hidden)
-                drafts[which, place] = tokens
-                counts[which[sound]] += 1
-                # The next one needs this one's keys and values, and a block that holds them.
-                goes_on = sound & (known[which] + place < room[which])
-                which = which[goes_on]
-                if place + 1 == self._max_drafts or not len(which):
-                    break
-                hidden = self._append(slots[which], tokens[goes_on], (known[which] + place).astype(np.int64))
-        return [row[:count] for row, count in zip(drafts, counts.tolist(), strict=True)]
+        if self._hidden is None or not len(which):
+            return [slots[:0]] * len(slots)
+        known = self._states.num_tokens[slots]
+        # The first guess needs no place of its own, each further one that of the one before it.
+        counts[which] = np.clip(rooms(self._network, slots)[which] - known[which] + 1, 1, self._max_drafts)
+        found: list[tuple[npt.NDArray[np.int64], Tensor, Tensor]] = []
+        tokens = torch.empty(0)
+        hidden = self._hidden[on_device(rows[which].astype(np.int64), self._hidden.device)]
+        for place in range(int(counts.max())):
+            if place:
+                goes_on = counts[which] > place
+                if not goes_on.all():
+                    tokens = tokens[on_device(np.flatnonzero(goes_on), tokens.device)]
+                    which = which[goes_on]
+                hidden = self._append(slots[which], tokens, known[which] + (place - 1))
+            tokens, logits = self._most_likely(hidden)
+            found.append((which, tokens, logits))
+        return cut_drafts(found, counts)
 
-    def _append(self, slots: Int32Array, tokens: Int32Array, positions: npt.NDArray[np.int64]) -> Tensor:
+    def _append(self, slots: Int32Array, tokens: Tensor, starts: Int32Array) -> Tensor:
         """[L] slots, guesses and their positions -> [L, E] hidden states after them."""
-        starts = positions.astype(np.int32)
         ends = starts + 1
         every = np.ones(len(slots), np.bool_)
-        hidden = self._run(step_batch(slots, tokens.astype(np.int64), starts, ends, every))
+        hidden = self._run(step_batch(slots, np.zeros(len(slots), np.int64), starts, ends, every), tokens)
         self._computed[slots] = ends
         return hidden
 
-    def _run(self, batch: InputBatch) -> Tensor:
-        """[L, E] hidden states of the batch's sampled rows."""
+    def _run(self, batch: InputBatch, tokens: Tensor) -> Tensor:
+        """[T] tokens of the batch -> [L, E] hidden states of its sampled rows."""
         network = self._network
-        tokens, positions = (on_device(array, network.device) for array in (batch.token_ids, batch.positions))
-        rows = on_device(batch.logits_index, network.device)
+        positions, rows = (on_device(array, network.device) for array in (batch.positions, batch.logits_index))
         with torch.inference_mode(), forward_context(ForwardContext(network.groups.plan(batch))):
             if 0 < len(rows) < batch.num_tokens:
                 chosen: Tensor = network.model(tokens, positions, rows)
@@ -112,9 +114,8 @@ class DraftModelProposer(Proposer):
             hidden: Tensor = network.model(tokens, positions)
             return hidden[rows]
 
-    def _most_likely(self, hidden: Tensor) -> tuple[Int32Array, npt.NDArray[np.bool_]]:
-        """[L, E] -> [L] tokens, and which of them are more than what a broken computation gives."""
+    def _most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[L, E] -> [L] tokens, int64, and their logits."""
         with torch.inference_mode():
-            logits = self._network.model.compute_logits(hidden)
-            best, tokens = logits.max(dim=-1)
-        return tokens.cpu().numpy().astype(np.int32), ~torch.isnan(best).cpu().numpy()
+            best, tokens = self._network.model.compute_logits(hidden).max(dim=-1)
+        return tokens, best

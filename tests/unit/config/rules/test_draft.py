@@ -47,6 +47,11 @@ def test_a_model_without_a_method_proposes_drafts():
     assert config.speculation.speculative_config.num_speculative_tokens == 4
 
 
+def test_it_runs_on_a_device_that_works_ahead():
+    config = resolved(speculative_config=ASKED, device=replace(CPU, kind="cuda", runs_ahead=True))
+    assert config.draft is not None
+
+
 def test_other_methods_have_none():
     assert source() is None
     assert source(spec_method="ngram") is None
@@ -56,7 +61,6 @@ def test_other_methods_have_none():
 REFUSED = [
     ({"draft": replace(SMALL, vocab_size=99)}, ASKED, "'small' has a vocabulary of 99 tokens, and m one of 100"),
     ({"draft": replace(SMALL, has_head=False)}, ASKED, "'small' has no output head"),
-    ({"device": replace(CPU, kind="cuda", runs_ahead=True)}, ASKED, "on CPUs only so far, and the device is cuda"),
     ({}, ASKED | {"max_model_len": 513}, "max_model_len=513 is more than the 512 tokens"),
     ({}, ASKED | {"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2 is not .* tensor_parallel_size=1"),
     ({}, ASKED | {"parallel_drafting": True}, "parallel_drafting is not supported: a draft model runs"),

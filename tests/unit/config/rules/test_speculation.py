@@ -183,7 +183,9 @@ def test_drafts_may_be_accepted_in_other_ways():
     assert rates.synthetic_acceptance_rates == (1.0, 0.5, 0.5, 0.0)
 
 
-def test_other_ways_draw_on_the_host():
+@pytest.mark.parametrize("method", ["match", "standard", "synthetic"])
+def test_every_way_is_taken_on_a_device_that_works_ahead(method):
     device = DeviceFacts("cuda", 6, 2**34, ("float32",), runs_ahead=True)
-    with pytest.raises(ConfigError, match=r"rejection_sample_method='standard' draws on the host, and .* is cuda"):
-        resolved(device=device, speculative_config=NGRAM | {"rejection_sample_method": "standard"})
+    more = LENGTH if method == "synthetic" else {}
+    found = resolved(device=device, speculative_config=NGRAM | {"rejection_sample_method": method} | more)
+    assert found.speculative_config.rejection_sample_method == method
