@@ -51,6 +51,13 @@ def test_the_same_tokens_from_several_processes(checkpoint, children, expected, 
     assert workers == ["pagemill: worker 0", "pagemill: worker 1"]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_same_tokens_with_drafts_over_two_stages(checkpoint, children, expected, ahead):
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    sizes = {"pipeline_parallel_size": 2, "async_scheduling": ahead}
+    assert generate(checkpoint, children, speculative_config=drafts, **sizes)[0] == expected
+
+
 def test_a_killed_worker_ends_the_engine(checkpoint, children):
     with LLM(str(checkpoint), dtype="float32", tensor_parallel_size=2, cpu_threads=1) as llm:
         victim = next(p for p in children() if title(p) == "pagemill: worker 1")
