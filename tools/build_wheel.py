@@ -21,6 +21,8 @@ from pagemill.model.kernels.compile import compile_library, machine  # noqa: E40
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
 CROSS_COMPILERS = {"x86_64": "x86_64-linux-gnu-g++", "aarch64": "aarch64-linux-gnu-g++"}
+COMPILE_LIMIT_S = 1800
+"""Nobody waits for a server meanwhile, and whoever builds wheels may be doing other things with the machine."""
 OLDEST_GLIBC = 17
 """Of 2.17, from which on tags are spelled so."""
 
@@ -54,7 +56,7 @@ def build_wheel(kind: str, compiler: str, folder: Path) -> Path:
         library = source / "pagemill/model/kernels/prebuilt" / prebuilt_name(kind)
         library.parent.mkdir()
         # The functions of OpenMP are torch's, which every process has loaded before: nothing is linked for them.
-        compile_library(compiler, library, kind, ())
+        compile_library(compiler, library, kind, (), COMPILE_LIMIT_S)
         made = Path(scratch) / "wheel"
         options = f"--build-option=--plat-name=manylinux_2_{needed_glibc(library)}_{kind}"
         subprocess.run(

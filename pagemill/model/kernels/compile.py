@@ -27,6 +27,7 @@ _X86_FLAGS = {
 }
 _SAME_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 COMPILE_LIMIT_S = 300
+"""By default: somebody waits for a server to start."""
 
 
 def machine() -> str:
@@ -43,10 +44,12 @@ def sources_hash(kind: str) -> str:
     return digest.hexdigest()[:20]
 
 
-def compile_library(compiler: str, target: Path, kind: str, runtime: Sequence[str]) -> None:
+def compile_library(
+    compiler: str, target: Path, kind: str, runtime: Sequence[str], limit_s: float = COMPILE_LIMIT_S
+) -> None:
     """All units side by side, then the library; it appears in its place complete. `runtime`: what is linked as the
     OpenMP runtime; nothing leaves its functions to be found in the process that loads the library. Raises
-    SubprocessError and OSError."""
+    SubprocessError, also where a unit takes longer than `limit_s`, and OSError."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = {source: Path(scratch) / f"{source.stem}.o" for source in sorted(SOURCES.glob("*.cpp"))}
         running = [
@@ -60,7 +63,7 @@ def compile_library(compiler: str, target: Path, kind: str, runtime: Sequence[st
         ]
         try:
             for process in running:
-                _finish(process)
+                _finish(process, limit_s)
         finally:
             for process in running:  # when one has failed, nobody needs the others
                 if process.poll() is None:
@@ -69,14 +72,14 @@ def compile_library(compiler: str, target: Path, kind: str, runtime: Sequence[st
                     process.communicate()
         library = Path(scratch) / "kernels.so"
         link = [compiler, "-shared", *map(str, objects.values()), *runtime, "-o", str(library)]
-        subprocess.run(link, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
+        subprocess.run(link, check=True, capture_output=True, text=True, timeout=limit_s)
         library.chmod(0o755)
         os.replace(library, target)  # noqa: PTH105 - atomic: another process may be loading
 
 
-def _finish(process: "subprocess.Popen[str]") -> None:
+def _finish(process: "subprocess.Popen[str]", limit_s: float) -> None:
     try:
-        _, errors = process.communicate(timeout=COMPILE_LIMIT_S)
+        _, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
