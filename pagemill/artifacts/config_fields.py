@@ -70,6 +70,7 @@ def _are_head_sizes(layer: Any, sizes: Any) -> bool:
     return (
         isinstance(layer, str)
         and layer.isdecimal()
+        and len(layer) <= len(str(MAX_LAYERS))
         and isinstance(sizes, dict)
         and all(name in rules and rules[name].allows(value) for name, value in sizes.items())
     )

@@ -55,7 +55,9 @@ def _sizes(config: Mapping[str, Any], index: int) -> dict[str, Any]:
     """The config with the sizes of one layer's heads."""
     listed = config.get("per_layer_config")
     if listed is not None:
-        return {**config, **(listed.get(str(index)) or {})}
+        # Of ten layers and more, the library writes their numbers with leading zeros.
+        own = (sizes for layer, sizes in listed.items() if int(layer) == index)
+        return {**config, **next(own, {})}
     if config["layer_types"][index] != FULL:
         return {**config}
     sizes = {"head_dim": config.get("global_head_dim") or _FULL_HEAD}

@@ -50,6 +50,14 @@ def test_a_configuration_in_the_form_of_published_files_is_the_same_model(tmp_pa
     assert torch.equal(PagedModel.load(path).logits(TOKENS), wanted)
 
 
+def test_numbers_of_layers_may_begin_with_zeros(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, "gemma4-key-is-value")
+    wanted = PagedModel.load(path).logits(TOKENS)
+    heads = {"head_dim": 32, "num_key_value_heads": 2}
+    edit_config(path, per_layer_config={"01": heads, "03": heads})
+    assert torch.equal(PagedModel.load(path).logits(TOKENS), wanted)
+
+
 @pytest.mark.slow
 def test_kinds_heads_and_rotary_settings_that_are_left_out_are_those_of_the_published_models(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, "gemma4-key-is-value", num_hidden_layers=6, layer_types=None, global_head_dim=512)
