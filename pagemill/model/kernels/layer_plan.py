@@ -183,10 +183,18 @@ class PlanBuilder:
         return target
 
     def finish(
-        self, source: int, result: int, head: PackedLinear | None = None, factor: float | None = None
+        self,
+        source: int,
+        result: int,
+        head: PackedLinear | None = None,
+        factor: float | None = None,
+        given: Sequence[int] = (),
+        late: bool = False,
     ) -> "LayerPlan":
         """The plan that reads `source` and leaves its result in `result`, which a norm wrote last. With a `head`, it
-        can go on to logits, times a factor where there is one, and tokens: see cpu/decode_step.h."""
+        can go on to logits, times a factor where there is one, and tokens: see cpu/decode_step.h. `given`: buffers that
+        its caller reads beside the result, which nothing writes again; `late`: some of them behind the last
+        attention."""
         num_layer_ops = len(self._ops)
         logits = None
         if head is not None:
@@ -195,7 +203,7 @@ class PlanBuilder:
             if factor is not None:
                 self._add(SCALE, logits, logits, out_dtype=DTYPES[torch.float32], factor=factor)
             self._add(CHOOSE, logits, NO_BUFFER)
-        places = PlanPlaces(source, result, logits)
+        places = PlanPlaces(source, result, logits, tuple(given), late)
         return LayerPlan(self._ops, num_layer_ops, self._widths, places, self._groups, self._kept, self._of_step)
 
     def _linear(self, source: int, packed: PackedLinear, target: int, dtype: torch.dtype) -> None:
@@ -232,6 +240,10 @@ class PlanPlaces:
     result: int
     logits: int | None
     """Of float32; None of a plan without a head."""
+    given: tuple[int, ...] = ()
+    """Read beside the result."""
+    given_late: bool = False
+    """Whether rows of these are missing where rows of the result are."""
 
 
 class LayerPlan:
@@ -296,6 +308,8 @@ class LayerPlan:
         num_tokens = len(positions)
         places = self.places
         self.reserve(num_tokens)
+        if places.given_late:
+            wanted = None
         own_source = self.addresses[places.source]
         tokens = source if isinstance(source, StepTokens) else None
         if isinstance(source, Tensor):
@@ -323,6 +337,24 @@ class LayerPlan:
         if failed:
             raise MemoryError("no memory for the working space of a step")
         return self._buffers[places.result][:num_tokens]
+
+    def store_result(self) -> None:
+        """From now on the result is there after decode steps too, as `result` gives it."""
+        self.ops[self.num_layer_ops - 1].stored = 1
+
+    def result(self, num_rows: int) -> Tensor:
+        """[R, E] of the last decode step, good until the next one: its first rows or, where fewer are sampled from than
+        are computed, those."""
+        return self._buffers[self.places.result][:num_rows]
+
+    def given(self, num_tokens: int, source: Tensor | None = None) -> tuple[Tensor, ...]:
+        """[T, E] each, what the last step leaves in the buffers that are given beside the result; good until the next
+        one. `source`: what `run` was given, if that ran it."""
+        places = self.places
+        return tuple(
+            self._buffers[place][:num_tokens] if source is None or place != places.source else source
+            for place in places.given
+        )
 
     @property
     def vocab_size(self) -> int:

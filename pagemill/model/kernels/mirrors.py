@@ -48,7 +48,7 @@ class Op(ctypes.Structure):
     _fields_ = (
         *((name, _INT) for name in ("kind", "input", "out", "residual_in", "residual_out")),
         *((name, _POINTER) for name in ("weight", "second_weight")),
-        *((name, _INT) for name in ("weight_dtype", "centers")),
+        *((name, _INT) for name in ("weight_dtype", "centers", "stored")),
         ("eps", _FLOAT),
         ("linear", LinearStruct),
         ("out_dtype", _INT),

@@ -60,6 +60,7 @@ class Library:
     run_plan: Callable[..., int]
     decode_accepts: Callable[..., int]
     decode_step: Callable[..., int]
+    decode_logits: Callable[..., int]
     decode_choose: Callable[..., int]
     ngrams_extend: Callable[..., None]
     ngrams_find: Callable[..., int]
@@ -135,6 +136,7 @@ def _load(path: Path) -> Library:
         run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
         decode_accepts=function(holding, "pm_decode_accepts", ctypes.c_int, *[_POINTER] * 3, _INT),
         decode_step=function(releasing, "pm_decode_step", ctypes.c_int, *[_POINTER] * 3, _INT, *[_POINTER] * 2, _INT),
+        decode_logits=function(releasing, "pm_decode_logits", ctypes.c_int, *[_POINTER] * 3, _INT, _INT),
         decode_choose=function(
             releasing, "pm_decode_choose", ctypes.c_int, *[_POINTER] * 2, _INT, *[_POINTER] * 2, _INT
         ),

@@ -45,6 +45,7 @@ class GivesHidden(nn.Module):
     network: Network
     is_last: bool
     _program: Program | None
+    _plan: LayerPlan | None
     _plan_was_tried: bool
 
     def keep_hidden(self, layers: Sequence[int]) -> None:
@@ -62,6 +63,7 @@ class GivesHidden(nn.Module):
                 raise ModelError(f"the model gives hidden states before layers {first} to {last}, not {index}")
         inputs.keep(layers)
         self._plan_was_tried = False
+        self._plan = None
         if self._program is not None:
             self._program = Program(self.network, selects=self.is_last)
 
@@ -286,7 +288,10 @@ class CausalLM(GivesHidden):
             plan.reserve_keys(steps[0].num_blocks, steps[0].common.block_size)
         source = plan_source(self.network, inputs, positions)
         hidden = plan.run(source, positions, [step.address for step in steps], rows)
-        return hidden if rows is None else hidden.index_select(0, rows)
+        result = hidden if rows is None else hidden.index_select(0, rows)
+        if not plan.places.given:
+            return result
+        return result, plan.given(len(positions), source if isinstance(source, Tensor) else None)
 
     def _native_plan(self) -> LayerPlan | None:
         """All layers as one native call, where every part has a native form. Made at the first step, when the cache

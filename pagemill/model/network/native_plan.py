@@ -4,6 +4,7 @@ Knows operations and what native code asks of a plan's buffers; nothing about mo
 """
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from pagemill.model.network.operations import (
     Embed,
     EmbedPositions,
     Head,
+    Keep,
     Multiply,
     Network,
     Norm,
@@ -52,10 +54,12 @@ def make_plan(network: Network, logits: Network | None, dtype: torch.dtype) -> L
     Raises NotPlannable."""
     if dtype != torch.bfloat16 or library() is None:
         raise NotPlannable("only models in bfloat16, with native kernels, run as a plan")
-    graph = Graph(network.operations, network.result)
+    # What is kept is no copy here: nothing else is written to its buffer.
+    kept = {op.outputs[0]: op.inputs[0] for op in network.operations if isinstance(op, Keep)}
+    graph = Graph((op for op in network.operations if not isinstance(op, Keep)), network.result)
     for fuse in (fuse_gates, fuse_activations, fuse_attention, fuse_sums):
         graph = fuse(graph)
-    return _Translation(graph).plan(*_head(logits))
+    return _Translation(graph, [kept[copy] for copy in network.layer_inputs.values]).plan(*_head(logits))
 
 
 def _head(logits: Network | None) -> tuple[PackedLinear | None, float | None]:
@@ -87,8 +91,10 @@ def plan_source(network: Network, token_ids: Tensor, positions: Tensor) -> Tenso
 class _Translation:
     """Operations become those of a builder, one by one; values become buffers."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, given: Sequence[Value]) -> None:
+        """`given`: read by the plan's caller beside the result."""
         self.graph = graph
+        self._given = given
         self.builder = PlanBuilder()
         self.buffers: dict[Value, int] = {}
         self._names: dict[Value, str] = {}
@@ -114,7 +120,12 @@ class _Translation:
             raise NotPlannable(WHOLE_ONLY)
         embedded = operations[0].outputs[0]
         result = operations[-1].outputs[0]
-        return self.builder.finish(self.buffers[embedded], self.buffers[result], head, factor)
+        if any(self.is_normed(value) or value not in self.buffers for value in self._given):
+            raise NotPlannable("what a norm gives is kept")
+        attend = max((place for place, op in enumerate(operations) if isinstance(op, HeadsAttend)), default=0)
+        late = any(self.graph.place[self.graph.maker[value]] > attend for value in self._given)
+        given = [self.buffers[value] for value in self._given]
+        return self.builder.finish(self.buffers[embedded], self.buffers[result], head, factor, given, late)
 
     def name(self, value: Value, use: str, width: int) -> str:
         """A buffer for a value: the name of one that is free. `use`: norm, or anything else."""
@@ -146,7 +157,8 @@ class _Translation:
 
     def _release(self, op: Operation) -> None:
         """Buffers that nothing reads any more may be written again."""
-        names = [self._names.pop(value) for value in self.graph.ends_at(op) if value in self._names]
+        ended = [value for value in self.graph.ends_at(op) if value not in self._given]
+        names = [self._names.pop(value) for value in ended if value in self._names]
         if isinstance(op, Norm | AddNorm):
             self._waiting += names
             return

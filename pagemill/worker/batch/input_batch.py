@@ -88,8 +88,14 @@ def build_batch(step: SchedulerOutput, states: RequestStates, num_tokens: Int32A
     `num_tokens`: [R] the tokens that each slot runs, where some may verify drafts, which lie behind their own tokens in
     the state; None: those of the step, and nobody does.
     """
-    slots = step.slots
     counts = step.num_tokens if num_tokens is None else num_tokens
+    return gather_batch(step.step_id, step.slots, counts, states, verifies=num_tokens is not None)
+
+
+def gather_batch(
+    step_id: int, slots: Int32Array, counts: Int32Array, states: RequestStates, *, verifies: bool
+) -> InputBatch:
+    """A step of [R] slots, which run so many tokens each. `verifies`: some of them may be drafts."""
     computed = states.num_computed[slots]
     seq_lens = computed + counts
     query_start = np.zeros(len(slots) + 1, np.int32)
@@ -102,10 +108,10 @@ def build_batch(step: SchedulerOutput, states: RequestStates, num_tokens: Int32A
         starts = np.repeat(computed - query_start[:-1], counts)
         positions = starts.astype(np.int64) + np.arange(len(token_slots))
     known = states.num_tokens[slots]
-    if num_tokens is not None and (computed == known - 1).all():
+    if verifies and (computed == known - 1).all():
         # All slots go on, with drafts or without: every row is sampled from.
         return InputBatch(
-            step_id=step.step_id,
+            step_id=step_id,
             slots=slots,
             token_slots=token_slots,
             token_ids=states.token_ids[token_slots, positions].astype(np.int64),
@@ -120,14 +126,14 @@ def build_batch(step: SchedulerOutput, states: RequestStates, num_tokens: Int32A
     last_rows = (query_start[1:][samples] - 1).astype(np.int64)
     sampled_slots = slots[samples]
     sampled_positions = seq_lens[samples].astype(np.int64)
-    if num_tokens is not None and (seq_lens > known).any():
+    if verifies and (seq_lens > known).any():
         rows = (seq_lens - known + 1)[samples]
         back = np.repeat(np.cumsum(rows), rows) - np.arange(rows.sum()) - 1
         last_rows = np.repeat(last_rows, rows) - back
         sampled_slots = np.repeat(sampled_slots, rows)
         sampled_positions = np.repeat(sampled_positions, rows) - back
     return InputBatch(
-        step_id=step.step_id,
+        step_id=step_id,
         slots=slots,
         token_slots=token_slots,
         token_ids=states.token_ids[token_slots, positions].astype(np.int64),

@@ -12,7 +12,7 @@ from pagemill.messages.step import Int32Array, KnownTokens, NewRequest, SampledL
 from pagemill.model.forward_context import ForwardContext, forward_context
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.worker.batch.buffers import on_device
-from pagemill.worker.batch.input_batch import InputBatch, SampledRows
+from pagemill.worker.batch.input_batch import InputBatch, SampledRows, gather_batch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.batch.row_masks import LEFT
 from pagemill.worker.forward.interface import Forward, SampledTokens
@@ -28,7 +28,7 @@ from pagemill.worker.spec_decode.hidden_states import HiddenStates
 class HostForward(Forward):
     """Arrays of the batch become tensors as they are; `device`: where the model is; `network`: its forward pass,
     compiled or not; `native`: all of a decode step as one call, where it accepts it; `hidden`: where somebody reads
-    hidden states, which native calls do not give."""
+    hidden states."""
 
     def __init__(
         self,
@@ -44,6 +44,10 @@ class HostForward(Forward):
     ) -> None:
         self._native = native
         self._hidden = hidden
+        if hidden is not None and (hidden.wanted.sampled or hidden.wanted.final):
+            native.store_hidden()
+        self._computes = False
+        """Whether the step that comes is a native call up to its logits."""
         self.decodes_natively = native.possible
         self._states = states
         self._model = model
@@ -56,6 +60,8 @@ class HostForward(Forward):
         # A stage passes on all rows, and what is compiled has one shape for a number of tokens.
         self._asks_rows = isinstance(network, CausalLM) and network.is_first and network.is_last
         self._rows: Tensor | None = None
+        self._logits: Tensor | None = None
+        """Of a step that was a native call up to there."""
         self._known_values: list[KnownValues] = []
 
     def add(self, new: NewRequest) -> None:
@@ -68,17 +74,28 @@ class HostForward(Forward):
         self._sampler.replace(known)
 
     def decode(self, slots: Int32Array, num_tokens: Int32Array) -> Decoded | None:
-        if self._hidden is not None:
-            return None
         reason = self._native.accepts(slots, num_tokens)
-        if reason is not None:
-            self._native.report(reason)
+        if not self._native.computes:
+            if reason is not None:
+                self._native.report(reason)
             return None
-        # Hidden states of all tokens may be wanted, and native calls compare tokens that are drawn without drafts.
-        wants_parts = self._sampler.logprobs.scores(slots) or self._sampler.draft_draws is not None
-        if wants_parts and (num_tokens > 1).any():
-            return None
-        return self._native.run()
+        hidden, draws = self._hidden, self._sampler.draft_draws
+        scores = self._sampler.logprobs.scores(slots)
+        if (reason or scores or hidden is not None or draws is not None) and (num_tokens > 1).any():
+            # Hidden states of all tokens may be wanted.
+            reads_all = hidden is not None and not hidden.wanted.only_sampled
+            if scores or (reads_all and not self._native.samples_all):
+                return None
+            # Native calls compare tokens that are drawn without drafts, and of nobody whose logits are changed.
+            self._computes = reason is not None or draws is not None
+            if self._computes:
+                return None
+        if hidden is None:
+            return self._native.run()
+        batch = gather_batch(0, slots, num_tokens, self._states, verifies=True)
+        decoded = self._native.run()
+        self._take_hidden(hidden, batch)
+        return decoded
 
     def complete(self, slots: Int32Array, decoded: Decoded) -> SampledLogprobs | None:
         if not self._sampler.active:
@@ -92,6 +109,14 @@ class HostForward(Forward):
         return None if logprobs is None else SampledLogprobs(places[logprobs.indices], logprobs.logprobs)
 
     def run(self, batch: InputBatch) -> None:
+        self._known_values = []
+        self.has_known_logprobs = False
+        if self._computes:
+            self._computes = False
+            self._logits = self._native.compute()
+            if self._hidden is not None:
+                self._take_hidden(self._hidden, batch)
+            return
         positions = on_device(batch.positions, self._device)
         with torch.inference_mode(), forward_context(ForwardContext(self._groups.plan(batch))):
             inputs = self._stage.receive(batch)
@@ -102,7 +127,6 @@ class HostForward(Forward):
             if self._hidden is not None:
                 self._hidden.batch = batch
                 self._hidden.take_sampled(self._rows)
-        self._known_values = []
         if self._stage.samples and self._sampler.logprobs.scores(batch.slots):
             with torch.inference_mode():
                 compute = self._model.compute_logits
@@ -110,6 +134,11 @@ class HostForward(Forward):
         self.has_known_logprobs = bool(self._known_values)
 
     def sample(self, batch: InputBatch) -> Ready[SampledTokens]:
+        if self._logits is not None:
+            given, self._logits = self._logits, None
+            with torch.inference_mode():
+                tokens, logprobs = self._sampler.sample_scored(given, batch.sampled)
+            return Ready(SampledTokens(tokens, logprobs=logprobs))
         if self._rows is None:
             raise RuntimeError("sample was called without a batch that was run")
         rows, self._rows = self._rows, None
@@ -140,6 +169,12 @@ class HostForward(Forward):
         if logprobs is None:
             return None
         return SampledLogprobs(which.astype(np.int32)[logprobs.indices], logprobs.logprobs)
+
+    def _take_hidden(self, hidden: HiddenStates, batch: InputBatch) -> None:
+        """Of a step that was a native call."""
+        hidden.batch = batch
+        result = hidden.take(self._native.hidden(batch.num_tokens))
+        hidden.take_sampled(result[: len(batch.sampled_slots)])
 
     def _asked(self, batch: InputBatch) -> tuple[Tensor, ...]:
         """The rows that are sampled from, where the network is to leave out what only others need."""

@@ -32,7 +32,7 @@ _REASONS = {
 
 
 class NativeDecode(ABC):
-    """Decode steps as one native call each."""
+    """Decode steps as one native call each, tokens to tokens or, where drafts are compared elsewhere, to logits."""
 
     possible = True
     """Whether any step is accepted."""
@@ -45,9 +45,31 @@ class NativeDecode(ABC):
         """Why the step of these [R] slots, which compute so many tokens each, must run in another way; None: `run`
         can do it. Nothing has happened yet."""
 
+    @property
+    @abstractmethod
+    def computes(self) -> bool:
+        """Whether `compute` can do the step that `accepts` was asked about last, be it accepted or not."""
+
+    @property
+    @abstractmethod
+    def samples_all(self) -> bool:
+        """Of such a step; see `DecodeStep.samples_all`."""
+
     @abstractmethod
     def run(self) -> Decoded:
         """The step that was accepted last; see `DecodeStep.run`."""
+
+    @abstractmethod
+    def compute(self) -> Tensor:
+        """The logits of a step that is sampled elsewhere; see `DecodeStep.compute`."""
+
+    @abstractmethod
+    def store_hidden(self) -> None:
+        """Let `hidden` give the result of the layers from now on."""
+
+    @abstractmethod
+    def hidden(self, num_tokens: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Of the last step; see `DecodeStep.hidden`."""
 
     @abstractmethod
     def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
@@ -71,13 +93,32 @@ class NativeSteps(NativeDecode):
     def __init__(self, step: DecodeStep) -> None:
         super().__init__()
         self._step = step
+        self._computes = False
 
     def accepts(self, slots: Int32Array, num_tokens: Int32Array) -> str | None:
         outcome = self._step.accepts(slots, num_tokens)
+        self._computes = outcome in (Acceptance.ACCEPTED, Acceptance.CHANGED_DRAFTS)
         return None if outcome is Acceptance.ACCEPTED else _REASONS[outcome]
+
+    @property
+    def computes(self) -> bool:
+        return self._computes
+
+    @property
+    def samples_all(self) -> bool:
+        return self._step.samples_all
 
     def run(self) -> Decoded:
         return self._step.run()
+
+    def compute(self) -> Tensor:
+        return self._step.compute()
+
+    def store_hidden(self) -> None:
+        self._step.store_hidden()
+
+    def hidden(self, num_tokens: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return self._step.hidden(num_tokens)
 
     def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:
         return self._step.logits(rows)
@@ -98,7 +139,24 @@ class NoNativeDecode(NativeDecode):
     def accepts(self, slots: Int32Array, num_tokens: Int32Array) -> str | None:
         return self._reason
 
+    @property
+    def computes(self) -> bool:
+        return False
+
+    @property
+    def samples_all(self) -> bool:
+        return False
+
     def run(self) -> Decoded:
+        raise RuntimeError("no step was accepted")
+
+    def compute(self) -> Tensor:
+        raise RuntimeError("no step was accepted")
+
+    def store_hidden(self) -> None:
+        """There are none."""
+
+    def hidden(self, num_tokens: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         raise RuntimeError("no step was accepted")
 
     def logits(self, rows: npt.NDArray[np.int64]) -> Tensor:

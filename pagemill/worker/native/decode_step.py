@@ -92,8 +92,10 @@ class DecodeStep:
         self._num_known, self._num_computed = slots.num_tokens, slots.num_computed
         self._accepts = loaded_library().decode_accepts
         self._run = loaded_library().decode_step
+        self._compute = loaded_library().decode_logits
         self._choose = loaded_library().decode_choose
         self._num_accepted = 0
+        self._num_computable = 0
         self._num_tokens = 0
         self._num_run = 0
         self._num_rows: Int32Array | None = None
@@ -104,7 +106,7 @@ class DecodeStep:
         most MAX_ROWS slots computes all that it has beyond what it has computed, one token or a few; what it computes
         beyond that are drafts, which lie behind its tokens."""
         count = len(slots)
-        self._num_accepted = self._num_run = 0
+        self._num_accepted = self._num_computable = self._num_run = 0
         self._num_rows = None
         if count > MAX_ROWS:
             return Acceptance.TOO_MANY_ROWS
@@ -120,12 +122,13 @@ class DecodeStep:
             if (num_rows > 1).any():
                 self._num_rows = num_rows
         own_slots, _, counts, _, _ = self._addresses
-        outcome = self._accepts(self._address, own_slots, counts, count)
-        if outcome == 0:
+        outcome = Acceptance(self._accepts(self._address, own_slots, counts, count))
+        self._num_tokens = total
+        if outcome in (Acceptance.ACCEPTED, Acceptance.CHANGED_DRAFTS):
+            self._num_computable = count
+        if outcome is Acceptance.ACCEPTED:
             self._num_accepted = count
-            self._num_tokens = total
-            return Acceptance.ACCEPTED
-        return Acceptance(outcome)
+        return outcome
 
     def run(self) -> Decoded:
         """The step that was accepted last: the tokens that its slots sampled, which they have and count now. Of drafts,
@@ -145,6 +148,36 @@ class DecodeStep:
             return Decoded(self._tokens[:count].copy(), None)
         num_kept = self._kept_counts[:count].copy()
         return Decoded(self._tokens[: num_kept.sum()].copy(), num_kept)
+
+    @property
+    def samples_all(self) -> bool:
+        """Whether all rows that the step computes which `accepts` was asked about last are sampled from."""
+        count = self._num_computable
+        rows = count if self._num_rows is None else int(self._num_rows.sum())
+        return rows == self._num_tokens
+
+    def compute(self) -> Tensor:
+        """The step that was accepted last, or that has CHANGED_DRAFTS, up to the logits, to be changed at will and good
+        until the next one: [N, V] float32, a row for each of its slots and for each draft, slot after slot. Slots stay
+        as they are. Raises MemoryError, and RuntimeError without such a step."""
+        count, self._num_computable = self._num_computable, 0
+        if not count:
+            raise RuntimeError("compute was called without a step that can be computed")
+        num_rows = count if self._num_rows is None else int(self._num_rows.sum())
+        self._plan.reserve(self._num_tokens, num_rows)
+        own_slots, _, counts, _, _ = self._addresses
+        if self._compute(self._address, own_slots, counts, count, torch.get_num_threads()):
+            raise MemoryError("no memory for the working space of a step")
+        return self._plan.logits(torch.arange(num_rows))
+
+    def store_hidden(self) -> None:
+        """From now on `hidden` gives the result of the layers."""
+        self._plan.store_result()
+
+    def hidden(self, num_tokens: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Of the last step, which computed so many tokens: the rows of the layers' result that were sampled from come
+        first, [T, E]; and what the network keeps, [T, E] each. Good until the next step."""
+        return self._plan.result(num_tokens), self._plan.given(num_tokens)
 
     def choose(self, masks: RowMasks, tokens: Int32Array) -> None:
         """Sample for slots of the last step that `run` left to others: those of its [R] rows that are not LEFT, whose

@@ -18,7 +18,7 @@ Given = Tensor | tuple[Tensor, tuple[Tensor, ...]]
 @dataclass(frozen=True, slots=True)
 class WantedHidden:
     """What a proposer reads. Everything costs memory traffic; `final` also that the last layer runs on all tokens of a
-    prompt, and `layers` that CPU steps are no native calls."""
+    prompt."""
 
     sampled: bool = False
     """Behind the last norm, of the rows that are sampled from."""
@@ -26,6 +26,11 @@ class WantedHidden:
     """The same of all rows."""
     layers: tuple[int, ...] = ()
     """What these layers read, of all rows; the number of layers stands for what the last one gives."""
+
+    @property
+    def only_sampled(self) -> bool:
+        """Whether rows that are not sampled from are not read."""
+        return not self.final and not self.layers
 
 
 class HiddenStates:

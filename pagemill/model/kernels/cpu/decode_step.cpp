@@ -117,11 +117,11 @@ class DecodeBatch {
     return true;
   }
 
-  // False: out of memory.
-  bool run(int64_t threads) const {
+  // False: out of memory. `num_ops`: of the plan, without the choice or with it.
+  bool run(int64_t num_ops, int64_t threads) const {
     if (num_tokens_ == num_rows_) {
       const PmRun whole = {positions_, num_rows_, decode_.buffers, decode_.widths, layer_batches_, &choice_, nullptr, 0};
-      return pm_run_plan(decode_.ops, decode_.num_ops, &whole, threads) == 0;
+      return pm_run_plan(decode_.ops, num_ops, &whole, threads) == 0;
     }
     // The head has fewer rows than the layers: those that are sampled from.
     const PmRun layers = {positions_, num_tokens_, decode_.buffers, decode_.widths, layer_batches_, nullptr,
@@ -129,7 +129,7 @@ class DecodeBatch {
     if (pm_run_plan(decode_.ops, decode_.num_layer_ops, &layers, threads)) return false;
     gather_sampled_rows();
     const PmRun head = {nullptr, num_rows_, decode_.buffers, decode_.widths, nullptr, &choice_, nullptr, 0};
-    return pm_run_plan(decode_.ops + decode_.num_layer_ops, decode_.num_ops - decode_.num_layer_ops, &head, threads) == 0;
+    return pm_run_plan(decode_.ops + decode_.num_layer_ops, num_ops - decode_.num_layer_ops, &head, threads) == 0;
   }
 
   // Tokens of all rows become those that are kept: each request's drafts as far as they were sampled, and one more.
@@ -250,24 +250,32 @@ class DecodeBatch {
 
 int pm_decode_accepts(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens, int64_t count) {
   const PmSlots& state = decode->slots;
+  bool changed = false;
   for (int64_t r = 0; r < count; ++r) {
     const int32_t slot = slots[r], computed = state.num_computed[slot];
     const int32_t num_drafts = computed + num_tokens[r] - state.num_tokens[slot];
     if (num_tokens[r] < 1 || num_drafts < 0 || num_drafts >= num_tokens[r]) return PM_NOT_A_DECODE_STEP;
-    if (num_drafts > 0 && state.processed[slot]) return PM_CHANGED_DRAFTS;
+    changed |= num_drafts > 0 && state.processed[slot];
     const int32_t* ids = state.token_ids + slot * state.token_stride + computed;
     for (int32_t i = 0; i < num_tokens[r]; ++i)
       if (ids[i] < 0 || ids[i] >= decode->embedding.rows) return PM_UNKNOWN_TOKEN;
   }
-  return count > 0 ? PM_ACCEPTED : PM_NOT_A_DECODE_STEP;
+  if (count <= 0) return PM_NOT_A_DECODE_STEP;
+  return changed ? PM_CHANGED_DRAFTS : PM_ACCEPTED;
 }
 
 int pm_decode_step(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens, int64_t count,
                    int32_t* tokens, int32_t* num_kept, int64_t threads) {
   DecodeBatch batch(*decode, slots, num_tokens, count);
-  if (!batch.gather(tokens) || !batch.run(threads)) return 1;
+  if (!batch.gather(tokens) || !batch.run(decode->num_ops, threads)) return 1;
   batch.keep(tokens, num_kept);
   return 0;
+}
+
+int pm_decode_logits(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens, int64_t count,
+                     int64_t threads) {
+  DecodeBatch batch(*decode, slots, num_tokens, count);
+  return batch.gather(nullptr) && batch.run(decode->num_ops - 1, threads) ? 0 : 1;
 }
 
 int pm_decode_choose(const PmDecode* decode, const int32_t* slots, int64_t count, const PmMasks* masks, int32_t* tokens,

@@ -59,7 +59,8 @@ enum PmMaskRow : int32_t { PM_ANY_TOKEN = -1, PM_LEFT = -2 };
 enum PmAcceptance : int { PM_ACCEPTED = 0, PM_NOT_A_DECODE_STEP = 1, PM_UNKNOWN_TOKEN = 2, PM_CHANGED_DRAFTS = 4 };
 
 // Whether a step of `count` different slots with the given numbers of tokens can run: every slot computes at least one
-// token, all that it has beyond those computed before; with more of them, the others are drafts. Processed slots have none.
+// token, all that it has beyond those computed before; with more of them, the others are drafts. PM_CHANGED_DRAFTS: it can
+// be computed, but drafts of processed slots are not for pm_decode_step.
 PM_EXPORT int pm_decode_accepts(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens,
                                 int64_t count);
 
@@ -69,6 +70,11 @@ PM_EXPORT int pm_decode_accepts(const PmDecode* decode, const int32_t* slots, co
 // stay in that buffer. The other buffers have room for all tokens. 0: done, 1: out of memory.
 PM_EXPORT int pm_decode_step(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens, int64_t count,
                              int32_t* tokens, int32_t* num_kept, int64_t threads);
+
+// A step that was accepted, or that has CHANGED_DRAFTS, up to the logits, which lie in the plan's buffer, a row for each
+// slot and for each draft. Nothing is sampled, and slots stay as they are. 0: done, 1: out of memory.
+PM_EXPORT int pm_decode_logits(const PmDecode* decode, const int32_t* slots, const int32_t* num_tokens, int64_t count,
+                               int64_t threads);
 
 // Tokens for rows of the last step that it left to others: those that are not PM_LEFT in `masks`. `slots`: of its rows, a
 // slot once more for each draft that it had. They go to `tokens` and to the slots, which count them. 0: done, 1: out of memory.

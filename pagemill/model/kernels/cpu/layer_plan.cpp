@@ -340,6 +340,7 @@ class PlanRun {
     selected->norm(args, 0, run_.num_tokens);
     own.buffer = op.out;
     own.stride = cols;
+    if (op.stored && rank == 0) memcpy(buffer(op.out), out, run_.num_tokens * cols * sizeof(element));
   }
 
   // The `number`-th linear layer.

@@ -38,6 +38,7 @@ struct PmOp {
   const void* second_weight;  // of the key's norm; the bias of a LayerNorm
   int64_t weight_dtype;
   int64_t centers;  // whether NORM is a LayerNorm
+  int64_t stored;  // whether the result of NORM is read when all is done: it is in `out` then, of any number of rows
   double eps;
   PmLinear linear;
   int64_t out_dtype;  // of LINEAR and SCALE

@@ -22,7 +22,7 @@ const int64_t LINEAR[] = {sizeof(PmLinear), AT(PmLinear, weight), AT(PmLinear, b
                           AT(PmLinear, order)};
 const int64_t OP[] = {sizeof(PmOp), AT(PmOp, kind), AT(PmOp, in), AT(PmOp, out), AT(PmOp, residual_in),
                       AT(PmOp, residual_out), AT(PmOp, weight), AT(PmOp, second_weight), AT(PmOp, weight_dtype),
-                      AT(PmOp, centers), AT(PmOp, eps), AT(PmOp, linear), AT(PmOp, out_dtype), AT(PmOp, factor), AT(PmOp, layer), AT(PmOp, kv_cache),
+                      AT(PmOp, centers), AT(PmOp, stored), AT(PmOp, eps), AT(PmOp, linear), AT(PmOp, out_dtype), AT(PmOp, factor), AT(PmOp, layer), AT(PmOp, kv_cache),
                       AT(PmOp, values_offset), AT(PmOp, block_stride), AT(PmOp, kv_dtype), AT(PmOp, group),
                       AT(PmOp, cos), AT(PmOp, sin), AT(PmOp, table_stride), AT(PmOp, half), AT(PmOp, table_dtype),
                       AT(PmOp, third_weight), AT(PmOp, gate)};
