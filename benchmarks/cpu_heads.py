@@ -63,6 +63,7 @@ def _saved(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor
 
 def engines_of(args: argparse.Namespace, folder: Path) -> list[Engine]:
     """One for each way."""
+    torch.manual_seed(0)
     model = json.loads((Path(args.model) / "config.json").read_text())
     common: dict[str, Any] = {
         "model": args.model,

@@ -1,9 +1,10 @@
-"""Requests that run in a fresh engine, with drafts or without."""
+"""Requests that run in a fresh engine, with drafts or without, and in engines that are killed."""
 
 from pagemill.config.arguments import EngineArgs
 from pagemill.engine.core import EngineCore
 from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.launch import build_config
+from pagemill.serve.client.in_flight import InFlightRequests
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client
 from tests.fakes.noted_guesses import note_guesses
@@ -25,6 +26,28 @@ def run_requests(checkpoint, *batches, speculation=None, depth=1, grammar_of=Non
     stats = core.stats()
     core.shutdown()
     return client, stats
+
+
+def run_killed(checkpoint, asked, speculation=None, depth=1, **settings):
+    """What engines say to requests that end after a few steps each, one after the other: all that the next one is told
+    is what the front end remembers. Returns tokens by request, and how many drafts were verified."""
+    config = build_config(EngineArgs(checkpoint, **({"num_gpu_blocks_override": 200} | SETTINGS | settings)))
+    requests = InFlightRequests()
+    entries = [requests.add(request) for request in asked]
+    num_drafts = 0
+    for num_steps in (2, 5, 1, 100):
+        core = EngineCore(config, UniprocExecutor(Worker(config, speculation=speculation)), depth=depth)
+        for entry in entries:
+            if entry.request.request_id in requests:
+                core.add(entry.resumed())
+        while core.has_work() and num_steps:
+            num_steps -= 1
+            for outputs in core.step():
+                requests.note(outputs)
+        counts = core.stats().drafts
+        num_drafts += counts.num_draft_tokens if counts is not None else 0
+        core.shutdown()
+    return {entry.request.request_id: entry.emitted for entry in entries}, num_drafts
 
 
 def noted_guesses(monkeypatch, proposer):

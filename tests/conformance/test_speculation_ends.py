@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 
 from pagemill import LLM, SamplingParams
-from pagemill.config.arguments import EngineArgs
-from pagemill.engine.core import EngineCore
-from pagemill.engine.executor.uniproc import UniprocExecutor
-from pagemill.launch import build_config
-from pagemill.serve.client.in_flight import InFlightRequests
 from pagemill.worker.spec_decode.interface import Speculation
-from pagemill.worker.worker import Worker
-from tests.conformance.drafted_runs import SETTINGS, run_requests
+from tests.conformance.drafted_runs import run_killed, run_requests
 from tests.fakes.engine_setup import core_request
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.toy_proposer import TEXTS, toy_proposer
@@ -54,24 +48,9 @@ def test_another_engine_goes_on_where_one_was_killed(checkpoints: dict[str, str]
     asked = [core_request(name, prompt_of(seed), max_tokens=26, **params) for name, params in ASKED.items()]
     expected, _ = run_requests(checkpoint, asked)
     TEXTS[:] = [[*prompt_of(seed), *tokens] for tokens in expected.tokens.values()]
-    config = build_config(EngineArgs(checkpoint, **({"num_gpu_blocks_override": 200} | SETTINGS)))
     speculation = Speculation(proposer, 3, adaptive=False)
-    requests = InFlightRequests()
-    entries = [requests.add(request) for request in asked]
-    num_drafts = 0
-    for num_steps in (2, 5, 1, 100):
-        core = EngineCore(config, UniprocExecutor(Worker(config, speculation=speculation)), depth=1 + seed % 2)
-        for entry in entries:
-            if entry.request.request_id in requests:
-                core.add(entry.resumed())
-        while core.has_work() and num_steps:
-            num_steps -= 1
-            for outputs in core.step():
-                requests.note(outputs)
-        counts = core.stats().drafts
-        num_drafts += counts.num_draft_tokens if counts is not None else 0
-        core.shutdown()
-    assert {entry.request.request_id: entry.emitted for entry in entries} == expected.tokens
+    found, num_drafts = run_killed(checkpoint, asked, speculation, depth=1 + seed % 2)
+    assert found == expected.tokens
     assert num_drafts
 
 

@@ -14,10 +14,10 @@ from pagemill.errors import ConfigError, ModelError
 from pagemill.worker.spec_decode.heads import HeadProposer
 from tests.conformance.drafted_runs import noted_guesses
 from tests.conformance.test_speculation_proposers import Run, compare
+from tests.fakes.made_heads import MadeHeads
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_heads import ReferenceHead, make_head
-from tests.fakes.tiny_mtp import ReferenceMTP, make_mtp
-from tests.fakes.tiny_qwen_mtp import ReferenceQwenMTP, make_qwen_mtp
+from tests.fakes.tiny_mtp import ReferenceMTP, ReferenceQwenMTP, make_mtp, make_qwen_mtp
 
 TIE = 2e-3
 """Logits this close may change places: sums in another order differ by as much."""
@@ -29,21 +29,14 @@ KINDS = {
 }
 
 
+def make(folder, kind, seed, **changes):
+    name, fields = KINDS[kind]
+    return make_head(folder, name, seed, **fields | changes)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A model and a head for it, by seed and kind."""
-    found = {}
-
-    def make(kind, seed=0, **changes):
-        key = (kind, seed, *sorted(changes))
-        if key not in found:
-            folder = tmp_path_factory.mktemp("tiny")
-            target = make_checkpoint(folder / "model", "LlamaForCausalLM", seed)
-            name, fields = KINDS[kind]
-            found[key] = str(target), str(make_head(folder / "head", name, seed, **fields | changes))
-        return found[key]
-
-    return make
+    return MadeHeads(tmp_path_factory, make)
 
 
 @pytest.fixture

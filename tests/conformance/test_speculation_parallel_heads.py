@@ -16,8 +16,8 @@ from pagemill.worker.spec_decode.parallel_heads import ParallelHeadProposer
 from tests.conformance.drafted_runs import noted_guesses, run_requests
 from tests.conformance.test_speculation import FORM, requests
 from tests.conformance.test_speculation_proposers import PROMPTS, Run, compare
+from tests.fakes.made_heads import MadeHeads
 from tests.fakes.masked_worker import forms, wide_table
-from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_parallel_heads import ReferenceParallelHead, make_parallel_head
 
 pytestmark = pytest.mark.cases(one_in=4)
@@ -31,20 +31,13 @@ KINDS = {
 }
 
 
+def make(folder, kind, seed, **changes):
+    return make_parallel_head(folder, seed, **KINDS[kind] | changes)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A model and a head for it, by seed and kind."""
-    found = {}
-
-    def make(kind, seed=0, **changes):
-        key = (kind, seed, *sorted(changes))
-        if key not in found:
-            folder = tmp_path_factory.mktemp("tiny")
-            target = make_checkpoint(folder / "model", "LlamaForCausalLM", seed)
-            found[key] = str(target), str(make_parallel_head(folder / "head", seed, **KINDS[kind] | changes))
-        return found[key]
-
-    return make
+    return MadeHeads(tmp_path_factory, make)
 
 
 @pytest.fixture

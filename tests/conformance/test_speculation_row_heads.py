@@ -17,8 +17,8 @@ from pagemill.worker.spec_decode.row_heads import RowHeadsProposer
 from tests.conformance.drafted_runs import noted_guesses, run_requests
 from tests.conformance.test_speculation import ASKED, FORM, requests
 from tests.conformance.test_speculation_proposers import PROMPTS, Run, compare
+from tests.fakes.made_heads import MadeHeads
 from tests.fakes.masked_worker import forms, wide_table
-from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_row_heads import ReferenceRowHeads, make_medusa, make_mlp_speculator
 
 pytestmark = pytest.mark.cases(one_in=4)
@@ -36,20 +36,14 @@ KINDS = {
 BOTH = ["medusa", "mlp tied"]
 
 
+def make(folder, kind, seed):
+    make_heads, fields = KINDS[kind]
+    return make_heads(folder, seed, **fields)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A model and heads for it, by seed and kind."""
-    found = {}
-
-    def make(kind, seed=0):
-        if (kind, seed) not in found:
-            folder = tmp_path_factory.mktemp("tiny")
-            target = make_checkpoint(folder / "model", "LlamaForCausalLM", seed)
-            make_heads, fields = KINDS[kind]
-            found[kind, seed] = str(target), str(make_heads(folder / "heads", seed, **fields))
-        return found[kind, seed]
-
-    return make
+    return MadeHeads(tmp_path_factory, make)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ Letters in shapes: L rows, E hidden size.
 from dataclasses import dataclass, replace
 from typing import Final
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -110,9 +111,9 @@ class MedusaHeads(RowHeads):
         self.lm_head = model.lm_head
 
     def guess(self, hidden: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        best: list[tuple[Tensor, Tensor]] = []
-        for index, block in enumerate(self.blocks[:count]):
-            head = self.lm_heads[index] if self.whose == OWN else self.lm_head
-            logits, guesses = head(block(hidden)).max(dim=-1)
-            best.append((logits, guesses))
-        return side_by_side(best)
+        states = [block(hidden) for block in self.blocks[:count]]
+        if self.whose == OWN:
+            return side_by_side([head(x).max(dim=-1) for head, x in zip(self.lm_heads, states, strict=False)])
+        # One output head, which is read once.
+        logits, guesses = self.lm_head(torch.cat(states)).max(dim=-1)
+        return guesses.view(len(states), -1).T, logits.view(len(states), -1).T
