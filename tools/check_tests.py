@@ -52,6 +52,7 @@ SEVERAL = frozenset(
         "test_run_rules.py",
         "worker/forward/test_cascade.py",
         "worker/forward/test_not_finite.py",
+        "worker/native/test_hidden.py",
         "worker/pipeline/test_drafts_over_stages.py",
         "worker/sampling/processors/test_token_sets.py",
         "worker/spec_decode/test_custom_class.py",

@@ -16,9 +16,9 @@ from pagemill.worker.spec_decode.block_heads import BlockHeadProposer
 from tests.conformance.drafted_runs import noted_guesses, run_requests
 from tests.conformance.test_speculation import FORM, requests
 from tests.conformance.test_speculation_proposers import PROMPTS, SHARED, Run, compare
+from tests.fakes.made_heads import MadeHeads
 from tests.fakes.masked_worker import forms, wide_table
 from tests.fakes.tiny_block_heads import BLOCK, ReferenceBlockHead, make_block_head
-from tests.fakes.tiny_checkpoint import make_checkpoint
 
 pytestmark = pytest.mark.cases(one_in=4)
 TIE = 2e-3
@@ -38,19 +38,13 @@ KINDS = {
 }
 
 
+def make(folder, kind, seed):
+    return make_block_head(folder, seed, **KINDS[kind])
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A model and a head for it, by seed and kind."""
-    found = {}
-
-    def make(kind, seed=0):
-        if (kind, seed) not in found:
-            folder = tmp_path_factory.mktemp("tiny")
-            target = make_checkpoint(folder / "model", "LlamaForCausalLM", seed)
-            found[kind, seed] = str(target), str(make_block_head(folder / "head", seed, **KINDS[kind]))
-        return found[kind, seed]
-
-    return make
+    return MadeHeads(tmp_path_factory, make)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from tests.conformance.drafted_runs import run_killed, run_requests
 from tests.conformance.test_speculation import ASKED, FORM, requests
 from tests.fakes.made_heads import MadeHeads
 from tests.fakes.masked_worker import forms, wide_table
+from tests.fakes.tiny_block_heads import make_block_head
 from tests.fakes.tiny_heads import make_head
 from tests.fakes.tiny_mtp import make_mtp, make_qwen_mtp
 from tests.fakes.tiny_parallel_heads import make_parallel_head
@@ -21,6 +22,7 @@ HEADS = {
     "eagle": lambda folder, seed: make_head(folder, "eagle", seed),
     "eagle3": lambda folder, seed: make_head(folder, "eagle3", seed, draft_vocab_size=100),
     "peagle": lambda folder, seed: make_parallel_head(folder, seed, draft_vocab_size=100),
+    "dflash": make_block_head,
     "medusa": make_medusa,
     "mlp_speculator": make_mlp_speculator,
 }
