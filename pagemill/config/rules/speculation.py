@@ -28,6 +28,8 @@ NO_METHOD = "none"
 """Says that nobody proposes drafts."""
 BY_DEFAULT: Final = SpeculativeConfig(method="ngram", num_speculative_tokens=8, disable_by_batch_size=4)
 """What is meant where nobody says anything and drafts may pay. Rows of more requests cost more than they can win."""
+OF_FLOATS: Final = replace(BY_DEFAULT, disable_by_batch_size=7)
+"""The same where weights are not quantized: reading them takes longer beside what a row costs."""
 _OF_SYNTHETIC: Final = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
 _OF_ALL: Final = frozenset(
     {
@@ -78,8 +80,9 @@ def resolve_speculation(
     or heads guess, and where no drafts can be verified."""
     wanted = merged(asked)
     if wanted == SpeculativeConfig() and _may_pay(model, parallel, device, facts):
-        decisions.note("speculative_config", BY_DEFAULT.method, "the CPU verifies a few guesses at little cost")
-        return SpeculationConfig(speculative_config=BY_DEFAULT, by_default=True)
+        meant = OF_FLOATS if _in_floats(model, facts) else BY_DEFAULT
+        decisions.note("speculative_config", meant.method, "the CPU verifies a few guesses at little cost")
+        return SpeculationConfig(speculative_config=meant, by_default=True)
     if wanted.method in (None, NO_METHOD):
         _check_unused(wanted)
         return SpeculationConfig()
@@ -126,6 +129,11 @@ def _may_pay(model: ModelConfig, parallel: ParallelConfig, device: DeviceFacts, 
         and parallel.tensor_parallel_size * parallel.pipeline_parallel_size == 1
         and _longest(model, facts) > (BY_DEFAULT.num_speculative_tokens or 0)
     )
+
+
+def _in_floats(model: ModelConfig, facts: ModelFacts) -> bool:
+    """Whether no weight is quantized, as far as settings and files say."""
+    return model.quantization is None and facts.quant_method is None and facts.weights_format == "safetensors"
 
 
 def _num_drafts(wanted: SpeculativeConfig, draft: ModelFacts | None, decisions: Decisions) -> int:

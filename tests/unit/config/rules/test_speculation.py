@@ -31,8 +31,12 @@ BFLOAT16 = replace(FACTS, dtype="bfloat16")
 
 
 def test_where_drafts_may_pay_ngram_proposes_for_few_requests():
-    speculation = speculation_of(resolved(BFLOAT16, PAYS))
-    assert speculation == Speculation("ngram", 8, disable_by_batch_size=4, by_default=True)
+    floats = replace(BFLOAT16, weights_format="safetensors")
+    speculation = speculation_of(resolved(floats, PAYS))
+    assert speculation == Speculation("ngram", 8, disable_by_batch_size=7, by_default=True)
+    few = Speculation("ngram", 8, disable_by_batch_size=4, by_default=True)
+    assert speculation_of(resolved(floats, PAYS, quantization="int8")) == few
+    assert speculation_of(resolved(replace(BFLOAT16, weights_format="gguf"), PAYS)) == few
     asked = speculation_of(resolved(BFLOAT16, PAYS, spec_method="ngram"))
     assert asked == Speculation("ngram", 4)
 
