@@ -13,13 +13,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pagemill.log import get_logger
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.model.forward_context import ForwardContext, forward_context
+from pagemill.model.network.native_plan import NotPlannable
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.spec_decode.chain import NO_ROW, rooms, step_batch
 from pagemill.worker.spec_decode.heads import cut_drafts
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
+from pagemill.worker.spec_decode.native_draft import NativeDraft
+
+logger = get_logger(__name__)
+
+NO_TOKEN = -1
 
 
 class DraftModelProposer(Proposer):
@@ -41,19 +48,29 @@ class DraftModelProposer(Proposer):
         """[S] the row of `_hidden` after a slot's last token; -1 where that is not computed."""
         self._hidden: Tensor | None = None
         """[L, E]."""
+        self._guess = np.full(num_slots, NO_TOKEN, np.int32)
+        """[S] the first guess of a slot, where a native call has made it; else NO_TOKEN."""
+        self._native: NativeDraft | None = None
+        try:
+            self._native = NativeDraft(context.network, context.states)
+        except NotPlannable as reason:
+            logger.debug("steps of the draft model are batches: %s", reason)
 
     def begin(self, new: NewRequest) -> None:
         self._computed[new.slot] = new.num_computed_tokens
         self._row[new.slot] = NO_ROW
+        self._guess[new.slot] = NO_TOKEN
 
     def replace(self, slot: int, position: int) -> None:
         self._computed[slot] = min(self._computed[slot], position)
         self._row[slot] = NO_ROW
+        self._guess[slot] = NO_TOKEN
 
     def follow(self, slots: Int32Array) -> None:
         """Compute what the model has computed of the slots, and the last token of those that have sampled."""
         states = self._states
         self._row[slots] = NO_ROW
+        self._guess[slots] = NO_TOKEN
         known = states.num_tokens[slots]
         computed = states.num_computed[slots]
         ends = np.minimum(np.where(known - computed == 1, known, computed), rooms(self._network, slots))
@@ -64,6 +81,11 @@ class DraftModelProposer(Proposer):
         if not runs.any():
             return
         slots, starts, ends, known = slots[runs], starts[runs], ends[runs], known[runs]
+        if self._native is not None and (ends == known).all():
+            guesses = self._native.run(slots, starts, ends)
+            if guesses is not None:
+                self._guess[slots] = guesses
+                return
         token_ids = np.concatenate(
             [states.token_ids[slot, start:end] for slot, start, end in zip(slots, starts, ends, strict=True)]
         )
@@ -73,6 +95,8 @@ class DraftModelProposer(Proposer):
         self._row[slots[last]] = np.arange(int(last.sum()))
 
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
+        if self._native is not None and (self._guess[slots] >= 0).any():
+            return self._guess_natively(self._native, slots)
         counts = np.zeros(len(slots), np.int32)
         rows = self._row[slots]
         which = np.flatnonzero(rows != NO_ROW)
@@ -94,6 +118,31 @@ class DraftModelProposer(Proposer):
             tokens, logits = self._most_likely(hidden)
             found.append((which, tokens, logits))
         return cut_drafts(found, counts)
+
+    def _guess_natively(self, native: NativeDraft, slots: Int32Array) -> Sequence[Int32Array]:
+        """Drafts of [L] slots, of which some have a guess of the native call that followed them."""
+        drafts = np.zeros((len(slots), self._max_drafts), np.int32)
+        counts = np.zeros(len(slots), np.int32)
+        found = self._guess[slots]
+        which = np.flatnonzero(found >= 0)
+        tokens = found[which]
+        known = self._states.num_tokens[slots]
+        room = rooms(self._network, slots)
+        for place in range(self._max_drafts):
+            drafts[which, place] = tokens
+            counts[which] += 1
+            which = which[known[which] + place < room[which]]
+            if place + 1 == self._max_drafts or not len(which):
+                break
+            starts = known[which] + np.int32(place)
+            # The guess lies behind the slot's tokens: the call that made it has put it there.
+            further = native.run(slots[which], starts, starts + 1)
+            if further is None:
+                break
+            self._computed[slots[which]] = starts + 1
+            sound = further >= 0
+            which, tokens = which[sound], further[sound]
+        return [row[:count] for row, count in zip(drafts, counts.tolist(), strict=True)]
 
     def _append(self, slots: Int32Array, tokens: Tensor, starts: Int32Array) -> Tensor:
         """[L] slots, guesses and their positions -> [L, E] hidden states after them."""
