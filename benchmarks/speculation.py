@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/speculation.py [--model FOLDER] [--workloads editing quotes code random]
         [--requests 1 8 64] [--methods ngram suffix] [--max-tokens 64] [--turns 3] [--drafts 8] [--fixed]
-        [--cpu-time]
+        [--cpu-time] [--llama FOLDER --llama-model FILE] [--draft FILE]
 
 Workloads are prompts in benchmarks/texts/speculation, which repeat when there are more requests than prompts: texts
 that are copied with a few changes, sentences that are quoted, code that is copied with a name changed, unrelated words.
@@ -12,6 +12,10 @@ it. No proposer remembers former outputs, which would be the same text. Prompts 
 timed is decoding and little else. `--fixed`: as many drafts as there are, whatever they cost. `--cpu-time`: CPU time of
 all processes of an engine, which computes with one thread, instead of the time that passes: for machines that others
 use too.
+
+With --llama, the folder of llama.cpp's programs (setup_peers.sh llama), these answer the first prompt of each workload
+where there is one request, as often as there are turns: plainly, in the lookup mode and, with --draft, with that model
+as the draft. `--methods draft_model` proposes with it here.
 
 Printed are tokens a second of plain decoding (median of turns), the median of the ratios within a turn with the
 smallest and the largest, the ratio of the times of all turns together, and tokens per verified guess (1: none was
@@ -32,6 +36,7 @@ from typing import Any, NamedTuple
 
 import torch
 from cpu_peaks import PeakMeter, Peaks
+from llama_drafts import Decoded, Llama
 
 from pagemill import LLM, SamplingParams
 from pagemill.artifacts.describe import locate
@@ -167,6 +172,8 @@ def engines_of(args: argparse.Namespace) -> list[Engine]:
         asked = {"method": method, "num_speculative_tokens": args.drafts, "adaptive": not args.fixed}
         if method == "suffix":
             asked["suffix_decoding_max_cached_requests"] = 0
+        if method == "draft_model":
+            asked |= {"model": str(args.draft), "num_speculative_tokens": min(args.drafts, 4)}
         engines.append(Engine(method, common | {"speculative_config": asked}))
     return engines
 
@@ -196,6 +203,28 @@ def compare(engines: Sequence[Engine], workload: str, count: int, args: argparse
     return rows
 
 
+def beside(llama: Llama, workload: str, args: argparse.Namespace) -> list[str]:
+    """The rows of llama.cpp for one request."""
+    [prompt] = prompts_of(workload, 1)
+    answers: dict[str, list[Decoded]] = {way: [] for way in llama.ways}
+    for turn in range(args.turns):
+        for way in llama.ways if turn % 2 == 0 else llama.ways[::-1]:
+            answers[way].append(llama.run(way, prompt, args.max_tokens, args.drafts))
+    plain = [answer.tokens_per_s for answer in answers[PLAIN]]
+    rows = []
+    for way, found in answers.items():
+        if way == PLAIN:
+            continue
+        ratios = [mine.tokens_per_s / theirs for mine, theirs in zip(found, plain, strict=True)]
+        shares = [answer.acceptance for answer in found if answer.acceptance is not None]
+        right = f"{median(shares):.0%} right" if shares else "-"
+        rows.append(
+            f"| {workload} | 1 | {median(plain):.1f} | llama.cpp {way} | {median(ratios):.2f} "
+            f"({min(ratios):.2f} to {max(ratios):.2f}) | | | {right} | |"
+        )
+    return rows
+
+
 def checkpoint_bytes(path: Path) -> int:
     """Of the weights in a folder, or of a file."""
     files = [path] if path.is_file() else list(path.glob("*.safetensors"))
@@ -215,7 +244,13 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, default=8)
     parser.add_argument("--fixed", action="store_true")
     parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--llama", type=Path)
+    parser.add_argument("--llama-model", type=Path)
+    parser.add_argument("--draft", type=Path)
     args = parser.parse_args()
+    llama = None
+    if args.llama is not None:
+        llama = Llama(args.llama.resolve(), args.llama_model, args.draft, torch.get_num_threads())
     peaks = Peaks()
     PeakMeter(torch.get_num_threads()).measure(peaks)
     engines = engines_of(args)
@@ -227,6 +262,8 @@ def main() -> None:
         for count in args.requests:
             for row in compare(engines, workload, count, args):
                 print(row, flush=True)
+            if llama is not None and count == 1 and workload != "random":
+                print("\n".join(beside(llama, workload, args)), flush=True)
     for engine in engines:
         engine.end()
     size = checkpoint_bytes(locate(args.model))
