@@ -15,6 +15,6 @@ def test_the_operation_is_the_function(gate: str | None):
     bias = torch.randn(64)
     result = packed_op.traced_linear(x, weight, bias, gate)
     assert torch.equal(result, packed.linear(x, weight, bias, gate))
-    sizes = (weight.words, weight.scales, weight.offsets, bias, 64, 4, 32, gate or "")
+    sizes = (weight.words, weight.scales, weight.offsets, bias, 64, 4, 32, False, gate or "")
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert packed_op.packed_linear(mode.from_tensor(x), *sizes).shape == result.shape
