@@ -55,13 +55,12 @@ class PackedExperts:
 
 def room(num_experts: int, like: Packed) -> PackedExperts:
     """For so many weights like one, not yet written."""
-    words, scales, offsets = (
-        None if part is None else part.new_empty(num_experts, *part.shape)
-        for part in (like.words, like.scales, like.offsets)
-    )
-    assert words is not None
-    assert scales is not None
-    return PackedExperts(words, scales, offsets, like)
+
+    def empty(part: Tensor) -> Tensor:
+        return part.new_empty(num_experts, *part.shape)
+
+    offsets = None if like.offsets is None else empty(like.offsets)
+    return PackedExperts(empty(like.words), empty(like.scales), offsets, like)
 
 
 def experts(

@@ -116,8 +116,8 @@ class DeviceExperts(ExpertWeights):
             second.dequantize()
         if first_layer.packed is not None and second.packed is not None:
             return packed_experts.experts(x, first_layer.packed, second.packed, chosen, weights, first, self.form)
-        assert first_layer.plain is not None
-        assert second.plain is not None
+        if first_layer.plain is None or second.plain is None:
+            raise RuntimeError("no expert of the layer has its weights")
         scales = None
         if first_layer.factors is not None and second.factors is not None:
             scales = first_layer.factors, second.factors
