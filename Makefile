@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
 # The fast unit tests run in two processes instead, each of which imports and collects its own half: that is half of what
 # they cost, and pytest-xdist collects everything in every process.
-NETWORK := tests/unit/engine tests/unit/model tests/unit/worker
+NETWORK := tests/unit/model tests/unit/worker
 QUICK := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m "not (slow or model or browser or gpu or conformance or nightly)" --hypothesis-profile=quick
 # A half in which ARGS select nothing is no failure.
 NONE_SELECTED := [ $$? -eq 5 ]

@@ -66,6 +66,7 @@ def replays(rank: int, save: Any, recordings: dict[str, Any], stages: dict[str, 
     save(results)
 
 
+@pytest.mark.slow
 def test_outputs_and_drafts_are_those_of_one_worker(checkpoint: Path, tmp_path: Path) -> None:
     settings = {"max_num_seqs": 3, "max_num_batched_tokens": 16}
     recordings, stages, plain = {}, {}, {}

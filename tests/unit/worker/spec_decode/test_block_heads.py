@@ -10,7 +10,7 @@ from tests.unit.worker.forward.test_device import WHOLE, own_backends
 from tests.unit.worker.forward.test_device_drafts import Run
 
 __all__ = ["own_backends"]
-pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in=2)]
+pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in=4)]
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 
 

@@ -9,7 +9,7 @@ from tests.unit.worker.forward.test_device import WHOLE, own_backends
 from tests.unit.worker.forward.test_device_drafts import Run
 
 __all__ = ["own_backends"]
-pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in=3)]
+pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in=8)]
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
 

@@ -21,6 +21,7 @@ KINDS = [("4", 128), ("halves", 32), ("8", 64), ("4 zeros", 32), ("4", 32), ("ha
 SIZES = [(128, 64, torch.bfloat16), (200, 128, torch.float32), (96, 192, torch.bfloat16)]
 
 
+@pytest.mark.cases(one_in=25)
 @pytest.mark.parametrize(("kind", "group"), KINDS)
 @pytest.mark.parametrize(("size", "inner", "dtype"), SIZES)
 @pytest.mark.parametrize("held", [range(2, 5), range(7)])
