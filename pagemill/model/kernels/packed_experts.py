@@ -49,7 +49,7 @@ class PackedExperts:
             self.offsets[index].copy_(weight.offsets)
 
     def floats(self, dtype: torch.dtype) -> Tensor:
-        """[N, out, in]."""
+        """All weights dequantized, [N, out, in] in dtype."""
         return torch.stack([packed.floats(self.expert(index), dtype) for index in range(len(self.words))])
 
 

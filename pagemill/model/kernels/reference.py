@@ -60,7 +60,7 @@ def gated(x: Tensor, gelu: bool) -> Tensor:
 
 
 def sum_rows_(sums: Tensor, x: Tensor, starts: Tensor, slots: Tensor) -> None:
-    """See `ops.sum_rows_`."""
+    """`ops.sum_rows_` in plain torch: add the rows of each request to the row of its slot."""
     owners = slots.repeat_interleave(starts.diff())
     chosen = (owners >= 0).nonzero().squeeze(1)
     if len(chosen) < len(x):

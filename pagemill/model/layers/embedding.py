@@ -118,7 +118,7 @@ class EmbeddingSum:
 
     @property
     def size(self) -> int:
-        """E."""
+        """Elements of a token's embedding."""
         return self.tokens.size
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:

@@ -154,7 +154,7 @@ class NoNativeDecode(NativeDecode):
         raise RuntimeError("no step was accepted")
 
     def store_hidden(self) -> None:
-        """There are none."""
+        """Nothing: there are no native steps whose hidden states could be kept."""
 
     def hidden(self, num_tokens: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         raise RuntimeError("no step was accepted")
