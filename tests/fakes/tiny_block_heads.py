@@ -9,27 +9,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
+from tests.fakes import tiny_heads
+
 BLOCK = 6
 MASK_TOKEN = 318
 TARGET_LAYERS = [0, 2]
 """Those of the model whose results are read."""
-HEAD: dict[str, Any] = {
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 320,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
+HEAD: dict[str, Any] = tiny_heads.HEAD | {"model_type": "qwen3", "num_hidden_layers": 2, "attention_bias": False}
 _OF_LAYERS = (*HEAD, "layer_types", "sliding_window")
 
 
