@@ -2,7 +2,8 @@
 floats with a scale per output; run by `benchmarks/gpu_kernels.py --only fp8-blocks [--sweep] [--rows 1,256]`.
 
 In captured graphs, with cold weights. `--sweep` tries the tiles of eight_bits_choices.py, checks each against a product
-in float32, and prints the lines of FEW_MEASURED. Knows one GPU; under 90 s on an H200, compiling included.
+in float32, and prints the lines of ONE_ROW_MEASURED and FEW_MEASURED. Knows one GPU; under 90 s on an H200, compiling
+included.
 """
 
 import concurrent.futures
@@ -18,7 +19,8 @@ from benchmarks.gpu_kernels import COLD_BYTES, DTYPE, over, time_us
 from benchmarks.gpu_packed import SHAPES
 from pagemill.model.kernels import eight_bits, fp8, ops
 from pagemill.model.kernels.triton import eight_bits_choices, eight_bits_many, eight_bits_quantize, launch
-from pagemill.model.kernels.triton.choices import Shape
+from pagemill.model.kernels.triton.choices import GemvChoice, Shape
+from pagemill.model.kernels.triton.eight_bits_gemv import blocks_gemv
 from pagemill.model.kernels.triton.eight_bits_rows import few_rows
 from pagemill.model.quantization import fp8_blocks
 
@@ -46,6 +48,8 @@ def weights_of(shape: Shape, *, integers: bool = False) -> list[eight_bits.Eight
 def calls(x: torch.Tensor, shape: Shape, choice: object) -> Callable[[eight_bits.EightBits], torch.Tensor]:
     """The layer with a choice of tiles, the activation included."""
     gate = "silu" if shape[2] else None
+    if isinstance(choice, GemvChoice):
+        return lambda weight: blocks_gemv(x, weight, choice, gate=gate)
     if isinstance(choice, eight_bits_choices.FewChoice):
         return lambda weight: few_rows(x, weight, choice, gate=gate)
 
@@ -59,6 +63,8 @@ def calls(x: torch.Tensor, shape: Shape, choice: object) -> Callable[[eight_bits
 
 def candidates(shape: Shape, rows: int) -> tuple[object, ...]:
     """Of a shape and a number of rows."""
+    if rows == 1:
+        return eight_bits_choices.ONE_ROW_CANDIDATES
     if rows > eight_bits_choices.MAX_FEW_ROWS:
         return eight_bits_choices.MANY_CANDIDATES
     return eight_bits_choices.few_candidates(eight_bits_choices.rows_class(rows), shape)
@@ -116,7 +122,9 @@ def sweep(rows: tuple[int, ...], workers: int, seconds: float) -> None:
                 measure = lambda run=run: time_us(over(weights, run), replays=3)  # noqa: B023, E731 - called at once
                 times[choice] = checked_us(run, weights, wanted, choice, measure)
             found = sorted(times, key=lambda one: times[one])
-            if count <= eight_bits_choices.MAX_FEW_ROWS:
+            if count == 1:
+                eight_bits_choices.ONE_ROW_MEASURED[shape] = found[0]
+            elif count <= eight_bits_choices.MAX_FEW_ROWS:
                 eight_bits_choices.FEW_MEASURED[eight_bits_choices.rows_class(count), shape] = found[0]
             print(f"    ({count}, {shape}): {found[0]},  # {name} {times[found[0]]:.1f} us; then", end=" ")
             print("; ".join(f"{times[one]:.1f} {one}" for one in found[1:3]), flush=True)
@@ -157,5 +165,5 @@ def run(results: list[dict], *, swept: bool, workers: int, rows: tuple[int, ...]
     """What `--only fp8-blocks` does."""
     launch.set_dependent(torch.cuda.get_device_capability() >= (9, 0))
     if swept:
-        sweep(tuple(count for count in rows if count > 1), workers, seconds)
+        sweep(rows, workers, seconds)
     bench(results, rows)

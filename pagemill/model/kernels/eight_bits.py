@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from pagemill.model.kernels.dispatch import triton_kernels
 from pagemill.model.kernels.fp8 import FP8, LARGEST, SMALLEST_FACTOR
-from pagemill.model.kernels.reference import gated
+from pagemill.model.kernels.reference import gated, rms_norm
 
 BLOCK = 128
 """Inputs, and outputs, of a block of floats."""
@@ -67,6 +67,18 @@ def quantizes(x: Tensor, weight: EightBits) -> bool:
     """Whether rows like x are quantized, in a kernel that a gated activation may be part of."""
     kernels = triton_kernels("eight_bits") if x.is_cuda else None
     return kernels is not None and bool(kernels.quantizes(x, weight))
+
+
+def norm_linear(
+    x: Tensor, residual: Tensor | None, norm: tuple[Tensor, float], weight: EightBits, bias: Tensor | None = None
+) -> Tensor:
+    """`linear` of an RMSNorm (weight and eps) of x + residual, for rows that `quantizes` says yes to: [T, K] -> [T, N].
+    The sum takes the residual's place."""
+    kernels = triton_kernels("eight_bits") if x.is_cuda else None
+    if kernels is None:
+        return reference_linear(rms_norm(x, *norm, residual), weight, bias)
+    result: Tensor = kernels.norm_linear(x, residual, norm, weight, bias)
+    return result
 
 
 def gated_linear(x: Tensor, gate: str, weight: EightBits, bias: Tensor | None = None) -> Tensor:

@@ -24,6 +24,14 @@ class EightBitsWeight(LinearWeight):
         gate = None if self.gate is None or eight_bits.quantizes(x, self.weight) else self.gate
         return eight_bits.linear(x, self.weight, bias, gate)
 
+    def norm_apply(
+        self, x: Tensor, residual: Tensor | None, norm: tuple[Tensor, float], bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling() or not eight_bits.quantizes(x, self.weight):
+            return super().norm_apply(x, residual, norm, bias)
+        result = eight_bits.norm_linear(x, residual, norm, self.weight, bias)
+        return result, x if residual is None else residual
+
     def gated_apply(self, x: Tensor, gate: str, bias: Tensor | None) -> Tensor:
         if torch.compiler.is_compiling():
             return super().gated_apply(x, gate, bias)

@@ -12,6 +12,7 @@ from pagemill.model.kernels.triton.eight_bits_many import product
 from pagemill.model.kernels.triton.eight_bits_quantize import MAX_COLUMNS, quantize
 from pagemill.model.kernels.triton.eight_bits_rows import few_rows
 from pagemill.model.kernels.triton.gemv import gemv
+from pagemill.model.kernels.triton.norm import rms_norm_groups
 
 MULTIPLE = 8
 """Of quantized rows: cuBLAS refuses floats in blocks where their number is not aligned."""
@@ -48,7 +49,19 @@ def gated_linear(x: Tensor, gate: str, weight: EightBits, bias: Tensor | None = 
     return linear(ops.gated(x, gate), weight, bias)
 
 
+def norm_linear(
+    x: Tensor, residual: Tensor | None, norm: tuple[Tensor, float], weight: EightBits, bias: Tensor | None = None
+) -> Tensor:
+    """As kernels.eight_bits.norm_linear, where `quantizes`."""
+    rows = rms_norm_groups(x, norm, residual, weight.group, weight.values.dtype, MULTIPLE)
+    return _product(x, rows, weight, bias)
+
+
 def _quantized(x: Tensor, weight: EightBits, bias: Tensor | None, gate: str | None) -> Tensor:
-    numbers, factors = quantize(x, weight.group, weight.values.dtype, gate, MULTIPLE)
+    return _product(x, quantize(x, weight.group, weight.values.dtype, gate, MULTIPLE), weight, bias)
+
+
+def _product(x: Tensor, rows: tuple[Tensor, Tensor], weight: EightBits, bias: Tensor | None) -> Tensor:
+    """Of numbers and factors of as many rows as x has, in its type."""
     choice = many_choice(len(x), weight.num_outputs)
-    return product(numbers, factors, weight, choice, x.dtype, bias)[: len(x)]
+    return product(*rows, weight, choice, x.dtype, bias)[: len(x)]

@@ -41,12 +41,21 @@ MAX_FEW_ROWS: Final = 32
 """More rows are quantized too."""
 
 ONE_ROW_MEASURED: Final[dict[Shape, GemvChoice]] = {
-    (6144, 4096, False): GemvChoice(4, 1024, 4, 1),
-    (4096, 4096, False): GemvChoice(2, 1024, 4, 1),
-    (12288, 4096, True): GemvChoice(1, 2048, 4, 1),
-    (4096, 12288, False): GemvChoice(1, 2048, 4, 1),
+    (6144, 4096, False): GemvChoice(4, 1024, 2, 1),
+    (4096, 4096, False): GemvChoice(16, 512, 8, 1),
+    (12288, 4096, True): GemvChoice(1, 1024, 4, 1),
+    (4096, 12288, False): GemvChoice(8, 512, 4, 1),
 }
 """Of floats in blocks. On an H200."""
+# With block_k = K a program asks for all of its weights before it waits for its input.
+ONE_ROW_CANDIDATES: Final = tuple(
+    GemvChoice(*choice, 1)
+    for choice in (
+        (1, 1024, 4), (1, 2048, 4), (1, 4096, 4), (1, 4096, 8), (2, 1024, 4), (2, 2048, 4), (2, 4096, 4), (2, 4096, 8),
+        (4, 1024, 4), (4, 1024, 2), (4, 2048, 8), (4, 4096, 8), (4, 4096, 16), (8, 1024, 8), (8, 2048, 8), (16, 512, 8),
+        (2, 2048, 8), (4, 2048, 4), (8, 512, 4), (8, 1024, 4),
+    )
+)  # fmt: skip
 FEW_MEASURED: Final[dict[tuple[int, Shape], FewChoice]] = {
     (8, (6144, 4096, False)): FewChoice(8, 64, 4, 6, split_k=8),
     (8, (4096, 4096, False)): FewChoice(8, 64, 4, 6, split_k=8),
@@ -71,7 +80,7 @@ def rows_class(num_rows: int) -> int:
 
 def one_row_choice(shape: Shape) -> GemvChoice:
     """What was measured for a row times floats in blocks, or what was good for most."""
-    return ONE_ROW_MEASURED.get(shape, GemvChoice(2, 1024, 4, 1))
+    return ONE_ROW_MEASURED.get(shape, GemvChoice(4, 1024, 4, 1))
 
 
 def few_choice(num_rows: int, shape: Shape) -> FewChoice:

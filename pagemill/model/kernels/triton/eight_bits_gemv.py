@@ -1,6 +1,7 @@
 """One row times a weight of 8-bit floats in blocks of 128 x 128, read once. Knows no layer.
 
-The outputs of a program lie in one block, so the row is multiplied with the block's scale instead of the weight.
+The outputs of a program lie in one block, so the row is multiplied with the block's scale instead of the weight. What a
+program reads first of weight and scales is asked for before the kernel before has ended.
 """
 
 import torch
@@ -25,10 +26,9 @@ def _tile(places, columns, rows, N, K: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _scaled(value, scales, groups, row, group_stride, row_stride, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """[G, 128] inputs times the scales of the blocks of a row."""
-    scale = tl.load(scales + groups * group_stride + row // BLOCK_K * row_stride, groups * BLOCK_K < K, 0.0)
-    return (value * scale[:, None])[None, :, :]
+def _scales(scales, groups, row, group_stride, row_stride, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[G] of the blocks that a row is in."""
+    return tl.load(scales + groups * group_stride + row // BLOCK_K * row_stride, groups * BLOCK_K < K, 0.0)
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def _blocks_gemv(
     K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_N: tl.constexpr,
     HAS_BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program: BLOCK_N outputs, which go through all inputs, BLOCK_G blocks at a time."""
+    """Program: BLOCK_N outputs, which go through all inputs, BLOCK_G blocks at a time, with the next on their way."""
     STEP: tl.constexpr = BLOCK_G * BLOCK_K
     EVEN: tl.constexpr = EVEN_N and K % STEP == 0
     pid = tl.program_id(0)
@@ -52,28 +52,33 @@ def _blocks_gemv(
         gdc_launch_dependents()
     # The weight does not depend on the kernel before: its first tile is on the way while that one ends.
     tile = _tile(places, inside, rows, N, K, EVEN)
+    scale = _scales(scales, blocks, first, group_stride, row_stride, K, BLOCK_K)
     up_tile = tile
+    up_scale = scale
     if GATED:
         up_tile = _tile(up_places, inside, rows, N, K, EVEN)
+        up_scale = _scales(scales, blocks, N + first, group_stride, row_stride, K, BLOCK_K)
     if PDL:
         gdc_wait()
-    value = tl.load(x + inside, inside < K, 0.0).to(tl.float32)
-    sums = tile.to(tl.float32) * _scaled(value, scales, blocks, first, group_stride, row_stride, K, BLOCK_K)
+    sums = tl.zeros([BLOCK_N, BLOCK_G, BLOCK_K], tl.float32)
     up_sums = sums
-    if GATED:
-        up_sums = up_tile.to(tl.float32) * _scaled(
-            value, scales, blocks, N + first, group_stride, row_stride, K, BLOCK_K
-        )
-    for start in tl.range(STEP, K, STEP):
-        tile = _tile(places + start, start + inside, rows, N, K, EVEN)
+    for start in tl.static_range(0, K, STEP):
+        now = tile
+        up_now = up_tile
+        scale_now = scale
+        up_scale_now = up_scale
+        if start + STEP < K:
+            after = start + STEP
+            groups = after // BLOCK_K + blocks
+            tile = _tile(places + after, after + inside, rows, N, K, EVEN)
+            scale = _scales(scales, groups, first, group_stride, row_stride, K, BLOCK_K)
+            if GATED:
+                up_tile = _tile(up_places + after, after + inside, rows, N, K, EVEN)
+                up_scale = _scales(scales, groups, N + first, group_stride, row_stride, K, BLOCK_K)
         value = tl.load(x + start + inside, start + inside < K, 0.0).to(tl.float32)
-        groups = start // BLOCK_K + blocks
-        sums += tile.to(tl.float32) * _scaled(value, scales, groups, first, group_stride, row_stride, K, BLOCK_K)
+        sums += now.to(tl.float32) * (value * scale_now[:, None])[None, :, :]
         if GATED:
-            up_tile = _tile(up_places + start, start + inside, rows, N, K, EVEN)
-            up_sums += up_tile.to(tl.float32) * _scaled(
-                value, scales, groups, N + first, group_stride, row_stride, K, BLOCK_K
-            )
+            up_sums += up_now.to(tl.float32) * (value * up_scale_now[:, None])[None, :, :]
     result = tl.sum(tl.sum(sums, 2), 1)
     if HAS_BIAS:
         result += tl.load(bias + rows, rows < N, 0.0).to(tl.float32)

@@ -17,6 +17,21 @@ _AT_ONCE = 8192
 
 
 @triton.jit
+def quantized_groups(values, GROUP: tl.constexpr, INTEGERS: tl.constexpr):
+    """float32 [R, C] -> (numbers [R, C] that fit 8 bits, in float32, and factors [R, C / GROUP]): the largest of a
+    group becomes 448, or of integers 127. GROUP divides C."""
+    LIMIT: tl.constexpr = 127.0 if INTEGERS else 448.0
+    together = tl.reshape(values, [values.shape[0], values.shape[1] // GROUP, GROUP])
+    factor = tl.maximum(tl.max(tl.abs(together), 2) / LIMIT, 1e-12)
+    scaled = tl.minimum(tl.maximum(together * (1.0 / factor)[:, :, None], -LIMIT), LIMIT)
+    if INTEGERS:
+        # Numbers of that size have no places after the point: the nearest integer, the even one of two.
+        scaled = (scaled + 12582912.0) - 12582912.0
+    return tl.reshape(scaled, values.shape), factor
+
+
+# Numbers of rows differ from step to step: no step must wait for a variant of its own.
+@triton.jit(do_not_specialize=["M"])
 def _quantize_groups(
     numbers, factors, rows, stride, M, K, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
@@ -25,8 +40,6 @@ def _quantize_groups(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    INTEGERS: tl.constexpr = numbers.dtype.element_ty == tl.int8
-    LIMIT: tl.constexpr = 127.0 if INTEGERS else 448.0
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * BLOCK_G + tl.arange(0, BLOCK_G)
     lanes = tl.arange(0, BLOCK)
@@ -37,13 +50,9 @@ def _quantize_groups(
         up = tl.load(rows + row * stride + K + columns, real, 0.0).to(tl.float32)
         values = activate(values, GELU).to(rows.dtype.element_ty).to(tl.float32)
         values = (values * up).to(rows.dtype.element_ty).to(tl.float32)
-    factor = tl.maximum(tl.max(tl.abs(values), 1) / LIMIT, 1e-12)
-    scaled = tl.minimum(tl.maximum(values * (1.0 / factor)[:, None], -LIMIT), LIMIT)
-    if INTEGERS:
-        # Numbers of that size have no places after the point: the nearest integer, the even one of two.
-        scaled = (scaled + 12582912.0) - 12582912.0
+    scaled, factor = quantized_groups(values, BLOCK, numbers.dtype.element_ty == tl.int8)
     tl.store(numbers + row * K + columns, scaled.to(numbers.dtype.element_ty), real)
-    tl.store(factors + groups.to(tl.int64) * M + row, factor, groups * GROUP < K)
+    tl.store(factors + groups.to(tl.int64)[:, None] * M + row, factor, (groups * GROUP < K)[:, None])
 
 
 def quantize(
@@ -57,10 +66,8 @@ def quantize(
     if gate is not None:
         size //= 2
     group = min(group, size)
-    groups = triton.cdiv(size, group)
-    room = triton.cdiv(num_rows, multiple) * multiple
-    numbers = torch.empty(room, size, dtype=dtype, device=rows.device)
-    factors = torch.empty(groups, room, dtype=torch.float32, device=rows.device)
+    numbers, factors = room_for(num_rows, size, group, dtype, multiple, rows.device)
+    groups, room = factors.shape
     block = launch.power_of_two(group)
     together = min(launch.power_of_two(groups), max(1, _AT_ONCE // block))
     warps = min(16, max(1, block * together // 512))
@@ -70,3 +77,12 @@ def quantize(
             GATED=gate is not None, GELU=gate == "gelu_tanh", PDL=launch.dependent(), **launch.options(warps),
         )  # fmt: skip
     return numbers, factors
+
+
+def room_for(
+    num_rows: int, size: int, group: int, dtype: torch.dtype, multiple: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Room for numbers [M, size] and factors [ceil(size / group), M], where M is `num_rows` up to a `multiple`."""
+    room = triton.cdiv(num_rows, multiple) * multiple
+    factors = torch.empty(triton.cdiv(size, min(group, size)), room, dtype=torch.float32, device=device)
+    return torch.empty(room, size, dtype=dtype, device=device), factors

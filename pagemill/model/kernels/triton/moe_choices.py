@@ -83,18 +83,28 @@ class PackedExpertsChoice:
 
 
 PACKED_EXPERTS: Final = (
-    (8, PackedExpertsChoice(8, 64, 4, 4)),
-    (24, PackedExpertsChoice(32, 64, 4, 4)),
-    (64, PackedExpertsChoice(64, 64, 4, 3)),
-    (None, PackedExpertsChoice(128, 64, 8, 3, late=False)),
+    (6, (PackedExpertsChoice(8, 64, 4, 3), PackedExpertsChoice(8, 128, 4, 4))),
+    (12, (PackedExpertsChoice(16, 128, 4, 4), PackedExpertsChoice(16, 128, 4, 4))),
+    (48, (PackedExpertsChoice(32, 64, 4, 3), PackedExpertsChoice(32, 128, 4, 3))),
+    (192, (PackedExpertsChoice(64, 64, 4, 3, late=False), PackedExpertsChoice(64, 128, 4, 3, late=False))),
+    (None, (PackedExpertsChoice(128, 64, 4, 3, late=False), PackedExpertsChoice(128, 64, 4, 3, late=False))),
 )
-"""Up to so many slots an expert on average -> tiles of both layers; block_n of the gate and as many of up."""
+"""Up to so many slots an expert on average -> tiles of both layers, of one block_m: they share the sorted slots.
+block_n is of the gate and as many of up. On an H200."""
+PACKED_EXPERTS_CANDIDATES: Final = {
+    8: ((64, 4, 4), (64, 4, 3), (64, 4, 6), (128, 4, 4), (128, 8, 4), (64, 4, 4, False)),
+    16: ((64, 4, 4), (64, 4, 3), (128, 4, 4), (128, 8, 4), (128, 4, 4, False), (64, 4, 4, False)),
+    32: ((64, 4, 4), (64, 4, 3), (128, 4, 3), (128, 8, 4), (128, 4, 4, False), (64, 4, 4, False)),
+    64: ((64, 4, 3), (128, 4, 3), (128, 8, 3), (64, 4, 3, False), (128, 4, 3, False), (128, 8, 4, False)),
+    128: ((64, 4, 3, False), (64, 8, 3, False), (128, 8, 3, False), (128, 8, 4, False), (128, 8, 3)),
+}
+"""block_m -> (block_n, num_warps, num_stages, late)."""
 
 
-def packed_experts_choice(num_slots: int, num_experts: int) -> PackedExpertsChoice:
-    """Tiles for so many slots, of which few are a tile each."""
+def packed_experts_choices(num_slots: int, num_experts: int) -> tuple[PackedExpertsChoice, PackedExpertsChoice]:
+    """Tiles of both layers for so many slots, of which few are a tile each."""
     average = 1 if num_slots <= MAX_FEW_SLOTS else num_slots / num_experts
-    return next(choice for most, choice in PACKED_EXPERTS if most is None or average <= most)
+    return next(choices for most, choices in PACKED_EXPERTS if most is None or average <= most)
 
 
 def grouped_choices(num_slots: int, num_experts: int, num_bytes: int = 2) -> tuple[GroupedChoice, GroupedChoice]:

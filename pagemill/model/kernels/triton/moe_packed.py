@@ -17,7 +17,7 @@ from pagemill.model.kernels.packed import PLANE, TILE, span
 from pagemill.model.kernels.packed_experts import PackedExperts
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.gated import gate_options, gate_times
-from pagemill.model.kernels.triton.moe_choices import MAX_FEW_SLOTS, PackedExpertsChoice, packed_experts_choice
+from pagemill.model.kernels.triton.moe_choices import MAX_FEW_SLOTS, PackedExpertsChoice, packed_experts_choices
 from pagemill.model.kernels.triton.moe_grouped import combine
 from pagemill.model.kernels.triton.moe_sort import SortedSlots, sort_slots
 from pagemill.model.kernels.triton.packed_rows import products
@@ -120,12 +120,12 @@ def experts(
     chosen = chosen.contiguous()
     weights = weights.contiguous()
     num_experts = len(gate_up.words)
-    choice = packed_experts_choice(chosen.numel(), num_experts)
+    choices = packed_experts_choices(chosen.numel(), num_experts)
     order = None
     if chosen.numel() > MAX_FEW_SLOTS:
-        order = sort_slots(chosen, first, num_experts, choice.block_m)
-    inner = product(x, gate_up, chosen, order, first, choice, form, gated=True)
-    parts = product(inner, down, chosen, order, first, choice, form, gated=False)
+        order = sort_slots(chosen, first, num_experts, choices[0].block_m)
+    inner = product(x, gate_up, chosen, order, first, choices[0], form, gated=True)
+    parts = product(inner, down, chosen, order, first, choices[1], form, gated=False)
     return combine(parts, chosen, weights, first, num_experts)
 
 

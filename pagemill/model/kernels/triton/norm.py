@@ -1,4 +1,4 @@
-"""RMSNorm with the residual sum before it, and 8-bit floats after it: one read and one write of each row.
+"""RMSNorm with the residual sum before it, and numbers of 8 bits after it: one read and one write of each row.
 
 Knows no layer.
 """
@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.eight_bits_quantize import quantized_groups, room_for
 from pagemill.model.kernels.triton.fp8_quantize import empty_floats, to_floats
 from pagemill.model.kernels.triton.parts import sum_parts
 
@@ -18,13 +19,15 @@ _TILE = 2048
 
 
 # Numbers of rows differ from step to step: no step must wait for a variant of its own.
-@triton.jit(do_not_specialize_on_alignment=["num_rows"])
+@triton.jit(do_not_specialize_on_alignment=["num_rows"], do_not_specialize=["factor_stride"])
 def _rms_norm(
     out, factors, x, weight, residual,
-    num_rows, num_heads, x_stride, head_stride, residual_stride, part_stride, eps,
+    num_rows, num_heads, x_stride, head_stride, residual_stride, part_stride, factor_stride, eps,
     N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    ROUND_ONCE: tl.constexpr, QUANTIZE: tl.constexpr, PDL: tl.constexpr,
+    ROUND_ONCE: tl.constexpr, QUANTIZE: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """Program: ROWS rows. With QUANTIZE a row has one factor, or with a GROUP one for each so many inputs: factors
+    [groups, factor_stride]."""
     TYPE: tl.constexpr = x.dtype.element_ty if SPLIT == 1 else out.dtype.element_ty
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
@@ -50,7 +53,13 @@ def _rms_norm(
         value = value.to(TYPE).to(tl.float32)
     normed = (value * scale[None, :]).to(TYPE)
     places = out + rows[:, None].to(tl.int64) * N + cols[None, :]
-    if QUANTIZE:
+    if GROUP > 0:
+        numbers, group_factors = quantized_groups(normed.to(tl.float32), GROUP, out.dtype.element_ty == tl.int8)
+        tl.store(places, numbers.to(out.dtype.element_ty), mask)
+        groups = tl.arange(0, BLOCK // GROUP)
+        known = (rows < num_rows)[:, None] & (groups * GROUP < N)[None, :]
+        tl.store(factors + groups.to(tl.int64)[None, :] * factor_stride + rows[:, None], group_factors, known)
+    elif QUANTIZE:
         floats, row_factors = to_floats(normed.to(tl.float32))
         # Wider stores would change the layout of all, so the order of the sum above, so its bits.
         tl.store(tl.max_contiguous(places, [1, 8]), floats, mask)
@@ -81,10 +90,29 @@ def rms_norm_floats(x: Tensor, weight: Tensor, eps: float, residual: Tensor | No
     return floats, factors
 
 
+def rms_norm_groups(
+    x: Tensor, norm: tuple[Tensor, float], residual: Tensor | None, group: int, dtype: torch.dtype, multiple: int = 1
+) -> tuple[Tensor, Tensor]:
+    """`rms_norm` of [T, N], quantized: what eight_bits_quantize.quantize makes of its result. `group`: a power of
+    two, or N and more."""
+    size = x.shape[1]
+    numbers, factors = room_for(len(x), size, group, dtype, multiple, x.device)
+    _launch(numbers[: len(x)], factors, x, *norm, residual, group=group if group < size else launch.power_of_two(size))
+    return numbers, factors
+
+
 def _launch(
-    out: Tensor, factors: Tensor | None, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, split: int = 1
+    out: Tensor,
+    factors: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None,
+    split: int = 1,
+    group: int = 0,
 ) -> None:
-    """`split`: parts, the first dimension of x where there are several."""
+    """`split`: parts, the first dimension of x where there are several. `group`: inputs that share a factor, where
+    factors are [groups, room]."""
     part_stride, rows_of = (x.stride(0), x[0]) if split > 1 else (0, x)
     size = x.shape[-1]
     num_heads = rows_of.shape[1] if rows_of.dim() == 3 else 1
@@ -96,10 +124,10 @@ def _launch(
     launch.on(_rms_norm, (triton.cdiv(num_rows, rows),))(
         out, weight if factors is None else factors, x, weight, x if residual is None else residual,
         num_rows, num_heads, rows_of.stride(0), rows_of.stride(1) if rows_of.dim() == 3 else 0,
-        0 if residual is None else residual.stride(0), part_stride, eps,
+        0 if residual is None else residual.stride(0), part_stride, 0 if factors is None else factors.stride(0), eps,
         N=size, ROWS=rows, BLOCK=block, SPLIT=split, HAS_RESIDUAL=residual is not None,
-        ROUND_ONCE=weight.dtype == torch.float32, QUANTIZE=factors is not None, PDL=launch.dependent(),
-        **launch.options(_num_warps(rows * block)),
+        ROUND_ONCE=weight.dtype == torch.float32, QUANTIZE=factors is not None, GROUP=group,
+        PDL=launch.dependent(), **launch.options(_num_warps(rows * block)),
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ MAX_ROWS: Final = 1024
 
 # fmt: off
 PACKED_MEASURED: Final[dict[tuple[int, Shape, int], PackedChoice]] = {
-    (1, (6144, 4096, False), 4): PackedChoice(8, 64, 2, 6, split_k=8, prefetch=32 << 10),
+    (1, (6144, 4096, False), 4): PackedChoice(1, 8, 4, 1, slices=32),
     (2, (6144, 4096, False), 4): PackedChoice(8, 64, 2, 6, split_k=8, prefetch=32 << 10),
     (4, (6144, 4096, False), 4): PackedChoice(8, 64, 2, 6, split_k=8, prefetch=16 << 10),
     (8, (6144, 4096, False), 4): PackedChoice(8, 64, 2, 6, split_k=8, prefetch=32 << 10),
@@ -61,7 +61,7 @@ PACKED_MEASURED: Final[dict[tuple[int, Shape, int], PackedChoice]] = {
     (128, (4096, 4096, False), 4): PackedChoice(128, 64, 4, 4, split_k=2, late=False),
     (256, (4096, 4096, False), 4): PackedChoice(64, 128, 4, 4, split_k=2, late=False),
     (1024, (4096, 4096, False), 4): PackedChoice(128, 128, 4, 3, late=False),
-    (1, (12288, 4096, True), 4): PackedChoice(8, 128, 4, 4, split_k=4, prefetch=16 << 10),
+    (1, (12288, 4096, True), 4): PackedChoice(8, 128, 4, 4, split_k=4, prefetch=8 << 10),
     (2, (12288, 4096, True), 4): PackedChoice(8, 128, 4, 4, split_k=4, prefetch=16 << 10),
     (4, (12288, 4096, True), 4): PackedChoice(8, 128, 4, 4, split_k=4, prefetch=16 << 10),
     (8, (12288, 4096, True), 4): PackedChoice(8, 128, 4, 4, split_k=4, prefetch=16 << 10),
@@ -71,7 +71,7 @@ PACKED_MEASURED: Final[dict[tuple[int, Shape, int], PackedChoice]] = {
     (128, (24576, 4096, False), 4): PackedChoice(64, 128, 4, 3, late=False),
     (256, (24576, 4096, False), 4): PackedChoice(128, 128, 8, 3, late=False),
     (1024, (24576, 4096, False), 4): PackedChoice(128, 128, 4, 3, late=False),
-    (1, (4096, 12288, False), 4): PackedChoice(8, 32, 2, 6, split_k=8, prefetch=16 << 10),
+    (1, (4096, 12288, False), 4): PackedChoice(8, 32, 2, 6, split_k=8, prefetch=8 << 10),
     (2, (4096, 12288, False), 4): PackedChoice(8, 32, 2, 6, split_k=8, prefetch=8 << 10),
     (4, (4096, 12288, False), 4): PackedChoice(8, 32, 2, 6, split_k=8, prefetch=16 << 10),
     (8, (4096, 12288, False), 4): PackedChoice(8, 32, 2, 6, split_k=8),

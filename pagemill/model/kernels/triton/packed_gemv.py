@@ -39,12 +39,19 @@ def _inputs(x, spans, plane: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, 
 
 
 @triton.jit
+def _scales(scales, known, plane: tl.constexpr, rows, padded, GROUP: tl.constexpr, SPAN: tl.constexpr):
+    """[N, S] of the groups of a plane, or zero points."""
+    group = (known * SPAN + plane * _PLANE) // GROUP
+    return tl.load(scales + group[None, :] * padded + rows[:, None])
+
+
+@triton.jit
 def _add(
-    sums, words, x, spans, known, scales, offsets, rows, padded,
+    sums, words, scale, x, spans, known, scales, offsets, rows, padded,
     K: tl.constexpr, GROUP: tl.constexpr, SHARE: tl.constexpr, BITS: tl.constexpr, HALVES: tl.constexpr,
     SPAN: tl.constexpr, HAS_OFFSETS: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """sums [N, S, 32] plus what these spans of inputs give."""
+    """sums [N, S, 32] plus what these spans of inputs give. `scale` [N, S]: that of the first plane's group."""
     TYPE: tl.constexpr = x.dtype.element_ty
     PLANES: tl.constexpr = 16 // BITS
     # What stands for 0, where there are no zero points.
@@ -58,11 +65,11 @@ def _add(
         total += value
         part += planes[plane].to(tl.float32) * value[None, :, :]
         if plane % SHARE == SHARE - 1:
-            group = (known * SPAN + plane * _PLANE) // GROUP
-            places = group[None, :] * padded + rows[:, None]
-            scale = tl.load(scales + places)
+            if plane >= SHARE:
+                scale = _scales(scales, known, plane, rows, padded, GROUP, SPAN)
             if HAS_OFFSETS:
-                part += (tl.load(offsets + places) - BIAS)[:, :, None] * total[None, :, :]
+                offset = _scales(offsets, known, plane, rows, padded, GROUP, SPAN)
+                part += (offset - BIAS)[:, :, None] * total[None, :, :]
             elif SHIFTED:
                 part -= BIAS * total[None, :, :]
             sums += part * scale[:, :, None]
@@ -91,9 +98,12 @@ def _packed_gemv(
     # Beyond the end, the last span again, times inputs that are zeros there.
     known = tl.minimum(spans, SPANS - 1)
     words = _words(places, known)
+    scale = _scales(scales, known, 0, rows, padded, GROUP, SPAN)
     up_words = words
+    up_scale = scale
     if GATED:
         up_words = _words(up_places, known)
+        up_scale = _scales(scales, known, 0, N + rows, padded, GROUP, SPAN)
     if PDL:
         gdc_wait()
     sums = tl.zeros([BLOCK_N, BLOCK_S, _PLANE], tl.float32)
@@ -101,19 +111,23 @@ def _packed_gemv(
     for start in tl.static_range(0, SPANS, BLOCK_S):
         now = words
         up_now = up_words
+        scale_now = scale
+        up_scale_now = up_scale
         here = known
         if start + BLOCK_S < SPANS:
             known = tl.minimum(spans + (start + BLOCK_S), SPANS - 1)
             words = _words(places, known)
+            scale = _scales(scales, known, 0, rows, padded, GROUP, SPAN)
             if GATED:
                 up_words = _words(up_places, known)
+                up_scale = _scales(scales, known, 0, N + rows, padded, GROUP, SPAN)
         sums = _add(
-            sums, now, x, spans + start, here, scales, offsets, rows, padded,
+            sums, now, scale_now, x, spans + start, here, scales, offsets, rows, padded,
             K, GROUP, SHARE, BITS, HALVES, SPAN, HAS_OFFSETS, EVEN, ASM,
         )  # fmt: skip
         if GATED:
             up_sums = _add(
-                up_sums, up_now, x, spans + start, here, scales, offsets, N + rows, padded,
+                up_sums, up_now, up_scale_now, x, spans + start, here, scales, offsets, N + rows, padded,
                 K, GROUP, SHARE, BITS, HALVES, SPAN, HAS_OFFSETS, EVEN, ASM,
             )  # fmt: skip
     result = tl.sum(tl.sum(sums, 2), 1)
@@ -139,7 +153,7 @@ def packed_gemv(
         out, x, weight.words, weight.scales, weight.scales if weight.offsets is None else weight.offsets,
         out if bias is None else bias, num_outputs, weight.scales.shape[1], K=size, GROUP=weight.group,
         SHARE=min(weight.group // PLANE, 16 // weight.bits), BITS=weight.bits, HALVES=weight.halves,
-        SPAN=span(weight.bits),         SPANS=weight.num_spans,
+        SPAN=span(weight.bits), SPANS=weight.num_spans,
         BLOCK_N=choice.block_n, BLOCK_S=choice.slices, HAS_OFFSETS=weight.offsets is not None,
         HAS_BIAS=bias is not None, GATED=gate is not None, GELU=gate == "gelu_tanh",
         ASM=x.is_cuda and torch.version.hip is None and x.dtype.itemsize == 2, PDL=launch.dependent(),

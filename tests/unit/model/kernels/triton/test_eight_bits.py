@@ -25,6 +25,7 @@ from pagemill.model.kernels.triton.eight_bits_many import product
 from pagemill.model.kernels.triton.eight_bits_quantize import quantize
 from pagemill.model.kernels.triton.eight_bits_rows import few_rows
 from pagemill.model.kernels.triton.gated import gated
+from pagemill.model.kernels.triton.norm import rms_norm, rms_norm_groups
 
 STEP = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 KINDS = ("blocks", "rows", "integers")
@@ -156,3 +157,33 @@ def test_choices_fit_every_shape(shape: Shape):
             assert few_candidates(rows, shape)
     assert many_choice(4096, shape[0]).block_m >= many_choice(65, shape[0]).block_m
     assert len(set(MANY_CANDIDATES)) == len(MANY_CANDIDATES)
+
+
+@pytest.mark.parametrize(("group", "dtype"), [(128, FP8), (128, torch.int8), (4096, torch.int8)])
+@pytest.mark.parametrize("size", [64, 200, 1024])
+@pytest.mark.parametrize("kind", ["plain", "residual", "float32 weight"])
+@pytest.mark.parametrize("num_rows", [0, 1, 11])
+def test_a_norm_writes_what_quantizing_its_result_would(group: int, dtype: torch.dtype, size: int, kind: str, num_rows):
+    x = random(num_rows, size + 8, dtype=torch.bfloat16)[:, 8:]
+    x[3:4] = 0
+    norm = random(size, dtype=torch.float32 if kind == "float32 weight" else torch.bfloat16, seed=1), 1e-6
+    sums = (
+        [random(num_rows, size, dtype=torch.bfloat16, seed=2) for _ in range(2)] if kind == "residual" else [None] * 2
+    )
+    numbers, factors = rms_norm_groups(x, norm, sums[0], group, dtype, 8)
+    expected = quantize(rms_norm(x, *norm, sums[1]), group, dtype, None, 8)
+    assert numbers.shape == expected[0].shape
+    assert torch.equal(factors[:, :num_rows], expected[1][:, :num_rows])
+    assert torch.equal(numbers[:num_rows].view(torch.uint8), expected[0][:num_rows].view(torch.uint8))
+    if sums[0] is not None:
+        assert torch.equal(sums[0], sums[1])
+
+
+@pytest.mark.parametrize("kind", ["blocks", "integers"])
+def test_a_norm_and_its_product_as_one_after_the_other(kind: str):
+    weight = weight_of(kind, 130, 200)
+    x, residual = random(37, 200, dtype=torch.bfloat16), random(37, 200, dtype=torch.bfloat16, seed=5)
+    norm = random(200, dtype=torch.bfloat16, seed=6), 1e-6
+    bias = random(130, dtype=torch.bfloat16, seed=7)
+    expected = eight_bits.linear(rms_norm(x, *norm, residual.clone()), weight, bias)
+    assert torch.equal(eight_bits.norm_linear(x, residual, norm, weight, bias), expected)

@@ -41,7 +41,7 @@ def test_experts(kind: str, group: int, size: int, inner: int, dtype: torch.dtyp
 @pytest.mark.parametrize("num_tokens", [2, 30])
 @pytest.mark.parametrize("choice", [PackedExpertsChoice(16, 32, 4, 2), PackedExpertsChoice(16, 128, 4, 2, late=False)])
 def test_biases_and_clamped_gates(num_tokens: int, choice: PackedExpertsChoice, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(moe_choices, "PACKED_EXPERTS", ((None, choice),))
+    monkeypatch.setattr(moe_choices, "PACKED_EXPERTS", ((None, (choice, choice)),))
     x = random(num_tokens, 96, dtype=torch.bfloat16)
     gate_up, down = experts_of(256, 96, 32, "halves", 4, 1, DEVICE), experts_of(96, 128, 32, "halves", 4, 2, DEVICE)
     form = ExpertForm(clamp=CLAMPED, gate_up_bias=random(4, 256, seed=5), down_bias=random(4, 96, seed=6))
