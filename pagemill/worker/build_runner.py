@@ -19,7 +19,6 @@ from pagemill.messages.kv_spec import KVCacheConfig, MambaSpec
 from pagemill.model.attention.state_layer import StateLayer
 from pagemill.model.distributed.group import Group
 from pagemill.model.models.causal_lm import CausalLM
-from pagemill.model.models.draft_head import DraftHead
 from pagemill.platforms.interface import GraphMaker, Platform
 from pagemill.worker.batch.block_tables import BlockTable, BlockTables
 from pagemill.worker.batch.request_states import RequestStates
@@ -222,7 +221,8 @@ def _drafts(
     if speculation is None:
         return None
     context = ProposerContext(states, speculation.max_drafts, speculation, network, hidden)
-    return SlotDrafts(states, proposer(context), speculation, ranks, model.vocab_size, _state_layers(model))
+    steps = None if network is None else network.steps
+    return SlotDrafts(states, proposer(context), speculation, ranks, model.vocab_size, _state_layers(model), steps)
 
 
 def _state_layers(model: CausalLM) -> list[StateLayer]:
@@ -246,17 +246,16 @@ def _draft_network(
     groups = AttentionGroups(plan, draft.cache_layers(), tables, platform.torch_device())
     network = DraftNetwork(draft, groups, tables, options.draft.max_model_len, device)
     count = options.speculation.max_drafts
-    if not (platform.runs_ahead and isinstance(draft, DraftHead) and hidden is not None and count < MAX_VERIFY_LEN):
+    if not platform.runs_ahead or count >= MAX_VERIFY_LEN:
         return network
     # Deferred: hosts never need it.
-    from pagemill.worker.forward.device_head import DeviceHead, HeadParts, makes_head_graphs
+    from pagemill.worker.forward.guess_graphs import GuessParts
+    from pagemill.worker.forward.guess_kinds import guess_graphs
 
-    if not makes_head_graphs(draft, groups):
-        return network
     num_slots = len(states.num_tokens)
-    parts = HeadParts(draft, hidden, groups, tables, platform.transfers(), maker)
     most = min(num_slots, max(VERIFY_TOKENS // (1 + count), 1))
-    return replace(network, steps=DeviceHead(parts, num_slots, most, count, device))
+    parts = GuessParts(network, hidden, platform.transfers(), maker, num_slots, most, count)
+    return replace(network, steps=guess_graphs(parts))
 
 
 def _on_host(

@@ -100,7 +100,7 @@ class ModelRunner:
     @property
     def num_graphs(self) -> int:
         """Graphs that there may be in the end."""
-        return self._forward.num_graphs
+        return self._forward.num_graphs + (0 if self._drafts is None else self._drafts.num_graphs)
 
     @property
     def uploads(self) -> UploadRing | None:

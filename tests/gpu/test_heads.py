@@ -3,6 +3,14 @@ heads of one hidden state; in graphs and without, of many requests, chunks and a
 
 import pytest
 
+from pagemill.config.graph_mode import GraphMode
+from pagemill.worker.forward.guess_graphs import GuessGraphs
+from pagemill.worker.spec_decode.block_heads import BlockHeadProposer
+from pagemill.worker.spec_decode.draft_model import DraftModelProposer
+from pagemill.worker.spec_decode.heads import HeadProposer
+from pagemill.worker.spec_decode.parallel_heads import ParallelHeadProposer
+from pagemill.worker.spec_decode.row_heads import RowHeadsProposer
+from tests.fakes.noted_guesses import note_guesses, note_modes
 from tests.fakes.tiny_block_heads import make_block_head
 from tests.fakes.tiny_heads import make_head
 from tests.fakes.tiny_parallel_heads import make_parallel_head
@@ -23,6 +31,15 @@ KINDS = {
     "dflash": lambda folder: make_block_head(folder, **LARGER),
     "dflash with a window": lambda folder: make_block_head(folder, **LARGER, **WINDOWS),
     "medusa": lambda folder: make_medusa(folder, size=LARGER["hidden_size"], num_heads=NUM_DRAFTS),
+}
+DRAFT_MODEL = "draft model"
+PROPOSERS = {
+    "eagle3": HeadProposer,
+    "peagle": ParallelHeadProposer,
+    "dflash": BlockHeadProposer,
+    "dflash with a window": BlockHeadProposer,
+    "medusa": RowHeadsProposer,
+    DRAFT_MODEL: DraftModelProposer,
 }
 
 
@@ -103,6 +120,28 @@ def test_a_model_that_guesses_for_itself_is_right(checkpoints, plain_texts, mode
         found = counts(llm)
     assert share_equal(tokens, plain_texts("float32")[::2]) >= TIES["float32"]
     assert found.num_accepted_tokens > 0.9 * found.num_draft_tokens > 300
+
+
+@pytest.mark.parametrize("kind", PROPOSERS)
+def test_guesses_in_graphs_are_those_without(monkeypatch, checkpoints, heads, kind):
+    path = checkpoints.path(LLAMA)
+    given = asked(path, method="draft_model") if kind == DRAFT_MODEL else asked(heads(kind))
+    noted = []
+    note_guesses(monkeypatch, PROPOSERS[kind], lambda text, drafts: noted.append((tuple(text), drafts)))
+    modes = note_modes(monkeypatch)
+    with make_llm(path, dtype="float32", **graph_settings("FULL_AND_PIECEWISE"), **given) as llm:
+        modes.clear()
+        run(llm, make_prompts(6), greedy(16))
+        ran = set(modes)
+        captured = {text: drafts for text, drafts in noted if drafts}
+        noted.clear()
+        monkeypatch.setattr(GuessGraphs, "_mode", lambda graphs, count: GraphMode.NONE)
+        run(llm, make_prompts(6), greedy(16))
+    launched = {text: drafts for text, drafts in noted if drafts}
+    both = captured.keys() & launched.keys()
+    assert len(both) > 20
+    assert sum(captured[text] == launched[text] for text in both) >= TIES["float32"] * len(both)
+    assert ran == {(step, GraphMode.FULL) for step in (("guess",) if kind == "medusa" else ("follow", "guess"))}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -19,7 +19,7 @@ from pagemill.model.models.dflash import DFlashHead
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.spec_decode.chain import followed, rooms, step_batch
-from pagemill.worker.spec_decode.heads import cut_drafts
+from pagemill.worker.spec_decode.heads import cut_drafts, sound_drafts
 from pagemill.worker.spec_decode.hidden_states import WantedHidden
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
 
@@ -37,6 +37,7 @@ class BlockHeadProposer(Proposer):
             raise ValueError("a head proposes that guesses blocks, and none was loaded")
         self._network = network
         self._head = network.model
+        self._steps = network.follow_steps()
         self._given = hidden
         self._states = context.states
         self._max_drafts = context.max_drafts
@@ -66,15 +67,18 @@ class BlockHeadProposer(Proposer):
         step = followed(given, slots, self._states, self._network)
         if step is None:
             return
+        no_tokens = np.zeros(int(step.rows.sum()), np.int64)
+        batch = step_batch(step.slots, no_tokens, step.starts, step.ends, step.last)
+        self._ready[step.slots] = step.last
+        if self._steps is not None and self._steps.fits(batch):
+            self._steps.follow(batch, np.flatnonzero(step.rows))
+            return
         hidden = self._given.layers[: given.num_tokens]
         if not step.rows.all():
             hidden = hidden[on_device(np.flatnonzero(step.rows), hidden.device)]
-        no_tokens = np.zeros(int(step.rows.sum()), np.int64)
-        batch = step_batch(step.slots, no_tokens, step.starts, step.ends, step.last)
         network = self._network
         with torch.inference_mode(), forward_context(ForwardContext(network.groups.plan(batch))):
             self._head.keep(hidden, on_device(batch.positions, network.device))
-        self._ready[step.slots] = step.last
 
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
         known = self._states.num_tokens[slots]
@@ -84,6 +88,11 @@ class BlockHeadProposer(Proposer):
         which = np.flatnonzero(counts)
         if not len(which):
             return [slots[:0]] * len(slots)
+        steps = self._steps
+        if steps is not None and steps.takes(len(which)) and counts[which].min() == self._max_drafts:
+            asked, starts = slots[which], known[which] - 1
+            last = self._states.token_ids[asked, starts]
+            return sound_drafts(which, steps.guess(asked, starts=starts, tokens=last), len(slots))
         batch = self._blocks(slots[which], known[which], counts[which])
         network = self._network
         tokens, positions, rows = (

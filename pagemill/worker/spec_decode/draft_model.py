@@ -20,7 +20,7 @@ from pagemill.model.network.native_plan import NotPlannable
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.spec_decode.chain import NO_ROW, rooms, step_batch
-from pagemill.worker.spec_decode.heads import cut_drafts
+from pagemill.worker.spec_decode.heads import cut_drafts, sound_drafts
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
 from pagemill.worker.spec_decode.native_draft import NativeDraft
 
@@ -39,6 +39,7 @@ class DraftModelProposer(Proposer):
         if context.network is None:
             raise ValueError("a draft model proposes, and none was loaded")
         self._network = context.network
+        self._steps = context.network.follow_steps()
         self._states = context.states
         self._max_drafts = context.max_drafts
         num_slots = len(context.states.num_tokens)
@@ -91,8 +92,12 @@ class DraftModelProposer(Proposer):
         )
         last = ends == known
         batch = step_batch(slots, token_ids.astype(np.int64), starts, ends, last)
-        self._hidden = self._run(batch, on_device(batch.token_ids, self._network.device))
         self._row[slots[last]] = np.arange(int(last.sum()))
+        if self._steps is not None and self._steps.fits(batch):
+            self._hidden = self._steps.follow(batch)
+            return
+        found = self._run(batch, on_device(batch.token_ids, self._network.device))
+        self._hidden = found if self._steps is None else self._steps.place(found)
 
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
         if self._native is not None and (self._guess[slots] >= 0).any():
@@ -105,6 +110,13 @@ class DraftModelProposer(Proposer):
         known = self._states.num_tokens[slots]
         # The first guess needs no place of its own, each further one that of the one before it.
         counts[which] = np.clip(rooms(self._network, slots)[which] - known[which] + 1, 1, self._max_drafts)
+        steps = self._steps
+        whole = steps is not None and steps.takes(len(which)) and counts[which].min() == self._max_drafts
+        if steps is not None and whole and self._hidden is steps.hidden:
+            asked = slots[which]
+            drafts = steps.guess(asked, rows[which], known[which])
+            self._computed[asked] = known[which] + (self._max_drafts - 1)
+            return sound_drafts(which, drafts, len(slots))
         found: list[tuple[npt.NDArray[np.int64], Tensor, Tensor]] = []
         tokens = torch.empty(0)
         hidden = self._hidden[on_device(rows[which].astype(np.int64), self._hidden.device)]

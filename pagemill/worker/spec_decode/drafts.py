@@ -20,7 +20,7 @@ from pagemill.model.distributed.group import Group, SoloGroup
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.spec_decode.adaptive import AdaptiveCounts
-from pagemill.worker.spec_decode.interface import Proposer, Speculation
+from pagemill.worker.spec_decode.interface import GuessSteps, Proposer, Speculation
 
 logger = get_logger(__name__)
 
@@ -59,7 +59,9 @@ class SlotDrafts:
         ranks: Group | None = None,
         vocab_size: int | None = None,
         state_layers: Sequence[StateLayer] = (),
+        steps: GuessSteps | None = None,
     ) -> None:
+        """`steps`: graphs of who proposes."""
         self._states = states
         self._proposer = proposer
         self._max_drafts = speculation.max_drafts
@@ -69,6 +71,7 @@ class SlotDrafts:
         self._ranks = ranks or SoloGroup()
         self._vocab_size = vocab_size
         self._state_layers = state_layers
+        self._steps = steps
         self._said_invalid = False
         self._counts = np.zeros(len(states.num_tokens), np.int32)
         """[S] drafts of each slot."""
@@ -94,9 +97,15 @@ class SlotDrafts:
         """The slot's request ended or was preempted, and its tokens are still there."""
         self._proposer.end(slot)
 
+    @property
+    def num_graphs(self) -> int:
+        """Graphs of who proposes."""
+        return 0 if self._steps is None else self._steps.num_graphs
+
     def capture_at_start(self) -> None:
         """Prepare what must be there before the first request. No request has a slot."""
-        self._proposer.capture_at_start()
+        if self._steps is not None:
+            self._steps.capture_at_start()
 
     def num_tokens(self, step: SchedulerOutput) -> Int32Array:
         """[R] tokens that each slot of a step runs: its own, and as many drafts as it has and the step has room for."""

@@ -37,7 +37,7 @@ class HeadProposer(Proposer):
             raise ValueError("a head proposes, and none was loaded")
         self._network = network
         self._head: DraftHead = network.model
-        self._steps = network.steps
+        self._steps = network.follow_steps()
         self._given = hidden
         self._states = context.states
         self._max_drafts = context.max_drafts
@@ -50,10 +50,6 @@ class HeadProposer(Proposer):
     def wants(cls, draft: CausalLM | None) -> WantedHidden | None:
         layers = draft.reads_layers if isinstance(draft, DraftHead) else ()
         return WantedHidden(layers=layers) if layers else WantedHidden(final=True)
-
-    def capture_at_start(self) -> None:
-        if self._steps is not None:
-            self._steps.capture_at_start()
 
     def begin(self, new: NewRequest) -> None:
         self._row[new.slot] = NO_ROW
@@ -97,14 +93,10 @@ class HeadProposer(Proposer):
         # The first guess needs no place of its own, each further one that of the one before it.
         counts[which] = np.clip(room[which] + 1, 1, self._max_drafts)
         steps = self._steps
-        whole = len(which) <= (0 if steps is None else steps.max_requests) and counts[which].min() == self._max_drafts
+        whole = steps is not None and steps.takes(len(which)) and counts[which].min() == self._max_drafts
         if steps is not None and whole and self._hidden is steps.hidden:
-            drafts = steps.guess(slots[which], rows[which], self._states.num_tokens[slots[which]] - 1)
-            lengths = np.cumprod(drafts >= 0, axis=1).sum(axis=1)
-            found = [slots[:0]] * len(slots)
-            for index, row, length in zip(which.tolist(), drafts, lengths.tolist(), strict=True):
-                found[index] = row[:length]
-            return found
+            starts = self._states.num_tokens[slots[which]] - 1
+            return sound_drafts(which, steps.guess(slots[which], rows[which], starts), len(slots))
         return self._guesses(slots, rows, which, counts)
 
     def _guesses(self, slots: Int32Array, rows: Int32Array, which: Rows, counts: Int32Array) -> list[Int32Array]:
@@ -138,6 +130,15 @@ class HeadProposer(Proposer):
                 return self._head.step(tokens, hidden, positions, rows)
             given = self._head.step(tokens, hidden, positions)
             return given if len(rows) else given[:0]
+
+
+def sound_drafts(which: Rows, drafts: Int32Array, count: int) -> list[Int32Array]:
+    """Which of so many slots have [L, drafts] of a device -> drafts of each slot, up to the first that is none."""
+    found: list[Int32Array] = [drafts[:0, 0]] * count
+    lengths = np.logical_and.accumulate(drafts >= 0, axis=1).sum(axis=1)
+    for index, row, length in zip(which.tolist(), drafts, lengths.tolist(), strict=True):
+        found[index] = row[:length]
+    return found
 
 
 def cut_drafts(found: Sequence[tuple[Rows, Tensor, Tensor]], counts: Int32Array) -> list[Int32Array]:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -79,28 +79,52 @@ def speculation_of(config: SpeculationConfig) -> Speculation | None:
     return replace(plain, **{name: value for name, value in said.items() if value is not None})
 
 
-class HeadSteps(Protocol):
-    """Steps of a head whose shapes are those of graphs."""
+class GuessSteps(ABC):
+    """Guesses of a network whose shapes are those of graphs."""
 
     max_requests: int
-    hidden: Tensor
-    """[R, E] what `guess` goes on from."""
+    num_graphs: int
+    """That `capture_at_start` captures."""
 
+    @abstractmethod
     def capture_at_start(self) -> None:
         """Capture the graphs of these steps, before requests come."""
 
+    def takes(self, count: int) -> bool:
+        """Whether `guess` takes so many slots."""
+        return count <= self.max_requests
+
+    @abstractmethod
+    def guess(
+        self,
+        slots: Int32Array,
+        rows: Int32Array | None = None,
+        starts: Int32Array | None = None,
+        tokens: Int32Array | None = None,
+    ) -> Int32Array:
+        """[L] slots, the rows of hidden states from which they go on, the positions at which the network computes its
+        first guess, and their last tokens, as far as it reads them -> [L, drafts], -1 where logits are not a number.
+        Blocks hold all of their positions."""
+
+
+class FollowSteps(GuessSteps):
+    """Also what a network keeps of a step of the model."""
+
+    hidden: Tensor
+    """[R, E] what `guess` goes on from."""
+
+    @abstractmethod
     def fits(self, batch: InputBatch) -> bool:
         """Whether `follow` takes a batch."""
 
-    def follow(self, batch: InputBatch, source: Int64Array) -> Tensor:
-        """A batch of the head, [T] rows of the model's hidden states -> `hidden`, its first L after sampled rows."""
+    @abstractmethod
+    def follow(self, batch: InputBatch, source: Int64Array | None = None) -> Tensor:
+        """A batch of the network; [T] the rows of the model's hidden states, where it reads these -> `hidden`, its
+        first L after sampled rows."""
 
+    @abstractmethod
     def place(self, hidden: Tensor) -> Tensor:
         """[L, E] of another step, for `guess`: `hidden`, or the same where there is no room."""
-
-    def guess(self, slots: Int32Array, rows: Int32Array, starts: Int32Array) -> Int32Array:
-        """[L] slots, their rows of `hidden`, positions in the head of their first guesses -> [L, drafts]; -1
-        where logits are not a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +139,12 @@ class DraftNetwork:
     max_model_len: int
     """Tokens of a slot beyond which it computes nothing."""
     device: torch.device
-    steps: HeadSteps | None = None
-    """Of a head, on a device that captures."""
+    steps: GuessSteps | None = None
+    """On a device; `FollowSteps` of what keeps something in the cache."""
+
+    def follow_steps(self) -> FollowSteps | None:
+        """`steps`, where they are such."""
+        return self.steps if isinstance(self.steps, FollowSteps) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +187,6 @@ class Proposer(ABC):
     def end(self, slot: int) -> None:  # noqa: B027 - for those that keep nothing of a slot
         """The slot's request ended or was preempted; `states` still have its tokens. May be told twice, and never
         of a slot that only warmed up."""
-
-    def capture_at_start(self) -> None:  # noqa: B027 - for those that run no graphs
-        """Prepare what must be there before the first request. No request has a slot."""
 
     def follow(self, slots: Int32Array) -> None:  # noqa: B027 - for those that keep nothing in the cache
         """The [R] slots of a step that is done; `states` have what they sampled. Told after every step, before

@@ -24,7 +24,6 @@ class ParallelHeadProposer(HeadProposer):
         if not isinstance(self._head, ParallelEagle3Head):
             raise ValueError("a head proposes that guesses all tokens at once, and none was loaded")
         self._parallel = self._head
-        self._steps = None  # graphs of heads go token by token
         self._masked: Tensor | None = None
 
     def _guesses(self, slots: Int32Array, rows: Int32Array, which: Rows, counts: Int32Array) -> list[Int32Array]:

@@ -10,6 +10,7 @@ from pagemill.messages.step import Int32Array
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.models.row_heads import RowHeads
 from pagemill.worker.batch.buffers import on_device
+from pagemill.worker.spec_decode.heads import sound_drafts
 from pagemill.worker.spec_decode.hidden_states import WantedHidden
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
 
@@ -28,10 +29,11 @@ class RowHeadsProposer(Proposer):
             raise ValueError("heads propose, and none were loaded")
         self._heads: RowHeads = network.model
         self._device = network.device
+        self._steps = network.steps
         self._given = hidden
         self._states = context.states
         self._count = min(context.max_drafts, self._heads.num_heads)
-        self._row = np.full(len(context.states.num_tokens), _NONE, np.int64)
+        self._row = np.full(len(context.states.num_tokens), _NONE, np.int32)
         """[S] the row of the step's hidden states from which a slot's last token was sampled."""
 
     @classmethod
@@ -51,6 +53,11 @@ class RowHeadsProposer(Proposer):
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
         rows = self._row[slots]
         which = np.flatnonzero(rows != _NONE)
+        steps = self._steps
+        if steps is not None and len(which) and steps.takes(len(which)):
+            asked = slots[which]
+            last = self._states.token_ids[asked, self._states.num_tokens[asked] - 1]
+            return sound_drafts(which, steps.guess(asked, rows[which], tokens=last), len(slots))
         drafts = np.zeros((len(slots), self._count), np.int32)
         counts = np.zeros(len(slots), np.int64)
         if len(which):
@@ -58,7 +65,7 @@ class RowHeadsProposer(Proposer):
             asked = slots[which]
             last = states.token_ids[asked, states.num_tokens[asked] - 1].astype(np.int64)
             with torch.inference_mode():
-                hidden = self._given.sampled[on_device(rows[which], self._device)]
+                hidden = self._given.sampled[on_device(rows[which].astype(np.int64), self._device)]
                 tokens, logits = self._heads.guess(hidden, on_device(last, self._device), self._count)
                 broken = torch.isnan(logits).cpu().numpy()
             drafts[which] = tokens.cpu().numpy()

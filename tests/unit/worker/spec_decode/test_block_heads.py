@@ -2,8 +2,9 @@
 
 import pytest
 
+from pagemill.config.graph_mode import GraphMode
 from pagemill.worker.spec_decode.block_heads import BlockHeadProposer
-from tests.fakes.noted_guesses import note_guesses
+from tests.fakes.noted_guesses import note_guesses, note_modes
 from tests.fakes.tiny_block_heads import make_block_head
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.unit.worker.forward.test_device import WHOLE, own_backends
@@ -18,6 +19,7 @@ WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_wind
 @pytest.mark.parametrize("changes", [WINDOWS, {"draft_vocab_size": 90}], ids=["windows", "mapped"])
 def test_they_guess_what_they_do_on_the_host(monkeypatch, tmp_path, mode, changes):
     guesses = {}
+    modes = note_modes(monkeypatch)
     note_guesses(monkeypatch, BlockHeadProposer, lambda text, drafts: guesses.update({tuple(text): drafts}))
     checkpoint = make_checkpoint(tmp_path / "model", "LlamaForCausalLM")
     head = make_block_head(tmp_path / "head", **changes)
@@ -31,6 +33,8 @@ def test_they_guess_what_they_do_on_the_host(monkeypatch, tmp_path, mode, change
     guesses.clear()
     found = Run(checkpoint, None, mode, settings=WHOLE | asked, temperature=0.0)
     assert host.tokens == found.tokens == plain.tokens
+    wanted = GraphMode.NONE if mode == "NONE" else GraphMode.FULL
+    assert {step for step, graph_mode in modes if graph_mode is wanted} == {"follow", "guess"}
     both = guesses.keys() & on_host.keys()
     assert len(both) > 100
     assert {text: guesses[text] for text in both} == {text: on_host[text] for text in both}

@@ -2,8 +2,9 @@
 
 import pytest
 
+from pagemill.config.graph_mode import GraphMode
 from pagemill.worker.spec_decode.draft_model import DraftModelProposer
-from tests.fakes.noted_guesses import note_guesses
+from tests.fakes.noted_guesses import note_guesses, note_modes
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.unit.worker.forward.test_device import WHOLE, own_backends
 from tests.unit.worker.forward.test_device_drafts import Run
@@ -18,6 +19,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 @pytest.mark.parametrize("itself", [False, True], ids=["small", "itself"])
 def test_it_guesses_what_it_does_on_the_host(monkeypatch, tmp_path, mode, blocks, itself):
     guesses = {}
+    modes = note_modes(monkeypatch)
     note_guesses(monkeypatch, DraftModelProposer, lambda text, drafts: guesses.update({tuple(text): drafts}))
     checkpoint = make_checkpoint(tmp_path / "model", "LlamaForCausalLM")
     draft = checkpoint if itself else make_checkpoint(tmp_path / "draft", "LlamaForCausalLM", 3, **SMALL)
@@ -31,6 +33,8 @@ def test_it_guesses_what_it_does_on_the_host(monkeypatch, tmp_path, mode, blocks
     guesses.clear()
     found = Run(checkpoint, None, mode, settings=WHOLE | asked, temperature=0.0)
     assert host.tokens == found.tokens == plain.tokens
+    wanted = GraphMode.NONE if mode == "NONE" else GraphMode.FULL
+    assert {step for step, graph_mode in modes if graph_mode is wanted} == {"follow", "guess"}
     both = guesses.keys() & on_host.keys()
     assert len(both) > (5 if itself or blocks < 100 else 20)
     # With few blocks there may be room for more drafts in one run than in the other.

@@ -3,8 +3,9 @@ text differs."""
 
 import pytest
 
+from pagemill.config.graph_mode import GraphMode
 from pagemill.worker.spec_decode.parallel_heads import ParallelHeadProposer
-from tests.fakes.noted_guesses import note_guesses
+from tests.fakes.noted_guesses import note_guesses, note_modes
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_parallel_heads import make_parallel_head
 from tests.unit.worker.forward.test_device import WHOLE, own_backends
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in
 @pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "NONE"])
 def test_they_guess_what_they_do_on_the_host(monkeypatch, tmp_path, mode):
     guesses = {}
+    modes = note_modes(monkeypatch)
     note_guesses(monkeypatch, ParallelHeadProposer, lambda text, drafts: guesses.update({tuple(text): drafts}))
     checkpoint = make_checkpoint(tmp_path / "model", "LlamaForCausalLM")
     head = make_parallel_head(tmp_path / "head", draft_vocab_size=90)
@@ -27,6 +29,8 @@ def test_they_guess_what_they_do_on_the_host(monkeypatch, tmp_path, mode):
     guesses.clear()
     found = Run(checkpoint, None, mode, settings=WHOLE | asked, temperature=0.0)
     assert host.tokens == found.tokens == plain.tokens
+    wanted = GraphMode.NONE if mode == "NONE" else GraphMode.FULL
+    assert {step for step, graph_mode in modes if graph_mode is wanted} == {"follow", "guess"}
     both = guesses.keys() & on_host.keys()
     assert len(both) > 100
     assert {text: guesses[text] for text in both} == {text: on_host[text] for text in both}

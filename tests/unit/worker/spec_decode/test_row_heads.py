@@ -3,8 +3,9 @@ host, and no text differs."""
 
 import pytest
 
+from pagemill.config.graph_mode import GraphMode
 from pagemill.worker.spec_decode.row_heads import RowHeadsProposer
-from tests.fakes.noted_guesses import note_guesses
+from tests.fakes.noted_guesses import note_guesses, note_modes
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_row_heads import make_medusa, make_mlp_speculator
 from tests.unit.worker.forward.test_device import WHOLE, own_backends
@@ -37,7 +38,8 @@ CASES = [
 
 @pytest.mark.cases(one_in=2)
 @pytest.mark.parametrize(("make", "mode", "sampling"), CASES)
-def test_they_guess_what_they_do_on_the_host(checkpoint, guesses, tmp_path, make, mode, sampling):
+def test_they_guess_what_they_do_on_the_host(monkeypatch, checkpoint, guesses, tmp_path, make, mode, sampling):
+    modes = note_modes(monkeypatch)
     heads = make(tmp_path / "heads")
     asked = {"speculative_config": {"model": str(heads), "num_speculative_tokens": 3, "adaptive": False}}
     plain = Run(checkpoint, ahead=False, **sampling)
@@ -47,6 +49,8 @@ def test_they_guess_what_they_do_on_the_host(checkpoint, guesses, tmp_path, make
     settings = asked if mode == "PIECEWISE" else WHOLE | asked
     found = Run(checkpoint, None, mode, settings=settings, **sampling)
     assert host.tokens == found.tokens == plain.tokens
+    wanted = GraphMode.NONE if mode == "NONE" else GraphMode.FULL
+    assert {step for step, graph_mode in modes if graph_mode is wanted} == {"guess"}
     both = guesses.keys() & on_host.keys()
     assert len(both) > 100
     assert all(len(drafts) == 3 for drafts in on_host.values())

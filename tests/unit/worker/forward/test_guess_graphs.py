@@ -3,9 +3,8 @@
 import pytest
 
 from pagemill.config.graph_mode import GraphMode
-from pagemill.worker.forward.device_head import DeviceHead
 from pagemill.worker.spec_decode.heads import HeadProposer
-from tests.fakes.noted_guesses import note_guesses
+from tests.fakes.noted_guesses import note_guesses, note_modes
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_heads import make_head
 from tests.marks import slow
@@ -32,20 +31,7 @@ def guesses(monkeypatch):
 @pytest.fixture
 def modes(monkeypatch):
     """What steps of the head ran in."""
-    ran = []
-    follow, guess = DeviceHead._run_follow, DeviceHead._run_guess
-
-    def follows(self, batch, source, count, mode):
-        ran.append(("follow", mode))
-        follow(self, batch, source, count, mode)
-
-    def guesses(self, slots, rows, starts, count, mode):
-        ran.append(("guess", mode))
-        guess(self, slots, rows, starts, count, mode)
-
-    monkeypatch.setattr(DeviceHead, "_run_follow", follows)
-    monkeypatch.setattr(DeviceHead, "_run_guess", guesses)
-    return ran
+    return note_modes(monkeypatch)
 
 
 CASES = [slow("eagle3", "NONE", 0), ("eagle3", "FULL_AND_PIECEWISE", 1), slow("eagle", "FULL_AND_PIECEWISE", 0)]
